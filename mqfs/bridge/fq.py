@@ -22,6 +22,7 @@ from mqfs.errors import BadCommand, Disconnected
 from mqfs.fq import codec
 from mqfs.fq.codec import HOP_BYTES, ILLEGAL, AnswerParser, Malformed, Message, MessageParser
 from mqfs.limits import FQ_HOPS
+from mqfs.net.certificates import client_context
 from mqfs.net.sockets import detect_dead_host
 from mqfs.syntax.escape import escape
 
@@ -32,10 +33,11 @@ CONNECT_S, ANSWER_S = 10.0, 30.0
 
 @attrs.frozen(kw_only=True)
 class Options:
-    """Of the command. `node`: the address of the server here, in hops; `group`: of its exchanges."""
+    """Of the command. `tls`: of the broker. `node`: address of the server here, in hops; `group`: of its exchanges."""
 
     host: str
     port: int
+    tls: bool = False
     exchange: str
     program: str
     address: str
@@ -112,10 +114,11 @@ class Bridge:
             self._carry(data)
 
     def _connect(self) -> socket.socket:
-        sock = socket.create_connection((self._options.host, self._options.port), CONNECT_S)
+        options = self._options
+        sock = socket.create_connection((options.host, options.port), CONNECT_S)
         detect_dead_host(sock)
         sock.settimeout(ANSWER_S)
-        return sock
+        return client_context("fq").wrap_socket(sock, server_hostname=options.host) if options.tls else sock
 
     def _carry(self, data: socket.socket) -> None:
         """Confirmed is what was published; a message that came before is known, and confirmed, too."""

@@ -93,11 +93,12 @@ def fsq(direction: str, token_file: str | None, no_singles: bool, no_sync: bool,
     )
 
 
-def _host_and_port(context: click.Context, option: click.Parameter, value: str) -> tuple[str, int]:
-    host, _, port = value.rpartition(":")
+def _broker(context: click.Context, option: click.Parameter, value: str) -> dict[str, Any]:
+    tls = value.startswith("tls!")
+    host, _, port = value.removeprefix("tls!").rpartition("!" if tls else ":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise click.BadParameter(f"{value!r} (expected HOST:PORT)")
-    return host.strip("[]"), int(port)
+        raise click.BadParameter(f"{value!r} (expected HOST:PORT or tls!HOST!PORT)")
+    return {"host": host.strip("[]"), "port": int(port), "tls": tls}
 
 
 def _node(context: click.Context, option: click.Parameter, value: str) -> bytes:
@@ -108,7 +109,7 @@ def _node(context: click.Context, option: click.Parameter, value: str) -> bytes:
 
 
 @bridge.command()
-@click.argument("broker", metavar="HOST:PORT", callback=_host_and_port)
+@click.argument("broker", metavar="HOST:PORT", callback=_broker)
 @click.argument("exchange")
 @click.argument("program")
 @click.argument("address")
@@ -120,7 +121,7 @@ def _node(context: click.Context, option: click.Parameter, value: str) -> bytes:
 @click.option("--password-file", metavar="FILE", help="File of that user's password.")
 @click.option("--user", default="", metavar="NAME", help="User to act as here.")
 @click.option("--token-file", metavar="FILE", help="File of the bearer token, for TCP and TLS.")
-def fq(broker: tuple[str, int], password_file: str | None, token_file: str | None, **options: Any) -> int:
+def fq(broker: dict[str, Any], password_file: str | None, token_file: str | None, **options: Any) -> int:
     """Carry messages of EXCHANGE that PROGRAM selects from a broker of fq to the server at ADDRESS.
 
     Runs until SIGTERM or SIGINT. May be killed at any moment.
@@ -129,9 +130,8 @@ def fq(broker: tuple[str, int], password_file: str | None, token_file: str | Non
     from mqfs.logs import set_up
 
     set_up()
-    host, port = broker
     password, token = _secret(password_file), _secret(token_file)
-    return run(Options(host=host, port=port, password=password, token=token, **options))
+    return run(Options(**broker, password=password, token=token, **options))
 
 
 def _secret(path: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -13,13 +14,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
+
 from mqfs.client import Group, Outgoing
 from mqfs.errors import Disconnected
 from tests.fq.client import Client, serve
 from tests.support import ROOT, campaign
+from tests.support.certificates import Authority
 from tests.support.eventually import HANG_S, eventually
 from tests.support.ports import free_port
-from tests.support.server import environment, mqfs, short_folder
+from tests.support.server import Server, environment, mqfs, short_folder
 
 SETTINGS = ("replay all", "dedup 1h", "retries 0", "sync off")
 
@@ -106,6 +110,38 @@ def test_a_program_that_is_none_ends_it() -> None:
         assert done.returncode == 1
         assert "program 'none'" in done.stderr
         assert mqfs("bridge", "fq", "nowhere", "ex", "prefix:", "unix!x", "--node", "1.2.3.4", cwd=ROOT).returncode == 2
+
+
+def test_over_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker asks for a password, which is a token."""
+    with short_folder() as folder, nodes(1) as ((here,), stack):
+        authority, tokens = Authority(folder), folder / "tokens"
+        secret = mqfs("token", "new", "root", "--token-file", str(tokens), cwd=folder).stdout.split()[-1]
+        (folder / "secret").write_text(secret)
+        tls = ("--tls-cert", str(authority.of_server()), "--fq", "tls!127.0.0.1!0", "--token-file", str(tokens))
+        there = stack.enter_context(Server.at(folder, *tls, "--fq-node", "127.0.0.9"))
+        (number,) = re.findall(r"tls!127\.0\.0\.1!(\d+)", there.text())
+        monkeypatch.setenv("MQFS_CA", str(authority.path))
+        words = (
+            "bridge",
+            "fq",
+            f"tls!127.0.0.1!{number}",
+            "ex",
+            "prefix:",
+            here.server.address,
+            "--node",
+            here.address,
+        )
+        secrets = ("--name", "root", "--password-file", str(folder / "secret"))
+        command = [sys.executable, "-m", "mqfs", *words, *secrets]
+        process = subprocess.Popen(command, cwd=ROOT, env=environment())
+        stack.callback(process.wait, HANG_S)
+        stack.callback(process.terminate)
+        with there.connect() as tree:
+            group = tree.group("fq/ex", create=True)
+            eventually(lambda: f"bridge-{here.address}-ex" in group.consumers(), "the bridge to bind")
+            group.publish("r", b"secret")
+        eventually(lambda: here.bodies() == Counter([b"secret"]))
 
 
 def publish(group: Group, bodies: list[bytes]) -> None:
