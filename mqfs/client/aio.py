@@ -30,7 +30,7 @@ from mqfs.client.async_handles import (
 from mqfs.client.delivery import Claim, Claims
 from mqfs.client.group import Group
 from mqfs.client.message import Message
-from mqfs.client.types import Filters, Patterns, Subscription
+from mqfs.client.types import Duration, Filters, Patterns, Subscription
 from mqfs.client.workers import Worker
 
 P = ParamSpec("P")
@@ -78,10 +78,19 @@ class AsyncGroup:
 
     @asynccontextmanager
     async def writer(
-        self, stream: str, *, headers: Mapping[str, str] | None = None, create: bool = True
+        self,
+        stream: str,
+        *,
+        ttl: Duration | None = None,
+        priority: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        id: str = "",
+        create: bool = True,
     ) -> AsyncIterator[AsyncWriter]:
         """See `Group.writer`; an exception, and being cancelled, drops the body."""
-        body = await in_thread(partial(self.sync.writer, stream, headers=headers, create=create))
+        body = await in_thread(
+            partial(self.sync.writer, stream, ttl=ttl, priority=priority, headers=headers, id=id, create=create)
+        )
         try:
             yield AsyncWriter(body)
         except BaseException as error:

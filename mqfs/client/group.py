@@ -21,14 +21,13 @@ from mqfs.client.subscription import CursorSubscription, names_of
 from mqfs.client.types import Body, Duration, File, Filters, Link, Moment, Patterns, Subscription, read_whole
 from mqfs.client.workers import Worker
 from mqfs.errors import BadRequest, Denied, Exists, NotFound
-from mqfs.syntax.duration import format_moment
+from mqfs.syntax.duration import format_moment, parse_duration
 from mqfs.syntax.escape import escape
 from mqfs.syntax.names import check_file_name
 from mqfs.syntax.quoting import command_lines, quote_word, split
 
 Durability: TypeAlias = Literal["committed", "published"]
 
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _NOT_SETTINGS = ("bind", "consumer")
 RENEWALS = 3  # of a lease, in its time
 
@@ -94,14 +93,24 @@ class Group:
         """Publish a value as JSON, which `Message.json` gives back. `options`: see `publish`."""
         return self.publish(stream, json.dumps(value, ensure_ascii=False, separators=(",", ":")), **options)
 
-    def writer(self, stream: str, *, headers: Mapping[str, str] | None = None, create: bool = True) -> BodyWriter:
+    def writer(
+        self,
+        stream: str,
+        *,
+        ttl: Duration | None = None,
+        priority: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        id: str = "",
+        create: bool = True,
+    ) -> BodyWriter:
         """A file to write a body of any size to: one message, published when the file is closed, whole or not at all.
         In a `with` block an exception drops it. `Message.open` reads such a body without holding it in memory.
 
         More than 1,000,000 bytes are several messages in the log, one atomic batch, with the header `part`; mqfs(4),
         "Bodies in parts".
         """
-        return self._publisher.writer(self._name(stream), headers, create)
+        message = Outgoing(self._name(stream), b"", ttl, priority=priority, headers=headers, id=id)
+        return self._publisher.writer(message, create)
 
     def publish_many(self, messages: Iterable[Item], *, create: bool = True, wait: Durability = "committed") -> int:
         """Publish many messages in order, without waiting for each; how many. `wait`: see `publish`.
@@ -292,9 +301,7 @@ class Group:
         return Worker([self.consume(consumer, over=over, renew=renew) for _ in range(concurrency)], handler)
 
     def _lease_s(self) -> float:
-        text = self.settings()["lease"]
-        digits = text.rstrip("dhms")
-        return int(digits) * _UNITS_S.get(text[len(digits) :], 0.0)
+        return parse_duration(self.settings()["lease"]) / 1e9
 
     # ------------------------------------------------------------ queries
 

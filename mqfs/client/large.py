@@ -7,8 +7,8 @@ Neither side holds more than one part in memory; a large body that was read is i
 from __future__ import annotations
 
 import io
+import json
 import secrets
-import struct
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +23,6 @@ from mqfs.log import headers
 
 PIECE_BYTES = 1_000_000  # of a body in one message: a frame of it with headers fits one write of every transport
 SPOOLED_BYTES = 8 << 20  # of a body that was read; a larger one is a temporary file
-_FRAME = struct.Struct("<IHH")  # bytes of the frame, of the name, of the headers; mqfs(4), ".batch"
 
 
 # ---------------------------------------------------------------- reading
@@ -161,7 +160,7 @@ class StagedUploads:
         self._link.mkdir(f"{self._path}/.txn/{name}")
 
     def open(self, part: str) -> File:
-        return self._link.open(f"{self._path}/.txn/{part}/.batch", "w")
+        return self._link.open(f"{self._path}/.txn/{part}/.put", "w")
 
     def commit(self, *parts: str) -> None:
         """Append the parts as one atomic batch. Asks again, once, if the connection is lost meanwhile."""
@@ -209,12 +208,14 @@ class BodyWriter(io.RawIOBase):
     """
 
     def __init__(
-        self, units: StagedUploads, stream: str, more: Mapping[str, str] | None, publish: Publish, make: Make | None
+        self, units: StagedUploads, stream: str, options: Mapping[str, Any], publish: Publish, make: Make | None
     ) -> None:
-        """`publish`: for a body that is one message; `make`: the stream, where it is missing."""
-        self._units, self._stream, self._publish, self._make = units, stream, publish, make
-        self._headers = dict(more or {})
-        if headers.PART in self._headers:
+        """`options`: fields of `.put`; `publish`: for a body that is one message; `make`: the stream, where it is
+        missing."""
+        self._units, self._publish, self._make = units, publish, make
+        self._options = {"stream": stream, "headers": {}, **options}
+        self._id = self._options.pop("id", "")
+        if headers.PART in self._options["headers"]:
             raise BadRequest(f"invalid header {headers.PART!r}: set by the writer (expected other headers)")
         self._first, self._buffer = b"", bytearray()
         self._count = 0  # parts before the buffer
@@ -255,7 +256,7 @@ class BodyWriter(io.RawIOBase):
         self._put(self._file, piece, f"{self._count}/{self._count}" if last else str(self._count))
 
     def _put(self, file: File, piece: bytes, place: str) -> None:
-        data = self._frame(piece, place)
+        data = self._request(piece, place)
         try:
             file.write(data)
         except NotFound:
@@ -264,10 +265,12 @@ class BodyWriter(io.RawIOBase):
             self._make()
             file.write(data)
 
-    def _frame(self, piece: bytes, place: str) -> bytes:
-        name, head = self._stream.encode(), headers.encode({**self._headers, headers.PART: place})
-        size = _FRAME.size + len(name) + len(head) + len(piece)
-        return b"".join((_FRAME.pack(size, len(name), len(head)), name, head, piece))
+    def _request(self, piece: bytes, place: str) -> bytes:
+        """Of `.put`. The id of the body is that of its first part."""
+        fields = {**self._options, "headers": {**self._options["headers"], headers.PART: place}}
+        if self._id and place.startswith("1/"):
+            fields["id"] = self._id
+        return json.dumps(fields, ensure_ascii=False).encode() + b"\n" + piece
 
     def close(self) -> None:
         """Publish the body. After an error nothing of it is published."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby, islice
 from typing import TypeVar
+
+import attrs
 
 from mqfs import limits
 from mqfs.client.large import BodyWriter, StagedUploads, is_long
@@ -24,6 +26,7 @@ from mqfs.syntax.names import check_file_name
 T = TypeVar("T")
 
 OPEN_STREAMS = 128  # of a group: a fid each in the server
+IN_PARTS = ("headers", "id", "priority", "ttl")  # options of a body in parts
 _BATCH = 1_024  # messages handed to the link at once: bounds what is held of an endless iterable
 
 
@@ -139,24 +142,25 @@ class Publisher:
         with self._open_file(None) as file:
             return file.ask(data)
 
-    def writer(self, stream: str, more: Mapping[str, str] | None, create: bool) -> BodyWriter:
-        """A writer of a body of any size."""
+    def writer(self, message: Outgoing, create: bool) -> BodyWriter:
+        """A writer of a body of any size, with the options of a message."""
 
-        def plainly(body: bytes) -> None:
-            self.publish(Outgoing(stream, body, headers=more), create, False)
+        def whole(body: bytes) -> None:
+            self.publish(attrs.evolve(message, body=body), create, False)
 
-        check_file_name(stream)
-        return BodyWriter(self._units, stream, more, plainly, (lambda: self.make(stream)) if create else None)
+        stream = check_file_name(message.stream)
+        make = (lambda: self.make(stream)) if create else None
+        return BodyWriter(self._units, stream, message.metadata(), whole, make)
 
     def _publish_long(self, message: Outgoing, create: bool, sequence: bool) -> None:
         """Publish a body that is larger than a message. Raises TooLong where an option forbids that."""
-        options = sorted(message.metadata().keys() - {"headers"}) + ["sequence"] * sequence
+        options = sorted(message.metadata().keys() - set(IN_PARTS)) + ["sequence"] * sequence
         if options:
             raise TooLong(
-                f"body of {len(message.body)} bytes with {' and '.join(options)} "
-                f"(expected at most {limits.MESSAGE_BYTES}, or headers only)"
+                f"body of {len(message.body)} bytes with {' and '.join(options)} (expected at most "
+                f"{limits.MESSAGE_BYTES}, or no options but {' '.join(IN_PARTS)})"
             )
-        with self.writer(message.stream, message.headers, create) as file:
+        with self.writer(message, create) as file:
             file.write(message.body)
 
     def _with_create(self, stream: str, create: bool, write: Callable[[], T]) -> T:

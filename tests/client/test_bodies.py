@@ -17,7 +17,7 @@ import mqfs
 from mqfs import Client, errors
 from mqfs.client import Group, large
 from mqfs.client.large import LargeMessage
-from tests.support.eventually import HANG_S
+from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server
 
 LARGEST = 1_044_480
@@ -54,6 +54,41 @@ def test_publish_of_any_size(tree: Client, name: str, size: int) -> None:
     assert "part" not in long.headers
     assert long.stream == "s"
     assert long.sequence == first.sequence + 1
+
+
+@pytest.mark.parametrize("size", [10, 2_500_000])
+def test_options_of_a_body_of_any_size(tree: Client, name: str, size: int) -> None:
+    """Served by its priority as one, once for its id, gone as one by its ttl."""
+    group, body = kept(tree, name), body_of(size)
+    group.ctl("dedup 1h", "backoff 1ms 1ms")
+    group.publish("s", b"before")
+    with group.consume("c") as claims:
+        for _ in range(2):
+            group.publish("s", body, priority=8, id="first", headers={"a": "b"})
+        with group.writer("s", ttl="1h", id="second") as file:
+            file.write(body)
+        with group.writer("s", ttl="1h", id="second") as file:
+            file.write(b"other")
+        messages = [message for message in group.history() if len(message.body) == size]
+        assert [message.headers.get("id") for message in messages] == ["first", "second"]
+        assert [message.expires_ns is None for message in messages] == [True, False]
+        for nacks in (True, False):
+            claim = claims.get(HANG_S)
+            assert (claim.body, claim.message.headers["a"]) == (body, "b")
+            claim.nack(0) if nacks else claim.ack()
+        for wanted in (b"before", body):
+            with claims.get(HANG_S) as claim:
+                assert claim.body == wanted
+        with pytest.raises(TimeoutError):
+            claims.get(0.05)
+
+
+def test_a_body_of_any_size_ends_as_one(tree: Client, name: str) -> None:
+    group = kept(tree, name)
+    group.publish("s", body_of(2_500_000), ttl="200ms")
+    assert group.stats()["streams"]["s"]["messages"] in (3, 0)
+    eventually(lambda: list(group.history()) == [])
+    eventually(lambda: group.stats()["streams"]["s"]["messages"] == 0)
 
 
 def test_parts_are_messages_of_the_stream(tree: Client, name: str) -> None:
@@ -133,7 +168,7 @@ def test_a_writer_that_is_forgotten_publishes_nothing(tree: Client, name: str, s
 def test_what_is_refused(tree: Client, name: str) -> None:
     group = kept(tree, name)
     big = bytes(LARGEST + 1)
-    for options in ({"ttl": 5}, {"delay": 5}, {"at": 5.0}, {"priority": 7}, {"id": "x"}, {"single": True}):
+    for options in ({"delay": 5}, {"at": 5.0}, {"single": True}):
         with pytest.raises(errors.TooLong, match=rf"with {next(iter(options))} \(expected at most {LARGEST}"):
             group.publish("s", big, **options)  # type: ignore[arg-type]
     with pytest.raises(errors.TooLong, match="with sequence"):

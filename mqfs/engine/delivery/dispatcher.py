@@ -115,7 +115,7 @@ class Dispatcher:
 
     def add_ranked(self, sequence: int, rank: DeliveryAttributes) -> None:
         """A new message has delivery attributes."""
-        if self._ready is not None and (rank.exclusive or not self._coverage.exclusives_only):
+        if self._ready is not None and not rank.continued and (rank.exclusive or not self._coverage.exclusives_only):
             heapq.heappush(self._ready, self._ranks.key(sequence, rank))
             if not self._receivers:
                 self.release_cache()
@@ -124,7 +124,7 @@ class Dispatcher:
         self._ready = []
         only = self._coverage.exclusives_only
         for sequence, rank in self._ranks.over(self._coverage.covers):
-            if not self._progress.is_acked(sequence) and (rank.exclusive or not only):
+            if not (rank.continued or self._progress.is_acked(sequence)) and (rank.exclusive or not only):
                 heapq.heappush(self._ready, self._ranks.key(sequence, rank))
         for sequence, entry in self._progress.in_flight.items():
             self.make_ready(sequence, entry)
@@ -259,7 +259,7 @@ class Dispatcher:
             # Before its slot is acked with the next one's: it is counted as gone now.
             stream.kept.update_low_watermark()
             return _SKIPPED
-        if record.headers and self._ranks.get(sequence) is not None:
+        if record.headers and (rank := self._ranks.get(sequence)) is not None and not rank.continued:
             return _KNOWN  # `_ready` has it
         return _CLAIMABLE
 

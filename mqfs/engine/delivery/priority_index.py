@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from mqfs import errors
 from mqfs.engine.delivery.catalog import Group, Stream
+from mqfs.engine.log import multipart
 from mqfs.log import headers
 from mqfs.log.headers import NORMAL
 from mqfs.model import NEVER, Record
@@ -33,12 +34,14 @@ def _duration(text: str) -> int:
 
 
 class DeliveryAttributes(NamedTuple):
-    """What the headers of a message say of its delivery. `expires_ns`: engine time; NEVER without a ttl of its own."""
+    """What the headers of a message say of its delivery. `expires_ns`: engine time; NEVER without a ttl of its own.
+    `continued`: it is a part of a body and not the last, by which the body is delivered."""
 
     stream: int
     priority: int
     expires_ns: int
     exclusive: bool = False
+    continued: bool = False
 
 
 class PriorityIndex:
@@ -86,7 +89,8 @@ class PriorityIndex:
         exclusive = headers.SINGLE in texts
         if priority == NORMAL and expires == NEVER and not exclusive:
             return None
-        return DeliveryAttributes(record.stream, priority, expires, exclusive)
+        continued = headers.PART in texts and multipart.has_next_part(record)
+        return DeliveryAttributes(record.stream, priority, expires, exclusive, continued)
 
     def __len__(self) -> int:
         return len(self._all())

@@ -129,7 +129,7 @@ class PartBatchHandle(CommandFile):
 
 
 class PartPutHandle(PutHandle):
-    """`.put` in a part: priority and ttl take effect at the commit."""
+    """`.put` in a part: priority, ttl and id take effect at the commit."""
 
     node: StagedStream
 
@@ -137,12 +137,14 @@ class PartPutHandle(PutHandle):
         self.require(reading=False)
         try:
             put, body = parse(data)
-            if put.id or put.delay is not None or put.at_ns is not None:
-                raise errors.BadCommand("id, delay and at are not for a part: the commit's ID says what is a repeat")
+            if put.delay is not None or put.at_ns is not None:
+                raise errors.BadCommand("delay and at are not for a part: its messages are appended by the commit")
             self.node.part.stream(self.user, put.stream)
             head = headers.encode(self._texts(put))
             part = self.node.part
-            part.add(self.user, batch.concatenate([(put.stream, head, body)], part.places), ranked=True)
+            packed = batch.concatenate([(put.stream, head, body)], part.places)
+            ranked = put.priority != headers.NORMAL or bool(put.ttl) or put.single
+            part.add(self.user, packed, ranked=ranked, put_id=self._id(put))
         except errors.MqfsError as error:
             self.refused(error)
             raise

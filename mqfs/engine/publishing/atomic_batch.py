@@ -6,7 +6,7 @@ messages come from is the business of batch_file.py and transactions.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ import attrs
 from mqfs import errors, limits
 from mqfs.engine.language.settings import NO_DEPTH
 from mqfs.engine.publishing.admission import Admission, Stream, WriteRequest, depth_reached, has_room, lacking_backlog
+from mqfs.engine.publishing.deduplication import PutId
 from mqfs.engine.publishing.publisher import Publisher
 from mqfs.group_state import Change
 from mqfs.log.record_batch import RecordBatch, Source
@@ -47,6 +48,7 @@ class AtomicBatch:
     value: int
     ranked: bool = False  # some have headers that say how they are served
     changes: Sequence[Change] = ()
+    ids: Mapping[PutId, int] = attrs.Factory(dict)  # of messages, by their place; a known one makes all of it a repeat
     done: Callable[[], None] | None = None  # called when it is appended, or discarded
     undo: Callable[[], None] | None = None  # called when it will not be
     first: int = 0  # sequence of its first message, once it is appended
@@ -95,6 +97,8 @@ class AtomicBatch:
         for stream in self.tallies:
             if stream.removed:
                 raise errors.NotFound(f"{stream.name} was removed")
+        if self._is_repeat():
+            return None
         if self.size > publisher.retention.bound_bytes():
             raise errors.TooLong(f"{self.size} bytes; the group's log has at most {publisher.retention.bound_bytes()}")
         if publisher.kept_quotas is not None and not self._waited:
@@ -112,6 +116,9 @@ class AtomicBatch:
             for stream in lacking:
                 stream.kept.cut_to_depth(self.tallies[stream].messages, self.tallies[stream].size)
         return None
+
+    def _is_repeat(self) -> bool:
+        return any(map(self.publisher.ids.find_duplicate, self.ids))
 
     def _stopped(self) -> Stream | None:
         """A stream in which others came first, or for which a consumer's bound leaves no room."""
@@ -143,17 +150,20 @@ class AtomicBatch:
         publisher = self.publisher
         if self.discarded:
             publisher.counts.discarded += self.messages
+        if self.discarded or self._is_repeat():
             if self.changes:
                 publisher.log.append_batch((), self.changes)
         elif self.messages or self.changes:
-            self._count(publisher.log.append_batch(RecordBatch(self.sources), self.changes))
+            end = publisher.log.end.next
+            noted = [publisher.ids.note(put_id, end + place) for put_id, place in self.ids.items()]
+            self._count(publisher.log.append_batch(RecordBatch(self.sources), [*self.changes, *noted]))
         if self.first:
             self._deliver(self.first)
         if self.done is not None:
             self.done()
         publisher.mark_dirty()
         log = publisher.log
-        return log.after_metadata_sync(self.value) if self.changes else log.after_data_sync(self.value)
+        return log.after_metadata_sync(self.value) if self.changes or self.ids else log.after_data_sync(self.value)
 
     def _count(self, first: int) -> None:
         if self.messages:

@@ -53,7 +53,7 @@ class Publisher:
     def __init__(self, host: Host) -> None:
         self._host, self.log, self.retention, self.consumers = host, host.log, host.retention, host.consumers
         self.counts, self.fanout, self.mark_dirty = host.counts, host.fanout, host.mark_dirty
-        self._waiting, self._ids, self.kept_quotas = host.waiting, host.ids, host.kept_quotas
+        self._waiting, self.ids, self.kept_quotas = host.waiting, host.ids, host.kept_quotas
         self.blocked = BlockedWriters(self.admit, self.append_admitted)
 
     def write_plain(self, stream: Stream, body: bytes) -> Step[int]:
@@ -106,7 +106,7 @@ class Publisher:
         return self.append_admitted(stream, request)
 
     def _is_duplicate(self, request: WriteRequest) -> bool:
-        return request.id is not None and self._ids.find_duplicate(request.id) > 0
+        return request.id is not None and self.ids.find_duplicate(request.id) > 0
 
     def admit(self, stream: Stream, request: WriteRequest) -> Admission:
         """What `depth`, and the bounds of consumers, say of a write. Raises StreamFull, TooLong."""
@@ -132,7 +132,7 @@ class Publisher:
         """Append and deliver; the step comes to `request.total` when the group's `sync` is kept."""
         if request.unit is not None:
             return request.unit.append()
-        if request.id is not None and (known := self._ids.find_duplicate(request.id)):
+        if request.id is not None and (known := self.ids.find_duplicate(request.id)):
             if request.on_sequence is not None:
                 request.on_sequence(known)
             return self.log.after_data_sync(request.total)
@@ -169,7 +169,7 @@ class Publisher:
     def _append_with_headers(self, stream: Stream, request: WriteRequest) -> None:
         """One message of `.put`, and with it that its id is known."""
         body = request.bodies[0]
-        changes = [self._ids.note(request.id, self.log.end.next)] if request.id is not None else []
+        changes = [self.ids.note(request.id, self.log.end.next)] if request.id is not None else []
         sequence = self.append_message(stream, body, request.headers, changes)
         if request.on_sequence is not None:
             request.on_sequence(sequence)

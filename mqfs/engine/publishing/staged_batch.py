@@ -9,6 +9,7 @@ from mqfs import errors, limits
 from mqfs.engine.language.permissions import W, require
 from mqfs.engine.publishing.admission import Stream
 from mqfs.engine.publishing.atomic_batch import StreamTotals, require_fit
+from mqfs.engine.publishing.deduplication import PutId
 from mqfs.group_state import Attributes
 from mqfs.log import batch
 from mqfs.model import User
@@ -45,6 +46,7 @@ class StagedBatch:
         self._names: list[str] = []
         self._borders = [0]  # of what is read at once
         self.messages = 0
+        self.ids: dict[PutId, int] = {}  # of its messages, by their place
         self.ranked = self.committing = self.dropped = False
         self.made_ns = self.mtime_ns = clock.wall_ns()
         self.used_ns = clock.engine_ns()
@@ -57,8 +59,8 @@ class StagedBatch:
         require(user, stream.state, W, name)
         return stream
 
-    def add(self, user: User, packed: batch.EncodedBatch, *, ranked: bool = False) -> None:
-        """Put messages into it, or none. Raises NotFound, Denied, Busy, OverLimit, DiskFull."""
+    def add(self, user: User, packed: batch.EncodedBatch, *, ranked: bool = False, put_id: PutId | None = None) -> None:
+        """Put messages into it, or none. `put_id`: of the first. Raises NotFound, Denied, Busy, OverLimit, DiskFull."""
         if self.dropped:
             raise errors.NotFound(f"part {self.name} was committed or dropped")
         if self.committing:
@@ -73,6 +75,8 @@ class StagedBatch:
         except OSError as error:
             self._staging.bytes.give(self.attributes.uid, len(packed.data))
             raise errors.DiskFull(f"part {self.name}: {error}") from error
+        if put_id is not None:
+            self.ids[put_id] = self.messages
         self._count(packed)
         self.ranked = self.ranked or ranked
         self.mtime_ns = self._clock.wall_ns()

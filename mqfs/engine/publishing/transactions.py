@@ -17,6 +17,7 @@ from mqfs.engine.log import faults
 from mqfs.engine.log.timers import PARTS, Alarm, Timers
 from mqfs.engine.publishing.admission import Stream
 from mqfs.engine.publishing.atomic_batch import AtomicBatch, StreamTotals, require_fit
+from mqfs.engine.publishing.deduplication import PutId
 from mqfs.engine.publishing.publisher import Publisher
 from mqfs.engine.publishing.staged_batch import StagedBatch, Staging
 from mqfs.group_state import Attributes, Change
@@ -180,6 +181,7 @@ class Transactions:
         """Raises NotFound, Denied, OverLimit. From then on the parts are not to be changed."""
         tallies: dict[Stream, StreamTotals] = {}
         sources: list[Source] = []
+        ids: dict[PutId, int] = {}
         before = 0
         for part in parts:
             numbers = array("I")
@@ -191,12 +193,13 @@ class Transactions:
                 tally.size += mine.size
                 tally.last = before + mine.last
             sources.append(Source(part.messages, part.staged.size, numbers, part.pieces))
+            ids |= {put_id: before + place for put_id, place in part.ids.items()}
             before += part.messages
         require_fit(before, sum(source.stored_bytes for source in sources))
         self._freeze(parts, True)
         ranked = any(part.ranked for part in parts)
         return AtomicBatch(
-            self._host.publisher, sources, tallies, value, ranked, changes,
+            self._host.publisher, sources, tallies, value, ranked, changes, ids,
             done=lambda: self._done(parts), undo=lambda: self._freeze(parts, False),
         )  # fmt: skip
 

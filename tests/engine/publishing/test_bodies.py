@@ -332,3 +332,94 @@ def test_what_is_claimed_stays_kept_after_a_restart(tmp_path: Path) -> None:
     say(worker, "ack")
     assert u.stats()["low"] == 1
     assert u.group.state.consumers[u.group.consumers["w"].number].progress.is_acked(2) is False
+
+
+# ---------------------------------------------------------------- with options
+
+
+def put(u: Any, pieces: list[bytes] | None = None, stream: str = "s", **fields: Any) -> None:
+    """A body in parts, each with the same options, as the library stages it."""
+    some = PIECES if pieces is None else pieces
+    u.part("p")
+    file = u.at(".txn/p/.put", os.O_WRONLY)
+    for number, piece in enumerate(some, 1):
+        place = f"{number}/{len(some)}" if number in (1, len(some)) else str(number)
+        file.write(json.dumps({"stream": stream, "headers": {"part": place}, **fields}).encode() + b" " + piece)
+    file.close()
+    u.say(f"commit job.{u.group.log.end.next} p")
+
+
+@pytest.mark.parametrize("opened", ["before", "after"])
+@pytest.mark.parametrize("fields", [{"ttl": "1h"}, {"priority": 2}, {"ttl": "1h", "priority": 9}], ids=str)
+@pytest.mark.parametrize("by", ["consumer", "deliver one"])
+def test_a_body_with_options_is_one_message(made: Any, by: str, fields: dict[str, Any], opened: str) -> None:
+    u = made("deliver one", "ack next") if by == "deliver one" else made()
+    u.consumer("w")
+    reader = (u.taker("s") if by == "deliver one" else u.worker()) if opened == "before" else None
+    u.write("s", b"before")
+    put(u, **fields)
+    u.write("s", b"after")
+    reader = reader or (u.taker("s") if by == "deliver one" else u.worker())
+    order = sorted([(-5, b"before"), (-fields.get("priority", 5), WHOLE), (-5, b"after")], key=lambda pair: pair[0])
+    for _, body in order:
+        assert (whole(reader) if body == WHOLE else reader.read(100)) == body
+        if by == "consumer":
+            say(reader, "ack")
+    assert isinstance(reader.read(100), Wait)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_body_expires_whole(made: Any, taken: bool) -> None:
+    u = made()
+    u.consumer("w")
+    put(u, ttl="10s", priority=7)
+    worker = u.worker()
+    if taken:
+        assert whole(worker) == WHOLE
+        say(worker, "nack 1m")
+    u.clock.forward(11)
+    u.tree.tick()
+    assert u.kept() == []
+    u.write("s", b"after")
+    assert worker.read(100) == b"after"
+    u.clock.forward(100)
+    u.tree.tick()
+    assert isinstance(worker.read(100), Wait)
+
+
+def test_a_body_with_options_that_failed_comes_again_whole(made: Any) -> None:
+    u = made("backoff 1s 1s")
+    u.consumer("w")
+    put(u, priority=8)
+    u.write("s", b"after")
+    worker = u.worker()
+    assert whole(worker) == WHOLE
+    say(worker, "nack")
+    assert read(worker) == b"after"
+    u.clock.forward(2)
+    u.tree.tick()
+    assert whole(worker) == WHOLE
+    say(worker, "ack")
+    assert isinstance(worker.read(100), Wait)
+
+
+def test_what_is_left_of_a_body_with_options_is_messages(made: Any) -> None:
+    u = made()
+    u.consumer("w")
+    put(u, priority=8)
+    u.ctl("drop s 2")
+    worker = u.worker()
+    assert [read(worker) for _ in range(2)] == [PIECES[2], PIECES[0]]
+    assert isinstance(worker.read(100), Wait)
+
+
+def test_a_body_with_options_after_a_restart(tmp_path: Path) -> None:
+    u = Units(path=tmp_path / "store")
+    u.consumer("w")
+    u.write("s", b"before")
+    put(u, priority=8, ttl="1h")
+    u.restart(clean=False)
+    worker = u.worker()
+    assert whole(worker) == WHOLE
+    say(worker, "ack")
+    assert read(worker) == b"before"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from mqfs.store.spool import DiskStaged, MemoryStaged
 from mqfs.wait import Wait
 from tests.support.batches import Units, frame
 from tests.support.hand import ANNA, BERT, ROOT
-from tests.support.queues import read
+from tests.support.queues import read, say
 
 MORE, INNER = 1, 2
 
@@ -75,7 +76,7 @@ def test_what_is_written_in_a_part_in_other_ways(made: Any) -> None:
     assert b"nowhere" in batch.read(4096)
     put = u.at(".txn/p/.put", os.O_RDWR)
     put.write(b'{"stream":"s","priority":7,"headers":{"a":"b"}} 3')
-    for key in ('"id":"x"', '"delay":"1s"', '"at":1'):
+    for key in ('"delay":"1s"', '"at":1'):
         with pytest.raises(errors.BadCommand, match="not for a part"):
             put.write(f'{{"stream":"s",{key}}} no'.encode())
     u.say("commit job.1 p")
@@ -83,6 +84,70 @@ def test_what_is_written_in_a_part_in_other_ways(made: Any) -> None:
     assert [row.get("headers") for row in u.kept("t") + u.kept("s")] == [
         {"sender": "0", "colour": "red"}, None, {"sender": "0", "priority": "7", "a": "b"},
     ]  # fmt: skip
+
+
+def put_in_part(u: Any, part: str, *bodies: str, id: str) -> None:
+    """The first of them with an id."""
+    u.part(part)
+    put = u.at(f".txn/{part}/.put", os.O_WRONLY)
+    for number, body in enumerate(bodies):
+        put.write(json.dumps({"stream": "s", **({} if number else {"id": id})}).encode() + b" " + body.encode())
+    put.close()
+
+
+@pytest.mark.parametrize("line", ["dedup 1h", "dedup 0"])
+def test_an_id_makes_a_commit_a_repeat(made: Any, line: str) -> None:
+    u = made(line)
+    for number, (part, id) in enumerate([("p", "x"), ("q", "x"), ("r", "y")], 1):
+        put_in_part(u, part, f"{part}1", f"{part}2", id=id)
+        u.say(f"commit job.{number} {part}")
+        assert u.parts() == []
+        assert u.committed() == {"job": number}
+    wanted = ["p1", "p2", "r1", "r2"] if line == "dedup 1h" else ["p1", "p2", "q1", "q2", "r1", "r2"]
+    assert [body for _, body in u.log()] == wanted
+    put = u.at(".put", os.O_RDWR)
+    put.write(b'{"stream":"s","id":"y"} again')
+    if line == "dedup 1h":
+        assert put.read(100) == b"3\n", "the message of that id"
+
+
+def test_an_id_of_a_commit_is_known_after_a_kill(tmp_path: Path) -> None:
+    u = Units("dedup 1h", path=tmp_path / "store")
+    put_in_part(u, "p", "1", "2", id="x")
+    u.say("commit job.1 p")
+    u.restart(clean=False)
+    put_in_part(u, "p", "1", "2", id="x")
+    u.say("commit other.1 p")
+    assert [body for _, body in u.log()] == ["1", "2"]
+
+
+@pytest.mark.parametrize("full", ["block", "reject", "drop-old"])
+def test_a_repeat_needs_no_room(made: Any, full: str) -> None:
+    u = made("dedup 1h", "depth 2", f"full {full}")
+    put_in_part(u, "p", "1", "2", id="x")
+    u.say("commit job.1 p")
+    put_in_part(u, "q", "1", "2", id="x")
+    assert u.say("commit job.2 q") is None
+    assert [body for _, body in u.log()] == ["1", "2"]
+
+
+def test_of_two_that_wait_for_room_one_is_a_repeat(made: Any) -> None:
+    u = made("dedup 1h", "depth 2", "full block", "replay off")
+    u.consumer("w")
+    u.write("s", b"a")
+    u.write("s", b"b")
+    waits = []
+    for number, part in enumerate(["p", "q"], 1):
+        put_in_part(u, part, "1", "2", id="x")
+        waits.append(u.say(f"commit job.{number} {part}"))
+    worker = u.worker("w")
+    got = [read(worker) for _ in range(2)]
+    say(worker, "ack 1 2")
+    got += [read(worker) for _ in range(2)]
+    say(worker, "ack 3 4")
+    assert got == [b"a", b"b", b"1", b"2"]
+    assert all(wait.settled for wait in waits if wait is not None)
+    assert isinstance(worker.read(100), Wait)
 
 
 def test_lines(made: Any) -> None:
