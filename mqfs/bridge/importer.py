@@ -1,17 +1,16 @@
 """From the folder into the group: multis, and bodies of any size.
 
 Owns what of the folder was imported. A message is appended under an id made of its file's name. So a repeat, after a
-kill or by another bridge, is none while the group's `dedup` remembers it. Large ones are committed under that id.
+kill or by another bridge, is none while the group's `dedup` remembers it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, suppress
 from datetime import timedelta
 from functools import partial
 from typing import IO
@@ -29,16 +28,13 @@ from mqfs.client.outgoing import Outgoing
 from mqfs.errors import (
     Again,
     BadRequest,
-    Disconnected,
     DiskFull,
     Interrupted,
     MqfsError,
-    NotFound,
     OverLimit,
     OverQuota,
     StreamFull,
 )
-from mqfs.log.headers import PART
 
 log = logging.getLogger("mqfs.bridge")
 
@@ -224,7 +220,7 @@ class Importer:
                     self._passed[arrival.bucket].add(arrival.file)  # handled already
                     return None
                 if size > limits.MESSAGE_BYTES:
-                    self._append_large(arrival, file, size)
+                    self._append_one(arrival, partial(append_large, self._link, arrival, file))
                     return None
                 body = file.read()[1:]
         except FileNotFoundError:
@@ -249,7 +245,7 @@ class Importer:
             return all(self._append_one(a, partial(self._link.group.publish_many, [m])) for m, a in singly)
         return True
 
-    def _append_one(self, arrival: Arrival, append: Callable[[], object], *, large: bool = False) -> bool:
+    def _append_one(self, arrival: Arrival, append: Callable[[], object]) -> bool:
         """Append a message, or put it off, or pass it over. Whether the group may have room for others."""
         try:
             self._link.repeat(append)
@@ -262,14 +258,11 @@ class Importer:
         except MqfsError as error:
             self._pass_over(arrival.bucket, arrival.file, str(error))
         else:
-            self._note([arrival], large=large)
+            self._note([arrival])
         return True
 
-    def _note(self, imports: Sequence[Arrival], *, large: bool = False) -> None:
-        self._seen.add([Import(id_of(arrival.file), arrival.name.expires_ms, large) for arrival in imports])
-
-    def _append_large(self, arrival: Arrival, file: IO[bytes], size: int) -> None:
-        self._append_one(arrival, lambda: append_large(self._link, arrival, file, size), large=True)
+    def _note(self, imports: Sequence[Arrival]) -> None:
+        self._seen.add([Import(id_of(arrival.file), arrival.name.expires_ms) for arrival in imports])
 
     # ------------------------------------------------------------ what is over
 
@@ -281,10 +274,7 @@ class Importer:
         self._forgot = now
         present: set[str] = set().union(*self._present.values())
         wall_ms = time.time_ns() // 10**6
-        for one in self._seen.forget(lambda one: one.expires_ms < wall_ms and one.id not in present):
-            if one.large:
-                with suppress(NotFound):
-                    self._link.repeat(partial(self._link.command, ".txn/ctl", f"forget {producer(one.id)}"))
+        self._seen.forget(lambda one: one.expires_ms < wall_ms and one.id not in present)
 
 
 def outgoing(arrival: Arrival, body: bytes, *, single: bool) -> Outgoing:
@@ -293,30 +283,9 @@ def outgoing(arrival: Arrival, body: bytes, *, single: bool) -> Outgoing:
     return Outgoing(arrival.stream, body, ttl=ttl, headers=arrival.headers, id=id_of(arrival.file), single=single)
 
 
-def producer(id: str) -> str:
-    return f"fsq-{id}"
-
-
-def append_large(link: GroupLink, arrival: Arrival, file: IO[bytes], size: int) -> None:
-    """Append a body that is larger than a message, in parts, once for its id.
-
-    It lives as long as the group's `ttl` says: parts with one of their own are claimed one by one.
-    """
-    link.group.create(arrival.stream)
-    part = f"fsq-{secrets.token_hex(8)}"
-    count = -(-size // PIECE_BYTES)
-    link.mkdir(f".txn/{part}")
-    try:
-        with closing(link.open(f".txn/{part}/.put", "w")) as put:
-            file.seek(1)
-            for number in range(1, count + 1):
-                place = f"{number}/{count}" if number in (1, count) else str(number)
-                message = outgoing(arrival, file.read(PIECE_BYTES), single=False)
-                put.write(attrs.evolve(message, id="", ttl=None, headers={**arrival.headers, PART: place}).put())
-        link.command(".txn/ctl", f"commit {producer(id_of(arrival.file))}.1 {part}")
-    except Disconnected:
-        raise
-    except MqfsError:
-        with suppress(MqfsError):
-            link.command(".txn/ctl", f"abort {part}")
-        raise
+def append_large(link: GroupLink, arrival: Arrival, file: IO[bytes]) -> None:
+    """Append a body that is larger than a message, in parts."""
+    message = outgoing(arrival, b"", single=False)
+    file.seek(1)
+    with link.group.writer(message.stream, ttl=message.ttl, headers=message.headers, id=message.id) as body:
+        shutil.copyfileobj(file, body, PIECE_BYTES)

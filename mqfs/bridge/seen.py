@@ -1,8 +1,7 @@
 """The state file of the bridges of one folder and group: which messages they have imported.
 
-A line is an id, when it expires, and `large` where a producer of that name committed it. Bridges of one machine share
-it: each appends what it imported, and reads what the others did. A lost file, or one of another machine, costs repeats
-that the group's `dedup` finds.
+A line is an id, and when it expires. Bridges of one machine share it: each appends what it imported, and reads what the
+others did. A lost file, or one of another machine, costs repeats that the group's `dedup` finds.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, NamedTuple
 
-LARGE = "large"
 REWRITE_LINES = 10_000  # that are of no use any more, before the file is written again
 
 
@@ -22,7 +20,6 @@ class Import(NamedTuple):
 
     id: str
     expires_ms: int
-    large: bool = False
 
 
 class Seen:
@@ -74,10 +71,9 @@ class Seen:
         *lines, self._rest = (self._rest + (self._file.read() or b"")).split(b"\n")
         self._lines += len(lines)
         for line in lines:
-            id, _, more = line.decode(errors="replace").partition(" ")
-            expires, _, large = more.partition(" ")
+            id, _, expires = line.decode(errors="replace").partition(" ")
             if expires.isdigit():
-                self._imports[id] = Import(id, int(expires), large == LARGE)
+                self._imports[id] = Import(id, int(expires))
 
     def add(self, imports: Sequence[Import]) -> None:
         """Note them, after they were appended to the group."""
@@ -93,14 +89,11 @@ class Seen:
         with self._locked():
             pass
 
-    def forget(self, is_over: Callable[[Import], bool]) -> list[Import]:
-        """Remember some no more; which ones."""
-        old = [one for one in self._imports.values() if is_over(one)]
-        for one in old:
-            del self._imports[one.id]
+    def forget(self, is_over: Callable[[Import], bool]) -> None:
+        """Remember some no more."""
+        self._imports = {one.id: one for one in self._imports.values() if not is_over(one)}
         if self._lines - len(self._imports) > REWRITE_LINES:
             self._rewrite()
-        return old
 
     def _rewrite(self) -> None:
         with self._locked():
@@ -115,4 +108,4 @@ class Seen:
 
 
 def _line(one: Import) -> bytes:
-    return f"{one.id} {one.expires_ms}{f' {LARGE}' * one.large}\n".encode()
+    return f"{one.id} {one.expires_ms}\n".encode()

@@ -128,7 +128,7 @@ class SinglesImporter:
         if size > limits.MESSAGE_BYTES:
             if not self._deliver_one:
                 raise TooLong(f"single of {size} bytes (expected at most {limits.MESSAGE_BYTES}, or 'deliver one')")
-            append_large(self._link, arrival, file, size)
+            append_large(self._link, arrival, file)
             return
         file.seek(1)
         self._link.group.publish_many([outgoing(arrival, file.read(), single=not self._deliver_one)])

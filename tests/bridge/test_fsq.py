@@ -118,6 +118,7 @@ def test_large_bodies(make: Make, size: int) -> None:
         message = messages.get(60)
         assert digest(message.body) == digest(b"x" * size)
         assert message.headers["fsq-topic"] == "in"
+        assert HOUR_MS - 120_000 < int(message.headers["ttl"].removesuffix("ms")) <= HOUR_MS
     with r.group.writer("out") as file:
         file.write(b"y" * size)
     eventually(lambda: node.messages(topic="out", digest=digest(b"y" * size)), "the body")

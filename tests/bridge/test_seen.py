@@ -13,7 +13,7 @@ from mqfs.bridge.seen import Import, Seen
 def test_bridges_know_what_each_other_imported(tmp_path: Path) -> None:
     path = str(tmp_path / "state" / "seen")
     one, other = Seen(path), Seen(path)
-    one.add([Import("a", 1), Import("b", 2, True)])
+    one.add([Import("a", 1), Import("b", 2)])
     other.add([Import("c", 3)])
     one.refresh()
     later = Seen(path)
@@ -58,9 +58,9 @@ def test_what_is_forgotten_leaves_the_file(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(seen, "REWRITE_LINES", 10)
     path = tmp_path / "seen"
     one, other = Seen(str(path)), Seen(str(path))
-    one.add([Import(str(number), number, number == 3) for number in range(20)])
-    old = one.forget(lambda each: each.expires_ms < 15)
-    assert [each.id for each in old if each.large] == ["3"]
+    one.add([Import(str(number), number) for number in range(20)])
+    one.forget(lambda each: each.expires_ms < 15)
+    assert len(one) == 5
     assert len(path.read_text().splitlines()) == 5
     other.add([Import("new", 99)])
     one.refresh()
