@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 import attrs
 
 from mqfs.client.client import Client, connect, open
-from mqfs.client.group import Durability
+from mqfs.client.outgoing import Durability
 from mqfs.errors import BadRequest
 from mqfs.syntax.quoting import command_lines
 

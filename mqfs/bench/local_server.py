@@ -21,7 +21,7 @@ import attrs
 
 from mqfs.bench.drivers import Place, open_driver
 from mqfs.bench.plan import Plan
-from mqfs.client.group import Durability
+from mqfs.client.outgoing import Durability
 from mqfs.errors import BadAddress, Disconnected, MqfsError
 
 START_S = STOP_S = 30.0

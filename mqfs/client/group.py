@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from mqfs.client.callbacks import Handler, OnError, Registration
 from mqfs.client.delivery import Claim, Claims, consumer_opener, opener
@@ -15,7 +15,7 @@ from mqfs.client.dispatching import Registry
 from mqfs.client.large import BodyWriter
 from mqfs.client.message import Kept, topic_of
 from mqfs.client.origin import Origin
-from mqfs.client.outgoing import Item, Outgoing, escaped
+from mqfs.client.outgoing import Durability, Item, Outgoing, escaped, is_committed
 from mqfs.client.publisher import Publisher
 from mqfs.client.subscription import CursorSubscription, names_of
 from mqfs.client.types import Body, Duration, File, Filters, Link, Moment, Patterns, Subscription, read_whole
@@ -26,16 +26,8 @@ from mqfs.syntax.escape import escape
 from mqfs.syntax.names import check_file_name
 from mqfs.syntax.quoting import command_lines, quote_word, split
 
-Durability: TypeAlias = Literal["committed", "published"]
-
 _NOT_SETTINGS = ("bind", "consumer")
 RENEWALS = 3  # of a lease, in its time
-
-
-def _committed(wait: Durability) -> bool:
-    if wait not in ("committed", "published"):
-        raise BadRequest(f"invalid wait {wait!r} (expected committed or published)")
-    return wait == "committed"
 
 
 class Group:
@@ -70,21 +62,26 @@ class Group:
         create: bool = True,
         sequence: bool = False,
         kept: bool = False,
+        ephemeral: bool = False,
         wait: Durability = "committed",
     ) -> int | Kept | None:
         """Publish a message. Returns when it is as durable as the group's `sync` demands; with `wait="published"`, in
         shared memory, when only the end of the machine can lose it.
 
         `create`: make the stream if it is missing. `sequence`: return the message's sequence (with `delay` or `at`:
-        that of the delayed message); `kept`: that with its time and its end. Neither costs a round trip. After
-        Disconnected the outcome is unknown; with an `id` the call may be repeated.
+        that of the delayed message); `kept`: that with its time and its end. Neither costs a round trip. `ephemeral`:
+        for subscribers in shared memory only, and never in the log; it takes no other option. After Disconnected
+        the outcome is unknown; with an `id` the call may be repeated.
         """
-        committed = _committed(wait)
+        committed = is_committed(wait)
         if self._escapes:
             stream = escape(stream)
-        if ttl is delay is at is priority is None and not headers and not id and not single and not kept:
+        if ttl is delay is at is priority is None and not headers and not id and not (single or kept or ephemeral):
             return self._publisher.plain(stream, body, create, sequence, committed)
         message = Outgoing(stream, body, ttl, delay, at, priority, headers, id, single)
+        if ephemeral:
+            self._publisher.ephemeral(message, create, sequence or kept)
+            return None
         if kept:
             return self._publisher.kept(message, create)
         return self._publisher.publish(message, create, sequence)
@@ -119,7 +116,7 @@ class Group:
         """
         if self._escapes:
             messages = map(escaped, messages)
-        return self._publisher.publish_many(messages, create, _committed(wait))
+        return self._publisher.publish_many(messages, create, is_committed(wait))
 
     def _name(self, stream: str) -> str:
         return escape(stream) if self._escapes else stream

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import attrs
 
 from mqfs.client.large import is_long
 from mqfs.client.types import Body, Duration, bytes_of, is_empty
+from mqfs.errors import BadRequest
 from mqfs.syntax.duration import format_duration
 from mqfs.syntax.escape import escape
 from mqfs.syntax.names import check_file_name
@@ -55,6 +56,16 @@ class Outgoing:
         return json.dumps(fields, ensure_ascii=False).encode() + b"\n" + bytes_of(self.body)
 
 
+Durability: TypeAlias = Literal["committed", "published"]
+
+
+def is_committed(wait: Durability) -> bool:
+    """Raises BadRequest."""
+    if wait not in ("committed", "published"):
+        raise BadRequest(f"invalid wait {wait!r} (expected committed or published)")
+    return wait == "committed"
+
+
 Item: TypeAlias = Outgoing | tuple[str, Body]  # of publish_many: a tuple is a plain message
 
 
@@ -82,4 +93,4 @@ def plain_pair(item: Item) -> tuple[str, bytes]:
     return stream, (body if type(body) is bytes else bytes_of(body))
 
 
-__all__ = ["Item", "Outgoing", "escaped", "outgoing", "plain_pair", "way_of"]
+__all__ = ["Durability", "Item", "Outgoing", "escaped", "is_committed", "outgoing", "plain_pair", "way_of"]

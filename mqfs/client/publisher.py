@@ -20,7 +20,7 @@ from mqfs.client.large import BodyWriter, StagedUploads, is_long
 from mqfs.client.message import Kept
 from mqfs.client.outgoing import Item, Outgoing, outgoing, plain_pair, way_of
 from mqfs.client.types import Body, Direct, File, Link, bytes_of, is_empty
-from mqfs.errors import Disconnected, Exists, MqfsError, NotFound, TooLong
+from mqfs.errors import BadRequest, Disconnected, Exists, MqfsError, NotFound, TooLong
 from mqfs.syntax.names import check_file_name
 
 T = TypeVar("T")
@@ -110,6 +110,18 @@ class Publisher:
             if number is not None:
                 return number if sequence else None
         return self.publish(Outgoing(stream, body), create, sequence)
+
+    def ephemeral(self, message: Outgoing, create: bool, answered: bool) -> None:
+        """Put a message into the ring, and not into the log. Raises BadRequest where that cannot be done, also where it
+        is to be `answered`."""
+        if options := sorted(message.metadata()) + ["an answer"] * answered:
+            raise BadRequest(f"publish failed: ephemeral with {' and '.join(options)} (expected no other option)")
+        direct, body = self._direct, bytes_of(message.body)
+        if direct is None or not body:
+            what = "an empty body" if direct is not None else "no shared memory"
+            raise BadRequest(f"publish failed: ephemeral with {what} (expected a group with a ring, and a body)")
+        if not self._with_create(message.stream, create, lambda: direct.publish_ephemeral(message.stream, body)):
+            raise BadRequest("publish failed: ephemeral without a ring (expected 'deliver all', and a ring)")
 
     def kept(self, message: Outgoing, create: bool) -> Kept:
         """Write a message, and what is kept of it."""

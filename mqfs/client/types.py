@@ -88,6 +88,10 @@ class Direct(Protocol):
         """Publish a message (`committed`: and wait for its commit); its sequence. Raises NotFound."""
         ...
 
+    def publish_ephemeral(self, stream: str, body: bytes) -> bool:
+        """Publish a message that is not in the log. False: that cannot be done here. Raises NotFound."""
+        ...
+
     def publish_many(self, messages: Sequence[tuple[str, bytes]]) -> tuple[int, Callable[[], None] | None]:
         """Publish messages in order: how many, the rest being left to the files, and a function that waits for their
         commit. NotFound has published none; other errors carry the number as `published`."""

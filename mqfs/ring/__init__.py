@@ -19,6 +19,7 @@ except ImportError as error:
 else:
     MISSING = ""
 
+EPHEMERAL = 4  # flag of a record: for those who read the ring, and not for the log
 OWN = 8  # flag of a record: the server's own, of which the ring does not have everything
 
 if not MISSING:
@@ -52,4 +53,16 @@ if not TYPE_CHECKING:
         raise AttributeError(name)  # of a module of this package, say
 
 
-__all__ = ["HEAD_BYTES", "MISSING", "OWN", "Columns", "Consumer", "Ring", "attach", "crc32c", "create", "scan"]
+__all__ = [
+    "EPHEMERAL",
+    "HEAD_BYTES",
+    "MISSING",
+    "OWN",
+    "Columns",
+    "Consumer",
+    "Ring",
+    "attach",
+    "crc32c",
+    "create",
+    "scan",
+]

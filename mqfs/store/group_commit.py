@@ -144,8 +144,8 @@ class GroupCommit:
             self._seal(segment)
 
     def note_folder_change(self) -> None:
+        self._folder_changed = self.written + 1  # first: the committer's thread may read both at any moment
         self.written += 1
-        self._folder_changed = self.written
 
     def _seal(self, segment: Segment) -> None:
         try:

@@ -131,7 +131,7 @@ def test_one_bad_of_many_is_told(tree: Client, name: str) -> None:
     assert "publish_many failed at message 1" in raised.value.__notes__[0]
     assert bodies(group) == [b"0", b"2"]
     with pytest.raises(errors.TooLong) as raised:
-        group.publish_many([("s", b"3"), Outgoing("s", bytes(LARGEST + 1), ttl=5), ("s", b"4")])
+        group.publish_many([("s", b"3"), Outgoing("s", bytes(LARGEST + 1), delay=5), ("s", b"4")])
     assert "publish_many failed at message 1" in raised.value.__notes__[0]
     assert bodies(group) == [b"0", b"2", b"3"]
 

@@ -122,7 +122,7 @@ class Ways:
             else:
                 stream = dice.choice([16, 16, 0, 15, 999, 2**32 - 1])
                 ours.publish(stream, hostile.body(4_097), hostile.raw_headers(), dice.choice([1, 1, 2, 6]),
-                             dice.choice([0, 0, 1, 8, 255]), 1.0)  # fmt: skip
+                             dice.choice([0, 0, 1, 4, 8, 255]), 1.0)  # fmt: skip
         except (MqfsError, AttributeError):  # the ring is over
             self.attached.close()
             self.attached = None

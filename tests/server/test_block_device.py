@@ -41,6 +41,18 @@ def run(*command: str | Path) -> str:
 
 
 @contextlib.contextmanager
+def mount_point(at: Path) -> Iterator[None]:
+    """A folder of which other mount namespaces, which begin as copies of ours, see the end of each mount: a file system
+    that lived on there would write to a disk that has another by then."""
+    run("mount", "--bind", at, at)
+    try:
+        run("mount", "--make-shared", at)
+        yield
+    finally:
+        run("umount", at)
+
+
+@contextlib.contextmanager
 def mounted(file: Path, at: Path, *options: str) -> Iterator[None]:
     """A file system in a file; the loop device goes with the mount."""
     device = run("losetup", "--find", "--show", file)
@@ -54,6 +66,7 @@ def mounted(file: Path, at: Path, *options: str) -> Iterator[None]:
             )
     finally:
         run("losetup", "--detach", device)
+        eventually(lambda: not run("losetup", "--associated", file), "the loop device to go")
 
 
 class PowerDisk:
@@ -180,7 +193,10 @@ class Campaign:
         self.last: Writers | None = None
         for left in range(cuts, -1, -1):
             self.disk.do("on")
-            with mounted(self.folder / "disk/disk", self.folder / "at", *MOUNT[self.kind]):
+            with (
+                mount_point(self.folder / "at"),
+                mounted(self.folder / "disk/disk", self.folder / "at", *MOUNT[self.kind]),
+            ):
                 self._check()
                 server = Server(
                     *("--store", f"{self.folder}/at/store", "--listen", "unix!s", "--mount", "mq"),
@@ -257,6 +273,24 @@ class Campaign:
             newest[writer] = int(count)
         assert set(uncleared) >= set(writers.uncleared), f"{where}: written after a clear, and gone"
         assert not writers.cleared & set(uncleared), f"{where}: cleared, and there"
+
+
+def test_a_copy_of_a_mount_ends_with_it(tmp_path: Path) -> None:
+    file, at = tmp_path / "file", tmp_path / "at"
+    at.mkdir()
+    file.touch()
+    os.truncate(file, 16 << 20)
+    run("mkfs.ext4", "-q", file)
+    with contextlib.ExitStack() as stack:
+        with mount_point(at), mounted(file, at):
+            (at / "there").touch()
+            # As ip-netns(8) begins a command.
+            command = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", "echo ready; read end"]
+            other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            stack.callback(other.communicate, b"\n")
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"ready\n"
+        assert not run("losetup", "--associated", file)
 
 
 @pytest.mark.timeout(7_200)

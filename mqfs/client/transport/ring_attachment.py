@@ -43,6 +43,9 @@ class Attached:
         self.deliver: str = answer["deliver"]
         self.ttl_ns: int = answer["ttl_ns"]
         self.words = Words(*answer.get("words", DOTTED))
+        self.ephemeral: bool = (
+            answer.get("ephemeral", False) and self.deliver == "all"
+        )  # its server knows such messages
         self.is_replaced = False  # replaced by another
         self.publishing = threading.Lock()
         self.numbers: dict[str, int] = {}  # of streams; constant in one generation

@@ -16,6 +16,7 @@ from mqfs.client.transport.ring_subscription import NotInRing, RingSubscription
 from mqfs.client.types import Filters, Link, Patterns, Subscription
 from mqfs.errors import Again, BadRing, Busy, Disconnected, MqfsError, Stale, TooLong
 from mqfs.model import Kind
+from mqfs.ring import EPHEMERAL
 
 SLICE_S = 0.1  # of a wait, between two checks whether the client was closed
 ANSWER_S = 5.0  # in which a server that took over a ring has committed its messages
@@ -30,7 +31,12 @@ class RingGroup:
 
     # ------------------------------------------------------------ publishing
 
-    def publish(self, stream: str, body: bytes, committed: bool) -> int | None:
+    def publish_ephemeral(self, stream: str, body: bytes) -> bool:
+        """See `Direct`."""
+        at = self._attachment.usable()
+        return at is not None and at.ephemeral and self.publish(stream, body, False, EPHEMERAL) is not None
+
+    def publish(self, stream: str, body: bytes, committed: bool, flags: int = 0) -> int | None:
         """See `Direct`."""
         if len(body) > limits.MESSAGE_BYTES:
             raise TooLong(f"message of {len(body)} bytes (expected at most {limits.MESSAGE_BYTES})")
@@ -47,7 +53,7 @@ class RingGroup:
                     if number is None:
                         return None
                 with at.publishing:
-                    sequence = at.ring.publish(number, body, b"", _MESSAGE, 0, SLICE_S)
+                    sequence = at.ring.publish(number, body, b"", _MESSAGE, flags, SLICE_S)
             except (Again, Stale, BadRing, Busy) as error:
                 self._check_generation(at, error)
             else:

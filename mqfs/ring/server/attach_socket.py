@@ -124,6 +124,7 @@ class AttachConnection:
             "deliver": settings["deliver"],
             "ttl_ns": group.settings.ttl,
             "words": group.settings.words,
+            "ephemeral": True,  # it knows such messages
         }
 
 

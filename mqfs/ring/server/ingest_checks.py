@@ -17,7 +17,7 @@ from mqfs.engine.group import Group
 from mqfs.group_state import FIRST_STREAM
 from mqfs.log.record import HEAD_BYTES, decode, padded, row_at
 from mqfs.model import Columns, Kind, Record
-from mqfs.ring import OWN
+from mqfs.ring import EPHEMERAL, OWN
 from mqfs.seams import LogEnd
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ HEAD_COST = 1_024  # bytes that take as long as the check of a head
 _HIT_COST = 64
 _BUDGET_BYTES = 2 << 20  # some 10 ms
 _AHEAD_NS = 10**9  # a record's time may be after the wall clock: it was set back, or another CPU's is ahead
-_BATCHES = re.compile(rb"(?:\x00|\x01\x03*\x02)*")  # flags of whole atomic batches
+_BATCHES = re.compile(rb"(?:\x00|\x01\x03*\x02|\x04)*")  # flags of whole atomic batches, and of ephemeral messages
 
 
 class IngestChecks:
@@ -95,7 +95,7 @@ class IngestChecks:
         """Whether a record may come next, and a client may publish it."""
         if not 0 <= record.sequence - self._end.next <= self.slack:
             return False
-        if record.kind != Kind.MESSAGE or record.headers or record.flags & ~3:
+        if record.kind != Kind.MESSAGE or record.headers or not (record.flags <= 3 or record.flags == EPHEMERAL):
             return False
         if not FIRST_STREAM <= record.stream < self._group.state.next_stream:
             return False

@@ -29,6 +29,7 @@ log = logging.getLogger("mqfs.ring")
 UNWRITABLE = (errors.DiskFull, errors.StreamFull, errors.DiskFailed, errors.ReadOnly)
 
 _TIME, _CRC = struct.Struct("<q"), struct.Struct("<I")
+_EPHEMERAL = bytes([ring.EPHEMERAL])
 _LEAST_KEPT = 64 << 10  # bytes that take as long as to make a file
 
 
@@ -38,6 +39,7 @@ class _Range:
     def __init__(self, data: bytes | memoryview, rows: Columns) -> None:
         self.data, self.rows = data, rows
         self.at = 0  # the next row
+        self._flags = rows.flags.tobytes()
 
     def __len__(self) -> int:
         return len(self.rows.sequences)
@@ -46,6 +48,13 @@ class _Range:
     def sequence(self) -> int:
         """The sequence of the next row."""
         return self.rows.sequences[self.at]
+
+    def alike(self, end: int) -> tuple[int, bool]:
+        """The end of the rows, from the next one to there, that are all ephemeral or all not; whether they are."""
+        if self._flags[self.at] == ring.EPHEMERAL:
+            return end - len(self._flags[self.at : end].lstrip(_EPHEMERAL)), True
+        found = self._flags.find(_EPHEMERAL, self.at, end)
+        return (found if found >= 0 else end), False
 
     def between(self, begin: int, end: int) -> memoryview:
         """The records of these rows."""
@@ -201,8 +210,9 @@ class RingIntake:
             end = begin + until - sequences[begin]
         if self._void and self._void.start <= sequences[end - 1]:
             return self._leave_out_void(there)
+        end, ephemeral = there.alike(end)
         data, part = there.between(begin, end), there.rows.part(begin, end)
-        if self._is_wanted(part):
+        if not ephemeral and self._is_wanted(part):
             self._group.retention.reserve_room(len(data))
             if part.times[0] < self._inner.end.last_ns:
                 data = _lifted(data, part, self._inner.end.last_ns)
@@ -321,7 +331,7 @@ class RingIntake:
 
     def _append(self, record: Record) -> None:
         stream = self._group.numbers.get(record.stream)
-        if stream is None:  # removed, since it was published
+        if stream is None or record.flags == ring.EPHEMERAL:  # it was removed, since it was published
             self._skip_to(record.sequence + 1)
             return
         self._group.retention.reserve_room(HEAD_BYTES + len(record.body))

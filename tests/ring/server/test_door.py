@@ -88,7 +88,7 @@ class Caller:
 def test_what_it_gives(away: Server) -> None:
     with Caller(away) as caller, away.connect() as client:
         said = caller.ask(attach="g", version=protocol.VERSION)
-        assert said.keys() == {"generation", "group", "sync", "keep", "deliver", "ttl_ns", "words"}
+        assert said.keys() == {"generation", "group", "sync", "keep", "deliver", "ttl_ns", "words", "ephemeral"}
         assert (said["sync"], said["keep"], said["deliver"]) == ("always", "disk", "all")
         assert said["ttl_ns"] == 3_600 * 10**9
         assert said["group"] == client.group("g").stats()["group"]
