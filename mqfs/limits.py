@@ -49,6 +49,9 @@ STAGED_BYTES = 8 << 30  # of all staged batches together, on disk; in a memory s
 TRANSACTION_IDLE_S = 24 * 3_600  # without a write a staged batch is dropped: jobs that take longer are rare
 PRODUCERS = 16_384  # remembered in one group: about 100 B each in the state record; shared
 PRODUCER_KEPT_S = 7 * 24 * 3_600  # without a commit for this long a producer may be forgotten where there are too many
+DESCRIPTOR_WAIT_S = (
+    5.0  # that a write waits for its sync where the limit of open files prevents one; then it is an error
+)
 COMMAND_BYTES = MESSAGE_BYTES  # one write to `.txn/ctl`: it names every part
 HEADER_BYTES = 16_384  # headers of one message: those that a dead letter adds must still fit a u16
 PART_DIGITS = 9  # of each number in the header `part`: an atomic batch has far fewer messages, and a u32 holds it

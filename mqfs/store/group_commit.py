@@ -13,14 +13,14 @@ import time
 from collections import deque
 from typing import NamedTuple
 
-from mqfs import errors
+from mqfs import errors, limits
 from mqfs.seams import Committed
 from mqfs.store.chain import Chain
 from mqfs.store.segment.file import Segment
 
 log = logging.getLogger("mqfs.store")
 
-_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)  # nothing was synced, and nothing failed: retried at the next tick
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)  # nothing was synced, and nothing failed: see `_put_off`
 
 
 class _Waiting(NamedTuple):
@@ -33,8 +33,8 @@ class GroupCommit:
     """When the segments of a chain reach the disk."""
 
     __slots__ = (
-        "_asked", "_begun", "_chain", "_closed", "_covered", "_folder_changed", "_one_sync", "_sync_error",
-        "_unsynced", "_waiting", "synced", "written",
+        "_asked", "_begun", "_chain", "_closed", "_covered", "_folder_changed", "_lacking_since", "_one_sync",
+        "_sync_error", "_unsynced", "_waiting", "synced", "written",
     )  # fmt: skip
 
     def __init__(self, chain: Chain) -> None:
@@ -45,6 +45,7 @@ class GroupCommit:
         self._waiting: deque[_Waiting] = deque()
         self._asked: float | None = None  # when the requested sync is due
         self._begun = self._covered = 0  # the `written` that the last sync began with, and covered
+        self._lacking_since: float | None = None  # no sync had a descriptor
         self._one_sync = threading.RLock()
         self._sync_error: OSError | None = None
         self._closed = False
@@ -76,7 +77,9 @@ class GroupCommit:
                 for segment in self._to_sync():
                     segment.open()  # and it stays open until the answer: see `may_close`
             except errors.DiskFailed as error:
-                if not _lacks_descriptor(error.__cause__):
+                if isinstance(error.__cause__, OSError) and _lacks_descriptor(error.__cause__):
+                    self._put_off(error.__cause__)
+                else:
                     self.fail(OSError(errno.EIO, str(error)))
                 return
             self._asked = due
@@ -118,18 +121,30 @@ class GroupCommit:
         self._asked = None
         if self._closed:
             return
-        if _lacks_descriptor(error):
-            log.warning("group %d: not synced yet: %s", self._chain.group, error)
+        if error is not None and _lacks_descriptor(error):
+            self._put_off(error)
             return
         if error is not None:
             self.fail(error)
             return
+        self._lacking_since = None
         self._settle(self._covered)
         while self._waiting and self._waiting[0].mark <= self.synced:
             then = self._waiting.popleft().then
             if then is not None:
                 then(None)
         self.ask_again()
+
+    def _put_off(self, error: OSError) -> None:
+        """No descriptor was left to sync with: the next tick tries again. Who waits does so for a while only; what it
+        wrote stays, and may reach the disk yet."""
+        now = time.monotonic()
+        if self._lacking_since is None:
+            self._lacking_since = now
+            log.warning("group %d: not synced yet: %s", self._chain.group, error)
+        if now - self._lacking_since >= limits.DESCRIPTOR_WAIT_S:
+            self.answer_all(error)
+            self._waiting.append(_Waiting(self.written, now, None))
 
     def ask_again(self) -> None:
         """Request the sync of waiting callers that could not begin."""
@@ -234,5 +249,5 @@ class GroupCommit:
         self._closed = True
 
 
-def _lacks_descriptor(error: BaseException | None) -> bool:
-    return isinstance(error, OSError) and error.errno in _NO_DESCRIPTOR
+def _lacks_descriptor(error: OSError) -> bool:
+    return error.errno in _NO_DESCRIPTOR

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mqfs import limits
 from mqfs.errors import BadStore, DiskFailed, DiskFull, ReadOnly
 from mqfs.model import Draft, Kind
 from mqfs.seams import Bucket
@@ -134,6 +135,52 @@ def test_a_sync_that_had_no_descriptor_comes_later(later: str) -> None:
     assert answers == [None] * len(answers) != []
     again = DiskStore(PATH, disk=disk.after_power_loss(None)).open(1)
     assert again.reader.scan(2) is not None
+
+
+class NoDescriptor(LyingDisk):
+    """While `lacks`, a folder cannot be opened to sync it."""
+
+    lacks = False
+
+    def sync_folder(self, path: str) -> None:
+        if self.lacks:
+            raise OSError(errno.EMFILE, "Too many open files")
+        super().sync_folder(path)
+
+
+def test_who_waits_for_a_descriptor_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "DESCRIPTOR_WAIT_S", 0.0)
+    disk = NoDescriptor()
+    store, bucket = made(disk)
+    bucket.commit.note_folder_change()
+    disk.lacks = True
+    answers: list[OSError | None] = []
+    for _ in range(2):
+        bucket.writer.append(Kind.MESSAGE, 16, 0, b"doubtful")
+        bucket.upkeep.sync(answers.append)
+    assert [error.errno for error in answers if error is not None] == [errno.EMFILE] * 2
+    assert bucket.end.failed is None
+    disk.lacks = False
+    store.tick()
+    bucket.writer.append(Kind.MESSAGE, 16, 0, b"kept")
+    bucket.upkeep.sync(answers.append)
+    assert answers[2:] == [None]
+    again = DiskStore(PATH, disk=disk.after_power_loss(None)).open(1)
+    assert again.reader.scan(3) is not None
+
+
+def test_without_a_descriptor_the_next_tick_syncs_what_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "DESCRIPTOR_WAIT_S", 0.0)
+    disk = NoDescriptor()
+    store, bucket = made(disk)
+    bucket.commit.note_folder_change()
+    disk.lacks = True
+    bucket.writer.append(Kind.MESSAGE, 16, 0, b"kept")
+    bucket.upkeep.sync(None, 0.0)
+    disk.lacks = False
+    store.tick()
+    again = DiskStore(PATH, disk=disk.after_power_loss(None)).open(1)
+    assert again.reader.scan(1) is not None
 
 
 def test_a_failed_write_is_for_good() -> None:
