@@ -136,7 +136,7 @@ class GroupCommit:
         self.ask_again()
 
     def _put_off(self, error: OSError) -> None:
-        """No descriptor was left to sync with: the next tick tries again. Who waits does so for a while only; what it
+        """No descriptor was left to sync with: the next tick tries again. Callers wait for a while only: what they
         wrote stays, and may reach the disk yet."""
         now = time.monotonic()
         if self._lacking_since is None:
