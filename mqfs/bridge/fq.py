@@ -29,6 +29,7 @@ from mqfs.syntax.escape import escape
 log = logging.getLogger("mqfs.bridge")
 RECEIVE_BYTES = 1 << 18
 CONNECT_S, ANSWER_S = 10.0, 30.0
+AGAIN_S = 0.1  # until it connects again to a broker that ended the connection
 
 
 @attrs.frozen(kw_only=True)
@@ -65,8 +66,8 @@ def run(options: Options) -> int:
         try:
             bridge = Bridge(options, here)
             while True:
-                backoff = Backoff(True, stopped)
-                backoff.retry(bridge.carry, Disconnected)
+                Backoff(True, stopped).retry(bridge.carry, Disconnected)
+                stopped.wait(AGAIN_S)
         except SystemExit:
             return 0
 
