@@ -122,14 +122,14 @@ class Backlog:
         """A message of the stream of that number was acked; if `is_multipart`, all parts of one body, of which it is
         the last."""
         self._held.discard(sequence)
+        stream = self._group.numbers.get(number)
         if is_multipart:
             self._size = None
-        elif self._size is not None:
+        elif self._size is not None and stream is not None and stream.kept.counts(sequence):
             self._size -= 1
         settings = self._group.log.settings
         if settings.replay == "all" and settings.deliver == "all":
             return  # whoever acks, the message is kept
-        stream = self._group.numbers.get(number)
         if stream is not None and is_multipart:
             stream.kept.recount()
         elif stream is not None:

@@ -196,10 +196,10 @@ class KeptRange:
         count, size = tally(self.number, first, end)
         for run_first, run_last in self.acked_by_all(first, end):
             done, done_size = tally(self.number, run_first, run_last + 1)
-            away = self.deleted_in(run_first, run_last + 1)
+            away = self._deleted_in(run_first, run_last + 1)
             count -= done - len(away)
             size -= done_size - sum(away.values())
-        away = self.deleted_in(first, end)
+        away = self._deleted_in(first, end)
         return count - len(away), size - sum(away.values())
 
     def messages(self, first: int, end: int | None = None) -> int:
@@ -207,7 +207,7 @@ class KeptRange:
         bucket = self.log.bucket
         there = bucket.metrics.count(self.number, first, end)[0]
         return (
-            there - bucket.metrics.count_eof_markers(self.number, first, end) - len(self.deleted_in(first, end))
+            there - bucket.metrics.count_eof_markers(self.number, first, end) - len(self._deleted_in(first, end))
             if there
             else 0
         )
@@ -222,7 +222,7 @@ class KeptRange:
             common = [run for begin, stop in common for run in consumer.acked_in(begin, stop)]
         return common
 
-    def deleted_in(self, first: int, end: int | None = None) -> dict[int, int]:
+    def _deleted_in(self, first: int, end: int | None = None) -> dict[int, int]:
         """Messages in [first, end) that were dropped, or lived as long as their own ttl said: sequence -> bytes."""
         found = {}
         end = self.log.end.next if end is None else end
@@ -234,6 +234,14 @@ class KeptRange:
                     if there is not None and there[0] == sequence:
                         found[sequence] = there[1]
         return found
+
+    def counts(self, sequence: int) -> bool:
+        """Whether `messages` counts that message."""
+        return (
+            sequence >= self.state.floor
+            and sequence not in self.log.state.dropped
+            and sequence not in self._retention.lapsed
+        )
 
     def is_deleted(self, sequence: int) -> bool:
         """Whether a message at or above the floor was dropped, outlived its ttl, or was had by all who share it."""
@@ -318,10 +326,7 @@ class KeptRange:
             return
         if not self._was_shared:
             self.recount()
-            return
-        if sequence in self.log.state.dropped or sequence in self._retention.lapsed:
-            return
-        if self._owner.is_acked_by_all(sequence):
+        elif self.counts(sequence) and self._owner.is_acked_by_all(sequence):
             self.count -= 1
             self.size -= size
 

@@ -866,6 +866,29 @@ def test_a_consumer_is_in_memory_for_good() -> None:
         q.consumer("log", "memory")
 
 
+@pytest.mark.parametrize("how", ["clear s", "drop s 1", "ttl of its own", "ttl 5s"])
+def test_an_ack_of_what_is_gone_makes_no_room_in_the_backlog(how: str) -> None:
+    q = Queues("replay all", "full reject")
+    q.consumer("w", "backlog", "2")
+    q.put(b"1", **({"ttl": "2s"} if how == "ttl of its own" else {}))
+    worker = q.worker()
+    assert read(worker) == b"1"
+    if how.startswith("ttl"):
+        if how == "ttl 5s":
+            q.ctl(how)
+        q.pass_time(6)
+    else:
+        q.ctl(how)
+    writer = q.at("s", os.O_WRONLY)
+    writer.write(b"2")
+    writer.write(b"3")
+    with pytest.raises(errors.StreamFull):
+        writer.write(b"4")
+    say(worker, "ack 1")
+    with pytest.raises(errors.StreamFull):
+        writer.write(b"5")
+
+
 def test_backlog_is_over_what_is_still_there() -> None:
     q = Queues("full block")
     q.stream("t")
