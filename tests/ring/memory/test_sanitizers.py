@@ -12,6 +12,7 @@ import pytest
 
 from tests.ring.memory import build
 from tests.support import ROOT
+from tests.support.anyone import OURS
 from tests.support.campaign import whole
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -26,7 +27,7 @@ OF_BUILDS = ["tests/ring/memory/test_build.py", "tests/ring/memory/test_sanitize
 
 @pytest.mark.timeout(3_600)
 def test_under_sanitizers(tmp_path: Path) -> None:
-    for name in ("mqfs", "tests"):
+    for name in OURS:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     flags = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
