@@ -126,6 +126,7 @@ HTTP_BODY_RATE = 1_024  # bytes a second, at least, of a body, after HTTP_HEAD_S
 HTTP_IDLE_S = 60.0  # between two requests of one connection
 HTTP_SEND_S = 60.0  # without a byte taken by the client, of an answer that has an end
 HTTP_LINGER_S = 2.0  # a refused request is read on for so long: a reset would destroy its answer
+HTTP_REPEAT_S = 1.0  # a connection that publishes to a stream again and again keeps it open so long after a message
 HTTP_BEAT_S = 15.0  # of silence, then a comment: proxies close at 60 s, and only a write finds a peer that vanished
 HTTP_CONNECTIONS = 4_096  # of the process
 HTTP_USER_CONNECTIONS = 256  # of one user, over TCP of one host

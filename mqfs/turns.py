@@ -72,3 +72,37 @@ class Turn:
         """Pass the turn to the next connection, if this one has it."""
         if self.owner is trio.lowlevel.current_task():
             self.owner = next(iter(self._queue.unpark()), None)
+
+
+class Work:
+    """What one connection does in the turns of its user; that is charged with it."""
+
+    def __init__(self, turn: Turn) -> None:
+        self.turn = turn
+        self._began = self._cost = 0.0  # since when it works, and what it did before that
+
+    async def begin(self) -> None:
+        """Wait for the turn."""
+        if self._began:
+            return
+        if self.turn.owner not in (None, trio.lowlevel.current_task()):
+            await self.turn.come()
+        self._began = self.turn.begin()
+
+    def rest(self) -> None:
+        """Something is waited for: others work meanwhile."""
+        if self._began:
+            self._cost += thread_time() - self._began
+            self._began = 0.0
+        self.turn.leave()
+
+    def resume(self) -> None:
+        """Continue behind a wait. Where another connection has the turn, `begin` is still to be awaited."""
+        self._began = self.turn.begin() if self.turn.owner is None else 0.0
+
+    async def end(self, done: bool = True) -> None:
+        """Let other users have their turn where this one had enough, or where the work is not `done`."""
+        if self._began or self._cost or not done or self.turn.owner is not None:
+            began, cost = self._began or self.turn.begin(), self._cost
+            self._began = self._cost = 0.0
+            await self.turn.end(began, done, cost)

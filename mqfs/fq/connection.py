@@ -10,12 +10,12 @@ import logging
 import math
 import socket
 from collections.abc import Callable
-from time import thread_time
 
 import attrs
 import trio
 
 from mqfs import limits
+from mqfs.channel import Channel, Gone
 from mqfs.errors import BadCommand, MqfsError, OverLimit
 from mqfs.fq import codec
 from mqfs.fq.codec import HOP_BYTES, CommandParser, Malformed, Message, MessageParser
@@ -23,41 +23,13 @@ from mqfs.fq.delivery import Delivery
 from mqfs.fq.exchanges import Counts, Exchanges
 from mqfs.fq.publishing import Publisher, address, origin
 from mqfs.fq.queues import Queue
-from mqfs.http.channel import Channel, Gone
 from mqfs.model import User
 from mqfs.net.peer import Peer
-from mqfs.turns import Turn
+from mqfs.turns import Turn, Work
 
 log = logging.getLogger("mqfs.fq")
 LEAST_BEAT_S = 0.01
 SMALL_BYTES = 65_536  # of a message on its way that do not count as its user's memory
-
-
-class Work:
-    """What one connection does in the turns of its user."""
-
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
-        self._began = self._cost = 0.0
-
-    async def begin(self) -> None:
-        if self._turn.owner not in (None, trio.lowlevel.current_task()):
-            await self._turn.come()
-        self._began = self._turn.begin()
-
-    def rest(self) -> None:
-        """Something is waited for."""
-        if self._began:
-            self._cost += thread_time() - self._began
-            self._began = 0.0
-        self._turn.leave()
-
-    async def end(self) -> None:
-        """Let other users have their turn where this one had enough, and other connections in any case."""
-        began, cost = self._began, self._cost
-        self._began = self._cost = 0.0
-        await self._turn.end(began, True, cost)
-        await trio.lowlevel.checkpoint()
 
 
 @attrs.define(eq=False)
@@ -202,6 +174,7 @@ class Client:
                 self._count_too_large(parser)
                 await publisher.publish(messages, origin_of)
                 await work.end()
+                await trio.lowlevel.checkpoint()
         finally:
             work.rest()
             publisher.close()

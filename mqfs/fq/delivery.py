@@ -21,19 +21,19 @@ import attrs
 import trio
 
 from mqfs import limits
+from mqfs.channel import Channel, Gone
 from mqfs.engine.files.consumer_file import ConsumerHandle
 from mqfs.errors import MqfsError, OverQuota, Stale
 from mqfs.fq.codec import HOP_BYTES, ID_BYTES, NAME_BYTES, hop_list, name, payload
 from mqfs.fq.exchanges import Counts, Exchange, Exchanges
 from mqfs.fq.publishing import HOPS, ID, ID_HEAD, SENDER, address
 from mqfs.fq.queues import Queue
-from mqfs.http.channel import Channel, Gone
 from mqfs.log import headers
 from mqfs.model import Record, User
 from mqfs.net import identity
 from mqfs.settle import settle
 from mqfs.syntax.escape import text_of
-from mqfs.turns import Turn
+from mqfs.turns import Turn, Work
 from mqfs.wait import Wait
 
 log = logging.getLogger("mqfs.fq")
@@ -48,10 +48,10 @@ _QUOTA_S, _AGAIN_S = 0.1, 1.0
 class Source:
     """A consumer that a client reads: its queue in the group of one exchange."""
 
-    def __init__(self, exchange: Exchange, handle: ConsumerHandle, counts: Counts, node: bytes) -> None:
+    def __init__(self, exchange: Exchange, handle: ConsumerHandle, counts: Counts, node: bytes, turn: Turn) -> None:
         self.exchange, self.handle, self._counts, self._node = exchange, handle, counts, node
+        self.work = Work(turn)
         self._head = name(exchange.name)
-        self.began = 0.0  # its turn, on the CPU's clock
         self._routes: dict[str, bytes] = {}
 
     def encode(self, record: Record, body: bytes) -> bytes | None:
@@ -180,7 +180,7 @@ class Delivery:
             exchange.group.refuse(self._user, self._queue.consumer, str(error))
             log.warning("queue %s of %s: %s", self._queue.consumer, exchange.group.name, error)
             return
-        source = self._sources[exchange] = Source(exchange, handle, self._counts, self._node)
+        source = self._sources[exchange] = Source(exchange, handle, self._counts, self._node, self._turn)
         self._nursery.start_soon(self._pump, source)
 
     def end(self, clean: bool) -> None:
@@ -219,7 +219,7 @@ class Delivery:
         except (Gone, OSError):
             pass  # the end of the connection is seen where it is read
         finally:
-            self._turn.leave()  # others of its user wait for it
+            source.work.rest()  # others of its user wait for it
 
     async def _gather(self, source: Source) -> tuple[list[bytes], list[int]]:
         """Claim what is there; wait for the first message only."""
@@ -230,10 +230,9 @@ class Delivery:
                 if isinstance(step, Wait) and not step.settled:
                     if pieces and step.cancel():
                         break
-                    self._turn.leave()
+                    source.work.rest()
                 body = await settle(step)
-                if not pieces:
-                    await self._begin(source)
+                await source.work.begin()
             except OverQuota:
                 if not pieces:
                     await trio.sleep(_QUOTA_S)
@@ -258,14 +257,8 @@ class Delivery:
         name = source.exchange.group.numbers[record.stream].name
         return source.exchange.selects(self._queue, name, record.body, record.sequence)
 
-    async def _begin(self, source: Source) -> None:
-        """Wait for the turn of the user; what is done from here on counts."""
-        if self._turn.owner not in (None, trio.lowlevel.current_task()):
-            await self._turn.come()
-        source.began = self._turn.begin()
-
     async def _send(self, source: Source, data: bytes, sequences: list[int]) -> None:
-        await self._turn.end(source.began, True)
+        await source.work.end()
         async with self._sending:
             while self._in_window >= limits.FQ_WINDOW:
                 self._moved = trio.Event()

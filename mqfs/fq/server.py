@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from mqfs import limits
+from mqfs.channel import Channel, Gone
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MqfsError
 from mqfs.fq import codec
@@ -25,7 +26,6 @@ from mqfs.fq.queues import Queue, Refused, parse_wish
 from mqfs.fq.users import Users
 from mqfs.fq.web import Web
 from mqfs.http.browser import BrowserRules
-from mqfs.http.channel import Channel, Gone
 from mqfs.http.refusals import Unauthorized
 from mqfs.http.server import HttpServer, Listener
 from mqfs.model import Grant

@@ -12,23 +12,24 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from time import perf_counter, thread_time
+from time import perf_counter
 from typing import Any, Protocol, TypeVar, cast
 
 import trio
 
 from mqfs import limits
+from mqfs.channel import Channel, Gone
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MqfsError, OverLimit, TooLong
 from mqfs.http import target, wire
-from mqfs.http.answers import Answer, Cut, Headers
+from mqfs.http.answers import Answer, Cut
 from mqfs.http.browser import BrowserRules
 from mqfs.http.call import Call, TimedOut, Traffic
-from mqfs.http.channel import Channel, Gone
 from mqfs.http.claims import Claims
-from mqfs.http.gate import CHALLENGES, Gate
+from mqfs.http.gate import Gate
 from mqfs.http.proxies import Proxies, is_encrypted
-from mqfs.http.refusals import BadRange, NotAllowed, TooSlow, Unauthorized
+from mqfs.http.refusals import TooSlow, Unauthorized
+from mqfs.http.repeated import RepeatedPublish, repeatable
 from mqfs.http.route import Route
 from mqfs.http.routes import Table
 from mqfs.http.target import Path
@@ -36,7 +37,7 @@ from mqfs.http.wire import Request, RequestParser
 from mqfs.model import Grant, User
 from mqfs.net.peer import Peer
 from mqfs.settle import settle
-from mqfs.turns import Turns
+from mqfs.turns import Turns, Work
 from mqfs.wait import Step, Wait
 
 log = logging.getLogger("mqfs.http")
@@ -79,7 +80,6 @@ class Connection:
         self.peer = peer  # of the request, whom it is charged to
         self._proxy = peer if server.proxies.has(peer.account) else None
         self.tree, self.claims = server.tree, server.claims
-        channel.before_wait = self._rest
         self.scope = trio.CancelScope()
         self.idle = True  # between two requests
         self._parser = RequestParser()
@@ -90,8 +90,10 @@ class Connection:
         self._closing = False
         self._unread = False  # a part of a request that was refused
         self._turn_ends = 0.0
-        self._turn = server.turns.of(peer.account)
-        self._began = self._cost = 0.0  # of its turn: since when it works, and what it did before that
+        self._work = Work(server.turns.of(peer.account))
+        channel.before_wait = self._work.rest
+        self._alone = b""  # the request in hand as it came, where nothing came before or behind it
+        self._repeated: RepeatedPublish | None = None
         self._held = 0  # bytes of memory that count as the user's
         self._user: tuple[str | None, User] | None = None  # of the last Authorization
 
@@ -120,14 +122,17 @@ class Connection:
         except Gone:
             pass
         finally:
-            self._turn.leave()
+            self._work.rest()
             self._hold(0)
+            self._forget()
 
     async def _next(self) -> Request | None:
-        """The next request whose head is there; None: there is none."""
-        parser = self._parser
+        """The next request whose head is there, in the turn of its user; None: there is none."""
+        parser, self._alone = self._parser, b""
         if self._proxy is not None:  # until it is known whose request comes
-            self._turn = self.server.turns.of(self._proxy.account)
+            self._work.turn = self.server.turns.of(self._proxy.account)
+        if parser.requests:
+            await self.turn()
         deadline = trio.current_time() + (limits.HTTP_IDLE_S if parser.idle else limits.HTTP_HEAD_S)
         while not parser.requests:
             if parser.error is not None:
@@ -135,7 +140,7 @@ class Connection:
                 return None
             was_idle = parser.idle
             try:
-                data = await self.channel.receive(deadline)
+                data = await self._receive(deadline)
             except trio.TooSlowError:
                 if not parser.idle:
                     await self._refuse(TooSlow(f"no whole head in {limits.HTTP_HEAD_S:g} s"))
@@ -143,34 +148,55 @@ class Connection:
             if not data:
                 return None
             await self.turn()
+            if was_idle and self._repeated is not None and self._repeated.takes(data):
+                return self._repeated.request
+            self._forget()
             parser.receive(data)
             if was_idle and not parser.idle:
                 deadline = trio.current_time() + limits.HTTP_HEAD_S
+            if was_idle and len(parser.requests) == 1 and parser.complete:
+                self._alone = data
         return parser.requests.popleft()
+
+    async def _receive(self, deadline: float) -> bytes:
+        """The next bytes. A stream is kept open for one more publish for a short time only."""
+        if self._repeated is not None:
+            try:
+                return await self.channel.receive_soon(limits.HTTP_REPEAT_S)
+            except trio.TooSlowError:
+                self._forget()
+        return await self.channel.receive(deadline)
+
+    def _forget(self) -> None:
+        if self._repeated is not None:
+            self._repeated.close()
+            self._repeated = None
 
     async def _refuse(self, error: MqfsError) -> None:
         """Answer what is no request; nothing more can be read."""
         self._closing = self._unread = True
-        await self._send(Request(), self._refusal(Request(), error))
+        await self._send(Request(), self.table.refuse(Request(), error))
 
     async def _answer(self, request: Request) -> None:
         self._version, self._begun = request.version, False
         if self._proxy is not None:
             given = request.headers.get("x-forwarded-for", "")
             self.peer = self._proxy.charged_to(self.server.proxies.client(str(self._proxy.account), given))
-            self._rest()
-            self._turn = self.server.turns.of(self.peer.account)
-        await self.turn()
+            self._work.rest()
+            self._work.turn = self.server.turns.of(self.peer.account)
+            await self.turn()
         self._turn_ends = perf_counter() + limits.SLICE_S / 2
         try:
             answer = await self._perform(request)
         except MqfsError as error:
-            answer = self._refusal(request, error)
+            answer = self.table.refuse(request, error)
             if isinstance(error, Unauthorized) and (seconds := self.server.gate.delay(self.peer)):
-                self._rest()
+                self._work.rest()
                 await trio.sleep(seconds)
         except TimedOut:
-            answer = self._refusal(request, TooSlow("it took too long"))
+            answer = self.table.refuse(request, TooSlow("it took too long"))
+        except Gone:
+            raise
         except Exception:
             log.exception("%s: %s %s failed", self.peer.where, request.method, request.target)
             answer = Answer(500, b"internal server error (see the server log)\n")
@@ -182,10 +208,12 @@ class Connection:
         finally:
             if answer.done is not None:
                 answer.done(sent)
-        await self._end_turn(True)
+        await self._work.end()
 
     async def _perform(self, request: Request) -> Answer:
         """Check a request from its head, receive its body, and make the call. Raises MqfsError."""
+        if self._repeated is not None:
+            return await self._repeated.publish()
         server = self.server
         server.rules.check(request, self.loopback)
         if request.method == "OPTIONS" and (answer := server.rules.preflight(request)) is not None:
@@ -202,6 +230,8 @@ class Connection:
         call.check_options(route.options)
         await self._receive_body(request, route)
         answer = await route.call(call)
+        if self._alone and self._proxy is None:
+            self._repeated = repeatable(call, route, self._alone)
         try:
             self._hold(_large(request.body) + _large(answer.body))
         except OverLimit:
@@ -252,21 +282,6 @@ class Connection:
 
     # ------------------------------------------------------------ answers
 
-    def _refusal(self, request: Request, error: MqfsError) -> Answer:
-        accept = request.headers.get("accept", "*/*")
-        plain = accept.startswith(("*/*", "text/plain"))
-        kind, body = self.table.problem(error, plain)
-        headers: Headers = [("Cache-Control", "no-store")]
-        if isinstance(error, NotAllowed):
-            headers.append(("Allow", ", ".join(error.allowed)))
-        elif isinstance(error, BadRange):
-            headers.append(("Content-Range", f"bytes */{error.size}"))
-        elif error.http == 401:
-            headers += CHALLENGES
-        elif error.http in (429, 503):
-            headers.append(("Retry-After", "1"))
-        return Answer(error.http, body, kind, headers)
-
     async def _send(self, request: Request, answer: Answer) -> bool:
         """Whether all of it was handed to the kernel. Raises Gone."""
         self._begun = True
@@ -297,7 +312,7 @@ class Connection:
                 async for piece in body:
                     await self.channel.send(head + (wire.chunk(piece) if chunked else piece), patience)
                     head = b""
-                    await self._end_turn(True)
+                    await self._work.end()
                     await self.turn()
         except (Cut, MqfsError) as error:
             log.info("%s: an answer was cut: %s", self.peer.where, error)
@@ -319,11 +334,11 @@ class Connection:
         try:
             if self._half_closed:
                 self._probe()
-            self._rest()
+            self._work.rest()
             with trio.CancelScope(deadline=math.inf if seconds is None else trio.current_time() + seconds):
                 return await settle(step)
         finally:
-            self._began = self._turn.begin() if self._turn.owner is None else 0.0  # else `turn` is still to be awaited
+            self._work.resume()
             self._waits = False
             if counted:
                 self.tree.waits.give(self.peer.account)
@@ -342,31 +357,13 @@ class Connection:
     async def pause(self) -> None:
         """Let other connections have their turn, after half a slice of work."""
         if perf_counter() > self._turn_ends:
-            await self._end_turn(False)
+            await self._work.end(False)
             await self.turn()
             self._turn_ends = perf_counter() + limits.SLICE_S / 2
 
     async def turn(self) -> None:
         """Wait for the turn of its user, which is charged with the work from now on."""
-        if self._began:
-            return
-        if self._turn.owner not in (None, trio.lowlevel.current_task()):
-            await self._turn.come()
-        self._began = self._turn.begin()
-
-    def _rest(self) -> None:
-        """Something is waited for: others work meanwhile."""
-        if self._began:
-            self._cost += thread_time() - self._began
-            self._began = 0.0
-        self._turn.leave()
-
-    async def _end_turn(self, done: bool) -> None:
-        """Let other users have their turn where this one had enough, or where the work is not `done`."""
-        if self._began or self._cost or not done or self._turn.owner is not None:
-            began, cost = self._began or self._turn.begin(), self._cost
-            self._began = self._cost = 0.0
-            await self._turn.end(began, done, cost)
+        await self._work.begin()
 
     def begin_stream(self) -> None:
         self.server.begin_stream(self.peer)

@@ -28,7 +28,7 @@ _JSON_LINES = ("application/x-ndjson", "application/json", "application/jsonl")
 
 async def publish(call: Call) -> Answer:
     """The body is one message."""
-    given, stream, place = keys(call), call.target.node, f"{call.path.text}?seq="
+    given, stream, place = keys(call), call.target.node, place_of(call)
     if call.target.kind == "new stream":
         if call.option("create") is not None and not call.flag("create"):
             raise NotFound(call.target.name)
@@ -37,28 +37,39 @@ async def publish(call: Call) -> Answer:
     if given:
         head = json.dumps({"stream": stream.name, **given}, ensure_ascii=False).encode()
         return await _append(call, group, ".put", head + b"\n" + call.request.body, place)
-    simple = group.settings.data != "line" and group.ring is None
-    if simple and (answer := await _write(call, stream, place)) is not None:
-        return answer
+    if is_plain(group):
+        handle = call.tree.open(call.user, stream, os.O_WRONLY)
+        try:
+            answer = await publish_to(handle, call, place)
+        finally:
+            handle.close()
+        if answer is not None:
+            return answer
     return await _append(call, group, ".batch", framed(stream, call.request.body), place)
 
 
-async def _write(call: Call, stream: Any, place: str) -> Answer | None:
-    """Write to the stream itself. None: there is no room yet, and nothing was done."""
-    end = stream.group.log.end
-    handle = call.tree.open(call.user, stream, os.O_WRONLY)
-    try:
-        if not call.request.body:
-            return None  # it would be an EOF marker
-        sequence = end.next
-        step = handle.write(call.body)
-        appended = end.next > sequence
-        if not appended and isinstance(step, Wait) and step.cancel():
-            return None
-        await call.front.settle(step)
-    finally:
-        handle.close()
+def is_plain(group: Any) -> bool:
+    """Whether a write to one of its streams is one message, and tells its sequence."""
+    return group.settings.data != "line" and group.ring is None
+
+
+async def publish_to(handle: Any, call: Call, place: str) -> Answer | None:
+    """Write to a stream that is open. None: there is no room yet, and nothing was done."""
+    if not call.request.body:
+        return None  # it would be an EOF marker
+    end = handle.group.log.end
+    sequence = end.next
+    step = handle.write(call.body)
+    appended = end.next > sequence
+    if not appended and isinstance(step, Wait) and step.cancel():
+        return None
+    await call.front.settle(step)
     return published(sequence if appended else 0, place)
+
+
+def place_of(call: Call) -> str:
+    """Where a message of the stream is, but for its sequence."""
+    return f"{call.path.text}?seq="
 
 
 def published(sequence: int, place: str = "") -> Answer:

@@ -14,10 +14,11 @@ import attrs
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import IsDirectory, MqfsError, NotFound
 from mqfs.http import consuming, groups, kept, metrics, openapi, page, publishing, reading
-from mqfs.http.answers import FORMATS, JSON, RAW, TEXT
+from mqfs.http.answers import FORMATS, JSON, RAW, TEXT, Answer, Headers
 from mqfs.http.answers import LINES as JSON_LINES
 from mqfs.http.exposition import OPEN_METRICS
-from mqfs.http.refusals import NotAllowed, problem
+from mqfs.http.gate import CHALLENGES
+from mqfs.http.refusals import BadRange, NotAllowed, problem
 from mqfs.http.route import BATCH, COMMANDS, LINES, MESSAGE, STAGED, Route, Sends
 from mqfs.http.target import Path, Target, resolve
 from mqfs.http.wire import Request
@@ -166,6 +167,22 @@ class Table:
         if not allowed or (target.kind.startswith("new ") and method not in allowed):
             raise NotFound(f"{target.name}/{target.verb}" if target.verb else target.name)
         raise NotAllowed(f"{method} (expected {' or '.join(allowed)})", allowed)
+
+    def refuse(self, request: Request, error: MqfsError) -> Answer:
+        """The answer to a request that fails."""
+        accept = request.headers.get("accept", "*/*")
+        plain = accept.startswith(("*/*", "text/plain"))
+        kind, body = self.problem(error, plain)
+        headers: Headers = [("Cache-Control", "no-store")]
+        if isinstance(error, NotAllowed):
+            headers.append(("Allow", ", ".join(error.allowed)))
+        elif isinstance(error, BadRange):
+            headers.append(("Content-Range", f"bytes */{error.size}"))
+        elif error.http == 401:
+            headers += CHALLENGES
+        elif error.http in (429, 503):
+            headers.append(("Retry-After", "1"))
+        return Answer(error.http, body, kind, headers)
 
 
 TREE = Table(ROUTES)

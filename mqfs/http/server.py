@@ -18,11 +18,11 @@ import trio
 
 from mqfs import limits
 from mqfs.arrival import look_up, peer_at, shake_hands
+from mqfs.channel import ENDS, GONE, Channel
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadAddress, OverLimit, printable
 from mqfs.http.answers import Answer
 from mqfs.http.browser import BrowserRules
-from mqfs.http.channel import ENDS, GONE, Channel
 from mqfs.http.claims import Claims
 from mqfs.http.connection import Connection
 from mqfs.http.gate import Gate

@@ -39,7 +39,7 @@ class Request:
     def __init__(self) -> None:
         self.method, self.target, self.version = "", "", "1.1"
         self.headers: dict[str, str] = {}
-        self.body = bytearray()
+        self.body: bytes | bytearray = bytearray()
         self.keep_alive = False
         self.complete = False
 
@@ -77,6 +77,11 @@ class RequestParser:
     def idle(self) -> bool:
         """Whether no byte of a next request came."""
         return not self._in_head and not self.requests
+
+    @property
+    def complete(self) -> bool:
+        """Whether what came last ended a request, and nothing came behind it."""
+        return self._current.complete and not self._in_head
 
     def receive(self, data: bytes) -> None:
         """Parse. Nothing is raised: see `error`."""
@@ -180,27 +185,22 @@ class RequestParser:
 # ---------------------------------------------------------------- answers
 
 _REASONS = {int(status): status.phrase for status in HTTPStatus}
-_ALWAYS = b"X-Content-Type-Options: nosniff\r\n"
 
 
 @lru_cache(maxsize=64)
-def _status_line(status: int) -> bytes:
-    return f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n".encode() + _ALWAYS
-
-
-@lru_cache(maxsize=2)
-def _date(second: int) -> bytes:
-    return f"Date: {formatdate(second, usegmt=True)}\r\n".encode()
+def _begin(status: int, second: int) -> str:
+    """The lines that all answers of that status have then."""
+    reason, date = _REASONS.get(status, ""), formatdate(second, usegmt=True)
+    return f"HTTP/1.1 {status} {reason}\r\nX-Content-Type-Options: nosniff\r\nDate: {date}\r\n"
 
 
 def head(status: int, headers: Iterable[tuple[str, str]], second: int, size: int | None, close: bool) -> bytes:
     """The head of an answer. `size`: of its body; None: `headers` say it, or it ends with the connection."""
-    lines = [_status_line(status), _date(second)]
-    lines += [f"{name}: {value}\r\n".encode() for name, value in headers]
+    lines = [_begin(status, second), *[f"{name}: {value}\r\n" for name, value in headers]]
     if size is not None and status not in _NEVER_BODY:
-        lines.append(b"Content-Length: %d\r\n" % size)
-    lines.append(b"Connection: close\r\n\r\n" if close else b"\r\n")
-    return b"".join(lines)
+        lines.append(f"Content-Length: {size}\r\n")
+    lines.append("Connection: close\r\n\r\n" if close else "\r\n")
+    return "".join(lines).encode()
 
 
 def chunk(data: bytes) -> bytes:

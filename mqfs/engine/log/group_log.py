@@ -33,6 +33,7 @@ class GroupLog:
         self.use(bucket)
         self.state, self.settings = state, settings
         self.times = LogClock(self, clock)
+        self.changes = 0  # of its state that were appended: what was looked up holds while there are no more
         self.must_retain = False  # whether what is written now is promised to someone who is not there yet
         self.on_changed: Callable[[Sequence[Change]], None] = _ignore
         self.on_acknowledged: Callable[[ConsumerState], None] = _ignore
@@ -71,6 +72,7 @@ class GroupLog:
             first = self.writer.append_batch(batch, time_ns)
         except OSError as error:
             raise errors.DiskFailed(str(error)) from error
+        self.changes += len(changes)
         for change in changes:
             self.state.apply(change)
         for own, steps in acks:
