@@ -33,6 +33,11 @@ def encode(headers: Mapping[str, str]) -> bytes:
     return b"".join(parts)
 
 
+def key(name: str) -> bytes:
+    """How a header of that name begins, encoded: headers without these bytes do not have it."""
+    return bytes([len(name)]) + name.encode()
+
+
 @lru_cache(limits.CONNECTIONS)
 def of_sender(uid: int) -> bytes:
     """The header that the server sets, encoded."""

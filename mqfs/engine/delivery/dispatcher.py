@@ -255,7 +255,7 @@ class Dispatcher:
         stream = self._group.numbers.get(record.stream)
         if stream is None or record.kind != MESSAGE or not self._coverage.matches(stream, record):
             return _SKIPPED
-        if not stream.kept.visible(record):
+        if not stream.kept.is_kept(record):
             # Before its slot is acked with the next one's: it is counted as gone now.
             stream.kept.update_low_watermark()
             return _SKIPPED

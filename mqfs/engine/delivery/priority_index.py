@@ -33,6 +33,9 @@ def _duration(text: str) -> int:
         return 0
 
 
+_PRIORITY, _TTL, _SINGLE = headers.key(headers.PRIORITY), headers.key(headers.TTL), headers.key(headers.SINGLE)
+
+
 class DeliveryAttributes(NamedTuple):
     """What the headers of a message say of its delivery. `expires_ns`: engine time; NEVER without a ttl of its own.
     `continued`: it is a part of a body and not the last, by which the body is delivered."""
@@ -82,7 +85,10 @@ class PriorityIndex:
         return rank
 
     def _rank(self, record: Record) -> DeliveryAttributes | None:
-        texts = headers.decode(record.headers)
+        head = record.headers
+        if _PRIORITY not in head and _TTL not in head and _SINGLE not in head:
+            return None
+        texts = headers.decode(head)
         priority = _PRIORITIES.get(texts.get(headers.PRIORITY, ""), NORMAL)
         ttl = _duration(texts.get(headers.TTL, ""))
         expires = self._group.log.times.written_ns(record) + ttl if ttl else NEVER

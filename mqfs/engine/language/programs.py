@@ -105,6 +105,7 @@ class Program:
     """A parsed program; two of the same text are equal."""
 
     text: str
+    by_name: bool = attrs.field(eq=False)  # of a stream it selects all messages or none
     _may_route: Callable[[str], bool] = attrs.field(eq=False, repr=False)
     _selects: Selects = attrs.field(eq=False, repr=False)
 
@@ -172,15 +173,24 @@ def parse(text: str) -> Program:
         _refuse_syntax(text, error)
     starts: Callable[[str], bool] = name.__eq__ if exact else lambda topic: topic.startswith(name)
     if expression is None:
-        return Program(text, starts, lambda topic, body, sequence: starts(topic))
+        return Program(text, True, starts, lambda topic, body, sequence: starts(topic))
     samples = itertools.count()
     may = _build(expression, lambda call: _function(call, samples) if call.name in OF_NAME else true)
     selects = _build(expression, lambda call: _function(call, samples))
     return Program(
         text,
+        all(call.name == "true" or call.name in OF_NAME for call in _calls(expression)),
         lambda topic: starts(topic) and may(topic, b"", 0),
         lambda topic, body, sequence: starts(topic) and selects(topic, body, sequence),
     )
+
+
+def _calls(node: _Node) -> Iterator[_Call]:
+    if isinstance(node, _Call):
+        yield node
+    else:
+        for part in node.parts:
+            yield from _calls(part)
 
 
 def _refuse(column: int, detail: str) -> NoReturn:

@@ -14,7 +14,7 @@ from mqfs.engine.log.group_log import GroupLog
 from mqfs.log import headers
 from mqfs.model import Kind, Record
 
-_KEY = bytes([len(headers.PART)]) + headers.PART.encode()
+_KEY = headers.key(headers.PART)
 
 
 def place(head: bytes) -> tuple[int, int]:

@@ -298,12 +298,14 @@ class KeptRange:
 
     def visible(self, record: Record) -> bool:
         """Whether a message found in the log is still to be seen."""
+        return self.is_kept(record) and not (self._owner.shared and self._owner.is_acked_by_all(record.sequence))
+
+    def is_kept(self, record: Record) -> bool:
+        """The same, for a consumer over the stream that did not ack it."""
         sequence, retention = record.sequence, self._retention
         if sequence < self.state.floor or sequence in self.log.state.dropped or retention.expiry.is_expired(record):
             return False
-        if record.headers and retention.is_expired(sequence):
-            return False
-        return not self._owner.shared or not self._owner.is_acked_by_all(sequence)
+        return not (record.headers and retention.is_expired(sequence))
 
     def appended(self, sequence: int, kind: int, size: int) -> None:
         """Count a message that the log now holds."""

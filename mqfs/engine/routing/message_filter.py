@@ -76,7 +76,8 @@ class MessageFilter:
 
     def _look_up(self, stream: NamedStream) -> int:
         if self._program is not None:
-            return _SOME if self._program.may_route(stream.name) else _NONE
+            part = _ALL if self._program.by_name else _SOME
+            return part if self._program.may_route(stream.name) else _NONE
         if self.numbers is not None and stream.number in self.numbers:
             return _ALL
         views = self.group.views
@@ -98,7 +99,9 @@ class MessageFilter:
     def by_stream(self) -> bool:
         """Whether of each stream all messages belong to it, or none."""
         views = self.group.views
-        return self._program is None and not any(name in views and views[name].programs for name in self.names)
+        programs = [self._program] if self._program is not None else []
+        programs += [program for name in self.names if name in views for program in views[name].programs]
+        return all(program.by_name for program in programs)
 
     def is_sparse(self) -> tuple[int, ...] | None:
         """The streams' numbers, where they are few."""

@@ -59,6 +59,10 @@ class View(Numbered):
         """Whether one of its programs may select messages of a stream of that name."""
         return any(p.may_route(name) for p in self.programs)
 
+    def has_all_of(self, name: str) -> bool:
+        """Whether one of its programs selects all messages of a stream of that name."""
+        return any(p.by_name and p.may_route(name) for p in self.programs)
+
     def selects(self, name: str, record: Record) -> bool:
         """Whether one of its programs selects that message of a stream of that name."""
         return any(p.selects(name, record.body, record.sequence) for p in self.programs)

@@ -93,9 +93,10 @@ class ViewRegistry(dict[str, View]):
     def _look_up_views(self, stream: NamedStream) -> tuple[frozenset[str], frozenset[str]]:
         found = stream.views
         if found is None or found[0] != self._catalog.routing_version:
-            matched = frozenset(self._patterns.match(stream.name))
-            routed = (name for name, view in self._routing.items() if view.may_route(stream.name))
-            stream.views = found = (self._catalog.routing_version, matched, matched.union(routed))
+            name, routing = stream.name, self._routing.items()
+            matched = frozenset(self._patterns.match(name)).union(v for v, view in routing if view.has_all_of(name))
+            routed = matched.union(v for v, view in routing if view.may_route(name))
+            stream.views = found = (self._catalog.routing_version, matched, routed)
         return found[1], found[2]
 
     def matched(self, stream: NamedStream) -> frozenset[str]:
