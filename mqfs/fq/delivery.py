@@ -214,6 +214,7 @@ class Delivery:
                     if pieces:
                         await self._send(source, b"".join(pieces), sequences)
                 except MqfsError as error:
+                    source.work.rest()
                     log.warning("queue %s of %s: %s", self._queue.consumer, source.exchange.group.name, error)
                     await trio.sleep(_AGAIN_S)
         except (Gone, OSError):
@@ -232,7 +233,8 @@ class Delivery:
                         break
                     source.work.rest()
                 body = await settle(step)
-                await source.work.begin()
+                if not pieces:
+                    await source.work.begin()
             except OverQuota:
                 if not pieces:
                     await trio.sleep(_QUOTA_S)
@@ -240,18 +242,24 @@ class Delivery:
             shown = handle.shown
             if shown is None or shown[0].sequence not in handle.claims:
                 break  # the consumer was removed, or the server stops
-            record = shown[0]
-            if record.sequence < source.exchange.since.get(self._queue, 0) and not self._selects(source, record):
-                source.settle("ack", [record.sequence])
-                continue
-            piece = source.encode(record, body)
-            if piece is None:
-                handle.write(f"dead {record.sequence} 'a route of more than {NAME_BYTES} bytes'\n".encode())
-                continue
-            pieces.append(piece)
-            sequences.append(record.sequence)
-            size += len(piece)
+            more = handle.claim_behind(limits.FQ_SEND_MESSAGES - len(pieces) - 1, limits.FQ_SEND_BYTES - size)
+            for record, whole in [(shown[0], body), *((record, record.body) for record in more)]:
+                piece = self._encode(source, record, whole)
+                if piece is not None:
+                    pieces.append(piece)
+                    sequences.append(record.sequence)
+                    size += len(piece)
         return pieces, sequences
+
+    def _encode(self, source: Source, record: Record, body: bytes) -> bytes | None:
+        """A claimed message as it is sent; None: it is not, and it is settled."""
+        if record.sequence < source.exchange.since.get(self._queue, 0) and not self._selects(source, record):
+            source.settle("ack", [record.sequence])
+            return None
+        piece = source.encode(record, body)
+        if piece is None:
+            source.handle.write(f"dead {record.sequence} 'a route of more than {NAME_BYTES} bytes'\n".encode())
+        return piece
 
     def _selects(self, source: Source, record: Record) -> bool:
         name = source.exchange.group.numbers[record.stream].name

@@ -11,7 +11,7 @@ import pytest
 from mqfs import limits
 from tests.support.calls import calls, calls_once, lines
 from tests.support.hand import ROOT, Hand
-from tests.support.queues import Queues
+from tests.support.queues import Queues, waits
 
 
 def selecting(streams: int, patterns: int) -> Any:
@@ -130,3 +130,24 @@ def test_lines_of_one_write_that_bind_a_view_cost_the_same_each(pattern: str) ->
 
     binding(200)  # programs that were parsed once are known
     assert binding(200) <= 12 * binding(20)
+
+
+def returning(messages: int) -> int:
+    """What the read costs that finds returned messages expired."""
+    queues = Queues("replay all", "ttl 5s")
+    queues.consumer()
+    queues.write("s", *[b"x"] * messages)
+    worker, other = queues.worker(), queues.worker()
+    for _ in range(messages):
+        worker.read(1)
+    assert waits(other)  # what may be delivered is known from now on
+    worker.close()
+    queues.pass_time(8)
+    queues.write("s", b"last")
+    cost = lines(lambda: other.read(9))
+    assert other.consumer.state.progress.encode() == [messages + 1, [], [[messages + 1, messages + 1, 0, 0, 1]]]
+    return cost
+
+
+def test_expired_messages_that_were_returned_are_passed_by_one_after_the_other() -> None:
+    assert returning(1_600) < 5 * returning(400)

@@ -138,25 +138,51 @@ class Consumer(Numbered):
     def _claim(self, receiver: Receiver, found: dispatcher.Next, steps: bytes) -> None:
         record, first, failed = found
         sequence, auto_ack = record.sequence, receiver.auto_ack
-        steps = self.dispatcher.gaps + steps + step(ACK if auto_ack else CLAIM, first, sequence, failed)
+        steps = bytes(self.dispatcher.gaps) + steps + step(ACK if auto_ack else CLAIM, first, sequence, failed)
         if record.headers and self._is_exclusive(sequence):
             self.exclusives.claim(record, steps)
         else:
             self._log.acknowledge(self.state, steps)
         self.dispatcher.on_claimed(sequence, first)
-        self.counts.delivered += 1
-        self._group.counts.read += 1
         if auto_ack:
+            self._count_read(1)
             self.counts.acknowledged += 1
             self.unconfirmed[receiver] = found
             is_multipart = bool(record.headers) and multipart.is_last(record)
             self.backlog.on_acked(sequence, record.stream, len(record.body), is_multipart)
-            return
-        claim = self.claims.add(receiver, record)
-        if lease_ns := self._log.settings.lease:
-            self.claims.renew(claim, lease_ns)
-        if claim.pid:
-            receiver.guard(claim)
+        else:
+            self._hand_over(receiver, (record,))
+
+    def claim_behind(self, receiver: Receiver, record: Record, messages: int, size: int, each: int = 0) -> list[Record]:
+        """Claim ordinary messages behind one that was claimed just now, by one record of the log: at most so many, of
+        at most `size` bytes of headers, bodies and `each` for each. Raises DiskFailed, ReadOnly; then nothing has
+        changed."""
+        begin = first = record.sequence + 1
+        found = [] if receiver.auto_ack else self.dispatcher.run_from(begin, receiver, messages, size, each)
+        if found:
+            steps = []
+            for behind in found:
+                steps.append(step(CLAIM, first, behind.sequence))
+                first = behind.sequence + 1
+            self._log.acknowledge(self.state, b"".join(steps))
+            self.dispatcher.on_claimed(found[-1].sequence, begin)
+            self._hand_over(receiver, found)
+        return found
+
+    def _count_read(self, messages: int) -> None:
+        self.counts.delivered += messages
+        self._group.counts.read += messages
+
+    def _hand_over(self, receiver: Receiver, records: Sequence[Record]) -> None:
+        """The log says that the receiver claimed them."""
+        self._count_read(len(records))
+        lease_ns = self._log.settings.lease
+        for record in records:
+            claim = self.claims.add(receiver, record)
+            if lease_ns:
+                self.claims.renew(claim, lease_ns)
+            if claim.pid:
+                receiver.guard(claim)
 
     def _is_exclusive(self, sequence: int) -> bool:
         coverage = self.coverage

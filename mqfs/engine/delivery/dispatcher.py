@@ -71,13 +71,13 @@ class Dispatcher:
         self._progress, self._coverage, self._claims, self._receivers = progress, coverage, claims, receivers
         self._scan_position = progress.ack_floor  # where to look next
         self._gap_start = progress.ack_floor  # where the slot of the message found there begins
-        self.gaps = b""  # steps for slots that hold nothing for it: recorded with the next claim
+        self.gaps = bytearray()  # steps for slots that hold nothing for it: recorded with the next claim
         self._ready: list[Key] | None = None  # known and perhaps free; None: to be looked up by the next claim
 
     def move(self, position: int) -> None:
         """All below is acked, nothing above."""
         self._scan_position = self._gap_start = position
-        self._ready, self.gaps = None, b""
+        self._ready, self.gaps = None, bytearray()
 
     def reopen(self, sequence: int) -> None:
         """Keep a message out of every slot: it is to be delivered again."""
@@ -104,8 +104,10 @@ class Dispatcher:
             return
         if entry.due_ns > self._group.clock.engine_ns():
             self._claims.set_timer(entry.due_ns, sequence)
-        elif self._ready is not None and (record := visible_record(self._group, sequence)) is not None:
-            heapq.heappush(self._ready, self._key(record))
+        elif self._ready is not None:
+            record = visible_record(self._group, sequence)
+            rank = DeliveryAttributes(0, NORMAL, NEVER)  # it is gone: the search finds that, and the log will say so
+            heapq.heappush(self._ready, self._ranks.key(sequence, rank) if record is None else self._key(record))
 
     def add_requeued(self, sequence: int, stream: int) -> None:
         """A message was requeued. Whether it is kept still is looked up in its turn."""
@@ -157,9 +159,31 @@ class Dispatcher:
             return found
         return best[1]
 
+    def run_from(self, position: int, receiver: Candidate, messages: int, size: int, each: int) -> list[Record]:
+        """Messages from there on, where the search is: at most so many, of at most `size` bytes of headers, bodies and
+        `each` for each. Anything but an ordinary message that is its own body ends them."""
+        found: list[Record] = []
+        if self._ready != [] or not position == self._gap_start == self._scan_position:
+            return found
+        while len(found) < messages:
+            try:
+                record = self._find(position)
+            except errors.Damaged:
+                break  # the next search raises it
+            if record is None or record.sequence >= receiver.end_sequence or self._judge(record) != _CLAIMABLE:
+                break
+            size -= each + len(record.headers) + len(record.body)
+            if size < 0 or not receiver.may_receive(self._group.numbers[record.stream], record.sequence):
+                break
+            if record.headers and multipart.place(record.headers) != (0, 0):
+                break
+            found.append(record)
+            position = record.sequence + 1
+        return found
+
     def on_claimed(self, sequence: int, first: int) -> None:
         """That message was claimed, and its steps recorded. If the scan found it, the next one begins behind it."""
-        self.gaps = b""
+        self.gaps = bytearray()
         if sequence >= self._scan_position and first == self._gap_start:
             self._gap_start = self._scan_position = sequence + 1
 
@@ -180,8 +204,11 @@ class Dispatcher:
             if record is not None and self._coverage.matches(self._group.numbers[record.stream], record):
                 return key, (record, first, failed)
             self.gaps += step(ACK, first, sequence)  # it expired, was evicted or dropped
-            heap[:] = [other for other in heap if other[2] != sequence]
-            heapq.heapify(heap)
+            if key is heap[0]:
+                heapq.heappop(heap)
+            else:
+                heap.remove(key)
+                heapq.heapify(heap)
         return None
 
     def _is_free(self, sequence: int) -> bool:

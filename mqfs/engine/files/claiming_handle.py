@@ -28,6 +28,7 @@ class ClaimingHandle(OpenFile):
     end_sequence = NEVER  # reads end there
     auto_ack = False  # a message is acked by being read
     acks_next = 0  # claims that the next read acks
+    one_by_one = False  # its claims are counted against a quota
 
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)

@@ -87,12 +87,14 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
     def fetch(self, count: int, offset: int) -> bytes | None:
         current: list[int] = []
         pieces: list[bytes] = []
-        room = NEVER  # the first message always
-        while room > 0 and (record := self.consumer.claim_next(self, room)) is not None:
-            current.append(record.sequence)
-            self.shown = record, self.claims[record.sequence].deliveries
-            pieces.append(record.body if self.format == "raw" else self._shape(record))
-            room = count - sum(map(len, pieces)) - RECORD_OVERHEAD if self.format == "record" else 0
+        room, used = NEVER, 0  # the first message always
+        while room > 0 and (first := self.consumer.claim_next(self, room)) is not None:
+            for record in self._with_next(first, count - used):
+                current.append(record.sequence)
+                self.shown = record, self.claims[record.sequence].deliveries
+                pieces.append(record.body if self.format == "raw" else self._shape(record))
+                used += len(pieces[-1])
+            room = count - used - RECORD_OVERHEAD if self.format == "record" else 0
         if not pieces:
             return b"" if self.group.log.end.next >= self.end_sequence else None
         self.current = current
@@ -101,6 +103,25 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         if self.shown[0].headers and (long := self._long(self.shown[0])) is not None:
             return self.last.first_of_many(long, count, 0)
         return self.last.first(b"".join(pieces), count, 0)
+
+    def _with_next(self, record: Record, room: int) -> list[Record]:
+        """A message just claimed, and in `format record` those claimed with it."""
+        if self.format != "record" or self.one_by_one:
+            return [record]
+        room -= RECORD_OVERHEAD + len(record.headers) + len(record.body)
+        return [record, *self.consumer.claim_behind(self, record, limits.CLAIMED_AT_ONCE, room, RECORD_OVERHEAD)]
+
+    def claim_behind(self, messages: int, size: int) -> list[Record]:
+        """Claim what reads in `format raw` would give next, behind the message that was read last: ordinary messages,
+        at most so many, of at most `size` bytes of headers and bodies. None where each is to be read by itself."""
+        if self.shown is None or self.waits or self.one_by_one or self.has_ended:
+            return []
+        found = self.consumer.claim_behind(self, self.shown[0], messages, size)
+        if found:
+            self.shown = found[-1], 1
+            self.current = [*self.current, *(record.sequence for record in found)]
+            self.group.unblock()
+        return found
 
     def _long(self, record: Record) -> multipart.LongBody | None:
         """The message just claimed, where it is multipart and the format shows all of its body."""

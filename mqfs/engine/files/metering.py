@@ -116,6 +116,7 @@ class Meter:
             handle.read = lambda count, offset=0: self._read(handle, read, count, offset)  # type: ignore[method-assign]
         if isinstance(handle, ClaimingHandle):
             self._claiming.add(handle)
+            handle.one_by_one = bool(quota.claims)
 
     def detach(self, handle: OpenFile) -> None:
         """It is closed: its writes that wait are not performed."""

@@ -11,7 +11,7 @@ import pytest
 
 from mqfs import limits
 from mqfs.wait import Wait
-from tests.support.queues import Queues
+from tests.support.queues import Queues, read, say, waits
 
 COUNT = 700  # more than two portions
 
@@ -125,3 +125,21 @@ def test_what_failed_too_often_becomes_a_dead_letter(queues: Queues) -> None:
         go_on(queues)
     assert queues.group.consumers["w"].counts.dead == COUNT
     assert queues.group.streams["dead"].kept.count == COUNT
+
+
+@pytest.mark.parametrize("gone", ["expired", "dropped"])
+def test_a_delayed_message_that_is_gone_when_it_is_due_holds_back_nothing(gone: str) -> None:
+    queues = Queues("replay all", "backoff 2s 2s", *["ttl 2s"] * (gone == "expired"))
+    queues.consumer()
+    queues.write("s", b"1")
+    worker = queues.worker()
+    assert read(worker) == b"1"
+    assert waits(worker)
+    say(worker, "nack")
+    if gone == "dropped":
+        queues.ctl("drop s 1")
+    queues.pass_time(3)
+    queues.write("s", b"2")
+    assert read(worker) == b"2"
+    say(worker, "ack")
+    assert queues.stats()["low"] == 3

@@ -358,6 +358,15 @@ def test_claims() -> None:
     assert wait.settled or q.use(ROOT)["used"] == {"claims": 1}
 
 
+def test_claims_are_not_taken_together_where_they_are_counted() -> None:
+    q = Limited("1001 claims=2", ctl=("consumer w",))
+    q.tree.setattr(ROOT, q.tree.find(ROOT, "g/.consumers/w"), mode=0o666)
+    workers = [q.worker(user=user) for user in (ANNA, ROOT)]
+    q.write("s", *[b"x"] * 5)
+    assert [read(worker) for worker in workers] == [b"x", b"x"]
+    assert [len(worker.claim_behind(2, 100)) for worker in workers] == [0, 2]
+
+
 def test_a_queue_with_ack_read_holds_no_claims() -> None:
     q = Limited("1001 claims=1", ctl=("deliver one",))
     takers = [q.taker(user=ANNA) for _ in range(3)]

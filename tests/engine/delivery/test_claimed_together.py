@@ -1,0 +1,149 @@
+"""Messages that one read claims together: the same, in the same order, as when each is claimed by a read of its own."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mqfs.errors import MqfsError, ReadOnly
+from mqfs.wait import Wait
+from tests.support.campaign import size
+from tests.support.queues import BIG, Queues, say
+
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "priority": st.integers(0, 9),
+        "ttl": st.sampled_from(["1s", "3s"]),
+        "delay": st.just("2s"),
+        "single": st.just(True),
+        "headers": st.sampled_from([{"k": "v"}, {"part": "1/2"}, {"part": "2/2"}, {"part": "1/1"}]),
+    },
+)
+ACTS = st.one_of(
+    st.tuples(st.just("write"), st.sampled_from("st"), st.integers(1, 6)),
+    st.tuples(st.just("put"), st.sampled_from("st"), OPTIONS),
+    st.tuples(st.just("parts"), st.sampled_from("st"), st.integers(2, 3)),
+    st.tuples(st.just("read"), st.sampled_from([1, 700, 1_500, BIG])),
+    st.tuples(st.just("behind"), st.integers(1, 9), st.sampled_from([0, 20, BIG])),
+    st.tuples(st.sampled_from(["ack", "nack", "release", "nack 2s"]), st.integers(0, 20)),
+    st.tuples(st.just("drop"), st.sampled_from("st"), st.integers(1, 20)),
+    st.tuples(st.just("time"), st.integers(1, 3)),
+    st.tuples(st.just("ctl"), st.sampled_from(["clear s", "lease 2s", "ttl 5s", "order expiry", "depth 4"])),
+)
+CONSUMERS = ["", "s", "all", "some"]
+
+
+class Side:
+    """A group and its worker, who claims messages together or one by one."""
+
+    def __init__(self, consumer: str, *, together: bool, path: Path | None = None) -> None:
+        self.together = together
+        self.queues = Queues("bind all #", 'bind some prefix:"" payload_contains("1")', path=path)
+        self.queues.stream("t")
+        self.queues.consumer("w", *[consumer] * bool(consumer))
+        self.worker = self.queues.worker("w", "format record")
+        self.written = 0
+
+    def read(self, count: int = 1) -> list[int]:
+        """The sequences that a read claims, whose data is then read to the end."""
+        step = self.worker.read(count)
+        if isinstance(step, Wait):
+            assert step.cancel()
+            return []
+        while self.worker.last.given < len(self.worker.last.body):
+            self.worker.read(BIG)
+        return list(self.worker.current)
+
+    def do(self, act: tuple[Any, ...], like: list[int]) -> list[int]:
+        """Carry out what changes the group, or read as many messages as the other side did."""
+        queues = self.queues
+        match act:
+            case "write", stream, count:
+                self.written += 1
+                queues.write(stream, *(b"%d-%d" % (self.written, n) for n in range(count)))
+            case "put", stream, keys:
+                queues.put(b"a 1", stream, **keys)
+            case "parts", stream, count:
+                for number in range(1, count + 1):
+                    queues.put(b"part 1", stream, headers={"part": f"{number}/{count}"})
+            case "read" | "behind", *_ if not self.together:
+                return [sequence for _ in like for sequence in self.read()]
+            case "read", count:
+                return self.read(count)
+            case "behind", count, most:
+                first = self.read()
+                return first + [record.sequence for record in self.worker.claim_behind(count, most)]
+            case "drop", stream, sequence:
+                with suppress(MqfsError):  # it is no message of that stream
+                    queues.ctl(f"drop {stream} {sequence}")
+            case "time", seconds:
+                queues.pass_time(seconds)
+            case "ctl", line:
+                queues.ctl(line)
+            case verb, which:
+                held = sorted(self.worker.claims)
+                if held:
+                    word, *delay = verb.split()
+                    say(self.worker, " ".join([word, str(held[which % len(held)]), *delay]))
+        return []
+
+    def state(self) -> tuple[Any, ...]:
+        progress, stats = self.worker.consumer.state.progress, self.queues.stats()
+        kept = {row["sequence"] for stream in "st" for row in self.queues.kept(stream)}
+        unacked = {s: (entry.failed, entry.claimed) for s, entry in progress.in_flight.items() if s in kept}
+        return unacked, sorted(self.worker.claims), stats["waiting"], stats["delivered"]
+
+    def finish(self) -> int:
+        """Read and ack all there is, and one more. Returns the sequence below which everything is acked."""
+        while self.read(BIG if self.together else 1):
+            say(self.worker, "ack")
+        self.queues.write("s", b"1")
+        while self.read(BIG if self.together else 1):
+            say(self.worker, "ack")
+        while self.worker.claims:
+            say(self.worker, f"ack {min(self.worker.claims)}")
+        return int(self.queues.stats()["low"])
+
+
+@pytest.mark.slow
+@settings(max_examples=size(5_000), deadline=None)
+@given(st.sampled_from(CONSUMERS), st.lists(ACTS, min_size=4, max_size=30))
+@example("", [("put", "s", {"priority": 6}), ("write", "s", 2), ("put", "s", {"priority": 6})])
+def test_as_one_by_one(consumer: str, acts: list[tuple[Any, ...]]) -> None:
+    together, single = Side(consumer, together=True), Side(consumer, together=False)
+    for act in [*acts, ("read", BIG)]:
+        claimed = together.do(act, [])
+        assert single.do(act, claimed) == claimed, act
+        assert together.state() == single.state(), act
+    assert together.finish() == single.finish()
+
+
+def test_by_one_record_of_the_log(tmp_path: Path) -> None:
+    side = Side("", together=True, path=tmp_path / "store")
+    side.queues.write("s", *[b"x"] * 50)
+    before = side.queues.group.log.end.next
+    assert side.do(("read", BIG), []) == list(range(1, 51))
+    claimed = sorted(side.worker.claims)
+    assert side.queues.group.log.end.next == before
+    side.queues.restart(clean=False)
+    again = side.queues.worker("w", "format record")
+    assert [entry.failed for entry in again.consumer.state.progress.in_flight.values()] == [1] * 50
+    assert list(again.consumer.state.progress.in_flight) == claimed
+
+
+def test_nothing_is_claimed_where_the_disk_failed(tmp_path: Path) -> None:
+    side = Side("", together=True, path=tmp_path / "store")
+    side.queues.write("s", *[b"x"] * 5)
+    assert side.read() == [1]
+    side.queues.group.log.end.failed = OSError("gone")
+    with pytest.raises(ReadOnly):
+        side.worker.claim_behind(9, BIG)
+    assert sorted(side.worker.claims) == [1]
+    side.queues.group.log.end.failed = None
+    assert [record.sequence for record in side.worker.claim_behind(9, BIG)] == [2, 3, 4, 5]
