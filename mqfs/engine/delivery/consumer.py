@@ -145,7 +145,8 @@ class Consumer(Numbered):
             self._log.acknowledge(self.state, steps)
         self.dispatcher.on_claimed(sequence, first)
         if auto_ack:
-            self._count_read(1)
+            self.counts.delivered += 1
+            self._group.counts.read += 1
             self.counts.acknowledged += 1
             self.unconfirmed[receiver] = found
             is_multipart = bool(record.headers) and multipart.is_last(record)
@@ -154,7 +155,7 @@ class Consumer(Numbered):
             self._hand_over(receiver, (record,))
 
     def claim_behind(self, receiver: Receiver, record: Record, messages: int, size: int, each: int = 0) -> list[Record]:
-        """Claim ordinary messages behind one that was claimed just now, by one record of the log: at most so many, of
+        """Claim ordinary messages behind one that was claimed just now, by one record of the log: at most that many, of
         at most `size` bytes of headers, bodies and `each` for each. Raises DiskFailed, ReadOnly; then nothing has
         changed."""
         begin = first = record.sequence + 1
@@ -169,13 +170,10 @@ class Consumer(Numbered):
             self._hand_over(receiver, found)
         return found
 
-    def _count_read(self, messages: int) -> None:
-        self.counts.delivered += messages
-        self._group.counts.read += messages
-
     def _hand_over(self, receiver: Receiver, records: Sequence[Record]) -> None:
         """The log says that the receiver claimed them."""
-        self._count_read(len(records))
+        self.counts.delivered += len(records)
+        self._group.counts.read += len(records)
         lease_ns = self._log.settings.lease
         for record in records:
             claim = self.claims.add(receiver, record)

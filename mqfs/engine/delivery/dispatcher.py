@@ -160,8 +160,8 @@ class Dispatcher:
         return best[1]
 
     def run_from(self, position: int, receiver: Candidate, messages: int, size: int, each: int) -> list[Record]:
-        """Messages from there on, where the search is: at most so many, of at most `size` bytes of headers, bodies and
-        `each` for each. Anything but an ordinary message that is its own body ends them."""
+        """Messages from there on, where the search is: at most that many, of at most `size` bytes of headers, bodies
+        and `each` for each. Anything but an ordinary message that is its own body ends them."""
         found: list[Record] = []
         if self._ready != [] or not position == self._gap_start == self._scan_position:
             return found
@@ -282,7 +282,7 @@ class Dispatcher:
         stream = self._group.numbers.get(record.stream)
         if stream is None or record.kind != MESSAGE or not self._coverage.matches(stream, record):
             return _SKIPPED
-        if not stream.kept.is_kept(record):
+        if not stream.kept.visible(record, unacked=True):
             # Before its slot is acked with the next one's: it is counted as gone now.
             stream.kept.update_low_watermark()
             return _SKIPPED

@@ -89,7 +89,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         pieces: list[bytes] = []
         room, used = NEVER, 0  # the first message always
         while room > 0 and (first := self.consumer.claim_next(self, room)) is not None:
-            for record in self._with_next(first, count - used):
+            for record in [first] if self.format != "record" else self._with_next(first, count - used):
                 current.append(record.sequence)
                 self.shown = record, self.claims[record.sequence].deliveries
                 pieces.append(record.body if self.format == "raw" else self._shape(record))
@@ -105,15 +105,15 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         return self.last.first(b"".join(pieces), count, 0)
 
     def _with_next(self, record: Record, room: int) -> list[Record]:
-        """A message just claimed, and in `format record` those claimed with it."""
-        if self.format != "record" or self.one_by_one:
+        """A message just claimed, and those claimed with it."""
+        if self.one_by_one:
             return [record]
         room -= RECORD_OVERHEAD + len(record.headers) + len(record.body)
         return [record, *self.consumer.claim_behind(self, record, limits.CLAIMED_AT_ONCE, room, RECORD_OVERHEAD)]
 
     def claim_behind(self, messages: int, size: int) -> list[Record]:
         """Claim what reads in `format raw` would give next, behind the message that was read last: ordinary messages,
-        at most so many, of at most `size` bytes of headers and bodies. None where each is to be read by itself."""
+        at most that many, of at most `size` bytes of headers and bodies. None where each is to be read by itself."""
         if self.shown is None or self.waits or self.one_by_one or self.has_ended:
             return []
         found = self.consumer.claim_behind(self, self.shown[0], messages, size)

@@ -296,16 +296,15 @@ class KeptRange:
             sequence = bucket.reader.before(sequence, self.number)
         self.newest = 0
 
-    def visible(self, record: Record) -> bool:
-        """Whether a message found in the log is still to be seen."""
-        return self.is_kept(record) and not (self._owner.shared and self._owner.is_acked_by_all(record.sequence))
-
-    def is_kept(self, record: Record) -> bool:
-        """The same, for a consumer over the stream that did not ack it."""
+    def visible(self, record: Record, unacked: bool = False) -> bool:
+        """Whether a message found in the log is still to be seen. `unacked`: a consumer over the stream is known that
+        did not ack it."""
         sequence, retention = record.sequence, self._retention
         if sequence < self.state.floor or sequence in self.log.state.dropped or retention.expiry.is_expired(record):
             return False
-        return not (record.headers and retention.is_expired(sequence))
+        if record.headers and retention.is_expired(sequence):
+            return False
+        return unacked or not self._owner.shared or not self._owner.is_acked_by_all(sequence)
 
     def appended(self, sequence: int, kind: int, size: int) -> None:
         """Count a message that the log now holds."""
