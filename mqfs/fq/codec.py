@@ -202,7 +202,7 @@ class MessageParser:
     def __init__(self, *, relayed: bool) -> None:
         self.too_large = 0
         self._relayed = relayed
-        self._rest = b""
+        self._rest = bytearray()
         self._needed = 0  # bytes of the next message, as far as is known
         self._skip = 0  # bytes of a payload that is read past
 
@@ -217,18 +217,19 @@ class MessageParser:
             passed = min(self._skip, len(data))
             self._skip -= passed
             data = data[passed:]
-        data = self._rest + data if self._rest else data
         found: list[Message] = []
-        if len(data) < self._needed:
-            self._rest = data
-            return found
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._needed:
+                return found
+            data = bytes(self._rest)
         at, end = 0, len(data)
         while at < end and (stop := self._next(data, at, found)):
             if stop > end:
                 self._skip = stop - end
                 stop = end
             at = stop
-        self._rest = data[at:] if at else data
+        self._rest = bytearray(data[at:])
         return found
 
     def _next(self, data: bytes, at: int, found: list[Message]) -> int:

@@ -52,6 +52,7 @@ class Client:
     _data_ended: trio.Event = attrs.Factory(trio.Event)
     _last_sign: float = 0.0
     _beat_s: float = 0.0  # 0: it asked for none
+    _beats: trio.CancelScope = attrs.Factory(trio.CancelScope)
     _writing: trio.Lock = attrs.Factory(trio.Lock)
 
     @property
@@ -86,9 +87,11 @@ class Client:
 
     async def _perform(self, command: codec.Command, channel: Channel, nursery: trio.Nursery) -> None:
         if isinstance(command, codec.BeatRequest):
-            begun, self._beat_s = self._beat_s > 0, command.period_ms and max(command.period_ms / 1e3, LEAST_BEAT_S)
-            if self._beat_s and not begun:
-                nursery.start_soon(self._beat, channel)
+            self._beats.cancel()
+            self._beat_s = command.period_ms and max(command.period_ms / 1e3, LEAST_BEAT_S)
+            if self._beat_s:
+                self._beats = trio.CancelScope()
+                nursery.start_soon(self._beat, channel, self._beats)
         elif isinstance(command, codec.Bind):
             await self._answer(channel, codec.bound(await self._bind(command)))
         elif isinstance(command, codec.Unbind):
@@ -100,14 +103,16 @@ class Client:
         async with self._writing:
             await channel.send(data, limits.HTTP_SEND_S)
 
-    async def _beat(self, channel: Channel) -> None:
-        """Send a sign of life in each period."""
-        while self._beat_s:
-            await trio.sleep(self._beat_s)
-            try:
-                await self._answer(channel, codec.BEAT)
-            except Gone:
-                self.scope.cancel()
+    async def _beat(self, channel: Channel, scope: trio.CancelScope) -> None:
+        """Send a sign of life in each period, until the client asks for other periods."""
+        with scope:
+            while True:
+                await trio.sleep(self._beat_s)
+                try:
+                    with trio.CancelScope(shield=True):  # not a part of it
+                        await self._answer(channel, codec.BEAT)
+                except Gone:
+                    self.scope.cancel()
 
     async def _bind(self, command: codec.Bind) -> int:
         permanent = command.flags & codec.FLAG_PERMANENT == codec.FLAG_PERMANENT

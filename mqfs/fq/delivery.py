@@ -143,6 +143,7 @@ class Delivery:
         self._held: deque[Sent] = deque()  # that it has
         self._in_held = 0
         self._moved = trio.Event()
+        self._sent = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._scope = trio.CancelScope()
         self._ended = False
@@ -276,6 +277,7 @@ class Delivery:
             self._count += len(sequences)
             self._window.append(Sent(self._written, self._count, source, sequences))
             self._in_window += len(sequences)
+            self._sent.set()
         self._counts.msgs_out += len(sequences)
         if self._in_window >= self._hold:
             self._look()
@@ -287,7 +289,10 @@ class Delivery:
     async def _confirm(self) -> None:
         """Ack what the peer's kernel has had for long enough."""
         while True:
-            await trio.sleep(limits.FQ_CONFIRM_S if self._window or self._held else 5 * limits.FQ_CONFIRM_S)
+            if not (self._window or self._held):
+                self._sent = trio.Event()
+                await self._sent.wait()
+            await trio.sleep(limits.FQ_CONFIRM_S)
             self._look()
             self._settle(self._hold)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from time import process_time
 from typing import Any
 
 import pytest
@@ -107,6 +108,22 @@ def test_the_largest_payload_is_a_message() -> None:
     found = [message for at in range(0, len(data), 65_536) for message in parser.receive(data[at : at + 65_536])]
     assert found == [largest, largest]
     assert parser.too_large == 1
+
+
+def in_pieces_s(size: int) -> float:
+    """CPU seconds to parse a message of that size that comes in small pieces; the least of some runs."""
+    data = codec.published(Message(b"ex", b"r", bytes(16), bytes(size)))
+    times = []
+    for _ in range(3):
+        parser, began = MessageParser(relayed=False), process_time()
+        found = [message for at in range(0, len(data), 64) for message in parser.receive(data[at : at + 64])]
+        times.append(process_time() - began)
+        assert [len(message.payload) for message in found] == [size]
+    return min(times)
+
+
+def test_small_pieces_of_a_large_message_cost_no_more_each() -> None:
+    assert in_pieces_s(1_000_000) < 20 * in_pieces_s(100_000)
 
 
 @pytest.mark.parametrize(

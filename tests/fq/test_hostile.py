@@ -6,6 +6,7 @@ import random
 import resource
 import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,17 @@ def test_a_length_bomb_is_read_past(server: Server, address: str) -> None:
 
 def resident(server: Server) -> int:
     return int(Path(f"/proc/{server.pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_asking_for_heartbeats_again_and_again(address: str) -> None:
+    with Client(address, "beats", with_data=False) as client:
+        client.commands.sendall(b"".join(codec.beat_request(period) for period in [50, 0] * 200 + [50]))
+        client.answer("beat")  # of the authentication
+        began = time.monotonic()
+        for _ in range(20):
+            client.commands.sendall(codec.BEAT)
+            client.answer("beat")
+        assert time.monotonic() - began > 0.5
 
 
 def test_random_bytes(address: str) -> None:
