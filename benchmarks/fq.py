@@ -1,9 +1,10 @@
 """fq's protocol: one publisher to one queue, a round trip, and publishers beside a queue that is blocked.
 
-    python benchmarks/fq.py [--quick]
+    python benchmarks/fq.py [--quick] [--fqd PID PORT]
 
 The client is that of the tests, in Python, and sends many messages at once; so the server is what is measured: messages
-by a second of its CPU time, and by the clock. fqd is not beside it: it needs jlog, which no distribution has.
+by a second of its CPU time, and by the clock. fqd needs jlog, which no distribution has: one that was built by hand and
+runs at a port of loopback is measured beside it, with a queue in memory.
 """
 
 from __future__ import annotations
@@ -32,23 +33,24 @@ AT_ONCE = 100
 KIND = "backlog=1000000"
 
 
-def cpu_seconds(server: Server) -> float:
-    fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def rate(server: Server, address: str, kind: str, count: int) -> tuple[float, float]:
+def rate(pid: int, address: str | tuple[str, int], kind: str, count: int) -> str:
     """Messages a second of the server's CPU, and of the clock."""
     block = b"".join(codec.published(Message(b"rate", b"r", os.urandom(16), bytes(SIZE))) for _ in range(AT_ONCE))
     with Client(address, f"rate-{kind}", f"{kind}:public,{KIND}") as reads, Client(address, kind="mem") as writes:
         reads.bind("rate")
         reader = threading.Thread(target=reads.receive, args=(count,))
-        began, cpu = time.perf_counter(), cpu_seconds(server)
+        began, cpu = time.perf_counter(), cpu_seconds(pid)
         reader.start()
         for _ in range(count // AT_ONCE):
             writes.data.sendall(block)
         reader.join()
-        return count / max(cpu_seconds(server) - cpu, 1 / TICKS), count / (time.perf_counter() - began)
+        by_cpu, by_clock = count / max(cpu_seconds(pid) - cpu, 1 / TICKS), count / (time.perf_counter() - began)
+        return f"{kind:4} 1 to 1, {SIZE} B: {by_cpu:,.0f} a second of CPU, {by_clock:,.0f} by the clock"
 
 
 def round_trip_us(client: Client, exchange: str, count: int) -> float:
@@ -80,17 +82,24 @@ def beside_a_blocked_queue(address: str, count: int) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the messages")
-    scale = 10 if parser.parse_args().quick else 1
+    parser.add_argument("--fqd", type=int, nargs=2, metavar=("PID", "PORT"), help="of an fqd on this machine")
+    given = parser.parse_args()
+    scale = 10 if given.quick else 1
     with tempfile.TemporaryDirectory(prefix="mqfs-fq-") as name:
         folder = Path(name)
         with Server.at(folder, "--fq", f"unix!{folder}/fq") as server:
             address = f"{folder}/fq"
             for kind in ("mem", "disk"):
-                by_cpu, by_clock = rate(server, address, kind, 200_000 // scale)
-                print(f"{kind:4} 1 to 1, {SIZE} B: {by_cpu:,.0f} a second of CPU, {by_clock:,.0f} by the clock")
+                print("mqfs", rate(server.pid, address, kind, 200_000 // scale))
+            if given.fqd:
+                pid, port = given.fqd
+                print("fqd ", rate(pid, ("127.0.0.1", port), "mem", 200_000 // scale))
+                with Client(("127.0.0.1", port), "trip") as client:
+                    client.bind("trip")
+                    print(f"fqd  round trip, median: {round_trip_us(client, 'trip', 500 // scale):.0f} us")
             with Client(address, "trip") as client:
                 client.bind("trip")
-                print(f"round trip, median: {round_trip_us(client, 'trip', 5_000 // scale):.0f} us")
+                print(f"mqfs round trip, median: {round_trip_us(client, 'trip', 5_000 // scale):.0f} us")
             before, beside = beside_a_blocked_queue(address, 5_000 // scale)
             print(f"the same beside a blocked queue: {beside:.0f} us, before {before:.0f} us")
 

@@ -72,10 +72,13 @@ class Channel:
 
     async def send(self, data: bytes, patience: float = math.inf) -> None:
         """Send all. Raises Gone where the client is, or takes nothing for that many seconds."""
-        rest = memoryview(data)
+        rest: bytes | memoryview = data
         while rest:
             try:
-                rest = rest[self._write(self._descriptor, rest) :]
+                size = self._write(self._descriptor, rest)
+                if size == len(rest):
+                    return
+                rest = memoryview(rest)[size:]
             except BlockingIOError:
                 self.before_wait()
                 await self._writable(patience)
