@@ -20,21 +20,12 @@ import attrs
 from mqfs import limits
 from mqfs.bridge.changes import Changes
 from mqfs.bridge.folder import Folder
-from mqfs.bridge.link import GroupLink
+from mqfs.bridge.link import LATER, GroupLink
 from mqfs.bridge.names import DIRECT, SINGLE, TOPIC_HEADER, Name, Origin, Topics, id_of, parse
 from mqfs.bridge.seen import Import, Seen
 from mqfs.client.large import PIECE_BYTES
 from mqfs.client.outgoing import Outgoing
-from mqfs.errors import (
-    Again,
-    BadRequest,
-    DiskFull,
-    Interrupted,
-    MqfsError,
-    OverLimit,
-    OverQuota,
-    StreamFull,
-)
+from mqfs.errors import Again, BadRequest, Interrupted, MqfsError, StreamFull
 
 log = logging.getLogger("mqfs.bridge")
 
@@ -43,7 +34,6 @@ BATCH, BATCH_BYTES = 1_024, 8 << 20  # messages under way at once, and about the
 LONGEST_MS = 10 * 365 * 86_400_000  # a lifetime; names may have ends in thousands of years
 FORGET_S = 60.0  # between two looks for what has expired
 CLOCK_S = 2.0  # that the clocks of writers may differ
-LATER = (Again, DiskFull, OverLimit, OverQuota, StreamFull)  # the group has no room for it now
 Selects = Callable[[str], bool]
 
 

@@ -15,13 +15,14 @@ from mqfs.client.client import Client
 from mqfs.client.subscription import CursorSubscription
 from mqfs.client.transport.ninep import NinepTransport
 from mqfs.client.types import File, read_whole
-from mqfs.errors import Disconnected, Interrupted
+from mqfs.errors import Again, Disconnected, DiskFull, Interrupted, OverLimit, OverQuota, StreamFull
 from mqfs.syntax.patterns import Words
 from mqfs.syntax.quoting import split
 
 T = TypeVar("T")
 
 CONNECT_S = 10.0
+LATER = (Again, DiskFull, OverLimit, OverQuota, StreamFull)  # the group has no room for a message now
 
 
 class GroupLink:
