@@ -25,7 +25,7 @@ from mqfs.bridge.names import DIRECT, SINGLE, TOPIC_HEADER, Name, Origin, Topics
 from mqfs.bridge.seen import Import, Seen
 from mqfs.client.large import PIECE_BYTES
 from mqfs.client.outgoing import Outgoing
-from mqfs.errors import Again, BadRequest, Interrupted, MqfsError, StreamFull
+from mqfs.errors import Again, BadRequest, Disconnected, Interrupted, MqfsError, NotFound, StreamFull
 
 log = logging.getLogger("mqfs.bridge")
 
@@ -277,5 +277,11 @@ def append_large(link: GroupLink, arrival: Arrival, file: IO[bytes]) -> None:
     """Append a body that is larger than a message, in parts."""
     message = outgoing(arrival, b"", single=False)
     file.seek(1)
-    with link.group.writer(message.stream, ttl=message.ttl, headers=message.headers, id=message.id) as body:
-        shutil.copyfileobj(file, body, PIECE_BYTES)
+    connection = link.connection()
+    try:
+        with link.group.writer(message.stream, ttl=message.ttl, headers=message.headers, id=message.id) as body:
+            shutil.copyfileobj(file, body, PIECE_BYTES)
+    except NotFound:
+        if link.connection() is connection:
+            raise
+        raise Disconnected("the server was restarted, and has lost the parts of a body") from None
