@@ -16,9 +16,10 @@ from hashlib import blake2b
 
 import attrs
 
+from mqfs.bridge.link import LATER
 from mqfs.client import Client, Group, Outgoing, connect
 from mqfs.client.backoff import Backoff
-from mqfs.errors import BadCommand, Disconnected
+from mqfs.errors import BadCommand, BadName, Disconnected, MqfsError, TooLong
 from mqfs.fq import codec
 from mqfs.fq.codec import HOP_BYTES, ILLEGAL, AnswerParser, Malformed, Message, MessageParser
 from mqfs.limits import FQ_HOPS
@@ -29,7 +30,8 @@ from mqfs.syntax.escape import escape
 log = logging.getLogger("mqfs.bridge")
 RECEIVE_BYTES = 1 << 18
 CONNECT_S, ANSWER_S = 10.0, 30.0
-AGAIN_S = 0.1  # until it connects again to a broker that ended the connection
+AGAIN_S = 0.1  # until it connects again to a broker that ended the connection, and between two looks for room
+NEVER = BadName, TooLong  # the group cannot take such a message, also later
 
 
 @attrs.frozen(kw_only=True)
@@ -83,6 +85,7 @@ class Bridge:
         self._options = options
         path = f"{options.group}/{escape(options.exchange.encode())}"
         self._group: Group = here.group(path, create=True)
+        self._is_full = False
 
     def carry(self) -> None:
         """Connect, and carry what comes. Raises Disconnected where there is no connection, MqfsError; returns where it
@@ -151,9 +154,43 @@ class Bridge:
         return Outgoing(escape(message.route), message.payload, headers=headers, id=f"fq-{id}")
 
     def _publish(self, messages: list[Outgoing]) -> None:
-        """Until all are committed: while the server here is away what is repeated is known by its id."""
-        if messages:
-            Backoff(True, threading.Event()).retry(lambda: self._group.publish_many(messages), Disconnected)
+        """Until each is committed, or left out. Those that were committed before a refusal are known by their ids."""
+        try:
+            if messages:
+                self._append(messages)
+            self._is_full = False
+        except (*LATER, *NEVER):
+            rest, pauses = [*messages], Backoff(True, threading.Event(), longest_s=AGAIN_S)
+            pauses.retry(lambda: self._append_each(rest), *LATER)
+
+    def _append(self, messages: list[Outgoing]) -> None:
+        """Waits while the server here is away."""
+        Backoff(True, threading.Event()).retry(lambda: self._group.publish_many(messages), Disconnected)
+
+    def _append_each(self, rest: list[Outgoing]) -> None:
+        """One after the other. Raises the refusal where some have no room: these stay in `rest`, with those behind."""
+        full: dict[str, MqfsError] = {}
+        kept = []
+        for message in rest:
+            if message.stream not in full:
+                self._append_one(message, full)
+            if message.stream in full:
+                kept.append(message)
+        rest[:] = kept
+        for error in full.values():
+            raise error
+
+    def _append_one(self, message: Outgoing, full: dict[str, MqfsError]) -> None:
+        """Notes in `full` that its stream has no room, and logs that once until messages have room at once again."""
+        try:
+            self._append([message])
+        except LATER as error:
+            full[message.stream] = error
+            if not self._is_full:
+                self._is_full = True
+                log.warning("group %s: %s; waiting for room", self._group.path, error)
+        except NEVER as error:
+            log.warning("message %s was left out: %s", message.headers and message.headers["fq-id"], error)
 
 
 def _confirmation(count: int) -> bytes:

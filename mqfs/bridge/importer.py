@@ -20,21 +20,12 @@ import attrs
 from mqfs import limits
 from mqfs.bridge.changes import Changes
 from mqfs.bridge.folder import Folder
-from mqfs.bridge.link import GroupLink
+from mqfs.bridge.link import LATER, GroupLink
 from mqfs.bridge.names import DIRECT, SINGLE, TOPIC_HEADER, Name, Origin, Topics, id_of, parse
 from mqfs.bridge.seen import Import, Seen
 from mqfs.client.large import PIECE_BYTES
 from mqfs.client.outgoing import Outgoing
-from mqfs.errors import (
-    Again,
-    BadRequest,
-    DiskFull,
-    Interrupted,
-    MqfsError,
-    OverLimit,
-    OverQuota,
-    StreamFull,
-)
+from mqfs.errors import Again, BadRequest, Disconnected, Interrupted, MqfsError, NotFound, StreamFull
 
 log = logging.getLogger("mqfs.bridge")
 
@@ -43,7 +34,6 @@ BATCH, BATCH_BYTES = 1_024, 8 << 20  # messages under way at once, and about the
 LONGEST_MS = 10 * 365 * 86_400_000  # a lifetime; names may have ends in thousands of years
 FORGET_S = 60.0  # between two looks for what has expired
 CLOCK_S = 2.0  # that the clocks of writers may differ
-LATER = (Again, DiskFull, OverLimit, OverQuota, StreamFull)  # the group has no room for it now
 Selects = Callable[[str], bool]
 
 
@@ -287,5 +277,11 @@ def append_large(link: GroupLink, arrival: Arrival, file: IO[bytes]) -> None:
     """Append a body that is larger than a message, in parts."""
     message = outgoing(arrival, b"", single=False)
     file.seek(1)
-    with link.group.writer(message.stream, ttl=message.ttl, headers=message.headers, id=message.id) as body:
-        shutil.copyfileobj(file, body, PIECE_BYTES)
+    connection = link.connection()
+    try:
+        with link.group.writer(message.stream, ttl=message.ttl, headers=message.headers, id=message.id) as body:
+            shutil.copyfileobj(file, body, PIECE_BYTES)
+    except NotFound:
+        if link.connection() is connection:
+            raise
+        raise Disconnected("the server was restarted, and has lost the parts of a body") from None

@@ -15,29 +15,30 @@ from mqfs.client.client import Client
 from mqfs.client.subscription import CursorSubscription
 from mqfs.client.transport.ninep import NinepTransport
 from mqfs.client.types import File, read_whole
-from mqfs.errors import Disconnected, Interrupted
+from mqfs.errors import Again, Disconnected, DiskFull, Interrupted, OverLimit, OverQuota, StreamFull
 from mqfs.syntax.patterns import Words
 from mqfs.syntax.quoting import split
 
 T = TypeVar("T")
 
 CONNECT_S = 10.0
+LATER = (Again, DiskFull, OverLimit, OverQuota, StreamFull)  # the group has no room for a message now
 
 
 class GroupLink:
-    """A group, over 9P."""
+    """A group, over one connection of 9P, which is made again where it is lost. Thread-safe."""
 
     def __init__(self, address: str, path: str, *, user: str, token: str, stopping: threading.Event) -> None:
         self.path, self.stopping = path.strip("/"), stopping
         self._link = NinepTransport(address, user=user, token=token, timeout=CONNECT_S, reconnect=True)
         self._client = Client(self._link, True)
-        self.group = self._client.group(self.path)
+        self.group = self.repeat(lambda: self._client.group(self.path))
 
     def repeat(self, call: Callable[[], T]) -> T:
-        """The result of a call, which is repeated until there is a connection."""
+        """The result of a call, which is repeated while the server is away, or stops."""
         try:
-            return Backoff(True, self.stopping).retry(call, Disconnected)
-        except Disconnected:
+            return Backoff(True, self.stopping).retry(call, Disconnected, Interrupted)
+        except (Disconnected, Interrupted):
             if self.stopping.is_set():
                 raise Interrupted("the bridge stops") from None
             raise
@@ -66,6 +67,10 @@ class GroupLink:
 
     def mkdir(self, path: str) -> None:
         self._link.mkdir(f"{self.path}/{path}")
+
+    def connection(self) -> object:
+        """The present one: another than before where the server was away. Raises Disconnected."""
+        return self._link.connection()
 
     def follow(self, first: int) -> CursorSubscription:
         """The messages from a sequence on, also those to come. Its reads raise Disconnected."""

@@ -70,19 +70,15 @@ class Bridge:
         self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._failure: BaseException | None = None
         self._folder = Folder(options.folder, sync=options.sync)
-        self._link = self._connect()
+        self._link = GroupLink(
+            options.address, options.group, user=options.user, token=options.token, stopping=self._stopping
+        )
         stats = self._link.stats()
         self._origin = Origin(stats["store"], stats["group"])
         self._selects = _selecting(options.patterns, self._link.words())
         self._singles: Singles = {}  # found, not imported
         self._found = threading.Event()  # there may be some
         self._check()
-
-    def _connect(self) -> GroupLink:
-        options = self._options
-        return GroupLink(
-            options.address, options.group, user=options.user, token=options.token, stopping=self._stopping
-        )
 
     def _check(self) -> None:
         """Raises BadConfig where the group's settings cannot keep what is promised."""
@@ -100,13 +96,14 @@ class Bridge:
 
     def run(self) -> int:
         if self._options.outwards:
-            self._writer(self._link).remove_leftovers()
+            self._writer().remove_leftovers()
         parts = [*self._inwards(), *self._outwards()]
         threads = [threading.Thread(target=self._guard, args=(part,), name=part.__name__) for part in parts]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        self._link.close()
         if self._failure is not None:
             raise self._failure
         return 0
@@ -146,9 +143,9 @@ class Bridge:
         options, closing = self._options, contextlib.closing
         state = options.state or default_state(self._folder.path, self._origin)
         singles = self._singles if options.singles else None
-        with closing(self._connect()) as link, closing(Seen(state)) as seen, closing(Changes(self._folder)) as changes:
+        with closing(Seen(state)) as seen, closing(Changes(self._folder)) as changes:
             importer = Importer(
-                self._folder, link, options.topics, self._origin, seen,
+                self._folder, self._link, options.topics, self._origin, seen,
                 changes=changes, selects=self._selects, singles=singles, expire=options.expire,
             )  # fmt: skip
             while not self._stopping.is_set():
@@ -157,33 +154,29 @@ class Bridge:
                     self._found.set()
 
     def _import_singles(self) -> None:
-        with contextlib.closing(self._connect()) as link:
-            importer = SinglesImporter(self._folder, link, self._singles, self._options.consumer)
-            pause_s, poll_s = 0.0, self._options.poll / 10**9
-            while not self._stopping.is_set():
-                if not any(self._singles.values()):
-                    self._found.wait()
-                    self._found.clear()
-                    pause_s = 0.0
-                pause_s = 0.0 if importer.run() else min(max(2 * pause_s, FIRST_LOOK_S), poll_s)
-                self._stopping.wait(pause_s)
+        importer = SinglesImporter(self._folder, self._link, self._singles, self._options.consumer)
+        pause_s, poll_s = 0.0, self._options.poll / 10**9
+        while not self._stopping.is_set():
+            if not any(self._singles.values()):
+                self._found.wait()
+                self._found.clear()
+                pause_s = 0.0
+            pause_s = 0.0 if importer.run() else min(max(2 * pause_s, FIRST_LOOK_S), poll_s)
+            self._stopping.wait(pause_s)
 
     def _export(self) -> None:
-        options = self._options
-        with contextlib.closing(self._connect()) as link:
-            writer = self._writer(link)
-            MultiExporter(link, writer, options.consumer, self._selects, options.poll / 10**9).run()
+        options, link = self._options, self._link
+        MultiExporter(link, self._writer(), options.consumer, self._selects, options.poll / 10**9).run()
 
     def _export_singles(self) -> None:
-        with contextlib.closing(self._connect()) as link:
-            exporter = SinglesExporter(link, self._writer(link), self._selects)
-            while not self._stopping.is_set():
-                if not exporter.run():
-                    self._stopping.wait(self._options.poll / 10**9)
+        exporter = SinglesExporter(self._link, self._writer(), self._selects)
+        while not self._stopping.is_set():
+            if not exporter.run():
+                self._stopping.wait(self._options.poll / 10**9)
 
-    def _writer(self, link: GroupLink) -> FileWriter:
+    def _writer(self) -> FileWriter:
         lifetimes = Lifetimes(self._options.multi_ttl // 10**6, self._options.single_ttl // 10**6)
-        return FileWriter(self._folder, link, self._options.topics, self._origin, lifetimes)
+        return FileWriter(self._folder, self._link, self._options.topics, self._origin, lifetimes)
 
 
 def default_state(folder: str, origin: Origin) -> str:

@@ -13,8 +13,8 @@ from typing import IO, Any
 
 from mqfs import limits
 from mqfs.bridge.folder import Folder
-from mqfs.bridge.importer import LATER, Arrival, Singles, append_large, outgoing
-from mqfs.bridge.link import GroupLink
+from mqfs.bridge.importer import Arrival, Singles, append_large, outgoing
+from mqfs.bridge.link import LATER, GroupLink
 from mqfs.errors import BadCommand, Interrupted, MqfsError, TooLong
 from mqfs.syntax.patterns import Words, compile_pattern, has_wildcard
 from mqfs.syntax.quoting import split

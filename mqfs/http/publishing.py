@@ -119,6 +119,11 @@ async def _append(call: Call, group: Any, file: str, data: bytes, place: str = "
 
 async def append(call: Call, group: Any, file: str, data: bytes) -> int:
     """Write to `.put` or `.batch`. Returns the first sequence; 0: it was discarded."""
+    return int((await ask(call, group, file, data) or [b"0"])[0])
+
+
+async def ask(call: Call, group: Any, file: str, data: bytes) -> list[bytes]:
+    """The words that answer a write to `.put` or `.batch`; none: it was discarded."""
     seconds = call.seconds("wait")
     handle = call.tree.open(call.user, call.tree.walk(call.user, group, file), os.O_RDWR)
     try:
@@ -128,7 +133,7 @@ async def append(call: Call, group: Any, file: str, data: bytes) -> int:
         text = handle.read(64)
     finally:
         handle.close()
-    return int(text) if isinstance(text, bytes) and text else 0
+    return text.split() if isinstance(text, bytes) else []
 
 
 async def _settle(call: Call, step: Step[int], seconds: float | None) -> None:

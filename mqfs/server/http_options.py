@@ -21,6 +21,7 @@ class Served(NamedTuple):
 
 
 HTTP = Served("HTTP")
+OPTIONS = {"HTTP": "--http", "ntfy": "--http-ntfy", "fq": "--fq"}  # by protocol
 
 
 def check(options: Options) -> None:
@@ -45,8 +46,8 @@ def check(options: Options) -> None:
         raise BadConfig(f"{option} {text!r}: {error.detail} (expected GROUP=ADDRESS)") from None
     if options.http_qpubs and not options.http:
         raise BadConfig("--http-qpubs: nothing to serve it at (expected --http ADDRESS)")
-    if addresses(options) and wire.MISSING:
-        raise BadConfig(f"--http: {wire.MISSING} (install it: pip install httptools)")
+    if wire.MISSING and (served := addresses(options)):
+        raise BadConfig(f"{OPTIONS[served[0][1].protocol]}: {wire.MISSING} (install it: pip install httptools)")
 
 
 def _check_fq(options: Options) -> None:

@@ -1,7 +1,8 @@
-"""A program that runs bridges which kill themselves at a call to the disk or to the tree.
+"""A program that runs bridges which kill or stop themselves at a call to the disk or to the tree.
 
 An order a line on standard input: `words` of `mqfs bridge fsq`; `stop`, the number of the call before which it is
-killed (0: none); `calls`, a file with a byte for each call. It answers with the pid, and at its end with `ended`.
+killed (0: none); `calls`, a file with a byte for each call; `pauses`: it is stopped instead, before a request to the
+tree or before an answer. It answers with the pid, and at its end with `ended`.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from mqfs.ninep.client.shared_connection import SharedConnection
 DISK = ("open", "rename", "replace", "unlink", "fsync", "ftruncate", "pwrite", "stat", "fstat", "listdir")
 
 
-def count_calls(stop: int, calls: int) -> Callable[[], None]:
-    """A function that is called before each call."""
-    numbers, write, kill, pid = itertools.count(1), os.write, os.kill, os.getpid()
+def count_calls(stop: int, path: str, number: int) -> Callable[[], None]:
+    """A function that is called before each call. Where the file is removed, no signal comes any more."""
+    calls = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    numbers, write, kill, access, pid = itertools.count(1), os.write, os.kill, os.access, os.getpid()
 
     def before() -> None:
-        if next(numbers) == stop:
-            kill(pid, signal.SIGKILL)
+        if next(numbers) == stop and access(path, os.F_OK):
+            kill(pid, number)
         write(calls, b".")
 
     return before
@@ -46,15 +48,22 @@ def watch(place: Any, name: str, before: Callable[[], None]) -> None:
     setattr(place, name, call)
 
 
-def bridge(order: dict[str, Any]) -> int:
-    before = count_calls(order["stop"], os.open(order["calls"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+def watch_disk(before: Callable[[], None]) -> None:
     for name in DISK:
         watch(os, name, before)
     watch(fcntl, "flock", before)
     for module in (folder, seen):
         module.open = io.open  # type: ignore[attr-defined]
         watch(module, "open", before)
+
+
+def bridge(order: dict[str, Any]) -> int:
+    before = count_calls(order["stop"], order["calls"], signal.SIGSTOP if order["pauses"] else signal.SIGKILL)
     watch(SharedConnection, "send", before)
+    if order["pauses"]:
+        watch(SharedConnection, "wait", before)
+    else:
+        watch_disk(before)
     return int(command.main(["bridge", "fsq", *order["words"]], "mqfs", standalone_mode=False))
 
 

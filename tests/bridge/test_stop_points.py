@@ -41,10 +41,10 @@ class Bridges:
         return dict(json.loads(self.process.stdout.readline()))
 
     @contextlib.contextmanager
-    def bridge(self, stop: int) -> Iterator[int]:
+    def bridge(self, stop: int, *, pauses: bool = False) -> Iterator[int]:
         """One, by its pid; ended by SIGTERM, unless it was killed."""
         assert self.process.stdin is not None
-        order = {"words": self.words, "stop": stop, "calls": str(self.calls)}
+        order = {"words": self.words, "stop": stop, "calls": str(self.calls), "pauses": pauses}
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
         pid = self._answer()["pid"]
@@ -66,12 +66,17 @@ class Bridges:
         self.process.stdout.close()
 
 
+def state(pid: int) -> str:
+    """As in proc(5); Z also for a process that is not there."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
+
+
 def is_dead(pid: int) -> bool:
     """Whether it was killed: its parent may not have waited for it yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+    return state(pid) == "Z"
 
 
 def at_each_call(r: Rig, options: str, begin: Callable[[str], Any], is_done: Callable[[str], Any]) -> int:

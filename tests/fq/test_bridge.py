@@ -6,6 +6,7 @@ import itertools
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,8 @@ import pytest
 
 from mqfs.client import Group, Outgoing
 from mqfs.errors import Disconnected
+from mqfs.fq import codec
+from mqfs.fq.codec import Message, MessageParser
 from tests.fq.client import Client, serve
 from tests.support import ROOT, campaign
 from tests.support.certificates import Authority
@@ -50,16 +53,17 @@ class Node:
 class Bridge:
     """From one broker to another; started again when it was killed."""
 
-    def __init__(self, source: Node, target: Node, *more: str) -> None:
+    def __init__(self, source: int, target: Node, *more: str) -> None:
+        """`source`: the port of a broker."""
         self._words = [
-            *(sys.executable, "-m", "mqfs", "bridge", "fq", f"127.0.0.1:{source.port}", "ex", "prefix:"),
+            *(sys.executable, "-m", "mqfs", "bridge", "fq", f"127.0.0.1:{source}", "ex", "prefix:"),
             *(target.server.address, "--node", target.address, *more),
         ]
-        self._log = target.server.folder / "bridge.log"
+        self.log = target.server.folder / "bridge.log"
         self.start()
 
     def start(self) -> None:
-        with open(self._log, "ab") as log:
+        with open(self.log, "ab") as log:
             self.process = subprocess.Popen(self._words, cwd=ROOT, env=environment(), stdout=log, stderr=log)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
@@ -69,7 +73,7 @@ class Bridge:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
-        assert "Traceback" not in self._log.read_text(), self._log.read_text()
+        assert "Traceback" not in self.log.read_text(), self.log.read_text()
 
 
 @contextmanager
@@ -84,7 +88,7 @@ def nodes(count: int) -> Iterator[tuple[list[Node], ExitStack]]:
 
 def test_what_crosses_a_bridge() -> None:
     with nodes(2) as ((one, two), stack):
-        bridge = Bridge(one, two)
+        bridge = Bridge(one.port, two)
         stack.callback(bridge.close)
         queue = f"bridge-{two.address}-ex"
         with Client(one.at, kind="mem", user="Ünder") as here, Client(two.at, "there") as there:
@@ -144,6 +148,50 @@ def test_over_tls(monkeypatch: pytest.MonkeyPatch) -> None:
         eventually(lambda: here.bodies() == Counter([b"secret"]))
 
 
+def serve_peer(listener: socket.socket, *routes: bytes) -> int:
+    """Be a broker for one connection of a bridge: send it a message of each route; how many it confirms."""
+    sent = [Message(b"ex", route, bytes([at] * 16), route[:9], b"me") for at, route in enumerate(routes)]
+    with listener.accept()[0] as commands:
+        commands.sendall(codec.authenticated(b"key"))
+        with listener.accept()[0] as data:
+            data.recv(len(codec.data(b"key", bytes(4))), socket.MSG_WAITALL)
+            commands.sendall(codec.bound(1))
+            data.sendall(b"".join(map(codec.relayed, sent)))
+            parser, count = MessageParser(relayed=True), 0
+            while count < len(sent) and (received := data.recv(1 << 16)):
+                count += sum(int.from_bytes(one.payload) for one in parser.receive(received))
+            return count
+
+
+def test_a_route_that_no_stream_can_have_is_left_out() -> None:
+    with nodes(1) as ((here,), stack), socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(HANG_S)
+        bridge = Bridge(listener.getsockname()[1], here)
+        stack.callback(bridge.close)
+        assert serve_peer(listener, b"a", b"\xff" * 127, b"b") == 3  # the second has 381 bytes, escaped
+        assert here.bodies() == Counter([b"a", b"b"])
+        assert bridge.log.read_text().count("left out") == 1
+        assert bridge.stop() == 0
+
+
+def test_it_waits_for_room() -> None:
+    with nodes(2) as ((one, two), stack), one.server.connect() as there, two.server.connect() as here:
+        slow = here.group("fq/ex")
+        slow.ctl("consumer slow a backlog 1 full reject")
+        bridge = Bridge(one.port, two)
+        stack.callback(bridge.close)
+        eventually(lambda: queue_is_bound(one, f"bridge-{two.address}-ex"), "the bridge to bind")
+        there.group("fq/ex").publish_many([("a", b"%d" % number) for number in range(5)])
+        eventually(lambda: "waiting for room" in bridge.log.read_text(), "the bridge to wait")
+        assert two.bodies() == Counter([b"0"])
+        with slow.consume("slow") as claims:
+            for number in range(5):
+                with claims.get(HANG_S) as claim:
+                    assert claim.body == b"%d" % number
+        assert bridge.log.read_text().count("waiting for room") == 1
+        assert bridge.stop() == 0
+
+
 def publish(group: Group, bodies: list[bytes]) -> None:
     """Each once, however often the server is killed meanwhile."""
     for at in range(0, len(bodies), 100):
@@ -161,7 +209,7 @@ def test_a_triangle_under_kills() -> None:
     choose = random.Random(campaign.seed())
     count = campaign.size(100_000, 200) // 3
     with nodes(3) as (all_three, stack):
-        bridges = [Bridge(one, other) for one, other in itertools.permutations(all_three, 2)]
+        bridges = [Bridge(one.port, other) for one, other in itertools.permutations(all_three, 2)]
         for bridge in bridges:
             stack.callback(bridge.close)
         sent = [[b"%d-%d" % (number, n) for n in range(count)] for number in range(3)]

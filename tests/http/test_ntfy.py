@@ -269,6 +269,30 @@ def test_delays(text: str, due: datetime) -> None:
     assert parse_delay(text, NOW.timestamp()) == due.timestamp()
 
 
+AN_HOUR_LATER = """
+import time
+now = time.time_ns
+time.time_ns = lambda: now() + 3_600 * 10**9
+from mqfs.cli.main import main
+main()
+"""
+
+
+def test_the_answer_has_the_time_of_the_message() -> None:
+    """A clock that was set back is behind the group's messages, whose times never go back."""
+    with short_folder() as folder:
+        ntfy = Ntfy(folder, program=(sys.executable, "-c", AN_HOUR_LATER, "serve"))
+        with ntfy.server as server:
+            ntfy.tree.put("/alerts/")
+            ntfy.post("/t", "before")
+            server.program = (*COMMAND, "serve")
+            server.restart()
+            sent = ntfy.post("/t", "after").json
+            before, after = ntfy.poll("t")
+            assert before["time"] <= after["time"] == sent["time"]
+            assert sent["time"] > time.time() + 1_800
+
+
 @pytest.mark.parametrize(
     "text",
     ["9s", "3d1m", "today, 9am", "monday 10am", "10", "tomorrow", "13pm", "25:00", "9:60am", "", "m", "1x", "²s"],

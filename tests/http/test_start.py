@@ -14,9 +14,10 @@ from tests.support.server import environment, mqfs
 WITHOUT = "import sys; sys.modules['httptools'] = None; from mqfs.cli.main import main; main()"
 
 
-def test_without_the_parser_it_says_what_to_install(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--http tcp!127.0.0.1!0", "--http-ntfy g=tcp!127.0.0.1!0", "--fq tcp!127.0.0.1!0"])
+def test_without_the_parser_it_says_what_to_install(tmp_path: Path, option: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, "serve", "--http", "tcp!127.0.0.1!0"],
+        [sys.executable, "-c", WITHOUT, "serve", *option.split()],
         cwd=tmp_path,
         env=environment(),
         capture_output=True,
@@ -24,6 +25,7 @@ def test_without_the_parser_it_says_what_to_install(tmp_path: Path) -> None:
         timeout=HANG_S,
     )
     assert done.returncode == 2
+    assert f" {option.split()[0]}: " in done.stderr
     assert "pip install httptools" in done.stderr
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import stat
 import threading
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from mqfs.ninep.codec.messages import Rclunk, Rread, Rwrite, Tclunk, Tread, Twal
 from mqfs.ninep.codec.wire import encode
 from tests.support.eventually import HANG_S, eventually
 from tests.support.ninep import META, Running, make_tree, open_handles, running
+from tests.support.server import mqfs
 
 
 @pytest.fixture
@@ -223,11 +226,39 @@ def test_server_that_goes(tree: Tree, tmp_path: Path) -> None:
     server = Running(tree, tmp_path)
     one = server.connect()
     server.stop()
-    with pytest.raises(ConnectionError):
-        one.list()
+    for _ in range(2):  # by reading, then by writing
+        with pytest.raises(errors.Disconnected):
+            one.list()
     one.close()
     with pytest.raises(errors.BadAddress, match="no such socket"):
         server.connect()
+
+
+@pytest.mark.process
+def test_a_server_that_ends_the_connection_unanswered(tmp_path: Path) -> None:
+    """Also the command line says so: click takes EPIPE for the end of its standard output."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{tmp_path}/s")
+        listener.listen()
+        threading.Thread(target=hang_up, args=(listener, 2)).start()
+        address = f"unix!{tmp_path}/s"
+        with pytest.raises(errors.Disconnected, match="/s: "):
+            blocking.connect(address)
+        done = mqfs("bench", "--at", address, "--transport", "9p", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch("mqfs: not connected: .*\n", done.stderr)
+
+
+def hang_up(listener: socket.socket, times: int) -> None:
+    for _ in range(times):
+        listener.accept()[0].close()
+
+
+def test_a_write_to_a_server_that_is_gone() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with blocking.Client(ours, ClientMachine()) as one, pytest.raises(errors.Disconnected):
+        one.list()
 
 
 @pytest.mark.parametrize("address", ["unix!/none/9p", "tcp!127.0.0.1!1", "nonsense"])

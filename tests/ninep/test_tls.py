@@ -18,7 +18,7 @@ import pytest
 from mqfs import limits
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import BadAddress, BadConfig, Denied
+from mqfs.errors import BadAddress, BadConfig, Denied, Disconnected
 from mqfs.net import tls
 from mqfs.net.certificates import ServerTls, client_context
 from mqfs.net.tls import TlsMachine
@@ -193,7 +193,7 @@ def test_a_server_without_tls(tmp_path: Path) -> None:
 
 
 def test_a_client_without_tls(server: Running, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises((ConnectionError, BadAddress)):
+    with pytest.raises((Disconnected, BadAddress)):
         blocking.connect(server.encrypted.replace("tls", "tcp"), timeout=HANG_S)
     assert "9p tls 1: connection ended: the peer does not speak TLS" in caplog.text
 

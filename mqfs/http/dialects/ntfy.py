@@ -109,7 +109,7 @@ async def publish_json(call: Call) -> Answer:
 
 async def _publish(call: Call, topic: str, note: Note) -> Answer:
     await ensure_stream(call, topic)
-    put: dict[str, Any] = {"stream": topic, "headers": note.headers}
+    put: dict[str, Any] = {"stream": topic, "headers": note.headers, "kept": True}
     if note.priority != 3:
         put["priority"] = 2 * note.priority - 1
     if note.due:
@@ -117,10 +117,10 @@ async def _publish(call: Call, topic: str, note: Note) -> Answer:
     if not note.cached:
         put["ttl"] = f"{UNCACHED_TTL_S}s"
     data = json.dumps(put, ensure_ascii=False).encode() + b"\n" + note.text.encode()
-    sequence = await publishing.append(call, call.group, ".put", data)
-    if not sequence:
+    if not (answer := await publishing.ask(call, call.group, ".put", data)):
         raise StreamFull(topic)
-    event = {"id": to_id(sequence), "time": int(note.due or time.time()), "event": "message", "topic": topic}
+    sequence, time_ns = int(answer[0]), int(answer[1])
+    event = {"id": to_id(sequence), "time": int(note.due or time_ns / 1e9), "event": "message", "topic": topic}
     priority = {headers.PRIORITY: str(put["priority"])} if "priority" in put else {}
     return as_json(event | {"message": note.text} | described(note.headers | priority))
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Protocol, TypeVar
 
 from mqfs import limits
-from mqfs.errors import BadRequest, MqfsError
+from mqfs.errors import BadAddress, BadRequest, Disconnected, MqfsError
 from mqfs.model import Stat
 from mqfs.net.address import Address, TlsAddress, UnixAddress, explain_failure, parse_address
 from mqfs.ninep.client.channel import Channel, Procedure
@@ -76,8 +76,10 @@ def connect(
         client.do(client.caller.connect(user, aname, "" if isinstance(where, UnixAddress) else token))
     except BaseException as error:
         client.close()
-        if isinstance(where, TlsAddress) and isinstance(error, ConnectionError):  # it refused our certificate, perhaps
-            raise explain_failure(where, error) from None
+        if isinstance(error, Disconnected):
+            if isinstance(where, TlsAddress):  # it refused our certificate, perhaps
+                raise BadAddress(f"{where}: {error.detail}") from None
+            raise Disconnected(f"{where}: {error.detail}") from None
         raise
     sock.settimeout(None)
     return client
@@ -149,6 +151,8 @@ class Client:
             while True:
                 try:
                     reply = expect(request, self._reply(self._send(request)))
+                except Disconnected:
+                    raise
                 except MqfsError as error:
                     request = procedure.throw(error)
                 else:
@@ -164,7 +168,10 @@ class Client:
         """Send the queued requests; a ticket for the reply to a tag."""
         self._sent += 1
         self._tickets[tag] = self._sent
-        self.socket.sendall(self.caller.take())
+        try:
+            self.socket.sendall(self.caller.take())
+        except ConnectionError as error:
+            raise _disconnected(error) from None
         return self._tickets[tag]
 
     def begin(self, request: Fcall) -> int:
@@ -178,19 +185,21 @@ class Client:
         return expect(request, self._reply(ticket, deadline))
 
     def _reply(self, ticket: int, deadline: float | None = None) -> Fcall:
-        """The reply to a request. Raises TimeoutError, ConnectionError."""
+        """The reply to a request. Raises TimeoutError, Disconnected."""
         while ticket not in self._replies:
             if deadline is not None:
                 self.socket.settimeout(max(deadline - time.monotonic(), 0.000_001))
             try:
                 data = self.socket.recv(max(RECEIVE_BYTES, self.caller.missing))
+            except ConnectionError as error:
+                raise _disconnected(error) from None
             finally:
                 if deadline is not None:
                     self.socket.settimeout(None)
             if data is None:
                 continue
             if not data:
-                raise ConnectionError("the server closed the connection")
+                raise Disconnected("the server closed the connection")
             for tag, reply in self.caller.receive(data):
                 self._replies[self._tickets.pop(tag)] = reply
         return self._replies.pop(ticket)
@@ -220,6 +229,8 @@ class Client:
             number, procedure, request, ticket = waiting.popleft()
             try:
                 reply = expect(request, self._reply(ticket))
+            except Disconnected:
+                raise
             except MqfsError as error:
                 advance(number, procedure, partial(procedure.throw, error))
             else:
@@ -283,6 +294,11 @@ class Client:
         return self.do(self.caller.names(path))
 
 
+def _disconnected(error: ConnectionError) -> Disconnected:
+    """Never an error of the system: EPIPE of a command line means its standard output."""
+    return Disconnected(error.strerror or str(error))
+
+
 class File(io.RawIOBase):
     """An open file: each read is a message or a part of one, each write a message."""
 
@@ -312,7 +328,7 @@ class File(io.RawIOBase):
     def close(self) -> None:
         if not self.closed:
             try:
-                with contextlib.suppress(ConnectionError, BrokenPipeError):
+                with contextlib.suppress(Disconnected):
                     if self._client.socket.fileno() >= 0:
                         self._client.do(self._client.caller.clunk(self.channel.fid))
             finally:

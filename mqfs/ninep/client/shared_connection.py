@@ -157,7 +157,7 @@ class SharedConnection:
             self._receiving = False
         if data == b"":
             self._lose("the server closed the connection")
-        elif data is not None:
+        elif data is not None and not self.lost:  # where sending failed meanwhile, no request is left
             self._distribute(data)
 
     def _receive(self, left: float | None) -> bytes | None:
