@@ -24,6 +24,12 @@ NEEDED = (
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 
+def environment(packages: str) -> dict[str, str]:
+    """For that Python: nothing of ours but what a run under sanitizers needs."""
+    kept = {name: os.environ[name] for name in ("LD_PRELOAD", "ASAN_OPTIONS", "UBSAN_OPTIONS") if name in os.environ}
+    return {"PYTHONPATH": packages, **kept}
+
+
 @functools.cache
 def python_for_anyone() -> tuple[str, str]:
     """The interpreter and the PYTHONPATH to run it with. Skips where even the interpreter is closed to others."""
