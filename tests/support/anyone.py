@@ -24,7 +24,7 @@ NEEDED = (
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 
-def environment(packages: str) -> dict[str, str]:
+def plain_environment(packages: str) -> dict[str, str]:
     """For that Python: nothing of ours but what a run under sanitizers needs."""
     kept = {name: os.environ[name] for name in ("LD_PRELOAD", "ASAN_OPTIONS", "UBSAN_OPTIONS") if name in os.environ}
     return {"PYTHONPATH": packages, **kept}

@@ -32,7 +32,7 @@ from tests.ring.server.crowd import Member, check, check_followers, log_of
 from tests.ring.server.rig import ME, Client, Rig
 from tests.ring.server.story import small
 from tests.store.script import PATH
-from tests.support.anyone import NOBODY, environment, python_for_anyone
+from tests.support.anyone import NOBODY, plain_environment, python_for_anyone
 from tests.support.campaign import seed, size, whole
 from tests.support.eventually import HANG_S, eventually, patient
 from tests.support.lying_disk import LyingDisk
@@ -353,7 +353,7 @@ class Stranger(Member):
         with open(self.errors, "wb") as errors:
             self.process = subprocess.Popen(
                 [*NOBODY, python, "-m", "tests.ring.server.crowd", address, path, stream, name, mode, str(self.file)],
-                cwd="/", env=environment(packages), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                cwd="/", env=plain_environment(packages), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
             )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from mqfs import limits, ring
 from mqfs.ring.server.keeper_link import KeeperLink
-from tests.support.anyone import NOBODY, environment, python_for_anyone
+from tests.support.anyone import NOBODY, plain_environment, python_for_anyone
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import environment
 
@@ -213,7 +213,7 @@ def test_others_are_not_listened_to(store: Path) -> None:
     command = [*NOBODY, python, "-c", script, where or str(store / "keeper")]
     passed = [int(where.split("/")[4])] if where else []
     done = subprocess.run(
-        command, cwd="/", capture_output=True, text=True, pass_fds=passed, env=environment(path), check=False
+        command, cwd="/", capture_output=True, text=True, pass_fds=passed, env=plain_environment(path), check=False
     )
     for fd in passed:
         os.close(fd)
@@ -221,7 +221,7 @@ def test_others_are_not_listened_to(store: Path) -> None:
     assert len(taken(store)) == 2
     script = "import sys; from mqfs.ring.server.keeper_link import KeeperLink\nprint(KeeperLink.held(sys.argv[1]))"
     command = [*NOBODY, python, "-c", script, str(store)]
-    done = subprocess.run(command, cwd="/", capture_output=True, text=True, env=environment(path), check=False)
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, env=plain_environment(path), check=False)
     assert done.stdout == "{}\n", done.stderr
 
 

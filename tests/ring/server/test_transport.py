@@ -22,7 +22,7 @@ from mqfs.client import Client, Group
 from mqfs.client.transport import ring_attachment
 from mqfs.client.transport.ring_subscription import RingSubscription
 from mqfs.net import identity
-from tests.support.anyone import NOBODY, environment, python_for_anyone
+from tests.support.anyone import NOBODY, plain_environment, python_for_anyone
 from tests.support.campaign import size
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import COMMAND, Server, environment, short_folder
@@ -331,7 +331,7 @@ def test_chmod_cuts() -> None:
                 mine = group.subscribe()
                 process = subprocess.Popen(
                     [*NOBODY, python, "-c", code, away.address],
-                    cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(path), text=True,
+                    cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=plain_environment(path), text=True,
                 )  # fmt: skip
                 assert process.stdin is not None
                 assert process.stdout is not None
