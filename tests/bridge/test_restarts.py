@@ -101,7 +101,6 @@ def test_multis_out_of_the_group() -> None:
         assert all(heard(node, event["body"]) == 1 for event in node.messages())
 
 
-@pytest.mark.skipif(not whole(), reason="open fault: at about one kill of the server in a hundred a single is missing")
 def test_singles_out_of_the_group() -> None:
     with rig() as r:
         node = r.node()

@@ -128,9 +128,13 @@ class Queues(Hand):
     def stats(self, consumer: str = "w") -> dict[str, Any]:
         return dict(json.loads(self.text(".stats"))["consumers"][consumer])
 
+    def row(self, stream: str = "s") -> dict[str, Any]:
+        """The `.stats` of a stream."""
+        return dict(json.loads(self.text(".stats"))["streams"][stream])
+
     def queue(self, stream: str = "s") -> dict[str, Any]:
         """The `.stats` of a stream's nameless consumer."""
-        return dict(json.loads(self.text(".stats"))["streams"][stream]["consumer"])
+        return dict(self.row(stream)["consumer"])
 
     def errors(self, user: User = ROOT) -> list[str]:
         return [json.loads(line)["text"] for line in self.text(".errors", user).splitlines()]

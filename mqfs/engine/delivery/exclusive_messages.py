@@ -86,6 +86,13 @@ class ExclusiveMessages:
         unclaimed = self.first_unclaimed()
         return min((sequence for sequence in (unclaimed, *self._held()) if sequence), default=0)
 
+    def first_waiting(self) -> int:
+        """The lowest sequence of one that a taker of the stream would get: not claimed, or returned by a taker before;
+        0 where there is none."""
+        consumer = self._stream.default_consumer
+        returned = [s for s in self._held() if consumer is not None and s not in consumer.claims]
+        return min((sequence for sequence in (self.first_unclaimed(), *returned) if sequence), default=0)
+
     def _held(self) -> list[int]:
         """Those that were claimed through the stream, are not acked, and are there still."""
         consumer, kept = self._stream.default_consumer, self._stream.kept

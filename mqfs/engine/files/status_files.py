@@ -188,9 +188,9 @@ def _stream(stream: Stream, counts: dict[object, int]) -> dict[str, Any]:
 
 
 def _singles(stream: Stream) -> tuple[int, int]:
-    """The first exclusive message that was not claimed, or 0, and reads that wait for one and no other message."""
+    """The first exclusive message that waits, or 0, and reads that wait for one and no other message."""
     own = stream.default_consumer
-    return stream.exclusives.first_unclaimed(), len(own.reads.parked) if own is not None else 0
+    return stream.exclusives.first_waiting(), len(own.reads.parked) if own is not None else 0
 
 
 def _consumer(consumer: Consumer, counts: dict[object, int]) -> dict[str, Any]:

@@ -253,3 +253,26 @@ def test_a_released_single_message_goes_to_a_consumer_that_waits() -> None:
     say(taker, "release")
     assert wait.settled
     assert wait.result() == b"one"
+
+
+@pytest.mark.parametrize("end", ["closed", "nack", "killed", "stopped"])
+def test_stats_show_an_exclusive_message_that_a_taker_did_not_ack(tmp_path: Path, end: str) -> None:
+    q = Queues("replay all", "backoff 0s 0s", path=tmp_path / "store")
+    q.write("s", b"before")
+    q.put(b"one", single=True)
+    taker = q.worker(".s")
+    assert read(taker) == b"one"
+    assert "singles" not in q.row()
+    if end == "closed":
+        taker.close()
+    elif end == "nack":
+        say(taker, "nack")
+    else:
+        q.restart(clean=end == "stopped")
+    assert q.row()["singles"]["first"] == 2
+    again = q.worker(".s")
+    assert read(again) == b"one"
+    assert "singles" not in q.row()
+    say(again, "ack")
+    again.close()
+    assert "singles" not in q.row()
