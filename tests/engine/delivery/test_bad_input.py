@@ -49,6 +49,17 @@ def test_a_second_ack() -> None:
     assert drain(worker) == [b"two"]
 
 
+@pytest.mark.parametrize("lines", ["ack 1 1", "ack 1\nack 1", "release 1 1", "nack 1\nack 1", "ack 1\ndead 1"])
+def test_a_claim_named_twice_in_one_write(lines: str) -> None:
+    q = group()
+    worker = q.worker()
+    read(worker)
+    with pytest.raises(errors.Stale):
+        worker.write(f"{lines}\n".encode())
+    stats = q.stats()
+    assert (stats["claimed"], stats["waiting"], stats["acknowledged"], stats["failed"]) == (1, 1, 0, 0)
+
+
 def test_ack_of_what_another_handle_claimed() -> None:
     q = group()
     mine, other = q.worker(), q.worker()

@@ -65,6 +65,25 @@ def test_delays(jump: int) -> None:
     assert q.shows("s") == [b"by delay", b"by date"]
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["of the group", "of its own"])
+def test_a_ttl_ends_at_its_moment(own: bool) -> None:
+    """For readers and for the room that it gives, and not a nanosecond earlier."""
+    q = Queues("replay all", "depth 1", "full reject", *([] if own else ["ttl 5s"]))
+    early, late = q.at("s"), q.at("s")
+    q.put(b"one", **({"ttl": "5s"} if own else {}))
+    q.clock.forward(5)
+    q.clock.wall -= 1
+    q.clock.engine -= 1
+    assert read(early) == b"one"
+    with pytest.raises(errors.StreamFull):
+        q.write("s", b"two")
+    q.clock.wall += 1
+    q.clock.engine += 1
+    assert waits(late)
+    q.write("s", b"two")
+    assert read(late) == b"two"
+
+
 @pytest.mark.parametrize("jump", JUMPS)
 def test_ttl(jump: int) -> None:
     q = Queues("deliver one", "ttl 20s")

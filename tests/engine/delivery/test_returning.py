@@ -108,6 +108,20 @@ def test_a_lease_that_runs_out_in_between_is_one_failure(queues: Queues) -> None
     assert sorted(serve(queues.at(".consumers/w", os.O_RDWR))) == list(range(COUNT))
 
 
+def test_what_another_has_claimed_in_between_stays_with_it(queues: Queues) -> None:
+    queues.ctl("lease 1s", "backoff 0s 0s")
+    claim(queues).close()
+    queues.clock.forward(2)
+    queues.tree.run_timers()  # the leases of all, before the last portion
+    consumer, reader = queues.group.consumers["w"], queues.at(".consumers/w", os.O_RDWR)
+    for _ in range(COUNT):
+        assert not isinstance(reader.read(100), Wait)
+    for _ in range(5):
+        go_on(queues)
+    assert len(consumer.claims) == COUNT
+    assert serve(queues.at(".consumers/w", os.O_RDWR)) == []
+
+
 def test_a_transient_consumer_goes_when_the_last_came_back(queues: Queues) -> None:
     queues.consumer("w", "transient")
     claim(queues).close()
