@@ -12,7 +12,7 @@ import pytest
 from mqfs import errors
 from mqfs.wait import Wait
 from tests.support.batches import Units, frame
-from tests.support.queues import read, say
+from tests.support.queues import drain, read, say
 
 PIECES = [b"one ", b"two two ", b"three"]
 WHOLE = b"".join(PIECES)
@@ -59,6 +59,17 @@ def test_a_consumer_has_it_as_one_message(made: Any, count: int) -> None:
     assert isinstance(one.read(100), Wait)
     assert u.stats()["low"] == 6
     assert u.stats()["waiting"] == 0
+
+
+def test_what_stands_before_a_last_part_without_a_first_is_not_its_body(made: Any) -> None:
+    u = made()
+    u.consumer("w")
+    u.write("s", b"one", b"two")
+    u.put(b"three", priority=9, headers={"part": "3/3"})
+    worker = u.worker()
+    assert read(worker) == b"three"
+    say(worker, "ack")
+    assert drain(worker) == [b"one", b"two"]
 
 
 def test_one_read_that_is_large_enough(made: Any) -> None:
