@@ -102,6 +102,22 @@ def test_messages_that_are_due_together_come_one_after_the_other(queues: Queues)
     assert len(queues.group.held) == 0
 
 
+def test_a_trim_leaves_all_messages_that_wait_for_their_time(queues: Queues) -> None:
+    for number in range(3):
+        queues.put(b"%d" % number, delay=f"{number + 1}s")
+        fill(queues)  # so that each is in a segment of its own
+    queues.restart()
+    before = queues.group.log.upkeep.size
+    queues.ctl("clear")
+    queues.tree.tick()
+    portions(queues)
+    assert queues.group.log.upkeep.size < before - 200_000
+    for number in range(3):
+        queues.clock.forward(1)
+        queues.tree.tick()
+        assert queues.shows(".kept/s") == [b"".join(b"%d" % n for n in range(number + 1))]
+
+
 def test_messages_that_end_together_are_all_counted_out(queues: Queues) -> None:
     for _ in range(1_100):
         queues.put(b"x", ttl="1s")
