@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mqfs.errors import ReadOnly
+from mqfs.errors import DiskFailed, ReadOnly
 from mqfs.model import Kind
 from mqfs.seams import Bucket
 from mqfs.store.commit_thread import CommitThread
@@ -113,6 +113,29 @@ def test_an_error_reaches_all_who_wait(tmp_path: Path, caplog: pytest.LogCapture
         bucket.writer.append(Kind.MESSAGE, 16, 0, b"x")
     assert bucket.reader.scan(1) is not None
     store.close()
+
+
+def append_beyond_a_block(bucket: Bucket) -> None:
+    for _ in range(4 * SMALL["SEQUENCE_BLOCK"]):
+        bucket.writer.append(Kind.MESSAGE, 16, 0, b"x")
+
+
+def test_a_failure_that_nobody_was_told_of_yet_is_no_success(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The system reports it to one sync only: the next, which a block of sequences waits for, would pass."""
+    disk = SlowDisk()
+    with lowered(**SMALL):
+        store, bucket, calls = made(tmp_path, disk)
+        told: list[OSError | None] = []
+        bucket.writer.append(Kind.MESSAGE, 16, 0, b"x")
+        disk.broken = True
+        bucket.upkeep.sync(told.append)
+        failed = calls.get(timeout=HANG_S)
+        disk.broken = False
+        with caplog.at_level(logging.CRITICAL, "mqfs.store"), pytest.raises(DiskFailed):
+            append_beyond_a_block(bucket)
+        failed()
+        assert [error and error.errno for error in told] == [errno.EIO]
+        store.close()
 
 
 def test_closing_answers_those_who_wait(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from mqfs import limits
 from mqfs.errors import Damaged
 from mqfs.model import Draft, Kind, Record
 from mqfs.seams import Bucket
+from mqfs.store.sequences import RESERVE
 from mqfs.store.store import DiskStore
 from tests.support.campaign import seed, size
 from tests.support.lying_disk import File, LyingDisk, Stopped
@@ -223,6 +225,41 @@ def test_behind_a_tear_nothing_is_served(zeros: bool) -> None:
     assert not damaged
     (kept,) = disk.listdir(f"{PATH}/quarantine")
     assert b"third" in bytes(disk._find(f"{PATH}/quarantine/{kept}").data)
+
+
+def test_what_stood_behind_a_tear_does_not_come_back() -> None:
+    """What is written next ends where a record that was given up began; then the server is killed again."""
+    disk = LyingDisk()
+    _, bucket = opened(disk)
+    bodies = [b"%016d" % number for number in range(6)]  # records as long as one that reserves numbers
+    for body in bodies:
+        bucket.writer.append(Kind.MESSAGE, 16, 0, body)
+    disk = disk.after_kill()
+    hit(disk, bodies[1])
+    _, bucket = opened(disk)
+    bucket.writer.append(Kind.MESSAGE, 16, 0, b"of a second run.")
+    _, bucket = opened(disk.after_kill())
+    assert [record.body for record in read(bucket)[0]] == [bodies[0], b"of a second run."]
+    assert bucket.metrics.count(16, 0)[0] == 2
+
+
+def test_numbers_are_not_given_again_where_the_record_that_reserves_them_is_damaged() -> None:
+    disk = LyingDisk()
+    _, bucket = opened(disk)
+    for number in range(20):
+        bucket.writer.append(Kind.MESSAGE, 16, 0, b"%04d" % number)
+    bucket.upkeep.sync()
+    bucket.writer.append(Kind.CHANGE, 0, 0, b"later")  # it says that all before it was on disk
+    given = bucket.end.next - 1
+    disk = disk.after_kill()
+    (name,) = (name for name in disk.listdir(FOLDER) if name.endswith(".log"))
+    file = file_of(disk, name)
+    begin, end = bytes(file.data).rindex(RESERVE), bytes(file.data).index(b"later")
+    assert begin < bytes(file.data).index(b"%04d" % limits.SEQUENCE_BLOCK)
+    file.write(begin, b"!" * (end - 32 - begin))
+    _, bucket = opened(disk)
+    assert bucket.upkeep.damaged
+    assert bucket.end.next > given
 
 
 def test_behind_rot_all_is_served() -> None:
