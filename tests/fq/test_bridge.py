@@ -192,6 +192,22 @@ def test_it_waits_for_room() -> None:
         assert bridge.stop() == 0
 
 
+def test_nothing_is_confirmed_that_is_not_published() -> None:
+    """The broker here is away when a message comes, and the bridge is killed before it is back."""
+    with nodes(2) as ((one, two), stack):
+        bridge = Bridge(one.port, two)
+        stack.callback(bridge.close)
+        eventually(lambda: queue_is_bound(one, f"bridge-{two.address}-ex"), "the bridge to bind")
+        two.server.kill()
+        with one.server.connect() as tree:
+            tree.group("fq/ex").publish("r", b"body")
+        eventually(lambda: "reconnecting" in bridge.log.read_text(), "the bridge to have it")
+        bridge.stop(signal.SIGKILL)
+        two.server.start()
+        bridge.start()
+        eventually(lambda: two.bodies() == Counter([b"body"]), "the message")
+
+
 def publish(group: Group, bodies: list[bytes]) -> None:
     """Each once, however often the server is killed meanwhile."""
     for at in range(0, len(bodies), 100):
