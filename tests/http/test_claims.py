@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mqfs.ninep import blocking
 from tests.http.hasty_server import HASTE
 from tests.http.web import Web
 from tests.support.eventually import eventually
@@ -199,13 +200,14 @@ def hasty() -> Iterator[Web]:
 
 
 def test_the_token_of_another_user(hasty: Web) -> None:
-    group = hasty.group()
-    hasty.put(f"{group}/s")
+    group = hasty.group("consumer mail")
     mail = f"{group}/.consumers/mail"
-    hasty.put(mail)
     hasty.post(f"{group}/s", "m")
+    with blocking.connect(hasty.server.address) as client:
+        client.chmod(mail.lstrip("/"), 0o666)
     token = claim(hasty, mail)[0]["token"]
     bearer = f"Bearer {SECRETS['daemon']}"
+    assert hasty.post(f"{mail}/ack", "1.1.1.gone", Authorization=bearer).status == 410, "the consumer is open to it"
     assert hasty.post(f"{mail}/ack", token, Authorization=bearer).status == 403
     assert hasty.post(f"{mail}/ack", token).status == 204
 

@@ -73,7 +73,10 @@ def test_kept(web: Web, group: str) -> None:
     assert (whole.status, whole.body, whole.headers["Content-Length"]) == (200, b"hello world", "11")
     part = web.curl("-r", "3-7", kept)
     assert (part.status, part.body, part.headers["Content-Range"]) == (206, b"lo wo", "bytes 3-7/11")
+    one = web.curl("-r", "4-4", kept)
+    assert (one.status, one.body, one.headers["Content-Range"]) == (206, b"o", "bytes 4-4/11")
     assert web.curl("-r", "-5", kept).body == b"world"
+    assert web.curl("-r", "-1", kept).body == b"d"
     assert web.curl("-r", "6-", kept).body == b"world"
     beyond = web.curl("-r", "11-", kept)
     assert (beyond.status, beyond.headers["Content-Range"]) == (416, "bytes */11")
