@@ -16,7 +16,7 @@ import pytest
 import mqfs
 from mqfs import Client, errors
 from mqfs.client import Group, large
-from mqfs.client.large import LargeMessage
+from mqfs.client.large import LargeMessage, StagedUploads
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server
 
@@ -276,6 +276,19 @@ def test_a_server_that_is_killed(server: Server) -> None:
         assert [len(message.body) for message in group.history()] == [6, len(body)]
         stats = json.loads(tree._link.open("g/.stats", "r").read())
         assert stats["next"] > 3
+
+
+def test_a_commit_whose_parts_went_with_the_server_fails(server: Server) -> None:
+    with server.connect() as tree:
+        group = kept(tree, "g")
+        group.publish("s", b"before")
+        uploads = StagedUploads(tree._link, "g")
+        uploads.part("p")
+        uploads.open("p").write(b'{"stream":"s"} body')
+        server.restart()
+        with pytest.raises((errors.Disconnected, errors.NotFound)):  # that there is a new server may be known already
+            uploads.commit("p")
+        assert [message.body for message in group.history()] == [b"before"]
 
 
 def test_what_was_committed_is_remembered_no_longer_than_it_must(server: Server) -> None:
