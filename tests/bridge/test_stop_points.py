@@ -8,12 +8,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mqfs.bridge.exporter import FileWriter, Lifetimes, MultiExporter
+from mqfs.bridge.folder import Folder
+from mqfs.bridge.link import GroupLink
+from mqfs.bridge.names import Origin, Topics
 from tests.bridge.rig import Make, Node, Rig
 from tests.support.campaign import size, whole
 from tests.support.eventually import HANG_S, eventually
@@ -162,3 +167,32 @@ def test_singles_out_of_the_group(make: Make) -> None:
     )
     again = sum(heard(node, event["body"]) > 1 for event in node.messages())
     assert again <= 4  # killed between a job's file and its acknowledgement, and the file's worker was faster
+
+
+def test_the_position_moves_when_the_files_are_on_disk(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    r = make()
+    (r.folder / "messages" / "0").mkdir(parents=True)
+    for number in range(3):
+        r.group.publish("s", str(number), ttl="1h")
+    link = GroupLink(r.server.address, r.name, user="", token="", stopping=threading.Event())
+    lifetimes = Lifetimes(multi_ms=1_000, single_ms=1_000)
+    writer = FileWriter(Folder(str(r.folder)), link, Topics(), Origin("a store", 1), lifetimes)
+    exporter = MultiExporter(link, writer, "fsq", lambda stream: True, 0.1)
+    lows: list[int] = []
+    fsync = os.fsync
+
+    def low() -> int:
+        return int(r.group.stats()["consumers"]["fsq"]["low"])
+
+    def note(file: int) -> None:
+        fsync(file)
+        lows.append(low())
+
+    with contextlib.closing(link), contextlib.closing(exporter._open()) as position:
+        before = low()
+        monkeypatch.setattr(os, "fsync", note)
+        with contextlib.closing(exporter._follow()) as messages:
+            exporter._export(messages, position)
+        monkeypatch.undo()
+        assert lows == 4 * [before], "of three files and their directory"
+        assert low() == before + 3
