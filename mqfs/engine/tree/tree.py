@@ -251,6 +251,7 @@ class Tree:
         made.parent = group
         self.groups[number] = group.groups[name] = made
         group.catalog_version += 1
+        made.start()
         return made
 
     def _require_new(self, user: User, group: Group, name: str) -> None:

@@ -118,6 +118,27 @@ def test_a_trim_leaves_all_messages_that_wait_for_their_time(queues: Queues) -> 
         assert queues.shows(".kept/s") == [b"".join(b"%d" % n for n in range(number + 1))]
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+def test_messages_that_came_due_are_given_back(queues: Queues, is_new: bool) -> None:
+    """Also in a group that was made since the start."""
+    if not is_new:
+        queues.restart()
+    for _ in range(200):
+        queues.put(b"x" * 1_000, delay="1s")
+    before = queues.group.log.upkeep.size
+    for _ in range(3):
+        queues.clock.forward(1)
+        queues.tree.tick()
+        portions(queues)
+    assert len(queues.group.held) == 0
+    queues.ctl("clear")
+    for _ in range(3):
+        queues.clock.forward(1)
+        queues.tree.tick()
+        portions(queues)
+    assert queues.group.log.upkeep.size < before / 10
+
+
 def test_messages_that_end_together_are_all_counted_out(queues: Queues) -> None:
     for _ in range(1_100):
         queues.put(b"x", ttl="1s")
