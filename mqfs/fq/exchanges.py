@@ -23,6 +23,7 @@ from mqfs.errors import MqfsError, NotFound
 from mqfs.fq.programs import translate
 from mqfs.fq.queues import VIEW, Member, Queue, Wish
 from mqfs.model import User
+from mqfs.seams import Handle
 from mqfs.settle import settle
 from mqfs.syntax.escape import escape, text_of
 from mqfs.syntax.names import check_name
@@ -100,6 +101,7 @@ class Exchange:
     def __init__(self, name: bytes, group: Group) -> None:
         self.name, self.group, self.counts = name, group, Counts()
         self.bindings: dict[int, Binding] = {}
+        self.holds: dict[Queue, Handle] = {}  # of transient queues: they stay while they have clients, not readers
         self.since: dict[Queue, int] = {}  # where the newest binding of each begins
         self._queues: dict[str, Queue] = {}  # by view
         self._wanted: dict[str, Wanted] = {}
@@ -257,6 +259,7 @@ class Exchanges:
                 for exchange in map(self.find, list(queue.exchanges)):
                     if exchange is not None:
                         await self.command(exchange.group, _consumer_line(queue, exchange))
+                        self._hold(exchange, queue)
             member = make(queue)
             queue.members.append(member)
             return member
@@ -271,7 +274,14 @@ class Exchanges:
                 if exchange is not None and not exchange.group.removed:
                     await self._remove(exchange, queue)
 
+    def _hold(self, exchange: Exchange, queue: Queue) -> None:
+        """A transient consumer goes with its last handle: have one while the queue has clients."""
+        if not queue.permanent and queue not in exchange.holds:
+            exchange.holds[queue] = self.tree.open(self.server, exchange.consumer(queue), os.O_RDONLY)
+
     async def _remove(self, exchange: Exchange, queue: Queue) -> None:
+        if (hold := exchange.holds.pop(queue, None)) is not None:
+            hold.close()
         for binding in list(exchange.of(queue)):
             exchange.leave(binding.route)
         lines = [f"unbind {quote(queue.view)}"] if queue.view in exchange.group.views else []
@@ -306,6 +316,7 @@ class Exchanges:
                 exchange.leave(route)
                 raise
             if first:
+                self._hold(exchange, queue)
                 queue.tell(exchange.name)
             return route
 

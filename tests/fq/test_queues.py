@@ -141,6 +141,20 @@ def test_another_backlog_is_ignored(address: str) -> None:
         pass
 
 
+def test_a_queue_is_bound_for_as_long_as_it_has_a_client(server: Server, address: str) -> None:
+    """The last one that reads has gone, another is there still: the queue keeps what comes for the next reader."""
+    with Client(address, "shared", with_data=False) as asks, publisher(address) as other, server.connect() as tree:
+        asks.bind("shared")
+        with Client(address, "shared") as reads:
+            other.publish("shared", "r", b"1")
+            assert bodies(reads, 1) == [b"1"]
+        eventually(lambda: len(stats(port(server))["queues"]["shared"]["clients"]) == 1, "the reader to go")
+        assert tree.group("fq/shared").consumers() == ["shared"]
+        other.publish("shared", "r", b"2")
+        with Client(address, "shared") as reads:
+            assert bodies(reads, 1) == [b"2"]
+
+
 def test_backlogs(server: Server, address: str) -> None:
     limits = {"mem": 16_384, "mem:backlog=7": 7, "mem:backlog=0": 0, "mem:backlog=-1": 0, "mem:backlog=x": 0}
     for number, (kind, limit) in enumerate(limits.items()):
