@@ -576,8 +576,9 @@ class Model:
         return result
 
     def serve(self) -> None:
+        """The reads that wait: takers of a stream first, then workers, each in the order in which they came."""
         self.settle_kept()
-        for wait, key, count in list(self.parked):
+        for wait, key, count in sorted(self.parked, key=lambda read: self.handles[read[1]]["c"]["stream"] is None):
             data = self.take(key, count)
             if data is not None:
                 self.answer(wait, data)
