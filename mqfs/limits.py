@@ -101,7 +101,6 @@ BATCH_S = 0.0005  # of requests in one piece where one user is alone; see BATCHE
 TAGS = 16_384  # parked requests of one connection; above it reads are refused, writes stop it
 STATS_AT_ONCE = 24  # entries in one reply of 9P2000: 8 us each, and others are served between two
 NAMES_AT_ONCE = 128  # the same of 9P2000.L: 1 us each
-CLAIMED_AT_ONCE = 256  # messages claimed by one record of the log
 WALK_NAMES = 16  # the protocol's own limit
 SILENT_S = 30  # of a TCP connection, before keepalive probes: a dead peer may hold what others wait for
 ASKED, ASKED_S = 3, 10  # keepalive probes, and seconds between two; the system's defaults take two hours

@@ -125,7 +125,7 @@ class Backlog:
         stream = self._group.numbers.get(number)
         if is_multipart:
             self._size = None
-        elif self._size is not None and stream is not None and stream.kept.counts(sequence):
+        elif self._size is not None and stream is not None and stream.kept.is_counted(sequence):
             self._size -= 1
         settings = self._group.log.settings
         if settings.replay == "all" and settings.deliver == "all":

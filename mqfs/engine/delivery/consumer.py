@@ -138,7 +138,9 @@ class Consumer(Numbered):
     def _claim(self, receiver: Receiver, found: dispatcher.Next, steps: bytes) -> None:
         record, first, failed = found
         sequence, auto_ack = record.sequence, receiver.auto_ack
-        steps = bytes(self.dispatcher.gaps) + steps + step(ACK if auto_ack else CLAIM, first, sequence, failed)
+        if self.dispatcher.gaps:
+            steps = self.dispatcher.gap_steps() + steps
+        steps += step(ACK if auto_ack else CLAIM, first, sequence, failed)
         if record.headers and self._is_exclusive(sequence):
             self.exclusives.claim(record, steps)
         else:
@@ -161,7 +163,7 @@ class Consumer(Numbered):
         begin = first = record.sequence + 1
         found = [] if receiver.auto_ack else self.dispatcher.run_from(begin, receiver, messages, size, each)
         if found:
-            steps = []
+            steps = [self.dispatcher.gap_steps()]
             for behind in found:
                 steps.append(step(CLAIM, first, behind.sequence))
                 first = behind.sequence + 1

@@ -71,19 +71,19 @@ class Dispatcher:
         self._progress, self._coverage, self._claims, self._receivers = progress, coverage, claims, receivers
         self._scan_position = progress.ack_floor  # where to look next
         self._gap_start = progress.ack_floor  # where the slot of the message found there begins
-        self.gaps = bytearray()  # steps for slots that hold nothing for it: recorded with the next claim
+        self.gaps: dict[int, int] = {}  # slots that hold nothing for it, first -> last: acked with the next claim
         self._ready: list[Key] | None = None  # known and perhaps free; None: to be looked up by the next claim
 
     def move(self, position: int) -> None:
         """All below is acked, nothing above."""
         self._scan_position = self._gap_start = position
-        self._ready, self.gaps = None, bytearray()
+        self._ready, self.gaps = None, {}
 
     def reopen(self, sequence: int) -> None:
         """Keep a message out of every slot: it is to be delivered again."""
         if self._gap_start <= sequence < self._scan_position:
             if self._gap_start < sequence:
-                self.gaps += step(ACK, self._gap_start, sequence - 1)
+                self.gaps[self._gap_start] = sequence - 1
             self._gap_start = sequence + 1
 
     def invalidate(self) -> None:
@@ -95,6 +95,10 @@ class Dispatcher:
         would do so each time: they stay. Urgent ones, which all consumers share, do not."""
         if self._ready is not None and not _FEW < len(self._ready) <= 2 * len(self._progress.in_flight):
             self._ready = None
+
+    def gap_steps(self) -> bytes:
+        """The gaps, as the log says them."""
+        return b"".join([step(ACK, first, last) for first, last in self.gaps.items()])
 
     # ------------------------------------------------------------ what is known
 
@@ -183,7 +187,9 @@ class Dispatcher:
 
     def on_claimed(self, sequence: int, first: int) -> None:
         """That message was claimed, and its steps recorded. If the scan found it, the next one begins behind it."""
-        self.gaps = bytearray()
+        self.gaps = {}
+        if self._ready and self._ready[0][2] == sequence:
+            heapq.heappop(self._ready)
         if sequence >= self._scan_position and first == self._gap_start:
             self._gap_start = self._scan_position = sequence + 1
 
@@ -203,12 +209,11 @@ class Dispatcher:
             first, failed = self._slot(sequence, record)
             if record is not None and self._coverage.matches(self._group.numbers[record.stream], record):
                 return key, (record, first, failed)
-            self.gaps += step(ACK, first, sequence)  # it expired, was evicted or dropped
+            self.gaps[first] = sequence  # it expired, was evicted or dropped
             if key is heap[0]:
                 heapq.heappop(heap)
             else:
-                heap.remove(key)
-                heapq.heapify(heap)
+                heap.remove(key)  # `_next_best` sorted it
         return None
 
     def _is_free(self, sequence: int) -> bool:
@@ -218,8 +223,9 @@ class Dispatcher:
         return not entry.claimed and entry.due_ns <= self._group.clock.engine_ns()
 
     def _next_best(self, receiver: Candidate, heap: list[Key]) -> Key | None:
-        fit = (key for key in sorted(heap) if self._is_free(key[2]) and self._may_have(receiver, key))
-        return next(fit, None)
+        """The best one that this receiver may have. The heap is sorted by it, and has each once."""
+        heap[:] = sorted({key for key in heap if self._is_free(key[2])})
+        return next((key for key in heap if self._may_have(receiver, key)), None)
 
     def _may_have(self, receiver: Candidate, key: Key) -> bool:
         stream = self._group.numbers.get(key[3])
@@ -294,7 +300,7 @@ class Dispatcher:
         """Go past a message that is known or acked, and past acked ones behind it; returns the next position."""
         progress = self._progress
         if self._gap_start < first:
-            self.gaps += step(ACK, self._gap_start, first - 1)  # it has no message in between
+            self.gaps[self._gap_start] = first - 1  # it has no message in between
         end = max(sequence, progress.acked_ranges.end_of(sequence), progress.ack_floor - 1)
         self._gap_start = end + 1
         return end + 1

@@ -83,7 +83,7 @@ class ExclusiveClaims:
         offers = [steps for other in others if (steps := other._steps_to_offer(sequence)) is not None]
         stream.exclusives.release(sequence, *also, *offers)
         for other in others:
-            other._dispatcher.gaps = bytearray()
+            other._dispatcher.gaps = {}
         if self._coverage.stream is None and stream.default_consumer is not None:
             others.append(stream.default_consumer.exclusives)
         for other in others:
@@ -94,7 +94,7 @@ class ExclusiveClaims:
         self._dispatcher.reopen(sequence)
         if not self._dispatcher.gaps and sequence in self._own.progress.in_flight:
             return None
-        return self._own, bytes(self._dispatcher.gaps) + step(REQUEUE, sequence, sequence)
+        return self._own, self._dispatcher.gap_steps() + step(REQUEUE, sequence, sequence)
 
     def _on_offered(self, sequence: int) -> None:
         """The log says so."""

@@ -22,6 +22,8 @@ from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.size import parse_number
 from mqfs.wait import Step
 
+_AT_ONCE = 256  # messages claimed by one record: about a millisecond
+
 
 class ConsumerHandle(ClaimingHandle, CommandFile):
     """`.consumers/NAME` or `.consumers/.STREAM`, opened for reading and writing, or for writing: then only to command
@@ -40,6 +42,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         self.end_due = False  # `format each`: the 0-byte read that ends the last message
         self.names = SentNames()
         self.selects = False  # only some streams and views
+        self.failed: errors.MqfsError | None = None  # for the next read: this one had claimed messages before
         super().__init__(node, user, reads, writes)
         self.selection = MessageFilter(self.group)
 
@@ -51,7 +54,8 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
             return False
         if not self.selects:
             return True
-        return self.selection.covers(stream) and (self.selection.by_stream or self._is_selected(stream, sequence))
+        selection = self.selection
+        return selection.has_all_of(stream) or (selection.covers(stream) and self._is_selected(stream, sequence))
 
     def _is_selected(self, stream: catalog.Stream, sequence: int) -> bool:
         """Whether a program selects that message."""
@@ -76,11 +80,14 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         if self.end_due:
             self.end_due = False
             return b""
+        if self.failed is not None:
+            error, self.failed = self.failed, None
+            raise error
         return b"" if self.has_ended or count <= 0 else None
 
     @property
     def readable(self) -> bool:  # type: ignore[override]
-        if self.refusal or self.pending or self.end_due or self.group.log.end.next >= self.end_sequence:
+        if self.refusal or self.pending or self.end_due or self.failed or self.group.log.end.next >= self.end_sequence:
             return True
         return super().readable
 
@@ -88,13 +95,20 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         current: list[int] = []
         pieces: list[bytes] = []
         room, used = NEVER, 0  # the first message always
-        while room > 0 and (first := self.consumer.claim_next(self, room)) is not None:
-            for record in [first] if self.format != "record" else self._with_next(first, count - used):
+        try:
+            while room > 0 and (record := self.consumer.claim_next(self, room)) is not None:
                 current.append(record.sequence)
                 self.shown = record, self.claims[record.sequence].deliveries
                 pieces.append(record.body if self.format == "raw" else self._shape(record))
-                used += len(pieces[-1])
-            room = count - used - RECORD_OVERHEAD if self.format == "record" else 0
+                room = 0
+                if self.format == "record":
+                    used += len(pieces[-1])
+                    used += self._add_behind(record, count - used, current, pieces)
+                    room = count - used - RECORD_OVERHEAD
+        except errors.MqfsError as error:
+            if not pieces:
+                raise
+            self.failed = error
         if not pieces:
             return b"" if self.group.log.end.next >= self.end_sequence else None
         self.current = current
@@ -104,12 +118,14 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
             return self.last.first_of_many(long, count, 0)
         return self.last.first(b"".join(pieces), count, 0)
 
-    def _with_next(self, record: Record, room: int) -> list[Record]:
-        """A message just claimed, and those claimed with it."""
-        if self.one_by_one:
-            return [record]
-        room -= RECORD_OVERHEAD + len(record.headers) + len(record.body)
-        return [record, *self.consumer.claim_behind(self, record, limits.CLAIMED_AT_ONCE, room, RECORD_OVERHEAD)]
+    def _add_behind(self, record: Record, room: int, current: list[int], pieces: list[bytes]) -> int:
+        """Claim what fits behind a message that was claimed just now. Returns the bytes that it adds."""
+        before = len(pieces)
+        for behind in self.consumer.claim_behind(self, record, _AT_ONCE, room, RECORD_OVERHEAD):
+            current.append(behind.sequence)
+            self.shown = behind, 1
+            pieces.append(self._shape(behind))
+        return sum(map(len, pieces[before:]))
 
     def claim_behind(self, messages: int, size: int) -> list[Record]:
         """Claim what reads in `format raw` would give next, behind the message that was read last: ordinary messages,

@@ -235,7 +235,7 @@ class KeptRange:
                         found[sequence] = there[1]
         return found
 
-    def counts(self, sequence: int) -> bool:
+    def is_counted(self, sequence: int) -> bool:
         """Whether `messages` counts that message."""
         return (
             sequence >= self.state.floor
@@ -327,7 +327,7 @@ class KeptRange:
             return
         if not self._was_shared:
             self.recount()
-        elif self.counts(sequence) and self._owner.is_acked_by_all(sequence):
+        elif self.is_counted(sequence) and self._owner.is_acked_by_all(sequence):
             self.count -= 1
             self.size -= size
 

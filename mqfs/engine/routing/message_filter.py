@@ -95,6 +95,10 @@ class MessageFilter:
         views = self.group.views
         return any(views.selects(name, stream, record) for name in self._named.intersection(views.of(stream)))
 
+    def has_all_of(self, stream: NamedStream) -> bool:
+        """Whether all messages of the stream belong to it."""
+        return self.everything or self._part(stream) == _ALL
+
     @property
     def by_stream(self) -> bool:
         """Whether of each stream all messages belong to it, or none."""

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mqfs.errors import MqfsError, ReadOnly
+from mqfs.errors import DiskFull, MqfsError, ReadOnly
 from mqfs.wait import Wait
 from tests.support.campaign import size
-from tests.support.queues import BIG, Queues, say
+from tests.support.queues import BIG, Queues, read, say
 
 OPTIONS = st.fixed_dictionaries(
     {},
@@ -40,14 +40,15 @@ CONSUMERS = ["", "s", "all", "some"]
 
 
 class Side:
-    """A group and its worker, who claims messages together or one by one."""
+    """A group and its worker, who claims messages together or one by one. `looks`: behind each read another worker
+    looks for a message."""
 
-    def __init__(self, consumer: str, *, together: bool, path: Path | None = None) -> None:
-        self.together = together
+    def __init__(self, consumer: str, *, together: bool, looks: bool = False, path: Path | None = None) -> None:
+        self.together, self.looks = together, looks
         self.queues = Queues("bind all #", 'bind some prefix:"" payload_contains("1")', path=path)
         self.queues.stream("t")
         self.queues.consumer("w", *[consumer] * bool(consumer))
-        self.worker = self.queues.worker("w", "format record")
+        self.worker, self.other = self.queues.worker("w", "format record"), self.queues.worker("w")
         self.written = 0
 
     def read(self, count: int = 1) -> list[int]:
@@ -58,6 +59,7 @@ class Side:
             return []
         while self.worker.last.given < len(self.worker.last.body):
             self.worker.read(BIG)
+        assert not self.looks or self.other.readable in (True, False)
         return list(self.worker.current)
 
     def do(self, act: tuple[Any, ...], like: list[int]) -> list[int]:
@@ -117,10 +119,10 @@ class Side:
 
 @pytest.mark.slow
 @settings(max_examples=size(5_000), deadline=None)
-@given(st.sampled_from(CONSUMERS), st.lists(ACTS, min_size=4, max_size=30))
-@example("", [("put", "s", {"priority": 6}), ("write", "s", 2), ("put", "s", {"priority": 6})])
-def test_as_one_by_one(consumer: str, acts: list[tuple[Any, ...]]) -> None:
-    together, single = Side(consumer, together=True), Side(consumer, together=False)
+@given(st.sampled_from(CONSUMERS), st.booleans(), st.lists(ACTS, min_size=4, max_size=30))
+@example("", False, [("put", "s", {"priority": 6}), ("write", "s", 2), ("put", "s", {"priority": 6})])
+def test_as_one_by_one(consumer: str, looks: bool, acts: list[tuple[Any, ...]]) -> None:
+    together, single = (Side(consumer, together=together, looks=looks) for together in (True, False))
     for act in [*acts, ("read", BIG)]:
         claimed = together.do(act, [])
         assert single.do(act, claimed) == claimed, act
@@ -151,3 +153,43 @@ def test_nothing_is_claimed_where_the_disk_failed(tmp_path: Path) -> None:
     assert sorted(side.worker.claims) == [1]
     side.queues.group.log.end.failed = None
     assert [record.sequence for record in side.worker.claim_behind(9, BIG)] == [2, 3, 4, 5]
+
+
+def test_what_another_worker_found_gone_is_recorded_with_them() -> None:
+    q = Queues("ttl 5s", "replay all")
+    q.consumer("w")
+    worker, other, leaves = (q.worker("w") for _ in range(3))
+    q.write("s", b"1")
+    assert read(leaves) == b"1"
+    q.pass_time(8)
+    q.write("s", b"2", b"3", b"4")
+    assert read(worker) == b"2"
+    leaves.close()
+    assert other.readable
+    assert [record.sequence for record in worker.claim_behind(9, BIG)] == [3, 4]
+    say(worker, "ack 2 3 4")
+    assert q.stats()["low"] == q.group.log.end.next
+
+
+def test_a_failure_behind_messages_that_were_claimed_is_the_next_reads(tmp_path: Path) -> None:
+    side = Side("", together=True, path=tmp_path / "store")
+    side.queues.put(b"1", priority=9)
+    side.queues.write("s", b"2")
+    log = side.queues.group.log
+    claims = log.acknowledge
+
+    def once(*given: Any) -> None:
+        log.acknowledge = refuse
+        claims(*given)
+
+    def refuse(*given: Any) -> None:
+        log.acknowledge = claims
+        raise DiskFull("test")
+
+    log.acknowledge = once
+    assert side.read(BIG) == [1]
+    assert side.worker.readable
+    with pytest.raises(DiskFull):
+        side.worker.read(BIG)
+    say(side.worker, "ack")
+    assert side.read(BIG) == [2]

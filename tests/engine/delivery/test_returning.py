@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from itertools import chain
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from mqfs import limits
 from mqfs.wait import Wait
+from tests.support.calls import lines
 from tests.support.queues import Queues, read, say, waits
 
 COUNT = 700  # more than two portions
@@ -157,3 +159,46 @@ def test_a_delayed_message_that_is_gone_when_it_is_due_holds_back_nothing(gone: 
     assert read(worker) == b"2"
     say(worker, "ack")
     assert queues.stats()["low"] == 3
+
+
+def test_looking_for_messages_that_are_gone_costs_no_more_each_time() -> None:
+    q = Queues()
+    q.consumer("w")
+    worker = q.worker("w")
+    for _ in range(50):
+        q.put(b"x", ttl="3s")
+        assert read(worker) == b"x"
+        say(worker, "nack 2s")
+    q.pass_time(5)
+    worker.close()
+    for _ in range(100):
+        with contextlib.closing(q.worker("w")) as other:
+            assert waits(other)
+    steps = len(other.consumer.dispatcher.gap_steps())
+    q.write("s", b"1")
+    worker = q.worker("w")
+    assert read(worker) == b"1"
+    say(worker, "ack")
+    assert q.stats()["low"] == q.group.log.end.next
+    assert steps <= 50 * 32
+
+
+@pytest.mark.parametrize("select", ["", "select s"])
+def test_a_message_that_is_released_again_and_again_is_kept_in_mind_once(select: str) -> None:
+    q = Queues()
+    q.consumer("w")
+    q.stream("t")
+    q.put(b"other", "t", priority=9)
+    worker = q.worker("w", *[select] * bool(select))
+    if not select:
+        assert read(worker) == b"other"
+    q.write("s", b"x")
+    costs = []
+    for times in (3, 300):
+        for _ in range(times):
+            assert read(worker) == b"x"
+            say(worker, "release")
+        assert read(worker) == b"x"
+        costs.append(lines(lambda: worker.readable))
+        say(worker, "release")
+    assert costs[1] <= costs[0]
