@@ -52,7 +52,7 @@ class Client:
     _data_ended: trio.Event = attrs.Factory(trio.Event)
     _last_sign: float = 0.0
     _beat_s: float = 0.0  # 0: it asked for none
-    _beats: trio.CancelScope = attrs.Factory(trio.CancelScope)
+    _pause: trio.CancelScope = attrs.Factory(trio.CancelScope)  # until the next beat
     _writing: trio.Lock = attrs.Factory(trio.Lock)
 
     @property
@@ -71,9 +71,10 @@ class Client:
         with self.scope:
             async with trio.open_nursery() as nursery:
                 self._last_sign = trio.current_time()
+                nursery.start_soon(self._beat, channel)
                 while True:
                     for command in commands:
-                        await self._perform(command, channel, nursery)
+                        await self._perform(command, channel)
                     data = await channel.receive(self._deadline())
                     if not data:
                         break
@@ -85,13 +86,10 @@ class Client:
     def _deadline(self) -> float:
         return self._last_sign + limits.FQ_BEATS * self._beat_s if self._beat_s else math.inf
 
-    async def _perform(self, command: codec.Command, channel: Channel, nursery: trio.Nursery) -> None:
+    async def _perform(self, command: codec.Command, channel: Channel) -> None:
         if isinstance(command, codec.BeatRequest):
-            self._beats.cancel()
             self._beat_s = command.period_ms and max(command.period_ms / 1e3, LEAST_BEAT_S)
-            if self._beat_s:
-                self._beats = trio.CancelScope()
-                nursery.start_soon(self._beat, channel, self._beats)
+            self._pause.cancel()
         elif isinstance(command, codec.Bind):
             await self._answer(channel, codec.bound(await self._bind(command)))
         elif isinstance(command, codec.Unbind):
@@ -103,16 +101,19 @@ class Client:
         async with self._writing:
             await channel.send(data, limits.HTTP_SEND_S)
 
-    async def _beat(self, channel: Channel, scope: trio.CancelScope) -> None:
-        """Send a sign of life in each period, until the client asks for other periods."""
-        with scope:
-            while True:
-                await trio.sleep(self._beat_s)
-                try:
-                    with trio.CancelScope(shield=True):  # not a part of it
-                        await self._answer(channel, codec.BEAT)
-                except Gone:
-                    self.scope.cancel()
+    async def _beat(self, channel: Channel) -> None:
+        """Send a sign of life in each period that the client asks for."""
+        sent = trio.current_time()
+        while True:
+            with trio.CancelScope() as self._pause:
+                await trio.sleep_until(sent + self._beat_s if self._beat_s else math.inf)
+            if self._pause.cancelled_caught:
+                continue  # it asked for another period
+            try:
+                await self._answer(channel, codec.BEAT)
+            except Gone:
+                self.scope.cancel()
+            sent = trio.current_time()
 
     async def _bind(self, command: codec.Bind) -> int:
         permanent = command.flags & codec.FLAG_PERMANENT == codec.FLAG_PERMANENT

@@ -53,6 +53,8 @@ class Source:
         self.work = Work(turn)
         self._head = name(exchange.name)
         self._routes: dict[str, bytes] = {}
+        self.skipped: list[int] = []  # claimed, and not for the client
+        self.unreadable: list[int] = []  # claimed, and what no client can read
 
     def encode(self, record: Record, body: bytes) -> bytes | None:
         """A message as a broker sends it; None where no client could read it: its route is too long."""
@@ -81,6 +83,15 @@ class Source:
         mine = [str(sequence) for sequence in sequences if sequence in claims]
         for at in range(0, len(mine), _ACKED_AT_ONCE):
             self.handle.write(f"{verb} {' '.join(mine[at : at + _ACKED_AT_ONCE])}\n".encode())
+
+    def settle_unsent(self) -> None:
+        """Raises MqfsError; what is not settled then, is by the next call."""
+        self.settle("ack", self.skipped)
+        self.skipped.clear()
+        while self.unreadable:
+            if (sequence := self.unreadable[-1]) in self.handle.claims:
+                self.handle.write(f"dead {sequence} 'a route of more than {NAME_BYTES} bytes'\n".encode())
+            self.unreadable.pop()
 
 
 @lru_cache(_ORIGINS)
@@ -211,55 +222,67 @@ class Delivery:
         try:
             while not (handle.closed or handle.has_ended):
                 try:
-                    pieces, sequences = await self._gather(source)
-                    if pieces:
-                        await self._send(source, b"".join(pieces), sequences)
+                    await self._send(source, *await self._gather(source))
+                    source.settle_unsent()
                 except MqfsError as error:
                     source.work.rest()
-                    log.warning("queue %s of %s: %s", self._queue.consumer, source.exchange.group.name, error)
-                    await trio.sleep(_AGAIN_S)
+                    if isinstance(error, OverQuota):
+                        await trio.sleep(_QUOTA_S)
+                    else:
+                        self._log(source, error)
+                        await trio.sleep(_AGAIN_S)
         except (Gone, OSError):
             pass  # the end of the connection is seen where it is read
         finally:
             source.work.rest()  # others of its user wait for it
 
-    async def _gather(self, source: Source) -> tuple[list[bytes], list[int]]:
-        """Claim what is there; wait for the first message only."""
-        handle, pieces, sequences, size = source.handle, list[bytes](), list[int](), 0
-        while len(pieces) < limits.FQ_SEND_MESSAGES and size < limits.FQ_SEND_BYTES:
-            try:
+    def _log(self, source: Source, error: MqfsError) -> None:
+        log.warning("queue %s of %s: %s", self._queue.consumer, source.exchange.group.name, error)
+
+    async def _gather(self, source: Source) -> tuple[bytes, list[int]]:
+        """Claim what is there; wait for the first message only. Returns what is to be sent. Raises MqfsError; then
+        nothing was claimed."""
+        handle, data, sequences, claimed = source.handle, bytearray(), list[int](), 0
+
+        def take(record: Record, body: bytes) -> None:
+            nonlocal claimed
+            claimed += 1
+            if piece := self._encode(source, record, body):
+                data.extend(piece)
+                sequences.append(record.sequence)
+
+        try:
+            while claimed < limits.FQ_SEND_MESSAGES and len(data) < limits.FQ_SEND_BYTES:
                 step = handle.read(WHOLE)
                 if isinstance(step, Wait) and not step.settled:
-                    if pieces and step.cancel():
+                    if claimed and step.cancel():
                         break
                     source.work.rest()
                 body = await settle(step)
-                if not pieces:
+                if not claimed:
                     await source.work.begin()
-            except OverQuota:
-                if not pieces:
-                    await trio.sleep(_QUOTA_S)
-                break
-            shown = handle.shown
-            if shown is None or shown[0].sequence not in handle.claims:
-                break  # the consumer was removed, or the server stops
-            more = handle.claim_behind(limits.FQ_SEND_MESSAGES - len(pieces) - 1, limits.FQ_SEND_BYTES - size)
-            for record, whole in [(shown[0], body), *((record, record.body) for record in more)]:
-                piece = self._encode(source, record, whole)
-                if piece is not None:
-                    pieces.append(piece)
-                    sequences.append(record.sequence)
-                    size += len(piece)
-        return pieces, sequences
+                shown = handle.shown
+                if shown is None or shown[0].sequence not in handle.claims:
+                    break  # the consumer was removed, or the server stops
+                take(shown[0], body)
+                most = limits.FQ_SEND_MESSAGES - claimed, limits.FQ_SEND_BYTES - len(data)
+                for record in handle.claim_behind(*most):
+                    take(record, record.body)
+        except MqfsError as error:
+            if not claimed:
+                raise
+            if not isinstance(error, OverQuota):
+                self._log(source, error)
+        return bytes(data), sequences
 
     def _encode(self, source: Source, record: Record, body: bytes) -> bytes | None:
-        """A claimed message as it is sent; None: it is not, and it is settled."""
+        """A claimed message as it is sent; None: it is not."""
         if record.sequence < source.exchange.since.get(self._queue, 0) and not self._selects(source, record):
-            source.settle("ack", [record.sequence])
+            source.skipped.append(record.sequence)
             return None
         piece = source.encode(record, body)
         if piece is None:
-            source.handle.write(f"dead {record.sequence} 'a route of more than {NAME_BYTES} bytes'\n".encode())
+            source.unreadable.append(record.sequence)
         return piece
 
     def _selects(self, source: Source, record: Record) -> bool:
@@ -268,6 +291,9 @@ class Delivery:
 
     async def _send(self, source: Source, data: bytes, sequences: list[int]) -> None:
         await source.work.end()
+        if not sequences:
+            await trio.lowlevel.checkpoint()
+            return
         async with self._sending:
             while self._in_window >= limits.FQ_WINDOW:
                 self._moved = trio.Event()

@@ -23,7 +23,6 @@ from mqfs.errors import MqfsError, NotFound
 from mqfs.fq.programs import translate
 from mqfs.fq.queues import VIEW, Member, Queue, Wish
 from mqfs.model import User
-from mqfs.seams import Handle
 from mqfs.settle import settle
 from mqfs.syntax.escape import escape, text_of
 from mqfs.syntax.names import check_name
@@ -101,7 +100,6 @@ class Exchange:
     def __init__(self, name: bytes, group: Group) -> None:
         self.name, self.group, self.counts = name, group, Counts()
         self.bindings: dict[int, Binding] = {}
-        self.holds: dict[Queue, Handle] = {}  # of transient queues: they stay while they have clients, not readers
         self.since: dict[Queue, int] = {}  # where the newest binding of each begins
         self._queues: dict[str, Queue] = {}  # by view
         self._wanted: dict[str, Wanted] = {}
@@ -201,6 +199,7 @@ class Exchanges:
         del self._by_name[exchange.name]
         for queue in self.queues.values():
             queue.exchanges.discard(exchange.name)
+            queue.release(exchange.name)
 
     async def _make(self, user: User, name: bytes) -> Exchange:
         """Raises MqfsError."""
@@ -267,7 +266,11 @@ class Exchanges:
     async def leave(self, queue: Queue) -> None:
         """A client has gone. A transient queue goes with its last one."""
         async with self._changing:
-            if queue.members or queue.permanent:
+            if queue.members:
+                return
+            for exchange_name in list(queue.holds):
+                queue.release(exchange_name)
+            if queue.permanent:
                 return
             self.queues.pop(queue.name, None)
             for exchange in map(self.find, list(queue.exchanges)):
@@ -275,13 +278,13 @@ class Exchanges:
                     await self._remove(exchange, queue)
 
     def _hold(self, exchange: Exchange, queue: Queue) -> None:
-        """A transient consumer goes with its last handle: have one while the queue has clients."""
-        if not queue.permanent and queue not in exchange.holds:
-            exchange.holds[queue] = self.tree.open(self.server, exchange.consumer(queue), os.O_RDONLY)
+        """Have the consumer stay while the queue has clients, also without a reader."""
+        again = None if queue.permanent else self.tree.open(self.server, exchange.consumer(queue), os.O_RDONLY)
+        queue.release(exchange.name)  # not before: it may be the last handle
+        if again is not None:
+            queue.holds[exchange.name] = again.close
 
     async def _remove(self, exchange: Exchange, queue: Queue) -> None:
-        if (hold := exchange.holds.pop(queue, None)) is not None:
-            hold.close()
         for binding in list(exchange.of(queue)):
             exchange.leave(binding.route)
         lines = [f"unbind {quote(queue.view)}"] if queue.view in exchange.group.views else []

@@ -6,7 +6,7 @@ each exchange that it is bound to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import attrs
@@ -72,15 +72,22 @@ def _number(word: str) -> int:
     return value if 0 < value < 1 << 31 else 0
 
 
+def _nothing() -> None:
+    """It was not held."""
+
+
 @attrs.define(eq=False)
 class Queue:
-    """`exchanges`: those that it is bound to, by name. `dropped_to`: messages that had no room, in this run."""
+    """`exchanges`: those that it is bound to, by name. `holds`: by exchange, how to close an open consumer; a transient
+    one goes with its last handle, and is to stay while the queue has clients. `dropped_to`: messages that had no room,
+    in this run."""
 
     name: bytes
     wish: Wish
     permanent: bool = False
     members: list[Member] = attrs.Factory(list)
     exchanges: set[bytes] = attrs.Factory(set)
+    holds: dict[bytes, Callable[[], None]] = attrs.Factory(dict)
     dropped_to: int = 0
 
     @property
@@ -104,6 +111,10 @@ class Queue:
             raise Refused(f"request {wish.policy}, queue is {self.wish.policy}")
         if len(self.members) >= limits.FQ_QUEUE_CLIENTS:
             raise Refused(f"requested queue has {limits.FQ_QUEUE_CLIENTS} clients already")
+
+    def release(self, exchange: bytes) -> None:
+        """Hold its consumer of that exchange no longer."""
+        self.holds.pop(exchange, _nothing)()
 
     def tell(self, exchange: bytes) -> None:
         """It is bound to that exchange now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import resource
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mqfs import limits
 from mqfs.fq import codec
 from mqfs.fq.codec import Message
 from tests.fq.client import Client, Refused, connect, port, serve, stats
@@ -80,13 +82,39 @@ def resident(server: Server) -> int:
 
 def test_asking_for_heartbeats_again_and_again(address: str) -> None:
     with Client(address, "beats", with_data=False) as client:
-        client.commands.sendall(b"".join(codec.beat_request(period) for period in [50, 0] * 200 + [50]))
         client.answer("beat")  # of the authentication
+        client.commands.sendall(b"".join(codec.beat_request(period) for period in [500, 0] * 200 + [500]))
+        client.answer("beat")
         began = time.monotonic()
-        for _ in range(20):
+        for _ in range(3):
             client.commands.sendall(codec.BEAT)
             client.answer("beat")
-        assert time.monotonic() - began > 0.5
+        assert time.monotonic() - began > 1
+
+
+def test_asking_for_heartbeats_more_often_than_they_are_due(address: str) -> None:
+    with Client(address, "often", with_data=False) as client:
+        client.answer("beat")  # of the authentication
+        client.commands.settimeout(0.05)
+        beats = 0
+        for _ in range(400):
+            client.commands.sendall(codec.beat_request(500))
+            with contextlib.suppress(TimeoutError):
+                client.answer("beat")
+                beats += 1
+            if beats == 3:
+                break
+        assert beats == 3
+
+
+def test_a_client_that_takes_no_beats_does_not_hold_up_the_end() -> None:
+    with short_folder() as folder, serve(folder) as server, Client(f"{folder}/fq", "s", with_data=False) as client:
+        client.commands.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            client.commands.sendall(codec.beat_request(10) + (codec.BEAT + codec.status()) * 100_000)
+        began = time.monotonic()
+        server.stop()
+        assert time.monotonic() - began < limits.HTTP_SEND_S / 2
 
 
 def test_random_bytes(address: str) -> None:

@@ -155,6 +155,37 @@ def test_a_queue_is_bound_for_as_long_as_it_has_a_client(server: Server, address
             assert bodies(reads, 1) == [b"2"]
 
 
+def test_a_queue_that_is_bound_no_more_goes_with_its_last_client(server: Server, address: str) -> None:
+    with Client(address, "unbound") as client, server.connect() as tree:
+        client.unbind("unbound", client.bind("unbound"))
+        assert client.bind("elsewhere")
+        assert tree.group("fq/unbound").consumers() == ["unbound"]
+    with server.connect() as tree:
+        eventually(lambda: not tree.group("fq/unbound").consumers(), "the consumer to go")
+
+
+def test_a_queue_whose_consumer_was_removed_is_bound_again(server: Server, address: str) -> None:
+    with Client(address, "again", with_data=False) as asks, publisher(address) as other, server.connect() as tree:
+        for _ in range(2):
+            route = asks.bind("again")
+            with Client(address, "again") as reads:
+                other.publish("again", "r", b"1")
+                assert bodies(reads, 1) == [b"1"]
+            eventually(lambda: len(stats(port(server))["queues"]["again"]["clients"]) == 1, "the reader to go")
+            assert tree.group("fq/again").consumers() == ["again"]
+            asks.unbind("again", route)
+            tree.group("fq/again").ctl("remove again")
+
+
+def test_a_queue_that_is_made_permanent_is_not_held_open(server: Server, address: str) -> None:
+    with Client(address, "stays", with_data=False) as asks, server.connect() as tree:
+        asks.bind("stays")
+        group = tree.group("fq/stays")
+        assert group.stats()["consumers"]["stays"]["handles"] == 1
+        with Client(address, "stays", "mem:public,permanent", with_data=False):
+            assert group.stats()["consumers"]["stays"]["handles"] == 0
+
+
 def test_backlogs(server: Server, address: str) -> None:
     limits = {"mem": 16_384, "mem:backlog=7": 7, "mem:backlog=0": 0, "mem:backlog=-1": 0, "mem:backlog=x": 0}
     for number, (kind, limit) in enumerate(limits.items()):

@@ -12,9 +12,11 @@ from collections.abc import Callable
 
 import pytest
 
+import mqfs
 from mqfs import limits
 from mqfs.ninep.blocking import Client, connect
 from mqfs.ninep.codec.messages import Topen, Tversion, Twalk
+from tests.fq import client as fq
 from tests.server.users import park, send, settle
 from tests.server.watched import POLITE, measuring, user
 from tests.support.eventually import patient
@@ -24,6 +26,7 @@ RUN_S = 1.5
 PIECE_S = patient(0.03)  # of 20 ms, what a busy core makes of it
 
 Act = Callable[[], object]
+OPEN: list[fq.Client] = []  # closed at the end
 
 
 def create(client: Client, path: str, body: bytes = b"") -> None:
@@ -112,9 +115,23 @@ def puts(client: Client, count: int, key: str) -> Act:
     return lambda: None
 
 
+def a_queue_of_fq_bound_again(client: Client) -> Act:
+    """What came before the second program is not for it."""
+    at = client.socket.getpeername()
+    address, kind = at.removesuffix("s") + "fq", "mem:public,backlog=0"
+    OPEN.append(fq.Client(address, "again", kind, with_data=False))
+    OPEN[0].bind("fqs", "prefix:a")
+    write(client, "fq/fqs/ctl", "replay all\n")
+    with mqfs.connect(f"unix!{at}", transport="9p") as tree:
+        for _ in range(20):
+            tree.group("fq/fqs").publish_many([("b", b"x")] * (LARGE // 10))
+    OPEN[0].bind("fqs", "prefix:b")
+    return lambda: OPEN.append(fq.Client(address, "again", kind))
+
+
 WORK = (
     many_open_files, many_open_files_and_tversion, many_reads_that_wait, many_requests_at_once, many_names,
-    many_streams_to_trim, a_cursor_over_many_streams, many_that_are_due, many_that_expire,
+    many_streams_to_trim, a_cursor_over_many_streams, many_that_are_due, many_that_expire, a_queue_of_fq_bound_again,
 )  # fmt: skip
 
 
@@ -130,6 +147,8 @@ def longest_piece(work: Callable[[Client], Act]) -> tuple[float, str]:
             act()
             times = sorted(ours.times())
             _, longest = server.settle()
+            while OPEN:
+                OPEN.pop().close()
     return longest, f"round trips: {len(times)}, p99.9 {times[-1 - len(times) // 1_000] * 1e3:.1f} ms"
 
 

@@ -95,7 +95,7 @@ def measuring() -> Iterator[Measured]:
     program = [sys.executable, "-m", "tests.server.measured", str(POLITE)]
     with ExitStack() as stack:
         folder = stack.enter_context(short_folder())
-        ways = ("--listen", f"unix!{folder}/s", "--http", f"unix!{folder}/web")
+        ways = ("--listen", f"unix!{folder}/s", "--http", f"unix!{folder}/web", "--fq", f"unix!{folder}/fq")
         server = stack.enter_context(Server(*ways, cwd=folder, program=program))
         os.chmod(folder, 0o755)
         for way in ("s", "web"):
