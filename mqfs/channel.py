@@ -65,9 +65,13 @@ class Channel:
     async def receive_soon(self, seconds: float) -> bytes:
         """As `receive`, of a client that is about to send: one that can run now has its chance before the wait."""
         if not self.unread:
-            with contextlib.suppress(OSError):
+            try:
                 return self._read(self._descriptor, RECEIVE_BYTES)
-            os.sched_yield()
+            except BlockingIOError:
+                os.sched_yield()
+            except OSError:
+                self.failed = True
+                return b""
         return await self.receive(trio.current_time() + seconds)
 
     async def send(self, data: bytes, patience: float = math.inf) -> None:

@@ -148,7 +148,7 @@ class Connection:
             if not data:
                 return None
             await self.turn()
-            if was_idle and self._repeated is not None and self._repeated.takes(data):
+            if was_idle and self._repeated is not None and self._repeated.take(data):
                 return self._repeated.request
             self._forget()
             parser.receive(data)
@@ -212,7 +212,7 @@ class Connection:
 
     async def _perform(self, request: Request) -> Answer:
         """Check a request from its head, receive its body, and make the call. Raises MqfsError."""
-        if self._repeated is not None:
+        if self._repeated is not None and self._repeated.request is request:
             return await self._repeated.publish()
         server = self.server
         server.rules.check(request, self.loopback)

@@ -31,7 +31,7 @@ class RepeatedPublish:
         self._handle: OpenFile | None = None
         self._logs = [(group.log, group.log.changes) for group in _up(call.group)]
 
-    def takes(self, data: bytes) -> bool:
+    def take(self, data: bytes) -> bool:
         """Whether that is one more such request, whole and alone; its body is then the request's."""
         end = data.find(b"\r", len(self._before))
         body = end + len(self._behind)
@@ -69,6 +69,9 @@ def repeatable(call: Call, route: Route, data: bytes) -> RepeatedPublish | None:
     request = call.request
     if route.call not in (publish, put_there) or call.target.kind == "new stream" or not request.keep_alive:
         return None
+    quota = call.tree.quotas.of(call.user.uid) if call.tree.quotas is not None else None
+    if quota is not None and quota.handles:
+        return None  # the stream would count as open
     found, end = _LENGTH.search(data), data.find(_HEAD_END) + len(_HEAD_END)
     if found is None or found.end() > end or keys(call) or not is_plain(call.group) or request.expects_continue:
         return None

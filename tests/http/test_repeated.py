@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -276,3 +277,11 @@ def test_a_client_that_leaves_in_its_body(web: Web, group: str, again: Publisher
     web.eventually_open(group, "s", 0 if repeated else 1)
     assert web.get(f"{group}/s").body == b"123"
     assert "Traceback" not in web.server.text()
+
+
+def test_a_user_whose_open_files_are_bounded() -> None:
+    with short_folder() as folder:
+        web = Web(folder, "--limit", f"{os.geteuid()} handles=1")
+        with web.server, publisher(web, f"{web.group()}/s") as one, publisher(web, one.path) as other:
+            for _ in range(3):
+                assert [statuses(it.send(b"x")) for it in (one, other)] == [[201]] * 2
