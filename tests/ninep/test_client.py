@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -259,6 +260,24 @@ def test_a_write_to_a_server_that_is_gone() -> None:
     theirs.close()
     with blocking.Client(ours, ClientMachine()) as one, pytest.raises(errors.Disconnected):
         one.list()
+
+
+@pytest.mark.parametrize("writes", [True, False], ids=["writing", "reading"])
+def test_a_host_that_does_not_answer_any_more(writes: bool) -> None:
+    """The system ends the connection, as it does where the network is gone: no error of a deadline of ours."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 100)
+        with blocking.Client(ours, ClientMachine()) as one:
+            request = Tread(0, 1, 0, 10)
+            ticket = one.begin(request)
+            ours.settimeout(0.01)
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    ours.sendall(bytes(1 << 20))
+            ours.settimeout(None)
+            with pytest.raises(errors.Disconnected, match="timed out"):
+                one.list() if writes else one.end(request, ticket)
 
 
 @pytest.mark.parametrize("address", ["unix!/none/9p", "tcp!127.0.0.1!1", "nonsense"])

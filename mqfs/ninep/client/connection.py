@@ -65,7 +65,8 @@ def connect(
     token: str = "",
 ) -> Client:
     """Connect and attach to the tree at an address. `timeout`: of connecting, in seconds. `token`: the secret that
-    identifies a client over TCP or TLS. Raises BadAddress, BadConfig, and the server's errors."""
+    identifies a client over TCP or TLS. Raises BadAddress, BadConfig, Disconnected, TimeoutError, and the server's
+    errors."""
     where = parse_address(address) if isinstance(address, str) else address
     try:
         sock = _dial(where, timeout)
@@ -170,7 +171,7 @@ class Client:
         self._tickets[tag] = self._sent
         try:
             self.socket.sendall(self.caller.take())
-        except ConnectionError as error:
+        except OSError as error:
             raise _disconnected(error) from None
         return self._tickets[tag]
 
@@ -191,7 +192,7 @@ class Client:
                 self.socket.settimeout(max(deadline - time.monotonic(), 0.000_001))
             try:
                 data = self.socket.recv(max(RECEIVE_BYTES, self.caller.missing))
-            except ConnectionError as error:
+            except OSError as error:
                 raise _disconnected(error) from None
             finally:
                 if deadline is not None:
@@ -294,9 +295,10 @@ class Client:
         return self.do(self.caller.names(path))
 
 
-def _disconnected(error: ConnectionError) -> Disconnected:
-    """Never an error of the system: EPIPE of a command line means its standard output."""
-    return Disconnected(error.strerror or str(error))
+def _disconnected(error: OSError) -> Exception:
+    """Never an error of the system: EPIPE of a command line means its standard output. But for our own time-out, which
+    has no number: it ends no connection."""
+    return error if error.errno is None else Disconnected(error.strerror or str(error))
 
 
 class File(io.RawIOBase):
