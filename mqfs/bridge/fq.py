@@ -8,18 +8,22 @@ not confirmed; the group remembers the ids for its `dedup`. fqd knows no confirm
 from __future__ import annotations
 
 import logging
+import select
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 from hashlib import blake2b
+from itertools import islice
 
 import attrs
 
-from mqfs.bridge.link import LATER
-from mqfs.client import Client, Group, Outgoing, connect
+from mqfs.bridge.link import LATER, GroupLink
+from mqfs.client import Outgoing
 from mqfs.client.backoff import Backoff
-from mqfs.errors import BadCommand, BadName, Disconnected, MqfsError, TooLong
+from mqfs.errors import BadCommand, BadName, Disconnected, Interrupted, MqfsError, TooLong
 from mqfs.fq import codec
 from mqfs.fq.codec import HOP_BYTES, ILLEGAL, AnswerParser, Malformed, Message, MessageParser
 from mqfs.limits import FQ_HOPS
@@ -31,7 +35,8 @@ log = logging.getLogger("mqfs.bridge")
 RECEIVE_BYTES = 1 << 18
 CONNECT_S, ANSWER_S = 10.0, 30.0
 AGAIN_S = 0.1  # until it connects again to a broker that ended the connection, and between two looks for room
-NEVER = BadName, TooLong  # the group cannot take such a message, also later
+AT_ONCE = 256  # messages on their way to the group
+REFUSED = BadCommand, BadName, TooLong  # the group cannot take such a message, also later
 
 
 @attrs.frozen(kw_only=True)
@@ -64,7 +69,9 @@ def run(options: Options) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
     stopped = threading.Event()  # never set: a signal ends the thread
-    with connect(options.address, user=options.user, token=options.token) as here:
+    path = f"{options.group}/{escape(options.exchange.encode())}"
+    here = GroupLink(options.address, path, user=options.user, token=options.token, stopping=stopped, create=True)
+    with closing(here):
         try:
             bridge = Bridge(options, here)
             while True:
@@ -81,10 +88,8 @@ def _stop(number: int, frame: object) -> None:
 class Bridge:
     """Of one exchange."""
 
-    def __init__(self, options: Options, here: Client) -> None:
-        self._options = options
-        path = f"{options.group}/{escape(options.exchange.encode())}"
-        self._group: Group = here.group(path, create=True)
+    def __init__(self, options: Options, here: GroupLink) -> None:
+        self._options, self._here = options, here
         self._is_full = False
 
     def carry(self) -> None:
@@ -98,7 +103,7 @@ class Bridge:
             where = f"{self._options.host}!{self._options.port}"
             if not began:
                 raise Disconnected(f"{where}: {error}") from None
-            log.warning("%s: %s", where, error or "the connection ended")
+            log.warning("%s: %s", where, str(error) or "the connection ended")
 
     def _stages(self) -> Iterator[None]:
         """Yields once, when it is connected. Raises OSError, EOFError, Malformed, MqfsError."""
@@ -108,14 +113,15 @@ class Bridge:
             names = options.name.encode(), options.queue_name.encode(), kind.encode(), options.password.encode()
             commands.sendall(codec.auth(*names))
             answers = _Answers(commands)
-            data.sendall(codec.data(answers.wait_for("key").text, options.node) + _confirmation(0))
+            key = answers.wait_for("key").text
+            data.sendall(codec.data(key, options.node) + _confirmation(0))
             flags = codec.FLAG_PEER | (codec.FLAG_PERMANENT if options.permanent else codec.FLAG_TRANSIENT)
             commands.sendall(codec.bind(flags, options.exchange.encode(), options.program.encode()))
             if answers.wait_for("bound").route == ILLEGAL:
                 raise BadCommand(f"program {options.program!r} (or the broker lets this user bind nothing)")
             log.info("%s!%d: exchange %s", options.host, options.port, options.exchange)
             yield
-            self._carry(data)
+            self._carry(data, key.isascii())  # fqd's are random bytes
 
     def _connect(self) -> socket.socket:
         options = self._options
@@ -124,8 +130,9 @@ class Bridge:
         sock.settimeout(ANSWER_S)
         return client_context("fq").wrap_socket(sock, server_hostname=options.host) if options.tls else sock
 
-    def _carry(self, data: socket.socket) -> None:
-        """Confirmed is what was published; a message that came before is known, and confirmed, too."""
+    def _carry(self, data: socket.socket, confirmed: bool) -> None:
+        """Confirmed is what was published; a message that came before is known, and confirmed, too. Not `confirmed`:
+        fqd delivers nothing again, so what has come is published, also when it has gone."""
         data.settimeout(None)
         parser, done = MessageParser(relayed=True), 0
         while received := data.recv(RECEIVE_BYTES):
@@ -133,7 +140,10 @@ class Bridge:
             skipped, parser.too_large = parser.too_large, 0
             if skipped:
                 log.warning("%d messages larger than a message here may be were left out", skipped)
-            self._publish([one for message in messages if (one := self._outgoing(message)) is not None])
+            may_wait = partial(_is_there, data) if confirmed else lambda: True
+            for first in self._publish([*map(self._outgoing, messages)], may_wait):
+                if confirmed:
+                    data.sendall(_confirmation(done + first))
             done += len(messages) + skipped
             if messages or skipped:
                 data.sendall(_confirmation(done))
@@ -153,44 +163,57 @@ class Bridge:
         id = blake2b(message.id + origin + message.sender, digest_size=16).hexdigest()
         return Outgoing(escape(message.route), message.payload, headers=headers, id=f"fq-{id}")
 
-    def _publish(self, messages: list[Outgoing]) -> None:
-        """Until each is committed, or left out. Those that were committed before a refusal are known by their ids."""
-        try:
-            if messages:
-                self._append(messages)
-            self._is_full = False
-        except (*LATER, *NEVER):
-            rest, pauses = [*messages], Backoff(True, threading.Event(), longest_s=AGAIN_S)
-            pauses.retry(lambda: self._append_each(rest), *LATER)
+    def _publish(self, messages: list[Outgoing | None], may_wait: Callable[[], bool]) -> Iterator[int]:
+        """Until each is committed, or left out. Before it waits for one it yields how many are before that."""
+        rest = {at: message for at, message in enumerate(messages) if message is not None}
+        self._put_many(rest)
+        self._is_full = self._is_full and bool(rest)
+        for at, message in rest.items():
+            yield at
+            try:
+                pauses = Backoff(True, threading.Event(), longest_s=AGAIN_S)
+                pauses.retry(partial(self._here.repeat, partial(self._put, message, may_wait)), *LATER)
+            except REFUSED as error:
+                log.warning("message %s was left out: %s", (message.headers or {})["fq-id"], error)
 
-    def _append(self, messages: list[Outgoing]) -> None:
-        """Waits while the server here is away."""
-        Backoff(True, threading.Event()).retry(lambda: self._group.publish_many(messages), Disconnected)
+    def _put_many(self, rest: dict[int, Outgoing]) -> None:
+        """Publish several at once, and take from `rest` what is committed, until one is refused. Those that went in
+        behind that one are not published again: their ids may be forgotten before it has room."""
+        while some := [*islice(rest.items(), AT_ONCE)]:
+            try:
+                errors = self._here.put_all([message for _, message in some], lambda: False)
+            except (Disconnected, Interrupted, *REFUSED):
+                return
+            for (at, _), error in zip(some, errors, strict=True):
+                if error is None:
+                    del rest[at]
+            if refusals := [*filter(None, errors)]:
+                self._note(refusals[0])
+                return
 
-    def _append_each(self, rest: list[Outgoing]) -> None:
-        """One after the other. Raises the refusal where some have no room: these stay in `rest`, with those behind."""
-        full: dict[str, MqfsError] = {}
-        kept = []
-        for message in rest:
-            if message.stream not in full:
-                self._append_one(message, full)
-            if message.stream in full:
-                kept.append(message)
-        rest[:] = kept
-        for error in full.values():
-            raise error
+    def _put(self, message: Outgoing, may_wait: Callable[[], bool]) -> None:
+        """Raises its refusal, and what `may_wait` raises."""
+        may_wait()
+        for error in self._here.put_all([message], may_wait):
+            if error is not None:
+                self._note(error)
+                raise error
 
-    def _append_one(self, message: Outgoing, full: dict[str, MqfsError]) -> None:
-        """Notes in `full` that its stream has no room, and logs that once until messages have room at once again."""
-        try:
-            self._append([message])
-        except LATER as error:
-            full[message.stream] = error
-            if not self._is_full:
-                self._is_full = True
-                log.warning("group %s: %s; waiting for room", self._group.path, error)
-        except NEVER as error:
-            log.warning("message %s was left out: %s", message.headers and message.headers["fq-id"], error)
+    def _note(self, refusal: MqfsError) -> None:
+        """Log that there is no room, once until all that came together has room at once again."""
+        if isinstance(refusal, LATER) and not self._is_full:
+            self._is_full = True
+            log.warning("group %s: %s; waiting for room", self._here.path, refusal)
+
+
+def _is_there(data: socket.socket) -> bool:
+    """True. Raises EOFError where the connection has ended: what the broker does not have confirmed comes again, and
+    some of that may be committed, which the group remembers for a while only."""
+    poll = select.poll()
+    poll.register(data, select.POLLRDHUP)
+    if poll.poll(0):
+        raise EOFError
+    return True
 
 
 def _confirmation(count: int) -> bytes:

@@ -6,33 +6,51 @@ Raises Interrupted where the bridge stops meanwhile.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import closing
-from typing import Any, TypeVar
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from typing import Any, TypeVar, cast
 
 from mqfs.client.backoff import Backoff
 from mqfs.client.client import Client
+from mqfs.client.outgoing import Outgoing
 from mqfs.client.subscription import CursorSubscription
-from mqfs.client.transport.ninep import NinepTransport
+from mqfs.client.transport.ninep import NinepFile, NinepTransport
 from mqfs.client.types import File, read_whole
-from mqfs.errors import Again, Disconnected, DiskFull, Interrupted, OverLimit, OverQuota, StreamFull
+from mqfs.errors import (
+    Again,
+    Disconnected,
+    DiskFull,
+    Exists,
+    Interrupted,
+    MqfsError,
+    NotFound,
+    OverLimit,
+    OverQuota,
+    StreamFull,
+)
+from mqfs.ninep.client import machine
+from mqfs.ninep.client.shared_connection import SharedConnection, Slot
 from mqfs.syntax.patterns import Words
 from mqfs.syntax.quoting import split
 
 T = TypeVar("T")
 
 CONNECT_S = 10.0
+PARKED_S = 1.0  # that a write waits for room, until it is asked whether it may
 LATER = (Again, DiskFull, OverLimit, OverQuota, StreamFull)  # the group has no room for a message now
 
 
 class GroupLink:
     """A group, over one connection of 9P, which is made again where it is lost. Thread-safe."""
 
-    def __init__(self, address: str, path: str, *, user: str, token: str, stopping: threading.Event) -> None:
+    def __init__(
+        self, address: str, path: str, *, user: str, token: str, stopping: threading.Event, create: bool = False
+    ) -> None:
         self.path, self.stopping = path.strip("/"), stopping
         self._link = NinepTransport(address, user=user, token=token, timeout=CONNECT_S, reconnect=True)
         self._client = Client(self._link, True)
-        self.group = self.repeat(lambda: self._client.group(self.path))
+        self.group = self.repeat(lambda: self._client.group(self.path, create=create))
 
     def repeat(self, call: Callable[[], T]) -> T:
         """The result of a call, which is repeated while the server is away, or stops."""
@@ -65,6 +83,30 @@ class GroupLink:
         with closing(self.open(file, "w")) as opened:
             opened.write(line.encode() + b"\n")
 
+    def put_all(self, messages: Sequence[Outgoing], may_wait: Callable[[], bool]) -> list[MqfsError | None]:
+        """Publish messages that have options, all under way at once: the error of each, or None. Makes their streams.
+        `may_wait` is asked after each PARKED_S that some wait for room; where not, they are taken back: Again. Raises
+        what keeps all from being sent."""
+        errors = self._write_all(messages, may_wait)
+        if missing := [at for at, error in enumerate(errors) if isinstance(error, NotFound)]:
+            for stream in {messages[at].stream for at in missing}:
+                with suppress(Exists):
+                    self._link.create(f"{self.path}/{stream}")
+            for at, error in zip(missing, self.put_all([messages[at] for at in missing], may_wait), strict=True):
+                errors[at] = error
+        return errors
+
+    def _write_all(self, messages: Sequence[Outgoing], may_wait: Callable[[], bool]) -> list[MqfsError | None]:
+        with closing(cast(NinepFile, self.open(".put", "w"))) as file:
+            connection = file.connection
+            slots = connection.send([file.request(message.put()) for message in messages])
+            with suppress(Disconnected):
+                while not _are_answered(connection, slots) and may_wait():
+                    pass
+                for slot in reversed(slots):  # so that none passes one before it
+                    connection.send([], slot)
+            return [_error_of(connection, slot) for slot in slots]
+
     def mkdir(self, path: str) -> None:
         self._link.mkdir(f"{self.path}/{path}")
 
@@ -78,3 +120,26 @@ class GroupLink:
 
     def close(self) -> None:
         self._client.close()
+
+
+def _are_answered(connection: SharedConnection, slots: Sequence[Slot]) -> bool:
+    """Waits for PARKED_S."""
+    deadline = time.monotonic() + PARKED_S
+    try:
+        for slot in slots:
+            connection.wait(slot, deadline)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _error_of(connection: SharedConnection, slot: Slot) -> MqfsError | None:
+    """Of a write, which may be taken back."""
+    try:
+        reply = connection.wait(slot)
+        if reply is None:
+            return Again("no room at once")
+        machine.check(reply)
+    except MqfsError as error:
+        return error
+    return None

@@ -148,19 +148,27 @@ def test_over_tls(monkeypatch: pytest.MonkeyPatch) -> None:
         eventually(lambda: here.bodies() == Counter([b"secret"]))
 
 
-def serve_peer(listener: socket.socket, *routes: bytes) -> int:
-    """Be a broker for one connection of a bridge: send it a message of each route; how many it confirms."""
-    sent = [Message(b"ex", route, bytes([at] * 16), route[:9], b"me") for at, route in enumerate(routes)]
+def message(number: int, route: bytes = b"a", payload: bytes = b"") -> Message:
+    return Message(b"ex", route, bytes([number] * 16), payload or b"%d" % number, b"me")
+
+
+def serve_peer(listener: socket.socket, sent: list[Message], confirmed: int) -> None:
+    """Be a broker for one connection of a bridge: send it messages, until it confirms so many of them."""
     with listener.accept()[0] as commands:
         commands.sendall(codec.authenticated(b"key"))
         with listener.accept()[0] as data:
+            data.settimeout(HANG_S)
             data.recv(len(codec.data(b"key", bytes(4))), socket.MSG_WAITALL)
             commands.sendall(codec.bound(1))
             data.sendall(b"".join(map(codec.relayed, sent)))
             parser, count = MessageParser(relayed=True), 0
-            while count < len(sent) and (received := data.recv(1 << 16)):
-                count += sum(int.from_bytes(one.payload) for one in parser.receive(received))
-            return count
+            while count < confirmed:
+                received = data.recv(1 << 16)
+                assert received, f"it ended after {count}"
+                counts = [int.from_bytes(one.payload) for one in parser.receive(received)]
+                assert [count, *counts] == sorted([count, *counts])
+                count = counts[-1]
+            assert count == confirmed
 
 
 def test_a_route_that_no_stream_can_have_is_left_out() -> None:
@@ -168,8 +176,9 @@ def test_a_route_that_no_stream_can_have_is_left_out() -> None:
         listener.settimeout(HANG_S)
         bridge = Bridge(listener.getsockname()[1], here)
         stack.callback(bridge.close)
-        assert serve_peer(listener, b"a", b"\xff" * 127, b"b") == 3  # the second has 381 bytes, escaped
-        assert here.bodies() == Counter([b"a", b"b"])
+        too_long = message(1, b"\xff" * 127)  # 381 bytes, escaped
+        serve_peer(listener, [message(0), too_long, message(2)], 3)
+        assert here.bodies() == Counter([b"0", b"2"])
         assert bridge.log.read_text().count("left out") == 1
         assert bridge.stop() == 0
 
@@ -189,6 +198,96 @@ def test_it_waits_for_room() -> None:
                 with claims.get(HANG_S) as claim:
                     assert claim.body == b"%d" % number
         assert bridge.log.read_text().count("waiting for room") == 1
+        assert bridge.stop() == 0
+
+
+def forget(group: Group) -> None:
+    """Have all ids of before forgotten: wait until one more is."""
+    first = group.publish("probe", b"probe", id="probe", sequence=True)
+    eventually(lambda: group.publish("probe", b"probe", id="probe", sequence=True) != first, "the end of dedup")
+
+
+def take(group: Group, count: int) -> Counter[bytes]:
+    """What the consumer has, and nothing behind that."""
+    with group.consume("slow") as claims:
+        bodies = Counter[bytes]()
+        while bodies.total() < count:
+            with claims.get(HANG_S) as claim:
+                bodies[claim.body] += 1
+    assert group.stats()["consumers"]["slow"]["waiting"] == 0
+    return bodies
+
+
+def blocked(group: Group) -> int:
+    """Writes to the stream that wait for room."""
+    try:
+        return int(group.stats()["streams"].get("a", {"blocked": 0})["blocked"])
+    except Disconnected:
+        return 0
+
+
+def test_it_waits_for_room_through_a_restart() -> None:
+    """The stopping server interrupts the write that waits."""
+    with nodes(2) as ((one, two), stack), one.server.connect() as there, two.server.connect() as here:
+        slow = here.group("fq/ex")
+        slow.ctl("consumer slow a backlog 1 full block")
+        bridge = Bridge(one.port, two)
+        stack.callback(bridge.close)
+        eventually(lambda: queue_is_bound(one, f"bridge-{two.address}-ex"), "the bridge to bind")
+        there.group("fq/ex").publish_many([("a", b"%d" % number) for number in range(5)])
+        eventually(lambda: blocked(slow), "the bridge to wait")
+        for _ in range(2):
+            two.server.restart(signal.SIGTERM)
+            eventually(lambda: blocked(slow), "the bridge to wait again")
+        assert take(slow, 5) == Counter(b"%d" % number for number in range(5))
+        assert bridge.stop() == 0
+
+
+@pytest.mark.parametrize("full", ["reject", "block"])
+def test_what_has_room_is_confirmed_before_what_waits(full: str) -> None:
+    """So that it does not come again, when its id is forgotten."""
+    with (
+        nodes(1) as ((here,), stack),
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        here.server.connect() as tree,
+    ):
+        listener.settimeout(HANG_S)
+        slow = tree.group("fq/ex")
+        slow.ctl("dedup 1s", f"consumer slow a backlog 2 full {full}")
+        bridge = Bridge(listener.getsockname()[1], here)
+        stack.callback(bridge.close)
+        sent = [message(number) for number in range(5)]
+        serve_peer(listener, sent, 2)
+        serve_peer(listener, sent[2:], 0)  # the broker has gone: it connects again, also while it waits
+        forget(slow)
+        serving = threading.Thread(target=serve_peer, args=(listener, sent[2:], 3))
+        serving.start()
+        assert take(slow, 5) == Counter(b"%d" % number for number in range(5))
+        serving.join(HANG_S)
+        assert bridge.stop() == 0
+
+
+def test_what_went_in_behind_a_refused_message_is_there_once() -> None:
+    """A small one has room, where the one before it has none, until its id is forgotten."""
+    with (
+        nodes(1) as ((here,), stack),
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        here.server.connect() as tree,
+    ):
+        listener.settimeout(HANG_S)
+        group = tree.group("fq/ex")
+        group.ctl("dedup 1s", "full reject", "depth 100B")
+        bridge = Bridge(listener.getsockname()[1], here)
+        stack.callback(bridge.close)
+        payloads = [b"a" * 60, b"b" * 60, b"c" * 20]
+        sent = [message(number, payload=payload) for number, payload in enumerate(payloads)]
+        serving = threading.Thread(target=serve_peer, args=(listener, sent, 3))
+        serving.start()
+        eventually(lambda: here.bodies() == Counter([payloads[0], payloads[2]]), "two to have room")
+        forget(group)
+        group.ctl("depth 0")
+        serving.join(HANG_S)
+        assert here.bodies() == Counter([*payloads, b"probe", b"probe"])
         assert bridge.stop() == 0
 
 
