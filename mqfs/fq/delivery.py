@@ -342,11 +342,17 @@ class Delivery:
     def confirm(self, count: int) -> None:
         """The first `count` messages are safe with the client, which says so from now on: nothing else acks any."""
         self._confirming = True
-        while self._window and self._window[0].count <= count:
-            sent = self._window.popleft()
-            self._in_window -= len(sent.sequences)
-            self._held.append(attrs.evolve(sent, at=-math.inf))
-            self._in_held += len(sent.sequences)
+        while self._window:
+            sent = self._window[0]
+            safe = len(sent.sequences) - max(sent.count - count, 0)  # of these, perhaps not all
+            if safe <= 0:
+                break
+            self._held.append(attrs.evolve(sent, sequences=sent.sequences[:safe], at=-math.inf))
+            self._in_held += safe
+            self._in_window -= safe
+            self._window[0] = attrs.evolve(sent, sequences=sent.sequences[safe:])
+            if sent.count <= count:
+                self._window.popleft()
         self._settle(0)
         self._moved.set()
 

@@ -267,6 +267,23 @@ def test_what_has_room_is_confirmed_before_what_waits(full: str) -> None:
         assert bridge.stop() == 0
 
 
+def test_a_long_wait_for_room_repeats_nothing() -> None:
+    """The broker has sent all at once, and takes a confirmation of some of it."""
+    with nodes(2) as ((one, two), stack), one.server.connect() as there, two.server.connect() as here:
+        slow = here.group("fq/ex")
+        slow.ctl("dedup 1s", "consumer slow a backlog 2 full reject")
+        bridge = Bridge(one.port, two)
+        stack.callback(bridge.close)
+        eventually(lambda: queue_is_bound(one, f"bridge-{two.address}-ex"), "the bridge to bind")
+        there.group("fq/ex").publish_many([("a", b"%d" % number) for number in range(5)])
+        eventually(lambda: "waiting for room" in bridge.log.read_text(), "the bridge to wait")
+        forget(slow)
+        assert bridge.stop() == 0
+        bridge.start()
+        assert take(slow, 5) == Counter(b"%d" % number for number in range(5))
+        assert bridge.stop() == 0
+
+
 def test_what_went_in_behind_a_refused_message_is_there_once() -> None:
     """A small one has room, where the one before it has none, until its id is forgotten."""
     with (
