@@ -298,7 +298,8 @@ class Client:
 def _disconnected(error: OSError) -> Exception:
     """Never an error of the system: EPIPE of a command line means its standard output. But for our own time-out, which
     has no number: it ends no connection."""
-    return error if error.errno is None else Disconnected(error.strerror or str(error))
+    is_ours = isinstance(error, TimeoutError) and error.errno is None
+    return error if is_ours else Disconnected(error.strerror or str(error))
 
 
 class File(io.RawIOBase):
