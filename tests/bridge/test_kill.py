@@ -10,6 +10,8 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -144,13 +146,20 @@ def rarely(seconds: float) -> None:
     time.sleep(1 if campaign.whole() else seconds)
 
 
+def wait_for_all(missing: Callable[[], Collection[str]], what: str) -> None:
+    """However long it takes: a hang is that no more of them come."""
+    left = len(missing())
+    while left:
+        (left,) = eventually(lambda: [now for now in [len(missing())] if now < left], what, rarely)  # noqa: B023
+
+
 def finish(
     r: Rig, nodes: list[Node], worker: Worker, multis: NodePublisher, singles: NodePublisher, expected: set[str]
 ) -> dict[str, Counter[str]]:
     """Wait until all have come; how often each single was worked on."""
-    eventually(lambda: kept(r, "in.multi").keys() >= multis.published, "the multis from the folder", rarely)
+    wait_for_all(lambda: multis.published - kept(r, "in.multi").keys(), "the multis from the folder")
     for node in nodes:
-        eventually(lambda node=node: bodies(node, "out.multi").keys() >= expected, "the multis of the group", rarely)
+        wait_for_all(partial(lambda node: expected - bodies(node, "out.multi").keys(), node), "the multis of the group")
 
     def worked() -> dict[str, Counter[str]]:
         out, into = Counter[str](), Counter(worker.bodies)
@@ -158,9 +167,9 @@ def finish(
             out += bodies(node, "out.single")
         return {"out": out, "in": into}
 
-    eventually(lambda: worked()["out"].keys() >= expected, "the singles of the group", rarely)
-    eventually(lambda: worked()["in"].keys() >= singles.published, "the singles of the folder", rarely)
-    eventually(lambda: not [f for f in r.files() if "+s+" in f and f.startswith("messages")], "no single is left")
+    wait_for_all(lambda: expected - worked()["out"].keys(), "the singles of the group")
+    wait_for_all(lambda: singles.published - worked()["in"].keys(), "the singles of the folder")
+    wait_for_all(lambda: [f for f in r.files() if "+s+" in f and f.startswith("messages")], "the singles to go")
     return worked()
 
 

@@ -165,8 +165,8 @@ def test_singles_out_of_the_group(make: Make) -> None:
         lambda body: r.group.publish("s", body, ttl="1h", single=True),
         lambda body: heard(node, body) and not [file for file in r.files() if "+s+" in file],
     )
-    again = sum(heard(node, event["body"]) > 1 for event in node.messages())
-    assert again <= 4  # killed between a job's file and its acknowledgement, and the file's worker was faster
+    again = {body for body in (event["body"] for event in node.messages()) if heard(node, body) > 1}
+    assert len(again) <= 3  # calls between a job and its acknowledgement, and a worker of the folder was faster
 
 
 def test_the_position_moves_when_the_files_are_on_disk(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
