@@ -48,6 +48,7 @@ class Dispatcher:
         "_coverage",
         "_gap_start",
         "_group",
+        "_looked_through",
         "_progress",
         "_ranks",
         "_ready",
@@ -73,6 +74,7 @@ class Dispatcher:
         self._gap_start = progress.ack_floor  # where the slot of the message found there begins
         self.gaps: dict[int, int] = {}  # slots that hold nothing for it, first -> last: acked with the next claim
         self._ready: list[Key] | None = None  # known and perhaps free; None: to be looked up by the next claim
+        self._looked_through = 0  # of these, when all of them were
 
     def move(self, position: int) -> None:
         """All below is acked, nothing above."""
@@ -209,7 +211,7 @@ class Dispatcher:
             first, failed = self._slot(sequence, record)
             if record is not None and self._coverage.matches(self._group.numbers[record.stream], record):
                 return key, (record, first, failed)
-            self.gaps[first] = sequence  # it expired, was evicted or dropped
+            self.gaps[first] = max(sequence, self.gaps.get(first, 0))  # it expired, was evicted or dropped
             if key is heap[0]:
                 heapq.heappop(heap)
             else:
@@ -223,9 +225,13 @@ class Dispatcher:
         return not entry.claimed and entry.due_ns <= self._group.clock.engine_ns()
 
     def _next_best(self, receiver: Candidate, heap: list[Key]) -> Key | None:
-        """The best one that this receiver may have. The heap is sorted by it, and has each once."""
-        heap[:] = sorted({key for key in heap if self._is_free(key[2])})
-        return next((key for key in heap if self._may_have(receiver, key)), None)
+        """The best one that this receiver may have. Sorts the heap; what is not free, or there twice, goes when it has
+        doubled."""
+        if len(heap) > 2 * self._looked_through + _FEW:
+            heap[:] = {key for key in heap if self._is_free(key[2])}
+            self._looked_through = len(heap)
+        heap.sort()
+        return next((key for key in heap if self._is_free(key[2]) and self._may_have(receiver, key)), None)
 
     def _may_have(self, receiver: Candidate, key: Key) -> bool:
         stream = self._group.numbers.get(key[3])

@@ -193,3 +193,26 @@ def test_a_failure_behind_messages_that_were_claimed_is_the_next_reads(tmp_path:
         side.worker.read(BIG)
     say(side.worker, "ack")
     assert side.read(BIG) == [2]
+
+
+def test_a_message_that_is_gone_at_the_beginning_of_a_gap_does_not_shorten_it() -> None:
+    q = Queues()
+    q.consumer("w")
+    worker, other = q.worker("w"), q.worker("w")
+    q.write("s", b"1")
+    assert read(worker) == b"1"
+    q.put(b"2", priority=1, ttl="1s")
+    q.write("s", b"3", b"4", b"5")
+    q.put(b"6", priority=1)
+    say(worker, "release")
+    for sequence in (3, 4, 5):
+        q.ctl(f"drop s {sequence}")
+    q.pass_time(5)
+    assert other.readable
+    q.ctl("drop s 1")
+    assert read(worker) == b"6"
+    say(worker, "ack")
+    q.write("s", b"7")
+    assert read(worker) == b"7"
+    say(worker, "ack")
+    assert q.stats()["low"] == q.group.log.end.next

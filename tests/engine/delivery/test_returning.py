@@ -194,11 +194,11 @@ def test_a_message_that_is_released_again_and_again_is_kept_in_mind_once(select:
         assert read(worker) == b"other"
     q.write("s", b"x")
     costs = []
-    for times in (3, 300):
+    for times in (300, 3_000):
         for _ in range(times):
             assert read(worker) == b"x"
             say(worker, "release")
         assert read(worker) == b"x"
         costs.append(lines(lambda: worker.readable))
         say(worker, "release")
-    assert costs[1] <= costs[0]
+    assert costs[1] < 2 * costs[0]
