@@ -166,7 +166,9 @@ class Bridge:
     def _publish(self, messages: list[Outgoing | None], may_wait: Callable[[], bool]) -> Iterator[int]:
         """Until each is committed, or left out. Before it waits for one it yields how many are before that."""
         rest = {at: message for at, message in enumerate(messages) if message is not None}
-        self._put_many(rest)
+        while rest:
+            if not self._here.repeat(partial(self._put_some, rest, may_wait)):
+                break
         self._is_full = self._is_full and bool(rest)
         for at, message in rest.items():
             yield at
@@ -176,20 +178,26 @@ class Bridge:
             except REFUSED as error:
                 log.warning("message %s was left out: %s", (message.headers or {})["fq-id"], error)
 
-    def _put_many(self, rest: dict[int, Outgoing]) -> None:
-        """Publish several at once, and take from `rest` what is committed, until one is refused. Those that went in
-        behind that one are not published again: their ids may be forgotten before it has room."""
-        while some := [*islice(rest.items(), AT_ONCE)]:
-            try:
-                errors = self._here.put_all([message for _, message in some], lambda: False)
-            except (Disconnected, Interrupted, *REFUSED):
-                return
-            for (at, _), error in zip(some, errors, strict=True):
-                if error is None:
-                    del rest[at]
-            if refusals := [*filter(None, errors)]:
-                self._note(refusals[0])
-                return
+    def _put_some(self, rest: dict[int, Outgoing], may_wait: Callable[[], bool]) -> bool:
+        """Publish the first ones at once, and take from `rest` what is committed: it is not published again, as its id
+        may be forgotten before those that are left have room. Whether none was refused. Raises Disconnected,
+        Interrupted, and what `may_wait` raises."""
+        may_wait()
+        some = [*islice(rest.items(), AT_ONCE)]
+        try:
+            errors = self._here.put_all([message for _, message in some], lambda: False)
+        except REFUSED:
+            return False
+        for (at, _), error in zip(some, errors, strict=True):
+            if error is None:
+                del rest[at]
+        refusals = [*filter(None, errors)]
+        for error in refusals:
+            if isinstance(error, (Disconnected, Interrupted)):
+                raise error
+        if refusals:
+            self._note(refusals[0])
+        return not refusals
 
     def _put(self, message: Outgoing, may_wait: Callable[[], bool]) -> None:
         """Raises its refusal, and what `may_wait` raises."""

@@ -86,18 +86,33 @@ class GroupLink:
     def put_all(self, messages: Sequence[Outgoing], may_wait: Callable[[], bool]) -> list[MqfsError | None]:
         """Publish messages that have options, all under way at once: the error of each, or None. Makes their streams.
         `may_wait` is asked after each PARKED_S that some wait for room; where not, they are taken back: Again. Raises
-        what keeps all from being sent."""
+        TooLong, and then sends none; Disconnected; and what `may_wait` raises."""
         errors = self._write_all(messages, may_wait)
-        if missing := [at for at, error in enumerate(errors) if isinstance(error, NotFound)]:
-            for stream in {messages[at].stream for at in missing}:
-                with suppress(Exists):
-                    self._link.create(f"{self.path}/{stream}")
-            for at, error in zip(missing, self.put_all([messages[at] for at in missing], may_wait), strict=True):
+        missing = [at for at, error in enumerate(errors) if isinstance(error, NotFound)]
+        made = {stream: self._make(stream) for stream in {messages[at].stream for at in missing}}
+        for at in missing:
+            errors[at] = made[messages[at].stream]
+        if again := [at for at in missing if errors[at] is None]:
+            for at, error in zip(again, self.put_all([messages[at] for at in again], may_wait), strict=True):
                 errors[at] = error
         return errors
 
+    def _make(self, stream: str) -> MqfsError | None:
+        """Why the stream is not there."""
+        try:
+            self._link.create(f"{self.path}/{stream}")
+        except Exists:
+            pass
+        except MqfsError as error:
+            return error
+        return None
+
     def _write_all(self, messages: Sequence[Outgoing], may_wait: Callable[[], bool]) -> list[MqfsError | None]:
-        with closing(cast(NinepFile, self.open(".put", "w"))) as file:
+        try:
+            opened = self.open(".put", "w")
+        except MqfsError as error:
+            return [error] * len(messages)
+        with closing(cast(NinepFile, opened)) as file:
             connection = file.connection
             slots = connection.send([file.request(message.put()) for message in messages])
             with suppress(Disconnected):

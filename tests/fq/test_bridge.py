@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -21,6 +23,7 @@ from mqfs.client import Group, Outgoing
 from mqfs.errors import Disconnected
 from mqfs.fq import codec
 from mqfs.fq.codec import Message, MessageParser
+from mqfs.ninep import blocking
 from tests.fq.client import Client, serve
 from tests.support import ROOT, campaign
 from tests.support.certificates import Authority
@@ -34,10 +37,10 @@ SETTINGS = ("replay all", "dedup 1h", "retries 0", "sync off")
 class Node:
     """A broker of its own, and where it is reached after a restart, too."""
 
-    def __init__(self, folder: Path, number: int) -> None:
+    def __init__(self, folder: Path, number: int, *options: str) -> None:
         folder.mkdir()
         self.address, self.port = f"127.0.0.{number}", free_port()
-        self.server = serve(folder, "--fq", f"tcp!127.0.0.1!{self.port}", "--fq-node", self.address)
+        self.server = serve(folder, "--fq", f"tcp!127.0.0.1!{self.port}", "--fq-node", self.address, *options)
         with self.server.connect() as tree:
             tree.group("fq/ex", create=True, ctl=SETTINGS)
 
@@ -77,11 +80,11 @@ class Bridge:
 
 
 @contextmanager
-def nodes(count: int) -> Iterator[tuple[list[Node], ExitStack]]:
+def nodes(count: int, *options: str) -> Iterator[tuple[list[Node], ExitStack]]:
     with short_folder() as folder, ExitStack() as stack:
         found = []
         for number in range(count):
-            found.append(Node(folder / f"{number}", number + 2))
+            found.append(Node(folder / f"{number}", number + 2, *options))
             stack.callback(found[-1].server.close)
         yield found, stack
 
@@ -198,6 +201,22 @@ def test_it_waits_for_room() -> None:
                 with claims.get(HANG_S) as claim:
                     assert claim.body == b"%d" % number
         assert bridge.log.read_text().count("waiting for room") == 1
+        assert bridge.stop() == 0
+
+
+def test_it_waits_while_its_user_may_open_no_file() -> None:
+    limit = ("--limit", f"{os.geteuid()} handles=1")
+    with nodes(1, *limit) as ((here,), stack), socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(HANG_S)
+        bridge = Bridge(listener.getsockname()[1], here)
+        stack.callback(bridge.close)
+        eventually(lambda: select.select([listener], [], [], 0)[0], "the bridge to connect")
+        with blocking.connect(here.server.address) as files, files.open("fq/ex/ctl"):
+            serving = threading.Thread(target=serve_peer, args=(listener, [message(1)], 1))
+            serving.start()
+            eventually(lambda: "waiting for room" in bridge.log.read_text(), "the bridge to wait")
+        serving.join(HANG_S)
+        assert here.bodies() == Counter([b"1"])
         assert bridge.stop() == 0
 
 
