@@ -7,6 +7,7 @@ by FIN: then they are acked. One that is killed with something unread resets it:
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import math
@@ -23,7 +24,7 @@ import trio
 from mqfs import limits
 from mqfs.channel import Channel, Gone
 from mqfs.engine.files.consumer_file import ConsumerHandle
-from mqfs.errors import MqfsError, OverQuota, Stale
+from mqfs.errors import MqfsError, OverQuota, Stale, StreamFull
 from mqfs.fq.codec import HOP_BYTES, ID_BYTES, NAME_BYTES, hop_list, name, payload
 from mqfs.fq.exchanges import Counts, Exchange, Exchanges
 from mqfs.fq.publishing import HOPS, ID, ID_HEAD, SENDER, address
@@ -85,13 +86,14 @@ class Source:
             self.handle.write(f"{verb} {' '.join(mine[at : at + _ACKED_AT_ONCE])}\n".encode())
 
     def settle_unsent(self) -> None:
-        """Raises MqfsError; what is not settled then, is by the next call."""
+        """Raises MqfsError; what is not settled then, is by the next call, and so are dead letters without room."""
         self.settle("ack", self.skipped)
         self.skipped.clear()
-        while self.unreadable:
-            if (sequence := self.unreadable[-1]) in self.handle.claims:
-                self.handle.write(f"dead {sequence} 'a route of more than {NAME_BYTES} bytes'\n".encode())
-            self.unreadable.pop()
+        with contextlib.suppress(StreamFull):
+            while self.unreadable:
+                if (sequence := self.unreadable[-1]) in self.handle.claims:
+                    self.handle.write(f"dead {sequence} 'a route of more than {NAME_BYTES} bytes'\n".encode())
+                self.unreadable.pop()
 
 
 @lru_cache(_ORIGINS)
