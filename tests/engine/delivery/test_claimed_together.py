@@ -75,7 +75,7 @@ class Side:
                 for number in range(1, count + 1):
                     queues.put(b"part 1", stream, headers={"part": f"{number}/{count}"})
             case "read" | "behind", *_ if not self.together:
-                return [sequence for _ in like for sequence in self.read()]
+                return [sequence for _ in like or [None] for sequence in self.read()]
             case "read", count:
                 return self.read(count)
             case "behind", count, most:
