@@ -202,10 +202,10 @@ class Bridge:
     def _put(self, message: Outgoing, may_wait: Callable[[], bool]) -> None:
         """Raises its refusal, and what `may_wait` raises."""
         may_wait()
-        for error in self._here.put_all([message], may_wait):
-            if error is not None:
-                self._note(error)
-                raise error
+        (error,) = self._here.put_all([message], may_wait)
+        if error is not None:
+            self._note(error)
+            raise error
 
     def _note(self, refusal: MqfsError) -> None:
         """Log that there is no room, once until all that came together has room at once again."""

@@ -72,10 +72,6 @@ def _number(word: str) -> int:
     return value if 0 < value < 1 << 31 else 0
 
 
-def _nothing() -> None:
-    """It was not held."""
-
-
 @attrs.define(eq=False)
 class Queue:
     """`exchanges`: those that it is bound to, by name. `holds`: by exchange, how to close an open consumer; a transient
@@ -114,7 +110,8 @@ class Queue:
 
     def release(self, exchange: bytes) -> None:
         """Hold its consumer of that exchange no longer."""
-        self.holds.pop(exchange, _nothing)()
+        if (close := self.holds.pop(exchange, None)) is not None:
+            close()
 
     def tell(self, exchange: bytes) -> None:
         """It is bound to that exchange now."""

@@ -156,7 +156,7 @@ def message(number: int, route: bytes = b"a", payload: bytes = b"") -> Message:
 
 
 def serve_peer(listener: socket.socket, sent: list[Message], confirmed: int) -> None:
-    """Be a broker for one connection of a bridge: send it messages, until it confirms so many of them."""
+    """Be a broker for one connection of a bridge: send it messages, until it confirms that number of them."""
     with listener.accept()[0] as commands:
         commands.sendall(codec.authenticated(b"key"))
         with listener.accept()[0] as data:
