@@ -89,14 +89,30 @@ def nodes(count: int, *options: str) -> Iterator[tuple[list[Node], ExitStack]]:
         yield found, stack
 
 
-def test_what_crosses_a_bridge() -> None:
+@contextmanager
+def bridged() -> Iterator[tuple[Node, Node, Bridge]]:
+    """Two brokers, and a bridge from the one to the other, which is bound."""
     with nodes(2) as ((one, two), stack):
         bridge = Bridge(one.port, two)
         stack.callback(bridge.close)
-        queue = f"bridge-{two.address}-ex"
+        eventually(lambda: queue_is_bound(one, f"bridge-{two.address}-ex"), "the bridge to bind")
+        yield one, two, bridge
+
+
+@contextmanager
+def bridged_from_peer(*options: str) -> Iterator[tuple[Node, socket.socket, Bridge]]:
+    """A broker, and a bridge to it from one that a test plays with `serve_peer`."""
+    with nodes(1, *options) as ((here,), stack), socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(HANG_S)
+        bridge = Bridge(listener.getsockname()[1], here)
+        stack.callback(bridge.close)
+        yield here, listener, bridge
+
+
+def test_what_crosses_a_bridge() -> None:
+    with bridged() as (one, two, bridge):
         with Client(one.at, kind="mem", user="Ünder") as here, Client(two.at, "there") as there:
             there.bind("ex")
-            eventually(lambda: queue_is_bound(one, queue), "the bridge to bind")
             here.publish("ex", b"a/\xff", b"body", b"")
             full, empty = there.receive(2)
             assert (full.route, full.payload, full.sender) == (b"a/\xff", b"body", "Ünder".encode())
@@ -175,10 +191,7 @@ def serve_peer(listener: socket.socket, sent: list[Message], confirmed: int) -> 
 
 
 def test_a_route_that_no_stream_can_have_is_left_out() -> None:
-    with nodes(1) as ((here,), stack), socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(HANG_S)
-        bridge = Bridge(listener.getsockname()[1], here)
-        stack.callback(bridge.close)
+    with bridged_from_peer() as (here, listener, bridge):
         too_long = message(1, b"\xff" * 127)  # 381 bytes, escaped
         serve_peer(listener, [message(0), too_long, message(2)], 3)
         assert here.bodies() == Counter([b"0", b"2"])
@@ -187,12 +200,9 @@ def test_a_route_that_no_stream_can_have_is_left_out() -> None:
 
 
 def test_it_waits_for_room() -> None:
-    with nodes(2) as ((one, two), stack), one.server.connect() as there, two.server.connect() as here:
+    with bridged() as (one, two, bridge), one.server.connect() as there, two.server.connect() as here:
         slow = here.group("fq/ex")
         slow.ctl("consumer slow a backlog 1 full reject")
-        bridge = Bridge(one.port, two)
-        stack.callback(bridge.close)
-        eventually(lambda: queue_is_bound(one, f"bridge-{two.address}-ex"), "the bridge to bind")
         there.group("fq/ex").publish_many([("a", b"%d" % number) for number in range(5)])
         eventually(lambda: "waiting for room" in bridge.log.read_text(), "the bridge to wait")
         assert two.bodies() == Counter([b"0"])
@@ -206,10 +216,7 @@ def test_it_waits_for_room() -> None:
 
 def test_it_waits_while_its_user_may_open_no_file() -> None:
     limit = ("--limit", f"{os.geteuid()} handles=1")
-    with nodes(1, *limit) as ((here,), stack), socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(HANG_S)
-        bridge = Bridge(listener.getsockname()[1], here)
-        stack.callback(bridge.close)
+    with bridged_from_peer(*limit) as (here, listener, bridge):
         eventually(lambda: select.select([listener], [], [], 0)[0], "the bridge to connect")
         with blocking.connect(here.server.address) as files, files.open("fq/ex/ctl"):
             serving = threading.Thread(target=serve_peer, args=(listener, [message(1)], 1))
@@ -247,12 +254,9 @@ def blocked(group: Group) -> int:
 
 def test_it_waits_for_room_through_a_restart() -> None:
     """The stopping server interrupts the write that waits."""
-    with nodes(2) as ((one, two), stack), one.server.connect() as there, two.server.connect() as here:
+    with bridged() as (one, two, bridge), one.server.connect() as there, two.server.connect() as here:
         slow = here.group("fq/ex")
         slow.ctl("consumer slow a backlog 1 full block")
-        bridge = Bridge(one.port, two)
-        stack.callback(bridge.close)
-        eventually(lambda: queue_is_bound(one, f"bridge-{two.address}-ex"), "the bridge to bind")
         there.group("fq/ex").publish_many([("a", b"%d" % number) for number in range(5)])
         eventually(lambda: blocked(slow), "the bridge to wait")
         for _ in range(2):
@@ -265,16 +269,9 @@ def test_it_waits_for_room_through_a_restart() -> None:
 @pytest.mark.parametrize("full", ["reject", "block"])
 def test_what_has_room_is_confirmed_before_what_waits(full: str) -> None:
     """So that it does not come again, when its id is forgotten."""
-    with (
-        nodes(1) as ((here,), stack),
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        here.server.connect() as tree,
-    ):
-        listener.settimeout(HANG_S)
+    with bridged_from_peer() as (here, listener, bridge), here.server.connect() as tree:
         slow = tree.group("fq/ex")
         slow.ctl("dedup 1s", f"consumer slow a backlog 2 full {full}")
-        bridge = Bridge(listener.getsockname()[1], here)
-        stack.callback(bridge.close)
         sent = [message(number) for number in range(5)]
         serve_peer(listener, sent, 2)
         serve_peer(listener, sent[2:], 0)  # the broker has gone: it connects again, also while it waits
@@ -288,12 +285,9 @@ def test_what_has_room_is_confirmed_before_what_waits(full: str) -> None:
 
 def test_a_long_wait_for_room_repeats_nothing() -> None:
     """The broker has sent all at once, and takes a confirmation of some of it."""
-    with nodes(2) as ((one, two), stack), one.server.connect() as there, two.server.connect() as here:
+    with bridged() as (one, two, bridge), one.server.connect() as there, two.server.connect() as here:
         slow = here.group("fq/ex")
         slow.ctl("dedup 1s", "consumer slow a backlog 2 full reject")
-        bridge = Bridge(one.port, two)
-        stack.callback(bridge.close)
-        eventually(lambda: queue_is_bound(one, f"bridge-{two.address}-ex"), "the bridge to bind")
         there.group("fq/ex").publish_many([("a", b"%d" % number) for number in range(5)])
         eventually(lambda: "waiting for room" in bridge.log.read_text(), "the bridge to wait")
         forget(slow)
@@ -305,16 +299,9 @@ def test_a_long_wait_for_room_repeats_nothing() -> None:
 
 def test_what_went_in_behind_a_refused_message_is_there_once() -> None:
     """A small one has room, where the one before it has none, until its id is forgotten."""
-    with (
-        nodes(1) as ((here,), stack),
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        here.server.connect() as tree,
-    ):
-        listener.settimeout(HANG_S)
+    with bridged_from_peer() as (here, listener, bridge), here.server.connect() as tree:
         group = tree.group("fq/ex")
         group.ctl("dedup 1s", "full reject", "depth 100B")
-        bridge = Bridge(listener.getsockname()[1], here)
-        stack.callback(bridge.close)
         payloads = [b"a" * 60, b"b" * 60, b"c" * 20]
         sent = [message(number, payload=payload) for number, payload in enumerate(payloads)]
         serving = threading.Thread(target=serve_peer, args=(listener, sent, 3))
@@ -329,10 +316,7 @@ def test_what_went_in_behind_a_refused_message_is_there_once() -> None:
 
 def test_nothing_is_confirmed_that_is_not_published() -> None:
     """The broker here is away when a message comes, and the bridge is killed before it is back."""
-    with nodes(2) as ((one, two), stack):
-        bridge = Bridge(one.port, two)
-        stack.callback(bridge.close)
-        eventually(lambda: queue_is_bound(one, f"bridge-{two.address}-ex"), "the bridge to bind")
+    with bridged() as (one, two, bridge):
         two.server.kill()
         with one.server.connect() as tree:
             tree.group("fq/ex").publish("r", b"body")
