@@ -132,7 +132,7 @@ static int look(const uint8_t *data, size_t n, Names *names, uint32_t *owners, s
         if (n - at < FRAME_BYTES) return 0;
         memcpy(&frame, data + at, FRAME_BYTES);
         size_t before = FRAME_BYTES + frame.name + (size_t)frame.head;
-        if (frame.size > n - at || frame.size < before || frame.size - before > most) return 0;
+        if (!frame.name || frame.size > n - at || frame.size < before || frame.size - before > most) return 0;
         const uint8_t *text = data + at + FRAME_BYTES;
         if (frame.head) {
             if (frame.head > most_head || !may_be_set(text + frame.name, frame.head, reserved, reserved_count)) return 0;
@@ -205,7 +205,9 @@ PyObject *native_pack(PyObject *module, PyObject *const *args, Py_ssize_t count)
     size_t n = (size_t)data.len, frames = 0, room = 0, own = (size_t)sender.len;
     PyObject *result = NULL, *made = NULL, *rows = NULL;
     Names names = {.known = args[1], .known_count = (size_t)PyDict_Size(args[1]), .seen = PyDict_New(), .fresh = PyList_New(0)};
-    uint32_t *owners = PyMem_Malloc((n / (FRAME_BYTES + 1) + 1) * sizeof *owners);
+    /* A frame takes FRAME_BYTES or more of the n (its size is at least `before`), so there are at most n / FRAME_BYTES; one
+     * more, so that nothing is no allocation of 0 bytes. */
+    uint32_t *owners = PyMem_Malloc((n / FRAME_BYTES + 1) * sizeof *owners);
     int headed = 0, fits = -1;
     if (!owners) PyErr_NoMemory();
     else if (names.seen && names.fresh)

@@ -44,7 +44,7 @@ names = st.one_of(
 )
 keys = st.one_of(st.sampled_from(["a", "b", "key", "sender", "priority", ""]), st.text(max_size=12))
 heads = st.lists(st.tuples(keys, st.text(max_size=20)), max_size=3)
-bodies = st.binary(min_size=1, max_size=40)
+bodies = st.binary(max_size=40)
 
 
 def encoded(name: str, head: list[tuple[str, str]], body: bytes) -> bytes:
@@ -81,12 +81,22 @@ def test_frames(data: bytes, known: dict[bytes, int]) -> None:
         assert outcome(data, dict(known)) == done
 
 
+@pytest.mark.parametrize("name", ["", "s"])
+@pytest.mark.parametrize("frames", [1, 1_000, 100_000])
+def test_frames_as_small_as_they_can_be(name: str, frames: int) -> None:
+    """No body, and no name either: as many frames as a write of that size can hold."""
+    done = outcome(encoded(name, [], b"") * frames, {})
+    with in_python():
+        assert outcome(encoded(name, [], b"") * frames, {}) == done
+    assert (done.messages == frames) if isinstance(done, batch.EncodedBatch) else not name
+
+
 @pytest.mark.slow
 @settings(max_examples=size(1_000), deadline=None)
 @given(st.lists(st.tuples(names, st.dictionaries(st.text(min_size=1, max_size=9), st.text(max_size=9)), bodies)))
 def test_what_is_right_is_done_in_c(rows: list[tuple[str, dict[str, str], bytes]]) -> None:
     looked_at = headers.RESERVED | {headers.PART}  # in Python
-    allowed = [row for row in rows if not looked_at & row[1].keys()]
+    allowed = [row for row in rows if row[0] and not looked_at & row[1].keys()]
     done = batch.encode_batch(
         b"".join(encoded(name, list(head.items()), body) for name, head, body in allowed), {}, SENDER
     )
@@ -114,6 +124,7 @@ def test_noise(data: bytes) -> None:
 BAD = {
     "frame 2: it says 11 bytes and 10 are there": frame("s", b"x") + frame("s", b"xy")[:-1],
     "frame 2: it says 8 bytes, of them 1 of the name": frame("s", b"x") + b"\x08\0\0\0\x01\0\0\0",
+    "frame 1: the name is empty": bytes([8, 0, 0, 0, 0, 0, 0, 0]) * 1_000,
     "frame 3: names and headers are valid UTF-8": frame("s", b"x") * 2 + frame("u", b"x").replace(b"u", b"\xff"),
     "frame 1: names and headers are valid UTF-8": encoded("s", [("k", "abc")], b"x").replace(b"abc", b"a\xed\xa0"),
     "frame 1: the header 'k' comes twice": encoded("s", [("k", "1"), ("k", "2")], b"x"),

@@ -88,6 +88,8 @@ def _measure(data: bytes, at: int) -> tuple[int, int, int]:
             f"it says {size} bytes, of them {name} of the name and {head} of the headers; with its own {HEAD.size} "
             "fewer than none are left for the body"
         )
+    if not name:
+        raise errors.BadCommand("the name is empty (expected the name of a stream)")
     if body > limits.MESSAGE_BYTES:
         raise errors.TooLong(f"{body} bytes; a message has at most {limits.MESSAGE_BYTES}")
     return size, name, head

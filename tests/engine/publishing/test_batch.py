@@ -40,6 +40,7 @@ BAD = {
     "frame 2: it says 11 bytes and 10 are there": frame("s", b"x") + frame("s", b"xy")[:-1],
     "frame 1: it says 8 bytes, of them 1 of the name": b"\x08\0\0\0\x01\0\0\0",
     "frame 1: it says 0 bytes": bytes(8),
+    "frame 1: the name is empty": bytes([8, 0, 0, 0, 0, 0, 0, 0]) * 1_000,
     "no stream 'x' in this group": frame("s", b"x") + frame("x", b"x"),
     "frame 1: names and headers are valid UTF-8": frame("s", b"x").replace(b"s", b"\xff"),
     "frame 1: the header 'sender' is set by the server": frame("s", b"x", sender="0"),
