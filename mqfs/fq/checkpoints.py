@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 from mqfs import limits
+from mqfs.engine.tree.grants import CHANGE
 from mqfs.fq.exchanges import Exchange, Exchanges
 from mqfs.fq.queues import Queue, Refused, point, points
 from mqfs.model import User
@@ -46,21 +47,22 @@ class Checkpoints:
         for exchange in found:
             now = exchange.consumer(queue).state.progress.ack_floor
             at = sequence + 1 if exchange.group.number == number else now
-            await self._exchanges.command(exchange.group, f"consumer {quote(point(queue, name))} {quote(queue.view)}")
-            await self._seek(exchange, point(queue, name), at)
+            line = f"consumer {quote(point(queue, name))} {quote(queue.view)}"
+            await self._exchanges.command(user, exchange.group, line)
+            await self._seek(user, exchange, point(queue, name), at)
 
     async def remove(self, user: User, queue_name: bytes, name: bytes) -> None:
         """Raises Refused, MqfsError."""
         queue, found = self._find(user, queue_name, name)
         for exchange in self._having(queue, name, found):
-            await self._exchanges.command(exchange.group, f"remove {quote(point(queue, name))}")
+            await self._exchanges.command(user, exchange.group, f"remove {quote(point(queue, name))}")
 
     async def go_back(self, user: User, queue_name: bytes, name: bytes) -> None:
         """Deliver again what is behind it. Raises Refused, MqfsError."""
         queue, found = self._find(user, queue_name, name)
         for exchange in self._having(queue, name, found):
             floor = exchange.group.consumers[point(queue, name)].state.progress.ack_floor
-            await self._seek(exchange, queue.consumer, floor)
+            await self._seek(user, exchange, queue.consumer, floor)
 
     def _find(self, user: User, queue_name: bytes, name: bytes) -> tuple[Queue, list[Exchange]]:
         """The queue, and its exchanges. Raises Refused, Denied."""
@@ -75,7 +77,8 @@ class Checkpoints:
             raise Refused("Checkpoints on memory queues not supported")
         found = [exchange for exchange in self._exchanges if exchange.consumer(queue) is not None]
         for exchange in found:
-            self._exchanges.tree.access(user, exchange.group, os.R_OK | os.W_OK)
+            self._exchanges.require(user, exchange, queue)
+            self._exchanges.tree.access(user, exchange.group, CHANGE)  # as for a consumer that is made or moved
         return queue, found
 
     @staticmethod
@@ -85,10 +88,10 @@ class Checkpoints:
             raise Refused("Checkpoint does not exist")
         return mine
 
-    async def _seek(self, exchange: Exchange, consumer: str, at: int) -> None:
-        tree, server = self._exchanges.tree, self._exchanges.server
-        folder: Any = tree.walk(server, exchange.group, ".consumers")
-        handle = tree.open(server, tree.walk(server, folder, consumer), os.O_WRONLY)
+    async def _seek(self, user: User, exchange: Exchange, consumer: str, at: int) -> None:
+        tree = self._exchanges.tree
+        folder: Any = tree.walk(user, exchange.group, ".consumers")
+        handle = tree.open(user, tree.walk(user, folder, consumer), os.O_WRONLY)
         try:
             await settle(handle.write(f"seek {at}\n".encode()))
         finally:

@@ -187,9 +187,9 @@ class Delivery:
         source, node = self._sources.get(exchange), exchange.consumer(self._queue)
         if self._nursery is None or self._ended or node is None or (source and not source.handle.has_ended):
             return
-        tree = self._exchanges.tree
         try:
-            handle = cast(ConsumerHandle, tree.open(self._user, node, os.O_RDWR))
+            self._exchanges.require(self._user, exchange, self._queue)
+            handle = cast(ConsumerHandle, self._exchanges.tree.open(self._user, node, os.O_RDWR))
         except MqfsError as error:
             exchange.group.refuse(self._user, self._queue.consumer, str(error))
             log.warning("queue %s of %s: %s", self._queue.consumer, exchange.group.name, error)

@@ -1,8 +1,10 @@
 """Exchanges of fq as groups: what is bound there, which messages are wanted, and queues that outlive their clients.
 
-Owns the groups below `--fq-group`: they are made here, by the server's own user, and so are their streams and views.
-A client needs r and w on a group to bind there, w on a stream to publish. What a group of an exchange has, its parent
-decides: its mode.
+Every act that a client causes asks the rights of the client's user, and what it makes is that user's: groups,
+streams, consumers. A queue is shared by those who have r and w on all its consumers and their groups; permanent or
+transient is for its owner to say. As the server's user only three things are done, none of them at a client's wish:
+the group of all exchanges is made, views that an earlier run left are unbound, and a transient queue is removed with
+its last client.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from mqfs.engine.language.programs import Program, parse
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MqfsError, NotFound
 from mqfs.fq.programs import translate
-from mqfs.fq.queues import VIEW, Member, Queue, Wish
+from mqfs.fq.queues import VIEW, Member, Queue, Refused, Wish, owns
 from mqfs.model import User
 from mqfs.settle import settle
 from mqfs.syntax.escape import escape, text_of
@@ -204,16 +206,25 @@ class Exchanges:
     async def _make(self, user: User, name: bytes) -> Exchange:
         """Raises MqfsError."""
         tree, root = self.tree, self.root
-        tree.access(user, root, os.W_OK)
+        tree.access(user, root, os.W_OK | os.X_OK)
         check_name(escape(name))
-        group: Any = await settle(tree.mkdir(self.server, root, escape(name), tree.stat(root).mode & 0o777))
-        await self.command(group, *SETTINGS)
+        maker = _maker(user, root)
+        group: Any = await settle(tree.mkdir(maker, root, escape(name), tree.stat(root).mode & 0o777))
+        await self.command(user, group, *SETTINGS)
         exchange = self._by_name[name] = Exchange(name, group)
         return exchange
 
-    async def command(self, group: Group, *lines: str) -> None:
-        """Write lines to the group's `ctl`. Raises MqfsError."""
-        handle = self.tree.open(self.server, self.tree.walk(self.server, group, "ctl"), os.O_WRONLY)
+    def require(self, user: User, exchange: Exchange, queue: Queue) -> None:
+        """Check r, w and x on the exchange's group, and r and w on the queue's consumer there. Raises Denied."""
+        self.tree.access(user, exchange.group, os.R_OK | os.W_OK | os.X_OK)
+        if (consumer := exchange.consumer(queue)) is not None:
+            self.tree.access(user, consumer, os.R_OK | os.W_OK)
+
+    async def command(self, user: User, group: Group, *lines: str) -> None:
+        """Write lines to the group's `ctl` for a user whose rights were asked: of fq's clients r and w on the group is
+        asked, not w on that file. Raises MqfsError."""
+        maker = _maker(user, group)
+        handle = self.tree.open(maker, self.tree.walk(maker, group, "ctl"), os.O_WRONLY, made=True)
         try:
             await settle(handle.write(command_lines(*lines)))
         finally:
@@ -231,37 +242,51 @@ class Exchanges:
             state = consumer.state
             policy = "block" if state.full == "block" else "drop"
             wish = Wish("", state.private, policy, state.backlog, True)
-            queue = self.queues.setdefault(name, Queue(name, wish, permanent=True))
+            queue = self.queues.setdefault(name, Queue(name, state.uid, wish, permanent=True))
             for text in view.state.patterns:
                 self._enter(exchange, queue, text, parse(text), permanent=True)
         self._by_name[exchange.name] = exchange
         for gone in stale:
             try:
-                await self.command(group, f"unbind {quote(gone)}")
+                await self.command(self.server, group, f"unbind {quote(gone)}")
             except MqfsError as error:
                 log.warning("%s: view %s of a queue that is gone stays: %s", group.name, gone, error)
 
     # ------------------------------------------------------------ queues
 
-    async def join(self, name: bytes, wish: Wish, make: Callable[[Queue], M]) -> M:
+    async def join(self, user: User, name: bytes, wish: Wish, make: Callable[[Queue], M]) -> M:
         """A new member of a queue, which is made where it is missing. Raises Refused, MqfsError."""
         async with self._changing:
             queue = self.queues.get(name)
             if queue is None:
                 check_name(VIEW + escape(name))
-                queue = self.queues[name] = Queue(name, wish)
+                queue = self.queues[name] = Queue(name, user.uid, wish)
+            for exchange in self._bound(queue):
+                self.require(user, exchange, queue)
             queue.admit(wish)
+            if wish.permanent is not None and wish.permanent != queue.permanent:
+                await self._change_permanence(user, queue, wish.permanent)
             if not queue.wish.type:
                 queue.wish = attrs.evolve(queue.wish, type=wish.type)
-            if wish.permanent is not None and wish.permanent != queue.permanent:
-                queue.permanent = wish.permanent
-                for exchange in map(self.find, list(queue.exchanges)):
-                    if exchange is not None:
-                        await self.command(exchange.group, _consumer_line(queue, exchange))
-                        self._hold(exchange, queue)
             member = make(queue)
             queue.members.append(member)
             return member
+
+    def _bound(self, queue: Queue) -> list[Exchange]:
+        """The exchanges that it is bound to."""
+        return [exchange for exchange in map(self.find, list(queue.exchanges)) if exchange is not None]
+
+    async def _change_permanence(self, user: User, queue: Queue, permanent: bool) -> None:
+        """Raises Refused for another's queue, MqfsError."""
+        bound = self._bound(queue)
+        consumers = [consumer for exchange in bound if (consumer := exchange.consumer(queue)) is not None]
+        if not all(owns(user, owner) for owner in {queue.owner, *(consumer.state.uid for consumer in consumers)}):
+            words = ("transient", "permanent")
+            raise Refused(f"requested {words[permanent]}, queue is {words[queue.permanent]}")
+        queue.permanent = permanent
+        for exchange in bound:
+            await self.command(user, exchange.group, queue.line(exchange.consumer(queue)))
+            self._hold(user, exchange, queue)
 
     async def leave(self, queue: Queue) -> None:
         """A client has gone. A transient queue goes with its last one."""
@@ -273,13 +298,13 @@ class Exchanges:
             if queue.permanent:
                 return
             self.queues.pop(queue.name, None)
-            for exchange in map(self.find, list(queue.exchanges)):
-                if exchange is not None and not exchange.group.removed:
-                    await self._remove(exchange, queue)
+            for exchange in self._bound(queue):
+                await self._remove(exchange, queue)
 
-    def _hold(self, exchange: Exchange, queue: Queue) -> None:
+    def _hold(self, user: User, exchange: Exchange, queue: Queue) -> None:
         """Have the consumer stay while the queue has clients, also without a reader."""
-        again = None if queue.permanent else self.tree.open(self.server, exchange.consumer(queue), os.O_RDONLY)
+        maker = _maker(user, exchange.group)
+        again = None if queue.permanent else self.tree.open(maker, exchange.consumer(queue), os.O_RDONLY)
         queue.release(exchange.name)  # not before: it may be the last handle
         if again is not None:
             queue.holds[exchange.name] = again.close
@@ -287,11 +312,14 @@ class Exchanges:
     async def _remove(self, exchange: Exchange, queue: Queue) -> None:
         for binding in list(exchange.of(queue)):
             exchange.leave(binding.route)
+        consumer = exchange.consumer(queue)
+        if consumer is not None and not consumer.state.transient:
+            return  # it was made to stay, by other means
         lines = [f"unbind {quote(queue.view)}"] if queue.view in exchange.group.views else []
-        if exchange.consumer(queue) is not None:
+        if consumer is not None:
             lines.append(f"remove {quote(queue.consumer)}")
         try:
-            await self.command(exchange.group, *lines)
+            await self.command(self.server, exchange.group, *lines)
         except MqfsError as error:
             log.warning("%s: queue %s stays: %s", exchange.group.name, queue.consumer, error)
 
@@ -302,24 +330,25 @@ class Exchanges:
         text = translate(program)
         async with self._changing:
             exchange = self.find(exchange_name) or await self._make(user, exchange_name)
-            self.tree.access(user, exchange.group, os.R_OK | os.W_OK)
+            self.require(user, exchange, queue)
             for binding in exchange.of(queue):
                 if binding.program.text == text:
                     return binding.route
             lines = [f"bind {quote(queue.view)} {quote(text)}"]
             if first := not any(exchange.of(queue)):
-                lines.append(_consumer_line(queue, exchange))
+                queue.require_same_permanence(user, exchange.consumer(queue))
+                lines.append(queue.line(exchange.consumer(queue)))
                 if queue.wish.type == "disk" and exchange.group.settings.sync < 0:
                     lines.append(DISK_SYNC)
             since = exchange.group.log.end.next
             route = self._enter(exchange, queue, program.decode(errors="replace"), parse(text), permanent, since)
             try:
-                await self.command(exchange.group, *lines)
+                await self.command(user, exchange.group, *lines)
             except BaseException:
                 exchange.leave(route)
                 raise
             if first:
-                self._hold(exchange, queue)
+                self._hold(user, exchange, queue)
                 queue.tell(exchange.name)
             return route
 
@@ -338,23 +367,21 @@ class Exchanges:
             binding = exchange.bindings.get(route) if exchange is not None else None
             if exchange is None or binding is None or binding.queue is not queue:
                 raise NotFound(f"route {route}")
-            self.tree.access(user, exchange.group, os.R_OK | os.W_OK)
-            await self.command(exchange.group, f"unbind {quote(queue.view)} {quote(binding.program.text)}")
+            self.require(user, exchange, queue)
+            await self.command(user, exchange.group, f"unbind {quote(queue.view)} {quote(binding.program.text)}")
             exchange.leave(route)
 
     # ------------------------------------------------------------ streams
 
-    def make_stream(self, exchange: Exchange, name: str) -> None:
-        """Raises BadName, OverLimit."""
-        mode = self.tree.stat(exchange.group).mode & STREAM_MODE
-        self.tree.create(self.server, exchange.group, name, mode)  # its sync is not waited for
+    def make_stream(self, user: User, exchange: Exchange, name: str) -> None:
+        """Raises BadName, Denied, OverLimit."""
+        group = exchange.group
+        self.tree.access(user, group, os.W_OK | os.X_OK)
+        maker = attrs.evolve(_maker(user, group), uid=user.uid or group.state.uid)  # root's messages are for the owner
+        self.tree.create(maker, group, name, group.state.mode & STREAM_MODE)  # its sync is not waited for
 
 
-def _consumer_line(queue: Queue, exchange: Exchange) -> str:
-    """A transient queue needs nothing on disk. One that was made as such stays so when it is made permanent."""
-    consumer, wish = exchange.consumer(queue), queue.wish
-    memory = consumer.state.memory if consumer is not None else not queue.permanent
-    words = ["consumer", quote(queue.consumer), quote(queue.view)]
-    words += ["transient"] * (not queue.permanent) + ["private"] * wish.private + ["memory"] * memory
-    words += ["backlog", str(wish.backlog)] if wish.backlog else []
-    return " ".join([*words, "full", "block" if wish.policy == "block" else "drop-new"])
+def _maker(user: User, group: Group) -> User:
+    """A user whose rights were asked, for what it makes there: also with a token that is no admin's, and with the group
+    of its directory, so that those who share the directory share what is made."""
+    return attrs.evolve(user, gid=group.state.gid, grant=None)

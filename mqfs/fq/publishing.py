@@ -104,7 +104,7 @@ class Publisher:
         if name in exchange.group.streams:
             return True
         try:
-            self._exchanges.make_stream(exchange, name)
+            self._exchanges.make_stream(self._user, exchange, name)
         except MqfsError as error:
             exchange.group.refuse(self._user, "fq", str(error))
             return False
@@ -112,7 +112,7 @@ class Publisher:
 
     async def _append(self, exchange: Exchange, frames: list[bytes], queued: Counter[Queue]) -> None:
         """Append one batch. A refusal is in `.errors`, and its messages count as without a route."""
-        dropped = sum(_drop(exchange, queue, count) for queue, count in queued.items())
+        dropped = {queue: lost for queue, count in queued.items() if (lost := _dropped(exchange, queue, count))}
         try:
             step: Step[int] = self._handle(exchange).write(b"".join(frames))
             if isinstance(step, Wait):
@@ -124,8 +124,9 @@ class Publisher:
                 self.close()
             return
         self._count("routed", len(frames), exchange)
-        if dropped:
-            self._count("dropped", dropped, exchange)
+        for queue, lost in dropped.items():
+            queue.dropped_to += lost
+            self._count("dropped", lost, exchange)
 
     def _handle(self, exchange: Exchange) -> Handle:
         handle = self._handles.get(exchange)
@@ -147,14 +148,12 @@ def _most(queues: Iterable[Queue]) -> int:
     return min((max(backlog // 2, 1) for backlog in blocking), default=limits.FQ_BATCH)
 
 
-def _drop(exchange: Exchange, queue: Queue, count: int) -> int:
+def _dropped(exchange: Exchange, queue: Queue, count: int) -> int:
     """How many of these messages the queue will drop."""
     consumer = exchange.consumer(queue)
     if consumer is None or not queue.wish.backlog or queue.wish.policy == "block":
         return 0
-    dropped = min(count, max(0, int(consumer.backlog.size()) + count - queue.wish.backlog))
-    queue.dropped_to += dropped
-    return dropped
+    return min(count, max(0, int(consumer.backlog.size()) + count - queue.wish.backlog))
 
 
 def _frame(name: str, origin: bytes, message: Message) -> bytes:

@@ -7,12 +7,15 @@ each exchange that it is bound to.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 
 from mqfs import limits
+from mqfs.errors import NotPermitted
+from mqfs.model import User
 from mqfs.syntax.escape import escape
+from mqfs.syntax.quoting import quote
 
 VIEW = "%q."  # and the queue: no route has such a name
 POINT, POINT_SEPARATOR = "%c.", "%."  # of checkpoints
@@ -74,11 +77,12 @@ def _number(word: str) -> int:
 
 @attrs.define(eq=False)
 class Queue:
-    """`exchanges`: those that it is bound to, by name. `holds`: by exchange, how to close an open consumer; a transient
-    one goes with its last handle, and is to stay while the queue has clients. `dropped_to`: messages that had no room,
-    in this run."""
+    """`owner`: the user who made it. `exchanges`: those that it is bound to, by name. `holds`: by exchange, how to
+    close an open consumer; a transient one goes with its last handle, and is to stay while the queue has clients.
+    `dropped_to`: messages that had no room, in this run."""
 
     name: bytes
+    owner: int
     wish: Wish
     permanent: bool = False
     members: list[Member] = attrs.Factory(list)
@@ -108,6 +112,22 @@ class Queue:
         if len(self.members) >= limits.FQ_QUEUE_CLIENTS:
             raise Refused(f"requested queue has {limits.FQ_QUEUE_CLIENTS} clients already")
 
+    def require_same_permanence(self, user: User, consumer: Any | None) -> None:
+        """Raises NotPermitted where a consumer of its name was made by another to stay, or to go."""
+        if consumer is None or consumer.state.transient != self.permanent or owns(user, consumer.state.uid):
+            return
+        raise NotPermitted(f"consumer {consumer.name} is another's (expected a queue of another name)")
+
+    def line(self, consumer: Any | None) -> str:
+        """The line of `ctl` that makes its consumer, or changes the one that is there. A transient queue needs nothing
+        on disk. One that was made as such stays so when it is made permanent."""
+        wish = self.wish
+        memory = consumer.state.memory if consumer is not None else not self.permanent
+        words = ["consumer", quote(self.consumer), quote(self.view)]
+        words += ["transient"] * (not self.permanent) + ["private"] * wish.private + ["memory"] * memory
+        words += ["backlog", str(wish.backlog)] if wish.backlog else []
+        return " ".join([*words, "full", "block" if wish.policy == "block" else "drop-new"])
+
     def release(self, exchange: bytes) -> None:
         """Hold its consumer of that exchange no longer."""
         if (close := self.holds.pop(exchange, None)) is not None:
@@ -118,6 +138,11 @@ class Queue:
         self.exchanges.add(exchange)
         for member in self.members:
             member.on_bound(exchange)
+
+
+def owns(user: User, owner: int) -> bool:
+    """Whether a user may say how long a queue of that owner lasts."""
+    return user.uid in (0, owner)
 
 
 def point(queue: Queue, name: bytes = b"") -> str:

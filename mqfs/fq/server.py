@@ -206,7 +206,7 @@ class FqServer:
         def make(queue: Queue) -> Client:
             return Client(self.exchanges, peer, user, auth.user, queue, turn, self.node, port)
 
-        client = await self.exchanges.join(name, wish, make)
+        client = await self.exchanges.join(user, name, wish, make)
         if user.grant is not None:
             self._grants[client] = user.grant
         return client

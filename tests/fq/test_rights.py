@@ -1,0 +1,152 @@
+"""Whose rights bind a client of fq: those of its user, for all that it does. Here root's queues, and a client that is
+nobody."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from mqfs.fq import codec
+from mqfs.ninep.blocking import connect
+from mqfs.ninep.client.connection import Client as NinepClient
+from tests.fq.client import Client, Refused, port
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import Server, short_folder
+
+NOBODY = 65534
+PERMANENT = "disk:public,permanent"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """Over the unix socket a client is who this process is, over TCP it is nobody."""
+    with short_folder() as folder, Server.at(folder, "--fq", f"unix!{folder}/fq", "--fq", "tcp!127.0.0.1!0") as it:
+        yield it
+
+
+@pytest.fixture
+def nobody(server: Server) -> tuple[str, int]:
+    return "127.0.0.1", port(server)
+
+
+@pytest.fixture
+def files(server: Server) -> Iterator[NinepClient]:
+    with connect(server.address) as it:
+        yield it
+
+
+def fill(address: str, exchange: str, queue: str, kind: str) -> None:
+    """A permanent queue of root's, with ten messages."""
+    with Client(address, queue, kind) as client, Client(address) as other:
+        client.bind(exchange)
+        client.data.close()
+        other.publish(exchange, "r", *[b"%d" % n for n in range(10)])
+        eventually(lambda: other.counts()["routed"] == 10, "10 messages")
+
+
+def state(server: Server, exchange: str) -> tuple[list[str], str]:
+    """The streams of an exchange, and its `ctl`: settings, views, consumers with their options."""
+    with connect(server.address) as files, files.open(f"fq/{exchange}/ctl") as ctl:
+        return files.list(f"fq/{exchange}"), ctl.receive().decode()
+
+
+@pytest.mark.parametrize("kind", ["mem:private,transient", "mem:private,permanent", "mem:private"])
+def test_another_may_not_join_a_queue_of_a_closed_exchange(
+    server: Server, address: str, nobody: tuple[str, int], files: NinepClient, kind: str
+) -> None:
+    name = f"closed-{kind}"
+    fill(address, name, name, "mem:private,permanent")
+    files.chmod(f"fq/{name}", 0o700)
+    before = state(server, name)
+    with pytest.raises(Refused, match=f"uid {NOBODY} may not read and write and enter"):
+        Client(nobody, name, kind)
+    assert state(server, name) == before
+    with Client(address, name, "mem:private") as client:
+        assert len(client.receive(10)) == 10
+
+
+@pytest.mark.parametrize("owner", ["permanent", "transient"])
+def test_another_may_share_a_queue_but_not_say_how_long_it_lasts(
+    server: Server, address: str, nobody: tuple[str, int], files: NinepClient, owner: str
+) -> None:
+    name, wanted = f"shared-{owner}", {"permanent": "transient", "transient": "permanent"}[owner]
+    files.chmod("fq", 0o777)
+    with Client(address, name, f"mem:public,{owner}", with_data=False) as mine:
+        mine.bind(name)
+        before = state(server, name)
+        with Client(nobody, name) as client:
+            assert client.bind(name, "prefix:x") != codec.ILLEGAL
+            with pytest.raises(Refused, match=f"^requested {wanted}, queue is {owner}$"):
+                Client(nobody, name, f"mem:public,{wanted}")
+            mine.unbind(name, mine.bind(name, "prefix:x"))
+        assert state(server, name) == before
+
+
+def test_another_changes_nothing_in_a_closed_exchange(
+    server: Server, address: str, nobody: tuple[str, int], files: NinepClient
+) -> None:
+    fill(address, "mine", "mine", PERMANENT)
+    files.chmod("fq/mine", 0o700)
+    before = state(server, "mine")
+    with Client(nobody, "other") as client:
+        assert client.bind("mine") == codec.ILLEGAL
+        client.publish("mine", "r", b"1")
+        client.publish("mine", "new", b"2")
+        assert eventually(lambda: client.counts()["no_route"] == 2, "both to be refused")
+    assert state(server, "mine") == before
+
+
+def test_another_does_not_read_an_exchange_that_its_queue_is_bound_to(
+    server: Server, address: str, nobody: tuple[str, int], files: NinepClient
+) -> None:
+    """A queue that both of them share is bound to an exchange that only one of them may read."""
+    with Client(address, "both") as mine, Client(nobody, "both") as theirs:
+        mine.unbind("later", mine.bind("later"))
+        files.chmod("fq/later", 0o700)
+        route = mine.bind("later")
+        mine.publish("later", "r", *[b"%d" % n for n in range(100)])
+        assert len(mine.receive(100)) == 100
+        assert theirs.unbind("later", route) == codec.ILLEGAL
+        assert theirs.counts()["msgs_out"] == 0
+
+
+def test_a_consumer_that_another_made_to_stay_is_not_made_to_go(
+    server: Server, address: str, nobody: tuple[str, int], files: NinepClient
+) -> None:
+    files.chmod("fq", 0o777)
+    with Client(address, "x", PERMANENT, with_data=False) as mine, server.connect() as tree:
+        mine.bind("stays")
+        tree.group("fq/stays").ctl("bind %q.y 'prefix:'", "consumer y %q.y")
+        before = state(server, "stays")
+        with Client(nobody, "y", "mem:private") as client:
+            assert client.bind("stays") == codec.ILLEGAL
+        assert state(server, "stays") == before
+
+
+def test_what_a_client_makes_is_its_own(nobody: tuple[str, int], files: NinepClient) -> None:
+    files.chmod("fq", 0o777)
+    with Client(nobody, "made") as client:
+        client.bind("theirs")
+        client.publish("theirs", "r", b"1")
+        client.receive()
+        for path in ("fq/theirs", "fq/theirs/r", "fq/theirs/.consumers/made"):
+            assert files.stat(path).uid == NOBODY, path
+
+
+@pytest.mark.parametrize("verb", ["add", "remove", "reset_to"])
+def test_checkpoints_of_a_closed_exchange(
+    server: Server, address: str, nobody: tuple[str, int], files: NinepClient, verb: str
+) -> None:
+    name = f"points-{verb}"
+    fill(address, name, name, PERMANENT)
+    files.chmod(f"fq/{name}", 0o700)
+    before = state(server, name)
+    path = f"/{verb}_checkpoint?qname={name}&cpname=p" + "&chkptid=1:1" * (verb == "add")
+    with urllib.request.urlopen(f"http://127.0.0.1:{nobody[1]}{path}", timeout=HANG_S) as answer:
+        found = json.load(answer)
+    assert found["status"] == "error"
+    assert f"uid {NOBODY} may not" in found["message"]
+    assert state(server, name) == before
