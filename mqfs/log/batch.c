@@ -1,5 +1,10 @@
 /* Many messages at once: frames of .batch -> blanks, blanks -> records, and a unit of a log looked through. A blank is a
- * record without sequence, time, flags and sum, whose stream is a place in a table. Nothing is kept between two calls. */
+ * record without sequence, time, flags and sum, whose stream is a place in a table. Nothing is kept between two calls.
+ *
+ * Bounds. A frame takes 8 bytes or more (no name, no headers, no body), a record 32 or more, in a log a multiple of 8. Sizes are
+ * u32, of headers u16: a sum of some is taken in size_t, where it cannot wrap. What `pack` makes of a frame (32 + sender + headers +
+ * body, padded) is counted by the very expression that `blank` advances by. `stamp` writes as many bytes as it is given; its
+ * columns have a row for each record that count_blanks saw whole. `unit` counts messages and others, then writes these. */
 #include "native.h"
 #include "crc32c.h"
 #include <string.h>
@@ -297,7 +302,8 @@ PyObject *native_stamp(PyObject *module, PyObject *const *args, Py_ssize_t count
         head.flags = (uint8_t)(row ? with[3] : with[2]);
         if (row + 1 == with[4]) head.flags &= (uint8_t)~MORE;
         memcpy(out + at, &head, HEAD_BYTES);
-        memcpy(out + at + HEAD_BYTES, from + at + HEAD_BYTES, room - HEAD_BYTES);
+        memcpy(out + at + HEAD_BYTES, from + at + HEAD_BYTES, head.size - HEAD_BYTES);
+        memset(out + at + head.size, 0, room - head.size);
         head.crc = crc32c(crc32c(0, &head.size, 4), out + at + 8, head.size - 8);
         memcpy(out + at + 4, &head.crc, 4);
         put_row(to, row, &head, (uint32_t)(with[5] + at));

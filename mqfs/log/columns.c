@@ -1,5 +1,9 @@
 /* Runs of records, many at once: checked and gathered into the columns that Arrow has, or thinned out to some streams.
- * Nothing here keeps anything between two calls. What a record is: docs/reference/format.md. */
+ * Nothing here keeps anything between two calls. What a record is: docs/reference/format.md.
+ *
+ * Bounds. A record takes 32 bytes or more, so a run of n bytes has at most n / 32, and n < 2^32 keeps every sum of sizes below
+ * 2^64. `whole` passes only records that end inside the run, so every read of a body does. A run is looked at twice, and a caller's
+ * buffer may be written to between: the second look writes no more than the first one counted. */
 #include "native.h"
 #include "crc32c.h"
 #include <string.h>
@@ -55,15 +59,14 @@ static inline int wanted(const Table *table, size_t at, uint64_t sequence)
 
 /* ---- records -> columns ---- */
 
-/* What is wanted of a run, unchecked; in `stranger` where a message of a stream that is not in the table lies. */
-static Needs measure(const uint8_t *data, size_t bytes, size_t at, const Table *table, size_t *stranger)
+/* What is wanted of a run, unchecked. */
+static Needs measure(const uint8_t *data, size_t bytes, size_t at, const Table *table)
 {
     Needs needs = {0};
     Head head;
     for (; whole(data, bytes, at, &head); at += padded(head.size)) {
         if (head.kind != MESSAGE) continue;
         size_t stream = place(table, head.stream);
-        if (stream == NOWHERE && *stranger == NOWHERE) *stranger = at;
         if (!wanted(table, stream, head.sequence)) continue;
         needs.rows++;
         needs.headers |= head.headers;
@@ -107,15 +110,28 @@ static void put(Filled *to, const uint8_t *data, size_t at, const Head *head, co
     }
 }
 
-static void fill(Filled *to, const uint8_t *data, size_t bytes, size_t at, const Table *table)
+/* Whether the columns, which have room for `needs`, have some for one more message. */
+static inline int has_room(const Filled *to, const Needs *needs, const Head *head, const Table *table, size_t stream)
+{
+    return to->done.rows < needs->rows && head->size - sizeof *head - head->headers <= needs->body_bytes - to->done.body_bytes &&
+           (size_t)(table->ends[stream + 1] - table->ends[stream]) <= needs->name_bytes - to->done.name_bytes;
+}
+
+/* Fill the columns up to the first record that does not pass. Returns whether all messages are of streams in the table, or there may
+ * be `strangers`; 0: that at `end` is not. */
+static int fill(Filled *to, const Needs *needs, const uint8_t *data, size_t bytes, size_t at, const Table *table, int strangers)
 {
     Head head;
     for (; whole(data, bytes, at, &head) && passes(data + at, &head); at += padded(head.size)) {
-        to->last = head.sequence;
         size_t stream = head.kind == MESSAGE ? place(table, head.stream) : NOWHERE;
-        if (wanted(table, stream, head.sequence)) put(to, data, at, &head, table, stream);
+        if (stream == NOWHERE && head.kind == MESSAGE && !strangers) return to->end = at, 0;
+        if (wanted(table, stream, head.sequence)) {
+            if (!has_room(to, needs, &head, table, stream)) break;
+            put(to, data, at, &head, table, stream);
+        }
+        to->last = head.sequence;
     }
-    to->end = at;
+    return to->end = at, 1;
 }
 
 static void sizes(const Needs *needs, int asked, size_t *to)
@@ -166,11 +182,11 @@ static PyObject *gathered(const Py_buffer *data, size_t begin, const Table *tabl
     Filled filled = {0};
     Py_buffer view;
     Needs needs;
-    size_t stranger = NOWHERE, at[COLUMNS], size[COLUMNS];
+    size_t at[COLUMNS], size[COLUMNS];
+    int known = 0;
     Py_BEGIN_ALLOW_THREADS
-    needs = measure(data->buf, (size_t)data->len, begin, table, &stranger);
+    needs = measure(data->buf, (size_t)data->len, begin, table);
     Py_END_ALLOW_THREADS
-    if (stranger != NOWHERE && !strangers) return PyErr_Format(PyExc_KeyError, "the stream of the record at %zu has no name", stranger);
     if (needs.body_bytes > INT32_MAX || needs.name_bytes > INT32_MAX) return PyErr_SetString(PyExc_OverflowError, "too much for one batch"), NULL;
     size_t bytes = lay_out(&needs, asked, at, size);
     PyObject *result = NULL, *room = PyObject_CallFunction(allocate, "n", (Py_ssize_t)bytes);
@@ -182,9 +198,10 @@ static PyObject *gathered(const Py_buffer *data, size_t begin, const Table *tabl
             filled.column[i] = at[i] == NOWHERE ? NULL : (uint8_t *)view.buf + at[i];
             if (filled.column[i] && (i == VALUE_ENDS || i == TOPIC_ENDS)) memset(filled.column[i], 0, 4);
         }
-        fill(&filled, data->buf, (size_t)data->len, begin, table);
+        known = fill(&filled, &needs, data->buf, (size_t)data->len, begin, table, strangers);
         Py_END_ALLOW_THREADS
-        result = told(&filled, room, at, size);
+        result = known ? told(&filled, room, at, size)
+                       : PyErr_Format(PyExc_KeyError, "the stream of the record at %zu has no name", filled.end);
     }
     PyBuffer_Release(&view);
     Py_DECREF(room);
@@ -238,16 +255,18 @@ static Picked look(const uint8_t *data, size_t bytes, const Table *table, uint8_
     return found;
 }
 
-static void copy(const uint8_t *data, size_t end, const Table *table, uint8_t *to)
+static void copy(const uint8_t *data, size_t end, const Table *table, uint8_t *to, size_t room)
 {
     Head head;
-    for (size_t at = 0, size; at < end; at += size) {
-        memcpy(&head, data + at, sizeof head);
+    for (size_t at = 0, size; whole(data, end, at, &head); at += size) {
         size = padded(head.size);
         if (head.kind > END || place(table, head.stream) == NOWHERE) continue;
+        if (size > room) break;
         memcpy(to, data + at, size);
         to += size;
+        room -= size;
     }
+    memset(to, 0, room);
 }
 
 /* (bytes that passed, last sequence, records, where the last of them is or -1, headed, seen, bytes of them or None: all) */
@@ -269,7 +288,7 @@ PyObject *native_pick(PyObject *module, PyObject *args)
     }
     if (kept && kept != Py_None) {
         Py_BEGIN_ALLOW_THREADS
-        copy(data.buf, found.end, &table, (uint8_t *)PyBytes_AsString(kept));
+        copy(data.buf, found.end, &table, (uint8_t *)PyBytes_AsString(kept), found.kept);
         Py_END_ALLOW_THREADS
     }
     if (kept)

@@ -1,4 +1,7 @@
-/* The postings of a segment: of each stream, the ordinals of its rows. Nothing is kept between two calls. */
+/* The postings of a segment: of each stream, the ordinals of its rows. Nothing is kept between two calls.
+ *
+ * Bounds. `whose` has an entry a row. There are size / 2 owners for `size` slots and `grow` comes before more than that, so half of
+ * the slots are free and the search for one ends. Each owner's list has room for as many ordinals as rows were counted for it. */
 #include <string.h>
 
 #include "native.h"

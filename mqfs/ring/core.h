@@ -292,13 +292,14 @@ static inline int ring_copy(const struct ring_handle *h, uint64_t position, cons
     return ring_crc(head, to, rest) == head->crc ? RING_OK : RING_DAMAGED;
 }
 
-/* The bytes of whole records at `position`: at most `most` if there are several. */
+/* The bytes of whole records at `position`: at most `most`, and never more than the ring has, if there are several. A client may
+ * move the tail as fast as this looks; from any position `size` bytes are mapped in one piece, and no more. */
 static inline int ring_span(const struct ring_handle *h, uint64_t position, uint64_t most, uint64_t *bytes)
 {
     struct ring_record head;
     int result = ring_look(h, position, &head);
     for (*bytes = 0; !result; result = ring_look(h, position + *bytes, &head)) {
-        if (*bytes && *bytes + ring_padded(head.size) > most) return RING_OK;
+        if (*bytes && *bytes + ring_padded(head.size) > (most < h->size ? most : h->size)) return RING_OK;
         *bytes += ring_padded(head.size);
     }
     return *bytes && result != RING_OVERTAKEN ? RING_OK : result;

@@ -17,7 +17,7 @@ static uint64_t fill(const Ring *ring, struct ring_part *part, uint64_t stream, 
 {
     size_t head = headers ? (size_t)PyBytes_Size(headers) : 0, size = (size_t)PyBytes_Size(body);
     if (kind < 1 || kind > 6) return PyErr_SetString(PyExc_ValueError, "invalid kind (expected 1 to 6)"), UINT64_C(0);
-    if (head > UINT16_MAX || size > ring->h.size / 2 - sizeof(struct ring_record) - head) {
+    if (head > UINT16_MAX || head + size > ring->h.size / 2 - sizeof(struct ring_record)) { /* two sizes of objects: no sum wraps */
         PyErr_Format(errors.over_limit, "record too large (expected at most half the ring, %llu bytes, and headers of 65535)",
                      (unsigned long long)ring->h.size / 2);
         return 0;

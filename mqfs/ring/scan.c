@@ -1,4 +1,5 @@
-/* A buffer of records as columns, each record checked. */
+/* A buffer of records as columns, each record checked. The columns have a row for each record that count_whole saw; the second look,
+ * at a buffer that may have been written to meanwhile, fills no more. */
 #include "module.h"
 
 enum { SEQUENCE, TIME, POSITION, BODY, STREAM, HEADERS, KIND, FLAGS, COLUMNS };

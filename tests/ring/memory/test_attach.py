@@ -103,7 +103,7 @@ def test_sizes() -> None:
     ring = create(LEAST)
     for _ in range(5):
         ring.publish(1, bytes(LEAST // 2 - 32))
-    for body, headers in ((LEAST // 2 - 31, 0), (LEAST // 2 - 32, 1), (0, 65_536), (LEAST, 0)):
+    for body, headers in ((LEAST // 2 - 31, 0), (LEAST // 2 - 32, 1), (0, 65_536), (0, 40_000), (LEAST, 0)):
         with pytest.raises(errors.OverLimit):
             ring.publish(1, bytes(body), bytes(headers))
     with pytest.raises(errors.OverLimit):
