@@ -166,6 +166,9 @@ FQ_AWAY_S = 10.0  # without a byte, after which what a client that has gone sent
 FQ_BEATS = 3  # periods without a sign of a client that asked for heartbeats
 FQ_POINTS = 16  # checkpoints of a queue: each keeps what is behind it
 
+# Bridges
+BRIDGE_STOP_S = 10.0  # that the parts of a bridge of a folder have to end; then it is killed, as it may be
+
 # FUSE
 UNLINK_AGAIN_S = 1.0  # in which a process does not remove a group's own file twice: see nodes.py
 FUSE_REQUEST_BYTES = (1 << 20) + 4_096  # the largest request the kernel sends, with its header

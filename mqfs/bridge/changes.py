@@ -18,6 +18,7 @@ from mqfs.bridge.folder import Folder
 log = logging.getLogger("mqfs.bridge")
 
 IN_MODIFY, IN_MOVED_TO, IN_CREATE, IN_Q_OVERFLOW = 0x2, 0x80, 0x100, 0x4000
+IN_NO_LINK = 0x0300_0000  # IN_ONLYDIR, IN_DONT_FOLLOW
 LOOK_S = 10.0  # between two looks at the times of all directories
 BURST_S = 0.002  # after an event: many files that are written at once are one scan
 _EVENT = struct.Struct("iIII")
@@ -33,7 +34,7 @@ class Inotify:
 
     def watch(self, path: str, mask: int, name: str) -> bool:
         """Report `name` when there are such events at a path; whether the system does."""
-        number = self._libc.inotify_add_watch(self.fileno, os.fsencode(path), ctypes.c_uint32(mask))
+        number = self._libc.inotify_add_watch(self.fileno, os.fsencode(path), ctypes.c_uint32(mask | IN_NO_LINK))
         if number >= 0:
             self._names[number] = name
         return bool(number >= 0)
@@ -113,7 +114,7 @@ class Changes:
         return {b for b, changed in times.items() if b not in self._sure or changed != self._scanned[b]}
 
     def _time(self, bucket: str) -> int:
-        return os.stat(self._folder.bucket_path(bucket)).st_mtime_ns
+        return self._folder.changed_ns(bucket)
 
     def scanning(self, bucket: str) -> None:
         """A scan of it begins."""

@@ -5,6 +5,9 @@ DIR/staging/NAME        being written          DIR/topics/BB/NAME    rest of a l
 DIR/messages/BB/NAME    published              DIR/update/UPDATE     random bytes for each bucket, new with each file
 ```
 A file is one byte 0 and the payload; of no bytes: its message was handled. Raises OSError.
+
+Whoever writes the folder decides what its names are. So each directory is opened below the one before it, and neither
+it nor a file is followed where it is a link; a FIFO, a socket or a device is neither waited for nor written.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +27,9 @@ from mqfs.errors import BadConfig
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 STAMP_BYTES = 32
+TOPIC_BYTES = 1 << 20  # that are read of a topic: a stream's name has far fewer
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 BUSY_S = 0.1  # before a rename that met EBUSY is tried again, as network file systems want it
 
 
@@ -45,22 +52,64 @@ def bucket_names(found: Iterable[str]) -> list[str]:
     return names
 
 
+class NotPlain(OSError):
+    """A link, directory, FIFO, socket or device where a plain file is expected."""
+
+
+def _open(name: str, flags: int, directory: int) -> int:
+    """A descriptor of a plain file. Raises NotPlain."""
+    try:
+        file = os.open(name, flags | _PLAIN, 0o666, dir_fd=directory)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise NotPlain(error.errno, "not a plain file", name) from None
+        raise
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise NotPlain(errno.ELOOP, "not a plain file", name)
+    return file
+
+
 class Folder:
     """One folder. `sync`: files and directories that are written are on disk before a call returns."""
 
     def __init__(self, path: str, *, sync: bool = True) -> None:
         self.path, self._sync = os.path.realpath(path), sync
         try:
-            found = os.listdir(f"{self.path}/messages")
+            found = self._list("messages")
         except FileNotFoundError:
             raise BadConfig(f"{path}: no messages in it (expected a folder that qlobber-fsq has made)") from None
         self.buckets = bucket_names(found)
-        for bucket in self.buckets:
-            with contextlib.suppress(FileExistsError):
-                os.makedirs(f"{self.path}/topics/{bucket}")
-        for other in ("staging", "update"):
-            os.makedirs(f"{self.path}/{other}", exist_ok=True)
+        self._make("topics", "staging", "update")
+        self._make(*self.buckets, into=("topics",))
         self._stamp_bytes = self._measure_stamps()
+
+    def _make(self, *names: str, into: tuple[str, ...] = ()) -> None:
+        with self.directory(*into) as directory:
+            for name in names:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=directory)
+
+    @contextmanager
+    def directory(self, *names: str) -> Iterator[int]:
+        """A descriptor of the directory of these names, each in the one before."""
+        found = os.open(self.path, _DIRECTORY)
+        try:
+            for name in names:
+                outer, found = found, os.open(name, _DIRECTORY, dir_fd=found)
+                os.close(outer)
+            yield found
+        finally:
+            os.close(found)
+
+    def _list(self, *names: str) -> list[str]:
+        with self.directory(*names) as directory:
+            return os.listdir(directory)
+
+    @property
+    def owner(self) -> int:
+        """The user to whom it belongs."""
+        return os.stat(self.path).st_uid
 
     # ------------------------------------------------------------ paths
 
@@ -73,9 +122,6 @@ class Folder:
     def message_path(self, bucket: str, name: str) -> str:
         return f"{self.path}/messages/{bucket}/{name}"
 
-    def _topic_path(self, bucket: str, name: str) -> str:
-        return f"{self.path}/topics/{bucket}/{name}"
-
     @property
     def update_path(self) -> str:
         return f"{self.path}/update/UPDATE"
@@ -85,7 +131,8 @@ class Folder:
     def _measure_stamps(self) -> int:
         """Bytes of a bucket's stamp: 0 where there is no UPDATE, the usual ones where it has another size."""
         try:
-            size = os.stat(self.update_path).st_size
+            with self._reader("UPDATE", "update") as file:
+                size = os.fstat(file.fileno()).st_size
         except FileNotFoundError:
             return 0
         whole = size and size % len(self.buckets) == 0
@@ -95,8 +142,8 @@ class Folder:
         """The stamps of all buckets; None: there is no UPDATE, or it is not whole."""
         size = self._stamp_bytes
         try:
-            with open(self.update_path, "rb") as file:
-                data = file.read()
+            with self._reader("UPDATE", "update") as file:
+                data = file.read(size * len(self.buckets))
         except FileNotFoundError:
             return None
         if not size or len(data) < size * len(self.buckets):
@@ -107,7 +154,8 @@ class Folder:
         """Have readers scan these buckets."""
         if not self._stamp_bytes:
             return
-        file = os.open(self.update_path, os.O_CREAT | os.O_WRONLY, 0o666)
+        with self.directory("update") as directory:
+            file = _open("UPDATE", os.O_CREAT | os.O_WRONLY, directory)
         try:
             for bucket in buckets:
                 place = self.buckets.index(bucket) * self._stamp_bytes
@@ -124,30 +172,29 @@ class Folder:
         """
         text = str(name)
         bucket = self.bucket_of(text)
-        path, staged = self.message_path(bucket, text), f"{self.path}/staging/{text}"
-        if os.path.lexists(path):
-            return None
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(staged)  # of a bridge that was killed
-        with self._writer(staged, exclusive=True) as file:
-            file.write(b"\0")
-            file.writelines(body)
-        if rest:
-            with self._writer(self._topic_path(bucket, text), exclusive=False) as file:
-                file.write(rest.encode())
-            self._sync_directory(self._topic_path(bucket, ""))
-        while True:
-            try:
-                os.rename(staged, path)
-                return bucket
-            except OSError as error:
-                if error.errno != errno.EBUSY or stopping.wait(BUSY_S):
-                    raise
+        with self.directory("messages", bucket) as messages, self.directory("staging") as staging:
+            if _is_there(text, messages):
+                return None
+            self._write(text, staging, [b"\0"], body)
+            if rest:
+                with self.directory("topics", bucket) as topics:
+                    self._write(text, topics, [rest.encode()])
+                    self._sync_directory(topics)
+            while True:
+                try:
+                    os.rename(text, text, src_dir_fd=staging, dst_dir_fd=messages)
+                    return bucket
+                except OSError as error:
+                    if error.errno != errno.EBUSY or stopping.wait(BUSY_S):
+                        raise
 
-    @contextmanager
-    def _writer(self, path: str, *, exclusive: bool) -> Iterator[IO[bytes]]:
-        with open(path, "xb" if exclusive else "wb") as file:
-            yield file
+    def _write(self, name: str, directory: int, *pieces: Iterable[bytes]) -> None:
+        """Write a new file in place of one of that name."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=directory)  # of a bridge that was killed
+        with os.fdopen(_open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, directory), "wb") as file:
+            for some in pieces:
+                file.writelines(some)
             if self._sync:
                 file.flush()
                 os.fsync(file.fileno())
@@ -157,44 +204,51 @@ class Folder:
         buckets = set(buckets)
         self.stamp(buckets)
         for bucket in buckets:
-            self._sync_directory(self.bucket_path(bucket))
+            with self.directory("messages", bucket) as directory:
+                self._sync_directory(directory)
 
-    def _sync_directory(self, path: str) -> None:
+    def _sync_directory(self, directory: int) -> None:
         if self._sync:
-            directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            os.fsync(directory)
 
     # ------------------------------------------------------------ reading
 
     def files(self, bucket: str) -> list[str]:
-        return os.listdir(self.bucket_path(bucket))
+        return self._list("messages", bucket)
 
     def read_rest(self, bucket: str, name: Name) -> str:
         """What of its topic is not in the name. Raises FileNotFoundError where that is not there."""
         if not name.long:
             return ""
-        with open(self._topic_path(bucket, str(name)), "rb") as file:
-            rest = file.read().decode(errors="replace")
+        with self._reader(str(name), "topics", bucket) as file:
+            rest = file.read(TOPIC_BYTES).decode(errors="replace")
         if not rest:
-            raise FileNotFoundError(errno.ENOENT, "the rest of the topic is empty", file.name)
+            raise FileNotFoundError(errno.ENOENT, "the rest of the topic is empty", str(name))
         return rest
 
+    def changed_ns(self, bucket: str) -> int:
+        """When the directory of a bucket was changed."""
+        with self.directory("messages", bucket) as directory:
+            return os.fstat(directory).st_mtime_ns
+
     def status(self, bucket: str, name: str) -> os.stat_result:
-        return os.stat(self.message_path(bucket, name))
+        with self.directory("messages", bucket) as directory:
+            return os.stat(name, dir_fd=directory, follow_symlinks=False)
 
     def open(self, bucket: str, name: str) -> IO[bytes]:
-        return open(self.message_path(bucket, name), "rb")
+        return self._reader(name, "messages", bucket)
+
+    def _reader(self, name: str, *directories: str) -> IO[bytes]:
+        with self.directory(*directories) as directory:
+            return os.fdopen(_open(name, os.O_RDONLY, directory), "rb")
 
     @contextmanager
     def lock(self, bucket: str, name: str) -> Iterator[IO[bytes] | None]:
         """The file of a single, locked and not handled yet; None: it is another's, or was handled."""
         with contextlib.ExitStack() as stack:
             file = None
-            with contextlib.suppress(FileNotFoundError):
-                file = stack.enter_context(open(self.message_path(bucket, name), "r+b"))
+            with contextlib.suppress(FileNotFoundError), self.directory("messages", bucket) as directory:
+                file = stack.enter_context(os.fdopen(_open(name, os.O_RDWR, directory), "r+b"))
             yield file if file is not None and self._is_to_do(bucket, name, file) else None
 
     def _is_to_do(self, bucket: str, name: str, file: IO[bytes]) -> bool:
@@ -217,13 +271,21 @@ class Folder:
 
     def remove(self, bucket: str, name: str) -> None:
         """Remove the files of a message."""
-        for path in (self.message_path(bucket, name), self._topic_path(bucket, name)):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+        for kind in ("messages", "topics"):
+            with contextlib.suppress(FileNotFoundError), self.directory(kind, bucket) as directory:
+                os.unlink(name, dir_fd=directory)
 
     def staged(self) -> list[str]:
-        return os.listdir(f"{self.path}/staging")
+        return self._list("staging")
 
     def unstage(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{self.path}/staging/{name}")
+        with contextlib.suppress(FileNotFoundError), self.directory("staging") as directory:
+            os.unlink(name, dir_fd=directory)
+
+
+def _is_there(name: str, directory: int) -> bool:
+    try:
+        os.lstat(name, dir_fd=directory)
+    except FileNotFoundError:
+        return False
+    return True

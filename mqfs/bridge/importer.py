@@ -19,7 +19,7 @@ import attrs
 
 from mqfs import limits
 from mqfs.bridge.changes import Changes
-from mqfs.bridge.folder import Folder
+from mqfs.bridge.folder import Folder, NotPlain
 from mqfs.bridge.link import LATER, GroupLink
 from mqfs.bridge.names import DIRECT, SINGLE, TOPIC_HEADER, Name, Origin, Topics, id_of, parse
 from mqfs.bridge.seen import Import, Seen
@@ -156,7 +156,7 @@ class Importer:
             return None
         try:
             topic = self._topics.topic(name, self._folder.read_rest(bucket, name))
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotPlain, PermissionError) as error:
             self._put_off(bucket, file, str(error))
             return None
         except BadRequest as error:
@@ -212,7 +212,7 @@ class Importer:
                 if size > limits.MESSAGE_BYTES:
                     self._append_one(arrival, partial(append_large, self._link, arrival, file))
                     return None
-                body = file.read()[1:]
+                body = file.read(size + 1)[1:]
         except FileNotFoundError:
             return None
         except OSError as error:

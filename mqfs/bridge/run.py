@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import attrs
 
+from mqfs import limits
 from mqfs.bridge.changes import Changes
 from mqfs.bridge.exporter import FileWriter, Lifetimes, MultiExporter, SinglesExporter
 from mqfs.bridge.folder import Folder
@@ -79,6 +80,11 @@ class Bridge:
         self._singles: Singles = {}  # found, not imported
         self._found = threading.Event()  # there may be some
         self._check()
+        if os.geteuid() == 0 and (owner := self._folder.owner) != 0:
+            log.warning(
+                "%s: belongs to uid %d, and the bridge runs as root (expected that user, who needs no more rights)",
+                options.folder, owner,
+            )  # fmt: skip
 
     def _check(self) -> None:
         """Raises BadConfig where the group's settings cannot keep what is promised."""
@@ -103,13 +109,16 @@ class Bridge:
             thread.start()
         for thread in threads:
             thread.join()
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         self._link.close()
         if self._failure is not None:
             raise self._failure
         return 0
 
     def stop(self) -> None:
-        """End it, soon. A signal handler may call it."""
+        """End it, soon: if a part waits for a disk or a server that does not answer, by SIGALRM, as a bridge may be
+        killed at any moment. A signal handler may call it."""
+        signal.setitimer(signal.ITIMER_REAL, limits.BRIDGE_STOP_S)
         self._stopping.set()
         self._found.set()
         with contextlib.suppress(BlockingIOError):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
 from mqfs import limits
-from mqfs.bridge.folder import Folder
+from mqfs.bridge.folder import Folder, NotPlain
 from mqfs.bridge.importer import Arrival, Singles, append_large, outgoing
 from mqfs.bridge.link import LATER, GroupLink
 from mqfs.errors import BadCommand, Interrupted, MqfsError, TooLong
@@ -106,6 +106,14 @@ class SinglesImporter:
 
     def _move(self, arrival: Arrival) -> bool:
         """Append a single and remove its files; whether it was this bridge's to do."""
+        try:
+            return self._move_locked(arrival)
+        except (NotPlain, PermissionError) as error:
+            log.warning("%s: passed over: %s", arrival.file, error)
+            self._passed.add(arrival.file)
+            return False
+
+    def _move_locked(self, arrival: Arrival) -> bool:
         bucket, file = arrival.bucket, arrival.file
         with self._folder.lock(bucket, file) as opened:
             if opened is None:

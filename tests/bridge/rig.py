@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -103,10 +104,12 @@ class Node:
 class Bridge:
     """`mqfs bridge fsq`, running. What it prints is in `log`."""
 
-    def __init__(self, rig: Rig, *options: str, before: Sequence[str] = ()) -> None:
-        """`before`: words of a command that runs it."""
+    def __init__(self, rig: Rig, *options: str, before: Sequence[str] = (), stop_s: float = 0.0) -> None:
+        """`before`: words of a command that runs it. `stop_s`: it has no longer to end."""
         self.log = rig.home / f"bridge-{rig.name}-{len(rig.bridges)}.log"
-        command = [*before, *COMMAND, "bridge", "fsq", *options]
+        hasty = f"from mqfs import limits; limits.BRIDGE_STOP_S = {stop_s}; from mqfs.cli.main import main; main()"
+        program = [sys.executable, "-c", hasty] if stop_s else COMMAND
+        command = [*before, *program, "bridge", "fsq", *options]
         self._words = [*command, str(rig.folder), rig.server.address, rig.name]
         self._environment = environment(XDG_STATE_HOME=str(rig.home / "state"))
         self.start()

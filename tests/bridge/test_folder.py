@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import socket
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from mqfs.bridge.folder import Folder
+from mqfs.bridge.folder import Folder, NotPlain
 from mqfs.bridge.names import MULTI, SINGLE, Name
 
 BODY = b"\0body"
@@ -33,9 +36,9 @@ def test_a_file_is_on_disk_before_it_has_its_name(folder: Folder, monkeypatch: p
         calls.append("sync " + os.path.relpath(os.readlink(f"/proc/self/fd/{file}"), folder.path))
         fsync(file)
 
-    def note_rename(old: str, new: str) -> None:
+    def note_rename(old: str, new: str, **more: int) -> None:
         calls.append("rename")
-        rename(old, new)
+        rename(old, new, **more)
 
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(os, "rename", note_rename)
@@ -70,3 +73,107 @@ def test_a_single_that_goes_while_its_lock_is_waited_for(folder: Folder) -> None
         folder.finish("0", JOB, opened)
         with folder.lock("0", JOB) as file:
             assert file is None
+
+
+# ---------------------------------------------------------------- what is no plain file
+
+LONG = Name("s", True, 1 << 41, MULTI, "2" * 32)
+SECRET = b"\0of another"
+
+
+def link(path: Path, secret: Path) -> None:
+    path.symlink_to(secret)
+
+
+def fifo(path: Path, secret: Path) -> None:
+    os.mkfifo(path)
+
+
+def unix(path: Path, secret: Path) -> None:
+    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(path.name[:100])
+        os.rename(path.name[:100], path.name)
+
+
+def directory(path: Path, secret: Path) -> None:
+    path.mkdir()
+
+
+def lock(folder: Folder) -> None:
+    with folder.lock("0", str(LONG)) as file:
+        assert file is None
+
+
+CALLS: dict[str, tuple[str, Callable[[Folder], object]]] = {
+    "message": ("messages/0", lambda folder: folder.open("0", str(LONG)).close()),
+    "single": ("messages/0", lock),
+    "topic": ("topics/0", lambda folder: folder.read_rest("0", LONG)),
+    "stamps": ("update", lambda folder: folder.read_stamps()),
+    "stamp": ("update", lambda folder: folder.stamp(["0"])),
+}
+
+
+@pytest.fixture
+def secret(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file of another, that has no part of the folder. It stays as it is."""
+    path = tmp_path_factory.mktemp("other") / "secret"
+    path.write_bytes(SECRET)
+    yield path
+    assert path.read_bytes() == SECRET
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("make", [link, fifo, unix, directory])
+@pytest.mark.parametrize("call", CALLS)
+def test_what_is_no_plain_file_is_neither_followed_nor_waited_for(
+    folder: Folder, secret: Path, call: str, make: Callable[[Path, Path], None]
+) -> None:
+    place, do = CALLS[call]
+    (Path(folder.path) / "update" / "UPDATE").write_bytes(bytes(32))
+    folder = Folder(folder.path)
+    path = Path(folder.path) / place / ("UPDATE" if place == "update" else str(LONG))
+    path.unlink(missing_ok=True)
+    make(path, secret)
+    with pytest.raises(NotPlain):
+        do(folder)
+
+
+@pytest.mark.parametrize("place", ["staging", "topics/0", "messages/0"])
+def test_a_link_in_the_way_of_a_message_is_not_written_through(folder: Folder, secret: Path, place: str) -> None:
+    (Path(folder.path) / place / str(LONG)).symlink_to(secret)
+    published = folder.publish(LONG, "rest", [b"body"], threading.Event())
+    assert published == (None if place == "messages/0" else "0")
+
+
+DIRECTORIES = ["messages", "messages/0", "topics", "topics/0", "staging", "update"]
+
+
+def everything(folder: Folder) -> None:
+    folder.files("0")
+    folder.changed_ns("0")
+    folder.staged()
+    folder.read_stamps()
+    folder.publish(LONG, "rest", [b"body"], threading.Event())
+    folder.settle(["0"])
+    folder.remove("0", str(LONG))
+
+
+@pytest.mark.parametrize("place", DIRECTORIES)
+def test_a_directory_that_is_a_link_is_not_entered(folder: Folder, secret: Path, place: str) -> None:
+    (Path(folder.path) / "update" / "UPDATE").write_bytes(bytes(32))
+    folder = Folder(folder.path)
+    everything(folder)
+    path = Path(folder.path) / place
+    path.rename(f"{folder.path}/away")
+    path.symlink_to(secret.parent)
+    with pytest.raises(NotADirectoryError):
+        everything(folder)
+
+
+@pytest.mark.parametrize("place", DIRECTORIES)
+def test_a_folder_with_a_link_is_not_begun_with(folder: Folder, secret: Path, place: str) -> None:
+    path = Path(folder.path) / place
+    path.rename(f"{folder.path}/away")
+    path.symlink_to(secret.parent)
+    with contextlib.suppress(OSError):
+        everything(Folder(folder.path))

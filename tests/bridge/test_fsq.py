@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
+import threading
 import time
 from collections import Counter
 from contextlib import suppress
@@ -12,11 +14,11 @@ from contextlib import suppress
 import pytest
 
 from mqfs.bridge.folder import Folder
-from mqfs.bridge.names import MULTI, Origin, Topics
+from mqfs.bridge.names import MULTI, SINGLE, Origin, Topics
 from mqfs.client import Group
 from mqfs.errors import Disconnected
 from tests.bridge.rig import Bridge, Make, Rig, digest, numbers, rig
-from tests.support.eventually import eventually
+from tests.support.eventually import HANG_S, eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 HOUR_MS = 3_600_000
@@ -554,3 +556,63 @@ def test_the_server_may_be_restarted(make: Make) -> None:
     arrive(r, 3)
     eventually(lambda: node.messages(body="out"), "the message")
     assert max(Counter(r.kept()).values()) == 1
+
+
+def bare(r: Rig) -> None:
+    """The folder, of one bucket, without a process of qlobber-fsq."""
+    (r.folder / "messages" / "0").mkdir(parents=True)
+
+
+def test_what_is_no_file_of_a_message_neither_hangs_a_bridge_nor_leaves_the_folder(make: Make) -> None:
+    r = make("sync always")
+    bare(r)
+    secret = r.home / f"secret-{r.name}"
+    secret.write_bytes(b"\0secret")
+    secret.chmod(0o600)
+    long = name_of("t" * 300)
+    bridge = r.bridge()
+    with r.group.consume("worker") as worker:
+        with suppress(TimeoutError):
+            worker.get(0.0)  # it waits for singles
+        for kind in (MULTI, SINGLE):
+            (r.folder / "messages/0" / name_of("link", kind=kind)).symlink_to(secret)
+            os.mkfifo(r.folder / "messages/0" / name_of("fifo", kind=kind))
+        (r.folder / "topics/0").mkdir(parents=True, exist_ok=True)
+        os.mkfifo(r.folder / "topics/0" / long)
+        r.put(long, b"\0x")
+        got = threading.Thread(target=worker.get, args=(HANG_S,))
+        got.start()
+        r.put(name_of("plain", kind=SINGLE), b"\0x")
+        got.join()
+    is_quiet(r, bridge)
+    assert bridge.text().count("not a plain file") >= 3
+    assert {body for _, body in r.kept()} <= {b"x", b"end"}
+    assert secret.read_bytes() == b"\0secret"
+    assert bridge.stop() == 0
+
+
+def test_a_bridge_ends_also_where_its_server_does_not_answer() -> None:
+    with rig() as r:
+        bare(r)
+        bridge = r.bridge(stop_s=0.3)
+        is_quiet(r, bridge)
+        os.kill(r.server.pid, signal.SIGSTOP)
+        try:
+            r.put(name_of("s"), b"\0x")
+            assert bridge.stop() in (0, -signal.SIGALRM)
+        finally:
+            os.kill(r.server.pid, signal.SIGCONT)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has more rights than others")
+def test_a_bridge_with_more_rights_than_the_folder_s_owner_says_so(make: Make) -> None:
+    r = make()
+    bare(r)
+    bridge = r.bridge()
+    is_quiet(r, bridge)
+    assert "root" not in bridge.text()
+    bridge.stop()
+    os.chown(r.folder, 65534, 65534)
+    bridge.start()
+    eventually(lambda: "belongs to uid 65534, and the bridge runs as root" in bridge.text(), "the warning")
+    is_quiet(r, bridge)
