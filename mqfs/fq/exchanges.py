@@ -199,9 +199,15 @@ class Exchanges:
 
     def _forget(self, exchange: Exchange) -> None:
         del self._by_name[exchange.name]
-        for queue in self.queues.values():
+        for queue in list(self.queues.values()):
             queue.exchanges.discard(exchange.name)
             queue.release(exchange.name)
+            self._drop_unused(queue)
+
+    def _drop_unused(self, queue: Queue) -> None:
+        """Forget a queue without a client and a binding: nothing could come into it."""
+        if not queue.members and not queue.exchanges and self.queues.get(queue.name) is queue:
+            del self.queues[queue.name]
 
     async def _make(self, user: User, name: bytes) -> Exchange:
         """Raises MqfsError."""
@@ -270,6 +276,7 @@ class Exchanges:
                 queue.wish = attrs.evolve(queue.wish, type=wish.type)
             member = make(queue)
             queue.members.append(member)
+            self.queues[name] = queue  # its last exchange may have gone meanwhile
             return member
 
     def _bound(self, queue: Queue) -> list[Exchange]:
@@ -296,6 +303,7 @@ class Exchanges:
             for exchange_name in list(queue.holds):
                 queue.release(exchange_name)
             if queue.permanent:
+                self._drop_unused(queue)
                 return
             self.queues.pop(queue.name, None)
             for exchange in self._bound(queue):

@@ -68,7 +68,7 @@ class FqServer:
             name="fq",
         )
         self.exchanges, self.node = Exchanges(tree, group), node
-        self._users = Users(self.web.gate, users)
+        self._users = Users(self.web.gate, users, checks=tokens is not None)
         self._table = Web(self.exchanges, node).table()
         self._scopes: set[trio.CancelScope] = set()
         self._clients: dict[bytes, Client] = {}  # by key, those without a connection for data

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Any
 
 import attrs
 
+from mqfs.errors import Denied
 from mqfs.fq.connection import Client
 from mqfs.fq.exchanges import Binding, Counts, Exchange, Exchanges
 from mqfs.fq.queues import Queue
+from mqfs.model import User
 from mqfs.version import __version__
 
 
-def stats(exchanges: Exchanges) -> dict[str, Any]:
-    """Of this run."""
+def stats(exchanges: Exchanges, user: User) -> dict[str, Any]:
+    """Of this run: the exchanges that a user may read, and the queues that are bound to none or to one of them."""
+    shown = [exchange for exchange in exchanges if _may_read(exchanges, user, exchange)]
+    names = {exchange.name for exchange in shown}
+    queues = [queue for queue in exchanges.queues.values() if not queue.exchanges or queue.exchanges & names]
     return {
         "version": __version__,
         "exchanges": {
-            **{_text(exchange.name): _exchange(exchange) for exchange in exchanges},
+            **{_text(exchange.name): _exchange(exchange) for exchange in shown},
             "_aggregate": {
                 **_counts(exchanges.counts),
                 "no_exchange": exchanges.counts.no_exchange,
                 "size_dropped": exchanges.counts.size_dropped,
             },
         },
-        "queues": {_text(queue.name): _queue(queue, exchanges) for queue in exchanges.queues.values()},
+        "queues": {_text(queue.name): _queue(queue, shown) for queue in queues},
     }
+
+
+def _may_read(exchanges: Exchanges, user: User, exchange: Exchange) -> bool:
+    try:
+        exchanges.tree.access(user, exchange.group, os.R_OK)
+    except Denied:
+        return False
+    return True
 
 
 def _text(name: bytes) -> str:
@@ -61,7 +75,7 @@ def _route(binding: Binding, exchange: Exchange) -> dict[str, Any]:
     }
 
 
-def _queue(queue: Queue, exchanges: Exchanges) -> dict[str, Any]:
+def _queue(queue: Queue, exchanges: list[Exchange]) -> dict[str, Any]:
     consumers = [exchange.consumer(queue) for exchange in exchanges if exchange.name in queue.exchanges]
     return {
         "private": queue.wish.private,

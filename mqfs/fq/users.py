@@ -32,10 +32,10 @@ def read_users(path: str) -> dict[str, str]:
 
 
 class Users:
-    """`names`: of `--fq-users`; None where there is no such file."""
+    """`names`: of `--fq-users`; None where there is no such file. `checks`: there is a token file."""
 
-    def __init__(self, gate: Gate, names: dict[str, str] | None = None) -> None:
-        self._gate, self._names = gate, names
+    def __init__(self, gate: Gate, names: dict[str, str] | None = None, *, checks: bool = False) -> None:
+        self._gate, self._names, self._checks = gate, names, checks
 
     def user(self, peer: Peer, name: bytes, password: bytes) -> User:
         """Raises Unauthorized, Denied. Without a token file a password says nothing, as with fq itself."""
@@ -50,4 +50,6 @@ class Users:
             wanted = text if self._names is None else self._names[text]
             if identity.user_number(wanted) != user.uid:
                 raise Denied(f"the password is not one of user {text!r}")
+        elif self._checks and self._names is not None and identity.user_number(self._names[text]) != user.uid:
+            raise Denied(f"user {text!r} needs a password")
         return user

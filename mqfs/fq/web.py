@@ -75,7 +75,7 @@ class Web:
         return as_json({name: getattr(counts, name) for name in names})
 
     async def _stats(self, call: Call) -> Answer:
-        return as_json(stats(self._exchanges))
+        return as_json(stats(self._exchanges, call.user))
 
     def _point(self, verb: str, do: Callable[[Call], Awaitable[None]], done: str, *options: str) -> tuple[Route, Route]:
         """The routes of a command, which is a GET for fq's clients."""

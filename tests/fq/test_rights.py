@@ -12,9 +12,9 @@ import pytest
 from mqfs.fq import codec
 from mqfs.ninep.blocking import connect
 from mqfs.ninep.client.connection import Client as NinepClient
-from tests.fq.client import Client, Refused, port
+from tests.fq.client import Client, Refused, port, stats
 from tests.support.eventually import HANG_S, eventually
-from tests.support.server import Server, short_folder
+from tests.support.server import Server, mqfs, short_folder
 
 NOBODY = 65534
 PERMANENT = "disk:public,permanent"
@@ -150,3 +150,45 @@ def test_checkpoints_of_a_closed_exchange(
     assert found["status"] == "error"
     assert f"uid {NOBODY} may not" in found["message"]
     assert state(server, name) == before
+
+
+def test_the_counters_of_a_closed_exchange_are_not_shown(
+    address: str, nobody: tuple[str, int], files: NinepClient
+) -> None:
+    fill(address, "hidden", "hidden", PERMANENT)
+    with Client(address, "seen", PERMANENT, with_data=False) as client:
+        client.bind("seen")
+        client.bind("hidden")
+        files.chmod("fq/hidden", 0o700)
+        found = stats(nobody[1])
+        assert "hidden" not in str(found)
+        assert "seen" in found["exchanges"]
+        assert "seen" in found["queues"]
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_permanent_queue_without_client_and_binding_is_forgotten(
+    address: str, nobody: tuple[str, int], files: NinepClient, bound: bool
+) -> None:
+    name = f"unused-{bound}"
+    with Client(address, name, PERMANENT, with_data=False) as client:
+        if bound:
+            client.unbind("unused", client.bind("unused"))
+        assert name in stats(nobody[1])["queues"]
+    eventually(lambda: name not in stats(nobody[1])["queues"], "it to be forgotten")
+    with Client(address, name, "mem:private"):
+        pass  # of another type now
+
+
+def test_a_name_of_the_file_of_users_needs_its_password() -> None:
+    with short_folder() as folder:
+        tokens, users = folder / "tokens", folder / "users"
+        secret = mqfs("token", "new", "root", "--token-file", str(tokens), cwd=folder).stdout.strip().split()[-1]
+        users.write_text("worker root\nguest nobody\n")
+        options = ("--token-file", str(tokens), "--fq-users", str(users), "--fq", "tcp!127.0.0.1!0")
+        with Server.at(folder, *options) as server:
+            where = "127.0.0.1", port(server)
+            with pytest.raises(Refused, match="user 'worker' needs a password"):
+                Client(where, "q", user="worker")
+            for user, password in (("worker", secret), ("guest", "")):
+                Client(where, f"q-{user}", user=user, password=password).close()
