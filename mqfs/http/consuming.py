@@ -149,8 +149,12 @@ def _unless_sent(call: Call, mine: OpenClaim, sent: bool) -> None:
 
 def _open(call: Call, node: Any, form: str) -> ConsumerHandle:
     handle = cast(ConsumerHandle, call.tree.open(call.user, node, os.O_RDWR))
-    handle.whole_below = limits.CTL_BYTES
-    handle.write(b"format %b\n" % form.encode())
+    try:
+        handle.whole_below = limits.CTL_BYTES
+        handle.write(b"format %b\n" % form.encode())
+    except BaseException:
+        handle.close()
+        raise
     return handle
 
 

@@ -190,13 +190,13 @@ def lost_before(cursor: Cursor) -> int:
     return max(map(cut, cursor.streams().values()), default=0)
 
 
-def open_cursor(call: Call, names: list[str], since: str, form: str) -> Cursor:
-    """A cursor over streams and views of the group; no names: over all."""
+def open_cursor(call: Call, names: list[str], since: str, form: str, *commands: str) -> Cursor:
+    """A cursor over streams and views of the group; no names: over all. `commands`: it is given these, too."""
     cursor = cast(Cursor, call.tree.open(call.user, call.own(".cursor"), os.O_RDWR))
     try:
         words = " ".join(map(quote_word, names))
         cursor.whole_below = limits.CTL_BYTES
-        cursor.write(command_lines(f"select {words}", f"seek {quote_word(since)}", f"format {form}"))
+        cursor.write(command_lines(f"select {words}", f"seek {quote_word(since)}", f"format {form}", *commands))
     except BaseException:
         cursor.close()
         raise
@@ -224,10 +224,8 @@ async def read(call: Call) -> Answer:
 
 def open_source(call: Call, names: list[str], words: Wish) -> Source:
     """The messages of streams, views and patterns, to be answered with."""
-    cursor = open_cursor(call, names, words.since, words.form.cursor)
-    if words.until is not None:
-        cursor.write(b"until %d\n" % words.until)
-    return Source(call, cursor, words)
+    until = [] if words.until is None else [f"until {words.until}"]
+    return Source(call, open_cursor(call, names, words.since, words.form.cursor, *until), words)
 
 
 async def answer(call: Call, source: Source, words: Wish) -> Answer:

@@ -37,17 +37,20 @@ class NineSubject:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.tree = Tree(MemoryStore(), self.clock, owner=USER)
-        self.session = Session(self.tree, Peer("test", 0, 0), lambda: None)
+        self.connect(Tree(MemoryStore(), self.clock, owner=USER))
+        self.do(self.caller.mkdir("g"))
+        self.ctl_channel = self.do(self.caller.open("g/ctl", os.O_RDWR))
+        self.ctl("sync off")
+
+    def connect(self, tree: Tree) -> None:
+        self.tree = tree
+        self.session = Session(tree, Peer("test", 0, 0), lambda: None)
         self.caller = ClientMachine()
         self.answers: list[tuple[int, Any]] = []
         self.replies: dict[int, Any] = {}
         self.waits: dict[int, tuple[int, str | None]] = {}  # tag -> (key of the wait, handle of a read)
         self.handles: dict[str, Channel] = {}
         self.do(self.caller.connect("root"))
-        self.do(self.caller.mkdir("g"))
-        self.ctl_channel = self.do(self.caller.open("g/ctl", os.O_RDWR))
-        self.ctl("sync off")
 
     # ------------------------------------------------------------ bytes between the machines
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from mqfs import errors
 from mqfs.ack_state import ACK, CLAIM, SEEK, step
 from mqfs.engine.delivery import dispatcher, parked_reads
 from mqfs.engine.delivery.alarms import Alarms
@@ -25,6 +26,8 @@ from mqfs.engine.language.node import Numbered
 from mqfs.engine.log import counts, multipart
 from mqfs.group_state import Attributes, ConsumerState
 from mqfs.model import NEVER, Record
+
+_AGAIN_NS = 10**9
 
 
 class Receiver(dispatcher.Candidate, parked_reads.Reader, Holder, Protocol):
@@ -66,10 +69,11 @@ class Consumer(Numbered):
         self._group, self._registry, self._log, self.state = group, registry, group.log, own
         self.removed = False
         self.opens = 0  # handles, those too which only peek
+        self.removal_due = False  # it is transient and its last handle went, but the log did not take its removal
         self.receivers: set[Receiver] = set()
         self.unconfirmed: dict[Receiver, dispatcher.Next] = {}  # `ack read`: the message that each one got last
         self.counts = Counts()
-        set_alarm = partial(registry.alarms.set, self)
+        set_alarm = self._set_alarm = partial(registry.alarms.set, self)
         held = self.held_exclusives = set[int]()  # exclusive messages that it claimed first and did not ack
         self.coverage = Coverage(group, group.ranks, own, stream, held)
         self.claims = Claims(own.progress, group.clock, set_alarm)
@@ -234,10 +238,6 @@ class Consumer(Numbered):
 
     # ------------------------------------------------------------ receivers
 
-    def opened(self, receiver: Receiver) -> None:
-        self.receivers.add(receiver)
-        self._group.retention.apply_depth_after_recovery()
-
     def closed(self, receiver: Receiver) -> None:
         """Nack the claims of a receiver that is gone."""
         self.receivers.discard(receiver)
@@ -253,4 +253,14 @@ class Consumer(Numbered):
         if self.redelivery.has_returned or self.opens or self.removed or self._group.tree.closing:
             return
         if self.state.transient:
+            self._remove_transient()
+
+    def _remove_transient(self) -> None:
+        """Remove it, or try again in a second: a close never fails by it, and on a full disk it holds messages back."""
+        try:
             self._registry.remove(self)
+        except errors.MqfsError as error:
+            self.group.faults.report(self.group.number, f"consumer {self.name} was not removed: {error}")
+            if self._log.end.failed is None:
+                self.removal_due = True
+                self._set_alarm(self._group.clock.engine_ns() + _AGAIN_NS)

@@ -46,6 +46,7 @@ class Owner(Protocol):
 
     state: ConsumerState
     removed: bool
+    removal_due: bool
     counts: Counts
     held_exclusives: set[int]
     coverage: Coverage
@@ -173,10 +174,9 @@ class Redelivery:
 
     def on_timer(self, now_ns: int) -> None:
         """Nack claims whose lease ran out, deliver messages whose delay is over, requeue returned claims."""
-        if self._returned:
+        if self._returned or self._owner.removal_due:
             self._returned.resume(self._group.tree.closing)
-            if not self._returned:
-                self._owner.on_handle_closed()
+            self._owner.on_handle_closed()
         self._claims.run_timers(now_ns, self._end_timer)
         self._owner.reads.serve()
 

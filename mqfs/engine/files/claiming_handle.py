@@ -6,6 +6,7 @@ They are the receivers of delivery. Which message a read gets, the consumer deci
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from mqfs import errors, limits
@@ -39,8 +40,12 @@ class ClaimingHandle(OpenFile):
         self.claiming_pid = 0  # the process for which a message is being claimed
         self.scanned_to, self.scanned_version = 0, -1  # up to here the log has nothing for this handle
         self.guards: dict[int, Callable[[], None]] = {}  # processes that live, and how to stop watching them
+        self.group.retention.apply_depth_after_recovery()
+
+    def on_opened(self) -> None:
+        super().on_opened()
         self.consumer.opens += 1
-        self.consumer.opened(self)
+        self.consumer.receivers.add(self)
 
     def _consumer(self) -> Consumer:
         raise NotImplementedError
@@ -154,8 +159,9 @@ class ClaimingHandle(OpenFile):
         self.guards.clear()
         self.consumer.reads.watch(self, None)
         self.consumer.opens -= 1
-        if self in self.consumer.unconfirmed and self.last.can_push_back and self.last.given == 0:
-            self.consumer.undo_auto_ack(self)
-        self.consumer.closed(self)
-        super()._end()
-        self.group.unblock()
+        with ExitStack() as rest:  # what the disk refuses leaves nothing open
+            rest.callback(self.group.unblock)
+            rest.callback(super()._end)
+            rest.callback(self.consumer.closed, self)
+            if self in self.consumer.unconfirmed and self.last.can_push_back and self.last.given == 0:
+                self.consumer.undo_auto_ack(self)

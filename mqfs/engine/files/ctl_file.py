@@ -24,7 +24,10 @@ class CtlHandle(PrintedCommands):
         if reads and not writes:
             self.text = self.print().encode()
             self.size = len(self.text)
-            self.hold(self.size)
+
+    def on_opened(self) -> None:
+        self.hold(self.size or 0)
+        super().on_opened()
 
     def print(self) -> str:
         return status_files.ctl(self.group, self.user)

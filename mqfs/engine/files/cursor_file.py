@@ -50,6 +50,9 @@ class Cursor(CommandFile):
         if replay != "off":
             self._seek("first" if replay == "all" else "last")
         self._skip_past_loss_reports()
+
+    def on_opened(self) -> None:
+        super().on_opened()
         self.group.fanout.cursors.add(self)
 
     # ------------------------------------------------------------ what it may show

@@ -39,6 +39,10 @@ class OpenFile:
         self.opened_ns = self.group.tree.clock.wall_ns()
         self.closed = False
 
+    def on_opened(self) -> None:
+        """Enter it where it counts as open; `_end` takes it out. The constructor, which the disk may make fail, does
+        not: an open that fails has changed nothing. Raises OverLimit, before anything is entered."""
+
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         raise errors.Denied(f"{self.node.name} is not open for reading")
 

@@ -25,6 +25,9 @@ class MergedReader(Reader):
         self.cuts: dict[int, int] = {}  # of each stream, the cut that was reported here
         self.cuts_seen = self.group.retention.evictions
         self._start()
+
+    def on_opened(self) -> None:
+        super().on_opened()
         self.group.fanout.log_readers.add(self)
 
     def covers(self, stream: Stream) -> bool:

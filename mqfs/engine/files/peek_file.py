@@ -20,8 +20,11 @@ class PeekHandle(OpenFile):
         self.position = 0
         self.shown: tuple[Record, int] | None = None  # the last message and which delivery its next one is
         self.opened = self.consumer
-        self.opened.opens += 1
         self.group.retention.apply_depth_after_recovery()
+
+    def on_opened(self) -> None:
+        super().on_opened()
+        self.opened.opens += 1
 
     @property
     def consumer(self) -> Consumer:

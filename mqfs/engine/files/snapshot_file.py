@@ -40,7 +40,10 @@ class SnapshotHandle(OpenFile):
         if len(self._ends) <= limits.KEPT_COPY_MESSAGES and self._bytes <= limits.KEPT_COPY_BYTES:
             self._copy_all()
         self.size = self._bytes
+
+    def on_opened(self) -> None:
         self.hold(len(self._copy or b"") + INDEX_BYTES * len(self._ends))
+        super().on_opened()
 
     @property
     def _bytes(self) -> int:

@@ -51,9 +51,9 @@ class Writer(OpenFile):
     gate: Callable[[], bool] | None = None  # of a user with a rate: whether a write would not wait for its turn
     newest: LinePost | None = None
 
-    def __init__(self, node: Stream, user: User, reads: bool, writes: bool) -> None:
-        super().__init__(node, user, reads, writes)
-        node.opens += 1
+    def on_opened(self) -> None:
+        super().on_opened()
+        self.node.opens += 1
 
     @property
     def writable(self) -> bool:  # type: ignore[override]
@@ -146,7 +146,11 @@ class StreamHandle(Reader, Writer):
         self.had = 0  # messages of the stream that fell below the floor or were had, counted as Stream.gone is
         if reads:
             self._start()
-            node.readers.add(self)
+
+    def on_opened(self) -> None:
+        super().on_opened()
+        if self.reads:
+            self.node.readers.add(self)
 
     def _start(self) -> None:
         stream, replay = self.node, self.group.settings.replay

@@ -25,7 +25,10 @@ class TextHandle(OpenFile):
         super().__init__(node, user, reads, writes)
         self.text = self._MAKE[node.name](self.group, user).encode()
         self.size = len(self.text)
+
+    def on_opened(self) -> None:
         self.hold(self.size)
+        super().on_opened()
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)

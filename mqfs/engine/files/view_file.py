@@ -19,7 +19,10 @@ class ViewHandle(MergedReader):
     def __init__(self, node: View, user: User, reads: bool, writes: bool) -> None:
         self.selection = MessageFilter(node.group, None, (node.name,))
         super().__init__(node, user, reads, writes)
-        node.readers.add(self)
+
+    def on_opened(self) -> None:
+        super().on_opened()
+        self.node.readers.add(self)
 
     def wait_list(self) -> WaitList:
         return self.group.fanout.waits_of(self.node)

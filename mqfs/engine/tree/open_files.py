@@ -57,6 +57,7 @@ class OpenFiles:
         self._shares.take(user.uid)
         try:
             handle = kind(node, user, reads, writes)
+            handle.on_opened()
         except BaseException:
             self._shares.give(user.uid)
             raise

@@ -235,7 +235,11 @@ class RingRegistry:
             made.close()
             raise
         if self._keeper is not None:
-            self._keeper.keep(number, generation, made.fileno())
+            try:
+                self._keeper.keep(number, generation, made.fileno())
+            except OSError as error:  # out of descriptors
+                own.ring_log.retire(f"it would not survive the server: {error}")
+                raise errors.OverLimit(f"fd keeper: {error} (expected a free descriptor)") from error
         return own
 
     def _make_room(self, owner: int) -> None:
