@@ -157,7 +157,7 @@ class Exchanges:
 
     def __init__(self, tree: Tree, root: str) -> None:
         self.tree, self.path = tree, tuple(root.split("/"))
-        self.server = User(os.geteuid(), os.getegid(), frozenset(os.getgroups()), os.getpid(), "fq")
+        self.server_user = User(os.geteuid(), os.getegid(), frozenset(os.getgroups()), os.getpid(), "fq")
         self.queues: dict[bytes, Queue] = {}
         self.counts = Counts()
         self._root: Group | None = None
@@ -172,7 +172,9 @@ class Exchanges:
         node: Any = self.tree.root
         for name in self.path:
             found = node.groups.get(name)
-            node = found or await settle(self.tree.mkdir(self.server, node, name, self.tree.stat(node).mode & 0o777))
+            node = found or await settle(
+                self.tree.mkdir(self.server_user, node, name, self.tree.stat(node).mode & 0o777)
+            )
         self._root = node
         for group in list(node.groups.values()):
             await self._take_up(Exchange(text_of(group.name), group))
@@ -254,7 +256,7 @@ class Exchanges:
         self._by_name[exchange.name] = exchange
         for gone in stale:
             try:
-                await self.command(self.server, group, f"unbind {quote(gone)}")
+                await self.command(self.server_user, group, f"unbind {quote(gone)}")
             except MqfsError as error:
                 log.warning("%s: view %s of a queue that is gone stays: %s", group.name, gone, error)
 
@@ -327,7 +329,7 @@ class Exchanges:
         if consumer is not None:
             lines.append(f"remove {quote(queue.consumer)}")
         try:
-            await self.command(self.server, exchange.group, *lines)
+            await self.command(self.server_user, exchange.group, *lines)
         except MqfsError as error:
             log.warning("%s: queue %s stays: %s", exchange.group.name, queue.consumer, error)
 

@@ -69,7 +69,7 @@ class FqServer:
         )
         self.exchanges, self.node = Exchanges(tree, group), node
         self._users = Users(self.web.gate, users, checks=tokens is not None)
-        self._table = Web(self.exchanges, node).table()
+        self._table = Web(self.exchanges, self._users, node).table()
         self._scopes: set[trio.CancelScope] = set()
         self._clients: dict[bytes, Client] = {}  # by key, those without a connection for data
         self._grants: dict[Client, Grant] = {}

@@ -11,16 +11,21 @@ import attrs
 from mqfs.errors import Denied
 from mqfs.fq.connection import Client
 from mqfs.fq.exchanges import Binding, Counts, Exchange, Exchanges
-from mqfs.fq.queues import Queue
+from mqfs.fq.queues import Queue, owns
 from mqfs.model import User
 from mqfs.version import __version__
 
 
 def stats(exchanges: Exchanges, user: User) -> dict[str, Any]:
-    """Of this run: the exchanges that a user may read, and the queues that are bound to none or to one of them."""
+    """Of this run: the exchanges that a user may read, and the queues that are bound to one of them, or to none and its
+    own."""
     shown = [exchange for exchange in exchanges if _may_read(exchanges, user, exchange)]
     names = {exchange.name for exchange in shown}
-    queues = [queue for queue in exchanges.queues.values() if not queue.exchanges or queue.exchanges & names]
+    queues = [
+        queue
+        for queue in exchanges.queues.values()
+        if queue.exchanges & names or (not queue.exchanges and owns(user, queue.owner))
+    ]
     return {
         "version": __version__,
         "exchanges": {

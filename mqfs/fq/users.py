@@ -50,6 +50,12 @@ class Users:
             wanted = text if self._names is None else self._names[text]
             if identity.user_number(wanted) != user.uid:
                 raise Denied(f"the password is not one of user {text!r}")
-        elif self._checks and self._names is not None and identity.user_number(self._names[text]) != user.uid:
-            raise Denied(f"user {text!r} needs a password")
+        else:
+            self.require_name(user, text)
         return user
+
+    def require_name(self, user: User, text: str) -> None:
+        """Check that a user may have messages marked with a name of the file. Raises Denied."""
+        known = self._names.get(text) if self._checks and self._names is not None else None
+        if known is not None and identity.user_number(known) != user.uid:
+            raise Denied(f"user {text!r} needs a password")

@@ -17,6 +17,7 @@ from mqfs.fq.exchanges import Counts, Exchanges
 from mqfs.fq.publishing import Publisher, address, origin
 from mqfs.fq.queues import Refused
 from mqfs.fq.stats import stats
+from mqfs.fq.users import Users
 from mqfs.http.answers import JSON, Answer, as_json
 from mqfs.http.call import Call
 from mqfs.http.route import MESSAGE, Route, Sends
@@ -33,8 +34,8 @@ _POINT = ("qname", "cpname")
 class Web:
     """Of one front end. `node`: our address in hops."""
 
-    def __init__(self, exchanges: Exchanges, node: bytes) -> None:
-        self._exchanges, self._node = exchanges, node
+    def __init__(self, exchanges: Exchanges, users: Users, node: bytes) -> None:
+        self._exchanges, self._users, self._node = exchanges, users, node
         self._points = Checkpoints(exchanges)
 
     def table(self) -> Table:
@@ -62,6 +63,7 @@ class Web:
                 return _error(f"missing {what}")
             if len(text.encode()) > NAME_BYTES:
                 return _error(f"{what} too long")
+        self._users.require_name(call.user, str(texts["sender"]))
         route, exchange, sender = (str(text).encode() for text in texts.values())
         counts = Counts()
         publisher = Publisher(self._exchanges, call.user, counts, self._node)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import socket
-import urllib.request
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,10 @@ class Client:
         self.close()
 
 
-def stats(number: int) -> dict[str, Any]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{number}/stats.json", timeout=HANG_S) as answer:
-        return dict(json.load(answer))
+def stats(where: int | str) -> dict[str, Any]:
+    """`/stats.json`, at a port of loopback or a path."""
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = connect(where if isinstance(where, str) else ("127.0.0.1", where))
+    with contextlib.closing(connection):
+        connection.request("GET", "/stats.json")
+        return dict(json.load(connection.getresponse()))

@@ -4,6 +4,7 @@ nobody."""
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
@@ -51,6 +52,19 @@ def state(server: Server, exchange: str) -> tuple[list[str], str]:
     """The streams of an exchange, and its `ctl`: settings, views, consumers with their options."""
     with connect(server.address) as files, files.open(f"fq/{exchange}/ctl") as ctl:
         return files.list(f"fq/{exchange}"), ctl.receive().decode()
+
+
+def submit(port: int, sender: str, password: str) -> dict[str, object]:
+    """The answer to a message from that sender, by HTTP."""
+    headers = {"X-Fq-Exchange": "x", "X-Fq-Route": "r", "X-Fq-Sender": sender, "Content-Type": "text/plain"}
+    given = {"Authorization": f"Bearer {password}"} if password else {}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/submit", b"1", {**headers, **given})
+    try:
+        answer = urllib.request.urlopen(request, timeout=HANG_S)
+    except urllib.error.HTTPError as error:
+        return dict(json.load(error))
+    with answer:
+        return dict(json.load(answer))
 
 
 @pytest.mark.parametrize("kind", ["mem:private,transient", "mem:private,permanent", "mem:private"])
@@ -166,16 +180,21 @@ def test_the_counters_of_a_closed_exchange_are_not_shown(
         assert "seen" in found["queues"]
 
 
+def test_queues_without_a_binding_are_shown_to_their_owners(address: str, nobody: tuple[str, int]) -> None:
+    with Client(address, "of-root"), Client(nobody, "of-nobody"):
+        found = stats(nobody[1])
+        assert "of-root" not in str(found)
+        assert "of-nobody" in found["queues"]
+
+
 @pytest.mark.parametrize("bound", [False, True])
-def test_a_permanent_queue_without_client_and_binding_is_forgotten(
-    address: str, nobody: tuple[str, int], files: NinepClient, bound: bool
-) -> None:
+def test_a_permanent_queue_without_client_and_binding_is_forgotten(address: str, bound: bool) -> None:
     name = f"unused-{bound}"
     with Client(address, name, PERMANENT, with_data=False) as client:
         if bound:
             client.unbind("unused", client.bind("unused"))
-        assert name in stats(nobody[1])["queues"]
-    eventually(lambda: name not in stats(nobody[1])["queues"], "it to be forgotten")
+        assert name in stats(address)["queues"]
+    eventually(lambda: name not in stats(address)["queues"], "it to be forgotten")
     with Client(address, name, "mem:private"):
         pass  # of another type now
 
@@ -192,3 +211,5 @@ def test_a_name_of_the_file_of_users_needs_its_password() -> None:
                 Client(where, "q", user="worker")
             for user, password in (("worker", secret), ("guest", "")):
                 Client(where, f"q-{user}", user=user, password=password).close()
+                assert "routed" in submit(where[1], user, password)
+            assert submit(where[1], "worker", "")["error"] == "permission denied: user 'worker' needs a password"
