@@ -168,6 +168,7 @@ FQ_POINTS = 16  # checkpoints of a queue: each keeps what is behind it
 
 # Bridges
 BRIDGE_STOP_S = 10.0  # that the parts of a bridge of a folder have to end; then it is killed, as it may be
+BRIDGE_STAMP_BYTES = 4_096  # of a bucket in UPDATE: its size is what whoever writes the folder makes it
 
 # FUSE
 UNLINK_AGAIN_S = 1.0  # in which a process does not remove a group's own file twice: see nodes.py

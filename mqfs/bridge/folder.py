@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO
 
+from mqfs import limits
 from mqfs.bridge.names import Name, bucket_number
 from mqfs.errors import BadConfig
 
@@ -135,8 +136,8 @@ class Folder:
                 size = os.fstat(file.fileno()).st_size
         except FileNotFoundError:
             return 0
-        whole = size and size % len(self.buckets) == 0
-        return size // len(self.buckets) if whole else STAMP_BYTES
+        each, rest = divmod(size, len(self.buckets))
+        return each if 0 < each <= limits.BRIDGE_STAMP_BYTES and not rest else STAMP_BYTES
 
     def read_stamps(self) -> list[bytes] | None:
         """The stamps of all buckets; None: there is no UPDATE, or it is not whole."""

@@ -145,6 +145,17 @@ def test_a_link_in_the_way_of_a_message_is_not_written_through(folder: Folder, s
     assert published == (None if place == "messages/0" else "0")
 
 
+def test_a_large_update_takes_no_memory(folder: Folder) -> None:
+    """Its size says how large stamps are; who writes the folder may have it say any."""
+    with (Path(folder.path) / "update" / "UPDATE").open("wb") as file:
+        file.truncate(1 << 40)
+    folder = Folder(folder.path)
+    stamps = folder.read_stamps()
+    folder.stamp(["0"])
+    assert [len(stamp) for stamp in stamps or ()] == [32]
+    assert folder.read_stamps() != stamps
+
+
 DIRECTORIES = ["messages", "messages/0", "topics", "topics/0", "staging", "update"]
 
 
