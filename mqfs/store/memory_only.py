@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from mqfs import limits
+from mqfs.log.record import HEAD_BYTES, padded
 from mqfs.model import Buffer, Columns, Draft, Kind
 from mqfs.seams import Bucket, LogEnd, LogUpkeep
 from mqfs.store.memory_log import MemoryBucket
@@ -49,14 +50,18 @@ class _Writer:
         self._reserve()
 
     def _reserve(self) -> None:
-        self._bound = self._memory.end.next + limits.VOLATILE_SEQUENCES
+        bound = self._memory.end.next + limits.VOLATILE_SEQUENCES
         self._disk.ranges.reserve_space(0, limits.VOLATILE_SEQUENCES)
+        self._bound = bound
+
+    def _require_sequences(self, count: int) -> None:
+        """Have as many reserved, before the first is given: what the disk refuses is not in memory."""
+        if self._memory.end.next + count > self._bound:
+            self._reserve()
 
     def _in_step(self) -> None:
         """Pass the next sequence to the bucket on disk, which writes it at a clean stop."""
         self._disk.ranges.skip_to(self._memory.end.next)
-        if self._memory.end.next >= self._bound:
-            self._reserve()
 
     @property
     def state(self) -> Callable[[], bytes]:
@@ -69,6 +74,7 @@ class _Writer:
     def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"") -> int:
         if kind not in _IN_MEMORY:
             return self._disk.writer.append(kind, stream, time_ns, body, headers)
+        self._require_sequences(1)
         sequence = self._memory.writer.append(kind, stream, time_ns, body, headers)
         self._in_step()
         return sequence
@@ -77,13 +83,19 @@ class _Writer:
         durable = [draft for draft in drafts if draft.kind not in _IN_MEMORY]
         if len(durable) == len(drafts):
             return self._disk.writer.append_batch(drafts, time_ns)
-        sequence = self._memory.writer.append_batch([draft for draft in drafts if draft.kind in _IN_MEMORY], time_ns)
-        self._in_step()
+        self._require_sequences(len(drafts))
+        volatile = [draft for draft in drafts if draft.kind in _IN_MEMORY]
         if durable:
+            # First what the disk may refuse, once memory cannot: nothing of a refused batch is readable.
+            need = sum(padded(HEAD_BYTES + len(d.headers) + len(d.body)) for d in volatile if d.kind <= Kind.END)
+            self._memory.ranges.reserve_space(need, 0)
             self._disk.writer.append_batch(durable, time_ns)
+        sequence = self._memory.writer.append_batch(volatile, time_ns)
+        self._in_step()
         return sequence
 
     def skip(self) -> int:
+        self._require_sequences(1)
         sequence = self._memory.writer.skip()
         self._in_step()
         return sequence
@@ -91,6 +103,7 @@ class _Writer:
     # ------------------------------------------------------------ records that others encoded and numbered
 
     def reserve_space(self, size: int, messages: int) -> int:
+        self._require_sequences(messages)
         return self._memory.ranges.reserve_space(size, messages)
 
     def append_range(self, data: Buffer, rows: Columns) -> None:

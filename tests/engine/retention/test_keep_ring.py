@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import User
 from mqfs.store.store import DiskStore
+from tests.engine.publishing.test_crash import Lying
+from tests.support.lying_disk import LyingDisk
 
 ME = User(os.geteuid(), os.getegid(), frozenset(), os.getpid(), "test")
 
@@ -123,3 +127,98 @@ def test_consumers_take_from_it(tmp_path: Path) -> None:
         taken.append(worker.read(100, sum(map(len, taken))))
     assert list(map(int, taken)) == list(range(100))
     stop(tree)
+
+
+DEEDS: dict[str, Callable[[Lying], Any]] = {
+    "put": lambda u: u.put(b"once", id="x"),
+    "put later": lambda u: u.put(b"once", id="x", delay="1h"),
+    "commit": lambda u: u.say("commit job.1 p"),
+}
+
+
+def readable(u: Lying) -> Any:
+    """What a reader, `.stats` and a producer see."""
+    stream = u.group.streams["s"]
+    stream.kept.update_low_watermark()
+    counts = u.group.counts.written, u.group.counts.written_bytes, stream.written, stream.kept.count, stream.kept.size
+    return u.log(), counts, len(u.group.held), u.committed(), u.parts()
+
+
+def refused(
+    deed: Callable[[Lying], Any], fault: Callable[[Lying, LyingDisk, int], Callable[[], bool]], at: int
+) -> bool:
+    """Do it while there is no room, and again when there is. False: the fault was not met."""
+    disk = LyingDisk()
+    u = Lying(disk)
+    u.ctl("keep ring", "replay all", "sync off")
+    u.stream("s")
+    u.stage("p", "s", b"once")
+    before, end = readable(u), fault(u, disk, at)
+    try:
+        deed(u)
+    except errors.DiskFull:
+        assert readable(u) == before
+    else:
+        assert not end()
+        return False
+    assert end()
+    deed(u)
+    u.clock.forward(3_601.0)
+    u.tree.run_timers()
+    assert [body for _, body in u.log()] == ["once"]
+    assert u.group.counts.written == 1
+    return True
+
+
+def full_disk(u: Lying, disk: LyingDisk, at: int) -> Callable[[], bool]:
+    disk.fail_at, disk.fail_with = disk.calls + at, errno.ENOSPC
+
+    def end() -> bool:
+        disk.fail_at = 0
+        return bool(disk.failed)
+
+    return end
+
+
+@pytest.mark.parametrize("what", DEEDS)
+def test_what_a_full_disk_refuses_was_not_written(what: str) -> None:
+    at = 1
+    while refused(DEEDS[what], full_disk, at):
+        at += 1
+    assert at > 1
+
+
+@pytest.mark.parametrize("what", DEEDS)
+def test_what_a_full_memory_refuses_was_not_written(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_memory(u: Lying, disk: LyingDisk, at: int) -> Callable[[], bool]:
+        monkeypatch.setattr(limits, "MEMORY_BYTES", 16)
+
+        def end() -> bool:
+            monkeypatch.undo()
+            return True
+
+        return end
+
+    assert refused(DEEDS[what], full_memory, 1)
+
+
+def test_what_no_sequence_can_be_reserved_for_was_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "VOLATILE_SEQUENCES", 1_024)
+    disk = LyingDisk()
+    u = Lying(disk)
+    u.ctl("keep ring", "replay all", "sync off")
+    stream = u.stream("s")
+    stream.kept.update_low_watermark()
+    taken = refusals = 0
+    while refusals < 3:
+        disk.fail_at, disk.fail_with = disk.calls + 1, errno.ENOSPC
+        try:
+            u.write("s", b"%d" % taken)
+            taken += 1
+        except errors.DiskFull:
+            assert stream.kept.count == taken
+            assert u.group.log.reader.before(1 << 40) == taken
+            refusals, disk.fail_at = refusals + 1, 0
+            u.write("s", b"%d" % taken)
+            taken += 1
+    assert taken > 1_024
