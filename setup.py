@@ -10,7 +10,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 SOURCES = {
-    "log": ["_native.c", "batch.c", "columns.c", "crc32c.c", "postings.c"],
+    "log": ["_native.c", "batch.c", "columns.c", "crc32c.c", "frames.c", "postings.c"],
     "ring": ["module.c", "ring.c", "consumer.c", "scan.c", "core.c", "../log/crc32c.c"],
 }
 

@@ -41,6 +41,7 @@ DEDUP_IDS = 262_144  # remembered in one group: about 250 B each, and the state 
 ID_BYTES = 255  # id of a `.put`
 PUT_BYTES = 65_536  # the JSON object before the body of a `.put`
 UNIT_BYTES = 512 << 20  # of one atomic batch: recovery reads a torn one whole, and others wait for it
+BATCH_PIECE_BYTES = 64 << 10  # of frames looked at in one step: some 5,000 of the smallest, about a millisecond
 UNIT_PIECE_BYTES = 1 << 20  # of a large atomic batch that is encoded and written at once
 UNIT_MESSAGES = 1_048_576  # of one atomic batch: others wait for them, and the index of its segment is in memory
 PARTS = 4_096  # staged batches at once in the whole tree; shared: some 70 KiB of memory each if small

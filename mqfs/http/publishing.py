@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any
 
+from mqfs import limits
 from mqfs.engine.language.batch_frames import HEAD
-from mqfs.errors import Again, BadCommand, BadRequest, NotFound, TooLong
+from mqfs.errors import Again, BadCommand, BadRequest, NotFound, OverLimit, TooLong
 from mqfs.http.answers import Answer, base64_body
-from mqfs.http.call import Call, TimedOut
+from mqfs.http.call import WHOLE, Call, TimedOut
 from mqfs.http.groups import is_there, make_stream, write
 from mqfs.log import headers
 from mqfs.wait import Step, Wait
@@ -23,6 +26,10 @@ FRAMES = "application/vnd.mqfs.frames"
 NAMED = "mqfs-h-"
 TRACING = ("traceparent", "tracestate")
 _KEYS = {"idempotency-key", *TRACING}
+_SHORT_BYTES = 16 << 10  # of a line that is read as any JSON: whatever it holds, that takes less than a millisecond
+_LINE_BYTES = 4 * limits.MESSAGE_BYTES  # of any line: a body in base64, or with most characters escaped
+_PAIRS = limits.HEADER_BYTES // 3  # in an object: no message has more headers
+_BLANKS = re.compile(r"[ \t\r]*")
 _JSON_LINES = ("application/x-ndjson", "application/json", "application/jsonl")
 
 
@@ -124,15 +131,19 @@ async def append(call: Call, group: Any, file: str, data: bytes) -> int:
 
 async def ask(call: Call, group: Any, file: str, data: bytes) -> list[bytes]:
     """The words that answer a write to `.put` or `.batch`; none: it was discarded."""
-    seconds = call.seconds("wait")
     handle = call.tree.open(call.user, call.tree.walk(call.user, group, file), os.O_RDWR)
     try:
-        step = handle.write(data)
-        if isinstance(step, Wait):
-            await _settle(call, step, seconds)
-        text = handle.read(64)
+        return await _ask(call, handle, data)
     finally:
         handle.close()
+
+
+async def _ask(call: Call, handle: Any, data: bytes) -> list[bytes]:
+    seconds = call.seconds("wait")
+    step = handle.write(data)
+    if isinstance(step, Wait):
+        await _settle(call, step, seconds)
+    text = handle.read(64)
     return text.split() if isinstance(text, bytes) else []
 
 
@@ -194,35 +205,61 @@ def _number(text: str, name: str) -> int | float:
 
 async def batch(call: Call) -> Answer:
     """Many messages in one atomic batch."""
-    return await _append(call, call.group, ".batch", await _frames(call))
+    handle = call.tree.open(call.user, call.tree.walk(call.user, call.group, ".batch"), os.O_RDWR)
+    try:
+        words = await _ask(call, handle, await _prepared(call, handle))
+    finally:
+        handle.close()
+    return published(int((words or [b"0"])[0]))
 
 
-async def _frames(call: Call) -> bytes:
+async def _prepared(call: Call, handle: Any) -> bytes:
+    """The frames of a body for an open `.batch`, checked in portions: each stream as soon as it is named, so that a
+    body that may not be written is not read to its end."""
     kind = call.request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == FRAMES:
-        return call.body
-    if kind not in _JSON_LINES:
+    if kind != FRAMES and kind not in _JSON_LINES:
         raise BadRequest(f"content type {kind!r} (expected {_JSON_LINES[0]} or {FRAMES})")
-    pieces = []
-    for piece in _from_lines(call.body):
-        pieces.append(piece)
+    data = call.body
+    if kind != FRAMES:
+        pieces = []
+        for piece in _from_lines(data, handle.stream):
+            pieces.append(piece)
+            await call.front.pause()
+        data = b"".join(pieces)
+    for _ in handle.prepare(data):
         await call.front.pause()
-    return b"".join(pieces)
+    return data
 
 
-def _from_lines(body: bytes) -> Iterator[bytes]:
-    for number, line in enumerate(body.split(b"\n"), 1):
-        if line.strip():
-            try:
-                yield _from_line(line)
-            except (ValueError, RecursionError, UnicodeError) as error:
-                raise BadRequest(f"line {number}: {error}") from None
-            except (BadRequest, TooLong) as error:
-                raise type(error)(f"line {number}: {error.detail}") from None
+def _from_lines(body: bytes, admit: Callable[[str], object]) -> Iterator[bytes]:
+    """The frame of each line. `admit` is called with each stream that was not named before."""
+    number = at = 0
+    seen: set[str] = set()
+    while at < len(body):
+        number += 1
+        if number > limits.UNIT_MESSAGES:
+            raise OverLimit(f"line {number}: too many lines (expected at most {limits.UNIT_MESSAGES})")
+        end = body.find(b"\n", at)
+        line = body[at : end if end >= 0 else len(body)]
+        at += len(line) + 1
+        if not line or line.isspace():
+            yield b""
+            continue
+        try:
+            stream, piece = _from_line(line)
+        except (ValueError, RecursionError, UnicodeError) as error:
+            raise BadRequest(f"line {number}: {error}") from None
+        except (BadRequest, TooLong) as error:
+            raise type(error)(f"line {number}: {error.detail}") from None
+        if stream not in seen:
+            admit(stream)
+            seen.add(stream)
+        yield piece
 
 
-def _from_line(line: bytes) -> bytes:
-    value = json.loads(line)
+def _from_line(line: bytes) -> tuple[str, bytes]:
+    """The stream, and the frame."""
+    value = json.loads(line) if len(line) <= _SHORT_BYTES else strings_of(line)
     if not isinstance(value, dict) or not isinstance(value.get("stream"), str):
         raise BadRequest('expected an object with "stream" and "body" or "body_base64"')
     if unknown := value.keys() - {"stream", "body", "body_base64", "headers"}:
@@ -236,7 +273,46 @@ def _from_line(line: bytes) -> bytes:
         raise BadRequest("headers is an object of strings")
     if any(len(name.encode()) > 255 or len(text.encode()) > 0xFFFF for name, text in own.items()):
         raise TooLong("a header's name has at most 255 bytes, its value 65,535")
-    return frame(value["stream"], body, headers.encode(own))
+    return value["stream"], frame(value["stream"], body, headers.encode(own))
+
+
+def strings_of(line: bytes) -> dict[str, Any]:
+    """As json.loads, of an object of strings and of one such object in it: whatever else is there is refused where it
+    begins, however long it is. Raises ValueError, TooLong."""
+    if len(line) > _LINE_BYTES:
+        raise TooLong(f"{len(line)} bytes (expected at most {_LINE_BYTES})")
+    text = line.decode()
+    found, at = _object(text, _past(text, 0), 1)
+    if at < len(text):
+        raise ValueError(f"column {at + 1}: text after the object")
+    return found
+
+
+def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
+    found: dict[str, Any] = {}
+    before = "{"
+    for _ in range(_PAIRS):
+        at = _past(text, at, before)
+        if before == "{" and text[at : at + 1] == "}":
+            break
+        key, at = scanstring(text, _past(text, at, '"', blanks=False))
+        at = _past(text, _past(text, at), ":")
+        if depth and text[at : at + 1] == "{":
+            found[key], at = _object(text, at, depth - 1)
+        else:
+            found[key], at = scanstring(text, _past(text, at, '"', blanks=False))
+        at, before = _past(text, at), ","
+        if text[at : at + 1] == "}":
+            break
+    return found, _past(text, at, "}")
+
+
+def _past(text: str, at: int, mark: str = "", *, blanks: bool = True) -> int:
+    """Where what is after a mark, and after blanks, begins. Raises ValueError."""
+    if not text.startswith(mark, at):
+        raise ValueError(f"column {at + 1}: expected {mark}, in an object of strings")
+    found = _BLANKS.match(text, at + len(mark)) if blanks else None
+    return found.end() if found is not None else at + len(mark)
 
 
 async def make_part(call: Call) -> Answer:
@@ -248,8 +324,13 @@ async def make_part(call: Call) -> Answer:
 
 async def stage(call: Call) -> Answer:
     """One message into a part; below its `.batch`, many."""
-    data = await _frames(call) if call.target.name == ".batch" else call.body
-    await write(call, call.target.node, data)
+    handle = call.tree.open(call.user, call.target.node, os.O_WRONLY)
+    try:
+        data = await _prepared(call, handle) if call.target.name == ".batch" else call.body
+        handle.whole_below = WHOLE
+        await call.front.settle(handle.write(data))
+    finally:
+        handle.close()
     return Answer(202)
 
 

@@ -1,4 +1,4 @@
-/* The codec of logs: many messages to records (batch.c), rows to postings (postings.c), runs of records to columns (columns.c). */
+/* The codec of logs: frames to records (frames.c, batch.c), rows to postings (postings.c), runs of records to columns (columns.c). */
 #include "native.h"
 #include "crc32c.h"
 #ifndef SOURCE
@@ -8,6 +8,7 @@
 
 static PyMethodDef functions[] = {
     {"pack", FAST(native_pack), METH_FASTCALL, NULL},
+    {"frames", native_frames, METH_O, NULL},
     {"stamp", FAST(native_stamp), METH_FASTCALL, NULL},
     {"unit", FAST(native_unit), METH_FASTCALL, NULL},
     {"postings", FAST(native_postings), METH_FASTCALL, NULL},

@@ -9,10 +9,22 @@ Rows: TypeAlias = list[tuple[int, int, int, int]]  # place, messages, bytes of t
 Streams: TypeAlias = tuple[array[int], array[int], array[int], bytes]  # numbers, bounds, ends of the names, names
 
 def pack(
-    frames: Buffer, known: dict[bytes, int], sender: bytes, reserved: tuple[bytes, ...], most: int, most_head: int, /
-) -> tuple[bytes, int, list[bytes], Rows, int] | None:
-    """(blanks, messages, names not known, rows, whether some have headers); None where something is unusual."""
+    frames: Buffer,
+    known: dict[bytes, int],
+    more: dict[bytes, int],
+    sender: bytes,
+    reserved: tuple[bytes, ...],
+    at: int,
+    stop: int,
+    always: bool,
+    most: int,
+    most_head: int,
+    /,
+) -> tuple[bytes, int, list[bytes], Rows, int, int] | None:
+    """(unsequenced records, messages, names not known, rows, whether some have headers, the end of those taken); None
+    where the first frame is unusual."""
 
+def frames(data: Buffer, /) -> int: ...
 def stamp(
     blanks: Buffer, numbers: Buffer, sequence: int, time_ns: int, first: int, rest: int, left: int, base: int, /
 ) -> tuple[bytes, ...]:

@@ -2,13 +2,14 @@
 
 Owns what a blank is: a record (mqfs/log/record.py) without sequence, time, flags and CRC, whose stream is a place in a
 table that is given when it is stamped. Names, permissions and limits are its callers', and it never does I/O. The work
-is done in C (`batch.c`); where that part was not built it is done here.
+is done in C (`frames.c`, `batch.c`); where that part was not built it is done here.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 from mqfs import limits
@@ -48,25 +49,47 @@ class EncodedBatch(NamedTuple):
     headed: bool  # some have headers
 
 
-def encode_batch(data: bytes, known: Mapping[bytes, int], sender: bytes) -> EncodedBatch | None:
-    """The frames of one write as blanks; `known`: the places of names. `sender` goes in front of the headers of those
-    that have any. None: it cannot be done here, or something is to be looked at frame by frame."""
+def encode_batch(
+    data: bytes,
+    known: Mapping[bytes, int],
+    sender: bytes,
+    *,
+    more: Mapping[bytes, int] = MappingProxyType({}),
+    always: bool = False,
+    at: int = 0,
+    stop: int = _64_BITS,
+) -> tuple[EncodedBatch, int] | None:
+    """The frames of one write from `at` on as unsequenced records, and where those end that were taken: the last one
+    begins before `stop`. `known`, `more`: the places of names. `sender` goes in front of the headers of those that
+    have any, of all with `always`. None: it cannot be done here, or the first is to be looked at in Python."""
     if MISSING:
         return None
+    places = cast("dict[bytes, int]", known), cast("dict[bytes, int]", more or {})
     most = limits.MESSAGE_BYTES, limits.HEADER_BYTES
-    done = _native.pack(data, cast("dict[bytes, int]", known), sender, _RESERVED, *most)
+    done = _native.pack(data, *places, sender, _RESERVED, at, stop, always, *most)
     if done is None:
         return None
-    blanks, messages, fresh, rows, headed = done
-    try:
-        names = [name.decode() for name in fresh]
-    except UnicodeDecodeError:
-        return None
-    return EncodedBatch(blanks, messages, names, [Row(*row) for row in rows], bool(headed))
+    blanks, messages, fresh, rows, headed, end = done
+    names = [name.decode() for name in fresh]
+    return EncodedBatch(blanks, messages, names, [Row(*row) for row in rows], bool(headed)), end
 
 
-def concatenate(messages: Iterable[tuple[str, bytes, bytes]], known: Mapping[bytes, int]) -> EncodedBatch:
-    """As `pack`, of messages that were looked at: each name, headers, body."""
+def count_frames(data: bytes) -> int:
+    """The frames of one write, unchecked."""
+    if not MISSING:
+        return _native.frames(data)
+    at = frames = 0
+    while at + 8 <= len(data) and (size := int.from_bytes(data[at : at + 4], "little")) >= 8:
+        at, frames = at + size, frames + 1
+    return frames
+
+
+def concatenate(
+    messages: Iterable[tuple[str, bytes, bytes]],
+    known: Mapping[bytes, int],
+    more: Mapping[bytes, int] = MappingProxyType({}),
+) -> EncodedBatch:
+    """As `encode_batch`, of messages that were looked at: each name, headers, body."""
     places: dict[str, int] = {}
     fresh: list[str] = []
     pieces: list[bytes] = []
@@ -75,9 +98,10 @@ def concatenate(messages: Iterable[tuple[str, bytes, bytes]], known: Mapping[byt
     for number, (name, head, body) in enumerate(messages):
         place = places.get(name)
         if place is None:
-            place = known.get(name.encode(), -1)
+            raw = name.encode()
+            place = known.get(raw, -1) if raw in known else more.get(raw, -1)
             if place < 0:
-                place = len(known) + len(fresh)
+                place = len(known) + len(more) + len(fresh)
                 fresh.append(name)
             places[name] = place
         size = HEAD_BYTES + len(head) + len(body)
@@ -171,6 +195,7 @@ __all__ = [
     "EncodedBatch",
     "Row",
     "concatenate",
+    "count_frames",
     "decode_batch",
     "encode_batch",
     "finalize",

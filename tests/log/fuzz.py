@@ -146,7 +146,9 @@ def pack(dice: Random) -> None:
         )
     data = mutated(dice, b"".join(frames))
     known = {name.encode(): place for place, name in enumerate(dice.sample(NAMES, dice.randrange(4)))}
-    both(lambda: batch_frames.packed(data, known, SENDER))
+    always, limits.BATCH_PIECE_BYTES = dice.random() < 0.1, dice.choice([1, 8, 100, 64 << 10])
+    both(lambda: batch_frames.packed(data, known, SENDER, always))
+    both(lambda: batch.count_frames(data))
 
 
 def stamp(dice: Random) -> None:

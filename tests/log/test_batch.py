@@ -23,6 +23,7 @@ from mqfs.store.segment.index import NonMessageRecords, OpenIndex
 from mqfs.store.segment.recovery import scan_segment
 from tests.support.batches import Units, frame
 from tests.support.campaign import size
+from tests.support.temp_store import lowered
 
 INNER, SETTLED = 2, 4
 SENDER = headers.encode({"sender": "7"})
@@ -101,7 +102,33 @@ def test_what_is_right_is_done_in_c(rows: list[tuple[str, dict[str, str], bytes]
         b"".join(encoded(name, list(head.items()), body) for name, head, body in allowed), {}, SENDER
     )
     messages = [(name, SENDER + headers.encode(head) if head else b"", body) for name, head, body in allowed]
-    assert done == batch.concatenate(messages, {})
+    assert done is not None
+    assert done[0] == batch.concatenate(messages, {})
+
+
+@pytest.mark.slow
+@settings(max_examples=size(1_000), deadline=None)
+@given(written(), st.sampled_from([{}, {b"s": 0}]), st.integers(1, 60), st.booleans())
+def test_frames_some_at_a_time(data: bytes, known: dict[bytes, int], piece: int, always: bool) -> None:
+    """As in one piece, whatever their size; `sender on` too."""
+
+    def whole() -> object:
+        try:
+            return batch_frames.packed(data, known, SENDER, always)
+        except errors.MqfsError as error:
+            return type(error), str(error)
+
+    with in_python():
+        expected = whole()
+    with lowered(BATCH_PIECE_BYTES=piece):
+        assert whole() == expected
+
+
+@given(written(), st.binary(max_size=20))
+def test_frames_are_counted(data: bytes, noise: bytes) -> None:
+    done = batch.count_frames(data + noise)
+    with in_python():
+        assert batch.count_frames(data + noise) == done
 
 
 @settings(max_examples=size(1_000), deadline=None)
@@ -138,7 +165,9 @@ BAD = {
 
 @pytest.mark.parametrize("text", BAD)
 def test_what_is_wrong_is_left_to_python_which_says_so(text: str) -> None:
-    assert batch.encode_batch(BAD[text], {}, SENDER) is None
+    before = int(text[6]) - 1
+    found = batch.encode_batch(BAD[text], {}, SENDER)
+    assert (found[0].messages if found is not None else 0) == before
     with pytest.raises(errors.MqfsError, match=text):
         batch_frames.packed(BAD[text], {}, SENDER)
 

@@ -7,25 +7,32 @@ client makes round trips. How long those took on this machine is printed.
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
 import mqfs
 from mqfs import limits
+from mqfs.errors import MqfsError
+from mqfs.http.publishing import FRAMES
 from mqfs.ninep.blocking import Client, connect
 from mqfs.ninep.codec.messages import Topen, Tversion, Twalk
 from tests.fq import client as fq
 from tests.server.users import park, send, settle
-from tests.server.watched import POLITE, measuring, user
-from tests.support.eventually import patient
+from tests.server.watched import GREEDY, POLITE, measuring, user
+from tests.support.batches import frame
+from tests.support.eventually import HANG_S, patient
 
 LARGE = 10_000  # of whatever there is much of: what is done with it takes 50 ms to a second
 RUN_S = 1.5
 PIECE_S = patient(0.03)  # of 20 ms, what a busy core makes of it
 
 Act = Callable[[], object]
+BATCH, JSON_LINES, MOST = "/theirs/own/.batch", "application/x-ndjson", limits.HTTP_BATCH_BYTES
 OPEN: list[fq.Client] = []  # closed at the end
 
 
@@ -129,7 +136,92 @@ def a_queue_of_fq_bound_again(client: Client) -> Act:
     return lambda: OPEN.append(fq.Client(address, "again", kind))
 
 
+def post(client: Client, path: str, body: bytes, kind: str, *, uid: int = 0) -> Act:
+    """Over HTTP, as that user."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    web = client.socket.getpeername().removesuffix("s") + "web"
+
+    def act() -> None:
+        os.seteuid(uid)
+        try:
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.settimeout(HANG_S)
+                sock.connect(web)
+                with suppress(OSError):  # it may be refused before all of it was sent
+                    sock.sendall(head.encode() + body)
+                assert sock.recv(100).startswith(b"HTTP/1.1 ")
+        finally:
+            os.seteuid(0)
+
+    return act
+
+
+def batch_with_a_bad_end(client: Client) -> Act:
+    return post(client, BATCH, frame("empty", b"x") * (MOST // 14) + b"\0", FRAMES)
+
+
+def batch_of_many_names(client: Client) -> Act:
+    return post(client, BATCH, b"".join(frame(f"{number:x}", b"") for number in range(MOST // 14)), FRAMES)
+
+
+def batch_of_too_many_messages(client: Client) -> Act:
+    return post(client, BATCH, frame("empty", b"") * (MOST // 13), FRAMES)
+
+
+def batch_of_headers(client: Client) -> Act:
+    """Each of which is looked at by itself."""
+    one = frame("empty", b"", **{f"{number:x}": "" for number in range(65)})
+    return post(client, BATCH, one * (MOST // len(one) - 1) + b"\0", FRAMES)
+
+
+def batch_of_lines(client: Client) -> Act:
+    return post(client, BATCH, b'{"stream":"empty","body":""}\n' * (MOST // 29) + b"{", JSON_LINES)
+
+
+def batch_of_newlines(client: Client) -> Act:
+    return post(client, BATCH, b"\n" * MOST, JSON_LINES)
+
+
+def batch_of_one_line(client: Client) -> Act:
+    return post(client, BATCH, b'{"stream":[' + b"1," * (limits.MESSAGE_BYTES - 100), JSON_LINES)
+
+
+def batch_of_another(client: Client) -> Act:
+    """Of one who may not write there."""
+    client.chmod("theirs/own/empty", 0o600)
+    return post(client, BATCH, frame("empty", b"") * (MOST // 13), FRAMES, uid=GREEDY)
+
+
+def lines_of_another(client: Client) -> Act:
+    client.chmod("theirs/own/empty", 0o600)
+    return post(client, BATCH, b'{"stream":"empty","body":""}\n' * (MOST // 29), JSON_LINES, uid=GREEDY)
+
+
+def written(client: Client, data: bytes) -> Act:
+    """To `.batch`, over 9P."""
+    other = connect(f"unix!{client.socket.getpeername()}", msize=limits.MSIZE_MOST)
+    batch = other.open("theirs/own/.batch", "r+")
+
+    def act() -> None:
+        with suppress(MqfsError):
+            batch.write(data)
+        other.close()
+
+    return act
+
+
+def write_with_a_bad_end(client: Client) -> Act:
+    return written(client, frame("empty", b"x") * (limits.MESSAGE_BYTES // 14 - 1) + b"\0")
+
+
+def write_of_many_names(client: Client) -> Act:
+    return written(client, b"".join(frame(f"{number:x}", b"") for number in range(limits.MESSAGE_BYTES // 14)))
+
+
 WORK = (
+    batch_with_a_bad_end, batch_of_many_names, batch_of_too_many_messages, batch_of_headers,
+    batch_of_lines, batch_of_newlines, batch_of_one_line, batch_of_another, lines_of_another, write_with_a_bad_end,
+    write_of_many_names,
     many_open_files, many_open_files_and_tversion, many_reads_that_wait, many_requests_at_once, many_names,
     many_streams_to_trim, a_cursor_over_many_streams, many_that_are_due, many_that_expire, a_queue_of_fq_bound_again,
 )  # fmt: skip

@@ -6,6 +6,7 @@ Owns what such a write is made of messages for; the layout of a frame is in batc
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 
 from mqfs import errors
 from mqfs.engine.files.command_file import CommandFile
@@ -23,10 +24,11 @@ class BatchHandle(CommandFile):
     """An open `.batch`."""
 
     publishes = True
+    _prepared: batch_frames.Packing | None = None
     text: bytes | None = None  # the sequence of the last unit's first message
 
     def count_messages(self, data: bytes) -> int:
-        return batch_frames.count(data)
+        return batch.count_frames(data)
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)
@@ -37,18 +39,33 @@ class BatchHandle(CommandFile):
         self.text = text[count:] or None
         return text[:count]
 
-    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+    def prepare(self, data: bytes) -> Iterator[None]:
+        """Check in steps what a write of that data then finds done. Raises what the write would."""
         self.require(reading=False)
         try:
-            return self._post(
-                batch_frames.packed(data, {}, headers.of_sender(self.user.uid), self.group.settings.sender), len(data)
-            )
+            self._prepared = self._packing(data)
+            yield from self._prepared.steps()
         except errors.MqfsError as error:
             self.refused(error)
             raise
 
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        self.require(reading=False)
+        packing, self._prepared = self._prepared, None
+        try:
+            if packing is None or packing.data is not data:
+                packing = self._packing(data)
+            return self._post(packing.whole(), len(data))
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+
+    def _packing(self, data: bytes) -> batch_frames.Packing:
+        sender, always = headers.of_sender(self.user.uid), self.group.settings.sender
+        return batch_frames.Packing(data, {}, sender, always, self.stream)
+
     def _post(self, packed: batch.EncodedBatch, value: int) -> Step[int]:
-        streams = [self._stream(name) for name in packed.fresh]
+        streams = [self.stream(name) for name in packed.fresh]
         tallies: dict[Target, StreamTotals] = {
             streams[row.place]: StreamTotals(row.messages, row.size, row.last) for row in packed.rows
         }
@@ -59,7 +76,8 @@ class BatchHandle(CommandFile):
         unit.done = lambda: self._tell(unit)
         return unit.write()
 
-    def _stream(self, name: str) -> Stream:
+    def stream(self, name: str) -> Stream:
+        """One that its user may write to. Raises NotFound, Denied."""
         stream = self.group.streams.get(name)
         if stream is None:
             raise errors.NotFound(f"no stream {name!r} in this group")

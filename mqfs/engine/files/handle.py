@@ -8,7 +8,7 @@ message.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mqfs import errors
@@ -52,6 +52,10 @@ class OpenFile:
     def count_messages(self, data: bytes) -> int:
         """About how many messages a write is, where it publishes."""
         return 1
+
+    def prepare(self, data: bytes) -> Iterator[None]:
+        """Do in steps what can be done of a write of that data before it: others are served between."""
+        return iter(())
 
     def push_back(self, data: bytes) -> None:
         pass

@@ -5,6 +5,8 @@ Owns their commands; parts and commits are in transactions.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from mqfs import errors, limits
 from mqfs.engine.files.command_file import CommandFile, PrintedCommands
 from mqfs.engine.files.handle import OpenFile
@@ -108,24 +110,44 @@ class PartBatchHandle(CommandFile):
 
     node: StagedStream
     publishes = True
+    _prepared: batch_frames.Packing | None = None
 
     def count_messages(self, data: bytes) -> int:
-        return batch_frames.count(data)
+        return batch.count_frames(data)
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)
         return self.take_response(count) or b""
 
-    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+    def prepare(self, data: bytes) -> Iterator[None]:
+        """As that of the group's `.batch`."""
         self.require(reading=False)
         try:
-            part = self.node.part
-            sender, always = headers.of_sender(self.user.uid), self.group.settings.sender
-            part.add(self.user, batch_frames.packed(data, part.places, sender, always))
+            self._prepared = self._packing(data)
+            yield from self._prepared.steps()
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        self.require(reading=False)
+        packing, self._prepared = self._prepared, None
+        try:
+            if packing is None or packing.data is not data or packing.outdated:
+                packing = self._packing(data)
+            self.node.part.add(self.user, packing.whole())
         except errors.MqfsError as error:
             self.refused(error)
             raise
         return len(data)
+
+    def _packing(self, data: bytes) -> batch_frames.Packing:
+        sender, always = headers.of_sender(self.user.uid), self.group.settings.sender
+        return batch_frames.Packing(data, self.node.part.places, sender, always, self.stream)
+
+    def stream(self, name: str) -> object:
+        """As that of the group's `.batch`."""
+        return self.node.part.stream(self.user, name)
 
 
 class PartPutHandle(PutHandle):

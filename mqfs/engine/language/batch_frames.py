@@ -6,7 +6,8 @@ Owns that layout, little-endian, and the checking of what a client sends in it. 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from mqfs import errors, limits
@@ -14,6 +15,8 @@ from mqfs.log import batch, headers
 
 HEAD = struct.Struct("<IHH")
 _TEXT_BYTES = struct.Struct("<H")
+_LOOKED_AT, _LOOKED_AT_BYTES = 64, 4_096  # frames looked at one by one, and then in bulk again
+_NO_ROW = batch.Row(0, 0, 0, 0)
 
 
 class Frame(NamedTuple):
@@ -24,27 +27,103 @@ class Frame(NamedTuple):
     body: bytes
 
 
+class Packing:
+    """The frames of one write on their way to unsequenced records: some at a time, so that others are served between.
+
+    `known`: the places of names; the names that are new take the next ones. Headers begin with the server's own; a
+    frame without headers is a plain message, without a sender unless `always`. `admit` is called with each new name
+    as soon as it is met: what is refused is not read to its end.
+    """
+
+    def __init__(
+        self,
+        data: bytes,
+        known: Mapping[bytes, int],
+        sender: bytes,
+        always: bool = False,
+        admit: Callable[[str], object] = str,
+    ) -> None:
+        self.data = data
+        self._known, self._sender, self._always, self._admit = known, sender, always, admit
+        self._began_with = len(known)
+        self._more: dict[bytes, int] = {}
+        self._fresh: list[str] = []
+        self._pieces: list[bytes] = []
+        self._rows: dict[int, batch.Row] = {}
+        self._at = self._messages = 0
+        self._headed = False
+
+    @property
+    def outdated(self) -> bool:
+        """Whether names became known meanwhile: the places do not hold any more."""
+        return len(self._known) != self._began_with
+
+    def steps(self) -> Iterator[None]:
+        """Check and pack, in steps of about a millisecond. Raises BadCommand, TooLong, OverLimit, what `admit` does."""
+        while self._at < len(self.data):
+            self._add(*(self._in_bulk() or self._one_by_one()))
+            yield
+
+    def whole(self) -> batch.EncodedBatch:
+        """Pack the rest at once. Raises as `steps`; of a short write the caller may have to admit the names."""
+        if not self._at and (done := self._in_bulk()) is not None:  # most writes are short
+            if done[1] == len(self.data):
+                return done[0]
+            self._add(*done)
+        for _ in self.steps():
+            pass
+        return batch.EncodedBatch(
+            self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces),
+            self._messages,
+            self._fresh,
+            list(self._rows.values()),
+            self._headed,
+        )
+
+    def _in_bulk(self) -> tuple[batch.EncodedBatch, int] | None:
+        at, stop = self._at, self._at + limits.BATCH_PIECE_BYTES
+        return batch.encode_batch(
+            self.data, self._known, self._sender, more=self._more, always=self._always, at=at, stop=stop
+        )
+
+    def _one_by_one(self) -> tuple[batch.EncodedBatch, int]:
+        """Some frames, the first of which is unusual or wrong."""
+        messages, begin = [], self._at
+        end = begin
+        for name, head, body in islice(parse(self.data, begin, self._messages), _LOOKED_AT):
+            messages.append((name, self._sender + head if head or self._always else b"", body))
+            end += HEAD.size + len(name.encode()) + len(head) + len(body)
+            if end - begin > _LOOKED_AT_BYTES:
+                break
+        return batch.concatenate(messages, self._known, self._more), end
+
+    def _add(self, done: batch.EncodedBatch, end: int) -> None:
+        for name in done.fresh:
+            self._admit(name)
+            self._more[name.encode()] = self._began_with + len(self._more)
+        self._fresh += done.fresh
+        self._pieces.append(done.data)
+        rows = self._rows
+        for place, messages, size, last in done.rows:
+            _, before, bytes_before, _ = rows.get(place, _NO_ROW)
+            rows[place] = batch.Row(place, before + messages, bytes_before + size, self._messages + last)
+        self._headed = self._headed or done.headed
+        self._messages += done.messages
+        self._at = end
+        if self._messages > limits.UNIT_MESSAGES:
+            raise errors.OverLimit(
+                f"batch of {self._messages} messages or more (expected at most {limits.UNIT_MESSAGES})"
+            )
+
+
 def packed(data: bytes, known: Mapping[bytes, int], sender: bytes, always: bool = False) -> batch.EncodedBatch:
-    """The frames of one write as blanks, each checked; `known`: the places of names. Headers begin with the server's
-    own; a frame without headers is a plain message, without a sender unless `always`. Raises BadCommand, TooLong."""
-    done = batch.encode_batch(data, known, sender) if not always else None
-    if done is not None:
-        return done
-    frames = parse(data)  # tells what is wrong, if anything is
-    return batch.concatenate(((f.name, sender + f.head if f.head or always else b"", f.body) for f in frames), known)
+    """The frames of one write as unsequenced records; see Packing. Raises BadCommand, TooLong, OverLimit."""
+    return Packing(data, known, sender, always).whole()
 
 
-def count(data: bytes) -> int:
-    """The frames of one write, unchecked."""
-    at = frames = 0
-    while at + HEAD.size <= len(data) and (size := HEAD.unpack_from(data, at)[0]) >= HEAD.size:
-        at, frames = at + size, frames + 1
-    return frames
-
-
-def parse(data: bytes) -> Iterator[Frame]:
-    """The frames of one write, each checked. Raises BadCommand, TooLong."""
-    at, number, end = 0, 0, len(data)
+def parse(data: bytes, at: int = 0, number: int = 0) -> Iterator[Frame]:
+    """The frames of one write from `at` on, each checked; `number` are before it. Raises BadCommand, TooLong."""
+    end = len(data)
     known: dict[bytes, str] = {}  # names that came before
     unpack, head_size, most, make = HEAD.unpack_from, HEAD.size, limits.MESSAGE_BYTES, tuple.__new__
     while at < end:
