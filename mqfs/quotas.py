@@ -54,13 +54,14 @@ def parse_quotas(lines: Sequence[str]) -> Quotas | None:
     for line in lines:
         name, quota = _parse_line(line)
         uid = None if name == OTHERS else identity.user_number(name)
-        if name == OTHERS and others is None:
+        if name != OTHERS and uid is None:
+            raise BadConfig(f"--limit {line!r}: unknown user {name!r} (expected one of getent passwd, or *)")
+        if uid in users or (uid is None and others is not None):
+            raise BadConfig(f"--limit {line!r}: a second line of {name!r} (expected one line a user)")
+        if uid is None:
             others = quota
-        elif uid is not None and uid not in users:
-            users[uid] = quota
         else:
-            why = "a second line of" if uid is not None or others is not None else "unknown user"
-            raise BadConfig(f"--limit {line!r}: {why} {name!r} (expected one line a user of getent passwd, or of *)")
+            users[uid] = quota
     return Quotas(users, others) if lines else None
 
 

@@ -173,7 +173,7 @@ class Host:
 
     def _resize(self, body: bytes) -> None:
         words = body.split()
-        if len(words) == 2 and all(word.isdigit() and int(word) < 65536 for word in words):
+        if len(words) == 2 and all(word.isdigit() and len(word) <= 5 and int(word) < 65536 for word in words):
             try:
                 set_size(self._master, (int(words[0]), int(words[1])))
             except OSError:

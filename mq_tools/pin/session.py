@@ -144,7 +144,9 @@ class Session:
 def parse_status(message: bytes) -> int | None:
     """N of an `exit N` message in `status`."""
     words = message.split()
-    return int(words[1]) if len(words) == 2 and words[0] == b"exit" and words[1].isdigit() else None
+    if len(words) != 2 or words[0] != b"exit" or not words[1].isdigit() or len(words[1]) > 3:
+        return None
+    return int(words[1])
 
 
 def check_id(id: str) -> None:

@@ -72,7 +72,7 @@ class Seen:
         self._lines += len(lines)
         for line in lines:
             id, _, expires = line.decode(errors="replace").partition(" ")
-            if expires.isdigit():
+            if expires.isascii() and expires.isdigit() and len(expires) < 20:
                 self._imports[id] = Import(id, int(expires))
 
     def add(self, imports: Sequence[Import]) -> None:

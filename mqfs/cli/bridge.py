@@ -96,7 +96,7 @@ def fsq(direction: str, token_file: str | None, no_singles: bool, no_sync: bool,
 def _broker(context: click.Context, option: click.Parameter, value: str) -> dict[str, Any]:
     tls = value.startswith("tls!")
     host, _, port = value.removeprefix("tls!").rpartition("!" if tls else ":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+    if not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65_536:
         raise click.BadParameter(f"{value!r} (expected HOST:PORT or tls!HOST!PORT)")
     return {"host": host.strip("[]"), "port": int(port), "tls": tls}
 

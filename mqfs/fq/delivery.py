@@ -24,7 +24,7 @@ import trio
 from mqfs import limits
 from mqfs.channel import Channel, Gone
 from mqfs.engine.files.consumer_file import ConsumerHandle
-from mqfs.errors import MqfsError, OverQuota, Stale, StreamFull
+from mqfs.errors import BadCommand, MqfsError, OverQuota, Stale, StreamFull
 from mqfs.fq.codec import HOP_BYTES, ID_BYTES, NAME_BYTES, hop_list, name, payload
 from mqfs.fq.exchanges import Counts, Exchange, Exchanges
 from mqfs.fq.publishing import HOPS, ID, ID_HEAD, SENDER, address
@@ -34,6 +34,7 @@ from mqfs.model import Record, User
 from mqfs.net import identity
 from mqfs.settle import settle
 from mqfs.syntax.escape import text_of
+from mqfs.syntax.size import parse_number
 from mqfs.turns import Turn, Work
 from mqfs.wait import Wait
 
@@ -116,8 +117,10 @@ def _unhex(text: bytes) -> bytes:
 
 def _writer(head: bytes) -> str:
     """The user who published a message through the tree; only messages with headers say who."""
-    uid = headers.decode(head).get(headers.SENDER, "")
-    return identity.user_name(int(uid)) if uid.isdigit() else "mqfs"
+    try:
+        return identity.user_name(parse_number(headers.decode(head).get(headers.SENDER, "")))
+    except BadCommand:
+        return "mqfs"
 
 
 @attrs.frozen

@@ -46,7 +46,7 @@ class Request:
     @property
     def announced(self) -> int:
         """Bytes of the body that its head announces; 0 where it does not."""
-        return int(self.headers.get("content-length", "0"))
+        return int(self.headers.get("content-length", "").lstrip("0") or "0")  # int() refuses thousands of zeros
 
     @property
     def expects_continue(self) -> bool:

@@ -80,7 +80,7 @@ def _host_and_port(text: str, rest: str) -> tuple[str, int]:
         raise BadAddress(f"invalid address {text!r}: no host (expected {ADDRESS_FORMS})")
     if not sign:
         return host, DEFAULT_PORT
-    if not (port.isascii() and port.isdigit() and int(port) < 65_536):
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 65_536):
         raise BadAddress(f"invalid address {text!r}: {port!r} is not a port (expected 0 to 65535)")
     return host, int(port)
 

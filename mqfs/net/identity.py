@@ -51,7 +51,8 @@ def group_name(gid: int) -> str:
 def _number(name: str, find: Callable[[str], int]) -> int | None:
     with contextlib.suppress(KeyError, ValueError):
         return find(name)
-    return int(name) if name.isascii() and name.isdigit() and int(name) < NONUNAME else None
+    digits = name.isascii() and name.isdigit() and len(name) <= len(str(NONUNAME))  # int() refuses thousands of them
+    return int(name) if digits and int(name) < NONUNAME else None
 
 
 def user_number(name: str) -> int | None:

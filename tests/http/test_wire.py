@@ -95,6 +95,15 @@ def test_a_body_comes_in_chunks_byte_by_byte(hasty: Web) -> None:
     assert hasty.get("/chunks/s").body == b"abcde"
 
 
+def test_a_length_with_leading_zeros(hasty: Web) -> None:
+    hasty.put("/zeros/")
+    request = POST.replace(b"/g/", b"/zeros/") + b"Content-Length: " + b"0" * 5_000 + b"3\r\n\r\nabc"
+    assert statuses(hasty.say(request + b"GET /zeros/s HTTP/1.1\r\nConnection: close\r\n" + HOST + b"\r\n")) == [
+        201,
+        200,
+    ]
+
+
 def test_pipelining(hasty: Web) -> None:
     requests = b"PUT /pipe/ HTTP/1.1\r\n" + HOST + b"\r\n"
     for n in range(50):

@@ -31,6 +31,7 @@ def test_parts() -> None:
         ("tcp!!5640", "no host"),
         ("tcp!localhost!http", "'http' is not a port"),
         ("tcp!localhost!65536", "'65536' is not a port"),
+        ("tcp!localhost!" + "9" * 5_000, "is not a port"),
         ("tcp!localhost!-1", "'-1' is not a port"),
         ("tls!!5640", "no host"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -505,6 +506,25 @@ def test_another_user_is_refused_what_the_modes_say(tree: Tree) -> None:
     assert "permission denied" in stranger.one("Topen tag 1 fid 1 mode 1")
     assert "permission denied" in stranger.one("Topen tag 1 fid 1 mode 64")  # ORCLOSE needs w on the group
     assert stranger.one("Topen tag 1 fid 1 mode 0").startswith("Ropen")
+
+
+@pytest.mark.parametrize("number", ["9" * 5_000, "-" + "9" * 5_000, "4294967295", "4294967294", "\u00b2", "\u0661", ""])
+def test_users_and_groups_of_any_number(tree: Tree, number: str) -> None:
+    """Taken or refused: never an error of Python's."""
+    root = Line(tree, version="9P2000")
+    make(root, 1, "s")
+    root.replies()
+    root.ask("Twalk tag 1 fid 0 newfid 1 names [s]")
+    text = json.dumps(number)
+    for request in (
+        f'Tattach tag 1 fid 2 afid NOFID uname {text} aname ""',
+        f'Tauth tag 1 afid 3 uname {text} aname ""',
+        f"Twstat tag 1 fid 1 stat {{{UNCHANGED.replace('GID', text)}}}",
+    ):
+        assert "input/output error" not in root.one(request), request[:80]
+
+
+UNCHANGED = 'type ~ dev ~ qid 0.0.f mode ~ atime ~ mtime ~ length ~ name "" uid "" gid GID muid ""'
 
 
 @pytest.mark.root
