@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from mqfs.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from mqfs.client import LATER, Claim, Client, Group, Kept, Message, Outgoing, connect, escape, open, unescape
+    from mqfs import errors
+    from mqfs.client import (
+        LATER,
+        Claim,
+        Claims,
+        Client,
+        Group,
+        Kept,
+        Message,
+        Outgoing,
+        Registration,
+        Subscription,
+        Worker,
+        connect,
+        escape,
+        open,
+        unescape,
+    )
     from mqfs.server.inside import serve
 
 __all__ = [
     "LATER",
     "Claim",
+    "Claims",
     "Client",
     "Group",
     "Kept",
     "Message",
     "Outgoing",
+    "Registration",
+    "Subscription",
+    "Worker",
     "connect",
+    "errors",
     "escape",
     "open",
     "serve",
@@ -26,10 +49,16 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """The library, loaded when it is first asked for: `import mqfs` alone costs nothing."""
     if name not in __all__:
         raise AttributeError(f"module 'mqfs' has no attribute {name!r}")
+    if name == "errors":
+        return importlib.import_module("mqfs.errors")
     if name == "serve":
         from mqfs.server import inside  # which the rest does without
 

@@ -124,7 +124,7 @@ def group(place: Place, lines: Sequence[str], streams: Sequence[str]) -> Iterato
         yield name
     finally:
         if place.transport != "embedded":
-            with contextlib.suppress(Disconnected, BadAddress, OSError):  # the server is gone
+            with contextlib.suppress(Disconnected, OSError):  # the server is gone
                 _remove(place, name, streams)
             driver.close()
 

@@ -136,7 +136,7 @@ class AsyncGroup:
         consumer: str,
         *,
         over: str = "",
-        pattern: Patterns = (),
+        pattern: Patterns = "#",
         private: bool = False,
         transient: bool = False,
         create: bool = True,

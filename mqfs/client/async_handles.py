@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import anyio
 
@@ -87,6 +87,18 @@ class AsyncClaim:
     @property
     def headers(self) -> Mapping[str, str]:
         return self.message.headers
+
+    @property
+    def size(self) -> int:
+        return self.message.size
+
+    @property
+    def topic(self) -> str:
+        return self.message.topic
+
+    def json(self) -> Any:
+        """See `Claim.json`; not awaited, as all of the body is there."""
+        return self.message.json()
 
     ack = lifted(Claim.ack)
     nack = lifted(Claim.nack)
@@ -176,6 +188,7 @@ class AsyncWorker:
         self.sync = worker
 
     stop = lifted(Worker.stop)
+    close = lifted(Worker.close)
     join = lifted(Worker.join)
 
     async def __aenter__(self) -> AsyncWorker:

@@ -10,7 +10,7 @@ import enum
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Literal, Protocol, TypeAlias
 
@@ -115,7 +115,7 @@ class Listener:
 
     __slots__ = (
         "_concurrency", "_deduplication", "_filters", "_once", "_running", "_shared", "_start", "_waiting", "closed",
-        "dedup", "handler", "on_error", "patterns", "registration", "single", "source",
+        "dedup", "handler", "on_error", "options", "patterns", "registration", "single", "source",
     )  # fmt: skip
 
     def __init__(
@@ -136,6 +136,7 @@ class Listener:
         self.source: Source | None = None
         self._shared, self._filters, self._concurrency = shared, filters, concurrency
         self._once, self.dedup, self.on_error = once, dedup, on_error or log_error
+        self.options: Mapping[str, object] = {}  # that it was registered with
         self._deduplication: Deduplication | None = None
         self._waiting: deque[Message] | None = None
         self._start = -1  # the first sequence that it gets; -1: not known yet

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 
-from mqfs.client.group import Group, make_groups, require_group
+from mqfs.client.group import Group
 from mqfs.client.types import Link
-from mqfs.errors import BadRequest, Unsupported
+from mqfs.errors import BadRequest, Denied, Exists, MqfsError, NotFound, Unsupported
+from mqfs.net.address import UnixAddress, parse_address
 from mqfs.syntax.names import check_file_name
 
 TRANSPORTS = ("auto", "ring", "9p")
@@ -35,8 +37,10 @@ def connect(
     `reconnect`: whether calls reconnect after a loss, and subscriptions and consumers wait for the server (a number: at
     most that many seconds). `token`: the secret that identifies a client over TCP or TLS. Over TLS,
     MQFS_CA in the environment is the file of the trusted authorities (else those of the system), MQFS_CERT that of the
-    client's certificate and key. Raises BadAddress, BadConfig.
+    client's certificate and key. Raises BadAddress, BadConfig; Disconnected where no server answers.
     """
+    if token and isinstance(parse_address(address), UnixAddress):  # it would not be sent
+        raise BadRequest(f"token with {address}: the socket tells the user (expected tcp!HOST!PORT or tls!HOST!PORT)")
     if transport not in TRANSPORTS:
         raise BadRequest(f"invalid transport {transport!r} (expected {', '.join(TRANSPORTS)})")
     if transport != "9p":
@@ -64,7 +68,15 @@ def open(store: str | os.PathLike[str] | None, *, defaults: Sequence[str] = ()) 
     """
     from mqfs.client.transport.embedded import EmbeddedTransport
 
-    return Client(EmbeddedTransport(None if store is None else os.fspath(store), defaults), False)
+    lines = require_lines("defaults", defaults)
+    return Client(EmbeddedTransport(None if store is None else os.fspath(store), lines), False)
+
+
+def require_lines(what: str, lines: Sequence[str]) -> Sequence[str]:
+    """Raises TypeError for a text, whose characters would be the lines."""
+    if isinstance(lines, str | bytes):
+        raise TypeError(f"invalid {what} {lines!r} (expected a list of lines)")
+    return lines
 
 
 class Client:
@@ -80,20 +92,31 @@ class Client:
 
     def group(self, path: str = "", *, create: bool = False, ctl: Sequence[str] = (), escape: bool = False) -> Group:
         """The group at a path from the root. `create`: make it, and those above it, where missing. `ctl`: lines to
-        write to its ctl. `escape`: any text is the name of a stream for its calls, as `mqfs.escape` makes names of
-        them; `Message.topic` is the text. Raises NotFound."""
+        write to its ctl; where they are refused, nothing is made. `escape`: any text is the name of a stream for its
+        calls, as `mqfs.escape` makes names of them; `Message.topic` is the text. Raises NotFound."""
         path = "/".join(check_file_name(name) for name in path.split("/") if name)
+        lines, made = require_lines("ctl", ctl), []
         if create and path:
-            make_groups(self._link, path)
+            made = make_groups(self._link, path)
         else:
             require_group(self._link, path)
         with self._lock:
             group = self._groups.get((path, escape))
             if group is None:
                 group = self._groups[path, escape] = Group(self._link, path, self._reconnect, escape)
-        if ctl:
-            group.ctl(*ctl)
+        if lines:
+            try:
+                group.ctl(*lines)
+            except BaseException:
+                self._unmake(made)
+                raise
         return group
+
+    def _unmake(self, made: Sequence[str]) -> None:
+        """Remove groups that were made a moment ago: with the default settings they would lose messages silently."""
+        for path in reversed(made):
+            with suppress(MqfsError):  # others use it already
+                self.remove_group(path)
 
     def remove_group(self, path: str) -> None:
         """Remove a group without streams and groups."""
@@ -120,3 +143,24 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def require_group(link: Link, path: str) -> None:
+    """Raises NotFound where there is no group at a path."""
+    with suppress(Denied):  # it exists; each call checks its permission
+        link.open(f"{path}/.stats", "r").close()
+
+
+def make_groups(link: Link, path: str) -> list[str]:
+    """Make a group and those above it, where they are missing: existing ones need no permission. Those made."""
+    made: list[str] = []
+    try:
+        require_group(link, path)
+    except NotFound:
+        above = path.rpartition("/")[0]
+        if above:
+            made = make_groups(link, above)
+        with suppress(Exists):
+            link.mkdir(path)
+            made.append(path)
+    return made

@@ -77,6 +77,20 @@ class Claim:
     def headers(self) -> Mapping[str, str]:
         return self.message.headers
 
+    @property
+    def size(self) -> int:
+        """Bytes of the body."""
+        return self.message.size
+
+    @property
+    def topic(self) -> str:
+        """See `Message.topic`."""
+        return self.message.topic
+
+    def json(self) -> Any:
+        """The value of a body in JSON. Raises ValueError."""
+        return self.message.json()
+
     def ack(self) -> None:
         """Acknowledge the message: it is not redelivered."""
         self._settle("ack")
@@ -198,7 +212,9 @@ class Claims(Waiting[Claim]):
 
     def get(self, timeout: float | None = None) -> Claim:
         """The next message, claimed. Raises EOFError at the end (closed, or the consumer removed), TimeoutError."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        return super().get(timeout)
+
+    def _next_item(self, deadline: float | None) -> Claim:
         with self._turn:
             while True:
                 line = self._line(deadline)

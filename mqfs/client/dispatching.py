@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -21,7 +21,7 @@ from mqfs.client.origin import Origin
 from mqfs.client.subscription import all_of, require_name
 from mqfs.client.taking import Taking
 from mqfs.client.types import File, Filters, Subscription
-from mqfs.errors import BadCommand, MqfsError, NotFound
+from mqfs.errors import BadCommand, BadRequest, MqfsError, NotFound
 from mqfs.syntax.patterns import Patterns, Words, has_wildcard
 from mqfs.syntax.quoting import command_lines, quote_word
 
@@ -259,17 +259,23 @@ class Registry:
     ) -> Registration:
         """The registration of a handler for patterns: the existing one, or a new one. `single`: opens what it takes
         its messages from, each of which it alone gets."""
+        options = {
+            "existing": existing, "filters": all_of(filters), "concurrency": concurrency, "once": once,
+            "on_error": on_error,
+        }  # fmt: skip
         with self._adding:
             same = [r for r in self._by_handler.get(_key(handler), ()) if dedup and r.dedup]
             same = [r for r in same if r.single == (single is not None)]
             present = next((r for r in same if r.patterns == patterns), None)
             if present is not None:
+                _require_same(present, options)
                 return present.registration
             new = Listener(
                 self.shared, patterns, handler,
                 filters=all_of(filters), concurrency=concurrency, once=once, dedup=dedup, single=single is not None,
                 on_error=on_error,
             )  # fmt: skip
+            new.options = options
             if single is not None:
                 Taking(self.shared, new, [single() for _ in range(concurrency)])
             else:
@@ -349,6 +355,16 @@ class Registry:
         if self._dispatcher is not None:
             self._dispatcher.stop()
         self.shared.threads.close()
+
+
+def _require_same(present: Listener, options: Mapping[str, object]) -> None:
+    """Raises BadRequest where a handler is registered for the same patterns, and otherwise."""
+    for name, value in options.items():
+        if present.options[name] != value:
+            raise BadRequest(
+                f"on failed: {present.shown!r} is registered for {' '.join(present.patterns) or '#'} with another "
+                f"{name} (expected the same options, dedup=False, or unsubscribe first)"
+            )
 
 
 def _key(handler: Callable[..., object]) -> object:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from mqfs.client.callbacks import Handler, OnError, Registration
 from mqfs.client.delivery import Claim, Claims, consumer_opener, opener
@@ -15,12 +14,12 @@ from mqfs.client.dispatching import Registry
 from mqfs.client.large import BodyWriter
 from mqfs.client.message import Kept, topic_of
 from mqfs.client.origin import Origin
-from mqfs.client.outgoing import Durability, Item, Outgoing, escaped, is_committed
+from mqfs.client.outgoing import Durability, Item, Outgoing, PublishOptions, escaped, is_committed, json_of
 from mqfs.client.publisher import Publisher
-from mqfs.client.subscription import CursorSubscription, names_of
+from mqfs.client.subscription import CursorSubscription, names_of, require_patterns
 from mqfs.client.types import Body, Duration, File, Filters, Link, Moment, Patterns, Subscription, read_whole
 from mqfs.client.workers import Worker
-from mqfs.errors import BadRequest, Denied, Exists, NotFound
+from mqfs.errors import BadRequest
 from mqfs.syntax.duration import format_moment, parse_duration
 from mqfs.syntax.escape import escape
 from mqfs.syntax.names import check_file_name
@@ -86,9 +85,10 @@ class Group:
             return self._publisher.kept(message, create)
         return self._publisher.publish(message, create, sequence)
 
-    def publish_json(self, /, stream: str, value: Any, **options: Any) -> int | Kept | None:
-        """Publish a value as JSON, which `Message.json` gives back. `options`: see `publish`."""
-        return self.publish(stream, json.dumps(value, ensure_ascii=False, separators=(",", ":")), **options)
+    def publish_json(self, /, stream: str, value: Any, **options: Unpack[PublishOptions]) -> int | Kept | None:
+        """Publish a value as JSON, which `Message.json` gives back. `options`: see `publish`. Raises TypeError,
+        ValueError for what JSON has not."""
+        return self.publish(stream, json_of(value), **options)
 
     def writer(
         self,
@@ -123,9 +123,8 @@ class Group:
 
     def _names(self, pattern: Patterns) -> Patterns:
         """Of streams, and patterns of them: escaping leaves separators and wildcards as they are."""
-        if not self._escapes:
-            return pattern
-        return escape(pattern) if isinstance(pattern, str) else [*map(escape, pattern)]
+        names = require_patterns(pattern)
+        return [*map(escape, names)] if self._escapes else names
 
     # ------------------------------------------------------------ subscribing
 
@@ -171,8 +170,9 @@ class Group:
             start = format_moment(since)
         until = "end" if last is None else str(last)
         return CursorSubscription(
-            self._link, self.path, self._names(pattern), start=start, until=until, program=program, filters=filters
-        )
+            self._link, self.path, self._names(pattern), start=start, until=until, program=program, filters=filters,
+            is_past=True,
+        )  # fmt: skip
 
     def on(
         self,
@@ -228,7 +228,7 @@ class Group:
         consumer: str,
         *,
         over: str = "",
-        pattern: Patterns = (),
+        pattern: Patterns = "#",
         private: bool = False,
         transient: bool = False,
         create: bool = True,
@@ -342,6 +342,8 @@ class Group:
 
     def bind(self, view: str, *patterns: str) -> None:
         """Bind a view to patterns."""
+        if not patterns:
+            raise BadRequest(f"bind failed: no pattern of {view!r} (expected one or more)")
         self.ctl(*(f"bind {quote_word(view)} {quote_word(pattern)}" for pattern in patterns))
 
     def unbind(self, view: str, pattern: str = "") -> None:
@@ -376,21 +378,3 @@ class Group:
         """End the handlers; `Client.close` calls it."""
         self._registry.close()
         self._publisher.close()
-
-
-def require_group(link: Link, path: str) -> None:
-    """Raises NotFound where there is no group at a path."""
-    with suppress(Denied):  # it exists; each call checks its permission
-        link.open(f"{path}/.stats", "r").close()
-
-
-def make_groups(link: Link, path: str) -> None:
-    """Make a group and those above it, where they are missing: existing ones need no permission."""
-    try:
-        require_group(link, path)
-    except NotFound:
-        above = path.rpartition("/")[0]
-        if above:
-            make_groups(link, above)
-        with suppress(Exists):
-            link.mkdir(path)

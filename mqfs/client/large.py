@@ -11,7 +11,7 @@ import json
 import secrets
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import IO, Any
 
@@ -87,6 +87,24 @@ class LargeMessage(Message):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, tuple) and tuple(self) == tuple(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    # Copies have the body in memory: they are ordinary messages.
+
+    @classmethod
+    def _make(cls, fields: Iterable[Any]) -> Message:  # type: ignore[override]
+        return Message._make(fields)
+
+    def __copy__(self) -> LargeMessage:
+        return self  # as of any tuple
+
+    def __reduce__(self) -> tuple[type[Message], tuple[Any, ...]]:
+        return Message, tuple(self)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[type[Message], tuple[Any, ...]]:
+        return self.__reduce__()
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import attrs
 
@@ -56,6 +56,32 @@ class Outgoing:
         return json.dumps(fields, ensure_ascii=False).encode() + b"\n" + bytes_of(self.body)
 
 
+class PublishOptions(TypedDict, total=False):
+    """The options of `Group.publish`."""
+
+    ttl: Duration | None
+    delay: Duration | None
+    at: float | datetime | None
+    priority: int | None
+    headers: Mapping[str, str] | None
+    id: str
+    single: bool
+    create: bool
+    sequence: bool
+    kept: bool
+    ephemeral: bool
+    wait: Durability
+
+
+def json_of(value: Any) -> bytes:
+    """A value as a body. Raises TypeError, ValueError for what JSON has not: NaN, though Python would write it."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"publish_json failed: {error} (expected a value that JSON has)") from None
+
+
 Durability: TypeAlias = Literal["committed", "published"]
 
 
@@ -73,16 +99,24 @@ def outgoing(item: Item) -> Outgoing:
     return item if isinstance(item, Outgoing) else Outgoing(*item)
 
 
+def pair_of(item: Any) -> tuple[str, Body]:
+    """A plain message. Raises TypeError: two characters of a text are no stream and body."""
+    if isinstance(item, (tuple, list)) and len(item) == 2:
+        return item  # type: ignore[return-value]
+    raise TypeError(f"invalid message {item!r} (expected (stream, body) or Outgoing)")
+
+
 def escaped(item: Item) -> Item:
     """The same with a text for its stream's name."""
     if isinstance(item, Outgoing):
         return attrs.evolve(item, stream=escape(item.stream))
-    return escape(item[0]), item[1]
+    stream, body = pair_of(item)
+    return escape(stream), body
 
 
 def way_of(item: Item) -> str:
     """How an item is written: "long", "put" or "plain". A write of no byte is no message: an empty body is put."""
-    body = item.body if isinstance(item, Outgoing) else item[1]
+    body = item.body if isinstance(item, Outgoing) else pair_of(item)[1]
     if is_long(body):
         return "long"
     return "put" if is_empty(body) or (isinstance(item, Outgoing) and item.metadata()) else "plain"
@@ -93,4 +127,15 @@ def plain_pair(item: Item) -> tuple[str, bytes]:
     return stream, (body if type(body) is bytes else bytes_of(body))
 
 
-__all__ = ["Durability", "Item", "Outgoing", "escaped", "is_committed", "outgoing", "plain_pair", "way_of"]
+__all__ = [
+    "Durability",
+    "Item",
+    "Outgoing",
+    "PublishOptions",
+    "escaped",
+    "is_committed",
+    "json_of",
+    "outgoing",
+    "plain_pair",
+    "way_of",
+]

@@ -102,7 +102,6 @@ class Publisher:
             try:
                 number = direct.publish(stream, data, committed)
             except NotFound:
-                check_file_name(stream)
                 if not create:
                     raise
                 self.make(stream)
@@ -238,8 +237,6 @@ class Publisher:
             try:
                 done, later = direct.publish_many(pairs)
             except NotFound:
-                for stream, _ in pairs:
-                    check_file_name(stream)
                 if not create:
                     raise
                 for stream in dict.fromkeys(stream for stream, _ in pairs):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
+from typing import Any
 
 from mqfs.client.backoff import FIRST_PAUSE_S, Backoff
 from mqfs.client.large import MultipartAssembler
@@ -51,6 +52,17 @@ def names_of(patterns: Patterns) -> tuple[str, ...]:
     return () if _EVERYTHING in names else names
 
 
+def require_patterns(patterns: Patterns) -> tuple[str, ...]:
+    """The names that a caller gives. Raises TypeError; BadRequest for none, which could mean nothing or everything."""
+    names = (patterns,) if isinstance(patterns, str | bytes) else tuple(patterns)
+    if not names:
+        raise BadRequest("no pattern (expected '#' for everything)")
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"invalid pattern {name!r} (expected str)")
+    return names
+
+
 def require_name(name: str) -> None:
     """Raises BadRequest for what cannot be the name of a future stream."""
     if name.startswith(_PROGRAMS):
@@ -74,13 +86,14 @@ class CursorSubscription(Waiting[Message], Subscription):
         was_away: bool = False,
         program: str = "",
         covers: bool = False,
+        is_past: bool = False,
     ) -> None:
         """`start`, `until`: arguments of `seek` and `until`. `singly`: parts of bodies are messages. `was_away`: the
         server was restarted since it gave the messages before `start`. `program`: selects, instead of patterns.
-        `covers`: the names need not be there yet, and are no views."""
+        `covers`: the names need not be there yet, and are no views. `is_past`: do not wait for `until`."""
         if program and names_of(patterns):
             raise BadRequest("subscribe failed: pattern and program given (expected one)")
-        self._program, self._covers = program, covers
+        self._program, self._covers, self._is_past = program, covers, is_past
         self._set_up(link, path, patterns, until, filters, reconnect)
         self._singly, self._was_away = singly, was_away
         self._exactly: frozenset[str] = frozenset()  # selected here and not by the cursor: no such stream yet
@@ -112,7 +125,7 @@ class CursorSubscription(Waiting[Message], Subscription):
         file = self._link.open(f"{self._path}/.cursor", "r+")
         try:
             self._select(file)
-            until = (f"until {self._until}",) if self._until else ()
+            until = (f"until {self._end(file)}",) if self._until else ()
             follows = self._singly or not self._until
             file.write(command_lines(f"seek {self._start}", *until, "format record", *(["streams"] if follows else [])))
             if follows:
@@ -121,6 +134,13 @@ class CursorSubscription(Waiting[Message], Subscription):
             file.close()
             raise
         return file
+
+    def _end(self, file: File) -> str:
+        """The argument of `until`: of the past no more than there is."""
+        if not self._is_past or not self._until.isdigit():
+            return self._until
+        file.write(command_lines("selected"))
+        return str(min(int(self._until), self._answer(file)["next"] - 1))
 
     def _select(self, file: File) -> None:
         """Select the names; where one without a wildcard is not found, select everything and filter here."""
@@ -182,6 +202,12 @@ class CursorSubscription(Waiting[Message], Subscription):
     def _places(self, file: File) -> tuple[int, list[dict[str, int]]]:
         """The next sequence, and the rows of the selected streams: number, floor, cut, first. Of a cursor after the
         command `streams`."""
+        answer = self._answer(file)
+        self._words = Words(*answer.get("words", DOTTED))
+        return answer["next"], self._selected(answer["streams"])
+
+    def _answer(self, file: File) -> dict[str, Any]:
+        """The answer of a cursor to a command."""
         text, interrupted = b"", False
         while not text.endswith(b"\n"):
             try:
@@ -194,9 +220,8 @@ class CursorSubscription(Waiting[Message], Subscription):
             text += piece
         if interrupted:
             file.interrupt()  # for the next read of a message
-        answer = json.loads(text)
-        self._words = Words(*answer.get("words", DOTTED))
-        return answer["next"], self._selected(answer["streams"])
+        answer: dict[str, Any] = json.loads(text)
+        return answer
 
     def _selected(self, streams: dict[str, dict[str, int]]) -> list[dict[str, int]]:
         """The rows of the selected streams; of all, where a name may be a view's."""
@@ -225,8 +250,7 @@ class CursorSubscription(Waiting[Message], Subscription):
 
     # ------------------------------------------------------------ messages
 
-    def get(self, timeout: float | None = None) -> Message:
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def _next_item(self, deadline: float | None) -> Message:
         while True:
             message = self._get(deadline)
             if not self._filters or all(passes(message) for passes in self._filters):
@@ -346,4 +370,4 @@ class CursorSubscription(Waiting[Message], Subscription):
         self.close()
 
 
-__all__ = ["CursorSubscription", "all_of", "names_of", "require_name"]
+__all__ = ["CursorSubscription", "all_of", "names_of", "require_name", "require_patterns"]

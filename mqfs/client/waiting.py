@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -24,6 +25,13 @@ class Waiting(Generic[T_co]):
         self._at_end = False
 
     def get(self, timeout: float | None = None) -> T_co:
+        """The next one. Raises EOFError at the end, TimeoutError, Interrupted, and the tree's errors."""
+        try:
+            return self._next_item(None if timeout is None else time.monotonic() + timeout)
+        except TimeoutError:
+            raise TimeoutError(f"no message in {timeout or 0:g} s") from None
+
+    def _next_item(self, deadline: float | None) -> T_co:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[T_co]:

@@ -45,6 +45,10 @@ class Worker:
         if self not in inside.get():
             self.join()
 
+    def close(self) -> None:
+        """The same as `stop`, by the name that subscriptions and claims have for it."""
+        self.stop()
+
     def join(self, timeout: float | None = None) -> None:
         for thread in self._threads:
             thread.join(timeout)

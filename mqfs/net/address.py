@@ -95,8 +95,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def explain_failure(address: Address, error: OSError) -> BadAddress:
-    """The error of a failed connect or listen."""
+def explain_failure(address: Address, error: OSError) -> str:
+    """The text of a failed connect or listen."""
     reasons = {
         errno.EADDRINUSE: "in use by another server",
         errno.EACCES: "permission denied",
@@ -111,4 +111,4 @@ def explain_failure(address: Address, error: OSError) -> BadAddress:
             reason = "in a directory that does not exist"
     else:
         reason = reasons.get(error.errno or 0) or str(error.strerror or error)
-    return BadAddress(f"{address}: {reason}")
+    return f"{address}: {reason}"

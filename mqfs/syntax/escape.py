@@ -26,6 +26,8 @@ def escape(text: bytes | str) -> str:
 
 def escape_prefix(text: bytes | str) -> str:
     """The prefix of the names of all texts with this prefix, and of no others. It must not end within a character."""
+    if not isinstance(text, str | bytes):
+        raise TypeError(f"invalid text {text!r} (expected str or bytes)")
     data = text.encode(errors="surrogateescape") if isinstance(text, str) else text
     return _ESCAPED.sub(lambda found: f"%{_byte(found[0]):02X}", data.decode(errors="surrogateescape"))
 

@@ -33,8 +33,12 @@ def check_file_name(name: str) -> str:
 
     Weaker than `check_name`: stores hold names that are older than its rules.
     """
-    if name in RESERVED or name.startswith(".") or "/" in name or "\0" in name:
-        raise BadName(f"reserved name {name!r} (expected no '/', no leading dot, not ctl or order)")
+    if not isinstance(name, str):
+        raise TypeError(f"invalid name {name!r} (expected str)")
+    if name in RESERVED or name.startswith("."):
+        raise BadName(f"{name!r} is reserved (expected no leading dot, not ctl or order)")
+    if "/" in name or "\0" in name:
+        raise BadName(f"{name!r} holds a {'slash' if '/' in name else 'NUL'} (expected one name)")
     return name
 
 

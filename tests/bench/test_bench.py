@@ -243,7 +243,7 @@ def test_mistakes(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None
 
 def test_nobody_answers(tmp_path: Path) -> None:
     done = mqfs("bench", "--at", f"unix!{tmp_path}/socket", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (1, f"mqfs: bad address: unix!{tmp_path}/socket: no such socket\n")
+    assert (done.returncode, done.stderr) == (1, f"mqfs: not connected: unix!{tmp_path}/socket: no such socket\n")
 
 
 def test_the_server_dies(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_transports(server: Server) -> None:
         server.connect(transport="udp")
     with pytest.raises(errors.BadAddress):
         mqfs.connect("http://nowhere")
-    with pytest.raises(errors.BadAddress, match="no such socket"):
+    with pytest.raises(errors.Disconnected, match="no such socket"):
         mqfs.connect(server.address + ".none")
     with server.connect(transport="9p") as client:
         client.group("deep/er", create=True)

@@ -104,7 +104,9 @@ def test_on_calls_coroutines_in_order_and_unsubscribe_ends_them(opening: Opening
         await group.publish("s", b"0")
         handler = Collector()
         registration = await group.on("s", handler, existing=True)
-        assert await group.on("s", handler) is not registration  # another object of the same registration
+        assert (
+            await group.on("s", handler, existing=True) is not registration
+        )  # another object of the same registration
         assert (registration.active, registration.patterns, registration.handler) == (True, ("s",), handler)
         await group.publish_many([("s", b"1"), ("t", b"no"), ("s", b"2")])
         assert [message.body for message in await handler.wait(3)] == [b"0", b"1", b"2"]

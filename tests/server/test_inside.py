@@ -42,7 +42,7 @@ def test_it_serves_until_its_block_ends(tmp_path: Path) -> None:
     assert (signal.getsignal(signal.SIGTERM), os.umask(before[1])) == (before[0], 0o022)
     assert not serving()
     assert not Path(server.address.removeprefix("unix!")).parent.exists()
-    with pytest.raises(errors.BadAddress):
+    with pytest.raises(errors.Disconnected):
         mqfs.connect(server.address, transport="9p").group()
     with mqfs.open(tmp_path / "store") as client:
         assert [message.body for message in client.group("g").history()] == [b"x"]

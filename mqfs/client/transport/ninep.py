@@ -142,7 +142,7 @@ class NinepTransport:
                 self._now.close()
                 try:
                     self._now = SharedConnection(self.label, *self._options)
-                except BadAddress as error:
+                except (BadAddress, Disconnected) as error:
                     raise Disconnected(error.detail) from None
                 except (OSError, MqfsError) as error:
                     raise Disconnected(f"{self.label}: {error}") from None

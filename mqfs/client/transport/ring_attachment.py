@@ -16,6 +16,7 @@ from mqfs.client.backoff import Backoff
 from mqfs.client.transport.attach_client import AttachClient, NoAttachSocket
 from mqfs.client.types import Link
 from mqfs.errors import Busy, Disconnected, MqfsError, NotFound, Stale
+from mqfs.syntax.names import check_file_name
 from mqfs.syntax.patterns import DOTTED, Words
 
 LOOK_S = 0.5  # between two checks of the server
@@ -60,8 +61,8 @@ class Attached:
         raise Stale("ring is corrupt")
 
     def number(self, stream: str) -> int | None:
-        """The number of a stream; None: a view. Raises NotFound, Disconnected."""
-        answer = self.socket.ask({"stream": stream})
+        """The number of a stream; None: a view. Raises NotFound, BadName, Disconnected."""
+        answer = self.socket.ask({"stream": check_file_name(stream)})
         if answer.get("view"):
             return None
         number: int = answer["number"]
@@ -156,6 +157,9 @@ class RingAttachment:
             attach_socket.close()
             raise
         self.now = now
+        if self.closed.is_set():  # meanwhile
+            self.close()
+            self.require()
         return now
 
     def _dial(self) -> AttachClient:
@@ -206,9 +210,11 @@ class RingAttachment:
             return False
 
     def close(self) -> None:
+        """The ring's memory outlives the connection: nothing is published there from now on."""
         self.closed.set()
         at = self.now
         if at is not None:
+            at.is_replaced = True
             at.socket.close()
 
 

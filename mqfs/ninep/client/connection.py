@@ -65,13 +65,13 @@ def connect(
     token: str = "",
 ) -> Client:
     """Connect and attach to the tree at an address. `timeout`: of connecting, in seconds. `token`: the secret that
-    identifies a client over TCP or TLS. Raises BadAddress, BadConfig, Disconnected, TimeoutError, and the server's
-    errors."""
+    identifies a client over TCP or TLS. Raises BadAddress, BadConfig, TimeoutError, the server's errors, and
+    Disconnected where none answers."""
     where = parse_address(address) if isinstance(address, str) else address
     try:
         sock = _dial(where, timeout)
     except OSError as error:
-        raise explain_failure(where, error) from None
+        raise Disconnected(explain_failure(where, error)) from None
     client = Client(sock, ClientMachine(dialect, msize))
     try:
         client.do(client.caller.connect(user, aname, "" if isinstance(where, UnixAddress) else token))

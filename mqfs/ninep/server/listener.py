@@ -42,7 +42,7 @@ def listen(address: Address | str, *, mode: int = 0o666, insecure: bool = False,
             _require_safe(where, identified)
         return _listen_tcp(where)
     except OSError as error:
-        raise explain_failure(where, error) from None
+        raise BadAddress(explain_failure(where, error)) from None
 
 
 def _listen_unix(address: UnixAddress, mode: int) -> Listener:

@@ -16,7 +16,7 @@ from typing import Any
 import trio
 
 from mqfs import limits
-from mqfs.errors import BadRequest, DiskFailed, MqfsError, OverLimit
+from mqfs.errors import BadAddress, BadRequest, DiskFailed, MqfsError, OverLimit
 from mqfs.net.address import UnixAddress, explain_failure
 from mqfs.net.peer import Peer
 from mqfs.net.sockets import SocketFile, peer, peer_groups
@@ -37,7 +37,7 @@ def listen(address: UnixAddress, *, mode: int = 0o666) -> SocketFile:
     try:
         return SocketFile(path, socket.SOCK_SEQPACKET, mode)
     except OSError as error:
-        raise explain_failure(UnixAddress(path), error) from None
+        raise BadAddress(explain_failure(UnixAddress(path), error)) from None
 
 
 class AttachConnection:
