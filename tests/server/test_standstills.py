@@ -20,7 +20,7 @@ from mqfs import limits
 from mqfs.errors import MqfsError
 from mqfs.http.publishing import FRAMES
 from mqfs.ninep.blocking import Client, connect
-from mqfs.ninep.codec.messages import Topen, Tversion, Twalk
+from mqfs.ninep.codec.messages import Topen, Tread, Tversion, Twalk
 from tests.fq import client as fq
 from tests.server.users import park, send, settle
 from tests.server.watched import GREEDY, POLITE, measuring, user
@@ -218,10 +218,41 @@ def write_of_many_names(client: Client) -> Act:
     return written(client, b"".join(frame(f"{number:x}", b"") for number in range(limits.MESSAGE_BYTES // 14)))
 
 
+def programs_that_search(client: Client) -> Act:
+    """256 in a view that is read, and a message that each nearly matches everywhere."""
+    text = "a" * 30 + "b"
+    for number in range(256):
+        calls = " || ".join(f'payload_contains("{text * 2}{number}{n}")' for n in range(8))
+        write(client, "theirs/own/ctl", f'bind view prefix:"" {calls}\n')
+    view = client.open("theirs/own/view")
+    send(client, Tread(1, view.channel.fid, 0, 100))
+    return large(client, b"a" * 60_000 + text.encode() * 10_000)
+
+
+def large(client: Client, body: bytes) -> Act:
+    """A message that is one."""
+    other = connect(f"unix!{client.socket.getpeername()}", msize=limits.MSIZE_MOST)
+    stream = other.open("theirs/own/empty", "w")
+
+    def act() -> None:
+        stream.write(body)
+        other.close()
+
+    return act
+
+
+def programs_bound_together(client: Client) -> Act:
+    """To a view that has many."""
+    for number in range(1, 10):
+        lines = [f'bind view prefix:"{number}.{n}" payload_contains("x") || payload_prefix("y")\n' for n in range(100)]
+        write(client, "theirs/own/ctl", "".join(lines))
+    return lambda: write(client, "theirs/own/ctl", 'bind view prefix:"z"\n')
+
+
 WORK = (
     batch_with_a_bad_end, batch_of_many_names, batch_of_too_many_messages, batch_of_headers,
     batch_of_lines, batch_of_newlines, batch_of_one_line, batch_of_another, lines_of_another, write_with_a_bad_end,
-    write_of_many_names,
+    write_of_many_names, programs_that_search, programs_bound_together,
     many_open_files, many_open_files_and_tversion, many_reads_that_wait, many_requests_at_once, many_names,
     many_streams_to_trim, a_cursor_over_many_streams, many_that_are_due, many_that_expire, a_queue_of_fq_bound_again,
 )  # fmt: skip

@@ -62,6 +62,7 @@ class ValidatedChange:
         self._consumers: dict[str, str | None] = {}  # named here -> what each will be over; None: removed
         self._views: dict[str, list[str]] = {}  # named here -> the patterns of each; without any it is removed
         self._grown = 0  # patterns added to all views together
+        self._searches = group.views.searches  # of the programs that were looked at
         self._made = 0  # consumers added
         self._dropped: set[int] = set()
 
@@ -169,8 +170,9 @@ class ValidatedChange:
             check_name(name)
         if name in self.group.streams or name in self.group.groups:
             raise errors.Exists(f"bind: {name} is a stream or group; a view has a name of its own")
+        searches = 0
         if programs.is_program(pattern):
-            programs.parse(pattern)
+            searches = programs.parse(pattern).searches
         else:
             check_pattern(pattern, settings.words)
         patterns = self.patterns(name)
@@ -178,8 +180,14 @@ class ValidatedChange:
             return
         if len(patterns) >= limits.VIEW_PATTERNS or self.group.views.bound + self._grown >= limits.PATTERNS:
             raise errors.OverLimit(f"bind: at most {limits.VIEW_PATTERNS} a view, {limits.PATTERNS} a group")
+        if searches and self._searches + searches > limits.PROGRAM_SEARCHES:
+            raise errors.OverLimit(
+                f"bind: {self._searches + searches} searches of messages (expected at most {limits.PROGRAM_SEARCHES} "
+                "in all programs of a group)"
+            )
         patterns.append(pattern)
         self._grown += 1
+        self._searches += searches
 
     def _check_unbind(self, settings: Settings, action: Action) -> None:
         name = action.stream or ""
@@ -190,6 +198,8 @@ class ValidatedChange:
         self._require_unprotected(settings, action)
         left = self._views[name] = [text for text in patterns if pattern not in (None, text)]
         self._grown -= len(patterns) - len(left)
+        if (view := self.group.views.get(name)) is not None:
+            self._searches -= sum(p.searches for p in view.programs if p.text in patterns and p.text not in left)
 
 
 def consumer_options(action: Action) -> tuple[str, Change]:

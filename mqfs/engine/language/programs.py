@@ -18,7 +18,7 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NoReturn, TypeAlias, cast
 
@@ -69,6 +69,7 @@ _STRING_OR_PARENTHESIS = re.compile(rf'{_STRING}|[()]|".*', re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
 _ESCAPES = {"\\": "\\", '"': '"', "0": "\0", "n": "\n", "r": "\r", "t": "\t"}
 _ESCAPES_SAID = r"\\ \" \0 \n \r \t \xHH"
+_CHEAP = frozenset({"true", "sample", "payload_prefix", *OF_NAME})  # whatever the size of a body
 _WORD = r"(?:[^\s'#]|'(?:[^']|'')*+')(?:[^\s']|'(?:[^']|'')*+')*+"  # as quoting.split reads it
 _VERB_AND_NAME = re.compile(rf"\s*+{_WORD}\s++{_WORD}\s*+")
 _SHARP = re.compile("#")
@@ -106,6 +107,7 @@ class Program:
 
     text: str
     by_name: bool = attrs.field(eq=False)  # of a stream it selects all messages or none
+    searches: int = attrs.field(eq=False)  # calls that look through a whole body
     _may_route: Callable[[str], bool] = attrs.field(eq=False, repr=False)
     _selects: Selects = attrs.field(eq=False, repr=False)
 
@@ -113,8 +115,14 @@ class Program:
         """False only if no message of a stream of this name can be selected."""
         return self._may_route(topic)
 
-    def selects(self, topic: str, body: bytes, sequence: int) -> bool:
-        """Whether this message is selected. A function of a package that raises selects nothing."""
+    def selects(self, topic: str, body: bytes, sequence: int, searches: int = 0) -> bool:
+        """Whether this message is selected. A function of a package that raises selects nothing.
+
+        `searches`: of all programs that are asked about the message. What they search of it together is bounded, so
+        that it does not hold up others: of a larger body each sees the beginning.
+        """
+        if self.searches and len(body) > (most := limits.PROGRAM_SEARCH_BYTES // max(self.searches, searches)):
+            body = body[:most]
         try:
             return self._selects(topic, body, sequence)
         except _Failed:
@@ -161,6 +169,7 @@ def _without_comment(text: str) -> str:
     return text
 
 
+@lru_cache(maxsize=256)  # it takes a millisecond and more, and is done when one is checked, and when it is bound
 def parse(text: str) -> Program:
     """Raises BadCommand, which names the column (from 1) and what is wrong there."""
     check_size(text, limits.PROGRAM_BYTES, "a program")
@@ -173,13 +182,14 @@ def parse(text: str) -> Program:
         _refuse_syntax(text, error)
     starts: Callable[[str], bool] = name.__eq__ if exact else lambda topic: topic.startswith(name)
     if expression is None:
-        return Program(text, True, starts, lambda topic, body, sequence: starts(topic))
+        return Program(text, True, 0, starts, lambda topic, body, sequence: starts(topic))
     samples = itertools.count()
     may = _build(expression, lambda call: _function(call, samples) if call.name in OF_NAME else true)
     selects = _build(expression, lambda call: _function(call, samples))
     return Program(
         text,
         all(call.name == "true" or call.name in OF_NAME for call in _calls(expression)),
+        sum(call.name not in _CHEAP for call in _calls(expression)),
         lambda topic: starts(topic) and may(topic, b"", 0),
         lambda topic, body, sequence: starts(topic) and selects(topic, body, sequence),
     )

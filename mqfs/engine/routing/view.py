@@ -31,9 +31,12 @@ class View(Numbered):
 
     def refresh(self) -> None:
         """Its patterns have changed."""
-        self.programs = [p for text in self.state.patterns if programs.is_program(text) and (p := self._parse(text))]
+        known = {program.text: program for program in self.programs}
+        texts = [text for text in self.state.patterns if programs.is_program(text)]
+        self.programs = [program for text in texts if (program := known.get(text) or self._parse(text))]
         self.patterns = [text for text in self.state.patterns if not programs.is_program(text)]
         self.bound = len(self.state.patterns)
+        self.searches = sum(program.searches for program in self.programs)
 
     def _parse(self, text: str) -> Program | None:
         """None where a function of it is no longer installed: it selects nothing, and the start continues."""
@@ -65,4 +68,5 @@ class View(Numbered):
 
     def selects(self, name: str, record: Record) -> bool:
         """Whether one of its programs selects that message of a stream of that name."""
-        return any(p.selects(name, record.body, record.sequence) for p in self.programs)
+        searches = self.group.views.searches
+        return any(p.selects(name, record.body, record.sequence, searches) for p in self.programs)

@@ -24,6 +24,7 @@ class ViewRegistry(dict[str, View]):
         super().__init__()
         self._catalog = catalog
         self.bound = 0  # patterns and programs of all of them
+        self.searches = 0  # of these programs
         self._patterns: Patterns[str] = Patterns(catalog.log.settings.words)
         self._routing: dict[str, View] = {}  # those with a program
 
@@ -39,6 +40,7 @@ class ViewRegistry(dict[str, View]):
     def _enter(self, view: View) -> None:
         self[view.name] = view
         self.bound += view.bound
+        self.searches += view.searches
         for pattern in view.patterns:
             self._patterns.add(pattern, view.name)
         self._note_programs(view)
@@ -84,6 +86,7 @@ class ViewRegistry(dict[str, View]):
         for pattern in view.patterns:
             self._patterns.remove(pattern, view.name)
         self.bound -= view.bound
+        self.searches -= view.searches
 
     def _end(self, view: View) -> None:
         del self[view.name]
