@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypeAlias, TypedDict
 
@@ -95,6 +95,14 @@ def is_committed(wait: Durability) -> bool:
 Item: TypeAlias = Outgoing | tuple[str, Body]  # of publish_many: a tuple is a plain message
 
 
+def require_items(items: Sequence[Item]) -> None:
+    """Raises TypeError where a text stands for a pair. The types alone are read: there are many items."""
+    if not {tuple, list, Outgoing}.issuperset(map(type, items)):
+        for item in items:
+            if not isinstance(item, Outgoing):
+                pair_of(item)
+
+
 def outgoing(item: Item) -> Outgoing:
     return item if isinstance(item, Outgoing) else Outgoing(*item)
 
@@ -116,7 +124,13 @@ def escaped(item: Item) -> Item:
 
 def way_of(item: Item) -> str:
     """How an item is written: "long", "put" or "plain". A write of no byte is no message: an empty body is put."""
-    body = item.body if isinstance(item, Outgoing) else pair_of(item)[1]
+    if isinstance(item, Outgoing):
+        body = item.body
+    else:
+        try:
+            _, body = item
+        except (TypeError, ValueError):
+            body = pair_of(item)[1]
     if is_long(body):
         return "long"
     return "put" if is_empty(body) or (isinstance(item, Outgoing) and item.metadata()) else "plain"
@@ -137,5 +151,6 @@ __all__ = [
     "json_of",
     "outgoing",
     "plain_pair",
+    "require_items",
     "way_of",
 ]

@@ -18,7 +18,7 @@ import attrs
 from mqfs import limits
 from mqfs.client.large import BodyWriter, StagedUploads, is_long
 from mqfs.client.message import Kept
-from mqfs.client.outgoing import Item, Outgoing, outgoing, plain_pair, way_of
+from mqfs.client.outgoing import Item, Outgoing, outgoing, plain_pair, require_items, way_of
 from mqfs.client.types import Body, Direct, File, Link, bytes_of, is_empty
 from mqfs.errors import BadRequest, Disconnected, Exists, MqfsError, NotFound, TooLong
 from mqfs.syntax.names import check_file_name
@@ -200,6 +200,7 @@ class Publisher:
         wait: Callable[[], None] | None = None
         source = iter(messages)
         while batch := list(islice(source, _BATCH)):
+            require_items(batch)
             for kind, run in groupby(batch, way_of):
                 alike = list(run)
                 done = 0
