@@ -59,6 +59,21 @@ def resolve(path: str) -> TreePath:
     return next((match for match in matches if os.path.lexists(match.path)), matches[0])
 
 
+def make_group_above(path: str) -> None:
+    """Make the group of a stream's path, and those above it, where they are missing in a tree. Raises ToolError."""
+    mount = os.environ.get("MQFS")
+    for place in [path] if os.path.isabs(path) or not mount else [path, os.path.join(mount, path)]:
+        folder = present = os.path.dirname(place.rstrip("/"))
+        while present and not os.path.lexists(present):
+            present = os.path.dirname(present)
+        if is_group(present or "."):
+            try:
+                os.makedirs(folder or ".", exist_ok=True)
+            except OSError as error:
+                raise ToolError(f"{folder}: {reason(error)}") from error
+            return
+
+
 def _match(path: str) -> TreePath | None:
     if is_group(path):
         return TreePath(path.rstrip("/") or "/")

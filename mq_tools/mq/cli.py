@@ -66,11 +66,13 @@ def print_json(value: Any) -> None:
 @click.option("-H", "--header", "headers", multiple=True, metavar="KEY=VALUE", help="Add a header. Repeatable.")
 @click.option("-l", "--lines", is_flag=True, help="Write each line of standard input as a message.")
 @click.option("-N", "--no-newline", is_flag=True, help="Add no newline to the words of BODY.")
-@click.option("--make", is_flag=True, help="Create the stream if missing.")
+@click.option("--make", is_flag=True, help="Create the stream, and groups above it, if missing.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the sequence of each message.")
 @as_json("Print an object with the sequence of each message.")
 def put(stream: str, body: Sequence[str], **options: Any) -> None:
     """Write a message: the words of BODY with a newline, else standard input as it is."""
+    if options["make"]:
+        tree.make_group_above(stream)
     target = tree.resolve(stream)
     if target.kind != "stream":
         raise ToolError(tree.wrong_kind(stream, target, "stream"))

@@ -307,26 +307,31 @@ class Claims(Waiting[Claim]):
         self.close(release=error is None)
 
 
-def consumer_opener(link: Link, group: str, name: str, over: str, private: bool, transient: bool) -> Callable[[], File]:
+def consumer_opener(
+    link: Link, group: str, name: str, over: str, private: bool, transient: bool, on_made: Callable[[], None]
+) -> Callable[[], File]:
     """A function that opens a consumer, made if it is missing. With options it is made through ctl, if this user may
-    write that."""
+    write that. `on_made`: called for a new one that is to stay."""
     path = f"{group}/.consumers/{name}"
 
     def by_ctl() -> File:
         arguments = [quote_word(name), *([quote_word(over)] if over else [])]
         arguments += ["private"] * private + ["transient"] * transient
+        is_new = not transient and name not in link.names(f"{group}/.consumers")
         with suppress(Denied):
             file = link.open(f"{group}/ctl", "w")
             try:
                 file.write(command_lines(f"consumer {' '.join(arguments)}"))
             finally:
                 file.close()
+            if is_new:
+                on_made()
         return link.open(path, "r+")
 
-    return by_ctl if over or private or transient else opener(link, path, path)
+    return by_ctl if over or private or transient else opener(link, path, path, on_made)
 
 
-def opener(link: Link, path: str, missing: str) -> Callable[[], File]:
+def opener(link: Link, path: str, missing: str, on_made: Callable[[], None] = lambda: None) -> Callable[[], File]:
     """A function that opens a file, and creates `missing`, which brings it about, where it is not found."""
 
     def plainly() -> File:
@@ -335,6 +340,7 @@ def opener(link: Link, path: str, missing: str) -> Callable[[], File]:
         except NotFound:
             with suppress(Exists):
                 link.create(missing)
+                on_made()
             return link.open(path, "r+")
 
     return plainly

@@ -165,6 +165,8 @@ class Group:
         """
         if first is not None and since is not None:
             raise BadRequest("history failed: first and since given (expected one)")
+        if first is None:
+            self._origin.warn_of_loss("history")
         start = "first" if first is None else str(first)
         if since is not None:
             start = format_moment(since)
@@ -206,6 +208,8 @@ class Group:
             if len(names) != 1 or filters:
                 raise BadRequest(f"on failed: single with {names} {filters or ''} (expected one stream, no filters)")
             take = partial(self._take, names[0], renew=True)
+        else:
+            self._origin.warn_of_sharing()
         return self._registry.add(
             names, handler, existing=existing, filters=filters, concurrency=concurrency, once=once, dedup=dedup,
             single=take, on_error=on_error,
@@ -242,12 +246,9 @@ class Group:
         process or of the connection ends it. For concurrency open several handles, a thread each.
         """
         over = over and self._name(over)
-        make = (
-            consumer_opener(self._link, self.path, check_file_name(consumer), over, private, transient)
-            if create
-            else None
-        )
-        return self._claims(consumer, make, self._names(pattern), renew, reconnect)
+        late = partial(self._origin.warn_of_loss, f"new consumer {consumer!r}")
+        make = consumer_opener(self._link, self.path, check_file_name(consumer), over, private, transient, late)
+        return self._claims(consumer, make if create else None, self._names(pattern), renew, reconnect)
 
     def take(
         self, stream: str, *, create: bool = False, renew: bool = False, reconnect: bool | float | None = None

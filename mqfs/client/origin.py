@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Sequence
 from typing import Protocol, cast
 
 from mqfs.client.subscription import CursorSubscription
-from mqfs.client.types import Direct, File, Filters, Link, Patterns, Subscription
+from mqfs.client.types import Direct, File, Filters, Link, Patterns, Subscription, read_whole
+from mqfs.errors import MqfsError
+
+log = logging.getLogger("mqfs.client")
 
 
 class Covering(Subscription, Protocol):
@@ -22,6 +27,7 @@ class Origin:
 
     def __init__(self, link: Link, path: str, reconnect: bool | float) -> None:
         self._link, self._path, self._reconnect = link, path, reconnect
+        self._checked: set[str] = set()  # what was warned of, if it was so
 
     def subscribe(
         self,
@@ -33,6 +39,8 @@ class Origin:
         reconnect: bool | float | None = None,
     ) -> Subscription:
         """From a position of `seek` on. `reconnect`: None: as the client does."""
+        if start == "first":
+            self.warn_of_loss("existing=True")
         again = self._reconnect if reconnect is None else reconnect
         direct = self._direct if start in ("end", "first") and not program else None
         if direct is not None:
@@ -57,6 +65,41 @@ class Origin:
     def end(self) -> int:
         """The next sequence, where it is known without asking the server; else 0."""
         return self._direct.end() if self._direct is not None else 0
+
+    # ------------------------------------------------------------ warnings: once each, they cost round trips
+
+    def warn_of_loss(self, what: str) -> None:
+        """Warn a late reader where messages were written that nothing keeps for it."""
+        if self._is_first("loss") and b"replay off" in self._settings() and self._next() > 1:
+            log.warning(
+                "%s in group %r: 'replay off' keeps no message for later readers (expected 'replay all' in ctl, or "
+                "readers before publishers)", what, self._path or "/",
+            )  # fmt: skip
+
+    def warn_of_sharing(self) -> None:
+        """Warn of a handler where readers share the messages: it shares none."""
+        if self._is_first("sharing") and b"deliver one" in self._settings():
+            log.warning(
+                "on in group %r: with 'deliver one', too, each handler gets every message (expected single=True for "
+                "handlers that share them)", self._path or "/",
+            )  # fmt: skip
+
+    def _is_first(self, warning: str) -> bool:
+        self._checked, before = {*self._checked, warning}, self._checked
+        return warning not in before
+
+    def _settings(self) -> list[bytes]:
+        try:
+            return read_whole(self._link, f"{self._path}/ctl").splitlines()
+        except MqfsError:  # what is called next says it
+            return []
+
+    def _next(self) -> int:
+        file = self.cursor()
+        try:
+            return int(json.loads(file.ask(b"selected\n"))["next"])
+        finally:
+            file.close()
 
     @property
     def _direct(self) -> Direct | None:

@@ -279,3 +279,69 @@ def test_a_group_is_made_with_its_settings_or_not_at_all(tree: Client, name: str
     with pytest.raises(errors.BadCommand, match="depth"):
         tree.group(name, create=True, ctl=["depth much"])
     assert tree.group(name).settings()["replay"] == "off", "it was there before"
+
+
+# ---------------------------------------------------------------- warnings
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [record.getMessage() for record in caplog.records if record.name == "mqfs.client"]
+    caplog.clear()
+    return found
+
+
+LATE = "'replay off' keeps no message for later readers (expected 'replay all' in ctl, or readers before publishers)"
+
+
+@pytest.mark.parametrize("over", ["", "s"])
+def test_who_comes_too_late_is_warned(tree: Client, name: str, over: str, caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[Callable[[Group], object]] = [
+        lambda group: group.consume("late", over=over).close(),
+        lambda group: group.work("work", print, over=over).stop(),
+        lambda group: group.subscribe(existing=True).close(),
+        lambda group: group.on("s", lambda message: None, existing=True).unsubscribe(),
+        lambda group: list(group.history()),
+    ]
+    for number, call in enumerate(calls):
+        group = tree.group(f"{name}/{number}", create=True)
+        group.create("s")
+        group.consume("early", over=over).close()
+        call(tree.group(f"{name}/{number}"))
+        assert warnings(caplog) == [], "nothing was written yet"
+    for number, call in enumerate(calls):
+        group = tree.group(f"{name}/{number}/after", create=True)
+        group.publish("s", "x")
+        call(group)
+        (warning,) = warnings(caplog)
+        assert warning.endswith(f"in group {group.path!r}: {LATE}")
+        call(group)
+        assert warnings(caplog) == [], "once"
+        kept = tree.group(f"{name}/{number}/kept", create=True, ctl=["replay all"])
+        kept.publish("s", "x")
+        call(kept)
+        assert warnings(caplog) == []
+
+
+def test_plain_handlers_of_a_work_queue_are_warned_of(
+    tree: Client, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each gets every message there too, as a subscription does; those that share them say so."""
+    group = tree.group(name, create=True, ctl=["deliver one"])
+    group.create("s")
+    group.on("s", lambda message: None, single=True)
+    assert warnings(caplog) == []
+    group.on("s", lambda message: None)
+    (warning,) = warnings(caplog)
+    assert "each handler gets every message (expected single=True for handlers that share them)" in warning
+    group.on("t", lambda message: None)
+    assert warnings(caplog) == []
+
+
+def test_a_handler_over_a_view_with_a_long_name(tree: Client, name: str) -> None:
+    group = kept(tree, name)
+    views = ["v" * 200, "w" * 200]
+    for view in views:
+        group.bind(view, "s")
+    called: list[int] = []
+    registration = group.on(views, lambda message: called.append(1))
+    assert registration.active

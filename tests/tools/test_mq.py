@@ -97,6 +97,16 @@ def test_put_makes_a_stream_only_where_it_is_to(server: Server) -> None:
     assert [row["body"] for row in kept(group)] == ["x\n", "y\n"]
 
 
+def test_put_makes_the_groups_above_too(server: Server, tmp_path: Path) -> None:
+    said("put", "--make", server.path / "new" / "er" / "s", "x")
+    said("put", "--make", "put below/s", "y", env={"MQFS": str(server.path)})
+    assert [row["body"] for row in kept(server.path / "new" / "er")] == []
+    assert (server.path / "put below" / "s").exists()
+    assert "is the tree mounted?" in refused(1, "put", "--make", tmp_path / "no" / "s", "x")
+    assert list(tmp_path.iterdir()) == []
+    assert "no such group" in refused(1, "put", server.path / "none" / "s", "x")
+
+
 def test_put_metadata(server: Server) -> None:
     group = server.group("put more", "replay all", streams=["e s"])
     words = ["--ttl", "1h", "--priority", 9, "--id", "a1", "-H", "lang=de", "--header", "a=b=c"]

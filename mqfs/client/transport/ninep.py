@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 WINDOW_BYTES = 1 << 20  # writes under way at once: bounds the copies here and the queue in the server
 WINDOW = 256
-ANSWER_BYTES = 128  # of `.put`
+ANSWER_BYTES = 65_536  # of `.put`, and of a cursor with names of views
 
 
 class NinepFile:
