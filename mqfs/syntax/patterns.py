@@ -1,7 +1,8 @@
 """Topics as in AMQP: which patterns the name of a stream matches.
 
 A name is words separated by dots; an empty word is a word. In a pattern the word `*` is exactly one word, `#` zero or
-more. A group may have other characters for these three, its Words. Owns what a legal pattern is, the match of one and
+more. A group may have other characters for these three, its Words, and one more for one or more words, which is short
+for both: a word, then any. Owns what a legal pattern is, the match of one and
 the match of many; knows nothing of streams or views.
 """
 
@@ -18,11 +19,17 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Words(NamedTuple):
-    """The three characters of patterns. Without a separator every character of a name is a word."""
+    """The characters of patterns. Without a separator every character of a name is a word."""
 
     separator: str = "."
     one: str = "*"
     many: str = "#"
+    some: str = ""  # one or more words; by default there is none
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """Three, where there is no fourth: so older clients read them."""
+        return self if self.some else self[:3]
 
     def split(self, text: str) -> list[str]:
         return text.split(self.separator) if self.separator else list(text)
@@ -33,12 +40,12 @@ DOTTED = Words()
 
 def check_words(words: Words) -> Words:
     """Raises BadCommand where patterns could not be made of these."""
-    separator, one, many = words
-    if len(one) != 1 or len(many) != 1 or len(separator) > 1:
-        raise BadCommand("words takes a separator ('' for none) and two wildcards, one character each")
+    separator, one, many, some = words
+    if len(one) != 1 or len(many) != 1 or len(separator) > 1 or len(some) > 1:
+        raise BadCommand("words takes a separator ('' for none) and two or three wildcards, one character each")
     used = "".join(words)
     if len(set(used)) < len(used):
-        raise BadCommand(f"words {' '.join(words)}: write three different characters")
+        raise BadCommand(f"words {' '.join(words.listed)}: write different characters")
     if not used.isprintable() or any(c in used for c in " /"):
         raise BadCommand(f"words {used!r}: no blank, slash or control character separates names or stands in a pattern")
     return words
@@ -49,19 +56,19 @@ def check_pattern(text: str, words_of: Words = DOTTED) -> tuple[str, ...]:
     if not text or "/" in text or "\0" in text:
         raise BadCommand(f"pattern {text!r}: a pattern has a word at least, and no slash and no NUL")
     check_size(text, limits.PATTERN_BYTES, "a pattern")
-    words = words_of.split(text)
-    if len(words) > limits.PATTERN_WORDS:
-        raise BadCommand(f"a pattern has at most {limits.PATTERN_WORDS} words, this one {len(words)}")
+    words, plain = words_of.split(text), _plain(text, words_of)
+    if len(plain) > limits.PATTERN_WORDS:
+        raise BadCommand(f"a pattern has at most {limits.PATTERN_WORDS} words, this one {len(plain)}")
     column = 1
     for word in words:
-        if len(word) > 1 and (wild := re.search(f"[{re.escape(words_of.one + words_of.many)}]", word)):
+        if len(word) > 1 and (wild := re.search(f"[{re.escape(words_of.one + words_of.many + words_of.some)}]", word)):
             between = "dots" if words_of.separator == "." else f"{words_of.separator!r}"
             raise BadCommand(
                 f"pattern {text!r}, column {column + wild.start()}: {wild[0]} stands for whole words, "
                 f"not for a part of {word!r}; write it between {between}"
             )
         column += len(word) + 1
-    return _collapse(words, words_of.many)
+    return plain
 
 
 def check_size(text: str, most: int, what: str) -> None:
@@ -77,12 +84,12 @@ def check_size(text: str, most: int, what: str) -> None:
 def is_pattern(text: str, words_of: Words = DOTTED) -> bool:
     """Whether a word of it is `*` or `#`: then it is no name of one stream."""
     words = words_of.split(text)
-    return words_of.one in words or words_of.many in words
+    return words_of.one in words or words_of.many in words or bool(words_of.some and words_of.some in words)
 
 
 def has_wildcard(text: str, words_of: Words = DOTTED) -> bool:
     """Whether it is no name of a stream to come: a pattern, or one that check_pattern refuses."""
-    return words_of.one in text or words_of.many in text
+    return words_of.one in text or words_of.many in text or bool(words_of.some and words_of.some in text)
 
 
 def compile_pattern(pattern: str, words_of: Words = DOTTED) -> Callable[[str], bool]:
@@ -106,7 +113,11 @@ def compile_pattern(pattern: str, words_of: Words = DOTTED) -> Callable[[str], b
     return lambda name: match(name + separator) is not None
 
 
-def _collapse(words: list[str], many: str) -> tuple[str, ...]:
+def _plain(pattern: str, words_of: Words) -> tuple[str, ...]:
+    """The words of a pattern, with `* #` for one or more words, and consecutive `#` made one."""
+    words, many = words_of.split(pattern), words_of.many
+    if words_of.some:
+        words = [plain for word in words for plain in ((words_of.one, many) if word == words_of.some else (word,))]
     return tuple(word for at, word in enumerate(words) if word != many or not at or words[at - 1] != many)
 
 
@@ -197,7 +208,7 @@ class Patterns(Generic[K]):
             return False
         self._bound.remove((pattern, key))
         if is_pattern(pattern, self.words):
-            self._prune(_collapse(self.words.split(pattern), self.words.many), key)
+            self._prune(_plain(pattern, self.words), key)
         else:
             self._exact[pattern].remove(key)
             if not self._exact[pattern]:

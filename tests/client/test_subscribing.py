@@ -88,6 +88,32 @@ def test_programs(tree: Client, name: str) -> None:
         group.subscribe("log.*", program=program)
 
 
+def test_one_or_more_words(tree: Client, name: str) -> None:
+    """As the wildcard of qpubs; by the log, a ring, a view, a consumer, a handler and after a restart alike."""
+    group = tree.group(name, create=True, ctl=["replay all", "words . + '#' *", "bind view a.*"])
+    assert group.settings()["words"] == ". + '#' *"
+    called: queue.SimpleQueue[str] = queue.SimpleQueue()
+    group.on("a.*", lambda message: called.put(message.stream))
+    with group.subscribe("a.*") as now, group.consume("c", over="view") as claims, group.subscribe("view") as view:
+        for stream in "a", "a.b", "b", "a.b.c":
+            group.publish(stream, "x")
+        for wanted in "a.b", "a.b.c":
+            got = [
+                now.get(HANG_S).stream,
+                view.get(HANG_S).stream,
+                claims.get(HANG_S).stream,
+                called.get(timeout=HANG_S),
+            ]
+            assert got == [wanted] * 4
+    assert [message.stream for message in group.history(pattern="*.b")] == ["a.b"]
+    assert {message.stream for message in group.history(pattern="+")} == {"a", "b"}
+    with pytest.raises(errors.BadCommand, match="stands for whole words"):
+        group.subscribe("ab*")
+    group.unbind("view")
+    group.ctl("words . + '#'")
+    assert group.settings()["words"] == ". + '#'"
+
+
 def test_patterns(tree: Client, name: str) -> None:
     group = kept(tree, name)
     group.bind("errors", "*.error")

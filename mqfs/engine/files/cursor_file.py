@@ -153,7 +153,7 @@ class Cursor(CommandFile):
     def _selected(self) -> None:
         group, names = self.group, self.selection.names
         views = [name for name in names if name in group.views]
-        answer = {"next": group.log.end.next, "views": views, "words": group.settings.words}
+        answer = {"next": group.log.end.next, "views": views, "words": group.settings.words.listed}
         self.pending = (json.dumps(answer, ensure_ascii=False) + "\n").encode()
 
     def _measure(self, messages: int, size: int) -> None:

@@ -123,7 +123,7 @@ def _over(consumer: Consumer) -> Stream | None:
 def places(group: Group, user: User) -> str:
     """Of `.stats` what a reader needs to plan with: nothing of it is counted, however much is kept or waits."""
     streams = {name: _place(stream) for name, stream in _streams(group, user)}
-    body = {**_log(group), "words": group.settings.words, "streams": streams}
+    body = {**_log(group), "words": group.settings.words.listed, "streams": streams}
     return json.dumps(body, ensure_ascii=False) + "\n"
 
 

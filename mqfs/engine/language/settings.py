@@ -78,7 +78,7 @@ class Settings:
             f"idle {print_duration(self.idle)}",
             f"protect {'on' if self.protect else 'off'}",
             f"sender {'on' if self.sender else 'off'}",
-            f"words {' '.join(map(quote, self.words))}",
+            f"words {' '.join(map(quote, self.words.listed))}",
         ]
         if given and not self.full_was_set:
             lines.remove(f"full {self.full}")
@@ -265,8 +265,8 @@ def _set_backoff(words: list[str], settings: Settings) -> Settings:
 
 
 def _set_words(words: list[str], settings: Settings) -> Settings:
-    if len(words) != 4:
-        raise BadCommand("words takes a separator and two wildcards, such as . * #")
+    if len(words) not in (4, 5):
+        raise BadCommand("words takes a separator and two or three wildcards, such as . * #")
     return evolve(settings, "words", check_words(Words(*words[1:])))
 
 

@@ -123,7 +123,7 @@ class AttachConnection:
             "keep": settings.get("keep", "disk"),
             "deliver": settings["deliver"],
             "ttl_ns": group.settings.ttl,
-            "words": group.settings.words,
+            "words": group.settings.words.listed,
             "ephemeral": True,  # it knows such messages
         }
 

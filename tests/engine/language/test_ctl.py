@@ -35,7 +35,7 @@ SETTINGS = st.builds(
     dedup=st.integers(0, 10**9).map(lambda ms: ms * 10**6),
     idle=st.integers(0, 10**9).map(lambda ms: ms * 10**6),
     protect=st.booleans(),
-    words=st.sampled_from([DOTTED, Words("", "?", "*"), Words("#", "'", '"')]),
+    words=st.sampled_from([DOTTED, Words("", "?", "*"), Words("#", "'", '"'), Words(".", "+", "#", "*")]),
 )
 
 

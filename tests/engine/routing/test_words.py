@@ -17,6 +17,7 @@ from mqfs.wait import Wait
 from tests.support.hand import ROOT, Hand
 
 MQTT, NATS, CHARACTERS = Words(":", "+", "#"), Words(".", "*", ">"), Words("", "?", "*")
+QPUBS = Words(".", "+", "#", "*")
 
 
 def read(handle: object) -> list[bytes]:
@@ -36,6 +37,14 @@ def read(handle: object) -> list[bytes]:
         (NATS, "a.>", ["a", "a.b", "a.b.c"], ["b", "a#"]),
         (CHARACTERS, "*.log", [".log", "a.log", "a.b.log", "\n.log"], ["log", "a.logs"]),
         (CHARACTERS, "a?c*", ["abc", "a.cde"], ["ac", "abd"]),
+        (QPUBS, "a.*", ["a.b", "a.b.c", "a."], ["a", "b.a", ".a", "ab"]),
+        (QPUBS, "*.a", ["b.a", "c.b.a", ".a"], ["a", "a.", "a.b", "ba"]),
+        (QPUBS, "*", ["a", "a.b", "*"], []),
+        (QPUBS, "a.*.b", ["a.x.b", "a.x.y.b", "a.b.b"], ["a.b", "a.x", "a.x.b.c"]),
+        (QPUBS, "*.*", ["a.b", "a.b.c"], ["a"]),
+        (QPUBS, "#.*.#", ["a", "a.b", "a.b.c"], []),
+        (QPUBS, "a.+.*", ["a.b.c", "a.b.c.d"], ["a", "a.b"]),
+        (Words("", "?", "*", "+"), "a+", ["ab", "abc", "a+"], ["a", "ba"]),
     ],
 )
 def test_a_pattern_of_other_words(words: Words, pattern: str, matches: list[str], others: list[str]) -> None:
@@ -66,7 +75,8 @@ def test_it_is_the_same_language_in_other_letters(pattern: str, name: str, words
 @pytest.mark.parametrize(
     "line",
     ["words", "words .", "words . *", "words . * * ", "words . . '#'", "words '' ab '#'", "words / + '#'",
-     "words :: + -", "words . ' ' '#'", "words . * '#' x", "words . '' '#'", "words . * '\x07'"],
+     "words :: + -", "words . ' ' '#'", "words . * '#' x y", "words . * '#' *",
+     "words . * '#' ab", "words . * '#' ' '", "words . '' '#'", "words . * '\x07'"],
 )  # fmt: skip
 def test_bad_words(hand: Hand, line: str) -> None:
     with pytest.raises(BadCommand, match="words"):
