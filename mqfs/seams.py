@@ -202,6 +202,11 @@ class RangeWriter(Protocol):
         Raises DiskFull, DiskFailed, ReadOnly."""
         ...
 
+    def hold_room(self, size: int) -> None:
+        """Have that many bytes of the disk, which the next appends use: they are not refused for want of room. 0: no
+        more. Raises DiskFull, DiskFailed, ReadOnly."""
+        ...
+
     def append_range(self, data: Buffer, rows: Columns) -> None:
         """Append whole batches of messages as they were encoded, at the position that `reserve_space` returned and for
         which `rows` was made. Their sequences are not below `next`."""
@@ -306,6 +311,7 @@ class Store(Spool, Protocol):
     uuid: str
     path: str  # "" in memory
     sync_times: Histogram  # seconds that syncs of messages took
+    full: dict[int, int]  # groups that the disk had no room for, and for how many bytes; until it has as many
 
     def groups(self) -> Sequence[int]:
         """Numbers of all groups, the root's (1) too once it was made."""

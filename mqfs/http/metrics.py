@@ -42,6 +42,7 @@ OF_GROUP = (
     Family("mqfs_delayed", GAUGE, "Delayed messages."),
     Family("mqfs_damaged", GAUGE, "Damaged places found in the log."),
     Family("mqfs_read_only", GAUGE, "1 where the disk has failed: nothing can be written."),
+    Family("mqfs_disk_full", GAUGE, "1 where the disk had no room: writes are refused until it has."),
 )
 OF_CONSUMER = (
     Family("mqfs_consumer_waiting", GAUGE, "Messages neither acknowledged nor claimed."),
@@ -102,7 +103,7 @@ class Scrape:
             values = (
                 counts.written, counts.written_bytes, counts.read, counts.discarded, counts.cut, counts.fell_behind,
                 counts.lost, counts.refused, bucket.upkeep.size, len(group.held), bucket.upkeep.damaged,
-                int(bucket.end.failed is not None),
+                int(bucket.end.failed is not None), int(group.number in self._tree.store.full),
             )  # fmt: skip
             self._groups.append((labels(group=path), values))
             for name, consumer in list(group.consumers.items()):

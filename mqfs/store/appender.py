@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import inf
 from typing import Any, NoReturn
 
@@ -35,12 +36,14 @@ def _no_state() -> bytes:
 class Appender:
     """See `LogWriter` in mqfs/seams.py."""
 
-    __slots__ = ("_chain", "_commit", "_disk", "_end", "_pwrite", "_sequences", "state")
+    __slots__ = ("_chain", "_commit", "_disk", "_end", "_held", "_holding", "_pwrite", "_sequences", "state")
 
     def __init__(self, chain: Chain, commit: GroupCommit, sequences: SequenceBlocks) -> None:
         self._chain, self._commit, self._sequences = chain, commit, sequences
         self._end, self._disk, self._pwrite = chain.end, chain.disk, chain.disk.pwrite
         self.state: Callable[[], bytes] = _no_state
+        self._held = 0  # bytes that stay allocated, for a ring
+        self._holding = False
 
     def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"") -> int:
         end, commit = self._end, self._commit
@@ -157,9 +160,14 @@ class Appender:
             if error.errno in _FULL:
                 error = OSError(errno.EIO, "a record could not be taken back")
         if error.errno in _FULL:
-            raise errors.DiskFull(f"group {self._chain.group}") from error
+            raise self._disk_full(length) from error
         self._commit.fail(error)
         raise errors.DiskFailed(str(error)) from error
+
+    def _disk_full(self, need: int) -> errors.DiskFull:
+        if not self._holding:  # no write was refused
+            self._chain.context.full[self._chain.group] = need
+        return errors.DiskFull(f"group {self._chain.group}")
 
     def _erase(self, segment: Segment, length: int) -> None:
         """Zeros where something was perhaps written behind the end."""
@@ -168,21 +176,50 @@ class Appender:
         for at in range(segment.used, end, step):
             write_all(self._disk, segment.open(), bytes(min(step, end - at)), at)
 
-    def make_room(self, need: int) -> Segment:
-        """The segment that takes the next record of `need` bytes, preallocated. Raises DiskFull, DiskFailed."""
+    def hold_room(self, size: int) -> None:
+        """Have that many bytes allocated, after a roll too, for records that were published elsewhere; 0: no more. A
+        quarter of a segment's bound is counted at most. Raises DiskFull, DiskFailed."""
+        segment = self._chain.open
+        if size and size == self._held and segment is not None and segment.used + size <= segment.room:
+            return
+        self._held = 0
+        if size:
+            self._holding = True
+            try:
+                self.make_room(size, min(size, limits.SEGMENT_BYTES // 4))
+            finally:
+                self._holding = False
+            self._held = size
+
+    def ask_for_room(self) -> None:
+        """Whether there is as much room by now as the disk did not have."""
+        if self._end.failed is None:
+            with suppress(errors.MqfsError):
+                self.make_room(self._chain.context.full[self._chain.group])
+
+    def make_room(self, need: int, counted: int | None = None) -> Segment:
+        """The segment that takes the next records of `need` bytes, preallocated. `counted`: of these, for the bound of
+        a segment. Raises DiskFull, DiskFailed."""
         need = padded(need)
         segment = self._chain.open
-        if segment is None or self._is_full(segment, need):
-            segment = self.roll()
+        if segment is None or self._is_full(segment, need if counted is None else counted):
+            try:
+                segment = self.roll(need)
+            except errors.DiskFull:
+                if segment is None or segment.used + need > segment.allocated:
+                    raise  # else the old one takes what it has room for
         if segment.used - segment.idx.covered >= limits.INDEX_STRIDE_BYTES:
             self._commit.extend_index(segment)
         try:
             segment.grow(need)
         except OSError as error:
             if error.errno in _FULL:
-                raise errors.DiskFull(f"group {self._chain.group}") from error
+                raise self._disk_full(need) from error
             self._commit.fail(error)
             raise errors.DiskFailed(str(error)) from error
+        full = self._chain.context.full
+        if full and need >= full.get(self._chain.group, need):
+            full.pop(self._chain.group, None)
         stride = segment.used + need + limits.INDEX_STRIDE_BYTES
         segment.room = min(segment.allocated, max(stride, segment.used + need))
         return segment
@@ -236,8 +273,8 @@ class Appender:
         """Whether a new segment would use up a sequence while a ring gives them: the ring would not know."""
         return self._sequences.are_given_by_others and self._end.next <= segment.first
 
-    def roll(self) -> Segment:
-        """Begin a new segment. The old one is sealed when it is synced."""
+    def roll(self, need: int = 0) -> Segment:
+        """Begin a new segment, for records of `need` bytes. The old one is sealed when it is synced."""
         chain, commit, end = self._chain, self._commit, self._end
         old = chain.segments[-1]
         # Where only changes came since the old one began its name is taken, so that number is used up.
@@ -249,7 +286,7 @@ class Appender:
             )
         except OSError as error:
             if error.errno in _FULL:
-                raise errors.DiskFull(f"group {chain.group}") from error
+                raise self._disk_full(need) from error
             if error.errno not in _SHORT:
                 commit.fail(error)
             raise errors.DiskFailed(str(error)) from error
@@ -265,7 +302,23 @@ class Appender:
         commit.written += head
         commit.note_folder_change()
         commit.sync()
+        if self._held:
+            with suppress(OSError):  # then the old one goes, and gives back its room
+                segment.grow(self._held)
+                segment.room = segment.used + self._held
         return segment
+
+    def roll_for_removal(self) -> None:
+        """Begin a new segment, as the open one is to go. On a full disk with the room that was allocated behind it."""
+        try:
+            self.roll()
+        except errors.DiskFull:
+            segment = self._chain.open
+            if segment is None or self._held:
+                raise
+            segment.shrink()
+            segment.room = segment.used
+            self.roll()
 
 
 __all__ = ["Appender"]

@@ -18,6 +18,7 @@ class StoreContext(Protocol):
     sync_times: Histogram
     quarantine: Quarantine
     staging: str
+    full: dict[int, int]  # groups that the disk had no room for, and for how many bytes
 
     def close_later(self, fd: int) -> None:
         """Close a descriptor on the committer's thread."""

@@ -5,6 +5,8 @@ Owns nothing else; never retries, never hides an error.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -48,6 +50,16 @@ class Disk:
 
     def allocate(self, fd: int, position: int, length: int) -> None:
         os.posix_fallocate(fd, position, length)
+
+    def allocate_whole(self, fd: int, position: int, length: int) -> None:
+        """Allocate at the end of a file; where there is no room, give back the part that was allocated."""
+        try:
+            self.allocate(fd, position, length)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                with contextlib.suppress(OSError):
+                    self.truncate(fd, position)
+            raise
 
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size

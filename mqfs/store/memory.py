@@ -24,6 +24,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self.uuid = str(uuid.uuid4())
         self.sync_times = Histogram()  # it stays empty
+        self.full: dict[int, int] = {}  # this, too
         self._buckets: dict[int, MemoryBucket] = {}
         self._numbers = 0
 

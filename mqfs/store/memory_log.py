@@ -233,6 +233,9 @@ class MemoryAppender:
         self._log.check_room(size)
         return 0
 
+    def hold_room(self, size: int) -> None:
+        pass
+
     def append_range(self, data: Buffer, rows: Columns) -> None:
         for n, position in enumerate(rows.positions):
             self._end.next = rows.sequences[n]

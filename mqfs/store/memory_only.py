@@ -106,6 +106,9 @@ class _Writer:
         self._require_sequences(messages)
         return self._memory.ranges.reserve_space(size, messages)
 
+    def hold_room(self, size: int) -> None:
+        pass  # of the disk none is used
+
     def append_range(self, data: Buffer, rows: Columns) -> None:
         self._memory.ranges.append_range(data, rows)
         self._in_step()

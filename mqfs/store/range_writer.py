@@ -41,6 +41,11 @@ class DiskRangeWriter:
             segment = self._appender.reserve(size, end.next + messages)
         return segment.used
 
+    def hold_room(self, size: int) -> None:
+        if size and self._end.failed is not None:
+            raise errors.ReadOnly(str(self._end.failed))
+        self._appender.hold_room(size)
+
     def append_range(self, data: Buffer, rows: Columns) -> None:
         end, commit, segment = self._end, self._commit, self._chain.open
         if end.failed is not None:

@@ -39,6 +39,7 @@ class DiskStore:
         self.disk = disk if disk is not None else Disk()
         self.descriptors = Descriptors()
         self.sync_times = Histogram()
+        self.full: dict[int, int] = {}
         self.staging = f"{self.path}/staging"
         self.quarantine = Quarantine(self.disk, f"{self.path}/quarantine")
         self._lock = -1
@@ -150,6 +151,7 @@ class DiskStore:
         if bucket is not None:
             bucket.upkeep.abandon()
             del self._buckets[number]
+            self.full.pop(number, None)
         try:
             remove_tree(self.disk, gone)
         except OSError as error:
@@ -161,6 +163,8 @@ class DiskStore:
             self._turn = list(self._buckets.values())
         while self._turn and time.monotonic() < until:
             self._turn.pop().upkeep.tick(until)
+        for number in list(self.full):
+            self._buckets[number].writer.ask_for_room()
 
     def close_later(self, fd: int) -> None:
         """See `StoreContext`."""

@@ -28,7 +28,7 @@ def trim(chain: Chain, liveness: Liveness, removal: SegmentRemoval, appender: Ap
         opened.liveness.cursor = 0
         are_others_unwanted = len(unwanted) == len(chain.segments) - 1
         if are_others_unwanted and not _has_live(liveness, opened):
-            appender.roll()
+            appender.roll_for_removal()
             unwanted.append(opened)
     if chain.open is None:
         unwanted = [

@@ -35,6 +35,7 @@ class DiskUpkeep:
         self.sync, self.fail = commit.sync, commit.fail
         self._seen = 0  # bytes appended at the last tick
         self._closed = False
+        self._trim_due = False  # the last one failed
 
     @property
     def size(self) -> int:
@@ -49,10 +50,18 @@ class DiskUpkeep:
 
     def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:
         self._liveness.update(floors, dropped)
+        self._trim()
+
+    def _trim(self) -> None:
+        """Trim, or try again at the next tick: a full disk may have room by then."""
         try:
             trim(self._chain, self._liveness, self._removal, self._appender)
         except (OSError, errors.MqfsError) as error:
-            log.warning("group %d was not trimmed: %s", self._chain.group, error)
+            if not self._trim_due:
+                log.warning("group %d was not trimmed: %s", self._chain.group, error)
+            self._trim_due = True
+        else:
+            self._trim_due = False
 
     # ------------------------------------------------------------ for the store
 
@@ -64,6 +73,8 @@ class DiskUpkeep:
             self._commit.ask_again()
             self._removal.resume()
             self._rest_when_idle()
+            if self._trim_due:
+                self._trim()
             if self._liveness.is_known:
                 self.compaction.tick(until)
         except (OSError, errors.MqfsError) as error:

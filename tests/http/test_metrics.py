@@ -40,6 +40,7 @@ OF_STATS = {
     "delayed": "held",
     "damaged": "damaged",
     "read_only": "read_only",
+    "disk_full": "disk_full",
 }
 OF_CONSUMER = ("waiting", "claimed", "delayed", "handles")
 SINCE_START = ("delivered", "acknowledged", "failed", "dead")

@@ -14,7 +14,7 @@ from mqfs import limits
 from mqfs.client.transport.ring_attachment import LOOK_S, Attached, RingAttachment
 from mqfs.client.transport.ring_subscription import NotInRing, RingSubscription
 from mqfs.client.types import Filters, Link, Patterns, Subscription
-from mqfs.errors import Again, BadRing, Busy, Disconnected, MqfsError, Stale, TooLong
+from mqfs.errors import Again, BadRing, Busy, Disconnected, MqfsError, NotFound, Stale, TooLong
 from mqfs.model import Kind
 from mqfs.ring import EPHEMERAL
 
@@ -111,10 +111,12 @@ class RingGroup:
             self._attachment.still_valid(at)
         elif at.socket.is_lost:
             self._attachment.still_valid(at)
+        elif isinstance(error, Again):
+            self._require_log(at)
 
     def _wait_committed(self, at: Attached, sequence: int) -> None:
-        """Wait until a message is as durable as the group's `sync` demands. Raises DiskFailed; after Disconnected the
-        outcome is unknown."""
+        """Wait until a message is as durable as the group's `sync` demands. Raises DiskFailed; DiskFull, where it waits
+        in the ring for room; after Disconnected the outcome is unknown."""
         look_at = time.monotonic() + LOOK_S
         while not at.ring.wait_committed(sequence, SLICE_S):
             self._attachment.require()
@@ -128,10 +130,10 @@ class RingGroup:
 
     @staticmethod
     def _require_log(at: Attached) -> None:
-        """Raises DiskFailed where the group's log has failed."""
+        """Raises DiskFailed where the group's log has failed, DiskFull where it has no room."""
         try:
-            at.name(1)  # any question will do
-        except Disconnected:
+            at.socket.ask({"stream": ""})  # there is none: the answer is what stands in the way of a publish
+        except (Disconnected, NotFound, Stale):
             pass
 
     # ------------------------------------------------------------ subscribing

@@ -44,6 +44,7 @@ def figures(node: Group | Stream | View) -> dict[str, Any]:
         "written_bytes": counts.written_bytes,
         "log_bytes": bucket.upkeep.size,
         "read_only": bucket.end.failed is not None,
+        "disk_full": node.number in node.tree.store.full,
     }
 
 
@@ -53,6 +54,7 @@ def _totals(group: Group, user: User) -> dict[str, Any]:
     return {
         **_log(group),
         "read_only": failed is not None,
+        "disk_full": group.number in group.tree.store.full,
         "failure": str(failed) if failed is not None else None,
         "damaged": bucket.upkeep.damaged,
         **attrs.asdict(group.counts),

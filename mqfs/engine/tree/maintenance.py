@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from functools import partial
 
 from mqfs.engine.group import Group
 from mqfs.engine.log.faults import Faults
 from mqfs.engine.log.timers import Timers
+from mqfs.model import User
 from mqfs.seams import Clock, Store
+
+log = logging.getLogger("mqfs.engine")
 
 
 class Maintenance:
@@ -16,13 +21,14 @@ class Maintenance:
     def __init__(self, store: Store, clock: Clock, faults: Faults, timers: Timers) -> None:
         self._store, self._clock, self._faults, self._timers = store, clock, faults, timers
         self.dirty: set[Group] = set()
+        self._full: set[int] = set()  # the groups that were reported as without room
         self._ahead_ns = clock.wall_ns() - clock.engine_ns()  # what the wall clock is before the engine's
 
     def restart_clocks(self) -> None:
         """The engine's clock was resumed."""
         self._ahead_ns = self._clock.wall_ns() - self._clock.engine_ns()
 
-    def tick(self, root: Group) -> None:
+    def tick(self, root: Group, groups: Mapping[int, Group]) -> None:
         """Once a second: what has expired, streams that are idle, room to be given back, writers that may go on."""
         self._timers.run(self._clock.engine_ns())
         self._faults.contain(root, "noting a step of the clock", partial(self._look_at_clocks, root))
@@ -33,6 +39,20 @@ class Maintenance:
             if not succeeded and group.log.end.failed is None:  # what has failed for good is not tried again
                 self.dirty.add(group)
         self._store.tick()
+        self._report_full(groups)
+
+    def _report_full(self, groups: Mapping[int, Group]) -> None:
+        """One line a group, in the log and in `.errors`, when the disk has no room for it, and one when it has."""
+        full, before = set(self._store.full), self._full
+        self._full = full
+        for number in full ^ before:
+            group = groups.get(number)
+            if group is not None and number in full:
+                log.error("group %d: no space left on device: writes are refused until there is room", number)
+                text = "no space left on device: writes are refused until there is room"
+                group.refuse(User(group.state.uid, group.state.gid), ".", text)
+            elif group is not None:
+                log.warning("group %d: the disk has room again", number)
 
     def _maintain(self, group: Group) -> None:
         if group.settings.ttl:

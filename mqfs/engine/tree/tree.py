@@ -368,7 +368,7 @@ class Tree:
 
     def tick(self) -> None:
         """Once a second: what has expired, streams that are idle, room to be given back, writers that may go on."""
-        self._maintenance.tick(self.root)
+        self._maintenance.tick(self.root, self.groups)
         if self.kept_quotas is not None:
             self.kept_quotas.tick()
 

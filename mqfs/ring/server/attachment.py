@@ -22,8 +22,11 @@ class Attachment:
         return self._ring_log.ring.fileno()
 
     def number(self, name: str) -> int | None:
-        """The number of a stream; None for a view. Raises NotFound, DiskFailed; Stale where the ring was retired."""
+        """The number of a stream; None for a view. Raises NotFound, DiskFailed; Stale where the ring was retired;
+        DiskFull while the log has no room for what was published."""
         self._require()
+        if blocked := self._ring_log.intake.blocked:
+            raise errors.DiskFull(f"the ring is not in the log yet: {blocked}")
         if self._ring_log.why:
             raise errors.Stale(f"ring retired: {self._ring_log.why} (expected a new attachment)")
         stream = self.group.streams.get(name)

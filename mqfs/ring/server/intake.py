@@ -30,6 +30,7 @@ UNWRITABLE = (errors.DiskFull, errors.StreamFull, errors.DiskFailed, errors.Read
 
 _TIME, _CRC = struct.Struct("<q"), struct.Struct("<I")
 _EPHEMERAL = bytes([ring.EPHEMERAL])
+_OWN_BYTES = 64 << 10  # of the server's changes and acks, which go to the log meanwhile
 _LEAST_KEPT = 64 << 10  # bytes that take as long as to make a file
 
 
@@ -73,6 +74,7 @@ class RingIntake:
         self.readers = RingReaders(made, inner.end, self._consumer.position, group.retention.note_change)
         self.taking = False
         self.blocked = ""  # why the log takes nothing now
+        self.no_room = ""  # why it would not take more than the ring has: publishing in it is to end
         self._range: _Range | None = None
         self._raw: bytes | memoryview = b""  # copied and not scanned yet
         self._salvaged: int | None = None  # the end of what is taken, where the ring could not be read on
@@ -270,8 +272,17 @@ class RingIntake:
         self._range = None
         if self._raw or self._salvaged is not None:
             return
-        self._consumer.release()
+        self._release()
         self.readers.mark(self._consumer.position)
+
+    def _release(self) -> None:
+        """Give back the ring's room that was taken from it, once the log has room for as much."""
+        try:
+            hold_room(self._inner, self._ring.size)
+        except UNWRITABLE as error:
+            self.no_room = error.detail
+        else:
+            self._consumer.release()
 
     # ------------------------------------------------------------ one by one, where not all is sound
 
@@ -304,7 +315,7 @@ class RingIntake:
             if refused:
                 self._refuse(b"".join(refused))
         if self._salvaged is None:
-            self._consumer.release()
+            self._release()
 
     def _take_record(self, record: Record) -> bool:
         """Take a record, or pass over one that the log does not miss. False: it may not be there."""
@@ -351,6 +362,12 @@ class RingIntake:
         self._quarantined += max(len(kept), _LEAST_KEPT)
         if kept:
             self._inner.ranges.quarantine(kept, "bytes that no client may write in a ring")
+
+
+def hold_room(bucket: Bucket, size: int) -> None:
+    """Have room in a log for all that a ring of that size may hold: what is published is taken, and its publisher
+    answered, also where the disk is full. Raises DiskFull, DiskFailed, ReadOnly."""
+    bucket.ranges.hold_room(size + _OWN_BYTES)
 
 
 def _lifted(data: memoryview, rows: Columns, least_ns: int) -> memoryview:

@@ -23,6 +23,7 @@ from mqfs.model import User
 from mqfs.ring.server.attachment import Attachment
 from mqfs.ring.server.eligibility import is_excluded, why_ended, why_not, why_unseen
 from mqfs.ring.server.follower import Follower, Post
+from mqfs.ring.server.intake import hold_room
 from mqfs.ring.server.keeper_link import KeeperLink
 from mqfs.ring.server.ring_log import RingLog
 from mqfs.seams import Store
@@ -206,6 +207,8 @@ class RingRegistry:
             return own
         own.ring_log.tick()
         if not own.ring_log.ended:
+            if blocked := own.ring_log.intake.blocked:
+                raise errors.DiskFull(f"no ring: the last one is not in the log yet: {blocked}")
             raise errors.Busy("the last generation of the ring is not in the log yet (expected a retry)")
         if self._rings.get(group) is own:  # it is not committed yet, but the next may be made
             self._ending[own.ring_log] = self._rings.pop(group)
@@ -225,6 +228,10 @@ class RingRegistry:
         number = group.number
         generation = max(self._generations.get(number, 0) + 1, time.time_ns() // 10**6)
         bucket = group.log.bucket
+        try:
+            hold_room(bucket, limits.RING_BYTES)
+        except errors.DiskFull:
+            raise errors.DiskFull(f"no ring: the log has no room for its {limits.RING_BYTES} bytes") from None
         made = ring.create(
             limits.RING_BYTES, generation=generation, sequence=bucket.end.next, time_ns=bucket.end.last_ns
         )
@@ -233,6 +240,7 @@ class RingRegistry:
             own = self._begin(group, made)
         except BaseException:
             made.close()
+            bucket.ranges.hold_room(0)
             raise
         if self._keeper is not None:
             try:

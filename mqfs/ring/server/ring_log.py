@@ -159,7 +159,7 @@ class RingLog:
         """The server's own messages are in the log."""
         if self.intake.own_appended():
             self.commit()
-        self._retire_corrupt()
+        self._retire_unfit()
 
     # ------------------------------------------------------------ taking
 
@@ -175,7 +175,7 @@ class RingLog:
         self.intake.take(None, most_bytes)
         if self.inner.end.next != before:
             self.commit()
-        self._retire_corrupt()
+        self._retire_unfit()
         if self.inner.end.failed is not None and not self.why:
             self.retire(f"the disk failed: {self.inner.end.failed}")
 
@@ -226,6 +226,13 @@ class RingLog:
         if self.corrupt:
             self.retire(f"corrupt data: {self.corrupt}")
 
+    def _retire_unfit(self) -> None:
+        """Retire it where it is corrupt, or where the log has no room for more: what was published is taken, and its
+        clients use the files, which refuse a message before it is published."""
+        self._retire_corrupt()
+        if self.intake.no_room:
+            self.retire(f"no room for more in the log: {self.intake.no_room}")
+
     def _finish(self) -> None:
         """Take the rest. Where the log has no room for it now, `tick` tries again."""
         if self.ended:
@@ -246,6 +253,7 @@ class RingLog:
         self.group.log.use(self.inner)
         self.group.ring = None
         self.inner.ranges.on_sequences_reserved(None)
+        self.inner.ranges.hold_room(0)
 
     def detach(self) -> None:
         """Leave the ring as it is and the group without it, before anything was taken."""

@@ -321,12 +321,12 @@ class Segment:
             return
         wish = max(limits.SEGMENT_FIRST_BYTES, min(2 * self.allocated, limits.SEGMENT_BYTES), end)
         try:
-            self._disk.allocate(self.open(), self.allocated, wish - self.allocated)
+            self._disk.allocate_whole(self.open(), self.allocated, wish - self.allocated)
         except OSError:
             if wish == end:
                 raise
             wish = end
-            self._disk.allocate(self.open(), self.allocated, wish - self.allocated)
+            self._disk.allocate_whole(self.open(), self.allocated, wish - self.allocated)
         self.allocated = wish
 
     def shrink(self) -> None:

@@ -129,7 +129,7 @@ class Story:
             self._attach_again(client)
         except errors.Again as error:  # full, or no sequences: both end when the server takes
             self.unnumbered += rows[: getattr(error, "published", 0)]
-        except (errors.DiskFailed, errors.Denied):
+        except (errors.DiskFailed, errors.DiskFull, errors.Denied):
             pass
         else:
             if partly:

@@ -10,7 +10,6 @@ import errno
 import os
 import random
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from tests.ring.server.rig import Keeper, Rig
 from tests.ring.server.story import Story, small
 from tests.ring.server.test_any_moment import SYNCS
 from tests.support.campaign import seed, size
-from tests.support.eventually import HANG_S, eventually
+from tests.support.eventually import eventually
 from tests.support.lying_disk import LyingDisk
 from tests.support.server import Server
 
@@ -126,7 +125,7 @@ def test_stories(keeper: Any, how: int) -> None:
     print(f"{size(700)} stories, {told.messages} messages, {told.refused} refused, {told.kept} rings kept over a stop")
 
 
-def test_committed_waits_until_there_is_room(keeper: Any) -> None:
+def test_what_was_published_is_committed_on_a_full_disk_and_no_more_is_published(keeper: Any) -> None:
     disk = Disk()
     with small():
         rig = Rig("replay all", "sync always", disk=disk)
@@ -141,17 +140,24 @@ def test_committed_waits_until_there_is_room(keeper: Any) -> None:
         except errors.Again:
             pass
         rig.tick()
-        assert client.ring.committed < last
-        assert not client.ring.wait_committed(last, 0.01)
-        with pytest.raises(errors.DiskFull):
-            rig.write("s", b"x")
-        rig.tick()
-        assert not client.ring.wait_committed(last, 0.01)
-        disk.fail_at = 0
         rig.until(lambda: client.ring.committed >= last)
+        with pytest.raises(errors.Stale):
+            client.ring.publish(number, b"x", b"", 1, 0, 0)
+        with pytest.raises(errors.DiskFull, match="no room for its 65536 bytes"):
+            rig.attach()
+        written = 0
+        try:
+            while True:
+                rig.write("s", b"x" * 1_000)
+                written += 1
+        except errors.DiskFull:
+            pass
+        disk.fail_at = 0
         rig.write("s", b"y")
-        assert [body for _, _, body in rig.log()] == [bytes(1_000)] * published + [b"y"]
-        assert client.ring.publish(number, b"z", b"", 1, 0, 0) == last + 2
+        found = [body for _, _, body in rig.log()]
+        assert found == [bytes(1_000)] * published + [b"x" * 1_000] * written + [b"y"]
+        client = rig.attach()
+        assert client.ring.publish(client.number("s"), b"z", b"", 1, 0, 0) == last + written + 2
         rig.stop()
 
 
@@ -168,31 +174,21 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.process
 @pytest.mark.timeout(120)
-def test_a_really_full_disk(small_disk: Path, tmp_path: Path) -> None:
-    """A real server that is stopped while it is: the keeper holds the ring, and the next server takes it."""
-    address, options = f"unix!{tmp_path / 's'}", ["--store", str(small_disk / "store"), "--listen", "unix!s"]
-    ballast = small_disk / "ballast"
-    server = Server(*options, cwd=tmp_path)
+def test_a_log_without_room_for_a_ring_has_none(small_disk: Path, tmp_path: Path) -> None:
+    """Its clients use the files; tests/server/test_full_disk.py fills a disk below a ring."""
+    address = f"unix!{tmp_path / 's'}"
+    server = Server("--store", str(small_disk / "store"), "--listen", "unix!s", cwd=tmp_path)
     try:
-        ballast.write_bytes(bytes(6 << 20))
-        with mqfs.connect(address, transport="ring") as client:
-            group = client.group("a", create=True, ctl=["replay all", "sync always"])
-            told = [group.publish("s", b"%d " % n + b"x" * 50_000, sequence=True, wait="published") for n in range(200)]
-            waiting = threading.Thread(target=group.publish, args=("s", b"committed"))
-            waiting.start()
-            with mqfs.connect(address, transport="9p") as other, pytest.raises(errors.DiskFull):
-                other.group("a").publish("s", b"by file")
-            assert waiting.is_alive()
-            assert server.stop() == 0
-            ballast.unlink()
-            server = Server(*options, cwd=tmp_path)
-            waiting.join(HANG_S)
-            assert not waiting.is_alive()
-            log = crowd.log_of(address, "a")
-            assert [sequence for sequence, _ in zip(log, told, strict=False)] == told
-            assert [body.split()[0] for _, body in log.values()] == [*map(str, range(200)), "committed"]
-            after = group.publish("s", b"after", sequence=True)
-            assert after == max(log) + 1
+        with mqfs.connect(address, transport="9p") as client:
+            client.group("a", create=True, ctl=["replay all"]).publish("s", b"by 9P")
+        with (
+            mqfs.connect(address, transport="ring") as client,
+            pytest.raises(errors.DiskFull, match="no ring: the log"),
+        ):
+            client.group("a").publish("s", b"never")
+        with mqfs.connect(address) as client:
+            client.group("a").publish("s", b"by file")
+        assert [body for _, body in crowd.log_of(address, "a").values()] == ["by 9P", "by file"]
         assert "Traceback" not in server.text(), server.text()
     finally:
         assert server.stop() == 0
