@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from mqfs import limits
 from tests.support.calls import calls, calls_once, lines
+from tests.support.clock import SECOND
 from tests.support.hand import ROOT, Hand
 from tests.support.queues import Queues, waits
 
@@ -151,3 +153,51 @@ def returning(messages: int) -> int:
 
 def test_expired_messages_that_were_returned_are_passed_by_one_after_the_other() -> None:
     assert returning(1_600) < 5 * returning(400)
+
+
+def ring(consumers: int) -> float:
+    """Seconds that one lease which ends takes, beside so many consumers with others."""
+    queues = Queues("lease 9h", "retries 0")
+    queues.write("s", b"x")
+    queues.ctl(*(f"consumer c{n}" for n in range(consumers)), "consumer due")
+    queues.write("s", b"y")
+    sleeping = [queues.worker(f"c{n}") for n in range(consumers)]
+    assert [worker.read(9) for worker in sleeping] == [b"y"] * consumers
+    due, times = queues.worker("due"), []
+    for _ in range(20):
+        assert due.read(9) == b"y"
+        due.write(b"nack 1s\n")
+        queues.clock.engine += SECOND
+        begun = time.perf_counter()
+        queues.tree.run_timers()
+        times.append(time.perf_counter() - begun)
+    return min(times)
+
+
+def test_a_lease_that_ends_costs_the_same_beside_many_others() -> None:
+    assert ring(2_000) < 5 * ring(20)
+
+
+def test_alarms_that_were_set_again_leave_nothing() -> None:
+    queues = Queues("retries 0", "lease 9h", "consumer w")
+    for body in (b"x", b"y"):
+        queues.write("s", body)
+    worker, other = queues.worker("w"), queues.worker("w")
+    assert other.read(9) == b"x"
+    for _ in range(1_000):
+        assert worker.read(9) == b"y"
+        worker.write(b"nack 1s\n")
+        queues.clock.engine += SECOND
+        queues.tree.run_timers()
+    assert len(queues.tree.timers) < 200
+
+
+def test_messages_with_a_ttl_that_are_gone_leave_nothing() -> None:
+    queues = Queues("consumer w")
+    worker, put = queues.worker("w"), queues.at(".put", os.O_WRONLY)
+    for _ in range(5_000):
+        put.write(b'{"stream":"s","ttl":"9h"} x')
+        assert worker.read(9) == b"x"
+        worker.write(b"ack\n")
+    queues.group.retention.trim(always=True)
+    assert queues.group.ranks.count_expiring() < 200

@@ -7,13 +7,11 @@ consumers of `.consumers` and the default consumer that each stream has under `d
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 from mqfs import errors
 from mqfs.ack_state import ACK, CLAIM, SEEK, step
 from mqfs.engine.delivery import dispatcher, parked_reads
-from mqfs.engine.delivery.alarms import Alarms
 from mqfs.engine.delivery.backlog import Backlog
 from mqfs.engine.delivery.claims import Claims, Counts, Holder, InFlight
 from mqfs.engine.delivery.coverage import Coverage
@@ -23,7 +21,8 @@ from mqfs.engine.delivery.parked_reads import ParkedReads, ReadEnds
 from mqfs.engine.delivery.redelivery import RedeliveringGroup, Redelivery
 from mqfs.engine.delivery.wait_list import Waiting
 from mqfs.engine.language.node import Numbered
-from mqfs.engine.log import counts, multipart
+from mqfs.engine.log import counts, faults, multipart
+from mqfs.engine.log.timers import CONSUMERS, Alarm, Timers
 from mqfs.group_state import Attributes, ConsumerState
 from mqfs.model import NEVER, Record
 
@@ -39,9 +38,11 @@ class Receiver(dispatcher.Candidate, parked_reads.Reader, Holder, Protocol):
         ...
 
 
-class ConsumingGroup(RedeliveringGroup, Protocol):
+class ConsumingGroup(RedeliveringGroup, faults.Group, Protocol):
     """The group."""
 
+    timers: Timers
+    faults: faults.Faults
     counts: counts.Counts
     waiting: Waiting
 
@@ -53,7 +54,6 @@ class ConsumingGroup(RedeliveringGroup, Protocol):
 class Registry(Protocol):
     """The consumers of the group."""
 
-    alarms: Alarms
     read_ends: ReadEnds
 
     def remove(self, consumer: Consumer) -> None: ...
@@ -73,9 +73,10 @@ class Consumer(Numbered):
         self.receivers: set[Receiver] = set()
         self.unconfirmed: dict[Receiver, dispatcher.Next] = {}  # `ack read`: the message that each one got last
         self.counts = Counts()
-        set_alarm = self._set_alarm = partial(registry.alarms.set, self)
         held = self.held_exclusives = set[int]()  # exclusive messages that it claimed first and did not ack
         self.coverage = Coverage(group, group.ranks, own, stream, held)
+        what = f"ending leases and delays of {self.name}"
+        set_alarm = self._set_alarm = Alarm(group.timers, group, CONSUMERS, what, self._on_alarm).at
         self.claims = Claims(own.progress, group.clock, set_alarm)
         self.dispatcher = Dispatcher(
             group, group.ranks, group.waiting, own.progress, self.coverage, self.claims, self.receivers
@@ -85,6 +86,10 @@ class Consumer(Numbered):
         self.backlog = Backlog(group, own, self.coverage, self.claims, held)
         self.redelivery = Redelivery(group, self, set_alarm)
         self.invalidate_order()
+
+    def _on_alarm(self, now_ns: int) -> None:
+        if not self.removed:
+            self.redelivery.on_timer(now_ns)
 
     def invalidate_order(self) -> None:
         """Other messages than before are delivered, or in another order."""

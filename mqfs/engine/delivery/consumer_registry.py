@@ -10,7 +10,6 @@ from typing import Protocol
 
 from mqfs import errors, limits
 from mqfs.ack_state import REQUEUE, step
-from mqfs.engine.delivery.alarms import AlarmedGroup, Alarms
 from mqfs.engine.delivery.consumer import Consumer, ConsumingGroup
 from mqfs.engine.delivery.exclusive_claims import SharedStream
 from mqfs.engine.delivery.new_consumers import beginning, plan, streams_over, unclaimed
@@ -39,7 +38,7 @@ class RoutedStream(SharedStream, Protocol):
     def routes(self) -> Routes: ...
 
 
-class RegistryGroup(ConsumingGroup, AlarmedGroup, Protocol):
+class RegistryGroup(ConsumingGroup, Protocol):
     """The group."""
 
     @property
@@ -62,7 +61,7 @@ class Consumers(dict[str, Consumer]):
     def __init__(self, group: RegistryGroup) -> None:
         super().__init__()
         self._group, self._log = group, group.log
-        self.scopes, self.alarms, self.read_ends = Scopes(group), Alarms(group), ReadEnds(group.log)
+        self.scopes, self.read_ends = Scopes(group), ReadEnds(group.log)
         self.bounded: dict[Consumer, None] = {}  # consumers with a `backlog`
         self._lowest = LowWatermark()  # of those over the whole group
 
@@ -212,7 +211,6 @@ class Consumers(dict[str, Consumer]):
         self._group.routing_version += 1
         self._lowest.remove(consumer.number)
         self.read_ends.remove(consumer.number)
-        self.alarms.remove(consumer)
         self.bounded.pop(consumer, None)
         consumer.removed = True
         consumer.reads.close()

@@ -53,7 +53,8 @@ class PriorityIndex:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._messages: dict[int, DeliveryAttributes] | None = None
-        self._expiring: list[tuple[int, int]] = []  # (engine ns, sequence)
+        self._expiring: list[tuple[int, int]] = []  # (engine ns, sequence); also of messages that were removed
+        self._removed = 0  # of these, how many
         self._exclusives: dict[int, list[int]] = {}  # stream -> sequences of exclusive messages, ascending
 
     def _all(self) -> dict[int, DeliveryAttributes]:
@@ -157,6 +158,10 @@ class PriorityIndex:
         rank = self._all().get(sequence)
         return rank.expires_ns if rank is not None else NEVER
 
+    def count_expiring(self) -> int:
+        """Rows of messages with an own ttl that may not have ended, also of some that were removed."""
+        return len(self._expiring)
+
     @property
     def next_expiry_ns(self) -> int:
         """When the next own ttl ends, engine time; NEVER where none does."""
@@ -165,10 +170,21 @@ class PriorityIndex:
     def remove(self, sequence: int) -> None:
         """The message is no longer kept."""
         rank = self._messages.pop(sequence, None) if self._messages is not None else None
+        if rank is not None:
+            self._note_removed(rank)
         if rank is not None and rank.exclusive:
             sequences = self._exclusives[rank.stream]
             at = bisect.bisect_left(sequences, sequence)
             del sequences[at : bisect.bisect_right(sequences, sequence, at)]
+
+    def _note_removed(self, rank: DeliveryAttributes) -> None:
+        """Keep no more rows of removed messages than of others."""
+        self._removed += rank.expires_ns != NEVER
+        if self._removed > max(len(self._expiring) // 2, _STEPS):
+            messages = self._all()
+            self._expiring = [row for row in self._expiring if row[1] in messages]
+            heapq.heapify(self._expiring)
+            self._removed = 0
 
     def forget(self) -> Iterator[None]:
         """Remove all that are no longer kept. In steps."""
@@ -176,8 +192,8 @@ class PriorityIndex:
         messages = self._messages or {}
         for count, (sequence, rank) in enumerate(list(messages.items())):
             stream = numbers.get(rank.stream)
-            if stream is None or sequence < stream.state.floor:
-                messages.pop(sequence, None)
+            if (stream is None or sequence < stream.state.floor) and messages.pop(sequence, None) is not None:
+                self._note_removed(rank)
             if count % _STEPS == 0:
                 yield
         for number in self._exclusives.keys() - numbers.keys():

@@ -14,6 +14,7 @@ from itertools import count
 from mqfs.engine.log.faults import Faults, Group
 
 _AGAIN_NS = 10**9  # after a failure
+_SPARE = 64
 EXPIRY, DELAYED, CONSUMERS, PARTS, TRIMMING, PACING = range(6)  # turns
 
 
@@ -22,7 +23,8 @@ class Timers:
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
-        self._heap: list[tuple[int, int, int, Alarm]] = []  # entries of alarms that were set again stay until met
+        self._heap: list[tuple[int, int, int, Alarm]] = []  # also what alarms were set to before
+        self._most = 0  # rows, before those are dropped
         self._order = count()
         self.on_sooner: Callable[[], None] | None = None  # called when `next_due_ns` became sooner
 
@@ -31,12 +33,25 @@ class Timers:
         """When `run` has something to do."""
         return self._heap[0][0] if self._heap else None
 
+    def __len__(self) -> int:
+        """Rows, also of what alarms were set to before."""
+        return len(self._heap)
+
     def push(self, alarm: Alarm, due_ns: int) -> None:
         """For Alarm.at."""
         sooner = not self._heap or due_ns < self._heap[0][0]
+        if len(self._heap) > self._most:
+            self._drop_stale()
         heapq.heappush(self._heap, (due_ns, alarm.turn, next(self._order), alarm))
         if sooner and self.on_sooner is not None:
             self.on_sooner()
+
+    def _drop_stale(self) -> None:
+        """Drop rows that an alarm was set to before, so that there are never more than twice as many as alarms."""
+        rows = {row[3]: row for row in self._heap if row[0] == row[3].due_ns and not row[3].group.removed}
+        self._heap = list(rows.values())
+        heapq.heapify(self._heap)
+        self._most = 2 * len(self._heap) + _SPARE
 
     def run(self, now_ns: int) -> None:
         """Ring what is due, then let blocked writers of those groups continue."""
