@@ -12,6 +12,7 @@ from mqfs.engine.group import Group
 from mqfs.engine.language import programs
 from mqfs.engine.language.settings import POLICIES, USAGE, Action, Settings
 from mqfs.engine.publishing.admission import WriteRequest
+from mqfs.engine.publishing.publisher import RECORD_BYTES
 from mqfs.engine.stream import Stream
 from mqfs.group_state import Change
 from mqfs.model import Kind
@@ -109,6 +110,7 @@ class ValidatedChange:
         self._require_stream(action)
         if settings.deliver == "one":
             raise errors.BadCommand("eof: not supported with 'deliver one'")
+        self.group.retention.reserve_room(RECORD_BYTES)  # it is written when lines before it hold already
 
     def _check_clear(self, settings: Settings, action: Action) -> None:
         if action.stream is not None:

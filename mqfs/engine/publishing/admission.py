@@ -86,16 +86,20 @@ class WriteRequest:
 
 def by_depth(stream: Stream, settings: Settings, counts: Counts, messages: int, size: int) -> Admission:
     """What `depth` says. Raises StreamFull (`full reject`), and TooLong for what would never fit."""
-    full = settings.full
     if has_room(stream.kept, messages, size):
         return Admission.APPEND
-    if full == "block":
+    return when_full(settings, counts, messages, lambda: depth_reached(stream))
+
+
+def when_full(settings: Settings, counts: Counts, messages: int, refusal: Callable[[], errors.StreamFull]) -> Admission:
+    """What `full` says of messages for which there is no room. Raises that `refusal` (`full reject`)."""
+    if settings.full == "block":
         return Admission.WAIT
-    if full == "drop-new":
+    if settings.full == "drop-new":
         counts.discarded += messages
         return Admission.DISCARD
-    if full == "reject":
-        raise depth_reached(stream)
+    if settings.full == "reject":
+        raise refusal()
     return Admission.CUT
 
 

@@ -111,7 +111,12 @@ class AtomicBatch:
         self.discarded = bool(lacking) and full == "drop-new"
         if not self.discarded and (stopped := self._stopped()) is not None:
             return stopped
-        self._reserve()
+        if not self.discarded and self.tallies and not self._takes_room():
+            if full == "block":
+                return next(iter(self.tallies))
+            if full == "reject":
+                raise publisher.retention.bound_reached()
+            self.discarded = True
         if not self.discarded:
             for stream in lacking:
                 stream.kept.cut_to_depth(self.tallies[stream].messages, self.tallies[stream].size)
@@ -135,14 +140,17 @@ class AtomicBatch:
             return []
         return [s for s, tally in self.tallies.items() if not has_room(s.kept, tally.messages, tally.size)]
 
-    def _reserve(self) -> None:
-        publisher = self.publisher
-        publisher.retention.reserve_room(self.size)
+    def _takes_room(self) -> bool:
+        """Whether the log has room for it. With `full drop-old` it has."""
+        log, retention = self.publisher.log, self.publisher.retention
+        if log.settings.full != "drop-old":
+            return retention.take_room(self.size)
+        retention.reserve_room(self.size)
         for _ in range(_ROUNDS):
-            beyond = publisher.log.upkeep.size + self.size > publisher.retention.bound_bytes()
-            if publisher.log.settings.full != "drop-old" or not beyond:
-                return
-            publisher.retention.find_room(self.size)
+            if log.upkeep.size + self.size <= retention.bound_bytes():
+                break
+            retention.find_room(self.size)
+        return True
 
     # ------------------------------------------------------------ appending
 

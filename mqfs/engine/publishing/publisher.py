@@ -66,7 +66,7 @@ class Publisher:
         retention = self.retention
         retention.room -= size + RECORD_BYTES
         if retention.room < 0:
-            retention.find_room(size + RECORD_BYTES)
+            return self.write(stream, WriteRequest(MESSAGE, (body,), size))
         if not log.must_retain or self._waiting.readers:
             self._append_one(stream, MESSAGE, body)
             return log.after_data_sync(size)
@@ -94,10 +94,8 @@ class Publisher:
         self.log.require_writable()
         if request.kind != MESSAGE and self.log.settings.deliver == "one":
             return request.total  # an EOF marker is for all readers: here is none who could get it
-        if not self._is_duplicate(request):  # which needs no room
-            if self.kept_quotas is not None:
-                self.kept_quotas.check({stream: request.size})
-            self.retention.reserve_room(request.total + RECORD_BYTES * len(request.bodies))
+        if self.kept_quotas is not None and not self._is_duplicate(request):  # which needs no room
+            self.kept_quotas.check({stream: request.size})
         verdict = self.admit(stream, request)
         if verdict is Admission.WAIT:
             return self.blocked.park(stream, request)
@@ -109,13 +107,16 @@ class Publisher:
         return request.id is not None and self.ids.find_duplicate(request.id) > 0
 
     def admit(self, stream: Stream, request: WriteRequest) -> Admission:
-        """What `depth`, and the bounds of consumers, say of a write. Raises StreamFull, TooLong."""
+        """What `depth`, the bounds of consumers and that of the log say of a write. Raises StreamFull, TooLong."""
         if request.unit is not None:
             return request.unit.admit()
-        if request.kind != MESSAGE or self._is_duplicate(request):
+        if self._is_duplicate(request):
             return Admission.APPEND
-        settings = self.log.settings
-        verdict, messages = Admission.APPEND, len(request.bodies)
+        settings, verdict, messages = self.log.settings, Admission.APPEND, len(request.bodies)
+        need = request.total + RECORD_BYTES * messages
+        if request.kind != MESSAGE:
+            self.retention.reserve_room(need)
+            return verdict
         if stream.blocked:
             return Admission.WAIT  # others came first
         if settings.depth is not NO_DEPTH:
@@ -124,6 +125,8 @@ class Publisher:
             return verdict
         if self.consumers.bounded and admission.lacking_backlog(settings, {stream: messages}) is not None:
             return Admission.WAIT
+        if not self.retention.take_room(need):
+            return admission.when_full(settings, self.counts, messages, self.retention.bound_reached)
         if verdict is Admission.CUT:
             stream.kept.cut_to_depth(messages, request.size)
         return Admission.APPEND

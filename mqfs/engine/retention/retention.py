@@ -23,6 +23,7 @@ from mqfs.seams import Clock
 
 _LOOKED_AT = 1_024  # messages looked up in the log at once: some ms
 _LAPSED = 1_024  # messages that outlived their ttl, counted out at once: some 3 ms
+_TRIM_AGAIN_NS = 10**8
 _STEPS = 64  # looked at between two looks at the clock: 0.1 ms
 
 
@@ -107,7 +108,8 @@ class Retention:
         self.room = 0  # bytes that may surely be written before the log's bound is looked at again
         self._cuts_settled = False
         self._expiry_alarm = Alarm(host.timers, host, EXPIRY, "expiring messages", self._expire_due)
-        self._trim_alarm = Alarm(host.timers, host, TRIMMING, "giving back room", lambda _: self._go_on_trimming())
+        self._trim_again_ns = 0  # engine time, before which writers that wait have nothing trimmed
+        self._trim_alarm = Alarm(host.timers, host, TRIMMING, "giving back room", lambda _: self.trim())
 
     def low_watermark(self, stream: Owner) -> int:
         """The lowest sequence of the stream that a reader present now, or a consumer, has not had."""
@@ -241,20 +243,36 @@ class Retention:
             self._dirty = True
             self._host.mark_dirty()
 
-    def find_room(self, room: int) -> None:
-        """The estimated room is used up: measure it. Raises StreamFull."""
-        if self._log.upkeep.size + room > self.bound_bytes():
-            self._evict_oldest(room)
+    def find_room(self, room: int) -> bool:
+        """The estimated room is used up: measure it. False: there is none."""
+        if self._log.upkeep.size + room > self.bound_bytes() and not self._make_room(room):
+            return False
         self.room = max(self.bound_bytes() - self._log.upkeep.size - room, 0)
+        return True
 
-    def _evict_oldest(self, room: int) -> None:
-        """The log reached its bound: cut the oldest stretch of it that keeps something."""
-        self.trim(always=True)
+    def _make_room(self, room: int) -> bool:
+        """The log reached its bound: give back what is not wanted, and with `full drop-old` cut the oldest stretch."""
+        full = self._log.settings.full
+        if full == "block":
+            self._trim_again()
+        else:
+            self.trim(always=True)
         beyond = self._log.upkeep.size + room - self.bound_bytes()
-        if beyond <= 0:
-            return
-        if self._log.settings.full != "drop-old":
-            raise errors.StreamFull(f"the group's log reached {self.bound_bytes()} bytes")
+        if beyond > 0 and full == "drop-old":
+            self._evict_oldest(beyond)
+        return beyond <= 0 or full == "drop-old"
+
+    def _trim_again(self) -> None:
+        """For writers that wait, of whom each asks again whenever a message was read."""
+        now, self._dirty = self._host.clock.engine_ns(), True
+        if now >= self._trim_again_ns:
+            self._trim_again_ns = now + _TRIM_AGAIN_NS
+            self.trim()
+        else:
+            self._trim_alarm.at(self._trim_again_ns)
+        self._host.mark_dirty()
+
+    def _evict_oldest(self, beyond: int) -> None:
         if self._log.reader.first < self._cut_below and beyond <= limits.SEGMENT_BYTES:
             return  # what was cut is given back as soon as the disk has that
         self._cut_below = self._log.metrics.stretch_end(self.kept_from)
@@ -267,11 +285,18 @@ class Retention:
         self._trimmed_bytes = 0
         self.trim(always=True)
 
-    def reserve_room(self, size: int) -> None:
-        """So many bytes are to be appended. Raises StreamFull where the log has reached its bound."""
+    def take_room(self, size: int) -> bool:
+        """So many bytes are to be appended. False: the log has reached its bound, and `full` does not have it cut."""
         self.room -= size
-        if self.room < 0:
-            self.find_room(size)
+        return self.room >= 0 or self.find_room(size)
+
+    def reserve_room(self, size: int) -> None:
+        """As `take_room`, for what can neither wait nor be discarded. Raises StreamFull."""
+        if not self.take_room(size):
+            raise self.bound_reached()
+
+    def bound_reached(self) -> errors.StreamFull:
+        return errors.StreamFull(f"the group's log reached {self.bound_bytes()} bytes")
 
     def persist_low_watermarks(self, floors: Mapping[int, int]) -> None:
         """Have the log say what these streams will not keep any more. Raises DiskFailed."""

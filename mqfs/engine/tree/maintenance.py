@@ -55,11 +55,10 @@ class Maintenance:
                 log.warning("group %d: the disk has room again", number)
 
     def _maintain(self, group: Group) -> None:
-        if group.settings.ttl:
-            group.unblock()
         if group.settings.idle:
             self._remove_idle(group)
         group.retention.trim()
+        group.unblock()
 
     def _look_at_clocks(self, root: Group) -> None:
         """Record a step of the wall clock in one log: at the next start the newest record sets the clock."""

@@ -63,7 +63,7 @@ def adopt(group: Group, groups: Mapping[int, Group]) -> None:
     if group.number == ROOT:
         return
     parent = groups.get(group.state.parent, groups[ROOT])
-    taken = parent.groups.keys() | parent.streams.keys()
+    taken = parent.groups.keys() | parent.streams.keys() | parent.views.keys()
     if group.name in taken or parent.number != group.state.parent:
         # Two renames of which only one reached the disk, or a parent that was lost: keep both, seen.
         group.state.name = with_suffix(group.name, f".lost-{group.number}")

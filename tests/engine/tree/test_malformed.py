@@ -165,6 +165,16 @@ def test_of_two_groups_of_one_name_both_have_a_legal_one(name: str) -> None:
     assert any(f".lost-{number}" in adopted for adopted in names for number in tree.groups)
 
 
+def test_a_group_is_not_put_under_the_name_of_a_view() -> None:
+    hand = Hand()
+    ctl = hand.tree.open(ROOT, hand.tree.find(ROOT, "ctl"), os.O_WRONLY)
+    ctl.write(b"bind view a.#\n")
+    hand.group.log.bucket.writer.append(Kind.CHANGE, 0, 0, b'{"do":"rename","stream":0,"name":"view"}')
+    tree = Tree(hand.tree.store, hand.clock, owner=ROOT)
+    assert list(tree.root.groups) == [f"view.lost-{hand.group.number}"]
+    assert list(tree.root.views) == ["view"]
+
+
 PARTS = ["1" * 5_000 + "/2", "1/" + "2" * 5_000, "\u00b2/2", "\u0662/\u0662", "2/1", "0/3", "3/", "/3", "1/2/3", ""]
 RANKS = [{"priority": "9" * 5_000}, {"priority": "high"}, {"ttl": "1" * 5_000 + "s"}, {"ttl": "soon"}, {"ttl": ""}]
 
