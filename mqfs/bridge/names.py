@@ -13,18 +13,18 @@ import attrs
 
 from mqfs import limits
 from mqfs.errors import BadRequest
-from mqfs.syntax.escape import escape, text_of
+from mqfs.log import headers
+from mqfs.syntax.escape import stream_name, text_of
 
 SINGLE, MULTI, DIRECT = "s", "m", "d"
 UNIQUE_BYTES = 16
-TOPIC_HEADER = "fsq-topic"
+TOPIC_HEADER = headers.TOPIC
 _NAME = re.compile(
     r"(?P<topic>.*)@(?P<long>[ls])\+(?P<expires>[0-9a-f]{1,16})\+(?P<kind>[smd])\+(?P<unique>[^+@/]+)", re.S
 )
 _CUT = re.compile("[\ud800-\udfff]")  # of bytes that are not UTF-8
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2})*")
 _NUMBER = struct.Struct(">Q")
-_SHORTENED = "%~"  # which no escape makes
 
 
 @attrs.frozen
@@ -115,16 +115,14 @@ class Topics:
 
     def stream(self, topic: str) -> str:
         """The stream of a topic. One whose name is too long is shortened; the header `fsq-topic` has all of it."""
-        name = escape(self._swap(topic))
-        if len(name.encode()) <= limits.NAME_BYTES:
-            return name
-        end = _SHORTENED + hashlib.sha256(topic.encode()).hexdigest()[:32]
-        return name.encode()[: limits.NAME_BYTES - len(end)].decode(errors="ignore") + end
+        return stream_name(self._swap(topic))
 
     def topic_of(self, stream: str, header: str | None) -> str:
         """The topic of a stream's message; `header`: its `fsq-topic`."""
         if header is not None and self.stream(header) == stream:
             return header
+        if header is not None and stream_name(header) == stream:  # the library's, with our separators
+            return self._swap(header)
         return self._swap(text_of(stream).decode(errors="replace"))
 
     def _swap(self, text: str) -> str:

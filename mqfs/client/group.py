@@ -14,15 +14,16 @@ from mqfs.client.dispatching import Registry
 from mqfs.client.large import BodyWriter
 from mqfs.client.message import Kept, topic_of
 from mqfs.client.origin import Origin
-from mqfs.client.outgoing import Durability, Item, Outgoing, PublishOptions, escaped, is_committed, json_of
+from mqfs.client.outgoing import Durability, Item, Outgoing, PublishOptions, addressed, escaped, is_committed, json_of
 from mqfs.client.publisher import Publisher
 from mqfs.client.subscription import CursorSubscription, names_of, require_patterns
 from mqfs.client.types import Body, Duration, File, Filters, Link, Moment, Patterns, Subscription, read_whole
 from mqfs.client.workers import Worker
 from mqfs.errors import BadRequest
 from mqfs.syntax.duration import format_moment, parse_duration
-from mqfs.syntax.escape import escape
+from mqfs.syntax.escape import escape, stream_name
 from mqfs.syntax.names import check_file_name
+from mqfs.syntax.patterns import has_wildcard
 from mqfs.syntax.quoting import command_lines, quote_word, split
 
 _NOT_SETTINGS = ("bind", "consumer")
@@ -74,7 +75,7 @@ class Group:
         """
         committed = is_committed(wait)
         if self._escapes:
-            stream = escape(stream)
+            stream, headers = addressed(stream, headers)
         if ttl is delay is at is priority is None and not headers and not id and not (single or kept or ephemeral):
             return self._publisher.plain(stream, body, create, sequence, committed)
         message = Outgoing(stream, body, ttl, delay, at, priority, headers, id, single)
@@ -106,7 +107,9 @@ class Group:
         More than 1,000,000 bytes are several messages in the log, one atomic batch, with the header `part`; mqfs(4),
         "Bodies in parts".
         """
-        message = Outgoing(self._name(stream), b"", ttl, priority=priority, headers=headers, id=id)
+        if self._escapes:
+            stream, headers = addressed(stream, headers)
+        message = Outgoing(stream, b"", ttl, priority=priority, headers=headers, id=id)
         return self._publisher.writer(message, create)
 
     def publish_many(self, messages: Iterable[Item], *, create: bool = True, wait: Durability = "committed") -> int:
@@ -119,12 +122,12 @@ class Group:
         return self._publisher.publish_many(messages, create, is_committed(wait))
 
     def _name(self, stream: str) -> str:
-        return escape(stream) if self._escapes else stream
+        return stream_name(stream) if self._escapes else stream
 
     def _names(self, pattern: Patterns) -> Patterns:
         """Of streams, and patterns of them: escaping leaves separators and wildcards as they are."""
         names = require_patterns(pattern)
-        return [*map(escape, names)] if self._escapes else names
+        return [escape(n) if has_wildcard(n) else stream_name(n) for n in names] if self._escapes else names
 
     # ------------------------------------------------------------ subscribing
 

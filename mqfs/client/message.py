@@ -9,11 +9,16 @@ from typing import Any, NamedTuple
 
 from mqfs.log import headers as names
 from mqfs.syntax.duration import parse_duration
-from mqfs.syntax.escape import text_of
+from mqfs.syntax.escape import is_shortened, stream_name, text_of
 
 
-def topic_of(stream: str) -> str:
-    """The text that is escaped as this name; the name where it is not escaped."""
+def topic_of(stream: str, headers: Mapping[str, str] | None = None) -> str:
+    """The text that is escaped as this name; the name where it is not escaped. `headers`: of a message, which have the
+    text where the name was too short for it."""
+    if headers and is_shortened(stream):
+        text = headers.get(names.TOPIC, "")
+        if stream_name(text) == stream:
+            return text
     return text_of(stream).decode(errors="surrogateescape")
 
 
@@ -40,7 +45,7 @@ class Message(NamedTuple):
     @property
     def topic(self) -> str:
         """The text that `mqfs.escape` made the stream's name of; else the name."""
-        return topic_of(self.stream)
+        return topic_of(self.stream, self.headers)
 
     def json(self) -> Any:
         """The value of a body in JSON. Raises ValueError."""

@@ -9,11 +9,13 @@ from typing import Any, Literal, TypeAlias, TypedDict
 
 import attrs
 
+from mqfs import limits
 from mqfs.client.large import is_long
 from mqfs.client.types import Body, Duration, bytes_of, is_empty
-from mqfs.errors import BadRequest
+from mqfs.errors import BadName, BadRequest
+from mqfs.log.headers import TOPIC
 from mqfs.syntax.duration import format_duration
-from mqfs.syntax.escape import escape
+from mqfs.syntax.escape import is_shortened, stream_name
 from mqfs.syntax.names import check_file_name
 
 
@@ -117,9 +119,24 @@ def pair_of(item: Any) -> tuple[str, Body]:
 def escaped(item: Item) -> Item:
     """The same with a text for its stream's name."""
     if isinstance(item, Outgoing):
-        return attrs.evolve(item, stream=escape(item.stream))
-    stream, body = pair_of(item)
-    return escape(stream), body
+        stream, headers = addressed(item.stream, item.headers)
+        return attrs.evolve(item, stream=stream, headers=headers)
+    text, body = pair_of(item)
+    stream, headers = addressed(text, None)
+    return Outgoing(stream, body, headers=headers) if headers else (stream, body)
+
+
+def addressed(text: str, headers: Mapping[str, str] | None) -> tuple[str, Mapping[str, str] | None]:
+    """The stream's name of a text, and the headers of its messages, which have the text where the name is shortened.
+    Raises BadName where they cannot."""
+    name = stream_name(text)
+    if not is_shortened(name) or name == text:
+        return name, headers
+    try:
+        topic = text.decode() if isinstance(text, bytes) else text.encode().decode()
+    except UnicodeError:
+        raise BadName(f"{text[:20]!r} is not UTF-8 (expected that of more than {limits.NAME_BYTES} bytes)") from None
+    return name, {**(headers or {}), TOPIC: topic}
 
 
 def way_of(item: Item) -> str:
@@ -146,6 +163,7 @@ __all__ = [
     "Item",
     "Outgoing",
     "PublishOptions",
+    "addressed",
     "escaped",
     "is_committed",
     "json_of",

@@ -2,18 +2,26 @@
 
 A byte that no name may have is `%` and two hexadecimal digits: `%`, `/`, control characters, what is not UTF-8, and a
 dot at the beginning. A lone `%` ends a text that is no name as it is: `%` the empty one, `ctl%`, `order%`.
+
+A name has at most limits.NAME_BYTES. `stream_name` cuts a longer one and ends it with `%~` and a digest, which no
+escape makes; the text is then in a header of each message (headers.TOPIC).
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from functools import lru_cache
 
+from mqfs import limits
 from mqfs.errors import BadName
 
 _ENDED = ("", "ctl", "order")  # no names, though each of their bytes may be in one
 _ESCAPED = re.compile("[%/\x00-\x1f\x7f\udc80-\udcff]|^\\.")
 _ESCAPE = re.compile("%([0-9A-F]{2})")
+_SHORTENED, _DIGEST_CHARACTERS = "%~", 32
+_SHORT = re.compile(f"[^/\x00-\x1f\x7f]*{_SHORTENED}[0-9a-f]{{{_DIGEST_CHARACTERS}}}")
+_SHORTEST = limits.NAME_BYTES - 4  # a name is cut at a character
 _CACHED = 16_384  # names
 
 
@@ -22,6 +30,23 @@ def escape(text: bytes | str) -> str:
     """The name. Only its length may be more than a name has."""
     prefix = escape_prefix(text)
     return f"{prefix}%" if prefix in _ENDED else prefix
+
+
+def stream_name(text: bytes | str) -> str:
+    """The name of the stream of a text of any length. That of a name which was shortened is itself."""
+    if isinstance(text, str) and is_shortened(text):
+        return text
+    name = escape(text) if len(text) <= limits.NAME_BYTES else escape.__wrapped__(text)  # long ones are not cached
+    if len(name) * 4 <= limits.NAME_BYTES or len(name.encode()) <= limits.NAME_BYTES:
+        return name
+    data = text.encode(errors="surrogateescape") if isinstance(text, str) else text
+    end = _SHORTENED + hashlib.sha256(data).hexdigest()[:_DIGEST_CHARACTERS]
+    return name.encode()[: limits.NAME_BYTES - len(end)].decode(errors="ignore") + end
+
+
+def is_shortened(name: str) -> bool:
+    """Whether it is the beginning of a text, and a digest of all of it."""
+    return len(name) * 4 > limits.NAME_BYTES and _SHORT.fullmatch(name) is not None and len(name.encode()) > _SHORTEST
 
 
 def escape_prefix(text: bytes | str) -> str:

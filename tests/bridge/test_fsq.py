@@ -61,6 +61,23 @@ def test_topics_of_any_length_go_both_ways(make: Make, size: int) -> None:
     assert len(node.messages(topic=topic, body="in")) == 1
 
 
+def test_long_topics_of_the_library_go_both_ways(make: Make) -> None:
+    """Each side has the text of what the other has published, and both have one stream for it."""
+    r = make()
+    node = r.node()
+    node.subscribe()
+    r.bridge()
+    topic = "orders." + "x/" * 200 + "é"
+    group = r.client.group(r.group.path, escape=True)
+    with group.subscribe(topic) as messages:
+        node.publish(topic, "in")
+        assert [(m.body, m.topic) for m in [messages.get(HANG_S)]] == [(b"in", topic)]
+        group.publish(topic, "out")
+        assert messages.get(HANG_S).topic == topic
+    eventually(lambda: node.messages(topic=topic, body="out"), "the message")
+    assert len(r.group.streams()) == 1
+
+
 def test_raw_topics(make: Make) -> None:
     r = make()
     node = r.node(encode_topics=False)

@@ -345,3 +345,31 @@ def test_a_handler_over_a_view_with_a_long_name(tree: Client, name: str) -> None
     called: list[int] = []
     registration = group.on(views, lambda message: called.append(1))
     assert registration.active
+
+
+# ---------------------------------------------------------------- long topics
+
+
+@pytest.mark.parametrize("size", [255, 256, 300, 5_000])
+def test_a_topic_of_any_length_is_a_stream(tree: Client, name: str, size: int) -> None:
+    group = tree.group(name, create=True, ctl=["replay all"], escape=True)
+    topics = ["a." + "x/y" * size, "é" * size, "a." + "x/y" * size + "z"]
+    with group.subscribe() as all_, group.subscribe(topics[0]) as one, group.subscribe("a.*") as some:
+        for topic in topics:
+            group.publish(topic, topic)
+        group.publish_many([(topics[0], "many"), mqfs.Outgoing(topics[1], "many", headers={"k": "v"})])
+        with group.writer(topics[2]) as body:
+            body.write(b"x" * 1_100_000)
+        got = [all_.get(HANG_S) for _ in range(6)]
+        assert [message.topic for message in got] == [*topics, *topics]
+        assert [one.get(HANG_S).topic for _ in range(2)] == [topics[0]] * 2
+        assert [some.get(HANG_S).topic for _ in range(4)] == [topics[0], topics[2], topics[0], topics[2]]
+    assert len({message.stream for message in got}) == 3
+    assert got[4].headers["k"] == "v"
+    with group.consume("c", over=topics[0]) as claims, claims.get(HANG_S) as claim:
+        assert claim.topic == topics[0]
+    for stream in group.streams():
+        group.remove(stream)
+    assert group.streams() == []
+    with pytest.raises(errors.BadName, match="is not UTF-8"):
+        group.publish(b"\xff" * size, "x")  # type: ignore[arg-type]
