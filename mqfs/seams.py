@@ -129,6 +129,10 @@ class LogMetrics(Protocol):
         that many messages and about that many bytes. Where there are many, the first of them."""
         ...
 
+    def streams(self) -> Set[int]:
+        """The numbers of all streams that have messages. Cost: every index."""
+        ...
+
     def stretch_end(self, sequence: int) -> int:
         """The end of the segment that holds that sequence: room is given back by whole segments."""
         ...
@@ -169,9 +173,14 @@ class LogUpkeep(Protocol):
         """Records met that failed their check."""
         ...
 
-    def history(self) -> tuple[bytes, Iterable[Record]]:
-        """The newest durable state's body, and the CHANGE, ACK and CLOCK records behind it, in order. They may be read
-        during the iteration: iterate once, before any other use of the bucket."""
+    @property
+    def lost(self) -> list[str]:
+        """What of the history is damaged; known when `history` was iterated."""
+        ...
+
+    def history(self) -> tuple[bytes | None, Iterable[Record]]:
+        """The newest durable state's body (None: no state is whole), and the CHANGE, ACK and CLOCK records behind it,
+        in order. They may be read during the iteration: iterate once, before any other use of the bucket."""
         ...
 
     def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:

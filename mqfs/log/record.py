@@ -20,7 +20,7 @@ SETTLED = 4  # flag: when this was written, everything before it was known to be
 
 HEAD = struct.Struct("<IIQqIBBH")
 HEAD_BYTES = HEAD.size
-_FLAGS_AT = 29  # in a head
+FLAGS_AT = 29  # in a head
 _CHECKED_HEAD = struct.Struct("<IQqIBBH")  # what the CRC covers of the head
 _PADDING = tuple(bytes(-size & 7) for size in range(8))
 _SMALL_BYTES = 4_096  # below it one copy is cheaper than a second call of the CRC
@@ -28,6 +28,9 @@ _KINDS = frozenset(kind.value for kind in Kind if kind is not Kind.NAMES)
 _END = Kind.END.value
 _IN_UNIT = MORE | INNER
 _NOT_ZERO = re.compile(rb"[^\0]")
+_KIND = re.compile(b"[%s]" % re.escape(bytes(sorted(_KINDS))))
+_KIND_AT = 28  # in a head
+_SPARE_BYTES, _SPARE_RATE = 64 << 20, 64  # that a search checks: at once, and for each byte that it has passed
 _NAME = struct.Struct("<IH")
 _pack = HEAD.pack
 _pack_checked = _CHECKED_HEAD.pack
@@ -82,9 +85,14 @@ def encode(sequence: int, time_ns: int, stream: int, kind: int, flags: int, head
 
 def settled(data: Buffer) -> bytearray:
     """A copy of a run of records whose first one says that everything before it is on disk."""
+    return with_flags(data, data[FLAGS_AT] | SETTLED)
+
+
+def with_flags(data: Buffer, flags: int) -> bytearray:
+    """A copy of a run of records whose first one has those flags."""
     made = bytearray(data)
     size = int.from_bytes(made[:4], "little")
-    made[_FLAGS_AT] |= SETTLED
+    made[FLAGS_AT] = flags
     made[4:8] = value(bytes(made[:4] + made[8:size])).to_bytes(4, "little")
     return made
 
@@ -107,6 +115,11 @@ def decode(data: bytes) -> Record | None:
         return None
     body = HEAD_BYTES + headers
     return Record(sequence, time_ns, stream, kind, flags, data[HEAD_BYTES:body], data[body:])
+
+
+def checksum(data: bytes) -> int:
+    """What the CRC of a record of those bytes, without padding, has to be."""
+    return int(value(data[:4] + data[8:]))
 
 
 def row_at(data: bytes, at: int, base: int = 0) -> Row | None:
@@ -154,24 +167,43 @@ def skim(data: bytes, at: int, base: int, rows: Columns, add: Add) -> int:
     return at
 
 
-def next_good(data: bytes, bad: int) -> int:
-    """Where the next record that passes begins behind the bad one at `bad`; -1 if there is none."""
-    if bad + HEAD_BYTES <= len(data):
-        # Its own size first: most damage is elsewhere, and a body may hold what looks like records.
-        size = _unpack(data, bad)[0]
-        if size >= HEAD_BYTES and row_at(data, bad + padded(size)):
-            return int(bad + padded(size))
-    at = bad + 8
-    while at + HEAD_BYTES <= len(data):
+def next_good(data: bytes, bad: int, low: int = -1) -> int:
+    """Where the next record that passes, and whose sequence fits, begins behind the bad one at `bad`; -1 if there is
+    none. `low`: the sequence of the message before it.
+
+    The size of the bad one may be what is damaged, so every place is looked at. But a body may hold what looks like
+    records: where the size leads to a record that passes, those before that one have sequences below it.
+    """
+    high, told = 1 << 64, -1  # above every sequence; where the size leads to
+    after = row_at(data, bad + padded(_unpack(data, bad)[0])) if bad + HEAD_BYTES <= len(data) else None
+    if after is not None and _fits(after.sequence, after.kind, low, high):
+        high, told = after.sequence + (after.kind > _END), after.position
+    spare = _SPARE_BYTES  # what a body full of heads may cost is linear in its size
+    last = len(data) - HEAD_BYTES
+    for found in _KIND.finditer(data, bad + 8 + _KIND_AT):
+        at = found.start() - _KIND_AT
+        if (at - bad) & 7:
+            continue
+        if at > last:
+            break
+        if at == told:
+            return at
+        size, _, sequence, _, _, kind, _, headers = _unpack(data, at)
+        if size < HEAD_BYTES + headers or at + size > len(data) or not _fits(sequence, kind, low, high):
+            continue
+        if size > _SMALL_BYTES:
+            if spare + _SPARE_RATE * (at - bad) < size:
+                continue
+            spare -= size
         if row_at(data, at):
             return at
-        at += 8
-        if not data[at]:
-            found = _NOT_ZERO.search(data, at)
-            if found is None:
-                return -1
-            at = found.start() & ~7
     return -1
+
+
+def _fits(sequence: int, kind: int, low: int, high: int) -> bool:
+    """Whether a record with it may stand behind the message `low` and before `high`: messages take a sequence, others
+    carry the last one that was taken."""
+    return (low < sequence if kind <= _END else low <= sequence) and sequence < high
 
 
 def all_zero(data: bytes, at: int = 0) -> bool:
@@ -185,12 +217,14 @@ def last_byte(data: bytes) -> int:
 
 
 __all__ = [
+    "FLAGS_AT",
     "HEAD_BYTES",
     "INNER",
     "MORE",
     "SETTLED",
     "Row",
     "all_zero",
+    "checksum",
     "decode",
     "encode",
     "next_good",
@@ -198,4 +232,5 @@ __all__ = [
     "row_at",
     "settled",
     "skim",
+    "with_flags",
 ]

@@ -12,11 +12,13 @@ import uuid
 from collections.abc import Callable, Iterator
 
 from mqfs import errors, limits
-from mqfs.group_state import Attributes, State, StreamState
+from mqfs.group_state import Attributes, State
 from mqfs.log.record import INNER, MORE, encode
-from mqfs.model import Kind
+from mqfs.model import NEVER, Kind
+from mqfs.salvage import replay, retain_all, unknown
 from mqfs.store.directory import FOLDERS, group_folders, label, read_label, take_lock
 from mqfs.store.disk import Disk, read_file, write_file
+from mqfs.store.history import History, is_json
 from mqfs.store.segment.index import NonMessageRecords, OpenIndex
 from mqfs.store.segment.index_file import SEALED, columns_pass, decode_part, load_part
 from mqfs.store.segment.recovery import scan_segment
@@ -26,6 +28,7 @@ from mqfs.store.whole_log import Log, least_of
 
 Report = Callable[[str], None]
 _PIECE = 1 << 20  # of a log, read for its first records
+_NAMED = 10  # damaged records
 
 
 def check(path: str, fix: bool = False, report: Report = print) -> int:
@@ -133,8 +136,8 @@ class Checker:
 
     def _state_of(self, folder: str, logs: list[str]) -> int:
         """The group that its newest state is of; 0 where that is not known."""
-        state = Log(self.disk, folder, logs[-1], newest=True).state()
-        if state is None or not _is_json(state):
+        state = History([Log(self.disk, folder, logs[-1], logs)]).state
+        if state is None or not is_json(state):
             return 0
         group = json.loads(state).get("group")
         return group if isinstance(group, int) else 0
@@ -171,9 +174,9 @@ class Checker:
         finally:
             self.disk.close(fd)
         index, others = OpenIndex(), NonMessageRecords()
-        scan_segment(data, 0, index, others, tail=False)
+        scan_segment(data, 0, index, others, covered=NEVER)
         if not len(index) and len(data) == _PIECE:
-            log = Log(self.disk, folder, name, newest=False)
+            log = Log(self.disk, folder, name, [name, ""])
             index, others = log.index, log.others
         return least_of(index, others, int(name[:-4]))
 
@@ -199,15 +202,17 @@ class Checker:
     # ------------------------------------------------------------ one bucket
 
     def _segments(self, number: int, folder: str, names: list[str]) -> None:
-        last, bound, bad, has_state = 0, 0, False, False
+        last, bound, bad = 0, 0, False
+        history = History(Log(self.disk, folder, name, names) for name in reversed(names))
+        whole, state = self._state(number, folder, names, history)
         newest: Log | None = None
         for name, following in zip(names, [*names[1:], ""], strict=True):
-            log = newest = Log(self.disk, folder, name, newest=not following)
+            log = newest = Log(self.disk, folder, name, names)
             before = self.problems
             self._records(number, log)
             end = int(following[:-4]) if following else 1 << 64
             last = self._order(number, log, last, end)
-            has_state = self._bodies(number, log) or has_state
+            self._bodies(number, log)
             damaged = self.problems > before
             bad = bad or damaged
             bound = max([bound, last + 1, *(reserved_by(log.body(r)) for r in log.others if r.kind == Kind.CHANGE)])
@@ -215,10 +220,30 @@ class Checker:
             if damaged and self.fix and not log.newest:
                 self._write_anew(number, log, [])
         assert newest is not None
+        if self.fix and (bad or not whole):
+            self._write_newest(number, newest, bound, whole, state)
+
+    def _state(self, number: int, folder: str, names: list[str], history: History) -> tuple[bool, State]:
+        """Whether it is whole, and the state as far as it is known; with all that has messages where it is not."""
+        owner = Attributes(0o700 if number > 1 else 0o755, os.geteuid(), os.getegid())
+        has_state = history.state is not None
+
+        def streams() -> set[int]:
+            return {stream for name in names for stream in Log(self.disk, folder, name, names).index.streams}
+
+        try:
+            state = unknown(number, owner) if history.state is None else State.decode(history.state)
+            replay(state, history, history.lost, owner, streams)
+        except (ValueError, LookupError):
+            if not history.lost:
+                return True, unknown(number, owner)  # the record is whole and makes no sense: nothing replaces it
+            state = unknown(number, owner)
+            retain_all(state, owner, streams())
         if not has_state:
             self.problem(f"group {number}: no state is whole: its names and settings are lost")
-        if self.fix and (bad or not has_state):
-            self._write_newest(number, newest, bound, names, has_state)
+        elif history.lost:
+            self.problem(f"group {number}: its state is damaged: {', '.join(history.lost[:_NAMED])}")
+        return not history.lost, state
 
     def _records(self, number: int, log: Log) -> None:
         for start, end in log.torn:
@@ -248,18 +273,14 @@ class Checker:
             last, time_ns = max(last, sequence), max(time_ns, when)
         return last
 
-    def _bodies(self, number: int, log: Log) -> bool:
-        """States and changes are JSON; whether there is a state."""
+    def _bodies(self, number: int, log: Log) -> None:
+        """States and changes are JSON."""
         for row in log.others:
-            if row.kind in (Kind.CHANGE, Kind.CLOCK) and not _is_json(log.body(row)):
+            if row.kind in (Kind.CHANGE, Kind.CLOCK) and not is_json(log.body(row)):
                 self.problem(f"group {number}: {log.name}: the change at {row.position} is not JSON")
-        state = log.state()
-        if state is None:
-            return False
-        if not _is_json(state):
+        state = History([log]).state
+        if state is not None and not is_json(state):
             self.problem(f"group {number}: {log.name}: its state is not JSON")
-            return False
-        return True
 
     def _index(self, number: int, log: Log) -> None:
         """That the index, if there is one, fits the log."""
@@ -276,24 +297,29 @@ class Checker:
 
     # ------------------------------------------------------------ repair
 
-    def _write_newest(self, number: int, log: Log, bound: int, names: list[str], has_state: bool) -> None:
-        """Rewrite the newest segment, with numbers reserved past all that the damage may have hidden."""
-        extra = [encode(bound - 1, 0, 0, Kind.CHANGE, 0, b"", reserve_body(bound + 2 * limits.SEQUENCE_BLOCK))]
-        if has_state:
-            self._write_anew(number, log, extra)
-            return
-        streams = {stream for name in names for stream in Log(self.disk, log.folder, name, newest=False).index.streams}
-        state = _salvaged(number, streams).encode()
-        head = [encode(log.first - 1, 0, 0, Kind.STATE, MORE, b"", state)]
-        head.append(encode(log.first - 1, 0, 0, Kind.CHANGE, INNER, b"", reserve_body(bound)))
-        self._write_anew(number, log, extra, head)
-        self.report(f"note: group {number}: its streams are kept under the names recovered-NUMBER")
+    def _write_newest(self, number: int, log: Log, bound: int, whole: bool, state: State) -> None:
+        """Rewrite the newest segment, with numbers reserved past all that the damage may have hidden, and the state
+        where that was not whole."""
+        bodies: list[bytes] = []
+        if not whole:
+            data, step = state.encode(), limits.STATE_RECORD_BYTES
+            bodies = [data[at : at + step] for at in range(0, len(data), step)]
+        extra = [
+            encode(bound - 1, 0, 0, Kind.STATE, MORE | (INNER if piece else 0), b"", body)
+            for piece, body in enumerate(bodies)
+        ]
+        reserve = reserve_body(bound + 2 * limits.SEQUENCE_BLOCK)
+        extra.append(encode(bound - 1, 0, 0, Kind.CHANGE, INNER if bodies else 0, b"", reserve))
+        self._write_anew(number, log, extra)
+        if not whole:
+            self.report(f"note: group {number}: it retains everything now ({', '.join(state.ctl)}); see its ctl")
+            for name in sorted(row.name for row in state.streams.values() if row.name.startswith("recovered-")):
+                self.report(f"note: group {number}: stream {name}: its record is missing")
 
-    def _write_anew(self, number: int, log: Log, extra: list[bytes], head: list[bytes] | None = None) -> None:
+    def _write_anew(self, number: int, log: Log, extra: list[bytes]) -> None:
         """Write a log of the sound records; the old file goes to quarantine/ whole."""
-        good = [*(head or []), *(log.data[at : at + (size + 7 & ~7)] for at, size in log.units()), *extra]
         made = f"{self.path}/staging/{number}-{log.name}"
-        write_file(self.disk, made, b"".join(good))
+        write_file(self.disk, made, log.good() + b"".join(extra))
         aside = next(_free_names(f"{self.path}/quarantine/{number}-{log.name[:-4]}-0", self.disk))
         write_file(self.disk, aside, log.data)
         self.disk.sync_folder(f"{self.path}/quarantine")
@@ -330,22 +356,6 @@ def _index_fault(log: Log, data: bytes) -> str:
     if others != log.others.packed[: len(others)]:
         return "has other changes than its log"
     return ""
-
-
-def _salvaged(number: int, streams: set[int]) -> State:
-    """A state for messages that lost theirs; only the owner of the server may read them."""
-    owner = Attributes(0o700, os.geteuid(), os.getegid())
-    made = {n: StreamState(0o600, owner.uid, owner.gid, n, f"recovered-{n}", 0) for n in sorted(streams)}
-    name = f"recovered-{number}" if number > 1 else ""
-    mode = owner.mode if number > 1 else 0o755
-    return State(mode, owner.uid, owner.gid, number, 1, name, 0, ["replay all"], made, max([15, *streams]) + 1)
-
-
-def _is_json(body: bytes) -> bool:
-    try:
-        return isinstance(json.loads(body), dict)
-    except ValueError:
-        return False
 
 
 def _free_names(path: str, disk: Disk) -> Iterator[str]:

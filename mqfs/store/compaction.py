@@ -119,7 +119,7 @@ class Compaction:
                 runs.append([])  # one between them is not known to be sealed
             behind = end
             live = segment.liveness.live_bytes
-            if live is None or live >= segment.used // 4:
+            if live is None or live >= segment.used // 4 or segment.liveness.is_damaged or segment.doubtful:
                 runs.append([])
                 continue
             if len(runs[-1]) == _RUN or (runs[-1] and _result([*runs[-1], segment]) > limits.SEGMENT_BYTES):
@@ -204,6 +204,9 @@ class CompactionJob:
         """Copy one record. Fix MORE and INNER of a partly retained batch."""
         data = segment.read(row.position, row.size)
         record = decode(data)
+        if record is None and row.kind > Kind.END:
+            segment.liveness.is_damaged = True  # to be left as it is: a copy would hide what is missing
+            raise errors.DiskFailed(f"the record at {row.position} of {segment.path} is damaged")
         if record is None:
             self.chain.context.quarantine.copy(self.chain.group, segment.first, row.position, data, "a damaged record")
             return

@@ -152,6 +152,9 @@ class DiskLogReader:
                 return
             yield listed(self._chain.segments[number].load(), floors, begin, min(end, stop))
 
+    def streams(self) -> Set[int]:
+        return {number for segment in self._chain.segments for number in segment.load().present()}
+
     def stretch_end(self, sequence: int) -> int:
         at = self._chain.number_of(sequence)
         if at + 1 < len(self._chain.firsts):

@@ -23,14 +23,25 @@ class MemoryLog:
     """The records. See `LogUpkeep` in mqfs/seams.py."""
 
     __slots__ = (
-        "_changed", "_changes", "_group", "_state", "damaged", "end", "records", "sequences", "size", "streams"
+        "_changed",
+        "_changes",
+        "_group",
+        "damaged",
+        "end",
+        "lost",
+        "records",
+        "sequences",
+        "size",
+        "state",
+        "streams"
     )  # fmt: skip
 
     def __init__(self, group: int, state: bytes) -> None:
-        self._group, self._state = group, state
+        self._group, self.state = group, state
         self.end = StoredEnd()
         self.size = 0
         self.damaged = 0
+        self.lost: list[str] = []
         self._changes: list[Record] = []  # behind the state
         self._changed = 0  # bytes of the changes
         self.records: dict[int, Record] = {}
@@ -40,8 +51,8 @@ class MemoryLog:
     def fail(self, error: OSError) -> None:
         self.end.failed = self.end.failed or error
 
-    def history(self) -> tuple[bytes, Iterable[Record]]:
-        return self._state, list(self._changes)
+    def history(self) -> tuple[bytes | None, Iterable[Record]]:
+        return self.state, list(self._changes)
 
     def check_room(self, need: int) -> None:
         """Raises DiskFull."""
@@ -53,14 +64,14 @@ class MemoryLog:
         if record.kind == Kind.STATE:
             self._renew(record.body)
             return
-        if self._changed >= max(_CHANGED_BYTES, len(self._state) // 4):
+        if self._changed >= max(_CHANGED_BYTES, len(self.state) // 4):
             self._renew(state())
         self._changes.append(record)
         self._changed += size
         self.size += size
 
     def _renew(self, state: bytes) -> None:
-        self._state = state
+        self.state = state
         self.size -= self._changed
         self._changed = 0
         self._changes.clear()
@@ -146,6 +157,9 @@ class MemoryLogReader:
         to = len(sequences) if end is None else max(at, bisect_left(sequences, end))
         return to - at, sum(len(self._log.records[s].body) for s in sequences[at:to])
 
+    def streams(self) -> Set[int]:
+        return set(self._log.streams)
+
     def stretch_end(self, sequence: int) -> int:
         return min(sequence + (self._log.end.next - sequence) // PORTIONS + 1, self._log.end.next)
 
@@ -186,7 +200,7 @@ class MemoryAppender:
 
     def __init__(self, log: MemoryLog) -> None:
         self._log, self._end = log, log.end
-        self.state: Callable[[], bytes] = lambda: log.history()[0]
+        self.state: Callable[[], bytes] = lambda: log.state
 
     def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"") -> int:
         return self._add(kind, stream, time_ns, body, headers, 0)

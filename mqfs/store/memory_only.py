@@ -131,11 +131,12 @@ class _Writer:
 class _Upkeep:
     """See `LogUpkeep` in mqfs/seams.py."""
 
-    __slots__ = ("_disk", "_memory", "close", "fail", "history", "sync")
+    __slots__ = ("_disk", "_memory", "close", "fail", "history", "lost", "sync")
 
     def __init__(self, memory: LogUpkeep, disk: LogUpkeep) -> None:
         self._memory, self._disk = memory, disk
         self.history, self.sync, self.fail, self.close = disk.history, disk.sync, disk.fail, disk.close
+        self.lost = disk.lost
 
     @property
     def damaged(self) -> int:

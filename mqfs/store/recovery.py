@@ -25,7 +25,7 @@ def recover(chain: Chain, commit: GroupCommit) -> int:
     lost = 0  # the first sequence of a segment that is not whole
     while firsts:
         newest = chain.segment(firsts[-1])
-        if newest.start(newest=True):
+        if newest.start(newest=True, only=len(firsts) == 1 and not lost):
             break
         newest.close_idle()
         lost = newest.first

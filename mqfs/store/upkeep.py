@@ -14,7 +14,7 @@ from mqfs.store.appender import Appender
 from mqfs.store.chain import Chain
 from mqfs.store.compaction import Compaction
 from mqfs.store.group_commit import GroupCommit
-from mqfs.store.history import read_history
+from mqfs.store.history import History
 from mqfs.store.removal import SegmentRemoval
 from mqfs.store.segment.file import Segment
 from mqfs.store.segment.index_file import CLEAN
@@ -36,6 +36,8 @@ class DiskUpkeep:
         self._seen = 0  # bytes appended at the last tick
         self._closed = False
         self._trim_due = False  # the last one failed
+        self.lost: list[str] = []
+        self._is_state_old = False  # the state at the head of the newest segment is damaged
 
     @property
     def size(self) -> int:
@@ -45,8 +47,10 @@ class DiskUpkeep:
     def damaged(self) -> int:
         return self._chain.damaged
 
-    def history(self) -> tuple[bytes, Iterable[Record]]:
-        return read_history(self._chain)
+    def history(self) -> tuple[bytes | None, Iterable[Record]]:
+        history = History(reversed(self._chain.segments))
+        self.lost, self._is_state_old = history.lost, not history.is_newest
+        return history.state, history
 
     def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:
         self._liveness.update(floors, dropped)
@@ -55,6 +59,8 @@ class DiskUpkeep:
     def _trim(self) -> None:
         """Trim, or try again at the next tick: a full disk may have room by then."""
         try:
+            if not self._renew_state():
+                return
             trim(self._chain, self._liveness, self._removal, self._appender)
         except (OSError, errors.MqfsError) as error:
             if not self._trim_due:
@@ -62,6 +68,17 @@ class DiskUpkeep:
             self._trim_due = True
         else:
             self._trim_due = False
+
+    def _renew_state(self) -> bool:
+        """Whether older segments may go: where one has the newest whole state, that is written again first. Raises
+        DiskFull, DiskFailed."""
+        opened = self._chain.open
+        if self._is_state_old and self._chain.end.failed is None:
+            if opened is not None and self._appender.would_use_up_a_number(opened):
+                return False  # the next time
+            self._appender.roll()
+            self._is_state_old = False
+        return not self._is_state_old
 
     # ------------------------------------------------------------ for the store
 
@@ -75,7 +92,7 @@ class DiskUpkeep:
             self._rest_when_idle()
             if self._trim_due:
                 self._trim()
-            if self._liveness.is_known:
+            if self._liveness.is_known and self._renew_state():
                 self.compaction.tick(until)
         except (OSError, errors.MqfsError) as error:
             self.compaction.cancel()
@@ -135,6 +152,9 @@ class DiskUpkeep:
     def _stop_cleanly(self) -> None:
         """Everything on disk, the exact next sequence too, and the index to the end."""
         try:
+            if self._commit.synced != self._commit.written:
+                self._commit.sync_now()  # so that the last record says: what is before it was on disk
+                self._commit.settle_all()
             self._appender.reserve_at_stop()
             self._commit.sync_now()
         except (OSError, errors.MqfsError) as error:

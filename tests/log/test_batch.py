@@ -17,7 +17,7 @@ from mqfs import errors, limits
 from mqfs.engine.language import batch_frames
 from mqfs.log import batch, headers
 from mqfs.log.record import encode
-from mqfs.model import MORE, Kind
+from mqfs.model import MORE, NEVER, Kind
 from mqfs.ring import scan
 from mqfs.store.segment.index import NonMessageRecords, OpenIndex
 from mqfs.store.segment.recovery import scan_segment
@@ -230,7 +230,7 @@ UNITS = st.lists(st.lists(st.tuples(KINDS, st.integers(0, 40), st.binary(max_siz
 
 def looked_through(log: bytes, tail: bool) -> tuple[object, ...]:
     index, others = OpenIndex(), NonMessageRecords()
-    found = scan_segment(log, 4_096, index, others, tail=tail)
+    found = scan_segment(log, 4_096, index, others, covered=4_096 if tail else NEVER, tail=tail)
     columns = (index.sequences, index.times, index.positions, index.bodies, index.streams, index.headers, index.kinds)
     return found, [list(column) for column in columns], others.packed, others.last_ns
 

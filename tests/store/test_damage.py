@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from mqfs import limits
 from mqfs.errors import Damaged
+from mqfs.log.record import HEAD, encode, next_good, padded
 from mqfs.model import Draft, Kind, Record
 from mqfs.seams import Bucket
 from mqfs.store.sequences import RESERVE
@@ -81,7 +83,7 @@ class Written:
             assert record == self.records[record.sequence], "wrong data"
         seen = {record.sequence for record in found}
         for unit in self.units:
-            assert not seen & set(unit) or seen | damaged >= set(unit), "half a unit"
+            assert not seen & set(unit) or seen | damaged >= set(unit) or bucket.upkeep.damaged, "half a unit"
         state, behind = bucket.upkeep.history()
         changes = [int(state), *(int(record.body) for record in behind)]
         assert changes[1:] == sorted(set(changes[1:]))
@@ -131,6 +133,45 @@ def test_the_last_segment_cut_at_every_byte(index: bool) -> None:
         whole = [not missing & set(unit) for unit in written.units]
         assert whole == sorted(whole, reverse=True), "not a prefix"
         assert not missing or min(missing) >= int(last[:-4])
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("bit", range(32))
+def test_a_damaged_size_costs_one_message(bit: int, index: bool) -> None:
+    """Messages of one length: a wrong size leads to the beginning of another record, far behind."""
+    disk = LyingDisk()
+    with lowered(SEGMENT_BYTES=1 << 20, SEGMENT_RECORDS=10_000, INDEX_STRIDE_BYTES=1 << 20):
+        store, bucket = opened(disk)
+        for number in range(4_000):
+            bucket.writer.append(Kind.MESSAGE, 16, 0, b"%032d" % number)
+        store.close()
+    (name,) = (name for name in disk.listdir(FOLDER) if name.endswith(".log"))
+    file = file_of(disk, name)
+    at = bytes(file.data).index(b"%032d" % 77) - 32
+    file.write(at, (int.from_bytes(file.data[at : at + 4], "little") ^ 1 << bit).to_bytes(4, "little"))
+    if not index:
+        disk.unlink(f"{FOLDER}/{name[:-4]}.idx")
+    _, bucket = opened(disk.copy())
+    found, damaged = read(bucket)
+    assert {record.sequence for record in found} == {*range(1, 4_001)} - {78}
+    assert bucket.upkeep.damaged == 1
+    assert damaged == ({78} if index else set())
+    assert list(bucket.upkeep.history()[1]) == []
+    assert bucket.upkeep.lost == []
+
+
+def test_a_search_is_linear_in_what_it_passes() -> None:
+    """A body full of heads, each of a record that would reach far: nobody's message stops a start."""
+    head = HEAD.pack(1 << 19, 0, 1 << 40, 0, 16, Kind.MESSAGE, 0, 0)
+    good = encode(7, 0, 16, Kind.MESSAGE, 0, b"", b"good")
+    data = b"\1" * 32 + head * (1 << 16) + good + bytes(1 << 20)
+    began = time.process_time()
+    assert next_good(data, 0, 6) == len(data) - (1 << 20) - len(good)
+    assert time.process_time() - began < 3
+    inside = encode(3, 0, 16, Kind.MESSAGE, 0, b"", b"of another log")
+    data = bytearray(encode(7, 0, 16, Kind.MESSAGE, 0, b"", inside) + encode(8, 0, 16, Kind.MESSAGE, 0, b"", b"next"))
+    data[40] ^= 1
+    assert next_good(bytes(data), 0, 6) == 32 + padded(len(inside))
 
 
 @pytest.mark.slow
@@ -263,7 +304,8 @@ def test_numbers_are_not_given_again_where_the_record_that_reserves_them_is_dama
 
 
 def test_behind_rot_all_is_served() -> None:
-    """A later record says that the damaged one had been on disk: so it is no tear. Of its unit nothing is served."""
+    """A later record says that the damaged one had been on disk: so it is no tear. What is left of its batch is served,
+    as it is where an index lists it."""
     disk = LyingDisk()
     _, bucket = opened(disk)
     bucket.writer.append_batch([Draft(Kind.MESSAGE, 16, body) for body in (b"one", b"two", b"three")], 0)
@@ -272,7 +314,7 @@ def test_behind_rot_all_is_served() -> None:
     disk = disk.after_kill()
     hit(disk, b"two")
     _, bucket = opened(disk)
-    assert [record.body for record in read(bucket)[0]] == [b"later"]
+    assert [record.body for record in read(bucket)[0]] == [b"one", b"three", b"later"]
     assert bucket.upkeep.damaged == 1
     assert bucket.end.next > 4
 

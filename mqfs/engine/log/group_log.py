@@ -44,8 +44,8 @@ class GroupLog:
         self.writer, self.upkeep = bucket.writer, bucket.upkeep
 
     def require_writable(self) -> None:
-        if self.end.failed is not None:
-            raise errors.ReadOnly(f"the disk failed: {self.end.failed}")
+        if (failed := self.end.failed) is not None:
+            raise errors.ReadOnly(f"the disk failed: {failed}" if failed.errno else str(failed))
 
     # ------------------------------------------------------------ appending
 

@@ -5,13 +5,13 @@ A group that cannot be read, and the groups inside it, are not served; the other
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
-from mqfs import errors
+from mqfs import errors, salvage
 from mqfs.engine.group import Group
 from mqfs.engine.log.faults import report_unserved
-from mqfs.group_state import State, decode_change
-from mqfs.model import Kind
+from mqfs.group_state import Attributes, State
 from mqfs.seams import Bucket, Store
 from mqfs.syntax.names import with_suffix
 
@@ -42,19 +42,22 @@ def read_states(store: Store, unserved: Unserved) -> list[tuple[Bucket, State]]:
 
 
 def read_state(bucket: Bucket) -> State:
-    """A group as its log tells it: the newest state and the changes behind it. Raises BadStore."""
+    """A group as its log tells it: the newest state and the changes behind it. One whose state is not whole is
+    read-only. Raises BadStore."""
     body, records = bucket.upkeep.history()
+    if body is None and bucket.id == ROOT:
+        raise errors.BadStore("no state is whole; see quarantine/")  # its permissions are everybody's
+    owner = Attributes(0o700, os.geteuid(), os.getegid())
     try:
-        state = State.decode(body)
-        for record in records:
-            if record.kind in (Kind.CHANGE, Kind.CLOCK):
-                state.apply(decode_change(record.body))
-            elif record.kind == Kind.ACK:
-                state.acknowledge(record.stream, record.body)
+        state = salvage.unknown(bucket.id, owner) if body is None else State.decode(body)
+        salvage.replay(state, records, bucket.upkeep.lost, owner, bucket.metrics.streams)
     except (ValueError, LookupError) as error:
         raise errors.BadStore(f"group {bucket.id}: {error}; run mqfs check") from error
     if state.group != bucket.id:
         raise errors.BadStore(f"group {bucket.id}: its state is that of group {state.group}; run mqfs check")
+    if lost := bucket.upkeep.lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        bucket.upkeep.fail(OSError(f"state is damaged: {lost[0]}{more} (stop the server and run mqfs check --fix)"))
     return state
 
 

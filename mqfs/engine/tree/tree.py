@@ -122,7 +122,9 @@ class Tree:
         try:
             if state.parent in unserved:
                 raise errors.BadStore(f"it is in group {state.parent}")
-            self.groups[bucket.id] = Group(self, bucket, state)
+            group = self.groups[bucket.id] = Group(self, bucket, state)
+            if bucket.upkeep.lost:
+                group.refuse(User(state.uid, state.gid), group.name, str(bucket.end.failed))
         except Exception as error:
             unserved.leave(bucket.id, error)
 

@@ -10,15 +10,17 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from mqfs import errors, limits
 from mqfs.log.record import MORE, padded
+from mqfs.model import NEVER
 from mqfs.store.disk import Disk, read_all, write_all
 from mqfs.store.segment.descriptors import Descriptors
 from mqfs.store.segment.index import Index, NonMessageRecords, OpenIndex
 from mqfs.store.segment.index_file import SEALED, IndexFile, columns_pass, encode_part, load_part
 from mqfs.store.segment.liveness import LivenessCache
-from mqfs.store.segment.recovery import RecoveryScan, scan_segment, torn
+from mqfs.store.segment.recovery import RecoveryScan, scan_segment
 
 Aside = Callable[["Segment", int, bytes, str], None]  # copy bytes of a log, which failed a check, to quarantine/
 Rebuilt = tuple[OpenIndex, NonMessageRecords]
@@ -31,8 +33,8 @@ class Segment:
 
     __slots__ = (
         "_aside", "_descriptors", "_disk", "_foreign", "_group", "_reported", "_started", "_summary", "_tail",
-        "_tail_others", "allocated", "fd", "first", "head", "idx", "index", "listed", "liveness", "may_close_fd",
-        "others", "path", "recent", "room", "sealed", "used",
+        "_tail_others", "allocated", "damaged_head", "doubtful", "fd", "first", "head", "idx", "index",
+        "listed", "liveness", "may_close_fd", "others", "path", "recent", "room", "sealed", "used",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +56,7 @@ class Segment:
         self._tail = OpenIndex()  # what the parts on disk do not hold, while `index` is not loaded
         self._tail_others = NonMessageRecords()  # and the same while `others` is not
         self._reported: set[int] = set()  # positions already counted and copied
+        self.doubtful, self.damaged_head = set[int](), 0  # of scans: see `RecoveryScan`
         self._summary: tuple[int, int, int] = (0, 0, 0)  # messages, first and last sequence; of a sealed one
 
     # ------------------------------------------------------------ descriptors
@@ -144,7 +147,7 @@ class Segment:
 
     def _scan(self, start: int, end: int, index: OpenIndex, others: NonMessageRecords) -> None:
         """Index a range of the log whose part of the index is damaged."""
-        self._report(scan_segment(self._read_all(start, end), start, index, others, tail=False))
+        self._report(scan_segment(self._read_all(start, end), start, index, others, covered=NEVER))
 
     def _read_all(self, start: int, end: int) -> bytes:
         return read_all(self._disk, self.open(), end - start, start)
@@ -160,12 +163,11 @@ class Segment:
     def rows(self) -> NonMessageRecords:
         """The records that are no messages. Raises DiskFailed."""
         self.look()
-        others = self.others
-        if others is None:
+        if self.others is None:
             with self._failing():
-                others = self.others = self._sealed_rows() if self.sealed else self._open_rows()
+                self.others = self._sealed_rows() if self.sealed else self._open_rows()
             self._list()
-        return others
+        return self.others
 
     def _sealed_rows(self) -> NonMessageRecords:
         (rows,) = self.idx.rows()
@@ -191,8 +193,9 @@ class Segment:
 
     # ------------------------------------------------------------ recovery
 
-    def start(self, *, newest: bool) -> bool:
-        """Find out what the log holds. Returns whether it holds anything whole; a torn tail of the newest is cut."""
+    def start(self, *, newest: bool, only: bool = False) -> bool:
+        """Find out what the log holds. Returns whether it holds anything whole; a torn tail of the newest is cut. The
+        `only` one was on disk before it got its name."""
         fd = self.open()
         size = self._disk.size(fd)
         others = NonMessageRecords()
@@ -204,16 +207,20 @@ class Segment:
             self._summary = (part.messages, part.first, part.last)
         elif not newest:
             _, others = self._rebuild_synced()
-        elif not self._recover_tail(fd, size, others):
+        elif not self._recover_tail(fd, size, others, only):
             return False
         self._started = True
         self._set_head(others)
         self._check_name(others)
         return True
 
-    def _recover_tail(self, fd: int, size: int, others: NonMessageRecords) -> bool:
+    def _recover_tail(self, fd: int, size: int, others: NonMessageRecords, only: bool) -> bool:
         covered = self.idx.covered
-        scan = scan_segment(self._read_all(covered, size), covered, self._tail, others, tail=True)
+        last = max((part.last for part in self.idx.parts), default=-1)
+        data = self._read_all(covered, size)
+        scan = scan_segment(data, covered, self._tail, others, covered=covered, tail=True, low=last)
+        if scan.end == 0 and only:
+            scan = scan_segment(data, 0, self._tail, others, covered=NEVER)
         if scan.end == 0:
             return False
         self._report(scan)
@@ -224,8 +231,7 @@ class Segment:
     def _check_name(self, others: NonMessageRecords) -> None:
         """Raises DiskFailed where it holds less than its name says: served, it would hide another's messages."""
         messages, first, _ = self.counts()
-        heads = [others[0].sequence + 1] if len(others) else []
-        least = min([self.first, *heads, *([first] if messages else [])])
+        least = min([self.first, *(row.sequence + 1 for row in islice(others, 1)), *([first] if messages else [])])
         if least < self.first:
             self._foreign = f"segment {self.first} of group {self._group}: it holds {least} (run mqfs check --fix)"
             raise errors.DiskFailed(self._foreign)
@@ -266,6 +272,8 @@ class Segment:
             self.allocated = scan.end
 
     def _report(self, scan: RecoveryScan) -> None:
+        self.doubtful |= scan.doubtful
+        self.damaged_head = max(self.damaged_head, scan.head)
         for start, end in scan.bad:
             self.report_corruption(start, self._read_all(start, end))
 
@@ -279,11 +287,12 @@ class Segment:
                 log.warning("group %d: bytes at %d of %s were not copied: %s", self._group, position, self.path, error)
 
     def _read_index_heads(self, size: int, others: NonMessageRecords) -> None:
-        if self.idx.read(self._identity(), size, others):
+        if self.idx.read(lambda count: read_all(self._disk, self.open(), count, 0), size, others):
             self._aside(self, size, b"", "a missing end")  # it was on disk when the index was written
 
     def _identity(self) -> int:
-        return int.from_bytes(self._disk.pread(self.open(), 8, 0)[4:], "little")
+        parts = self.idx.parts
+        return parts[0].identity if parts else int.from_bytes(self._disk.pread(self.open(), 8, 0)[4:], "little")
 
     def _rebuild_synced(self) -> Rebuilt:
         """As `_rebuild`. A whole index says that its log is on disk: it is only saved after a sync."""
@@ -299,17 +308,16 @@ class Segment:
         size = self._disk.size(self.open())
         index, others = OpenIndex(), NonMessageRecords()
         data = self._read_all(0, size)
-        scan = scan_segment(data, 0, index, others, tail=False)
-        for start, end in torn(data, self.idx.covered, scan.bad):
-            scan.bad.remove((start, end))
+        scan = scan_segment(data, 0, index, others, covered=self.idx.covered)
+        for start, end in scan.torn:
             self._aside(self, start, data[start:end], "a torn tail")
         self._report(scan)
-        if scan.written > scan.end and not scan.bad:
+        if scan.written > scan.end and not scan.bad and not scan.torn:
             why = "a torn tail" if scan.end >= self.idx.covered else "a damaged record"
             self._aside(self, scan.end, data[scan.end : scan.written], why)  # a batch without its end
         index.collect()
         self.used, self.others, self._started = size, others, True
-        self._write_index(index, others, save=save)
+        self._write_index(index, others, save=save and not scan.doubtful)  # it would hide what is missing
         return index, others
 
     # ------------------------------------------------------------ writing
@@ -354,7 +362,7 @@ class Segment:
         """It is whole and on disk: write the whole index, and use that from now on."""
         index = self.load()
         assert isinstance(index, OpenIndex)
-        self._write_index(index, self.rows(), save=True)
+        self._write_index(index, self.rows(), save=not self.doubtful)
 
     def _write_index(self, index: OpenIndex, others: NonMessageRecords, *, save: bool) -> None:
         self._summary = (len(index), index.sequences[0], index.sequences[-1]) if len(index) else (0, 0, 0)

@@ -10,11 +10,12 @@ import os
 import struct
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 from google_crc32c import value
 
+from mqfs.log.record import checksum
 from mqfs.store.disk import Buffer, Disk, read_all, read_file, write_all, write_file
 from mqfs.store.segment.index import COLUMNS, NO_ORDINALS, OTHER_SIZE, NonMessageRecords, OpenIndex
 
@@ -209,16 +210,23 @@ class IndexFile:
 
     # ------------------------------------------------------------ reading
 
-    def read(self, identity: int, size: int, others: NonMessageRecords) -> bool:
-        """Read the heads of the parts for a log of that size; their rows are added to `others`. Returns whether the
-        log lacks an end that the index covers."""
+    def read(self, log: Callable[[int], bytes], size: int, others: NonMessageRecords) -> bool:
+        """Read the heads of the parts for a log of that size, of whose beginning `log` reads a count of bytes; their
+        rows are added to `others`. Returns whether the log lacks an end that the index covers."""
         self._size, self.parts = 0, []
+        head = log(8)
+        identity = int.from_bytes(head[4:], "little")
         try:
             fd = self._disk.open(self.path, os.O_RDONLY)
             try:
                 parts: list[IndexPart] = []
                 at = 0
-                while (part := self._read_part(fd, at)) is not None and _fits(part, parts, size, identity):
+                while (part := self._read_part(fd, at)) is not None:
+                    if not parts and part.identity != identity:
+                        # Perhaps only the checksum of the first record is damaged.
+                        identity = checksum(log(min(size, int.from_bytes(head[:4], "little"))))
+                    if not _fits(part, parts, size, identity):
+                        break
                     parts.append(part)
                     at += part.size
             finally:

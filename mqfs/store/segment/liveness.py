@@ -13,13 +13,14 @@ from mqfs.store.segment.index import Index
 class LivenessCache:
     """The cache of one segment."""
 
-    __slots__ = ("cursor", "dense_until", "hint", "live_bytes", "metadata_bytes")
+    __slots__ = ("cursor", "dense_until", "hint", "is_damaged", "live_bytes", "metadata_bytes")
 
     def __init__(self) -> None:
         self.hint = (0, -1)  # a stream, and the last of its messages here that was live at the last look
         self.cursor = 0  # streams before it have no live message here
         self.live_bytes: int | None = None  # at the last count
         self.dense_until: dict[int, int] | None = None  # stream -> sequence: dense while all from there on are live
+        self.is_damaged = False  # a record that is no message
         self.metadata_bytes = 0  # of its records that are no messages; 0: not added up yet
 
 

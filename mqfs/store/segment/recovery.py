@@ -8,9 +8,13 @@ from __future__ import annotations
 import attrs
 
 from mqfs.log import batch
-from mqfs.log.record import INNER, MORE, SETTLED, Row, last_byte, next_good, padded, row_at, skim
+from mqfs.log.record import HEAD, HEAD_BYTES, INNER, MORE, SETTLED, Row, last_byte, next_good, padded, row_at, skim
 from mqfs.model import Kind
 from mqfs.store.segment.index import NonMessageRecords, OpenIndex
+from mqfs.store.sequences import RESERVE
+
+_SHORTEST_CHANGE = 23  # bytes: {"do":"ctl","lines":[]}
+_RESERVE_BYTES = 72  # of a reserve record, at most
 
 
 @attrs.define
@@ -19,75 +23,161 @@ class RecoveryScan:
 
     end: int = 0  # behind the last whole batch
     written: int = 0  # behind the last byte that is not zero
-    bad: list[tuple[int, int]] = attrs.Factory(list)  # ranges that failed their check
+    bad: list[tuple[int, int]] = attrs.Factory(list)  # ranges that failed their check after they were on disk
+    torn: list[tuple[int, int]] = attrs.Factory(list)  # ranges that an unclean stop left
+    doubtful: set[int] = attrs.Factory(set)  # where the `bad` ones begin that may have held more than a message
+    head: int = 0  # the doubtful ones below it held parts of the state at the head, and nothing else
 
 
-def scan_segment(data: bytes, base: int, index: OpenIndex, others: NonMessageRecords, *, tail: bool) -> RecoveryScan:
+def scan_segment(
+    data: bytes,
+    base: int,
+    index: OpenIndex,
+    others: NonMessageRecords,
+    *,
+    covered: int,
+    tail: bool = False,
+    low: int = -1,
+) -> RecoveryScan:
     """Add the whole batches in `data`, which lies at `base` of its log, to `index` and `others`.
 
-    With `tail`, the bytes behind the first bad range are given up unless a later record is marked SETTLED; without,
-    every bad range is passed over.
+    What fails its check is torn, if it lies at or behind `covered`, below which all was on disk, and no record that is
+    marked SETTLED follows: its batch does not count, and with `tail` nothing behind it does. Else it is damage: that is
+    passed over, and what is left of its batch counts, as it did before. `low`: the sequence of the message before.
     """
-    found = RecoveryScan(base, base + last_byte(data))
-    limit = found.written - base
-    at = 0
-    unit: list[Row] = []
-    doubt: tuple[int, int, int, int, int] | None = None  # where to cut back to, if nothing settled follows
-    while at < limit:
-        if not unit and doubt is None:
-            at = skim(data, at, base, index, others.add)
-            found.end = base + at
-            if at >= limit:
+    return _Scan(data, base, index, others, covered, tail, low).run()
+
+
+@attrs.define
+class _Scan:
+    """One call of `scan_segment`. Positions are those in `data`."""
+
+    data: bytes
+    base: int
+    index: OpenIndex
+    others: NonMessageRecords
+    covered: int
+    tail: bool
+    low: int
+    unit: list[Row] = attrs.Factory(list)  # the batch that is being read
+    broken: bool = False  # a part of it is damaged
+    sure: int = -1  # all before that was on disk; looked for at the first failure
+    found: RecoveryScan = attrs.Factory(RecoveryScan)
+
+    def run(self) -> RecoveryScan:
+        found = self.found
+        found.end, found.written = self.base, self.base + last_byte(self.data)
+        at, limit = 0, found.written - self.base
+        while at < limit:
+            if not self.unit and not self.broken and (at := self._whole(at)) >= limit:
                 break
-            whole = batch.scan_batch(data, at, base)
-            if whole is not None:
-                index.take(whole.columns)
-                others.take(whole.others, whole.last_ns)
-                at = whole.end
-                found.end = base + at
+            row = row_at(self.data, at, self.base)
+            if row is None:
+                at = self._pass_over(at)
+                if at < 0:
+                    return found
                 continue
-        row = row_at(data, at, base)
-        if row is None:
-            if tail and doubt is None:
-                doubt = (found.end, len(index), len(others), others.last_ns, len(found.bad))
-            good = next_good(data, at)
-            found.bad.append((base + at, base + good if good >= 0 else found.written))
-            unit = []
-            if good < 0:
-                break
-            at = good
-            continue
-        at += padded(row.size)
-        if row.flags & SETTLED:
-            doubt = None
-        if row.flags & INNER and not unit:
-            continue  # the beginning of its batch is lost
+            at += padded(row.size)
+            self._take(row, at)
+        if self.unit and self.covered - self.base > at:
+            self._add(at)  # its end was there, and is zeros
+            self._report(at, -1)
+        return found
+
+    def _whole(self, at: int) -> int:
+        """Add whole batches for as long as they pass; returns where they end."""
+        while True:
+            at = skim(self.data, at, self.base, self.index, self.others.add)
+            whole = batch.scan_batch(self.data, at, self.base) if at < len(self.data) else None
+            if whole is None:
+                self.found.end = self.base + at
+                return at
+            self.index.take(whole.columns)
+            self.others.take(whole.others, whole.last_ns)
+            at = whole.end
+
+    def _take(self, row: Row, end: int) -> None:
+        if row.flags & INNER and not self.unit and not self.broken:
+            return  # the beginning of its batch is lost
         if not row.flags & INNER:
-            unit = []
-        unit.append(row)
-        if not row.flags & MORE:
-            _add(unit, index, others)
-            unit, found.end = [], base + at
-    if doubt is not None:
-        found.end, messages, rows, last_ns, bad = doubt
-        index.cut(messages)
-        others.cut(rows, last_ns)
-        del found.bad[bad:]
-    return found
+            self.unit, self.broken = [], False
+        self.unit.append(row)
+        if not row.flags & MORE or self.broken:
+            self._add(end)
+            self.broken = self.broken and bool(row.flags & MORE)
 
+    def _add(self, end: int) -> None:
+        for row in self.unit:
+            if row.kind <= Kind.END:
+                self.index.append(row)
+            else:
+                self.others.append(row)
+        self.unit, self.found.end = [], self.base + end
 
-def torn(data: bytes, covered: int, bad: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The bad ranges of a log that a stop left: behind `covered`, below which all was on disk, and not followed by a
-    record that is marked SETTLED."""
-    if not bad:
-        return []
-    sure = scan_segment(data[covered:], covered, OpenIndex(), NonMessageRecords(), tail=True).bad
-    return [stretch for stretch in bad if stretch[0] >= covered and stretch not in sure]
-
-
-def _add(unit: list[Row], index: OpenIndex, others: NonMessageRecords) -> None:
-    for row in unit:
-        if row.kind <= Kind.END:
-            index.append(row)
+    def _pass_over(self, at: int) -> int:
+        """The record there failed its check. Returns where the next one begins; -1: the scan ends."""
+        last = max([self.low, *self.index.sequences[-1:], *(row.sequence for row in self.unit if row.kind <= Kind.END)])
+        if self.sure < 0:
+            self.sure = max(self.covered - self.base, _last_settled(self.data, at, last))
+        good = next_good(self.data, at, last)
+        if at < self.sure:
+            if self.unit:
+                self._add(at)
+            self._report(at, good)
+        elif self.tail:
+            return -1
         else:
-            others.append(row)
+            self.found.torn.append((self.base + at, self.base + good if good >= 0 else self.found.written))
+        self.unit, self.broken = [], at < self.sure
+        return good
+
+    def _report(self, at: int, good: int) -> None:
+        """Damage, up to the next good record. Say whether it may have held more than a message or a reserve record: it
+        is known not to where two fields would have to be wrong for another record to look so."""
+        data, end = self.data, good if good >= 0 else max(len(self.data), at)
+        self.found.bad.append(
+            (self.base + at, self.base + end if good >= 0 else max(self.found.written, self.base + at))
+        )
+        size, _, sequence, _, stream, kind, _, headers = HEAD.unpack_from(data.ljust(at + HEAD_BYTES, b"\0"), at)
+        if padded(size) != end - at:
+            size = next((some for some in range(end - at, end - at - 8, -1) if _passes(data, at, some)), 0)
+        if size and 0 < kind <= Kind.END and 0 <= max(self.low, _last_sequence(self.index, self.others)) < sequence:
+            return
+        if size and is_reserve(kind, stream, size - HEAD_BYTES - headers):
+            return
+        if end - at <= _RESERVE_BYTES and data.startswith(RESERVE, at + HEAD_BYTES):
+            return
+        self.found.doubtful.add(self.base + at)
+        is_head = not len(self.index) and len(self.others.of_kind(Kind.STATE)) == len(self.others)
+        behind = row_at(data, good) if size and is_head and good >= 0 else None
+        if behind is not None and behind.flags & INNER:
+            self.found.head = self.base + end
+
+
+def _last_settled(data: bytes, at: int, low: int) -> int:
+    """Where the last record that is marked SETTLED begins, behind the bad one at `at`; 0 if there is none."""
+    last = 0
+    while (at := next_good(data, at, low)) >= 0:
+        while (row := row_at(data, at)) is not None:
+            last = at if row.flags & SETTLED else last
+            low = row.sequence if row.kind <= Kind.END else low
+            at += padded(row.size)
+    return last
+
+
+def _last_sequence(index: OpenIndex, others: NonMessageRecords) -> int:
+    """Of the last record, whatever it is; -1 if there is none."""
+    other = others[len(others) - 1] if len(others) else None
+    if len(index) and (other is None or other.position < index.positions[-1]):
+        return index.sequences[-1]
+    return other.sequence if other is not None else -1
+
+
+def _passes(data: bytes, at: int, size: int) -> bool:
+    """Whether the record there passes with that size."""
+    return size >= HEAD_BYTES and bool(row_at(size.to_bytes(4, "little") + data[at + 4 : at + size], 0))
+
+
+def is_reserve(kind: int, stream: int, body: int) -> bool:
+    """Whether a record that is no message is known by its size to be a reserve record: no other change is as short."""
+    return kind == Kind.CHANGE and stream == 0 and body < _SHORTEST_CHANGE
