@@ -6,27 +6,78 @@ A group that cannot be read, and the groups inside it, are not served; the other
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from mqfs import errors, salvage
+from mqfs import errors, limits, salvage
 from mqfs.engine.group import Group
 from mqfs.engine.log.faults import report_unserved
 from mqfs.group_state import Attributes, State
-from mqfs.seams import Bucket, Store
+from mqfs.model import User
+from mqfs.seams import Bucket, Clock, Store
 from mqfs.syntax.names import with_suffix
 
 ROOT = 1
 
 
-class Unserved(set[int]):
-    """The numbers of groups that are not served."""
+class Unserved:
+    """Groups that are not served. Their names stay taken until they are served or removed by hand."""
 
-    def leave(self, number: int, error: Exception) -> None:
+    def __init__(self) -> None:
+        self._states: dict[int, State | None] = {}  # as far as they are known
+        self._retried: set[int] = set()  # those that the disk could not read: perhaps it can later
+        self._due_ns = 0
+        self._pause_ns = 10**9
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._states
+
+    def leave(self, number: int, error: Exception, state: State | None = None) -> None:
         """Do not serve a group: it can still be repaired. Raises BadStore where it is the root."""
         if number == ROOT:
             raise errors.BadStore(f"the root group: {error}; run mqfs check --fix") from error
-        self.add(number)
-        report_unserved(number, error)
+        if number not in self._states:
+            report_unserved(number, error)
+        self._states[number] = state or self._states.get(number)
+        if isinstance(error, errors.DiskFailed) or (state is not None and state.parent in self._retried):
+            self._retried.add(number)
+
+    def require_free(self, parent: int, name: str) -> None:
+        """Raises DiskFailed where that name is that of one of them."""
+        for number, state in self._states.items():
+            if state is not None and (state.parent, state.name) == (parent, name):
+                raise errors.DiskFailed(f"cannot open {name!r}: group {number} is not served (see the server's log)")
+
+    def require_known(self, what: str) -> None:
+        """Raises DiskFailed where a group that is in the way of `what` may be one of them."""
+        for number, state in self._states.items():
+            if state is None:
+                raise errors.DiskFailed(f"cannot {what}: group {number} cannot be read (see the server's log)")
+
+    def require_empty(self, parent: int, name: str) -> None:
+        """Raises DiskFailed where one of them is in that group, or may be."""
+        self.require_known(f"remove {name!r}")
+        for number, state in self._states.items():
+            if state is not None and state.parent == parent:
+                raise errors.DiskFailed(f"cannot remove {name!r}: group {number} in it is not served")
+
+    def read_again(self, store: Store, now_ns: int, build: Callable[[Bucket, State], None]) -> None:
+        """Serve those that can be read by now; at most once in a while."""
+        if not self._retried or now_ns < self._due_ns:
+            return
+        self._due_ns, self._pause_ns = now_ns + self._pause_ns, min(2 * self._pause_ns, limits.LOG_AGAIN_S * 10**9)
+        for number in sorted(self._retried):
+            try:
+                bucket = store.open(number)
+                state = read_state(bucket)
+            except Exception as error:
+                self.leave(number, error)
+                continue
+            self._retried.discard(number)
+            del self._states[number]
+            build(bucket, state)
 
 
 def read_states(store: Store, unserved: Unserved) -> list[tuple[Bucket, State]]:
@@ -61,6 +112,21 @@ def read_state(bucket: Bucket) -> State:
     return state
 
 
+def new_state(clock: Clock, ctl: list[str], number: int, parent: int, name: str, mode: int, user: User) -> State:
+    """The state of a new group."""
+    return State(
+        mode=mode & 0o7777,
+        uid=user.uid,
+        gid=user.gid,
+        group=number,
+        parent=parent,
+        name=name,
+        made_ns=clock.wall_ns(),
+        ctl=list(ctl),
+        anchors=[(1, clock.anchor())],
+    )
+
+
 def adopt(group: Group, groups: Mapping[int, Group]) -> None:
     """Put a group that was read from the store into its parent, under a free name."""
     if group.number == ROOT:
@@ -73,3 +139,4 @@ def adopt(group: Group, groups: Mapping[int, Group]) -> None:
         group.state.parent = parent.number
     group.parent = parent
     parent.groups[group.name] = group
+    parent.catalog_version += 1

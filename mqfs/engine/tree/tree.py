@@ -7,7 +7,7 @@ and house-keeping. Performs nothing on a log itself: that is the group's.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -42,7 +42,7 @@ from mqfs.engine.tree.node_stat import (
     stat_of,
 )
 from mqfs.engine.tree.open_files import OpenFiles
-from mqfs.engine.tree.recovery import ROOT, Unserved, adopt, read_states
+from mqfs.engine.tree.recovery import ROOT, Unserved, adopt, new_state, read_states
 from mqfs.engine.tree.set_attributes import set_attributes
 from mqfs.file_locks import Locks
 from mqfs.group_state import State
@@ -76,11 +76,11 @@ class Tree:
         self.faults = Faults(clock)
         self.timers = Timers(self.faults)
         self.defaults = parse_settings(defaults).lines(given=True)
-        self.locks = Locks()
+        self._new_state, self.locks = partial(new_state, clock, self.defaults), Locks()
         self.staging = Staging(store)
         self._maintenance = Maintenance(store, clock, self.faults, self.timers)
         self.dirty_groups = self._maintenance.dirty
-        self.closing = False
+        self.closing, self.unserved = False, Unserved()
         self._prepare = prepare
         self.processes: ProcessWatcher | None = None  # set by a front end that knows the reading process
         self.groups: dict[int, Group] = {}
@@ -96,11 +96,10 @@ class Tree:
     # ------------------------------------------------------------ loading
 
     def _load(self, owner: User, umask: int) -> None:
-        unserved = Unserved()
-        states = read_states(self.store, unserved)
+        states = read_states(self.store, self.unserved)
         self.clock.resume([(s.anchors[-1][1], bucket.end.last_ns) for bucket, s in states if s.anchors])
         for bucket, state in states:
-            self._build(bucket, state, unserved)
+            self._build(bucket, state)
         if ROOT not in self.groups:
             self._make_root(owner, umask)
         self.root = self.groups[ROOT]
@@ -109,42 +108,46 @@ class Tree:
         self._maintenance.restart_clocks()
         for number in sorted(self.groups):
             adopt(self.groups[number], self.groups)
-        for group in self.groups.values():
+        self._begin(self.groups.values())
+
+    def _begin(self, groups: Collection[Group]) -> None:
+        for group in groups:
             if self._prepare is not None:
                 self.faults.contain(group, "going on with its ring", partial(self._prepare, group))
             group.start()
         if self.kept_quotas is not None:
-            self.kept_quotas.begin(stream for group in self.groups.values() for stream in group.streams.values())
-        self.dirty_groups.update(self.groups.values())
+            self.kept_quotas.begin(stream for group in groups for stream in group.streams.values())
+        self.dirty_groups.update(groups)
 
-    def _build(self, bucket: Bucket, state: State, unserved: Unserved) -> None:
+    def _build(self, bucket: Bucket, state: State) -> None:
         """Serve a group, if its settings and names make sense and its parent is served."""
         try:
-            if state.parent in unserved:
+            if state.parent in self.unserved:
                 raise errors.BadStore(f"it is in group {state.parent}")
             group = self.groups[bucket.id] = Group(self, bucket, state)
             if bucket.upkeep.lost:
                 group.refuse(User(state.uid, state.gid), group.name, str(bucket.end.failed))
         except Exception as error:
-            unserved.leave(bucket.id, error)
+            self.unserved.leave(bucket.id, error, state)
+
+    def _build_late(self, bucket: Bucket, state: State) -> None:
+        self._build(bucket, state)
+        if (group := self.groups.get(bucket.id)) is not None:
+            adopt(group, self.groups)
+            self._begin([group])
+
+    def _find(self, group: Group, name: str) -> Node | None:
+        """The file of that name, if there is one. Raises DiskFailed where it is a group that is not served."""
+        if (found := find_in_group(group, name)) is None and self.unserved:
+            self.unserved.read_again(self.store, self.clock.engine_ns(), self._build_late)
+            if (found := find_in_group(group, name)) is None:
+                self.unserved.require_free(group.number, name)
+        return found
 
     def _make_root(self, owner: User, umask: int) -> None:
         state = self._new_state(ROOT, ROOT, "/", 0o775 & ~umask, owner)
         self.store.number()  # ROOT in a new store; a later one where the making of a store was cut short
         self.groups[ROOT] = Group(self, self.store.make(ROOT, state.encode()), state)
-
-    def _new_state(self, number: int, parent: int, name: str, mode: int, user: User) -> State:
-        return State(
-            mode=mode & 0o7777,
-            uid=user.uid,
-            gid=user.gid,
-            group=number,
-            parent=parent,
-            name=name,
-            made_ns=self.clock.wall_ns(),
-            ctl=list(self.defaults),
-            anchors=[(1, self.clock.anchor())],
-        )
 
     # ------------------------------------------------------------ looking
 
@@ -160,7 +163,7 @@ class Tree:
         permit_walk(user, node, name)
         if name == "..":
             return self.parent(node)
-        found = find_in_folder(node, name) if isinstance(node, Folder) else find_in_group(group, name)
+        found = find_in_folder(node, name) if isinstance(node, Folder) else self._find(group, name)
         if found is None:
             raise errors.NotFound(name)
         return found
@@ -240,6 +243,7 @@ class Tree:
         if isinstance(group, Folder):
             raise errors.NotPermitted(f"in {group.name} there are no groups")
         self._require_new(user, group, name)
+        self.unserved.require_known(f"make {name!r}")
         mine = sum(other.state.uid == user.uid for other in self.groups.values()) + 1
         require_share("groups", limits.GROUPS, user.uid, mine, len(self.groups) + 1)
         if depth(group) >= limits.PATH_GROUPS:
@@ -260,7 +264,7 @@ class Tree:
         if group.removed:
             raise errors.NotFound(f"{group.name} was removed")
         permit(user, group, CHANGE)
-        if find_in_group(group, name) is not None:
+        if self._find(group, name) is not None:
             raise errors.Exists(name)
         check_name(name)
 
@@ -318,6 +322,7 @@ class Tree:
         require_unprotected(victim)
         if victim.groups or victim.streams:
             raise errors.NotEmpty(name)
+        self.unserved.require_empty(victim.number, name)
         if victim.ring is not None:
             victim.ring.changed([{"do": "remove"}])
         try:
@@ -350,6 +355,7 @@ class Tree:
         if isinstance(node, Stream):
             group.rename_stream(node, new)
             return group.log.after_metadata_sync(None)
+        self.unserved.require_known(f"rename {name!r}")
         node.log.change({"do": "rename", "stream": 0, "name": new})
         del group.groups[name]
         group.groups[new] = node
@@ -371,6 +377,7 @@ class Tree:
     def tick(self) -> None:
         """Once a second: what has expired, streams that are idle, room to be given back, writers that may go on."""
         self._maintenance.tick(self.root, self.groups)
+        self.unserved.read_again(self.store, self.clock.engine_ns(), self._build_late)
         if self.kept_quotas is not None:
             self.kept_quotas.tick()
 
