@@ -58,6 +58,7 @@ DESCRIPTOR_WAIT_S = (
     5.0  # that a write waits for its sync where the limit of open files prevents one; then it is an error
 )
 COMMAND_BYTES = MESSAGE_BYTES  # one write to `.txn/ctl`: it names every part
+COMMAND_WORDS = 16_384  # of it: some ms; it names at most all parts, or all producers, of which a user has half
 HEADER_BYTES = 16_384  # headers of one message: those that a dead letter adds must still fit a u16
 PART_DIGITS = 9  # of each number in the header `part`: an atomic batch has far fewer messages, and a u32 holds it
 REASON_BYTES = 1_024  # of a message that is made a dead letter
@@ -65,6 +66,7 @@ KEPT_COPY_BYTES = 4 << 20  # an open `.kept` file up to this size is a copy, if 
 KEPT_COPY_MESSAGES = 1_024  # where it has no more: to read them one by one takes some 8 ms
 GROUP_BYTES = 16 << 30  # log of one group on disk; above it the group's `full` decides as at `depth`
 SLICE_S = 0.01  # of work in one piece: longer work continues later, and others are served between
+LOOKING_S = 0.001  # of work that only looks, in one piece: others wait for it whoever wants it
 TRIM_BYTES = 256 << 10  # written to a log before it is trimmed
 MEMORY_BYTES = 256 << 20  # log of one group in a memory store
 

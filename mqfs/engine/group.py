@@ -19,6 +19,7 @@ from mqfs.engine.delivery.wait_list import Waiting
 from mqfs.engine.language.settings import Settings, parse_settings
 from mqfs.engine.log.counts import Counts
 from mqfs.engine.log.group_log import GroupLog
+from mqfs.engine.log.portions import Portions
 from mqfs.engine.log.refusals import Refusals, Refused
 from mqfs.engine.log.timers import Timers
 from mqfs.engine.publishing.deduplication import DeduplicationWindow
@@ -121,6 +122,7 @@ class Group:
         self.views.on_refreshed, self.views.on_removed = self.consumers.on_views_changed, self.fanout.close_view
         self.retention.overtake_cursors = self.fanout.overtake_cursors
         self.retention.interests += [self.fanout.low_watermark, self.consumers.floor, self._ring_low_watermark]
+        self.portions = Portions(self.timers, self, self.clock)
         self.publisher = Publisher(self)
         self.transactions = Transactions(self)
         for row in own.streams.values():
@@ -255,6 +257,7 @@ class Group:
 
     def end(self) -> None:
         """The group is gone, or the server stops: whoever waits is answered."""
+        self.portions.end()
         self.fanout.end()
         for consumer in self.consumers.every():
             consumer.reads.close()

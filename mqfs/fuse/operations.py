@@ -211,7 +211,13 @@ class Operations(pyfuse3.Operations):
         if flags & os.O_ACCMODE or isinstance(node, SnapshotNode) or (isinstance(node, Meta) and node.name in TEXTS):
             self.nodes.take(inode, ctx.pid)
         info = self.open_file(self.user(ctx, process=True), node, flags)
-        size: int | None = getattr(self.files.open[info.fh].handle, "size", None)
+        handle: Any = self.files.open[info.fh].handle
+        try:
+            await settle(handle.opening)
+        except BaseException:
+            self.files.close(info.fh)
+            raise
+        size: int | None = getattr(handle, "size", None)
         if size is not None:
             self.nodes.fix_size(inode, size)
         return info

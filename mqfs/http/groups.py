@@ -113,19 +113,17 @@ async def unlink(call: Call) -> Answer:
     return Answer(204)
 
 
-def text_of(call: Call, node: Any) -> bytes:
+async def text_of(call: Call, node: Any) -> bytes:
     handle = call.tree.open(call.user, node, os.O_RDONLY)
     try:
-        data = handle.read(WHOLE)
-        assert isinstance(data, bytes)  # a file that has an end never waits
-        return data
+        return await call.front.settle(handle.read(WHOLE))
     finally:
         handle.close()
 
 
 async def ctl(call: Call) -> Answer:
     """The settings."""
-    return Answer(200, text_of(call, call.target.node), TEXT, [*NO_STORE, SANDBOX])
+    return Answer(200, await text_of(call, call.target.node), TEXT, [*NO_STORE, SANDBOX])
 
 
 async def command(call: Call) -> Answer:
@@ -149,7 +147,7 @@ async def status(call: Call) -> Answer:
     if call.option("streams") is not None and not call.flag("streams"):
         call.tree.access(call.user, call.target.node, os.R_OK)
         return as_json(status_files.totals(call.group, call.user))
-    return Answer(200, text_of(call, call.target.node), _STATUS[call.target.name], [*NO_STORE, SANDBOX])
+    return Answer(200, await text_of(call, call.target.node), _STATUS[call.target.name], [*NO_STORE, SANDBOX])
 
 
 async def health(call: Call) -> Answer:

@@ -249,10 +249,31 @@ def programs_bound_together(client: Client) -> Act:
     return lambda: write(client, "theirs/own/ctl", 'bind view prefix:"z"\n')
 
 
+def many_lines_that_clear(client: Client) -> Act:
+    """Beside many consumers, each of which has what is cleared."""
+    for number in range(0, 7_000, 1_000):
+        write(client, "theirs/own/ctl", "".join(f"consumer c{number + n}\n" for n in range(1_000)))
+    write(client, "theirs/own/empty", "x")
+    return lambda: write(client, "theirs/own/ctl", "clear empty\nclear\n" * 2_000)
+
+
+def many_words(client: Client) -> Act:
+    """Of one command of `.txn/ctl`."""
+    other = connect(f"unix!{client.socket.getpeername()}", msize=limits.MSIZE_MOST)
+    ctl = other.open("theirs/own/.txn/ctl", "w")
+
+    def act() -> None:
+        with suppress(MqfsError):
+            ctl.write(b"abort " + b"a " * (limits.COMMAND_BYTES // 2 - 50))
+        other.close()
+
+    return act
+
+
 WORK = (
     batch_with_a_bad_end, batch_of_many_names, batch_of_too_many_messages, batch_of_headers,
     batch_of_lines, batch_of_newlines, batch_of_one_line, batch_of_another, lines_of_another, write_with_a_bad_end,
-    write_of_many_names, programs_that_search, programs_bound_together,
+    write_of_many_names, programs_that_search, programs_bound_together, many_lines_that_clear, many_words,
     many_open_files, many_open_files_and_tversion, many_reads_that_wait, many_requests_at_once, many_names,
     many_streams_to_trim, a_cursor_over_many_streams, many_that_are_due, many_that_expire, a_queue_of_fq_bound_again,
 )  # fmt: skip

@@ -240,7 +240,7 @@ def add(changes: Changes, group: Group, action: Action) -> None:
     """An action that was checked, to be carried out with others."""
     verb, name = action.verb, action.stream or ""
     if verb == "clear":
-        changes.clear([group.streams[name]] if name else list(group.streams.values()))
+        changes.clear(name)
     elif verb == "drop":
         changes.drop(group.streams[name], list(dict.fromkeys(action.sequences)))
     elif verb == "consumer":

@@ -42,6 +42,8 @@ class Changes:
         self._thinned = False  # messages go that a new `depth` need not cut any more
         self._next = group.state.next_stream  # the number of the next file
         self._bound: dict[str, list[str]] = {}  # patterns and programs of views, bound here
+        self._cleared: set[Stream] = set()
+        self._all_cleared = False
         self._dropped: set[int] = set()  # messages that lines before this one drop
         self._patterns: dict[str, dict[str, None]] = {}  # of views that lines here name: all they will be bound to
         self._numbers: dict[str, int | None] = {}  # of the consumers that are made here; None: removed
@@ -49,8 +51,15 @@ class Changes:
     def set(self, settings: Settings) -> None:
         self._settings = settings
 
-    def clear(self, streams: list[Stream]) -> None:
+    def clear(self, name: str) -> None:
+        """A stream, or all without a name. A write may say so thousands of times: each is cleared once."""
         self._thinned = True
+        if self._all_cleared:
+            return
+        self._all_cleared = not name
+        streams = [self._group.streams[name]] if name else list(self._group.streams.values())
+        streams = [stream for stream in streams if stream not in self._cleared]
+        self._cleared.update(streams)
         clearings = [plan_clear(stream.kept) for stream in streams]
         floors = [[c.number, c.floor] for c in clearings if c.floor]
         if floors:

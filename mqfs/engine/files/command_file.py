@@ -7,8 +7,9 @@ import contextlib
 from mqfs import errors, limits
 from mqfs.audit import REFUSALS
 from mqfs.engine.files.handle import OpenFile
+from mqfs.engine.log.portions import Work
 from mqfs.errors import shortened
-from mqfs.wait import Step
+from mqfs.wait import Step, Wait
 
 
 class CommandFile(OpenFile):
@@ -57,6 +58,54 @@ class CommandFile(OpenFile):
         elif self.pending is not None:
             text, self.pending = self.pending[:count], self.pending[count:] or None
         return text
+
+
+class LongResponses(CommandFile):
+    """One whose commands ask for texts that may take long: these are made in portions, and a read waits for one."""
+
+    making: Wait[bytes] | None = None
+    _reading: tuple[Wait[bytes], int] | None = None  # the read that waits, and its size
+
+    def respond(self, work: Work[bytes]) -> None:
+        """The next read returns what that work gives."""
+        self.stop_making()
+        step = self.group.portions.run(work)
+        if isinstance(step, Wait):
+            self.making = step
+            step.subscribe(self._made)
+        else:
+            self.pending = step
+
+    def _made(self, making: Wait[bytes]) -> None:
+        self.making, read, self._reading = None, self._reading, None
+        try:
+            self.pending = making.result()
+        except errors.MqfsError as error:
+            self.refused(error)
+        if read is not None:
+            read[0].settle(self.take_response(read[1]) or b"")
+        self.group.fanout.pollers.wake()
+
+    def await_response(self, count: int) -> Wait[bytes]:
+        """What a read gets while one is made. Raises Busy for a second read."""
+        if self._reading is not None:
+            raise errors.Busy("another read waits for the answer to a command")
+        wait: Wait[bytes] = Wait(self._cancel)
+        self._reading = wait, count
+        return wait
+
+    def _cancel(self, _: Wait[bytes]) -> bool:
+        self._reading = None
+        return True
+
+    def stop_making(self) -> None:
+        """It is not wanted any more."""
+        making, read = self.making, self._reading
+        self.making = self._reading = None
+        if making is not None:
+            making.cancel()
+        if read is not None:
+            read[0].fail(errors.Interrupted("the answer is not made to its end"))
 
 
 class PrintedCommands(CommandFile):

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 from mqfs import errors, limits
-from mqfs.engine.files.command_file import CommandFile
+from mqfs.engine.files.command_file import LongResponses
 from mqfs.engine.files.handle import PartialRead
 from mqfs.engine.files.order_file import fell_behind
 from mqfs.engine.files.seek import position
@@ -25,7 +26,7 @@ from mqfs.syntax.size import parse_number
 from mqfs.wait import Step, Wait
 
 
-class Cursor(CommandFile):
+class Cursor(LongResponses):
     """An open `.cursor`."""
 
     node: Meta
@@ -62,9 +63,8 @@ class Cursor(CommandFile):
         group = self.group
         if self._epoch != group.catalog_version:
             covers = self.selection.covers
-            self._streams = {
-                s.number: s for s in group.numbers.values() if covers(s) and allowed(self.user, s.state, R)
-            }
+            some: Any = self.selection.candidates()
+            self._streams = {s.number: s for s in some if covers(s) and allowed(self.user, s.state, R)}
             self._epoch = group.catalog_version
         return self._streams
 
@@ -148,7 +148,7 @@ class Cursor(CommandFile):
         self.pending = describe(record, stream.name if stream else "")
 
     def _places(self) -> None:
-        self.pending = places(self.group, self.user).encode()
+        self.respond(places(self.group, self.user))
 
     def _selected(self) -> None:
         group, names = self.group, self.selection.names
@@ -186,6 +186,8 @@ class Cursor(CommandFile):
         told = self.take_response(count)
         if told is not None:
             return told
+        if self.making is not None:
+            return self.await_response(count)
         rest = self.last.rest(count, 0, sequential=True)
         if rest is not None:
             return rest
@@ -381,6 +383,7 @@ class Cursor(CommandFile):
         self.group.fanout.cursor_waits.close(self)
 
     def _end(self) -> None:
+        self.stop_making()
         self.group.fanout.pollers.watch(self, None)
         self.end()
         self.group.fanout.cursors.discard(self)

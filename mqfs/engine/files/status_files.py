@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import chain
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeVar, cast
 
 import attrs
 
@@ -15,16 +16,41 @@ from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import sees
+from mqfs.engine.log.portions import Work, in_order
 from mqfs.engine.routing.view import View
 from mqfs.engine.stream import Stream
 from mqfs.model import User
 
+T = TypeVar("T")
+_MARGIN = "\n  "
 
-def stats(group: Group, user: User) -> str:
+
+def stats(group: Group, user: User) -> Work[str]:
     """One JSON object: the group, and each stream by name. Counts run since the server started."""
     counts: dict[object, int] = {}
-    streams = {name: _stream(stream, counts) for name, stream in sorted(_streams(group, user))}
-    return _indented({**_totals(group, user), "streams": streams, **_readers(group, user, counts)}) + "\n"
+    head = _indented({**_totals(group, user), "streams": {}}).removesuffix("{}\n}")
+    streams = yield from _rows(group.streams, lambda one: _stream(one, counts), lambda one: _seen(one, user))
+    views = yield from _rows(group.views, figures)
+    shows = lambda one: not one.removed and _shown(one, user)  # noqa: E731
+    readers = yield from _rows(group.consumers, lambda one: _consumer(one, counts), shows)
+    return f'{head}{streams},\n "views": {views},\n "consumers": {readers}\n}}\n'
+
+
+def _seen(stream: Stream, user: User) -> bool:
+    group: Any = stream.group
+    return not stream.removed and sees(user, group.state, stream.state)
+
+
+def _rows(
+    items: Mapping[str, T], row: Callable[[T], dict[str, Any]], has: Callable[[T], bool] | None = None
+) -> Work[str]:
+    """Of an object of objects the text inside that of `.stats`, by name, in steps."""
+    rows = []
+    for name, one in (yield from in_order(list(items.items()), itemgetter(0))):
+        if has is None or has(one):
+            rows.append(f"{_encoder(2)(name)}: {_indented(row(one), 3)}")
+        yield
+    return f"{{\n  {f',{_MARGIN}'.join(rows)}\n }}" if rows else "{}"
 
 
 def totals(group: Group, user: User) -> dict[str, Any]:
@@ -104,16 +130,14 @@ def ctl(group: Group, user: User) -> str:
     return "".join(f"{line}\n" for line in group.lines() if line not in hidden)
 
 
-def _streams(group: Group, user: User) -> Iterator[tuple[str, Stream]]:
-    return ((name, stream) for name, stream in group.streams.items() if sees(user, group.state, stream.state))
-
-
 def _consumers(group: Group, user: User) -> Iterator[tuple[str, Consumer]]:
     """Without those over a stream that the user does not see."""
-    for name, consumer in group.consumers.items():
-        stream = _over(consumer)
-        if stream is None or sees(user, group.state, stream.state):
-            yield name, consumer
+    return ((name, consumer) for name, consumer in group.consumers.items() if _shown(consumer, user))
+
+
+def _shown(consumer: Consumer, user: User) -> bool:
+    stream, group = _over(consumer), consumer.group
+    return stream is None or sees(user, cast(Any, group).state, stream.state)
 
 
 def _over(consumer: Consumer) -> Stream | None:
@@ -122,11 +146,15 @@ def _over(consumer: Consumer) -> Stream | None:
     return stream or consumer.group.numbers.get(consumer.number)
 
 
-def places(group: Group, user: User) -> str:
+def places(group: Group, user: User) -> Work[bytes]:
     """Of `.stats` what a reader needs to plan with: nothing of it is counted, however much is kept or waits."""
-    streams = {name: _place(stream) for name, stream in _streams(group, user)}
-    body = {**_log(group), "words": group.settings.words.listed, "streams": streams}
-    return json.dumps(body, ensure_ascii=False) + "\n"
+    head = json.dumps({**_log(group), "words": group.settings.words.listed, "streams": {}}, ensure_ascii=False)
+    rows = []
+    for name, stream in list(group.streams.items()):
+        if _seen(stream, user):
+            rows.append(f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(_place(stream))}")
+        yield
+    return f"{head.removesuffix('}}')}{', '.join(rows)}}}}}\n".encode()
 
 
 def _log(group: Group) -> dict[str, Any]:
@@ -212,10 +240,13 @@ def _consumer(consumer: Consumer, counts: dict[object, int]) -> dict[str, Any]:
     }
 
 
-def who(group: Group, user: User) -> str:
+def who(group: Group, user: User) -> Work[str]:
     """One JSON object a line for each open file of the group."""
     lines = []
-    for handle in group.tree.open_files.of(group):
+    for handle in list(group.tree.open_files.of(group)):
+        yield
+        if handle.closed:
+            continue
         stream = _stream_of(handle)
         if stream is not None and not sees(user, group.state, stream.state):
             continue
@@ -242,9 +273,10 @@ def _stream_of(handle: OpenFile) -> Stream | None:
     return getattr(node, "stream", None) or handle.group.streams.get(node.name)
 
 
-def refusals(group: Group, user: User) -> str:
+def refusals(group: Group, user: User) -> Work[str]:
     """One JSON object a line for each refused write: the user's own, or all for the owner."""
     everything = user.uid in (0, group.state.uid)
     known = group.refusals.all() if everything else group.refusals.of(user.uid)
     rows = ({"time": r.time_ns / 1e9, "uid": r.uid, "pid": r.pid, "file": r.file, "text": r.text} for r in known)
+    yield
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -1,35 +1,75 @@
-"""Files made when they are opened: `.stats`, `.who`, `.errors`. What they say is in report.py."""
+"""Files made when they are opened: `.stats`, `.who`, `.errors`. What they say is in status_files.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from mqfs import errors
 from mqfs.engine.files import status_files
 from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.group import Group
-from mqfs.engine.nodes.own_files import Meta
+from mqfs.engine.log.portions import Work
 from mqfs.model import User
-from mqfs.wait import Step
+from mqfs.wait import Step, Wait
 
 
 class TextHandle(OpenFile):
-    """A file made when it is opened: `.stats`, `.who`, `.errors`. Finite and seekable."""
+    """A file made when it is opened: `.stats`, `.who`, `.errors`. Finite and seekable. One that takes long is made in
+    portions: until it is there its reads wait, and it has no `size`."""
 
-    _MAKE: dict[str, Callable[[Group, User], str]] = {  # noqa: RUF012 - a table, never altered
+    _MAKE: dict[str, Callable[[Group, User], Work[str]]] = {  # noqa: RUF012 - a table, never altered
         ".stats": status_files.stats,
         ".who": status_files.who,
         ".errors": status_files.refusals,
     }
 
-    def __init__(self, node: Meta, user: User, reads: bool, writes: bool) -> None:
-        super().__init__(node, user, reads, writes)
-        self.text = self._MAKE[node.name](self.group, user).encode()
-        self.size = len(self.text)
+    parkable = True
+    text: bytes | None = None  # not yet
+    size: int | None = None
 
     def on_opened(self) -> None:
-        self.hold(self.size)
+        self._reads: list[tuple[Wait[bytes], int, int]] = []
+        self._making = self.group.portions.run(self._MAKE[self.node.name](self.group, self.user))
+        if isinstance(self._making, Wait):
+            self.opening = Wait()
+            self._making.subscribe(self._made)
+        else:
+            self._keep(self._making, refuse=True)
         super().on_opened()
+
+    def _keep(self, text: str, *, refuse: bool) -> None:
+        data = text.encode()
+        self.hold(len(data), refuse=refuse)
+        self.text, self.size = data, len(data)
+
+    def _made(self, work: Wait[str]) -> None:
+        """Others were served meanwhile; perhaps its reads wait."""
+        try:
+            self._keep(work.result(), refuse=False)
+        except errors.MqfsError as error:
+            for wait, _, _ in self._reads:
+                wait.fail(error)
+        else:
+            for wait, count, offset in self._reads:
+                wait.settle(self.read(count, offset))  # type: ignore[arg-type]
+        self._reads.clear()
+        if isinstance(self.opening, Wait):
+            self.opening.settle(None)
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)
-        return self.text[offset : offset + count]
+        if self.text is not None:
+            return self.text[offset : offset + count]
+        wait: Wait[bytes] = Wait(self._cancel)
+        self._reads.append((wait, count, offset))
+        return wait
+
+    def _cancel(self, wait: Wait[bytes]) -> bool:
+        self._reads = [read for read in self._reads if read[0] is not wait]
+        return True
+
+    def _end(self) -> None:
+        if isinstance(self._making, Wait):
+            self._making.cancel()
+        for wait, _, _ in self._reads:
+            wait.fail(errors.Interrupted(f"{self.node.name} was closed"))

@@ -55,6 +55,8 @@ class TxnCtlHandle(PrintedCommands):
     def _words(self, data: bytes) -> list[str]:
         if len(data) > limits.COMMAND_BYTES:
             raise errors.TooLong(f"a command has at most {limits.COMMAND_BYTES} bytes")
+        if len(data.split(None, limits.COMMAND_WORDS)) > limits.COMMAND_WORDS:
+            raise errors.OverLimit(f"command: too many words (expected at most {limits.COMMAND_WORDS})")
         try:
             lines = [words for line in data.decode().split("\n") if (words := split(line))]
         except UnicodeDecodeError:

@@ -15,7 +15,7 @@ from mqfs.engine.log.faults import Faults, Group
 
 _AGAIN_NS = 10**9  # after a failure
 _SPARE = 64
-EXPIRY, DELAYED, CONSUMERS, PARTS, TRIMMING, PACING = range(6)  # turns
+EXPIRY, DELAYED, CONSUMERS, PARTS, TRIMMING, PACING, LOOKING = range(7)  # turns
 
 
 class Timers:

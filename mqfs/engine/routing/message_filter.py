@@ -5,7 +5,7 @@ Owns finding the next such message in the log. Knows nothing of permissions, pos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 from mqfs import errors
@@ -56,6 +56,13 @@ class MessageFilter:
     def everything(self) -> bool:
         return self.numbers is None and not self.names and self._program is None
 
+    def candidates(self) -> Iterable[NamedStream]:
+        """All streams that it may cover: those of its numbers, where it has nothing else."""
+        known = self.group.numbers
+        if self.numbers is None or self.names or self._program is not None:
+            return known.values()
+        return [known[number] for number in self.numbers if number in known]
+
     def covers(self, stream: NamedStream) -> bool:
         """Whether messages of the stream may belong to it."""
         if self.numbers is None and not self.names and self._program is None:
@@ -81,7 +88,8 @@ class MessageFilter:
         if self.numbers is not None and stream.number in self.numbers:
             return _ALL
         views = self.group.views
-        if self._patterns.match(stream.name) or not self._named.isdisjoint(views.matched(stream)):
+        matched = len(self._patterns) and self._patterns.match(stream.name)
+        if matched or not self._named.isdisjoint(views.matched(stream)):
             return _ALL
         return _NONE if self._named.isdisjoint(views.of(stream)) else _SOME
 
