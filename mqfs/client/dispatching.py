@@ -15,11 +15,10 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 from mqfs.client.callbacks import LATER, Handler, Later, Listener, OnError, Registration, Shared
-from mqfs.client.delivery import Claims
 from mqfs.client.message import Message
 from mqfs.client.origin import Origin
 from mqfs.client.subscription import all_of, require_name
-from mqfs.client.taking import Taking
+from mqfs.client.taking import Streams, Taking
 from mqfs.client.types import File, Filters, Subscription
 from mqfs.errors import BadCommand, BadRequest, MqfsError, NotFound
 from mqfs.syntax.patterns import Patterns, Words, has_wildcard
@@ -254,11 +253,11 @@ class Registry:
         concurrency: int,
         once: bool,
         dedup: bool,
-        single: Callable[[], Claims] | None,
+        single: Streams | None,
         on_error: OnError | None,
     ) -> Registration:
-        """The registration of a handler for patterns: the existing one, or a new one. `single`: opens what it takes
-        its messages from, each of which it alone gets."""
+        """The registration of a handler for patterns: the existing one, or a new one. `single`: what it takes its
+        messages from, each of which it alone gets."""
         options = {
             "existing": existing, "filters": all_of(filters), "concurrency": concurrency, "once": once,
             "on_error": on_error,
@@ -277,7 +276,7 @@ class Registry:
             )  # fmt: skip
             new.options = options
             if single is not None:
-                Taking(self.shared, new, [single() for _ in range(concurrency)])
+                Taking(self.shared, new, single, concurrency)
             else:
                 self._share(same, new)
                 self._start(new, existing)

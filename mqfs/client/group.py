@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Unpack
@@ -17,13 +17,14 @@ from mqfs.client.origin import Origin
 from mqfs.client.outgoing import Durability, Item, Outgoing, PublishOptions, addressed, escaped, is_committed, json_of
 from mqfs.client.publisher import Publisher
 from mqfs.client.subscription import CursorSubscription, names_of, require_patterns
+from mqfs.client.taking import Streams
 from mqfs.client.types import Body, Duration, File, Filters, Link, Moment, Patterns, Subscription, read_whole
 from mqfs.client.workers import Worker
 from mqfs.errors import BadRequest
 from mqfs.syntax.duration import format_moment, parse_duration
 from mqfs.syntax.escape import escape, stream_name
 from mqfs.syntax.names import check_file_name
-from mqfs.syntax.patterns import has_wildcard
+from mqfs.syntax.patterns import Words, has_wildcard
 from mqfs.syntax.quoting import command_lines, quote_word, split
 
 _NOT_SETTINGS = ("bind", "consumer")
@@ -197,8 +198,8 @@ class Group:
         match; `dedup=False`: as often as it is registered. `filters`: functions of a message that must all be true; a
         list may be changed meanwhile. `Group.filters` has those that see the handlers, too.
 
-        `single`: call it with the messages of one stream that are for one receiver, as `take` gives them, instead; a
-        return acknowledges, an exception is a nack.
+        `single`: call it with the messages that are for one receiver, as `take` gives them, instead, also of streams to
+        come; a return acknowledges, an exception is a nack.
 
         `on_error(error, message or None)` gets the handler's exceptions and reports of lost messages, which are else
         logged. The registration stays in either case.
@@ -208,15 +209,23 @@ class Group:
             raise BadRequest(f"on failed: concurrency {concurrency} (expected 1 or more)")
         take = None
         if single:
-            if len(names) != 1 or filters:
-                raise BadRequest(f"on failed: single with {names} {filters or ''} (expected one stream, no filters)")
-            take = partial(self._take, names[0], renew=True)
+            take = self._single(names, filters)
         else:
             self._origin.warn_of_sharing()
         return self._registry.add(
             names, handler, existing=existing, filters=filters, concurrency=concurrency, once=once, dedup=dedup,
             single=take, on_error=on_error,
         )  # fmt: skip
+
+    def _single(self, names: Sequence[str], filters: Filters) -> Streams:
+        if filters:
+            raise BadRequest(f"on failed: single with filters {filters} (expected none)")
+        rows = [split(row) for row in self._ctl_lines() if row.startswith(("bind ", "words "))]
+        if views := sorted({row[1] for row in rows if row[0] == "bind"} & {*names}):
+            raise BadRequest(f"on failed: single over the view {views[0]!r} (expected streams, or a consumer over it)")
+        words = Words(*next(row[1:] for row in rows if row[0] == "words"))
+        names_now = partial(self._link.names, f"{self.path}/.kept")
+        return Streams(names, words, names_now, partial(self._take, renew=True))
 
     def once(
         self, pattern: Patterns, handler: Handler, *, existing: bool = False, filters: Filters = ()

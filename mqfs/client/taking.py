@@ -1,28 +1,125 @@
-"""A registration for messages that go to one receiver each: threads that claim them, and call the handler."""
+"""A registration for messages that go to one receiver each: threads that claim them, and call the handler.
+
+A claim is of one stream. So for a pattern, and for a name of which there is no stream yet, a thread looks for streams
+to come each LOOK_S, as qlobber-fsq polls its folder. It ends when all that is named was found.
+
+    on(["a", "log.*"], single=True): `a` is there -> handles on it; `log.*` -> look; `log.x` is made -> handles on it
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import attrs
 
 from mqfs.client.callbacks import Listener, Shared
 from mqfs.client.delivery import Claim, Claims
-from mqfs.errors import MqfsError
+from mqfs.errors import Denied, Disconnected, MqfsError, NotFound
+from mqfs.syntax.patterns import Words, compile_pattern, has_wildcard
+
+LOOK_S = 1.0  # between two looks for new streams
+
+
+@attrs.frozen
+class Streams:
+    """The streams that names and patterns select, now and later."""
+
+    names: Sequence[str]  # none: all
+    words: Words
+    existing: Callable[[], Sequence[str]]
+    take: Callable[[str], Claims]
+
+    def plain(self) -> set[str]:
+        """Those that are no patterns."""
+        return {name for name in self.names if not has_wildcard(name, self.words)}
+
+    def present(self) -> list[str]:
+        """Those that may be there. Raises NotFound where the group is removed."""
+        plain = self.plain()
+        if self.names and len(plain) == len(self.names):
+            return sorted(plain)
+        matches = [compile_pattern(name, self.words) for name in self.names if name not in plain]
+        return [n for n in self.existing() if not self.names or n in plain or any(match(n) for match in matches)]
 
 
 class Taking:
-    """Of one listener: a thread for each handle. It ends with the listener, or ends it with the last handle."""
+    """Of one listener: threads for the handles on each stream. It ends with the listener, or ends it with the last
+    handle."""
 
-    def __init__(self, shared: Shared, listener: Listener, handles: Sequence[Claims]) -> None:
-        self._shared, self._listener, self._handles = shared, listener, handles
-        self._left = len(handles)
+    def __init__(self, shared: Shared, listener: Listener, streams: Streams, concurrency: int) -> None:
+        """Raises what opening a stream does that is there."""
+        self._shared, self._listener, self._streams, self._concurrency = shared, listener, streams, concurrency
+        self._handles: dict[Claims, str] = {}
+        self._refused: set[str] = set()
+        self._left = streams.plain() if streams.names else set()  # not found yet
+        self._has_patterns = not streams.names or len(self._left) < len({*streams.names})
+        self._looks = True
+        self._ended = threading.Event()
         listener.source = self
-        for claims in handles:
-            threading.Thread(target=self._run, args=(claims,), name="mqfs-listener", daemon=True).start()
+        try:
+            self._look(Denied)
+        except BaseException:
+            self._finish()
+            raise
+        self._looks = self._has_patterns or bool(self._left)
+        if self._looks:
+            threading.Thread(target=self._watch, name="mqfs-streams", daemon=True).start()
 
     def remove(self, listener: Listener) -> None:
-        for claims in self._handles:
-            self._shared.threads.run(claims.finish)  # not here: the lock is held
+        self._ended.set()
+        self._shared.threads.run(self._finish)  # not here: the lock is held
+
+    def _finish(self) -> None:
+        self._ended.set()
+        for claims in list(self._handles):
+            claims.finish()
+
+    # ------------------------------------------------------------ streams
+
+    def _watch(self) -> None:
+        try:
+            while (self._has_patterns or self._left) and not self._ended.wait(LOOK_S):
+                try:
+                    self._look()
+                except Disconnected as error:
+                    if error.final:
+                        raise
+        except MqfsError as error:
+            if not self._ended.is_set():
+                self._listener.report(error, None)
+        with self._shared.changed:
+            self._looks = False
+            self._end_without_handles()
+
+    def _look(self, *raised: type[MqfsError]) -> None:
+        """Open handles on streams that have none. `raised`: errors that are raised, and not reported."""
+        known = {*self._handles.values()} | self._refused
+        for name in self._streams.present():
+            if name in known:
+                continue
+            try:
+                self._open(name)
+            except NotFound:
+                continue
+            except Denied as error:
+                if raised:
+                    raise
+                self._refused.add(name)
+                self._listener.report(error, None)
+            self._left.discard(name)
+
+    def _open(self, name: str) -> None:
+        handles = [self._streams.take(name)]
+        handles += [self._streams.take(name) for _ in range(self._concurrency - 1)]
+        with self._shared.changed:
+            self._handles.update(dict.fromkeys(handles, name))
+        for claims in handles:
+            threading.Thread(target=self._run, args=(claims,), name="mqfs-listener", daemon=True).start()
+        if self._ended.is_set():
+            self._finish()  # meanwhile
+
+    # ------------------------------------------------------------ messages
 
     def _run(self, claims: Claims) -> None:
         try:
@@ -32,9 +129,12 @@ class Taking:
         except MqfsError as error:
             self._listener.report(error, None)
         with self._shared.changed:
-            self._left -= 1
-            if not self._left:
-                self._listener.close()
+            del self._handles[claims]
+            self._end_without_handles()
+
+    def _end_without_handles(self) -> None:
+        if not self._handles and not self._looks:
+            self._listener.close()
 
     def _call(self, claim: Claim | None) -> bool:
         """False: the handler takes no more."""

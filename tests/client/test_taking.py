@@ -356,15 +356,51 @@ def test_a_handler_ends_its_own_registration(tree: Client, name: str) -> None:
     eventually(lambda: sum(waiting(group)) == 0)
 
 
+@pytest.mark.parametrize("deliver", ["one", "all"])
+def test_a_handler_for_streams_to_come(tree: Client, name: str, deliver: str) -> None:
+    """As in qlobber-fsq, it waits for its streams, and may name a pattern; each message is for one handler."""
+    group = work(tree, name, deliver=deliver)
+    group.create("log.a")
+    calls: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+    for who in "one", "two":
+        group.on("log.*", lambda message, who=who: calls.put((who, message.stream)), single=True)
+        group.on(["none", "some"], lambda message, who=who: calls.put((who, message.stream)), single=True)
+    wanted = [stream for stream in ("log.a", "log.b", "none", "some") for _ in range(10)]
+    for stream in wanted:
+        group.publish(stream, "x", single=deliver == "all")
+    group.publish("other", "x", single=deliver == "all")
+    assert sorted(calls.get(timeout=HANG_S)[1] for _ in wanted) == wanted
+    group.remove("log.b")
+    group.publish("log.b", "again", single=deliver == "all")
+    assert calls.get(timeout=HANG_S)[1] == "log.b"
+    assert group.unsubscribe() == 4
+    assert calls.empty()
+    group.publish("log.c", "x", single=deliver == "all")
+    with group.take("log.c") as claims:
+        assert claims.get(HANG_S).body == b"x"
+
+
+def test_a_handler_ends_with_the_streams_that_it_names(tree: Client, name: str) -> None:
+    group = work(tree, name)
+    called: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    registration = group.on("s", lambda message: called.put(message.body), single=True)
+    every = group.on("t.*", lambda message: None, single=True)
+    group.publish("s", "x")
+    assert called.get(timeout=HANG_S) == b"x"
+    group.remove("s")
+    registration.join(HANG_S)
+    assert (registration.active, every.active) == (False, True)
+
+
 def test_what_no_handler_can_take(tree: Client, name: str) -> None:
     group = work(tree, name)
-    with pytest.raises(errors.NotFound):
-        group.on("none", print, single=True)
     group.create("s")
-    for wrong in (lambda: group.on(["s", "t"], print, single=True), lambda: group.on("#", print, single=True)):
-        with pytest.raises(errors.BadRequest, match="expected one stream"):
-            wrong()
-    with pytest.raises(errors.BadRequest, match="no filters"):
+    group.bind("view", "s")
+    with pytest.raises(
+        errors.BadRequest, match=r"single over the view 'view' \(expected streams, or a consumer over it"
+    ):
+        group.on(["s", "view"], print, single=True)
+    with pytest.raises(errors.BadRequest, match="single with filters"):
         group.on("s", print, single=True, filters=[bool])
     assert group.unsubscribe() == 0
 
