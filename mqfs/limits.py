@@ -64,6 +64,7 @@ PART_DIGITS = 9  # of each number in the header `part`: an atomic batch has far 
 REASON_BYTES = 1_024  # of a message that is made a dead letter
 KEPT_COPY_BYTES = 4 << 20  # an open `.kept` file up to this size is a copy, if it has few messages
 KEPT_COPY_MESSAGES = 1_024  # where it has no more: to read them one by one takes some 8 ms
+KEPT_MESSAGE_BYTES = 72  # of a quota `kept=`, for a message beside body and headers: 32 in the log and its index each
 GROUP_BYTES = 16 << 30  # log of one group on disk; above it the group's `full` decides as at `depth`
 SLICE_S = 0.01  # of work in one piece: longer work continues later, and others are served between
 LOOKING_S = 0.001  # of work that only looks, in one piece: others wait for it whoever wants it

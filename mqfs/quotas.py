@@ -25,7 +25,7 @@ class Quota:
 
     messages: int = 0  # published, a second
     bytes: int = 0  # published, a second
-    kept: int = 0  # bytes, in the streams that it owns
+    kept: int = 0  # bytes, in the streams and parts of transactions that it owns
     parked: int = 0  # reads that wait
     handles: int = 0  # open files
     claims: int = 0  # held, over all of its handles

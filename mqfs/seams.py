@@ -120,6 +120,9 @@ class LogMetrics(Protocol):
         and a step for each message counted."""
         ...
 
+    def header_bytes(self, stream: int, sequence: int, end: int | None = None) -> int:
+        """Bytes of the headers of the messages of `count`."""
+
     def count_eof_markers(self, stream: int, sequence: int, end: int | None = None) -> int:
         """The EOF markers among the messages of `count`."""
         ...
@@ -214,7 +217,6 @@ class RangeWriter(Protocol):
     def hold_room(self, size: int) -> None:
         """Have that many bytes of the disk, which the next appends use: they are not refused for want of room. 0: no
         more. Raises DiskFull, DiskFailed, ReadOnly."""
-        ...
 
     def append_range(self, data: Buffer, rows: Columns) -> None:
         """Append whole batches of messages as they were encoded, at the position that `reserve_space` returned and for

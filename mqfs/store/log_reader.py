@@ -124,6 +124,9 @@ class DiskLogReader:
             size += sum(pick(index.bodies, ordinals))
         return messages, size
 
+    def header_bytes(self, stream: int, sequence: int, end: int | None = None) -> int:
+        return sum(sum(pick(index.headers, ordinals)) for index, ordinals in self._range(stream, sequence, end))
+
     def count_eof_markers(self, stream: int, sequence: int, end: int | None = None) -> int:
         marks = 0
         for index, ordinals in self._range(stream, sequence, end):

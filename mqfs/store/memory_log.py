@@ -173,6 +173,11 @@ class MemoryLogReader:
         )
         return of_sizes(rows, messages, size, limits.STRETCHES)
 
+    def header_bytes(self, stream: int, sequence: int, end: int | None = None) -> int:
+        sequences, at = self._search(sequence, stream)
+        to = len(sequences) if end is None else max(at, bisect_left(sequences, end))
+        return sum(len(self._log.records[s].headers) for s in sequences[at:to])
+
     def count_eof_markers(self, stream: int, sequence: int, end: int | None = None) -> int:
         sequences, at = self._search(sequence, stream)
         to = len(sequences) if end is None else max(at, bisect_left(sequences, end))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mqfs.errors import Again, MqfsError
+from mqfs.errors import Again, MqfsError, OverQuota
+from mqfs.log import headers
 from mqfs.ninep import blocking
 from mqfs.ninep.codec.dialect import Dialect
 from tests.support.server import Server, can_mount
@@ -45,7 +48,7 @@ def test_a_rate_and_a_bound_over_9p(tmp_path: Path) -> None:
 @pytest.mark.fuse
 @pytest.mark.skipif(not can_mount(), reason="no /dev/fuse")
 def test_a_mount_answers_edquot(tmp_path: Path) -> None:
-    with Server.at(tmp_path, "--limit", f"{ME} kept=100", mount=True) as server:
+    with Server.at(tmp_path, "--limit", f"{ME} kept=200", mount=True) as server:
         group = server.group("g", "replay all", streams=["s"])
         (group / "s").write_bytes(b"x" * 90)
         with pytest.raises(OSError, match="quota") as caught:
@@ -54,10 +57,10 @@ def test_a_mount_answers_edquot(tmp_path: Path) -> None:
 
 
 def test_the_library_raises_it_as_over_quota(tmp_path: Path) -> None:
-    with Server.at(tmp_path, "--limit", f"{ME} kept=100") as server, server.connect() as client:
+    with Server.at(tmp_path, "--limit", f"{ME} kept=200") as server, server.connect() as client:
         group = client.group("g", create=True, ctl=["replay all"])
         group.publish("s", b"x" * 90)
-        with pytest.raises(MqfsError, match=r"quota exceeded: the streams of uid \d+ keep 90 bytes"):
+        with pytest.raises(MqfsError, match=r"quota exceeded: uid \d+ keeps 162 bytes in its streams"):
             group.publish("s", b"x" * 90)
 
 
@@ -69,3 +72,56 @@ def test_a_wrong_limit_is_refused_before_anything_is_opened(tmp_path: Path) -> N
         "kept, parked, handles, claims, 10M for sizes)\n"
     )
     assert os.listdir(tmp_path) == []
+
+
+def _used(folder: Path) -> int:
+    """Bytes on disk."""
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
+
+
+def _framed(stream: bytes, head: bytes, body: bytes) -> bytes:
+    return struct.pack("<IHH", 8 + len(stream) + len(head) + len(body), len(stream), len(head)) + stream + head + body
+
+
+HEAD = headers.encode({"h": "x" * 15_000})
+
+
+def _put(**options: object) -> bytes:
+    return json.dumps({"stream": "s", **options}).encode() + b" "
+
+
+WAYS: dict[str, tuple[str, Callable[[int], bytes]]] = {
+    "headers": (".put", lambda n: _put(headers={"h": "x" * 15_000}) + b"b"),
+    "headers of a batch": (".batch", lambda n: _framed(b"s", b"", b"b") + _framed(b"s", HEAD, b"b") * 7),
+    "delayed": (".put", lambda n: _put(delay="1h") + b"x" * 8_000),
+    "delayed with headers": (".put", lambda n: _put(delay="1h", headers={"h": "x" * 15_000}) + b"b"),
+    "staged": (".txn/p/.batch", lambda n: _framed(b"s", b"", b"x" * 50_000)),
+    "staged headers": (".txn/p/.put", lambda n: _put(headers={"h": "x" * 15_000}) + b"b"),
+    "one byte": (".batch", lambda n: _framed(b"s", b"", b"b") * 200),
+    "one byte each": ("s", lambda n: b"b"),
+    "no byte": (".batch", lambda n: _framed(b"s", b"", b"") * 200),
+}  # fmt: skip
+KEPT = 1 << 20
+TIMES = 4  # that the disk may have of a quota: man/mqfs.1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_quota_of_kept_bytes_bounds_the_disk(tmp_path: Path, way: str) -> None:
+    path, made = WAYS[way]
+    with Server.at(tmp_path, "--limit", f"{ME} kept={KEPT}") as server, blocking.connect(server.address) as client:
+        client.mkdir("g")
+        client.open("g/ctl", "w").write(b"replay all\nsync off\n")
+        client.create("g/s").close()
+        client.mkdir("g/.txn/p")
+        file = client.open(f"g/{path}", "w")
+        refused = False
+        for written in range(0, 40 * KEPT, 100):
+            try:
+                file.write(made(written))
+            except OverQuota:
+                refused = True
+                break
+        used = _used(tmp_path)
+        print(f"{way}: {used / KEPT:.2f} times the quota")
+        assert refused
+        assert KEPT / 8 < used < TIMES * KEPT

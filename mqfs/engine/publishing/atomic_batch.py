@@ -16,8 +16,10 @@ from mqfs import errors, limits
 from mqfs.engine.language.settings import NO_DEPTH
 from mqfs.engine.publishing.admission import Admission, Stream, WriteRequest, depth_reached, has_room, lacking_backlog
 from mqfs.engine.publishing.deduplication import PutId
+from mqfs.engine.publishing.kept_quotas import stored
 from mqfs.engine.publishing.publisher import Publisher
 from mqfs.group_state import Change
+from mqfs.log.record import HEAD_BYTES
 from mqfs.log.record_batch import RecordBatch, Source
 from mqfs.model import Kind
 from mqfs.wait import Step
@@ -102,7 +104,9 @@ class AtomicBatch:
         if self.size > publisher.retention.bound_bytes():
             raise errors.TooLong(f"{self.size} bytes; the group's log has at most {publisher.retention.bound_bytes()}")
         if publisher.kept_quotas is not None and not self._waited:
-            publisher.kept_quotas.check({stream: tally.size for stream, tally in self.tallies.items()})
+            sizes = {stream: stored(tally.messages, tally.size) for stream, tally in self.tallies.items()}
+            plain = sum(HEAD_BYTES * tally.messages + tally.size for tally in self.tallies.values())
+            publisher.kept_quotas.check(sizes, max(self.size - plain, 0))  # of which stream headers are is not known
         full, lacking = publisher.log.settings.full, self._without_room()
         if lacking and full == "block":
             return lacking[0]

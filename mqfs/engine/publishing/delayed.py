@@ -8,6 +8,7 @@ and in its stream it stands where it could first be read.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from mqfs.engine.log import faults
 from mqfs.engine.log.group_log import AckSteps
 from mqfs.engine.log.timers import DELAYED, Alarm, Timers
 from mqfs.engine.publishing.admission import Stream
+from mqfs.engine.publishing.kept_quotas import stored
 from mqfs.engine.publishing.publisher import Publisher
 from mqfs.group_state import PUT, Change
 from mqfs.log import headers
@@ -47,6 +49,8 @@ class DelayedMessages:
         self._host, self._log = host, host.log
         self._due: list[tuple[int, int]] = []  # (engine ns, sequence)
         self._streams: dict[int, int] = {}  # sequence -> the stream it is for
+        self._sizes: dict[int, int] = {}  # sequence -> bytes of body and headers
+        self._bytes: Counter[int] = Counter()  # by stream
         self._known = False  # all of them are
         self._alarm = Alarm(host.timers, host, DELAYED, "appending what is due", self._append_due)
 
@@ -70,7 +74,8 @@ class DelayedMessages:
             position = record.sequence + 1
             if own is None or not own.progress.is_acked(record.sequence):
                 texts = headers.decode(record.headers)
-                self._add(record.sequence, int(texts[headers.TO]), int(texts[headers.DUE]))
+                size = len(record.body) + len(record.headers)
+                self._add(record.sequence, int(texts[headers.TO]), int(texts[headers.DUE]), size)
 
     @property
     def floor(self) -> int:
@@ -82,23 +87,29 @@ class DelayedMessages:
         OverLimit."""
         if len(self._streams) >= limits.HELD:
             raise errors.OverLimit(f"at most {limits.HELD} messages wait for their time")
-        if (quotas := self._host.publisher.kept_quotas) is not None:
-            quotas.check({stream: len(body)})
         head = headers.encode({**texts, headers.TO: str(stream.number), headers.DUE: str(due_ns)})
+        if (quotas := self._host.publisher.kept_quotas) is not None:
+            quotas.check({stream: stored(1, len(body) + len(head))})
         self._host.publisher.retention.reserve_room(len(body) + len(head) + 40)
         sequence = self._log.append_batch([Draft(Kind.MESSAGE, PUT, body, head)], changes)
         self._log.state.nameless(PUT)
-        self._add(sequence, stream.number, due_ns)
+        self._add(sequence, stream.number, due_ns, len(body) + len(head))
         return sequence
 
-    def _add(self, sequence: int, stream: int, due_ns: int) -> None:
+    def _add(self, sequence: int, stream: int, due_ns: int, size: int) -> None:
         self._streams[sequence] = stream
+        self._sizes[sequence] = size
+        self._bytes[stream] += stored(1, size)
         heapq.heappush(self._due, (due_ns, sequence))
         self._alarm.at(due_ns)
 
     def of(self, stream: int) -> int:
         """How many are for that stream."""
         return sum(number == stream for number in self._streams.values())
+
+    def bytes_of(self, stream: int) -> int:
+        """What a quota of its owner is charged for those."""
+        return self._bytes[stream]
 
     def targets(self, stream: Stream, sequence: int) -> bool:
         return self._streams.get(sequence) == stream.number
@@ -136,7 +147,7 @@ class DelayedMessages:
             text = f"message {sequence}, which is due, cannot be appended: {error}"
             self._host.faults.report(self._host.number, text)
             return False
-        del self._streams[sequence]
+        self._forget(sequence)
         self._host.publisher.deliver(stream, made, record.body, head)
         self._host.publisher.retention.bound_depth(stream)
         return True
@@ -172,4 +183,11 @@ class DelayedMessages:
     def dropped(self, sequences: list[int]) -> None:
         """That was recorded."""
         for sequence in sequences:
-            self._streams.pop(sequence, None)
+            if sequence in self._streams:
+                self._forget(sequence)
+
+    def _forget(self, sequence: int) -> None:
+        stream = self._streams.pop(sequence)
+        self._bytes[stream] -= stored(1, self._sizes.pop(sequence))
+        if not self._bytes[stream]:
+            del self._bytes[stream]

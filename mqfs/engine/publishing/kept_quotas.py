@@ -1,31 +1,89 @@
-"""Quotas of the bytes that a user's streams keep, whoever writes to them: each is charged to its stream's owner.
+"""Quotas of the bytes that a user keeps: in its streams, whoever writes to them, and in its parts of transactions.
 
-What a stream keeps changes at many places, so it is not followed there: a write is charged when it is admitted, and
-what went meanwhile is seen when the stream is looked at again, in portions: each second, and before a write is refused.
+Charged is what the store keeps of a message: body, headers, and KEPT_MESSAGE_BYTES. What a stream keeps changes at many
+places, so it is not followed there: a write is charged when it is admitted, and what went meanwhile is seen when the
+stream is looked at again, in portions: each second, and before a write is refused. Bodies and messages are then what
+the stream counts. Headers are counted nowhere else; they are remembered by stretches of the log, and a stretch is
+charged until the stream keeps nothing of it:
+
+    stretches   (end 400: 9,000) (end 900: 0) (end 1200: 700)
+    floor       550: the first is forgotten, the second and third are charged
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
+from mqfs import limits
 from mqfs.engine.publishing.admission import Stream
 from mqfs.errors import OverQuota
 from mqfs.quotas import Quotas
 
 PORTION = 256  # streams looked at in a row: about a millisecond
+STRETCHES = 64  # of one stream; more are joined
+
+
+def stored(messages: int, size: int) -> int:
+    """The charge for that number of messages, with that size of bodies and headers."""
+    return size + messages * limits.KEPT_MESSAGE_BYTES
+
+
+class HeaderBytes:
+    """The headers that a stream keeps, by stretches of the log."""
+
+    def __init__(self) -> None:
+        self._stretches: deque[tuple[int, int]] = deque()  # where each ends, and its bytes
+        self._counted = 0  # the messages below are in the stretches
+
+    def look(self, stream: Stream) -> int:
+        """Their bytes, as of now."""
+        kept, log = stream.kept, stream.kept.log
+        floor, end = kept.state.floor, log.end.next
+        while self._stretches and self._stretches[0][0] <= floor:
+            self._stretches.popleft()
+        at = max(self._counted, floor)
+        step = end - at if self._counted else (end - at) // STRETCHES + 1  # at first what was kept before a start
+        while at < end:
+            begin, at = at, min(at + step, end)
+            if size := log.metrics.header_bytes(stream.number, begin, at):
+                self._stretches.append((at, size))
+        self._counted = end
+        while len(self._stretches) > STRETCHES:
+            self._join()
+        return sum(size for _, size in self._stretches)
+
+    def _join(self) -> None:
+        """Every two neighbours become one stretch."""
+        rows = list(self._stretches)
+        pairs = [rows[n : n + 2] for n in range(0, len(rows), 2)]
+        self._stretches = deque((pair[-1][0], sum(size for _, size in pair)) for pair in pairs)
 
 
 class KeptBytes:
-    """Of the streams of one owner."""
+    """Of one owner."""
 
     def __init__(self) -> None:
         self.total = 0
         self._sizes: dict[Stream, int] = {}  # as last looked at, and written since; the one looked at last stands last
+        self._headers: dict[Stream, HeaderBytes] = {}
 
     def charge(self, stream: Stream, size: int) -> None:
-        """The stream keeps so much more."""
+        """The stream keeps that much more."""
         self._sizes[stream] = self._sizes.get(stream, 0) + size
         self.total += size
+
+    def measure(self, stream: Stream) -> None:
+        """Charge what a stream keeps now."""
+        group = cast(Any, stream).group
+        stream.kept.update_low_watermark()
+        if stream.kept.count:
+            size = self._headers.setdefault(stream, HeaderBytes()).look(stream) + stream.kept.size
+        else:
+            self._headers.pop(stream, None)
+            size = 0
+        self.charge(stream, stored(stream.kept.count, size) + group.held.bytes_of(stream.number))
 
     def look(self, owner: int, first: Iterable[Stream] = ()) -> None:
         """Look at the next streams, before them at `first`."""
@@ -33,9 +91,13 @@ class KeptBytes:
         streams += [stream for stream, _ in zip(self._sizes, range(PORTION), strict=False)]
         for stream in dict.fromkeys(streams):
             self.total -= self._sizes.pop(stream)
-            if not stream.removed and stream.state.uid == owner:
-                stream.kept.update_low_watermark()
-                self.charge(stream, stream.kept.size)
+            if stream.state.uid == owner and not stream.removed:
+                self.measure(stream)
+                continue
+            self._headers.pop(stream, None)
+            group = cast(Any, stream).group
+            if stream.removed and not group.removed and (left := group.held.bytes_of(stream.number)):
+                self.charge(stream, left)  # its delayed messages are kept until they are due
 
 
 class KeptQuotas:
@@ -46,7 +108,7 @@ class KeptQuotas:
         self.owners: dict[int, KeptBytes] = {}
 
     def total_of(self, owner: int) -> int:
-        """About what the streams of a user keep."""
+        """About what a user keeps."""
         kept = self.owners.get(owner)
         return kept.total if kept is not None else 0
 
@@ -54,29 +116,42 @@ class KeptQuotas:
         """Look at all streams, once."""
         for stream in streams:
             if (quota := self.quotas.of(stream.state.uid)) is not None and quota.kept:
-                stream.kept.update_low_watermark()
-                self.owners.setdefault(stream.state.uid, KeptBytes()).charge(stream, stream.kept.size)
+                self.owners.setdefault(stream.state.uid, KeptBytes()).measure(stream)
 
-    def check(self, sizes: Mapping[Stream, int]) -> None:
-        """Charge a write, its bytes by stream. Raises OverQuota, and charges nothing then."""
+    def check(self, sizes: Mapping[Stream, int], of_all: int = 0) -> None:
+        """Charge a write, its bytes by stream, and to each owner those of all streams together. Raises OverQuota, and
+        charges nothing then."""
         owners: dict[int, dict[Stream, int]] = {}
         for stream, size in sizes.items():
-            owners.setdefault(stream.state.uid, {})[stream] = size
+            mine = owners.setdefault(stream.state.uid, {})
+            mine[stream] = size + (0 if mine else of_all)
         for owner, mine in owners.items():
-            quota = self.quotas.of(owner)
-            if quota is not None and quota.kept:
-                self._check(owner, mine, quota.kept)
+            self._check(owner, sum(mine.values()), mine)
         for owner, mine in owners.items():
             for stream, size in mine.items():
                 if owner in self.owners:
                     self.owners[owner].charge(stream, size)
 
-    def _check(self, owner: int, mine: Mapping[Stream, int], most: int) -> None:
-        kept, more = self.owners.setdefault(owner, KeptBytes()), sum(mine.values())
-        if more and kept.total + more > most:
-            kept.look(owner, mine)
-        if more and kept.total + more > most:
-            raise OverQuota(f"the streams of uid {owner} keep {kept.total} bytes (expected at most {most})")
+    def stage(self, owner: int, size: int) -> None:
+        """Charge bytes of a part of a transaction to its owner. Raises OverQuota."""
+        self._check(owner, size, ())
+        self.restage(owner, size)
+
+    def restage(self, owner: int, size: int) -> None:
+        """Charge them, below 0 give them back, whatever the bound is."""
+        if owner in self.owners:
+            self.owners[owner].total += size
+
+    def _check(self, owner: int, more: int, first: Iterable[Stream]) -> None:
+        quota = self.quotas.of(owner)
+        if quota is None or not quota.kept or not more:
+            return
+        kept = self.owners.setdefault(owner, KeptBytes())
+        if kept.total + more > quota.kept:
+            kept.look(owner, first)
+        if kept.total + more > quota.kept:
+            what = f"uid {owner} keeps {kept.total} bytes in its streams and parts, and would keep {more} more"
+            raise OverQuota(f"{what} (expected at most {quota.kept})")
 
     def tick(self) -> None:
         """Once a second."""

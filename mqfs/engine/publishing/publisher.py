@@ -16,7 +16,7 @@ from mqfs.engine.publishing import admission
 from mqfs.engine.publishing.admission import Admission, Stream, WriteRequest
 from mqfs.engine.publishing.blocked_writers import BlockedWriters
 from mqfs.engine.publishing.deduplication import DeduplicationWindow
-from mqfs.engine.publishing.kept_quotas import KeptQuotas
+from mqfs.engine.publishing.kept_quotas import KeptQuotas, stored
 from mqfs.engine.retention.retention import Retention
 from mqfs.group_state import Change
 from mqfs.model import Draft, Kind, Record
@@ -95,7 +95,8 @@ class Publisher:
         if request.kind != MESSAGE and self.log.settings.deliver == "one":
             return request.total  # an EOF marker is for all readers: here is none who could get it
         if self.kept_quotas is not None and not self._is_duplicate(request):  # which needs no room
-            self.kept_quotas.check({stream: request.size})
+            messages, heads = len(request.bodies), len(request.bodies) * len(request.headers)
+            self.kept_quotas.check({stream: stored(messages, request.size + heads)})
         verdict = self.admit(stream, request)
         if verdict is Admission.WAIT:
             return self.blocked.park(stream, request)

@@ -10,6 +10,7 @@ from mqfs.engine.language.permissions import W, require
 from mqfs.engine.publishing.admission import Stream
 from mqfs.engine.publishing.atomic_batch import StreamTotals, require_fit
 from mqfs.engine.publishing.deduplication import PutId
+from mqfs.engine.publishing.kept_quotas import KeptQuotas
 from mqfs.group_state import Attributes
 from mqfs.log import batch
 from mqfs.model import User
@@ -23,7 +24,29 @@ class Staging:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.parts = Shares("parts", "PARTS")
+        self.kept_quotas: KeptQuotas | None = None  # where users have some; set by the tree
         self.bytes = Shares("bytes in parts of transactions", "STAGED_BYTES" if store.path else "MEMORY_BYTES")
+
+    def take(self, uid: int, size: int) -> None:
+        """Give a user more. Raises OverLimit, OverQuota."""
+        self.bytes.take(uid, size)
+        try:
+            if self.kept_quotas is not None:
+                self.kept_quotas.stage(uid, size)
+        except errors.OverQuota:
+            self.bytes.give(uid, size)
+            raise
+
+    def give(self, uid: int, size: int, *, charged: bool = True) -> None:
+        """Take bytes back from a user; `charged`: its quota has them."""
+        self.bytes.give(uid, size)
+        if charged:
+            self.charge(uid, -size)
+
+    def charge(self, uid: int, size: int) -> None:
+        """Charge a quota, or give it back where below 0; nothing is refused."""
+        if self.kept_quotas is not None:
+            self.kept_quotas.restage(uid, size)
 
 
 class StagedBatch:
@@ -69,11 +92,11 @@ class StagedBatch:
         for row in packed.rows:
             self.stream(user, names[row.place])
         require_fit(self.messages + packed.messages, self.staged.size + len(packed.data))
-        self._staging.bytes.take(self.attributes.uid, len(packed.data))
+        self._staging.take(self.attributes.uid, len(packed.data))
         try:
             self.staged.append(packed.data)
         except OSError as error:
-            self._staging.bytes.give(self.attributes.uid, len(packed.data))
+            self._staging.give(self.attributes.uid, len(packed.data))
             raise errors.DiskFull(f"part {self.name}: {error}") from error
         if put_id is not None:
             self.ids[put_id] = self.messages

@@ -84,7 +84,7 @@ class Transactions:
         """It is committed, or not wanted."""
         del self.parts[part.name]
         part.dropped = True
-        self._staging.bytes.give(part.attributes.uid, part.staged.size)
+        self._staging.give(part.attributes.uid, part.staged.size, charged=not part.committing)
         self._staging.parts.give(part.attributes.uid)
         try:
             part.staged.close()
@@ -204,8 +204,11 @@ class Transactions:
         )  # fmt: skip
 
     def _freeze(self, parts: Sequence[StagedBatch], committing: bool) -> None:
+        """A part that is committed is charged in its streams, and not as staged."""
         for part in parts:
-            part.committing = committing
+            if part.committing != committing:
+                part.committing = committing
+                self._staging.charge(part.attributes.uid, -part.staged.size if committing else part.staged.size)
 
     def _done(self, parts: Sequence[StagedBatch]) -> None:
         for part in parts:

@@ -85,6 +85,7 @@ class Tree:
         self.processes: ProcessWatcher | None = None  # set by a front end that knows the reading process
         self.groups: dict[int, Group] = {}
         self.kept_quotas = KeptQuotas(quotas) if quotas is not None and quotas.bound_kept else None
+        self.staging.kept_quotas = self.kept_quotas
         meters = Meters(quotas, clock, self.timers, self.kept_quotas) if quotas is not None else None
         self.open_files = OpenFiles(meters)
         self.waits = Shares("reads and writes that wait", "PARKED")  # of a face's clients

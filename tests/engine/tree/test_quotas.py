@@ -6,6 +6,7 @@ import errno
 import gc
 import json
 import os
+import re
 import struct
 import weakref
 from pathlib import Path
@@ -24,6 +25,7 @@ from mqfs.ring.server.registry import RingRegistry
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from mqfs.wait import Wait
+from tests.support.batches import Units
 from tests.support.calls import calls
 from tests.support.clock import ManualClock
 from tests.support.hand import ANNA, BERT, ROOT
@@ -32,7 +34,7 @@ from tests.support.queues import Queues, read, say
 WO, RW = os.O_WRONLY, os.O_RDWR
 
 
-class Limited(Queues):
+class Limited(Units):
     """Queues of a server with those `--limit`s."""
 
     def __init__(self, *limits: str, ctl: tuple[str, ...] = (), path: Path | None = None) -> None:
@@ -274,10 +276,14 @@ def test_kept_bytes_are_of_the_stream_s_owner_whoever_writes_and_however() -> No
     for write in writes:
         with pytest.raises(OverQuota) as caught:
             write()
-        assert str(caught.value) == ("quota exceeded: the streams of uid 1001 keep 600 bytes (expected at most 1000)")
+        assert re.fullmatch(
+            r"quota exceeded: uid 1001 keeps 672 bytes in its streams and parts, and would keep (\d+) more"
+            r" \(expected at most 1000\)",
+            str(caught.value),
+        )
         assert (caught.value.errno, caught.value.http) == (errno.EDQUOT, 429)
     q.write("other", b"x" * 5000, user=ANNA)
-    assert q.use(ROOT)["used"] == {"kept": 600}
+    assert q.use(ROOT)["used"] == {"kept": 672}
 
 
 def test_room_comes_back_when_messages_go() -> None:
@@ -290,6 +296,40 @@ def test_room_comes_back_when_messages_go() -> None:
     q.tree.unlink(ROOT, q.group, "s")
     q.stream("t", ANNA)
     q.write("t", b"x" * 900)
+
+
+def test_what_is_not_kept_any_more_is_not_charged() -> None:
+    """Headers, delayed messages and parts, too."""
+    q = Limited("1001 kept=2000", ctl=("replay all",))
+    q.part("p", ANNA)
+    for _ in range(20):
+        q.put(b"x" * 100, headers={"h": "y" * 1_000})
+        with pytest.raises(OverQuota):
+            q.put(b"x" * 100, headers={"h": "y" * 1_000})
+        q.ctl("clear s")
+        q.put(b"x" * 1_000, delay="1h")
+        with pytest.raises(OverQuota):
+            q.write("s", b"x" * 1_000)
+        q.clock.forward(3_601)
+        q.tree.run_timers()
+        q.tree.tick()
+        with pytest.raises(OverQuota):  # it is in its stream now
+            q.write("s", b"x" * 1_000)
+        q.ctl("clear s")
+        q.put(b"x" * 1_000, delay="1h")
+        q.ctl(f"drop s {q.group.log.end.next - 1}")
+        q.stage("p", "s", b"x" * 1_200, user=ANNA)
+        with pytest.raises(OverQuota):
+            q.write("s", b"x" * 1_000)
+        q.say("commit job.1 p", ANNA)  # it does not count twice
+        q.ctl("clear s")
+        q.part("p", ANNA)
+        q.stage("p", "s", b"x" * 1_200, user=ANNA)
+        q.say("abort p", ANNA)
+        q.part("p", ANNA)
+        q.group.state.producers.clear()
+    q.tree.tick()
+    assert q.use()["used"] == {"kept": 0}
 
 
 def test_what_live_readers_take_is_not_kept() -> None:
@@ -305,8 +345,36 @@ def test_what_was_kept_before_a_restart_counts(tmp_path: Path) -> None:
     q = Limited("1001 kept=1000", ctl=("replay all",), path=tmp_path / "store")
     q.write("s", b"x" * 900)
     q.again()
-    with pytest.raises(OverQuota, match="keep 900 bytes"):
+    with pytest.raises(OverQuota, match="keeps 972 bytes"):
         q.write("s", b"x" * 900)
+
+
+def test_headers_and_delayed_messages_of_before_a_restart_count(tmp_path: Path) -> None:
+    q = Limited("1001 kept=100000", ctl=("replay all",), path=tmp_path / "store")
+    for _ in range(10):
+        q.put(b"x", headers={"h": "y" * 4_000})
+        q.put(b"x", delay="1h", headers={"h": "y" * 4_000})
+    kept = q.use()["used"]["kept"]
+    assert 80_000 < kept < 90_000
+    q.again()
+    q.put(b"x", headers={"h": "y"})
+    assert kept < q.use()["used"]["kept"] < kept + 200
+    q.ctl("clear s")
+    q.tree.tick()
+    assert 40_000 < q.use()["used"]["kept"] < 45_000  # the delayed ones
+
+
+def test_the_delayed_messages_of_a_removed_stream_count_as_long_as_they_are_kept() -> None:
+    q = Limited("1001 kept=2000", ctl=("replay all",))
+    q.put(b"x" * 1_500, delay="1h")
+    q.tree.unlink(ROOT, q.group, "s")
+    q.stream("t", ANNA)
+    q.tree.tick()
+    assert q.use()["used"]["kept"] > 1_500
+    q.clock.forward(3_601)
+    q.tree.run_timers()
+    q.tree.tick()
+    assert q.use()["used"]["kept"] == 0
 
 
 def test_open_files() -> None:
