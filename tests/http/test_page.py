@@ -127,6 +127,18 @@ def test_a_listing_has_the_counters_of_stats(web: Web) -> None:
     assert web.get(f"{group}/.stats?streams=no").json == stats
 
 
+def test_dead_letters_are_counted_among_any_number_of_streams(web: Web, page: Page) -> None:
+    """Also where the list of streams begins after theirs, or ends before."""
+    group = buried(web, 2)
+    assert web.get(f"{group}/.stats?streams=no").json["dead_letters"] == 2
+    for number in range(1_001):
+        assert web.put(f"{group}/a{number:04}").status == 201
+    page.open(f"{group}/")
+    page.until(lambda: page.texts("main .figures dd"))
+    labels, values = page.texts("main .figures dt"), page.texts("main .figures dd")
+    assert dict(zip(labels, values, strict=True))["dead letters"] == "2"
+
+
 # ---------------------------------------------------------------- end to end
 
 

@@ -87,8 +87,15 @@ def _totals(group: Group, user: User) -> dict[str, Any]:
         "order_readers": len(group.fanout.log_readers) - sum(len(view.readers) for view in group.views.values()),
         "cursors": len(group.fanout.cursors),
         "held": len(group.held),
+        "dead_letters": _dead_letters(group, user),
         **_quotas(group, user),
     }
+
+
+def _dead_letters(group: Group, user: User) -> int:
+    """Those that the user may see."""
+    stream = group.streams.get(group.settings.dead)
+    return stream.kept.count if stream is not None and _seen(stream, user) else 0
 
 
 def _readers(group: Group, user: User, counts: dict[object, int]) -> dict[str, Any]:

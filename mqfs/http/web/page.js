@@ -496,16 +496,14 @@ async function showGroup(names, view) {
       }, `group ${name} removed`)));
   }
   view.keys["/"] = () => streams.filter.focus();
-  let dead;
   await poll(signal, line, async () => {
-    const [stats, listed] = await Promise.all([get(path + ".stats?streams=no", signal), streams.load()]);
-    dead = listed.find((entry) => entry.name === settings.dead);
+    const [stats] = await Promise.all([get(path + ".stats?streams=no", signal), streams.load()]);
     const failure = stats.failure ? ["read-only", `since ${stats.failure}`] : null;
     refresh(head, ...figures([
       ["rate", withSpark(rates(path, stats.written))],
       ["log", size(stats.log_bytes)],
       ["next sequence", number(stats.next)],
-      ["dead letters", link([...names, ".dead"], false, number(dead?.messages ?? 0))],
+      ["dead letters", link([...names, ".dead"], false, number(stats.dead_letters))],
       ["refused writes", number(stats.refused)],
       ["fell behind", number(stats.fell_behind)],
       ["delayed", number(stats.held)],
@@ -559,7 +557,6 @@ function streamList(names, view) {
     entries.sort((a, b) => (b.rates.at(-1) ?? 0) - (a.rates.at(-1) ?? 0) || b.written - a.written
       || a.name.localeCompare(b.name));
     draw();
-    return entries;
   }
   return { place, filter, load };
 }
