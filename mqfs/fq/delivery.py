@@ -15,13 +15,13 @@ import os
 import struct
 import termios
 from collections import deque
-from functools import lru_cache
 from typing import cast
 
 import attrs
 import trio
 
 from mqfs import limits
+from mqfs.cache import cache_short
 from mqfs.channel import Channel, Gone
 from mqfs.engine.files.consumer_file import ConsumerHandle
 from mqfs.errors import BadCommand, MqfsError, OverQuota, Stale, StreamFull
@@ -42,7 +42,7 @@ log = logging.getLogger("mqfs.fq")
 WHOLE = 1 << 30  # bytes of a read: all there is
 _NUMBERS = struct.Struct(">QQ")
 _ID_TAIL = len(ID_HEAD) + 2 * ID_BYTES
-_ORIGINS = 1_024  # of messages, remembered
+_ORIGINS, _ORIGIN_BYTES = 1_024, 1_024  # of messages, remembered: the longest has 32 hops
 _ACKED_AT_ONCE = 4_096  # sequences in one command
 _QUOTA_S, _AGAIN_S = 0.1, 1.0
 
@@ -97,7 +97,7 @@ class Source:
                 self.unreadable.pop()
 
 
-@lru_cache(_ORIGINS)
+@cache_short(_ORIGINS, _ORIGIN_BYTES)
 def _origin(head: bytes) -> bytes:
     """Sender and hops of headers, as on the wire. Nothing: they say none."""
     given = headers.decode(head)

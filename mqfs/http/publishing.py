@@ -193,7 +193,7 @@ def _number(text: str, name: str) -> int | float:
     """A JSON number."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadCommand(f"{name} {text!r} (expected a number)")

@@ -6,10 +6,11 @@ What the node is decides, before the verb: below a file a segment is a verb, bel
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes
 
+from mqfs import limits
+from mqfs.cache import cache_short
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.group import Group
 from mqfs.engine.nodes.own_files import SnapshotNode, TakeFile
@@ -55,7 +56,7 @@ class Target(NamedTuple):
     verb: str = ""
 
 
-@lru_cache(maxsize=1_024)
+@cache_short(limits.HTTP_TARGETS, limits.HTTP_TARGET_BYTES)
 def parse(target: str) -> Path:
     """Raises BadRequest."""
     if target.startswith(("http://", "https://")):  # the form that is meant for proxies

@@ -21,6 +21,7 @@ from mqfs.model import Grant, User
 
 NOBODY = 65_534
 NONUNAME = 0xFFFF_FFFF  # no number: the user is named only
+NAME_BYTES = 256  # of a user or group: the bound of Linux (LOGIN_NAME_MAX)
 
 
 def file_mask() -> int:
@@ -57,13 +58,13 @@ def _number(name: str, find: Callable[[str], int]) -> int | None:
 
 def user_number(name: str) -> int | None:
     """The number of a user by name (or by number in digits); None where there is none."""
-    found: int | None = _recent(_user_number, name, period())
+    found: int | None = _recent(_user_number, name, period()) if len(name) <= NAME_BYTES else None
     return found
 
 
 def group_number(name: str) -> int | None:
     """The number of a group by name (or by number in digits); None where there is none."""
-    found: int | None = _recent(_group_number, name, period())
+    found: int | None = _recent(_group_number, name, period()) if len(name) <= NAME_BYTES else None
     return found
 
 

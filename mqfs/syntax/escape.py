@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from functools import lru_cache
 
 from mqfs import limits
+from mqfs.cache import cache_short
 from mqfs.errors import BadName
 
 _ENDED = ("", "ctl", "order")  # no names, though each of their bytes may be in one
@@ -22,10 +22,10 @@ _ESCAPE = re.compile("%([0-9A-F]{2})")
 _SHORTENED, _DIGEST_CHARACTERS = "%~", 32
 _SHORT = re.compile(f"[^/\x00-\x1f\x7f]*{_SHORTENED}[0-9a-f]{{{_DIGEST_CHARACTERS}}}")
 _SHORTEST = limits.NAME_BYTES - 4  # a name is cut at a character
-_CACHED = 16_384  # names
+_CACHED, _CACHED_BYTES = 16_384, 255  # names, and how long those may be: some 10 MB
 
 
-@lru_cache(_CACHED)
+@cache_short(_CACHED, _CACHED_BYTES)
 def escape(text: bytes | str) -> str:
     """The name. Only its length may be more than a name has."""
     prefix = escape_prefix(text)
@@ -36,7 +36,7 @@ def stream_name(text: bytes | str) -> str:
     """The name of the stream of a text of any length. That of a name which was shortened is itself."""
     if isinstance(text, str) and is_shortened(text):
         return text
-    name = escape(text) if len(text) <= limits.NAME_BYTES else escape.__wrapped__(text)  # long ones are not cached
+    name = escape(text)
     if len(name) * 4 <= limits.NAME_BYTES or len(name.encode()) <= limits.NAME_BYTES:
         return name
     data = text.encode(errors="surrogateescape") if isinstance(text, str) else text
@@ -73,7 +73,7 @@ def unescape(name: str) -> bytes:
     return data
 
 
-@lru_cache(_CACHED)
+@cache_short(_CACHED, _CACHED_BYTES)
 def text_of(name: str) -> bytes:
     """The text of a name; one that `escape` gives no text stands for itself."""
     try:

@@ -54,7 +54,8 @@ def shape(form: str, record: Record, name: str, deliveries: int = 0) -> bytes:
 
 def as_json(record: Record, name: str, deliveries: int = 0) -> bytes:
     """One object and a newline: `body`, or `body_base64` where it is not UTF-8."""
-    shared = len(record.body) <= limits.SHARED_JSON_BYTES  # all who follow a stream get the same ones
+    size = len(record.body) + len(record.headers)
+    shared = size <= limits.SHARED_JSON_BYTES  # all who follow a stream get the same ones
     return (_shared_json if shared else _json)(record, name, deliveries)
 
 
