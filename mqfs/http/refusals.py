@@ -53,6 +53,12 @@ class TooManyHeaders(MqfsError):
     text, http = "request header fields too large", 431
 
 
+class UnknownCoding(MqfsError):
+    """A Transfer-Encoding that would have to be undone, such as gzip."""
+
+    text, http = "transfer coding not implemented", 501
+
+
 class BadVersion(MqfsError):
     text, http = "HTTP version not supported", 505
 

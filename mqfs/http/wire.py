@@ -15,7 +15,7 @@ from typing import Any
 
 from mqfs import limits
 from mqfs.errors import BadRequest, MqfsError
-from mqfs.http.refusals import BadVersion, TooManyHeaders
+from mqfs.http.refusals import BadVersion, TooManyHeaders, UnknownCoding
 
 try:
     import httptools
@@ -156,9 +156,18 @@ class RequestParser:
             headers[name] = text
         if version == "1.1" and "host" not in headers:
             self._fail(BadRequest("no header Host"))
-        if version == "1.0" and "transfer-encoding" in headers:
-            self._fail(BadRequest("a body in chunks in HTTP/1.0"))
+        if "transfer-encoding" in headers:
+            self._check_coding(headers["transfer-encoding"], version)
         return headers
+
+    def _check_coding(self, text: str, version: str) -> None:
+        *codings, last = map(str.strip, text.lower().split(","))
+        if last != "chunked" or "chunked" in codings:
+            self._fail(BadRequest("a body without an end (expected Transfer-Encoding: chunked, once and last)"))
+        if codings:
+            self._fail(UnknownCoding(f"{codings[0]!r} (expected chunked only)"))
+        if version == "1.0":
+            self._fail(BadRequest("a body in chunks in HTTP/1.0"))
 
     def on_body(self, part: bytes) -> None:
         self._current.body += part

@@ -24,6 +24,11 @@ REFUSED = {
     "chunks twice": (POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n", 400),
     "chunks of an old client": (b"POST /g/s HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
     "chunks in two headers": (CHUNKED + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    "another coding below": (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", 501),
+    "another coding in a header": (
+        POST + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+        501,
+    ),
     "another coding": (POST + b"Transfer-Encoding: gzip\r\n\r\nabc", 400),
     "bad end of a chunk": (CHUNKED + b"\r\n3\r\nabcX0\r\n\r\n", 400),
     "bad size of a chunk": (CHUNKED + b"\r\nx\r\nabc\r\n0\r\n\r\n", 400),
