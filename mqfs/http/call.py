@@ -81,6 +81,11 @@ class Call:
         return self.front.tree
 
     @property
+    def owner(self) -> Hashable:
+        """Whose bounds it counts against: a user's, but a host's where that user is of all who come without a token."""
+        return self.account if self.user.grant is None else self.user.uid
+
+    @property
     def group(self) -> Any:
         """The group of what it is about."""
         return self.target.node.group

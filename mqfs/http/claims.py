@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import os
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Hashable, Iterable, Set
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -36,6 +36,7 @@ class OpenClaim:
     handle: Handle
     node: Any
     user: User
+    account: Hashable
     alarm: Alarm
     deliveries: dict[int, int] = attrs.Factory(dict)
     due_ns: dict[int, int] = attrs.Factory(dict)
@@ -49,34 +50,34 @@ class Claims:
         self._key = os.urandom(32)  # tokens are of this run
         self._numbers = count(1)
         self._open: dict[int, OpenClaim] = {}
-        self._of_user: Counter[int] = Counter()
+        self._of_user: Counter[Hashable] = Counter()
 
-    def room(self, uid: int) -> int:
+    def room(self, account: Hashable) -> int:
         """How many messages more a user may claim. Raises OverLimit where that is none."""
-        if self._of_user[uid] >= limits.HTTP_USER_CLAIMS:
+        if self._of_user[account] >= limits.HTTP_USER_CLAIMS:
             for claim in [claim for claim in self._open.values() if claim.node.removed]:
                 self.settled(claim, list(claim.deliveries))
-        left = limits.HTTP_USER_CLAIMS - self._of_user[uid]
+        left = limits.HTTP_USER_CLAIMS - self._of_user[account]
         if left <= 0:
             raise OverLimit(f"{limits.HTTP_USER_CLAIMS} open claims of a user")
         return left
 
-    def has_room(self, uid: int) -> bool:
+    def has_room(self, account: Hashable) -> bool:
         """Whether a user may claim one more by now: others of its requests may have waited, too."""
-        return self._of_user[uid] < limits.HTTP_USER_CLAIMS
+        return self._of_user[account] < limits.HTTP_USER_CLAIMS
 
-    def begin(self, handle: Handle, node: Any, user: User) -> OpenClaim:
-        """A claim request; without messages yet."""
+    def begin(self, handle: Handle, node: Any, user: User, account: Hashable) -> OpenClaim:
+        """A claim request; without messages yet. `account`: whose bound it counts against."""
         number = next(self._numbers)
         alarm = Alarm(self._tree.timers, node.group, CONSUMERS, "ending leases", partial(self._expire, number))
         secret = hmac.digest(self._key, f"{number}.{user.uid}".encode(), "sha256")[:MAC_BYTES].hex()
-        claim = self._open[number] = OpenClaim(number, secret, handle, node, user, alarm)
+        claim = self._open[number] = OpenClaim(number, secret, handle, node, user, account, alarm)
         return claim
 
     def add(self, claim: OpenClaim, sequence: int, delivery: int) -> str:
         """A message that its handle claimed. Returns the token."""
         claim.deliveries[sequence] = delivery
-        self._of_user[claim.user.uid] += 1
+        self._of_user[claim.account] += 1
         return self._token(claim, sequence)
 
     def lease(self, claim: OpenClaim, sequences: Iterable[int], seconds: float) -> None:
@@ -106,13 +107,13 @@ class Claims:
         """They are in flight no more."""
         for sequence in sequences:
             if claim.deliveries.pop(sequence, None) is not None:
-                self._of_user[claim.user.uid] -= 1
+                self._of_user[claim.account] -= 1
             claim.due_ns.pop(sequence, None)
         if not claim.deliveries:
             self._open.pop(claim.number, None)
             claim.handle.close()
-            if not self._of_user[claim.user.uid]:
-                del self._of_user[claim.user.uid]
+            if not self._of_user[claim.account]:
+                del self._of_user[claim.account]
 
     def command(self, claim: OpenClaim, line: str) -> None:
         """A command whose result is not awaited; a claim that is gone stays so."""

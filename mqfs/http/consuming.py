@@ -119,10 +119,10 @@ def _lease(call: Call) -> float:
 async def claim(call: Call) -> Answer:
     """Claim up to `max` messages; each line of the answer has a token, which settles it."""
     claims, lease = call.front.claims, _lease(call)
-    most = min(call.number("max", limits.HTTP_CLAIMED) or 1, claims.room(call.user.uid))
+    most = min(call.number("max", limits.HTTP_CLAIMED) or 1, claims.room(call.owner))
     wait = call.seconds("wait") or 0.0
     handle = _open(call, call.target.node, "json")
-    mine = claims.begin(handle, call.target.node, call.user)
+    mine = claims.begin(handle, call.target.node, call.user, call.owner)
     lines: list[bytes] = []
 
     def add(line: bytes, sequence: int, delivery: int) -> None:
@@ -130,7 +130,7 @@ async def claim(call: Call) -> Answer:
         lines.append(b'{"token":"%b",' % token.encode() + line[1:])
 
     try:
-        await Collector(call, handle, most, lambda: claims.has_room(call.user.uid)).collect(wait, add)
+        await Collector(call, handle, most, lambda: claims.has_room(call.owner)).collect(wait, add)
     except BaseException:
         claims.release(mine)
         raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import signal
 import socket
@@ -14,7 +16,7 @@ import pytest
 from mqfs.ninep import blocking
 from tests.http.hasty_server import HASTE
 from tests.http.web import Web
-from tests.support.eventually import eventually
+from tests.support.eventually import HANG_S, eventually
 from tests.support.server import COMMAND, short_folder
 
 SECRETS = {"root": "0123456789abcdef-root", "daemon": "0123456789abcdef-daemon"}
@@ -225,6 +227,34 @@ def test_open_claims_of_a_user_are_bounded(hasty: Web) -> None:
     assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
     assert hasty.post(f"{mail}/ack", "\n".join(tokens)).status == 204
     assert len(claim(hasty, mail, "max=7")) == 2
+
+
+def test_claims_of_one_stranger_refuse_no_other(hasty: Web) -> None:
+    """All clients without a token act as one user, and have bounds by their address."""
+    group = hasty.group()
+    mail = f"{group}/.consumers/mail"
+    hasty.put(f"{group}/s")
+    hasty.put(mail)
+    for n in range(12):
+        hasty.post(f"{group}/s", str(n))
+
+    tokens: list[str] = []
+
+    def claim_from(host: str) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", hasty.port, timeout=HANG_S, source_address=(host, 0))
+        try:
+            connection.request("POST", f"{mail}/claim?max=7")
+            answer = connection.getresponse()
+            tokens.extend(json.loads(line)["token"] for line in answer.read().splitlines() if answer.status == 200)
+            return answer.status
+        finally:
+            connection.close()
+
+    assert [claim_from(host) for host in ("127.0.0.1", "127.0.0.1", "127.0.0.2")] == [200, 429, 200]
+    bearer = f"Bearer {SECRETS['root']}"
+    (line,) = hasty.post(f"{mail}/claim", Authorization=bearer).lines
+    assert hasty.post(f"{mail}/ack", line["token"], Authorization=bearer).status == 204
+    assert hasty.post(f"{mail}/ack", "\n".join(tokens)).status == 204
 
 
 @pytest.mark.root

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from mqfs import limits
+from mqfs.engine.language.permissions import W, require_scope
 from mqfs.errors import BadFid, BadRequest, Exists, NoAttribute, NotDirectory, NotPermitted, Unsupported
 from mqfs.file_locks import END, Held, Key
 from mqfs.model import User
@@ -244,6 +245,8 @@ def lock(session: SessionState, request: linux.Tlock) -> Fcall:
         return linux.Rlock(request.tag, GRANTED)
     if request.type not in (READ_LOCK, WRITE_LOCK):
         raise BadRequest(f"lock type {request.type} (expected {READ_LOCK}, {WRITE_LOCK} or {UNLOCK})")
+    if wanted.exclusive:  # it keeps others from reading, though flock(2) takes one through any descriptor
+        require_scope(fid.user, W, fid.node.name)
     granted = session.tree.locks.take(key, wanted, wait=False) is None
     fid.locked = fid.locked or granted
     return linux.Rlock(request.tag, GRANTED if granted else BLOCKED)
