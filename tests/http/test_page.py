@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
+from urllib.parse import quote
 
 import pytest
 from selenium.webdriver.common.by import By
@@ -281,6 +283,26 @@ def test_settings_and_what_is_wrong_with_them(web: Web, page: Page) -> None:
     page.press("Refused writes")
     page.shows("main td", "depth many")
     assert [entry for entry in page.console() if "400" not in entry["message"]] == []
+
+
+def test_what_cannot_be_seen_in_a_name_is_escaped(web: Web, page: Page) -> None:
+    """Neither direction nor controls of what others wrote reach the page, wherever it is shown."""
+    group, name = web.group("replay all"), "abc\u202egnp.exe\u2066\x9b"
+    path = f"{group}/{quote(name)}"
+    assert web.put(f"{path}/").status == 201
+    assert web.post(f"{path}/{quote(name)}", "a\u202eb", **{"Mqfs-H-Note": "c\u202ed".encode()}).status == 201
+    assert web.put(f"{path}/.consumers/{quote(name)}").status == 201
+    seen = "abc\\u{202e}gnp.exe\\u{2066}\\u{9b}"
+    for where in (f"{path}/", f"{path}/{quote(name)}", f"{path}/.consumers/{quote(name)}", f"{path}/none"):
+        page.open(where)
+        page.shows("main, nav, header", seen)
+        for row in page.driver.find_elements(By.CSS_SELECTOR, "summary"):
+            row.click()
+        found = page.driver.execute_script(
+            "return document.title + document.body.innerText + [...document.querySelectorAll('[aria-label], [title]')]"
+            ".map((one) => one.getAttribute('aria-label') + one.title).join()"
+        )
+        assert not re.search("[\u202a-\u202e\u2066-\u2069\x80-\x9f]", found)
 
 
 def test_removing_asks_for_the_name(web: Web, page: Page) -> None:

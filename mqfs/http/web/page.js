@@ -14,16 +14,25 @@ const $ = (id) => document.getElementById(id);
 
 // ---------------------------------------------------------------- elements
 
+const READ_ALOUD = ["aria-label", "title", "placeholder"];
+const HIDDEN = /(?![\n\t\u200c\u200d])[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
+
+/** A text with what cannot be seen, or turns what stands beside it around, as an escape. */
+const visible = (text) => String(text).replace(HIDDEN, (one) => `\\u{${one.codePointAt(0).toString(16)}}`);
+const say = (node, text) => { node.textContent = visible(text); };
+
 /** An element. `on…` are listeners, `text` is its text; of everything else attributes. */
 function el(tag, given = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(given)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (name === "text") node.textContent = value;
+    else if (name === "text") say(node, value);
+    else if (READ_ALOUD.includes(name)) node.setAttribute(name, visible(value));
     else if (value === true) node.setAttribute(name, "");
     else if (value !== false && value != null) node.setAttribute(name, value);
   }
-  node.append(...children.flat().filter((child) => child != null && child !== false));
+  const there = children.flat().filter((child) => child != null && child !== false);
+  node.append(...there.map((child) => (typeof child === "string" ? visible(child) : child)));
   return node;
 }
 
@@ -74,9 +83,9 @@ function refresh(place, ...nodes) {
 
 let noticeTimer;
 function notice(text) {
-  $("notice").textContent = text;
+  say($("notice"), text);
   clearTimeout(noticeTimer);
-  noticeTimer = setTimeout(() => ($("notice").textContent = ""), 6000);
+  noticeTimer = setTimeout(() => say($("notice"), ""), 6000);
 }
 
 // ---------------------------------------------------------------- words
@@ -131,7 +140,7 @@ let asking; // the one question for a token
 function askToken(text) {
   asking ??= new Promise((resolve) => {
     const dialog = $("ask-token");
-    $("token-text").textContent = text;
+    say($("token-text"), text);
     $("token-input").value = "";
     dialog.returnValue = "cancel";
     dialog.onclose = () => {
@@ -186,7 +195,7 @@ const command = (group, ...words) => ask("POST", pathOf(group, true) + "ctl", { 
 
 function connected(yes) {
   const text = yes ? "connected" : "no connection: trying again";
-  if ($("connection").textContent !== text) $("connection").textContent = text;
+  if ($("connection").textContent !== text) say($("connection"), text);
 }
 
 function inWords(error) {
@@ -197,11 +206,11 @@ function inWords(error) {
 /** Do something on a press; `line` shows how it failed. */
 const doing = (line, action) => async (event) => {
   event?.preventDefault();
-  line.textContent = "";
+  say(line, "");
   try {
     await action(event);
   } catch (error) {
-    if (error.name !== "AbortError") line.textContent = inWords(error);
+    if (error.name !== "AbortError") say(line, inWords(error));
   }
 };
 
@@ -212,10 +221,11 @@ async function poll(signal, line, action) {
     const began = performance.now();
     try {
       await action();
-      if (line.textContent === shown) line.textContent = "";
+      if (line.textContent === visible(shown)) say(line, "");
     } catch (error) {
       if (signal.aborted) return;
-      line.textContent = shown = inWords(error);
+      shown = inWords(error);
+      say(line, shown);
     }
     await sleep(Math.max(POLL_MS, 20 * (performance.now() - began)), signal);
     if (document.hidden) await once(document, "visibilitychange", signal);
@@ -258,16 +268,17 @@ const withSpark = (found) => el("span", {}, spark(found), " ", perSecond(found.a
 function confirmed(title, text, name) {
   const dialog = $("confirm");
   const input = $("confirm-input");
-  $("confirm-title").textContent = title;
-  $("confirm-text").textContent = text;
-  $("confirm-label").textContent = `Type ${name} to go on:`;
-  $("confirm-yes").textContent = title;
+  say($("confirm-title"), title);
+  say($("confirm-text"), text);
+  say($("confirm-label"), `Type ${name} to go on:`);
+  say($("confirm-yes"), title);
   $("confirm-yes").disabled = true;
   input.value = "";
-  input.oninput = () => ($("confirm-yes").disabled = input.value !== name);
+  const typed = () => input.value === name || input.value === visible(name);
+  input.oninput = () => ($("confirm-yes").disabled = !typed());
   dialog.returnValue = "cancel";
   return new Promise((resolve) => {
-    dialog.onclose = () => resolve(dialog.returnValue === "yes" && input.value === name);
+    dialog.onclose = () => resolve(dialog.returnValue === "yes" && typed());
     dialog.showModal();
     input.focus();
   });
@@ -341,10 +352,10 @@ async function drawTree() {
     const place = $("groups");
     const top = link([], true, "/ (top)", { "aria-current": here.length ? null : "true" });
     refresh(place, place.firstElementChild, el("div", { class: "node" }, top), nodes, treeAlert);
-    treeAlert.textContent = "";
+    say(treeAlert, "");
   } catch (error) {
     if (error.name !== "AbortError") {
-      treeAlert.textContent = inWords(error);
+      say(treeAlert, inWords(error));
       $("groups").append(treeAlert);
     }
   }
@@ -354,7 +365,6 @@ async function drawTree() {
 
 const encoder = new TextEncoder();
 const binary = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-const printable = (text) => text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f]/g, "�");
 
 function hex(bytes) {
   const rows = [];
@@ -388,7 +398,7 @@ function bodyOf(message) {
   if (text !== null && asJson(text)) shapes.JSON = () => asJson(text);
   const buttons = Object.keys(shapes).map((shape) => button(shape, () => show(shape)));
   const show = (shape) => {
-    pre.textContent = shapes[shape]() || "(empty)";
+    say(pre, shapes[shape]() || "(empty)");
     for (const one of buttons) one.setAttribute("aria-pressed", String(one.textContent === shape));
   };
   show(text === null ? "hex" : "text");
@@ -411,7 +421,7 @@ function messageRow(message, { source = "", tools } = {}) {
   el("summary", {},
     el("span", { class: "meta", text: message.sequence }),
     el("span", { class: "meta" }, time(message.time)),
-    el("span", { class: "preview", text: printable(start).replaceAll("\n", "⏎") || "(empty)" }),
+    el("span", { class: "preview", text: start.replaceAll("\n", "⏎") || "(empty)" }),
     el("span", { class: "meta size", text: (text === null ? "hex " : "") + size(bytes) }),
     source ? el("span", { class: "source", text: source }) : null),
   inside);
@@ -597,7 +607,7 @@ let ctlOpen = false; // also when the view is drawn again
 function ctlForm(names, settings, view) {
   const line = alertLine();
   if (settings.ctl === null) {
-    line.textContent = inWords(settings.why);
+    say(line, inWords(settings.why));
     return el("details", { class: "section" }, el("summary", { text: "Settings (ctl)" }), line);
   }
   const text = el("textarea", { rows: "16", spellcheck: "false", "aria-label": "Settings (ctl)", onkeydown: submits });
@@ -616,7 +626,7 @@ function ctlForm(names, settings, view) {
       el("p", { class: "quiet", text: "Changed and new lines are sent, all or none. A line that is taken out changes nothing: "
         + "write remove, unbind, or the default." }),
       text, line, el("div", { class: "bar" }, el("button", { text: "Save" }),
-        button("Discard changes", () => { text.value = settings.ctl; line.textContent = ""; }))));
+        button("Discard changes", () => { text.value = settings.ctl; say(line, ""); }))));
   return node;
 }
 
@@ -721,8 +731,8 @@ function messageList(names, view, isView) {
   function said(found) {
     const empty = !rows.childElementCount;
     more.hidden = found < NEWEST;
-    more.textContent = jumped ? `${NEWEST} newer` : `${NEWEST} older`;
-    state.textContent = empty ? "no messages" : `${number(known.size)} shown`;
+    say(more, jumped ? `${NEWEST} newer` : `${NEWEST} older`);
+    say(state, empty ? "no messages" : `${number(known.size)} shown`);
   }
 
   async function newest() {
@@ -764,7 +774,7 @@ function messageList(names, view, isView) {
       known.delete(sequence);
     }
     const passed = skipped ? `; ${number(skipped)} came too fast to be shown` : "";
-    state.textContent = `live, ${number(rows.childElementCount)} shown${passed}`;
+    say(state, `live, ${number(rows.childElementCount)} shown${passed}`);
   }
 
   function stop() {
@@ -787,7 +797,7 @@ function messageList(names, view, isView) {
     view.signal.addEventListener("abort", () => mine.abort());
     follow(path, next, mine.signal, {
       state: (text) => {
-        state.textContent = text;
+        say(state, text);
         if (text.startsWith("ended") && tail === mine) stop();
       },
       event: (event) => {
@@ -876,7 +886,7 @@ async function showConsumer(names, view) {
   });
   const backlog = async () => {
     const found = await getLines(`${path}?count=${NEWEST}`, signal);
-    hint.textContent = found.length ? `the oldest ${found.length}; claimed ones are not among them` : "nothing waits";
+    say(hint, found.length ? `the oldest ${found.length}; claimed ones are not among them` : "nothing waits");
     rows.replaceChildren(...found.map((message) => messageRow(message, {
       source: `${message.stream}, delivery ${message.deliveries ?? 1}` })));
   };
@@ -957,7 +967,7 @@ async function showDead(names, view) {
     }
     more.hidden = found.length < NEWEST;
     const shown = rows.childElementCount;
-    hint.textContent = shown ? `${number(shown)} shown, the oldest first` : "no dead letters";
+    say(hint, shown ? `${number(shown)} shown, the oldest first` : "no dead letters");
   }
 
   const retryLine = alertLine();
@@ -1025,7 +1035,7 @@ async function show() {
   for (let i = 1; i < here.length; i++) opened.add(pathOf(here.slice(0, i), true));
   if (changed) drawTree();
   drawPath(names, slash);
-  document.title = (names.length ? names.join("/") : "/") + " – mqfs";
+  document.title = visible(names.length ? names.join("/") : "/") + " – mqfs";
   $("content").replaceChildren(place);
   const what = isConsumer ? showConsumer : slash ? showGroup : last === ".dead" ? showDead : showStream;
   try {
@@ -1033,7 +1043,7 @@ async function show() {
   } catch (error) {
     if (view.signal.aborted || error.name === "AbortError") return;
     if (!view.line.isConnected) place.append(el("h1", { text: last ?? "/" }), view.line);
-    view.line.textContent = inWords(error);
+    say(view.line, inWords(error));
   }
 }
 
@@ -1042,7 +1052,7 @@ function setTheme(theme) {
   if (theme === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
   localStorage.setItem("theme", theme);
-  $("theme").textContent = `Theme: ${theme}`;
+  say($("theme"), `Theme: ${theme}`);
 }
 
 $("theme").onclick = () => setTheme(themes[(themes.indexOf(localStorage.getItem("theme")) + 1) % 3]);
