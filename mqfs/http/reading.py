@@ -190,13 +190,14 @@ def lost_before(cursor: Cursor) -> int:
     return max(map(cut, cursor.streams().values()), default=0)
 
 
-def open_cursor(call: Call, names: list[str], since: str, form: str, *commands: str) -> Cursor:
-    """A cursor over streams and views of the group; no names: over all. `commands`: it is given these, too."""
+def open_cursor(call: Call, names: list[str], since: str, form: str, *commands: str, select: str = "select") -> Cursor:
+    """A cursor over streams and views of the group; no names: over all. `commands`: it is given these, too. `select`:
+    the command that chooses the names."""
     cursor = cast(Cursor, call.tree.open(call.user, call.own(".cursor"), os.O_RDWR))
     try:
         words = " ".join(map(quote_word, names))
         cursor.whole_below = limits.CTL_BYTES
-        cursor.write(command_lines(f"select {words}", f"seek {quote_word(since)}", f"format {form}", *commands))
+        cursor.write(command_lines(f"{select} {words}", f"seek {quote_word(since)}", f"format {form}", *commands))
     except BaseException:
         cursor.close()
         raise
@@ -222,10 +223,20 @@ async def read(call: Call) -> Answer:
     return await answer(call, open_source(call, [name for name in names if name], words), words)
 
 
-def open_source(call: Call, names: list[str], words: Wish) -> Source:
-    """The messages of streams, views and patterns, to be answered with."""
+def exists(call: Call, name: str) -> bool:
+    """Whether the group has a stream or a view of that name, which the user may read. Raises Denied."""
+    try:
+        call.tree.access(call.user, call.own(name), os.R_OK)
+    except NotFound:
+        return False
+    return True
+
+
+def open_source(call: Call, names: list[str], words: Wish, select: str = "select") -> Source:
+    """The messages of streams, views and patterns, to be answered with. `select`: "cover" waits for streams that are
+    not there."""
     until = [] if words.until is None else [f"until {words.until}"]
-    return Source(call, open_cursor(call, names, words.since, words.form.cursor, *until), words)
+    return Source(call, open_cursor(call, names, words.since, words.form.cursor, *until, select=select), words)
 
 
 async def answer(call: Call, source: Source, words: Wish) -> Answer:

@@ -336,6 +336,21 @@ def test_only_what_comes_without_since(ntfy: Ntfy, topic: str) -> None:
         assert lines.line() == b"behind\n"
 
 
+def test_to_subscribe_makes_nothing(ntfy: Ntfy, topic: str) -> None:
+    """A topic that is not there is waited for, beside one that is."""
+    before = ntfy.tree.get("/alerts/?count=1000").json["entries"]
+    for form in ("json", "sse", "raw"):
+        assert ntfy.get(f"/{topic}-1,{topic}-2/{form}?poll=1").status == 200
+        with ntfy.stream(f"/{topic}-3/{form}") as lines:
+            assert lines.line()
+    with ntfy.stream(f"/{topic},{topic}-there/json") as lines:
+        assert json.loads(lines.line())["event"] == "open"
+        assert ntfy.tree.get("/alerts/?count=1000").json["entries"] == before
+        for name in (f"{topic}-there", topic):
+            assert ntfy.post(f"/{name}", name).status == 200
+        assert [json.loads(lines.line())["message"] for _ in range(2)] == [f"{topic}-there", topic]
+
+
 def test_several_topics(ntfy: Ntfy, topic: str) -> None:
     one, two = f"{topic[:60]}-1", f"{topic[:60]}-2"
     with ntfy.stream(f"/{one},{two}/json") as lines:

@@ -58,6 +58,20 @@ def test_a_listen_gets_what_is_emitted_until_it_is_ignored(pubs: Web, place: str
     assert pubs.post(f"{place}/ignore?id={id}").status == 404
 
 
+def test_to_listen_makes_nothing(pubs: Web, place: str) -> None:
+    """What is not there is waited for, however many ask for it."""
+    group = place.removeprefix("/.qpubs")
+    with pubs.stream(f"{place}/listen?name=later") as lines:
+        begin(lines)
+        for n in range(20):
+            assert pubs.get(f"{place}/once?name=none{n}&wait=1ms").status == 204
+        assert pubs.get(f"{place}/once?name=.none&wait=1ms").status == 400
+        assert pubs.get(f"{group}/").json["entries"] == []
+        pubs.post(f"{place}/emit?name=other", "no")
+        pubs.post(f"{place}/emit?name=later", "1")
+        assert body(lines) == "1"
+
+
 def test_raw_data(pubs: Web, place: str) -> None:
     with pubs.stream(f"{place}/listen?name=x&data=raw") as lines:
         begin(lines)

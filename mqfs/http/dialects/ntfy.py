@@ -134,7 +134,8 @@ async def subscribe(call: Call) -> Answer:
     kind, encode = _FORMS[call.target.verb]
     topics = list(dict.fromkeys(call.target.name.split(",")))
     poll = _flag(call, "x-poll", "poll", "po")
-    streams = [await ensure_stream(call, topic) for topic in topics]
+    known = [topic for topic in topics if reading.exists(call, topic)]
+    select = "select" if len(known) == len(topics) else "cover"  # what is not there is waited for
     filters, end = filters_of(call), call.group.log.end.next
 
     def message(line: bytes) -> bytes:
@@ -150,7 +151,7 @@ async def subscribe(call: Call) -> Answer:
 
     begin = b"" if poll else other("open")
     if _flag(call, "x-scheduled", "scheduled", "sched"):
-        begin += b"".join([encode(event) async for event in _scheduled(call, streams) if filters.admit(event)])
+        begin += b"".join([encode(event) async for event in _scheduled(call, known) if filters.admit(event)])
     form = Format(
         kind,
         "json",
@@ -160,15 +161,14 @@ async def subscribe(call: Call) -> Answer:
         silence_s=lambda: limits.NTFY_BEAT_S,
     )
     words = reading.Wish(form, _since(call, poll), None, None, None, None, follow=not poll, strict=False)
-    return await reading.answer(call, reading.open_source(call, topics, words), words)
+    return await reading.answer(call, reading.open_source(call, topics, words, select), words)
 
 
-async def _scheduled(call: Call, streams: list[Any]) -> AsyncIterator[dict[str, Any]]:
-    """Messages that wait for their time, which is theirs. Raises Denied."""
+async def _scheduled(call: Call, topics: list[str]) -> AsyncIterator[dict[str, Any]]:
+    """Messages that wait for their time, which is theirs."""
     clock, delayed = call.tree.clock, call.group.held
     wall_ns = clock.wall_ns() - clock.engine_ns()
-    for stream in streams:
-        call.tree.access(call.user, stream, os.R_OK)
+    for stream in map(call.own, topics):
         for sequence in delayed.sequences(stream.number):
             if (record := delayed.record(sequence)) is not None:
                 due_ns = int(headers.decode(record.headers)[headers.DUE]) + wall_ns

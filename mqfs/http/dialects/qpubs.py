@@ -25,6 +25,7 @@ from mqfs.http.route import MESSAGE, Calls, Route
 from mqfs.http.routes import Table
 from mqfs.http.target import Path, Target, group_at
 from mqfs.model import User
+from mqfs.syntax.names import check_name
 from mqfs.syntax.patterns import is_pattern
 
 ROOT = ".qpubs"
@@ -46,11 +47,11 @@ def _name(call: Call) -> str:
     return name
 
 
-async def _selected(call: Call) -> str:
-    """The name or pattern to listen to; a stream of that name is made where there is nothing."""
-    if not is_pattern(name := _name(call), call.group.settings.words):
-        await ensure_stream(call, name)
-    return name
+def _listened(call: Call, words: reading.Wish) -> reading.Source:
+    """Messages of a name or pattern; where there is no such stream, of the one that will be."""
+    name = _name(call)
+    waits = not is_pattern(name, call.group.settings.words) and not reading.exists(call, check_name(name))
+    return reading.open_source(call, [name], words, "cover" if waits else "select")
 
 
 class Listens:
@@ -61,15 +62,15 @@ class Listens:
 
     async def listen(self, call: Call) -> Answer:
         """Messages from now on as events, until `ignore`; the first event has the id for that."""
-        name, id, words = await _selected(call), secrets.token_hex(8), reading.wish(call)
+        id, words = secrets.token_hex(8), reading.wish(call)
         since = int(words.since) if words.since.isdigit() else call.group.log.end.next  # behind its last event, or now
         first = answers.event(json.dumps({"id": id}), name="listen", sequence=since - 1)
         form = answers.choose("sse", "", call.option("data"))
         form = attrs.evolve(form, begin=form.begin + first)
         words = attrs.evolve(words, form=form, since=str(since), follow=True)
-        source = reading.open_source(call, [name], words)
+        source = _listened(call, words)
         answer = await reading.answer(call, source, words)
-        self._open[id] = call.user.uid, name, source.cursor
+        self._open[id] = call.user.uid, _name(call), source.cursor
         answer.done = partial(self._done, id, cast(Callable[[bool], None], answer.done))
         return answer
 
@@ -98,7 +99,7 @@ async def once(call: Call) -> Answer:
     words = reading.Wish(
         form, "end", None, 1, None, limits.HTTP_ONCE_S if wait is None else wait, follow=False, strict=False
     )
-    return await reading.answer(call, reading.open_source(call, [await _selected(call)], words), words)
+    return await reading.answer(call, _listened(call, words), words)
 
 
 async def emit(call: Call) -> Answer:
