@@ -31,7 +31,7 @@ HEAD = "HTTP/1.1\r\nHost: localhost\r\n"
 MQFS = """
 import sys
 from mqfs import limits
-limits.HTTP_CONNECTIONS = limits.HTTP_USER_CONNECTIONS = limits.HTTP_USER_STREAMS = 20_000
+limits.HTTP_CONNECTIONS, limits.HTTP_USER_CONNECTIONS, limits.HTTP_USER_STREAMS = 50_000, 20_000, 20_000
 from mqfs.cli.main import main
 main()
 """

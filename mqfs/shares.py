@@ -1,13 +1,18 @@
 """Shares of bounded resources: no single user can take all of one.
 
-Owns counts and the rule: a user gets at most half of the whole, and the last places are for root and the server's user.
-A user is a number, or what distinguishes clients without one (over TCP their host).
+Owns counts and the rule: a user gets at most half of the whole. Of the last places some are for users of this machine,
+whom the kernel names, and the very last for root and the server's user.
+
+A user is a number, or what distinguishes clients without one: over TCP the block of addresses of their host, as one
+who has an address has its neighbours, too (of 127.0.0.0/8 every user of this machine has all).
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Hashable
+from functools import lru_cache
 
 from mqfs import limits
 from mqfs.errors import OverLimit
@@ -15,9 +20,28 @@ from mqfs.errors import OverLimit
 
 def require_share(what: str, total: int, user: Hashable, mine: int, used: int) -> None:
     """Check that a user may have `mine` of `total`, and all users `used`. Raises OverLimit, which names `what`."""
-    open_to_all = total if user in (0, os.geteuid()) else total - total // limits.SHARE_KEPT
+    kept = 0 if user in (0, os.geteuid()) else 1 if isinstance(user, int) else 2
+    open_to_all = total - kept * (total // limits.SHARE_KEPT)
     if mine > max(total // 2, 1) or used > open_to_all:
         raise OverLimit(f"at most {max(total // 2, 1)} {what} a user, {total} in all")
+
+
+@lru_cache(limits.HTTP_ADDRESSES)
+def block_of(host: str) -> str:
+    """The block of addresses that counts as one user. A text that is no address is its own block."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    address = getattr(address, "ipv4_mapped", None) or address
+    if address.is_loopback:
+        return "loopback"
+    bits = limits.BLOCK_BITS_IPV4 if address.version == 4 else limits.BLOCK_BITS_IPV6
+    return str(ipaddress.ip_network(f"{str(address).partition('%')[0]}/{bits}", strict=False))
+
+
+def _one(user: Hashable) -> Hashable:
+    return block_of(user) if isinstance(user, str) else user
 
 
 class Shares:
@@ -33,11 +57,12 @@ class Shares:
 
     def of(self, user: Hashable) -> int:
         """The amount that a user has."""
-        return self._taken.get(user, 0)
+        return self._taken.get(_one(user), 0)
 
     def check(self, user: Hashable, amount: int = 1) -> None:
         """Check that a user may get more. Raises OverLimit."""
         total: int = getattr(limits, self._limit)
+        user = _one(user)
         require_share(self._what, total, user, self._taken.get(user, 0) + amount, self.used + amount)
 
     def take(self, user: Hashable, amount: int = 1) -> None:
@@ -48,6 +73,7 @@ class Shares:
     def give(self, user: Hashable, amount: int = 1) -> None:
         """Take an amount back from a user."""
         self.used -= amount
+        user = _one(user)
         left = self._taken.get(user, 0) - amount
         if left:
             self._taken[user] = left

@@ -35,6 +35,7 @@ from mqfs.net.address import Address, TlsAddress, UnixAddress, is_loopback
 from mqfs.net.certificates import ServerTls
 from mqfs.net.peer import Peer
 from mqfs.net.tokens import Tokens
+from mqfs.shares import Shares
 from mqfs.turns import Turns
 
 log = logging.getLogger("mqfs.http")
@@ -90,7 +91,8 @@ class HttpServer:
         self._tcp_uid, self._speak, self._name = uid, speak, name
         self._listeners: dict[Listener, Table] = {}
         self._connections: dict[int, Connection] = {}  # by descriptor
-        self._places: Counter[Hashable] = Counter()  # connections of each user
+        self._places = Shares("connections", "HTTP_CONNECTIONS")
+        self._connected: Counter[Hashable] = Counter()  # connections of each user
         self._streams: Counter[Hashable] = Counter()  # answers without an end of each user
         self._numbers = itertools.count(1)
         self._ends = select.epoll()
@@ -173,18 +175,26 @@ class HttpServer:
 
     def _take_place(self, peer: Peer, encrypted: bool) -> None:
         """Raises OverLimit."""
-        mine = 0 if self.proxies.has(peer.account) else self._places[peer.account]
-        used = self._places.total()
-        if mine >= limits.HTTP_USER_CONNECTIONS or used >= limits.HTTP_CONNECTIONS:
-            raise OverLimit(f"at most {limits.HTTP_USER_CONNECTIONS} of a user, {limits.HTTP_CONNECTIONS} in all")
-        if encrypted:
-            self.tree.memory.take(peer.account, limits.TLS_BYTES)
-        self._places[peer.account] += 1
+        if self._connected[self._owner(peer)] >= limits.HTTP_USER_CONNECTIONS:
+            raise OverLimit(f"at most {limits.HTTP_USER_CONNECTIONS} connections of a user")
+        self._places.take(self._owner(peer))
+        self._connected[self._owner(peer)] += 1
+        try:
+            if encrypted:
+                self.tree.memory.take(peer.account, limits.TLS_BYTES)
+        except OverLimit:
+            self._leave_place(peer, encrypted=False)
+            raise
 
     def _leave_place(self, peer: Peer, encrypted: bool) -> None:
-        _count_down(self._places, peer.account)
+        self._places.give(self._owner(peer))
+        _count_down(self._connected, self._owner(peer))
         if encrypted:
             self.tree.memory.give(peer.account, limits.TLS_BYTES)
+
+    def _owner(self, peer: Peer) -> Hashable:
+        """Whom a connection counts for; each of a proxy for itself, as these have no bound of a user."""
+        return peer.where if self.proxies.has(peer.account) else peer.account
 
     async def _greet(self, sock: socket.socket, listener: Listener, peer: Peer) -> None:
         """Complete the handshake of TLS where it is spoken, then serve."""

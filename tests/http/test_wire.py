@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from tests.http.web import Web, rest, statuses
+from tests.support.eventually import HANG_S, eventually
 from tests.support.server import COMMAND, short_folder
 
 HOST = b"Host: localhost\r\n"
@@ -231,7 +233,7 @@ def test_connections_of_a_user_are_bounded(hasty: Web) -> None:
 
 
 def test_streams_of_a_user_are_bounded(hasty: Web) -> None:
-    hasty.put("/many/")
+    eventually(lambda: hasty.put("/many/").status == 201, "the places of those who closed")
     hasty.put("/many/s")
     socks = [hasty.raw() for _ in range(3)]
     try:
@@ -243,3 +245,20 @@ def test_streams_of_a_user_are_bounded(hasty: Web) -> None:
     finally:
         for sock in socks:
             sock.close()
+
+
+def test_no_host_takes_the_places_of_all(hasty: Web) -> None:
+    """Whatever addresses of loopback it has: the others are for other hosts, unix sockets and root."""
+    eventually(lambda: hasty.get("/.health").status == 200, "the places of those who closed")
+    group, found = hasty.group(), []
+    hasty.put(f"{group}/s")
+    with ExitStack() as stack:
+        for n in range(64):
+            source = f"127.0.0.{n // 3 + 2}", 0
+            sock = stack.enter_context(socket.create_connection(("127.0.0.1", hasty.port), HANG_S, source))
+            sock.sendall(f"GET {group}/s?follow HTTP/1.1\r\n".encode() + HOST + b"\r\n")
+            found += statuses(sock.recv(4_096))
+        assert found == [200] * 32 + [429] * 32
+        sock = stack.enter_context(hasty.raw(unix=True))
+        sock.sendall(b"GET /.health HTTP/1.1\r\n" + HOST + b"\r\n")
+        assert statuses(sock.recv(4_096)) == [200]
