@@ -1,13 +1,17 @@
 """Audit lines: who changed what, who was refused what, and the first use of a token.
 
-Owns the form of a line. They go to the server's log, none is left out there, and none has a secret or a body.
+Owns the form of a line. They go to the server's log, and none has a secret or a body. No change is left out there; of
+the refusals of one user in one second the first are there, and then how many more there were.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import time
+from collections import Counter
 
+from mqfs import limits
 from mqfs.errors import Denied, NotPermitted, shortened
 from mqfs.model import User
 
@@ -21,21 +25,41 @@ class Audit:
 
     def __init__(self, level: str = "off") -> None:
         self.changes, self.publishes = level != "off", level == "all"
+        self._refusals: Counter[int] = Counter()  # of this second, by user
+        self._second = 0.0  # when it began
+
+    def tick(self) -> None:
+        """Tell how many refusals were left out, if the second is over. Called once in each."""
+        if (now := time.monotonic()) - self._second < 1.0:
+            return
+        found, self._refusals, self._second = self._refusals, Counter(), now
+        for uid, count in found.items():
+            if count > limits.AUDIT_REFUSALS:
+                detail = f"{count - limits.AUDIT_REFUSALS} more in a second"
+                self._print(User(uid, uid), "left out", "", detail, "refused")
+
+    def _is_left_out(self, user: User) -> bool:
+        self.tick()
+        self._refusals[user.uid] += 1
+        return self._refusals[user.uid] > limits.AUDIT_REFUSALS
 
     def note(self, user: User, method: str, path: str, detail: str = "", *, status: str = "ok") -> None:
         """One line, if it is on."""
-        if self.changes:
-            values = {
-                "user": str(user.uid),
-                "token": user.grant.id if user.grant is not None else "",
-                "from": user.where,
-                "method": method,
-                "path": path,
-                "status": status,
-                "detail": shortened(detail),
-            }
-            words = (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
-            log.info("audit %s", " ".join(words))
+        if self.changes and not (status == "refused" and self._is_left_out(user)):
+            self._print(user, method, path, detail, status)
+
+    def _print(self, user: User, method: str, path: str, detail: str, status: str) -> None:
+        values = {
+            "user": str(user.uid),
+            "token": user.grant.id if user.grant is not None else "",
+            "from": user.where,
+            "method": method,
+            "path": path,
+            "status": status,
+            "detail": shortened(detail),
+        }
+        words = (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
+        log.info("audit %s", " ".join(words))
 
 
 OFF = Audit()

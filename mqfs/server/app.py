@@ -377,6 +377,7 @@ class Server:
                 tick_at = trio.current_time() + TICK_S
                 for step in (tree.tick, rings.tick, functools.partial(malloc_tuning.give_back, tree.memory)):
                     self.contain(step)
+                self.contain(self.audit.tick)
                 if self.tokens is not None:
                     self.contain(self.tokens.tick)
             else:

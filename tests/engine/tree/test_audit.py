@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Callable
 
 import attrs
@@ -13,11 +14,12 @@ import pytest
 
 from mqfs.audit import Audit
 from mqfs.engine.tree.audited import audit_calls
-from mqfs.errors import MqfsError
+from mqfs.errors import Denied, MqfsError
 from mqfs.model import Grant, User
-from tests.support.hand import ANNA, ROOT
+from tests.support.hand import ANNA, BERT, ROOT
 from tests.support.queues import Queues, drain, say
 
+CARL = User(1_099, 1_099)
 VALUE = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*")')
 HOLDER = attrs.evolve(ANNA, where="9p tcp 3", grant=Grant(ANNA.uid, "7f3a", "admin", ("g",)))
 
@@ -153,6 +155,38 @@ def test_a_line_is_one_line_and_bounded_whatever_the_name(caplog: pytest.LogCapt
         queues.tree.create(ROOT, queues.group, 'evil\naudit user="0"', 0o600)
     queues.tree.audit.note(ANNA, "create", '/evil\naudit user="0"')
     assert [len(row["detail"]) <= 256 for row in lines(caplog)] == [True, True]
+
+
+def test_refusals_of_a_user_are_bounded_and_the_rest_is_counted(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a second; those of others, and changes, stand beside them."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    queues = audited()
+    queues.tree.setattr(ROOT, queues.group, mode=0o755)
+
+    def refuse(user: User, count: int) -> None:
+        for _ in range(count):
+            with pytest.raises(Denied):
+                queues.tree.create(user, queues.group, "x", 0o640)
+
+    caplog.clear()
+    refuse(CARL, 1_000)
+    refuse(BERT, 1)
+    queues.tree.create(ROOT, queues.group, "y", 0o640)
+    rows = lines(caplog)
+    assert [row["user"] for row in rows] == [str(CARL.uid)] * 20 + [str(BERT.uid), "0"]
+    queues.tree.audit.tick()
+    assert lines(caplog) == []
+    now += 1.0
+    queues.tree.audit.tick()
+    (row,) = lines(caplog)
+    assert (row["user"], row["method"], row["detail"]) == (str(CARL.uid), "left out", "980 more in a second")
+    refuse(CARL, 25)
+    now += 5.0
+    refuse(CARL, 1)
+    assert [row["method"] for row in lines(caplog)] == ["create"] * 20 + ["left out", "create"]
 
 
 def test_off_there_are_none(caplog: pytest.LogCaptureFixture) -> None:
