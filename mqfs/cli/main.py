@@ -38,7 +38,7 @@ def command() -> None:
 @click.option("--http", multiple=True, metavar="ADDRESS", help="Serve HTTP at an address of these forms. Repeatable.")
 @click.option("--http-origin", multiple=True, metavar="ORIGIN", help="Let pages of https://HOST use it. Repeatable.")
 @click.option("--http-host", multiple=True, metavar="NAME", help="Name of this host beside localhost. Repeatable.")
-@click.option("--http-proxy", multiple=True, metavar="CIDR", help="Believe proxies of this network. Repeatable.")
+@click.option("--http-proxy", multiple=True, metavar="CIDR|user:NAME", help="Believe these proxies. Repeatable.")
 @click.option("--http-ntfy", multiple=True, metavar="GROUP=ADDRESS", help="Serve a group as ntfy does. Repeatable.")
 @click.option("--http-qpubs/--no-http-qpubs", default=None, help="Serve the names of qpubs below /.qpubs/GROUP/.")
 @click.option("--fq", multiple=True, metavar="ADDRESS", help="Serve clients of fq at such an address. Repeatable.")

@@ -5,6 +5,7 @@ Owns the checks of Host, Origin and Sec-Fetch-Site, and the headers of CORS.
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
 
 import attrs
@@ -14,7 +15,7 @@ from mqfs.http.answers import Answer, Headers
 from mqfs.http.wire import Request
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
+LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})  # most requests come to these: they are not parsed
 _SAME = ("same-origin", "none")
 
 
@@ -25,15 +26,17 @@ class BrowserRules:
     origins: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
 
-    def check(self, request: Request, loopback: bool) -> None:
-        """Raises Denied. `loopback`: it came to an address that only this machine can reach."""
+    def check(self, request: Request, rebindable: bool) -> None:
+        """Raises Denied. `rebindable`: a page whose own name leads here now would reach it: no certificate says whose
+        name it is."""
         host = request.headers.get("host", "")
-        if loopback and host and not self._is_ours(host):
-            raise Denied(f"host {host!r} (expected localhost, or one of --http-host)")
+        if rebindable and host and not self._is_ours(host):
+            expected = "localhost, an address, or one of --http-host"
+            raise Denied(f"host {host!r}: not a name of this server (expected {expected})")
         if request.method not in SAFE:
             self.check_change(request)
 
-    def check_change(self, request: Request) -> None:
+    def check_change(self, request: Request, encrypted: bool = True) -> None:
         """Check one that changes something, whatever its method. Raises Denied."""
         given = request.headers
         host, origin, site = given.get("host", ""), given.get("origin"), given.get("sec-fetch-site")
@@ -41,10 +44,16 @@ class BrowserRules:
             return
         if site is not None or (origin is not None and _host_of(origin) != host):
             raise Denied("a request of another site's page (expected one of --http-origin)")
+        # A browser sends Origin with any other method, and Sec-Fetch-Site by TLS and to loopback. Of a GET by plain
+        # HTTP it tells nothing: any page can have made it, but for a header that needs our leave.
+        tells = encrypted or not host or _is_loopback(host)
+        if request.method in SAFE and not tells and not _is_deliberate(request):
+            raise Denied("a GET that changes something (expected POST, or the header X-Requested-With)")
 
     def _is_ours(self, host: str) -> bool:
-        name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        return name.lower() in LOCAL or name in self.hosts or host in self.hosts
+        if host in LOCAL or (name := name_of(host)) in LOCAL or name in self.hosts or host in self.hosts:
+            return True
+        return name.lower() in LOCAL or _address(name) is not None
 
     def headers(self, request: Request) -> Headers:
         """Of every answer to a page of a listed origin."""
@@ -75,6 +84,31 @@ class BrowserRules:
                 ("Access-Control-Max-Age", "600"),
             ],
         )
+
+
+def name_of(host: str) -> str:
+    """Without the port."""
+    return host if host.endswith("]") else host.rpartition(":")[0] or host
+
+
+def _address(name: str) -> IPv4Address | IPv6Address | None:
+    """None: it is a name, which may lead elsewhere tomorrow."""
+    try:
+        return ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return None
+
+
+def _is_loopback(host: str) -> bool:
+    name = name_of(host).lower()
+    address = _address(name)
+    return name == "localhost" or (address is not None and address.is_loopback)
+
+
+def _is_deliberate(request: Request) -> bool:
+    """Whether it has a header that a page of another site may not send unasked."""
+    given = request.headers
+    return "x-requested-with" in given or given.get("authorization", "").lower().startswith("bearer ")
 
 
 def _host_of(origin: str) -> str | None:

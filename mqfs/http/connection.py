@@ -26,7 +26,7 @@ from mqfs.http.answers import Answer, Cut
 from mqfs.http.browser import BrowserRules
 from mqfs.http.call import Call, TimedOut, Traffic
 from mqfs.http.claims import Claims
-from mqfs.http.gate import Gate
+from mqfs.http.gate import OPEN, Gate
 from mqfs.http.proxies import Proxies, is_encrypted
 from mqfs.http.refusals import TooSlow, Unauthorized
 from mqfs.http.repeated import RepeatedPublish, repeatable
@@ -75,8 +75,8 @@ class Server(Protocol):
 class Connection:
     """A channel, and the requests that come through it. It is also what its calls wait by (call.Front)."""
 
-    def __init__(self, server: Server, channel: Channel, peer: Peer, loopback: bool, table: Table) -> None:
-        self.server, self.channel, self.loopback, self.table = server, channel, loopback, table
+    def __init__(self, server: Server, channel: Channel, peer: Peer, rebindable: bool, table: Table) -> None:
+        self.server, self.channel, self.rebindable, self.table = server, channel, rebindable, table
         self.peer = peer  # of the request, whom it is charged to
         self._proxy = peer if server.proxies.has(peer.account) else None
         self.tree, self.claims = server.tree, server.claims
@@ -181,7 +181,7 @@ class Connection:
         self._version, self._begun = request.version, False
         if self._proxy is not None:
             given = request.headers.get("x-forwarded-for", "")
-            self.peer = self._proxy.charged_to(self.server.proxies.client(str(self._proxy.account), given))
+            self.peer = self._proxy.charged_to(self.server.proxies.client(self._proxy.account, given))
             self._work.rest()
             self._work.turn = self.server.turns.of(self.peer.account)
             await self.turn()
@@ -215,7 +215,7 @@ class Connection:
         if self._repeated is not None and self._repeated.request is request:
             return await self._repeated.publish()
         server = self.server
-        server.rules.check(request, self.loopback)
+        server.rules.check(request, self.rebindable)
         if request.method == "OPTIONS" and (answer := server.rules.preflight(request)) is not None:
             return answer
         path = target.parse(request.target)
@@ -225,7 +225,7 @@ class Connection:
             return Answer(204, headers=[("Allow", ", ".join(self.table.methods(found)))])
         route = self.table.find(request.method, found)
         if route.changes:
-            server.rules.check_change(request)
+            server.rules.check_change(request, not self.rebindable or self._is_encrypted(request))
         call = Call(self, user, self.peer.account, request, path, found)
         call.check_options(route.options)
         await self._receive_body(request, route)
@@ -240,11 +240,14 @@ class Connection:
             raise
         return answer
 
+    def _is_encrypted(self, request: Request) -> bool:
+        proto = request.headers.get("x-forwarded-proto", "")
+        return self.channel.encrypted if self._proxy is None else is_encrypted(proto)
+
     def _user_of(self, request: Request, path: Path) -> User:
-        encrypted = self.channel.encrypted
-        if self._proxy is not None:
-            encrypted = is_encrypted(request.headers.get("x-forwarded-proto", ""))
-        given = self.table.credentials(request, path, encrypted)
+        given = self.table.credentials(request, path, self._is_encrypted(request))
+        if given is None and path.names[:1] in OPEN:  # none of these is asked who he is
+            return self.peer.itself()
         if self._user is None or self._user[0] != given:
             self._user = given, self.server.gate.user(self.peer, given)
         return self._user[1]

@@ -15,6 +15,7 @@ from mqfs.model import User
 from mqfs.net import identity
 from mqfs.net.peer import Peer
 
+OPEN = ((".web",), (".health",))  # first names that who has no token may ask for, too: nothing of the tree is there
 CHALLENGES = [("WWW-Authenticate", 'Bearer realm="mqfs"'), ("WWW-Authenticate", 'Basic realm="mqfs"')]
 
 

@@ -9,33 +9,46 @@ from collections.abc import Hashable, Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from mqfs.errors import BadAddress
+from mqfs.net import identity
 
 Network = IPv4Network | IPv6Network
+USER = "user:"
 
 
-def parse_network(text: str) -> Network:
-    """Raises BadAddress."""
+def parse_proxy(text: str) -> Network | int:
+    """A network, or the number of a user. Raises BadAddress."""
+    if text.startswith(USER):
+        uid = identity.user_number(text.removeprefix(USER))
+        if uid is None:
+            raise BadAddress(f"unknown user {text!r} (expected {USER} and one of getent passwd)")
+        return uid
     try:
         return ip_network(text)
     except ValueError:
-        raise BadAddress(f"invalid network {text!r} (expected such as 10.1.2.0/24 or ::1/128)") from None
+        expected = f"such as 10.1.2.0/24 or ::1/128, or {USER}NAME"
+        raise BadAddress(f"invalid network {text!r} (expected {expected})") from None
 
 
 class Proxies:
-    """Networks whose connections are those of proxies."""
+    """Networks, and users of this machine who come by a unix socket, whose connections are those of proxies."""
 
-    def __init__(self, networks: Iterable[str] = ()) -> None:
+    def __init__(self, proxies: Iterable[str] = ()) -> None:
         """Raises BadAddress."""
-        self._networks = tuple(map(parse_network, networks))
+        parsed = list(map(parse_proxy, proxies))
+        self._networks = tuple(one for one in parsed if not isinstance(one, int))
+        self._users = frozenset(one for one in parsed if isinstance(one, int))
 
-    def has(self, host: Hashable) -> bool:
-        """Whether connections of a host are a proxy's; those of a unix socket's peer never."""
-        address = _address(host) if isinstance(host, str) and self._networks else None
+    def has(self, account: Hashable) -> bool:
+        """Whether connections of a host, or of a user by a unix socket, are a proxy's."""
+        if not isinstance(account, str):
+            return account in self._users
+        address = _address(account) if self._networks else None
         return address is not None and any(address in network for network in self._networks)
 
-    def client(self, host: str, forwarded: str) -> str:
+    def client(self, host: Hashable, forwarded: str) -> Hashable:
         """The rightmost address that is no proxy's: each proxy adds at the right who came to it. `host`: of the
-        connection; `forwarded`: the header, of which a client may have written all but what proxies added."""
+        connection, or its user; `forwarded`: the header, of which a client may have written all but what proxies
+        added."""
         words = forwarded.split(",")
         while words and self.has(host):
             address = _address(words.pop().strip())

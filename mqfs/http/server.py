@@ -31,7 +31,7 @@ from mqfs.http.routes import TREE, Table
 from mqfs.http.wire import Request
 from mqfs.model import Grant
 from mqfs.net import identity
-from mqfs.net.address import Address, TlsAddress, UnixAddress, is_loopback
+from mqfs.net.address import Address, TcpAddress, TlsAddress, UnixAddress, is_loopback
 from mqfs.net.certificates import ServerTls
 from mqfs.net.peer import Peer
 from mqfs.net.tokens import Tokens
@@ -160,6 +160,8 @@ class HttpServer:
             sock.setblocking(False)
             try:
                 peer = peer_at(sock, address, self._name, next(self._numbers), self._tcp_uid, self._tokens)
+                if isinstance(address, UnixAddress) and self.proxies.has(peer.account):
+                    peer = peer.as_proxy(self._tcp_uid, self._tokens)
                 self._take_place(peer, encrypted)
             except OSError:
                 return  # it is gone already
@@ -210,8 +212,9 @@ class HttpServer:
         if self._speak is not None and await self._speak(channel, peer):
             channel.end()
             return
-        loopback = not isinstance(address, UnixAddress) and is_loopback(address.host)
-        await self._serve_peer(Connection(self, channel, peer, loopback, self._listeners[listener]))
+        rebindable = isinstance(address, TcpAddress) or self.proxies.has(peer.account)
+        rebindable = rebindable or (isinstance(address, TlsAddress) and is_loopback(address.host))
+        await self._serve_peer(Connection(self, channel, peer, rebindable, self._listeners[listener]))
         channel.end()
 
     async def _serve_peer(self, connection: Connection) -> None:

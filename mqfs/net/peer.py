@@ -54,11 +54,20 @@ class Peer:
             raise Denied(f"unknown user {uname!r}")
         return self.itself() if uid == self.uid else identity.user(uid, self.where, pid=self.pid)
 
-    def charged_to(self, host: str) -> Peer:
+    @property
+    def needs_token(self) -> bool:
+        """Whether it has to have a token, and no attach is permitted without."""
+        return self.fixed and not self.certified and self.tokens is not None and self.tokens.required
+
+    def charged_to(self, account: Hashable) -> Peer:
         """Itself, for a request that it passes on: of a client at that address."""
         other = copy.copy(self)
-        other.account = host
+        other.account = account
         return other
+
+    def as_proxy(self, uid: int, tokens: Tokens | None) -> Peer:
+        """The same connection of a unix socket, for a proxy: who comes through it acts as clients over TCP do."""
+        return Peer(self.where, uid, fixed=True, tokens=tokens).charged_to(self.account)
 
     def refuse(self, why: str) -> None:
         """Let it attach as no user, not even by a token."""

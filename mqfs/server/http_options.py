@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mqfs.errors import BadAddress, BadConfig, BadName
 from mqfs.http import wire
-from mqfs.http.proxies import parse_network
+from mqfs.http.proxies import parse_proxy
 from mqfs.net.address import parse_address
 from mqfs.server.options import Options
 from mqfs.syntax.names import check_name
@@ -33,7 +33,7 @@ def check(options: Options) -> None:
             parse_address(text)
         option = "--http-proxy"
         for text in options.http_proxy:
-            parse_network(text)
+            parse_proxy(text)
         option = "--http-ntfy"
         for text in options.http_ntfy:
             group, address = split_ntfy(text)

@@ -27,7 +27,7 @@ class Options:
     http: tuple[str, ...] = ()
     http_origin: tuple[str, ...] = ()  # whose pages may use this server
     http_host: tuple[str, ...] = ()  # its names beside those of loopback
-    http_proxy: tuple[str, ...] = ()  # networks of reverse proxies, which say whose requests theirs are
+    http_proxy: tuple[str, ...] = ()  # reverse proxies, which say whose requests theirs are
     http_ntfy: tuple[str, ...] = ()  # GROUP=ADDRESS
     http_qpubs: bool = False
     fq: tuple[str, ...] = ()

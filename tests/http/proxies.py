@@ -81,13 +81,15 @@ def replaced(text: str, *pairs: tuple[str, str]) -> str:
 
 @contextmanager
 def nginx(
-    web: Web, folder: Path, certificate: Path, *, ca: Path | None = None, version: str = "1.1"
+    web: Web, folder: Path, certificate: Path, *, ca: Path | None = None, version: str = "1.1", unix: bool = False
 ) -> Iterator[Through]:
-    """With the block of the guide. It listens without TLS, too. `ca`: it speaks TLS to the server."""
+    """With the block of the guide. It listens without TLS, too. `ca`: it speaks TLS to the server; `unix`: it connects
+    to the server's unix socket."""
     port = free_port()
+    server = f"unix:{web.unix}" if unix else f"127.0.0.1:{web.port if ca is None else web.tls_port}"
     block = replaced(
         nginx_block(),
-        ("127.0.0.1:8080", f"127.0.0.1:{web.port if ca is None else web.tls_port}"),
+        ("unix:/run/mqfs/http", server),
         ("listen 443 ssl;", f"listen 127.0.0.1:{port}; listen 127.0.0.1:{free_port()} ssl;"),
         ("/etc/ssl/mq.example.pem", str(certificate)),
         ("proxy_http_version 1.1;", f"proxy_http_version {version};"),
@@ -102,9 +104,11 @@ def nginx(
 
 
 @contextmanager
-def haproxy(web: Web, folder: Path, certificate: Path, *, ca: Path | None = None) -> Iterator[Through]:
+def haproxy(
+    web: Web, folder: Path, certificate: Path, *, ca: Path | None = None, unix: bool = False
+) -> Iterator[Through]:
     port = free_port()
-    server = f"127.0.0.1:{web.port}"
+    server = f"unix@{web.unix}" if unix else f"127.0.0.1:{web.port}"
     if ca is not None:
         server = f"127.0.0.1:{web.tls_port} ssl verify required verifyhost localhost ca-file {ca}"
     config = folder / "haproxy.cfg"

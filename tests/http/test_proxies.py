@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import os
+import pwd
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,11 +20,12 @@ from mqfs.http.proxies import Proxies, is_encrypted
 from mqfs.http.refusals import Unauthorized
 from mqfs.net import tokens
 from mqfs.net.peer import Peer
+from mqfs.ninep import blocking
 from tests.http.hasty_server import HASTE
 from tests.http.proxies import PROXIES, Through, nginx
 from tests.http.test_events import SSE, start
 from tests.http.test_wire import REFUSED
-from tests.http.web import Reply, Web, statuses
+from tests.http.web import USER, Reply, Web, statuses
 from tests.support.certificates import Authority
 from tests.support.eventually import HANG_S
 from tests.support.server import COMMAND, mqfs, short_folder
@@ -237,6 +241,55 @@ def test_wrong_tokens_are_counted_for_the_client(tmp_path: Path) -> None:
     assert [gate.delay(peer) > 0 for peer in (bad, good, proxy)] == [True, False, False]
 
 
+@pytest.mark.parametrize("name", PROXIES)
+def test_a_proxy_at_a_unix_socket(name: str) -> None:
+    """Its clients act as over TCP, each with bounds of its own; no other user can say for whom it asks."""
+    secret = "of-the-user-daemon-0123"
+    with short_folder() as folder:
+        tokens = folder / "tokens"
+        tokens.write_text(f"daemon {secret}\n")
+        tokens.chmod(0o600)
+        server = str(Authority(folder).of_server("localhost", file="server"))
+        options = ("--http-proxy", f"user:{USER}", "--http-host", "mq.example", "--token-file", str(tokens))
+        web = Web(folder, *options, "--tcp-user", "nobody", program=HASTY)
+        with web.server, PROXIES[name](web, folder, Path(server), unix=True) as through:
+            with blocking.connect(web.server.address) as client:
+                client.mkdir("g", 0o777)
+                client.chmod("g", 0o777)
+            sent = through.post("/g/s", "x", Authorization=f"Bearer {secret}", Mqfs_Priority="7")
+            assert sent.status == 201
+            assert through.post("/g/s", "x").status == 403
+            (line,) = through.get("/g/s?format=json").lines
+            assert line["headers"]["sender"] == str(pwd.getpwnam("daemon").pw_uid)
+            with ExitStack() as stack:
+                for _ in range(STREAMS):
+                    follow(stack, web, "127.0.0.1", "/g/s?follow")
+                for _ in range(STREAMS):
+                    follow(stack, through, "127.0.0.2", "/g/s?follow")
+                assert ask(through, "127.0.0.2", "/g/s?follow").status == 429
+                follow(stack, through, "127.0.0.3", "/g/s?follow")
+
+
+@pytest.mark.root
+def test_another_user_at_the_unix_socket_is_no_proxy() -> None:
+    with short_folder() as folder:
+        web = Web(folder, "--http-proxy", "user:daemon", program=HASTY)
+        os.chmod(folder, 0o755)
+        with web.server:
+            web.put("/g/")
+            web.put("/g/s")
+            os.chmod(web.unix, 0o777)
+            curl = ["curl", "-s", "--unix-socket", str(web.unix), "-H", "X-Forwarded-For: 9.9.9.9", "-d", "x"]
+            found = {}
+            for uid in (pwd.getpwnam("daemon").pw_uid, 65_534):
+                who = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+                url = f"http://localhost/g/of-{uid}"
+                found[uid] = subprocess.run([*who, *curl, "-w", "%{http_code}", url], capture_output=True).stdout
+            daemon, nobody = found
+            assert found[daemon].endswith(b"201"), "as --tcp-user"
+            assert found[nobody].endswith(b"403"), "as itself"
+
+
 @pytest.mark.parametrize(
     ("host", "forwarded", "client"),
     [
@@ -281,7 +334,8 @@ def test_the_scheme_that_a_proxy_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["10.0.0.1/8", "localhost", "", "10.0.0.0/33"])
 def test_what_is_no_network(tmp_path: Path, text: str) -> None:
     done = mqfs("serve", "--http", "tcp!127.0.0.1!0", "--http-proxy", text, cwd=tmp_path)
-    why = f"mqfs: bad configuration: --http-proxy invalid network {text!r} (expected such as 10.1.2.0/24 or ::1/128)\n"
+    expected = "expected such as 10.1.2.0/24 or ::1/128, or user:NAME"
+    why = f"mqfs: bad configuration: --http-proxy invalid network {text!r} ({expected})\n"
     assert (done.returncode, done.stderr) == (2, why)
     with pytest.raises(BadAddress):
         Proxies([text])
