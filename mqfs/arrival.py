@@ -64,6 +64,7 @@ async def shake_hands(server: ServerTls, protocol: str, descriptor: int, peer: P
     if server.client_ca is not None:
         try:
             peer.uid = await trio.to_thread.run_sync(user_of, tls.machine.certificate)
+            peer.certified = True
         except Exception as error:  # no such user; or no thread, or no answer
             peer.refuse(error.detail if isinstance(error, Denied) else f"user not looked up: {error}")
             log.warning("%s: client refused: %s", peer.where, peer.refused)

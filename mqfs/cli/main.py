@@ -52,6 +52,7 @@ def command() -> None:
 )
 @click.option("--tcp-user", metavar="NAME", help="User that TCP clients act as; without it user nobody.")
 @click.option("--token-file", metavar="FILE", help="File of tokens; see mqfs token.")
+@click.option("--require-token/--no-require-token", default=None, help="Refuse TCP clients without a token.")
 @click.option("--tls-cert", metavar="FILE", help="Certificate for tls!HOST!PORT, with its chain, in PEM.")
 @click.option("--tls-key", metavar="FILE", help="Key of the certificate; without it in the same file.")
 @click.option("--tls-client-ca", metavar="FILE", help="Authorities of clients; a client is its certificate's user.")

@@ -10,10 +10,10 @@ from collections.abc import Hashable
 
 from mqfs import limits
 from mqfs.errors import Denied
-from mqfs.http.refusals import Unauthorized
+from mqfs.http.refusals import NoToken, Unauthorized
 from mqfs.model import User
 from mqfs.net import identity
-from mqfs.net.peer import Peer
+from mqfs.net.peer import TOKEN_NEEDED, Peer
 
 OPEN = ((".web",), (".health",))  # first names that who has no token may ask for, too: nothing of the tree is there
 CHALLENGES = [("WWW-Authenticate", 'Bearer realm="mqfs"'), ("WWW-Authenticate", 'Basic realm="mqfs"')]
@@ -29,6 +29,8 @@ class Gate:
         """Raises Unauthorized, Denied."""
         if peer.refused:
             raise Denied(peer.refused)
+        if authorization is None and peer.needs_token:
+            raise NoToken(TOKEN_NEEDED)
         if not peer.fixed or authorization is None:
             return peer.itself()  # whom the kernel, its certificate or --tcp-user names
         secret = _secret(authorization)

@@ -15,6 +15,12 @@ class Unauthorized(MqfsError):
     text, http = "unknown token", 401
 
 
+class NoToken(Unauthorized):
+    """No token, where one is required."""
+
+    text = "token required"
+
+
 class NotAllowed(MqfsError):
     """A method that a file does not have. `allowed` are those it has."""
 

@@ -15,6 +15,7 @@ from mqfs.model import User
 from mqfs.net import identity
 from mqfs.net.tokens import Tokens
 
+TOKEN_NEEDED = "client over TCP without a token: refused by this server (expected a token)"
 _looked_up: dict[int, int] = {}  # user: the period of its last lookup
 
 
@@ -38,12 +39,15 @@ class Peer:
         self.where, self.uid, self.gid, self.pid, self.fixed, self.tokens = where, uid, gid, pid, fixed, tokens
         self.groups = groups
         self.refused = ""  # why it may attach as no user
+        self.certified = False  # by its certificate the user is its own
         self.account: Hashable = host or uid  # the account that its connection, fids and memory are charged to
 
     def attach(self, uname: str, n_uname: int) -> User:
         """The user of an attach. Raises Denied."""
         if self.refused:
             raise Denied(self.refused)
+        if self.needs_token:
+            raise Denied(TOKEN_NEEDED)
         if self.fixed or self._is_itself(uname, n_uname):
             return self.itself()
         if self.uid not in (0, os.geteuid()):

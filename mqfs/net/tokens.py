@@ -22,7 +22,8 @@ from mqfs import audit, limits
 from mqfs.audit import Audit
 from mqfs.errors import BadCommand, BadConfig, BadRequest, Denied, TooLong
 from mqfs.model import Grant, User
-from mqfs.net import identity
+from mqfs.net import challenge, identity
+from mqfs.net.challenge import Answer
 from mqfs.net.identity import NONUNAME
 from mqfs.syntax import token_line
 from mqfs.syntax.token_line import MARK, digest, id_of, parse_line
@@ -49,9 +50,9 @@ class Tokens:
     of them.
     """
 
-    def __init__(self, path: str, audit: Audit = audit.OFF) -> None:
-        """Raises BadConfig."""
-        self.path, self._audit = path, audit
+    def __init__(self, path: str, audit: Audit = audit.OFF, *, required: bool = False) -> None:
+        """`required`: clients over TCP are refused without one. Raises BadConfig."""
+        self.path, self._audit, self.required = path, audit, required
         self.on_ended: list[Callable[[Set[Grant]], None]] = []
         self._entries: list[Entry] = []  # that are not expired
         self._seen: set[str] = set()  # IDs
@@ -70,6 +71,26 @@ class Tokens:
         for one in self._older:
             if hmac.compare_digest(one.digest, shown):
                 entry = one
+        return self._known(entry, where)
+
+    def user_of_answer(self, answer: Answer, server_nonce: str, user: str, where: str = "") -> tuple[Grant | None, str]:
+        """The grant of the token whose owner answered a challenge, and our own proof. `user`: whom the Tauth names."""
+        entry = self._by_id.get(answer.id)
+        for one in [entry] if answer.id else self._older:
+            key = one.digest if one is not None else _NO_DIGEST
+            wanted = challenge.prove(key, challenge.CLIENT, server_nonce, answer.nonce, user)
+            if not hmac.compare_digest(wanted, answer.proof):
+                entry = None
+            elif one is not None:
+                entry = one
+                break
+        grant = self._known(entry, where)
+        if entry is None or grant is None:
+            return None, ""
+        return grant, challenge.prove(entry.digest, challenge.SERVER, server_nonce, answer.nonce, user)
+
+    def _known(self, entry: Entry | None, where: str) -> Grant | None:
+        """The grant of an entry that is not expired. Both are noted for the audit."""
         if entry is None or entry.expires <= time.time():
             stranger = User(identity.NOBODY, identity.NOBODY, where=where)
             self._audit.note(stranger, "token", "", "unknown or expired", status="refused")
@@ -116,9 +137,9 @@ class Tokens:
                 end(ended)
 
 
-def read_file(path: str, audit: Audit = audit.OFF) -> Tokens:
+def read_file(path: str, audit: Audit = audit.OFF, *, required: bool = False) -> Tokens:
     """The tokens of a file with no access for group and others. Raises BadConfig."""
-    return Tokens(path, audit)
+    return Tokens(path, audit, required=required)
 
 
 def read_entries(path: str) -> list[Entry]:
@@ -190,19 +211,37 @@ def _user(where: str, name: str) -> int:
 
 
 class Proof:
-    """The fid of a Tauth: the user it names, and whether the secret was written."""
+    """The fid of a Tauth: the user it names, and whether the secret was written, or a challenge answered."""
 
     def __init__(self, tokens: Tokens, uname: str, n_uname: int, where: str = "") -> None:
         self._tokens, self._uname, self._n_uname, self._where = tokens, uname, n_uname, where
         self.grant: Grant | None = None  # once proven
+        self._nonce = ""  # of the challenge that was read, for one answer
+        self._shown = b""  # what a read shows: the challenge, then our proof
+
+    def read(self, count: int, offset: int) -> bytes:
+        """The challenge; after a correct answer, our own proof."""
+        if self.grant is None and not self._nonce:
+            self._nonce = challenge.new_nonce()
+            self._shown = challenge.line(self._nonce)
+        return self._shown[offset : offset + count]
 
     def write(self, data: bytes) -> int:
-        """Check the secret, whole; a newline may follow. Raises Denied, TooLong, BadRequest."""
+        """Check the secret, or the answer to the challenge, whole; a newline may follow. Raises Denied, TooLong,
+        BadRequest."""
         if self.grant is not None:
             raise BadRequest("token already written")
         if len(data) > limits.TOKEN_BYTES + 1:
             raise TooLong(f"token of {len(data)} bytes (expected at most {limits.TOKEN_BYTES})")
-        grant = self._tokens.user(data.rstrip(b"\r\n"), self._where)
+        nonce, self._nonce, self._shown = self._nonce, "", b""
+        if not challenge.is_answer(data):
+            grant = self._tokens.user(data.rstrip(b"\r\n"), self._where)
+        elif not nonce:
+            raise BadRequest("answer to no challenge (expected a read before it)")
+        else:
+            answer = challenge.parse_answer(data)
+            grant, proof = self._tokens.user_of_answer(answer, nonce, self._uname, self._where)
+            self._shown = challenge.line(proof)
         if grant is None or not self._asked_for(grant.uid):
             raise Denied("unknown token" + (f" for user {self._uname!r}" if self._uname else ""))
         self.grant = grant

@@ -81,6 +81,8 @@ def check_words(options: Options) -> None:
     encrypted = [text for text in dials if text.startswith("tls!")]
     if encrypted and options.tls_cert is None:
         raise BadConfig(f"{encrypted[0]}: no certificate (expected --tls-cert FILE)")
+    if options.require_token and options.token_file is None:
+        raise BadConfig("--require-token: no tokens (expected --token-file FILE)")
     if options.audit not in LEVELS:
         raise BadConfig(f"--audit {options.audit!r}: unknown level (expected {', '.join(LEVELS)})")
     if identity.user_number(options.tcp_user) is None:
@@ -122,7 +124,9 @@ class Server:
         """`notify`: of the states that sd_notify(3) has. `owns_process`: signals and memory are its own to handle."""
         self.options, self.notify, self.owns_process = options, notify, owns_process
         self.audit = Audit(options.audit)
-        self.tokens = None if options.token_file is None else tokens.read_file(options.token_file, self.audit)
+        self.tokens = None
+        if options.token_file is not None:
+            self.tokens = tokens.read_file(options.token_file, self.audit, required=options.require_token)
         key, client_ca = options.tls_key, options.tls_client_ca
         self.tls = None if options.tls_cert is None else ServerTls(options.tls_cert, key, client_ca)
         self.turns = Turns()

@@ -39,6 +39,7 @@ class Options:
     limit: tuple[str, ...] = ()
     tcp_user: str = "nobody"
     token_file: str | None = None
+    require_token: bool = False  # of clients over TCP and TLS without a certificate
     tls_cert: str | None = None
     tls_key: str | None = None  # None: in the file of the certificate
     tls_client_ca: str | None = None
@@ -51,7 +52,7 @@ class Options:
 _HTTP = ("http", "http-origin", "http-host", "http-proxy", "http-ntfy")
 _FQ = ("fq-group", "fq-users", "fq-node")
 _LISTS = ("listen", *_HTTP, "fq", "default", "limit")
-_FLAGS = ("http-qpubs", "insecure", "allow-other")
+_FLAGS = ("http-qpubs", "require-token", "insecure", "allow-other")
 _TLS = ("tls-cert", "tls-key", "tls-client-ca")
 _TEXTS = ("store", "mount", "service", "tcp-user", "token-file", *_TLS, *_FQ, "audit", "trace")
 KEYS = (*_TEXTS, *_LISTS, *_FLAGS)

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.http.web import USER, Web, rest
+from tests.fq.client import Client as FqClient
+from tests.fq.client import Refused
+from tests.http.web import USER, Web, rest, statuses
 from tests.support.eventually import eventually
 from tests.support.server import mqfs, short_folder
 
 pytestmark = pytest.mark.process
+SECRET = "a-secret-of-one-person"
 
 
 class Issued:
@@ -138,3 +141,55 @@ def test_the_audit_names_the_token_and_never_its_secret(issued: Issued) -> None:
     refused = [line for line in lines if f'token="{token}"' in line and 'status="refused"' in line]
     assert any(f'path="{group}/made"' in line for line in refused), lines
     assert secret not in web.server.text()
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[Web]:
+    """A server that wants a token of all who come by TCP."""
+    with short_folder() as folder:
+        file = folder / "tokens"
+        file.write_text(f"{USER} {SECRET}\n")
+        file.chmod(0o600)
+        options = ("--token-file", str(file), "--require-token", "--http-qpubs", "--fq", "tcp!127.0.0.1!0")
+        web = Web(folder, *options, "--http-ntfy", "alerts=tcp!127.0.0.1!0")
+        with web.server:
+            yield web
+
+
+def test_no_one_without_a_token(strict: Web) -> None:
+    """But for what is nothing of the tree, and over unix sockets."""
+    for method, path in (("GET", "/"), ("POST", "/g/s"), ("GET", "/.metrics"), ("GET", "/.ready"), ("PUT", "/g/")):
+        refused = strict.ask(method, path, b"x" if method == "POST" else None)
+        assert (refused.status, refused.body.split(b":")[0]) == (401, b"token required"), path
+        assert strict.ask(method, path, b"x", Authorization=bearer(SECRET)).status < 401 or path == "/g/s", path
+    with strict.raw() as sock:  # what was asked before does not decide
+        for path, status in (("/.health", 200), ("/.web/", 200), ("/", 401), ("/.health", 200), ("/", 401)):
+            sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            answer = b""
+            while b"\r\n\r\n" not in answer or (status == 200 and path == "/.web/" and b"</html>" not in answer):
+                answer += sock.recv(65_536)
+            assert statuses(answer) == [status]
+    with strict.raw(unix=True) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert statuses(sock.recv(65_536)) == [200]
+
+
+def test_neither_by_ntfy_nor_by_fq(strict: Web) -> None:
+    text = strict.server.text()
+    for port, path in (
+        (re.findall(r"ntfy of group 'alerts' at tcp!127\.0\.0\.1!(\d+)", text)[0], "/t/json?poll=1"),
+        (re.findall(r"fq of group 'fq' at tcp!127\.0\.0\.1!(\d+)", text)[0], "/stats.json"),
+    ):
+        done = strict.curl(f"http://127.0.0.1:{port}{path}")
+        assert done.status == 401
+        assert strict.curl("-u", f":{SECRET}", f"http://127.0.0.1:{port}{path}").status in (200, 404)
+    with pytest.raises(Refused, match="token required"):
+        FqClient(("127.0.0.1", int(port)), "q", user=USER)
+    FqClient(("127.0.0.1", int(port)), "q", user=USER, password=SECRET).close()
+
+
+@pytest.mark.parametrize("options", [(), ("--tls-client-ca", "ca.pem")])
+def test_to_require_what_nobody_has(tmp_path: Path, options: tuple[str, ...]) -> None:
+    done = mqfs("serve", "--http", "tcp!127.0.0.1!0", "--require-token", *options, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--require-token: no tokens (expected --token-file FILE)" in done.stderr

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import socket
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import mqfs
 from mqfs import limits
-from mqfs.errors import BadConfig, Denied
-from mqfs.net import tokens
+from mqfs.errors import BadConfig, BadRequest, Denied
+from mqfs.model import QTDIR, Qid
+from mqfs.net import challenge, tokens
+from mqfs.net.identity import NONUNAME
 from mqfs.net.peer import Peer
 from mqfs.ninep import blocking
+from mqfs.ninep.codec import messages as m
+from mqfs.ninep.codec.messages import Fcall
+from mqfs.ninep.codec.wire import Framer, decode, encode
+from mqfs.ninep.server.operations import QTAUTH
 from mqfs.ninep.server.session import Session
+from mqfs.syntax.token_line import digest
 from tests.ninep.test_dialogues import Dialogue, InMemory
-from tests.support.eventually import eventually
+from tests.support.eventually import HANG_S, eventually
 from tests.support.ninep import Raw, make_tree
 from tests.support.server import Server
 from tests.support.server import mqfs as run
@@ -137,6 +147,164 @@ def knock(address: str, *tokens: str) -> tuple[list[str], float]:
             raw.ask("Tclunk tag 1 fid 9")
     raw.close()
     return found, time.monotonic() - began
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("scope", "locks"), [("read", False), ("write", True), ("admin", True)])
+def test_a_token_to_read_locks_nobody_out(tmp_path: Path, scope: str, locks: bool) -> None:
+    """A shared lock it may take: who reads has one, too."""
+    secret = f"mq_0a0b_{'x' * 43}"
+    path = token_file(tmp_path, f"{os.geteuid()} sha256:0a0b:{digest(secret.encode()).hex()} scope={scope}\n")
+    with Server.at(tmp_path, "--listen", "tcp!127.0.0.1!0", "--token-file", str(path)) as server:
+        with blocking.connect(server.address) as client:
+            client.mkdir("g")
+            client.create("g/s").close()
+        _, host, port = re.findall(r"9P at (tcp!\S+)", server.text())[0].split("!")
+        raw = Raw(socket.create_connection((host, int(port)), 30))
+        raw.ask("Tversion tag NOTAG msize 8192 version 9P2000.L")
+        raw.unix = True
+        raw.ask('Tauth tag 1 afid 9 uname "" aname "" n_uname 4294967295')
+        raw.ask(f'Twrite tag 1 fid 9 offset 0 data "{secret}"')
+        assert "Rattach" in raw.ask('Tattach tag 1 fid 0 afid 9 uname "" aname "" n_uname 4294967295')
+        assert "Rwalk" in raw.ask("Twalk tag 1 fid 0 newfid 1 names [g s]")
+        assert "Rlopen" in raw.ask("Tlopen tag 1 fid 1 flags 0")
+        lock = "Tlock tag 1 fid 1 type {} flags 0 start 0 length 0 proc_id 1 client_id x"
+        assert raw.ask(lock.format(0)) == "Rlock tag 1 status 0"
+        assert raw.ask(lock.format(1)) == ("Rlock tag 1 status 0" if locks else "Rlerror tag 1 ecode 13")
+        raw.close()
+
+
+# ---------------------------------------------------------------- by a challenge
+
+
+class Port:
+    """Someone who has the port: it answers as a server with tokens does, and remembers all that it is sent."""
+
+    def __init__(self, *replies: Fcall) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp!127.0.0.1!{self._socket.getsockname()[1]}"
+        self.got = b""
+        self._replies = {type(reply): reply for reply in replies}
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        sock, _ = self._socket.accept()
+        framer = Framer(1 << 20)
+        with sock:
+            while data := sock.recv(65_536):
+                self.got += data
+                for buffer, start, size in framer.frames(data):
+                    request: Any = decode(buffer, start, size, False)
+                    sock.sendall(encode(self._reply(request), False))
+
+    def _reply(self, request: Any) -> Fcall:
+        if isinstance(request, m.Tversion):
+            return m.Rversion(request.tag, request.msize, request.version)
+        if isinstance(request, m.Tauth):
+            return m.Rauth(request.tag, Qid(QTAUTH, 0, 0))
+        if isinstance(request, m.Twrite):
+            return m.Rwrite(request.tag, len(request.data))
+        if isinstance(request, m.Tclunk):
+            return m.Rclunk(request.tag)
+        if isinstance(request, m.Tread):
+            return self._replies[m.Rread]._replace(tag=request.tag)  # type: ignore[attr-defined]
+        return m.Rattach(request.tag, Qid(QTDIR, 0, 1))
+
+    def __enter__(self) -> Port:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(HANG_S)
+        self._socket.close()
+
+
+def test_a_token_does_not_go_to_who_has_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither to one without a challenge, nor to one with: that learns nothing, and is found out."""
+    with Port(m.Rread(0, b"")) as silent, pytest.raises(Denied, match="server without a challenge"):
+        blocking.connect(silent.address, token=SECRET, timeout=HANG_S)
+    with Port(m.Rread(0, challenge.line("ab" * 32))) as asking, pytest.raises(Denied, match="another server"):
+        blocking.connect(asking.address, token=SECRET, timeout=HANG_S)
+    for port in (silent, asking):
+        assert SECRET.encode() not in port.got
+        assert digest(SECRET.encode()).hex().encode() not in port.got
+    monkeypatch.setenv("MQFS_PLAIN_TOKEN", "yes")
+    with Port(m.Rread(0, b"")) as told:
+        blocking.connect(told.address, token=SECRET, timeout=HANG_S).close()
+    assert SECRET.encode() in told.got
+
+
+def test_an_answer_is_good_for_one_challenge(tmp_path: Path) -> None:
+    known = tokens.read_file(str(token_file(tmp_path, f"1001 {SECRET}\n")))
+    key, own = digest(SECRET.encode()), challenge.new_nonce()
+    proofs = [tokens.Proof(known, "", NONUNAME) for _ in range(2)]
+    nonce, other = (challenge.parse_line(proof.read(1_024, 0)) for proof in proofs)
+    assert nonce != other
+
+    def answer(nonce: str, side: bytes = challenge.CLIENT, user: str = "") -> bytes:
+        return challenge.line(challenge.NO_ID, own, challenge.prove(key, side, nonce, own, user))
+
+    for wrong in (answer(nonce), answer(other, challenge.SERVER), answer(other, user="1001")):
+        with pytest.raises(Denied, match="unknown token"):
+            proofs[1].write(wrong)
+        other = challenge.parse_line(proofs[1].read(1_024, 0))
+    with pytest.raises(Denied):
+        proofs[1].write(answer(challenge.new_nonce()))
+    with pytest.raises(BadRequest, match="answer to no challenge"):
+        proofs[1].write(answer(other))
+    assert proofs[0].write(answer(nonce)) > 0
+    assert proofs[0].grant is not None
+    assert challenge.parse_line(proofs[0].read(1_024, 0)) == challenge.prove(key, challenge.SERVER, nonce, own, "")
+
+
+@pytest.mark.process
+def test_the_library_never_sends_a_token_over_tcp(tmp_path: Path) -> None:
+    """Read on the wire, by a relay between the two."""
+    me = os.geteuid()
+    secret = f"mq_0a0b_{'x' * 43}"
+    path = token_file(tmp_path, f"{me} sha256:0a0b:{digest(secret.encode()).hex()}\n{me} {SECRET}\n")
+    options = ("--listen", "tcp!127.0.0.1!0", "--token-file", str(path), "--require-token")
+    with Server.at(tmp_path, *options) as server:
+        _, host, port = re.findall(r"9P at (tcp!\S+)", server.text())[0].split("!")
+        for token in (secret, SECRET):
+            with Relay((host, int(port))) as relay, mqfs.connect(relay.address, token=token) as client:
+                client.group("g", create=True).publish("s", b"x")
+            assert token.encode() not in relay.seen
+            assert challenge.NAME.encode() in relay.seen
+        with pytest.raises(Denied, match="without a token"):
+            blocking.connect(f"tcp!{host}!{port}", timeout=HANG_S)
+        with blocking.connect(server.address) as client:
+            assert client.list("g")
+
+
+class Relay:
+    """Between a client and a server: it sees all bytes of the client's."""
+
+    def __init__(self, server: tuple[str, int]) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp!127.0.0.1!{self._socket.getsockname()[1]}"
+        self.seen = b""
+        self._thread = threading.Thread(target=self._serve, args=(server,))
+        self._thread.start()
+
+    def _serve(self, server: tuple[str, int]) -> None:
+        near, _ = self._socket.accept()
+        with near, socket.create_connection(server) as far:
+            while ready := select.select([near, far], [], [], HANG_S)[0]:
+                for sock in ready:
+                    data = sock.recv(65_536)
+                    if not data:
+                        return
+                    if sock is near:
+                        self.seen += data
+                    (far if sock is near else near).sendall(data)
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(HANG_S)
+        self._socket.close()
 
 
 @pytest.mark.process

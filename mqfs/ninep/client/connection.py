@@ -74,7 +74,9 @@ def connect(
         raise Disconnected(explain_failure(where, error)) from None
     client = Client(sock, ClientMachine(dialect, msize))
     try:
-        client.do(client.caller.connect(user, aname, "" if isinstance(where, UnixAddress) else token))
+        private = isinstance(where, TlsAddress) or os.environ.get("MQFS_PLAIN_TOKEN") == "yes"
+        token = "" if isinstance(where, UnixAddress) else token
+        client.do(client.caller.connect(user, aname, token, private=private))
     except BaseException as error:
         client.close()
         if isinstance(error, Disconnected):

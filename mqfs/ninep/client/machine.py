@@ -13,7 +13,7 @@ from typing import Any
 from mqfs import limits
 from mqfs.errors import BadFrame, BadRequest, Denied, MqfsError, NotFound, OverLimit, Unsupported
 from mqfs.model import QTDIR, Qid, Stat
-from mqfs.net import identity
+from mqfs.net import challenge, identity
 from mqfs.net.identity import NONUNAME
 from mqfs.ninep.client.channel import Channel, Procedure
 from mqfs.ninep.codec import linux_messages as linux
@@ -149,8 +149,9 @@ class ClientMachine:
 
     # ------------------------------------------------------------ procedures: attach, walk, clunk
 
-    def connect(self, user: str, aname: str = "", token: str = "") -> Procedure[None]:
-        """Agree on version and msize, and attach; with a token, as its user."""
+    def connect(self, user: str, aname: str = "", token: str = "", *, private: bool = True) -> Procedure[None]:
+        """Agree on version and msize, and attach; with a token, as its user. `private`: no one but the server reads
+        what is sent, so that the token itself may be."""
         agreed = yield m.Tversion(NOTAG, self.msize, self.dialect.version)
         if agreed.version != self.dialect.version:
             raise Unsupported(f"version of the server: {agreed.version!r} (expected {self.dialect.version!r})")
@@ -158,13 +159,13 @@ class ClientMachine:
             raise BadRequest(f"msize of the server: {agreed.msize} (expected {limits.MSIZE_LEAST} to {self.msize})")
         self.msize = self._framer.msize = agreed.msize
         if token:
-            yield from self._attach_by_token(user, aname, token)
+            yield from self._attach_by_token(user, aname, token.rstrip("\r\n").encode(), private)
             return
         uid = identity.user_number(user) if user else os.geteuid()
         name = user or identity.user_name(os.geteuid())
         yield m.Tattach(0, self.root, NOFID, name, aname, NONUNAME if uid is None else uid)
 
-    def _attach_by_token(self, user: str, aname: str, token: str) -> Procedure[None]:
+    def _attach_by_token(self, user: str, aname: str, token: bytes, private: bool) -> Procedure[None]:
         """Attach by a token; without a user name, as the token's."""
         uid = identity.user_number(user) if user else None
         number = NONUNAME if uid is None else uid
@@ -173,7 +174,15 @@ class ClientMachine:
             yield m.Tauth(0, afid, user, aname, number)
         except MqfsError as error:
             raise Denied(f"server without tokens: {error} (expected --token-file there, or no token)") from None
-        yield m.Twrite(0, afid, 0, token.encode())
+        nonce = challenge.parse_line((yield m.Tread(0, afid, 0, limits.TOKEN_BYTES)).data)
+        if nonce:
+            client = challenge.Client(token, nonce, user)
+            yield m.Twrite(0, afid, 0, client.answer)
+            client.check((yield m.Tread(0, afid, 0, limits.TOKEN_BYTES)).data)
+        elif private:
+            yield m.Twrite(0, afid, 0, token)
+        else:
+            raise Denied("server without a challenge: token not sent over TCP (expected tls!, or MQFS_PLAIN_TOKEN=yes)")
         yield m.Tattach(0, self.root, afid, user, aname, number)
         yield from self.clunk(afid)
 
