@@ -38,7 +38,7 @@ log = logging.getLogger("mqfs.fq")
 
 
 class FqServer:
-    """All connections of fq's clients. `users`: of `--fq-users`; `node`: our address in hops."""
+    """All connections of fq's clients. `users`: of `--fq-users`; `node`: our address in hops. `page`: see Web."""
 
     def __init__(
         self,
@@ -47,6 +47,7 @@ class FqServer:
         group: str,
         node: bytes,
         users: dict[str, str] | None = None,
+        page: tuple[str, int] | None = None,
         tcp_user: str = "nobody",
         tokens: Tokens | None = None,
         tls: ServerTls | None = None,
@@ -69,7 +70,7 @@ class FqServer:
         )
         self.exchanges, self.node = Exchanges(tree, group), node
         self._users = Users(self.web.gate, users, checks=tokens is not None)
-        self._table = Web(self.exchanges, self._users, node).table()
+        self._table = Web(self.exchanges, self._users, node, page).table()
         self._scopes: set[trio.CancelScope] = set()
         self._clients: dict[bytes, Client] = {}  # by key, those without a connection for data
         self._grants: dict[Client, Grant] = {}

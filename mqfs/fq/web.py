@@ -19,6 +19,7 @@ from mqfs.fq.queues import Refused
 from mqfs.fq.stats import stats
 from mqfs.fq.users import Users
 from mqfs.http.answers import JSON, Answer, as_json
+from mqfs.http.browser import name_of
 from mqfs.http.call import Call
 from mqfs.http.route import MESSAGE, Route, Sends
 from mqfs.http.routes import Table
@@ -32,10 +33,11 @@ _POINT = ("qname", "cpname")
 
 
 class Web:
-    """Of one front end. `node`: our address in hops."""
+    """Of one front end. `node`: our address in hops. `page`: scheme and port of the listener that has the page, if one
+    has."""
 
-    def __init__(self, exchanges: Exchanges, users: Users, node: bytes) -> None:
-        self._exchanges, self._users, self._node = exchanges, users, node
+    def __init__(self, exchanges: Exchanges, users: Users, node: bytes, page: tuple[str, int] | None = None) -> None:
+        self._exchanges, self._users, self._node, self._page = exchanges, users, node, page
         self._points = Checkpoints(exchanges)
 
     def table(self) -> Table:
@@ -44,9 +46,14 @@ class Web:
             self._point("remove_checkpoint", self._remove, "Checkpoint removed"),
             self._point("reset_to_checkpoint", self._reset, "'{qname}' reset to checkpoint '{cpname}'"),
         ]
-        submit = Route("POST", KIND, "/submit", self._submit, "Publish.", "submit", body=MESSAGE, sends=_SENDS)
+        submits = [
+            Route(method, KIND, "/submit", self._submit, "Publish.", "submit", body=MESSAGE, sends=_SENDS)
+            for method in ("POST", "PUT")
+        ]
+        page = Route("GET", KIND, "/", self._lead_to_page, "Where the page is.", statuses=(302, 404))
         shown = Route("GET", KIND, "/stats.json", self._stats, "Counters.", "stats.json", ("*",), sends=_SENDS)
-        return Table((submit, shown, *(route for both in points for route in both)), _resolve, problem=_problem)
+        both = (route for point in points for route in point)
+        return Table((*submits, page, shown, *both), _resolve, problem=_problem)
 
     async def _submit(self, call: Call) -> Answer:
         """The body is the payload."""
@@ -75,6 +82,13 @@ class Web:
             publisher.close()
         names = ("routed", "dropped", "no_route", "no_exchange")
         return as_json({name: getattr(counts, name) for name in names})
+
+    async def _lead_to_page(self, call: Call) -> Answer:
+        if self._page is None:
+            raise NotFound("no page here (expected --http ADDRESS, which has one at /.web/)")
+        scheme, port = self._page
+        host = name_of(call.request.headers.get("host", "localhost"))
+        return Answer(302, headers=[("Location", f"{scheme}://{host}:{port}/.web/")])
 
     async def _stats(self, call: Call) -> Answer:
         return as_json(stats(self._exchanges, call.user))
@@ -121,9 +135,9 @@ def _error(text: str) -> Answer:
 
 def _resolve(tree: Tree, user: User, path: Path) -> Target:
     """Raises NotFound."""
-    if len(path.names) != 1 or path.slash:
+    if len(path.names) > 1 or (path.names and path.slash):
         raise NotFound(path.text)
-    return Target(KIND, None, path.text, path.names[0])
+    return Target(KIND, None, path.text, *path.names)
 
 
 def _problem(error: MqfsError, plain: bool) -> tuple[str, bytes]:

@@ -16,9 +16,9 @@ from mqfs.http.dialects import ntfy, qpubs
 from mqfs.http.proxies import Proxies
 from mqfs.http.routes import TREE
 from mqfs.http.server import HttpServer
-from mqfs.net.address import UnixAddress, is_loopback
+from mqfs.net.address import TlsAddress, UnixAddress, is_loopback
 from mqfs.ninep.server.listener import Listener
-from mqfs.server.http_options import Served, is_ipv4
+from mqfs.server.http_options import HTTP, Served, is_ipv4
 from mqfs.server.options import Options
 
 log = logging.getLogger("mqfs")
@@ -34,7 +34,7 @@ def make_servers(
     if of_http := {listener: served for listener, served in listeners.items() if served.protocol != "fq"}:
         found.append(("HTTP", _http(options, tree, of_http, shared)))
     if of_fq := [listener for listener, served in listeners.items() if served.protocol == "fq"]:
-        found.append(("fq", _fq(options, tree, of_fq, shared)))
+        found.append(("fq", _fq(options, tree, of_fq, shared, _page(of_http))))
     return found
 
 
@@ -47,10 +47,20 @@ def _http(options: Options, tree: Tree, listeners: Mapping[Listener, Served], sh
     return web
 
 
-def _fq(options: Options, tree: Tree, listeners: list[Listener], shared: dict[str, Any]) -> FqServer:
+def _page(listeners: Mapping[Listener, Served]) -> tuple[str, int] | None:
+    """Scheme and port of the page for browsers, where there is one."""
+    for listener, served in listeners.items():
+        if served is HTTP and not isinstance(listener.address, UnixAddress):
+            return "https" if isinstance(listener.address, TlsAddress) else "http", listener.address.port
+    return None
+
+
+def _fq(
+    options: Options, tree: Tree, listeners: list[Listener], shared: dict[str, Any], page: tuple[str, int] | None
+) -> FqServer:
     users = None if options.fq_users is None else read_users(options.fq_users)
     node = _node(options, listeners, tree.store.uuid)
-    server = FqServer(tree, **shared, group=options.fq_group, node=node, users=users)
+    server = FqServer(tree, **shared, group=options.fq_group, node=node, users=users, page=page)
     for listener in listeners:
         server.add(listener)
         log.info("fq of group %r at %s, node %s", options.fq_group, listener.address, socket.inet_ntoa(node))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from typing import Any
 
 import pytest
 
-from tests.fq.client import Client, port, stats
+from tests.fq.client import Client, port, serve, stats
 from tests.support.eventually import HANG_S, eventually
-from tests.support.server import Server
+from tests.support.server import Server, short_folder
 
 
 def curl(server: Server, path: str, *options: str, data: bytes = b"") -> tuple[int, Any]:
@@ -81,7 +82,31 @@ def test_another_sites_page_may_not_submit(server: Server) -> None:
     assert curl(server, "/stats.json", "-H", "Host: example.org")[0] == 403
 
 
-@pytest.mark.parametrize("path", ["/", "/shutdown", "/index.html", "/web/", "/stats.json/"])
+def test_submit_by_put(server: Server, address: str) -> None:
+    with Client(address, "put") as client:
+        client.bind("put", "prefix:a")
+        assert submit(server, b"x", "-X", "PUT", exchange="put") == (200, counted(routed=1))
+        assert [message.payload for message in client.receive()] == [b"x"]
+        refused = submit(server, b"x", "-X", "PUT", "-H", "Origin: https://example.org", exchange="put")
+        assert refused[0] == 403
+
+
+def test_the_root_leads_to_the_page() -> None:
+    """Which is that of HTTP; where there is none it says so."""
+    with short_folder() as folder:
+        with serve(folder) as server:
+            status, body = curl(server, "/")
+            assert (status, "--http" in body["error"]) == (404, True)
+        with serve(folder, "--http", "tcp!127.0.0.1!0") as server:
+            url = f"http://localhost:{port(server)}/"
+            done = subprocess.run(["curl", "-sL", "-w", "\n%{url_effective}", url], capture_output=True, timeout=HANG_S)
+            page, _, found = done.stdout.decode().rpartition("\n")
+            http = re.findall(r"HTTP at tcp!127\.0\.0\.1!(\d+)", server.text())[-1]
+            assert found == f"http://localhost:{http}/.web/"
+            assert "<!doctype html>" in page.lower()
+
+
+@pytest.mark.parametrize("path", ["/shutdown", "/index.html", "/web/", "/stats.json/"])
 def test_nothing_else_is_there(server: Server, path: str) -> None:
     assert curl(server, path)[0] == 404
 
