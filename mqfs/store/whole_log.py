@@ -8,8 +8,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from mqfs.log.record import FLAGS_AT, INNER, Row, checksum, padded, with_flags
-from mqfs.model import MORE, NEVER, Kind
+from mqfs.log.record import FLAGS_AT, INNER, Row, checksum, last_byte, padded, with_flags
+from mqfs.model import MORE, Kind
 from mqfs.store.disk import Disk, read_file
 from mqfs.store.history import whole_states
 from mqfs.store.segment.index import COLUMNS, NonMessageRecords, OpenIndex, size_of
@@ -42,7 +42,9 @@ class Log:
         if newest and covered < len(self.data):
             self._tail(covered)
         if len(names) == 1 and not self.found.end:
-            self.found = self._scan(len(self.data), NEVER)  # the only one was on disk before it got its name
+            self.found = self._scan(
+                len(self.data), last_byte(self.data)
+            )  # the only one was on disk before it got its name
         self.torn = self.found.torn
         self._judge_listed()
         self.doubtful, self.damaged_head = self.found.doubtful, self.found.head

@@ -80,8 +80,7 @@ class Tree:
         self.staging = Staging(store)
         self._maintenance = Maintenance(store, clock, self.faults, self.timers)
         self.dirty_groups = self._maintenance.dirty
-        self.closing, self.unserved = False, Unserved()
-        self._prepare = prepare
+        self.closing, self.unserved, self._prepare = False, Unserved(), prepare
         self.processes: ProcessWatcher | None = None  # set by a front end that knows the reading process
         self.groups: dict[int, Group] = {}
         self.kept_quotas = KeptQuotas(quotas) if quotas is not None and quotas.bound_kept else None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from mqfs import errors, limits
-from mqfs.log.record import MORE, padded
+from mqfs.log.record import MORE, last_byte, padded
 from mqfs.model import NEVER
 from mqfs.store.disk import Disk, read_all, write_all
 from mqfs.store.segment.descriptors import Descriptors
@@ -220,7 +220,7 @@ class Segment:
         data = self._read_all(covered, size)
         scan = scan_segment(data, covered, self._tail, others, covered=covered, tail=True, low=last)
         if scan.end == 0 and only:
-            scan = scan_segment(data, 0, self._tail, others, covered=NEVER)
+            scan = scan_segment(data, 0, self._tail, others, covered=padded(last_byte(data)) + 1)
         if scan.end == 0:
             return False
         self._report(scan)

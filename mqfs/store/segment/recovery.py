@@ -79,8 +79,8 @@ class _Scan:
                 continue
             at += padded(row.size)
             self._take(row, at)
-        if self.unit and self.covered - self.base > at:
-            self._add(at)  # its end was there, and is zeros
+        if self.covered - self.base > at and (self.unit or at < len(self.data)):  # more was there
+            self._add(at)
             self._report(at, -1)
         return found
 
@@ -135,9 +135,8 @@ class _Scan:
         """Damage, up to the next good record. Say whether it may have held more than a message or a reserve record: it
         is known not to where two fields would have to be wrong for another record to look so."""
         data, end = self.data, good if good >= 0 else max(len(self.data), at)
-        self.found.bad.append(
-            (self.base + at, self.base + end if good >= 0 else max(self.found.written, self.base + at))
-        )
+        is_cut = good < 0 and self.base + at < self.found.written
+        self.found.bad.append((self.base + at, self.found.written if is_cut else self.base + end))
         size, _, sequence, _, stream, kind, _, headers = HEAD.unpack_from(data.ljust(at + HEAD_BYTES, b"\0"), at)
         if padded(size) != end - at:
             size = next((some for some in range(end - at, end - at - 8, -1) if _passes(data, at, some)), 0)
