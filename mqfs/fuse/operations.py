@@ -25,6 +25,7 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, Setatt
 from mqfs import errors, limits
 from mqfs.engine.nodes.own_files import Meta, SnapshotNode
 from mqfs.engine.nodes.places import Node
+from mqfs.engine.tree.node_stat import disk_space
 from mqfs.engine.tree.tree import Tree
 from mqfs.fuse import identity
 from mqfs.fuse.nodes import Files, Nodes
@@ -135,14 +136,10 @@ class Operations(pyfuse3.Operations):
     @answering
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
         """The figures of the store's disk."""
-        reply = StatvfsData()
-        if self.tree.store.path:
-            disk = os.statvfs(self.tree.store.path)
-            reply.f_bsize, reply.f_frsize = disk.f_bsize, disk.f_frsize
-            reply.f_blocks, reply.f_bfree, reply.f_bavail = disk.f_blocks, disk.f_bfree, disk.f_bavail
-            reply.f_files, reply.f_ffree, reply.f_favail = disk.f_files, disk.f_ffree, disk.f_favail
-        else:
-            reply.f_bsize = reply.f_frsize = 4096
+        reply, disk = StatvfsData(), disk_space(self.tree.store.path)
+        reply.f_bsize, reply.f_frsize = disk.f_bsize, disk.f_frsize
+        reply.f_blocks, reply.f_bfree, reply.f_bavail = disk.f_blocks, disk.f_bfree, disk.f_bavail
+        reply.f_files, reply.f_ffree, reply.f_favail = disk.f_files, disk.f_ffree, disk.f_favail
         reply.f_namemax = limits.NAME_BYTES
         return reply
 

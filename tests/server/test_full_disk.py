@@ -18,6 +18,8 @@ import mqfs
 from mqfs import ring
 from mqfs.errors import DiskFull
 from mqfs.ninep.blocking import connect
+from mqfs.ninep.codec import linux_messages as linux
+from mqfs.ninep.codec.dialect import Dialect
 from tests.server.test_block_device import mount_point, mounted, read_all, run
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server
@@ -103,6 +105,25 @@ def told(tree: Any) -> list[str]:
     """What `.errors` says of the disk."""
     text = tree.open("g/.errors", "r").read(1 << 16).decode()
     return [line for line in text.splitlines() if "no space left on device" in line]
+
+
+def test_df_shows_the_disk_of_the_store_by_mount_and_over_9p(small_disk: Path, tmp_path: Path) -> None:
+    (tmp_path / "mq").mkdir()
+    with (
+        Server("--store", str(small_disk / "store"), "--listen", "unix!s", "--mount", "mq", cwd=tmp_path),
+        connect(f"unix!{tmp_path}/s", dialect=Dialect.LINUX) as client,
+    ):
+        (small_disk / "ballast").write_bytes(bytes(5 << 20))
+        os.sync()
+        request = linux.Tstatfs(0, client.caller.root)
+        nine: Any = client.end(request, client.begin(request))
+        found = nine.bsize, nine.blocks, nine.bfree, nine.bavail, nine.files, nine.ffree
+        assert found == figures(small_disk) == figures(tmp_path / "mq")
+
+
+def figures(path: Path) -> tuple[int, ...]:
+    disk = os.statvfs(path)
+    return disk.f_frsize, disk.f_blocks, disk.f_bfree, disk.f_bavail, disk.f_files, disk.f_ffree
 
 
 @pytest.mark.timeout(300)

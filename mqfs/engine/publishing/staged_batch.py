@@ -21,10 +21,9 @@ from mqfs.shares import Shares
 class Staging:
     """Where the parts of a tree are staged, and what all of them take together and of each user."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, store: Store, kept_quotas: KeptQuotas | None) -> None:
+        self.store, self.kept_quotas = store, kept_quotas
         self.parts = Shares("parts", "PARTS")
-        self.kept_quotas: KeptQuotas | None = None  # where users have some; set by the tree
         self.bytes = Shares("bytes in parts of transactions", "STAGED_BYTES" if store.path else "MEMORY_BYTES")
 
     def take(self, uid: int, size: int) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import stat as modes
 
-from mqfs import errors
+from mqfs import errors, limits
 from mqfs.engine.group import Group
 from mqfs.engine.nodes.own_files import FOLDERS, META_FILES, Folder, Meta, SnapshotNode, TakeFile
 from mqfs.engine.nodes.places import Node, group_of
@@ -12,6 +13,8 @@ from mqfs.engine.nodes.txn_nodes import StagedStream, StagingFolder, TxnFolder
 from mqfs.engine.stream import Stream
 from mqfs.group_state import Attributes
 from mqfs.model import Stat
+
+_BLOCK_BYTES = 4_096  # of the figures of a store in memory
 
 
 def attributes(node: Node) -> Attributes:
@@ -97,3 +100,18 @@ def depth(group: Group) -> int:
 def require_unprotected(group: Group) -> None:
     if group.settings.protect:
         raise errors.NotPermitted(f"{group.name} is protected; write 'protect off' to its ctl first")
+
+
+def disk_space(path: str) -> os.statvfs_result:
+    """The figures of a store's disk, for df and programs that look for free space; of a store in memory, which has no
+    path, the bound of one group. Raises DiskFailed."""
+    if not path:
+        blocks = limits.MEMORY_BYTES // _BLOCK_BYTES
+        files = limits.STREAMS
+        return os.statvfs_result(
+            (_BLOCK_BYTES, _BLOCK_BYTES, blocks, blocks, blocks, files, files, files, 0, limits.NAME_BYTES)
+        )
+    try:
+        return os.statvfs(path)
+    except OSError as error:
+        raise errors.DiskFailed(f"{path}: {error}") from error

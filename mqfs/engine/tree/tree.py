@@ -77,14 +77,13 @@ class Tree:
         self.timers = Timers(self.faults)
         self.defaults = parse_settings(defaults).lines(given=True)
         self._new_state, self.locks = partial(new_state, clock, self.defaults), Locks()
-        self.staging = Staging(store)
+        self.kept_quotas = KeptQuotas(quotas) if quotas is not None and quotas.bound_kept else None
+        self.staging = Staging(store, self.kept_quotas)
         self._maintenance = Maintenance(store, clock, self.faults, self.timers)
         self.dirty_groups = self._maintenance.dirty
         self.closing, self.unserved, self._prepare = False, Unserved(), prepare
         self.processes: ProcessWatcher | None = None  # set by a front end that knows the reading process
         self.groups: dict[int, Group] = {}
-        self.kept_quotas = KeptQuotas(quotas) if quotas is not None and quotas.bound_kept else None
-        self.staging.kept_quotas = self.kept_quotas
         meters = Meters(quotas, clock, self.timers, self.kept_quotas) if quotas is not None else None
         self.open_files = OpenFiles(meters)
         self.waits = Shares("reads and writes that wait", "PARKED")  # of a face's clients

@@ -14,6 +14,7 @@ import attrs
 
 from mqfs import limits
 from mqfs.engine.language.permissions import W, require_scope
+from mqfs.engine.tree.node_stat import disk_space
 from mqfs.errors import BadFid, BadRequest, Exists, NoAttribute, NotDirectory, NotPermitted, Unsupported
 from mqfs.file_locks import END, Held, Key
 from mqfs.model import User
@@ -178,18 +179,18 @@ def setattr_(session: SessionState, request: linux.Tsetattr) -> Fcall | Later:
 
 
 def statfs(session: SessionState, request: linux.Tstatfs) -> Fcall:
-    """Figures for df and for programs that look for free space; the limits are each group's own."""
+    """The figures of the store's disk, as a mount shows them."""
     session.fids.find(request.fid)
-    blocks = limits.GROUP_BYTES // BLOCK_BYTES
+    disk = disk_space(session.tree.store.path)
     return linux.Rstatfs(
         tag=request.tag,
         type=V9FS_MAGIC,
-        bsize=BLOCK_BYTES,
-        blocks=blocks,
-        bfree=blocks,
-        bavail=blocks,
-        files=limits.STREAMS,
-        ffree=limits.STREAMS,
+        bsize=disk.f_frsize,  # the unit of the next three
+        blocks=disk.f_blocks,
+        bfree=disk.f_bfree,
+        bavail=disk.f_bavail,
+        files=disk.f_files,
+        ffree=disk.f_ffree,
         fsid=0,
         namelen=limits.NAME_BYTES,
     )
