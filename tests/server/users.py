@@ -166,6 +166,57 @@ def requests(reach: Callable[[], Client]) -> Iterator[None]:
         yield
 
 
+def batches(reach: Callable[[], Client]) -> Iterator[None]:
+    """Batches of 16 MB that are wrong at their end, or all over."""
+    path = f"{os.path.dirname(sys.argv[1].removeprefix('unix!'))}/web"
+    one = b"\x0d\0\0\0\x05\0\0\0empty"
+    most = limits.HTTP_BATCH_BYTES
+    bodies = (
+        (b"application/vnd.mqfs.frames", one * (most // 13)),
+        (b"application/vnd.mqfs.frames", one * (most // 26) + b"\0"),
+        (b"application/x-ndjson", b"\n" * most),
+        (b"application/x-ndjson", b'{"stream":"empty","body":""}\n' * (most // 29) + b"{"),
+    )
+    for kind, body in itertools.cycle(bodies):
+        head = b"POST /theirs/own/.batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n"
+        with socket.socket(socket.AF_UNIX) as sock, suppress(OSError):
+            sock.connect(path)
+            sock.sendall(head % (kind, len(body)) + body)
+            sock.recv(100)
+        yield
+
+
+def searches(reach: Callable[[], Client]) -> Iterator[None]:
+    """Programs that search messages of 1 MB, and a reader that waits for what they select."""
+    client = reach()
+    text = "a" * 30 + "b"
+    with client.open("theirs/own/ctl", "w") as ctl:
+        for number in range(256):
+            calls = " || ".join(f'payload_contains("{text * 2}{number}{n}")' for n in range(8))
+            ctl.write(f'bind view prefix:"" {calls}\n'.encode())
+    view = client.open("theirs/own/view")
+    send(client, Tread(1, view.channel.fid, 0, 100))
+    with connect(sys.argv[1], timeout=limits.HANDSHAKE_S, msize=limits.MSIZE_MOST) as other:
+        stream = other.open("theirs/own/empty", "w")
+        while True:
+            stream.write(text.encode() * 30_000)
+            yield
+
+
+def commands(reach: Callable[[], Client]) -> Iterator[None]:
+    """Lines that clear again and again, words without an end, and what a cursor says of many streams."""
+    with connect(sys.argv[1], timeout=limits.HANDSHAKE_S, msize=limits.MSIZE_MOST) as client:
+        while True:
+            with client.open("theirs/own/ctl", "w") as ctl:
+                ctl.write(b"clear empty\nclear\n" * 3_000)
+            with client.open("theirs/own/.txn/ctl", "w") as txn, suppress(MqfsError):
+                txn.write(b"abort " + b"a " * 500_000)
+            with client.open("theirs/own/.cursor", "r+") as cursor:
+                cursor.write(b"streams\n")
+                cursor.receive()
+            yield
+
+
 def everything(reach: Callable[[], Client]) -> Iterator[None]:
     """All of these at once, each again from its beginning where the server refuses to go on."""
     begun = threading.Barrier(len(KINDS))
@@ -190,7 +241,21 @@ def everything(reach: Callable[[], Client]) -> Iterator[None]:
 Kind = Callable[[Callable[[], Client]], Iterator[None]]
 KINDS: dict[str, Kind] = {
     one.__name__: one
-    for one in (parked, handles, replies, frames, puts, lines, listings, programs, requests, everything)
+    for one in (
+        parked,
+        handles,
+        replies,
+        frames,
+        puts,
+        lines,
+        listings,
+        programs,
+        requests,
+        batches,
+        searches,
+        commands,
+        everything,
+    )
 }
 
 

@@ -9,6 +9,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -63,6 +64,11 @@ class User:
         self.process.communicate()
 
 
+def soon(_: float) -> None:
+    """It takes the server less than a millisecond, mostly."""
+    time.sleep(0.0005)
+
+
 @contextmanager
 def user(address: str, uid: int, *role: str) -> Iterator[User]:
     made = User(address, uid, *role)
@@ -84,19 +90,25 @@ class Measured(NamedTuple):
         of the server's thread."""
         before = self.waits.read_text().count("\n") if self.waits.exists() else 0
         self.server.process.send_signal(signal.SIGUSR1)
-        eventually(lambda: self.waits.exists() and self.waits.read_text().count("\n") > before, "the waits are written")
+        eventually(
+            lambda: self.waits.exists() and self.waits.read_text().count("\n") > before, "the waits are written", soon
+        )
         *found, longest = json.loads(self.waits.read_text().splitlines()[-1])
         return found, longest
+
+
+def program(uid: int) -> list[str]:
+    """A server that measures how long requests of that user wait."""
+    return [sys.executable, "-m", "tests.server.measured", str(uid)]
 
 
 @contextmanager
 def measuring() -> Iterator[Measured]:
     """For all users of this machine, with a group for each of the two."""
-    program = [sys.executable, "-m", "tests.server.measured", str(POLITE)]
     with ExitStack() as stack:
         folder = stack.enter_context(short_folder())
         ways = ("--listen", f"unix!{folder}/s", "--http", f"unix!{folder}/web", "--fq", f"unix!{folder}/fq")
-        server = stack.enter_context(Server(*ways, cwd=folder, program=program))
+        server = stack.enter_context(Server(*ways, cwd=folder, program=program(POLITE)))
         os.chmod(folder, 0o755)
         for way in ("s", "web"):
             os.chmod(f"{folder}/{way}", 0o666)
