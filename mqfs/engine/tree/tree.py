@@ -181,12 +181,11 @@ class Tree:
 
     def entries(self, user: User, directory: Group | Folder) -> list[Node]:
         """Everything in a directory, by name. Raises Denied."""
-        group = directory.group
         permit(user, directory, R)
         if directory.removed:
             return []
         if isinstance(directory, StagingFolder):
-            require(user, group.state, X, directory.name)
+            require(user, directory.group.state, X, directory.name)
         return sorted(files_in(directory), key=lambda node: node.name)
 
     def stat(self, node: Node) -> Stat:
