@@ -12,9 +12,11 @@ import pytest
 
 from mqfs import limits
 from mqfs.errors import Damaged
-from mqfs.log.record import HEAD, encode, next_good, padded
+from mqfs.log.record import HEAD, SETTLED, encode, next_good, padded
 from mqfs.model import Draft, Kind, Record
 from mqfs.seams import Bucket
+from mqfs.store.segment.index import NonMessageRecords, OpenIndex
+from mqfs.store.segment.recovery import scan_segment
 from mqfs.store.sequences import RESERVE
 from mqfs.store.store import DiskStore
 from tests.support.campaign import seed, size
@@ -158,6 +160,21 @@ def test_a_damaged_size_costs_one_message(bit: int, index: bool) -> None:
     assert damaged == ({78} if index else set())
     assert list(bucket.upkeep.history()[1]) == []
     assert bucket.upkeep.lost == []
+
+
+@pytest.mark.parametrize("kind", [Kind.CHANGE, Kind.ACK, Kind.CLOCK, Kind.STATE])
+def test_no_bit_makes_a_change_look_harmless(kind: Kind) -> None:
+    """Whatever bit of it is wrong, a scan without an index says that more than a message may be missing."""
+    before, after = encode(1, 5, 16, 1, 0, b"", b"one"), encode(2, 5, 16, 1, SETTLED, b"", b"two")
+    for length in (23, 24, 32, 40, 56, 97):
+        change = encode(1, 5, 0, kind, 0, b"", b'{"do":"ctl","lines":["'.ljust(length, b"x"))
+        for bit in range(8 * (32 + length)):
+            data = bytearray(before + change + after)
+            data[len(before) + bit // 8] ^= 1 << bit % 8
+            index, others = OpenIndex(), NonMessageRecords()
+            found = scan_segment(bytes(data), 0, index, others, covered=0)
+            assert found.doubtful == {len(before)}, (length, bit)
+            assert list(index.sequences) == [1, 2]
 
 
 def test_a_search_is_linear_in_what_it_passes() -> None:

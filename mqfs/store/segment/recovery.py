@@ -14,6 +14,7 @@ from mqfs.store.segment.index import NonMessageRecords, OpenIndex
 from mqfs.store.sequences import RESERVE
 
 _SHORTEST_CHANGE = 23  # bytes: {"do":"ctl","lines":[]}
+_CHANGE = b'{"do"'
 _RESERVE_BYTES = 72  # of a reserve record, at most
 
 
@@ -142,7 +143,8 @@ class _Scan:
             size = next((some for some in range(end - at, end - at - 8, -1) if _passes(data, at, some)), 0)
         if size and 0 < kind <= Kind.END and 0 <= max(self.low, _last_sequence(self.index, self.others)) < sequence:
             return
-        if size and is_reserve(kind, stream, size - HEAD_BYTES - headers):
+        is_change = data.startswith(_CHANGE, at + HEAD_BYTES)  # then its size is damaged
+        if size and not headers and not is_change and is_reserve(kind, stream, size - HEAD_BYTES):
             return
         if end - at <= _RESERVE_BYTES and data.startswith(RESERVE, at + HEAD_BYTES):
             return
