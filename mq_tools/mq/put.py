@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from mq_tools.errors import USAGE, ToolError, reason
+from mq_tools.errors import USAGE, ToolError, print_line, reason
 from mq_tools.files import open_file, write
 from mq_tools.tree import TreePath, check_exists, is_group_file
 
@@ -47,6 +47,8 @@ def bodies_of(words: Sequence[str], *, lines: bool, newline: bool) -> Iterable[b
     """The words as one body, else standard input: whole, or line by line. Raises ToolError."""
     if words:
         return [os.fsencode(" ".join(words)) + (b"\n" if newline else b"")]
+    if sys.stdin.isatty():
+        print_line("mq", "reading standard input (Ctrl-D ends it)")
     if lines:
         return sys.stdin.buffer
     try:

@@ -75,6 +75,7 @@ class Worker:
         self.empty_polls = 0  # in a row that returned immediately
         self.failure = ""  # why the consumer cannot be read
         self.signals: list[int] = []
+        self.said_finishing = False
         self.code: int | None = None  # the exit code, once the worker claims no more
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -117,9 +118,19 @@ class Worker:
             self._release_all()
             self.code = 128 + self.signals[-1]
             return True
+        if self.signals:
+            self._say_finishing()
         if self.signals or self.remaining == 0 or all(slot.at_end for slot in self.slots):
             self.code = self.code or 0
         return self.code is not None and all(slot.process is None for slot in self.slots)
+
+    def _say_finishing(self) -> None:
+        """Say once at a terminal what Ctrl-C waits for."""
+        jobs = sum(slot.process is not None for slot in self.slots)
+        if jobs and not self.said_finishing and self.signals == [signal.SIGINT] and os.isatty(2):
+            jobs_text, them = ("1 job", "it") if jobs == 1 else (f"{jobs} jobs", "them")
+            print_line(PROGRAM, f"finishing {jobs_text}; Ctrl-C again to give {them} back")
+        self.said_finishing = True
 
     def _step(self) -> None:
         now = time.monotonic()

@@ -279,6 +279,17 @@ def terminal(*words: object) -> pexpect.spawn:
     return spawned
 
 
+@pytest.mark.parametrize("words", [(), ("-l",)])
+def test_put_at_a_terminal_says_what_it_waits_for(server: Server, words: tuple[str, ...]) -> None:
+    group = server.group(f"typed {len(words)}", "replay all", streams=["s"])
+    typing = terminal("put", *words, group / "s")
+    typing.expect(r"mq: reading standard input \(Ctrl-D ends it\)")
+    typing.sendline("hello")
+    typing.sendeof()
+    typing.expect(pexpect.EOF)
+    assert [row["body"] for row in kept(group, "s")] == ["hello\n"]
+
+
 @pytest.mark.parametrize(("answer", "left", "code"), [("y", 0, 0), ("n", 1, 1), ("", 1, 1)])
 def test_purge_asks(server: Server, answer: str, left: int, code: int) -> None:
     group = server.group(f"ask {answer}", "replay all", streams=["s"])

@@ -406,6 +406,7 @@ def test_ctrl_c_is_for_the_worker_alone(server: Server, tmp_path: Path) -> None:
     terminal.expect("begun")
     terminal.sendintr()
     terminal.expect(r"\^C")
+    terminal.expect("mq-work: finishing 1 job; Ctrl-C again to give it back\r\n")
     fifo.write_text("go on\n")
     terminal.expect("done")
     terminal.expect(pexpect.EOF)
