@@ -35,7 +35,12 @@ def command() -> None:
     metavar="ADDRESS",
     help="Serve 9P at unix!PATH, tcp!HOST!PORT or tls!HOST!PORT. Repeatable.",
 )
-@click.option("--http", multiple=True, metavar="ADDRESS", help="Serve HTTP at an address of these forms. Repeatable.")
+@click.option(
+    "--http",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Serve HTTP at an address of these forms, or HOST:PORT. Repeatable.",
+)
 @click.option("--http-origin", multiple=True, metavar="ORIGIN", help="Let pages of https://HOST use it. Repeatable.")
 @click.option("--http-host", multiple=True, metavar="NAME", help="Name of this host beside localhost. Repeatable.")
 @click.option("--http-proxy", multiple=True, metavar="CIDR|user:NAME", help="Believe these proxies. Repeatable.")

@@ -90,13 +90,28 @@ def check_mountpoint(path: str) -> str:
         raise MountError(f"{path}: not a directory")
     kind = mounted(real)
     if kind:
-        raise MountError(f"{path}: {kind} is mounted there (expected a directory that is no mount point)")
+        pid = server_of(real)
+        by, remedy = (f" by process {pid}", f"kill {pid}") if pid else ("", f"umount {path}")
+        raise MountError(f"{path}: {kind} is mounted there{by} (expected '{remedy}' before, or another directory)")
     try:
         if os.listdir(real):
             raise MountError(f"{path}: not empty (expected an empty directory)")
     except OSError as error:
         raise MountError(f"{path}: {error.strerror}") from None
     return real
+
+
+def server_of(real: str) -> int:
+    """The process that serves the FUSE mount at a path; 0 where it is another user's or the kernel does not say."""
+    connection = f"fuse_connection:\t{os.minor(os.stat(real).st_dev)}\n"
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            for file in os.listdir(f"/proc/{pid}/fd"):
+                if os.readlink(f"/proc/{pid}/fd/{file}") == DEVICE:
+                    with open(f"/proc/{pid}/fdinfo/{file}", encoding="ascii") as info:
+                        if connection in info.readlines():
+                            return int(pid)
+    return 0
 
 
 def clean(real: str) -> None:

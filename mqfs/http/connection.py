@@ -189,7 +189,7 @@ class Connection:
         try:
             answer = await self._perform(request)
         except MqfsError as error:
-            answer = self.table.refuse(request, error)
+            answer = self.table.refuse(request, self.server.gate.explain(error, self.peer, self._user))
             if isinstance(error, Unauthorized) and (seconds := self.server.gate.delay(self.peer)):
                 self._work.rest()
                 await trio.sleep(seconds)

@@ -9,7 +9,7 @@ import base64
 from collections.abc import Hashable
 
 from mqfs import limits
-from mqfs.errors import Denied
+from mqfs.errors import Denied, MqfsError
 from mqfs.http.refusals import NoToken, Unauthorized
 from mqfs.model import User
 from mqfs.net import identity
@@ -39,6 +39,15 @@ class Gate:
             self._count(peer.account)
             raise Unauthorized
         return identity.user(grant.uid, peer.where, grant=grant)
+
+    @staticmethod
+    def explain(error: MqfsError, peer: Peer, known: tuple[str | None, User] | None) -> MqfsError:
+        """A refusal that says whose rights were asked, where the client did not. `known`: what it said, and who it is
+        by that."""
+        if type(error) is not Denied or not peer.fixed or known is None or known[0] is not None:
+            return error
+        name = identity.user_name(known[1].uid)
+        return Denied(f"{error.detail} (a client without a token is {name!r}: see --tcp-user and --token-file)")
 
     def delay(self, peer: Peer) -> float:
         """Seconds until a wrong token of that address is answered."""

@@ -37,7 +37,7 @@ from mqfs.seams import Store
 from mqfs.server import http_options, tracing
 from mqfs.server.http_options import Served
 from mqfs.server.options import Options, name_space, service_address
-from mqfs.server.process import notify, raise_file_limit
+from mqfs.server.process import Terminal, notify, raise_file_limit
 from mqfs.settle import settle
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
@@ -132,6 +132,7 @@ class Server:
         self.turns = Turns()
         self.traced = tracing.parse(options.trace)
         self.stopping = trio.Event()
+        self.terminal = Terminal() if owns_process else None
         self.contained = False  # whether a fault of maintenance was logged with its traceback
         self.attach_listeners: list[SocketFile] = []
         self.http_listeners: dict[Listener, Served] = {}
@@ -338,9 +339,10 @@ class Server:
             self.stopping.set()
 
     async def stop_on(self, signals: AsyncIterator[int]) -> None:
-        """Stop the server at SIGTERM or SIGINT, once; read tokens and certificate again at SIGHUP."""
+        """Stop the server at SIGTERM, SIGINT or the end of its terminal, once; read tokens and certificate again at any
+        other SIGHUP."""
         async for number in signals:
-            if number == signal.SIGHUP:
+            if number == signal.SIGHUP and not (self.terminal is not None and self.terminal.is_gone()):
                 await self.reload()
             elif not self.stopping.is_set():
                 log.info("%s: stopping", signal.Signals(number).name)

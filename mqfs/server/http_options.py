@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ class Served(NamedTuple):
 
 
 HTTP = Served("HTTP")
+_HOST_PORT = re.compile(r"([^!:/]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
 OPTIONS = {"HTTP": "--http", "ntfy": "--http-ntfy", "fq": "--fq"}  # by protocol
 
 
@@ -30,7 +32,7 @@ def check(options: Options) -> None:
     try:
         option = "--http"
         for text in options.http:
-            parse_address(text)
+            parse_address(dial_of(text))
         option = "--http-proxy"
         for text in options.http_proxy:
             parse_proxy(text)
@@ -39,7 +41,7 @@ def check(options: Options) -> None:
             group, address = split_ntfy(text)
             for name in group.split("/"):
                 check_name(name)
-            parse_address(address)
+            parse_address(dial_of(address))
     except BadAddress as error:
         raise BadConfig(f"{option} {error.detail}") from None
     except BadName as error:
@@ -53,7 +55,7 @@ def check(options: Options) -> None:
 def _check_fq(options: Options) -> None:
     try:
         for text in options.fq:
-            parse_address(text)
+            parse_address(dial_of(text))
         for name in options.fq_group.split("/"):
             check_name(name)
     except BadAddress as error:
@@ -88,4 +90,11 @@ def addresses(options: Options) -> list[tuple[str, Served]]:
     for text in options.http_ntfy:
         group, address = split_ntfy(text)
         found.append((address, Served("ntfy", group)))
-    return [*found, *((text, Served("fq", options.fq_group)) for text in options.fq)]
+    found += [(text, Served("fq", options.fq_group)) for text in options.fq]
+    return [(dial_of(text), served) for text, served in found]
+
+
+def dial_of(text: str) -> str:
+    """An address as the other listeners have it: HOST:PORT is TCP, as clients of HTTP write it."""
+    match = _HOST_PORT.fullmatch(text)
+    return f"tcp!{match[1].strip('[]')}!{match[2]}" if match else text

@@ -16,7 +16,7 @@ from mqfs.http.dialects import ntfy, qpubs
 from mqfs.http.proxies import Proxies
 from mqfs.http.routes import TREE
 from mqfs.http.server import HttpServer
-from mqfs.net.address import TlsAddress, UnixAddress, is_loopback
+from mqfs.net.address import Address, TlsAddress, UnixAddress, is_loopback
 from mqfs.ninep.server.listener import Listener
 from mqfs.server.http_options import HTTP, Served, is_ipv4
 from mqfs.server.options import Options
@@ -43,7 +43,9 @@ def _http(options: Options, tree: Tree, listeners: Mapping[Listener, Served], sh
     table = qpubs.beside(TREE) if options.http_qpubs else TREE
     for listener, (protocol, group) in listeners.items():
         web.add(listener, ntfy.table(group) if group else table)
-        log.info("%s at %s", f"ntfy of group {group!r}" if group else protocol, listener.address)
+        what, where = f"ntfy of group {group!r}" if group else protocol, listener.address
+        url = _url(listener.address, "" if group else ".web/")
+        log.info("%s at %s%s", what, where, f" ({url})" if url else "")
     return web
 
 
@@ -53,6 +55,15 @@ def _page(listeners: Mapping[Listener, Served]) -> tuple[str, int] | None:
         if served is HTTP and not isinstance(listener.address, UnixAddress):
             return "https" if isinstance(listener.address, TlsAddress) else "http", listener.address.port
     return None
+
+
+def _url(address: Address, path: str) -> str:
+    """Where a browser of this machine finds it; "" at a path."""
+    if isinstance(address, UnixAddress):
+        return ""
+    host = "localhost" if address.host in ("0.0.0.0", "::") else address.host
+    host = f"[{host}]" if ":" in host else host
+    return f"{'https' if isinstance(address, TlsAddress) else 'http'}://{host}:{address.port}/{path}"
 
 
 def _fq(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -44,7 +45,9 @@ def test_a_mount_point_is_an_empty_directory(tmp_path: Path) -> None:
 
 def test_a_live_mount_is_left_alone(serve: Callable[..., Served]) -> None:
     served = serve()
-    assert "fuse.mqfs is mounted there" in complaint(served.path)
+    found = re.search(r"fuse.mqfs is mounted there by process (\d+) \(expected 'kill \1'", complaint(served.path))
+    assert found is not None
+    assert Path(f"/proc/{found[1]}/comm").read_text().startswith("python")
     assert (served.path / "ctl").exists()
 
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from mqfs import __version__, limits
@@ -298,3 +299,27 @@ def test_unmounted_from_outside_9p_goes_on(tmp_path: Path, mount: Path) -> None:
         eventually(lambda: "unmounted" in server.text(), "a line in the log")
         with connect(dial(tmp_path)) as client:
             assert "ctl" in client.list()
+
+
+def test_a_server_in_a_terminal_ends_with_it(tmp_path: Path) -> None:
+    """Closing it leaves neither server nor mount."""
+    (tmp_path / "mq").mkdir()
+    words = [*COMMAND[1:], "serve", "--store", "store", "--mount", "mq"]
+    settings = {"cwd": str(tmp_path), "env": environment(), "timeout": HANG_S, "use_poll": True}
+    terminal = pexpect.spawn(COMMAND[0], words, **settings)
+    terminal.expect("ready")
+    assert mounted(tmp_path / "mq")
+    os.close(terminal.child_fd)
+    eventually(lambda: os.waitpid(terminal.pid, os.WNOHANG)[0] == terminal.pid, "it to end")
+    assert not mounted(tmp_path / "mq")
+
+
+def test_a_server_under_nohup_stays(tmp_path: Path) -> None:
+    words = [*COMMAND, "serve", "--listen", f"unix!{tmp_path}/s"]
+    terminal = pexpect.spawn("nohup", words, cwd=str(tmp_path), env=environment())
+    eventually(lambda: (tmp_path / "s").exists(), "its socket")
+    os.close(terminal.child_fd)
+    with connect(f"unix!{tmp_path}/s") as client:
+        assert client.list() != []
+    os.kill(terminal.pid, signal.SIGTERM)
+    eventually(lambda: os.waitpid(terminal.pid, os.WNOHANG)[0] == terminal.pid, "it to end")
