@@ -81,8 +81,6 @@ class Link:
                     timeout=max(server.retry_s, limits.TOKEN_DELAY_S + 1.0),  # the reply to a wrong token is delayed
                     token=server.token,
                 )
-            except BadAddress as error:  # no answer at present
-                raise Disconnected(str(error)) from None
             except Denied as error:
                 option = "token" if server.token else "user"
                 raise OptionError(f"option {option}: refused by the server at {server.address!r}: {error}") from None

@@ -18,7 +18,7 @@ import pytest
 from mqfs import limits
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import BadAddress, BadConfig, Denied, Disconnected
+from mqfs.errors import BadConfig, Denied, Disconnected
 from mqfs.net import tls
 from mqfs.net.certificates import ServerTls, client_context
 from mqfs.net.tls import TlsMachine
@@ -162,7 +162,7 @@ def test_a_certificate_that_a_client_refuses(
     tmp_path: Path, authority: Authority, host: str, days: int, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with running(make_tree(), tmp_path, tls=ServerTls(str(authority.of_server(host, days=days)))) as server:
-        with pytest.raises(BadAddress, match=f"{re.escape(server.encrypted)}: {why}"):
+        with pytest.raises(Disconnected, match=f"{re.escape(server.encrypted)}: {why}"):
             connect(server)
         eventually(lambda: "alert" in caplog.text)
 
@@ -170,7 +170,7 @@ def test_a_certificate_that_a_client_refuses(
 def test_an_authority_that_is_not_trusted(server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in (str(Authority(tmp_path, "other").path), ""):  # "": those of the system
         monkeypatch.setenv("MQFS_CA", path)
-        with pytest.raises(BadAddress, match="certificate refused: unable to get local issuer certificate"):
+        with pytest.raises(Disconnected, match="certificate refused: unable to get local issuer certificate"):
             connect(server)
 
 
@@ -187,13 +187,13 @@ def test_old_versions_are_refused(server: Running, authority: Authority) -> None
 def test_a_server_without_tls(tmp_path: Path) -> None:
     with (
         running(make_tree(), tmp_path, tcp=True) as server,
-        pytest.raises(BadAddress, match=r"closed by the server in the TLS handshake \(expected a TLS server\)"),
+        pytest.raises(Disconnected, match=r"closed by the server in the TLS handshake \(expected a TLS server\)"),
     ):
         blocking.connect(f"tls!127.0.0.1!{server.port}", timeout=HANG_S)
 
 
 def test_a_client_without_tls(server: Running, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises((Disconnected, BadAddress)):
+    with pytest.raises(Disconnected):
         blocking.connect(server.encrypted.replace("tls", "tcp"), timeout=HANG_S)
     assert "9p tls 1: connection ended: the peer does not speak TLS" in caplog.text
 
@@ -268,10 +268,10 @@ def test_a_certificate_without_a_user(
 def test_a_client_without_a_certificate(
     mutual: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(BadAddress, match="TLS failed: tlsv13 alert certificate required"):
+    with pytest.raises(Disconnected, match="TLS failed: tlsv13 alert certificate required"):
         connect(mutual)
     monkeypatch.setenv("MQFS_CERT", str(Authority(tmp_path, "other").of_user("root")))
-    with pytest.raises(BadAddress, match="TLS failed: tlsv1 alert unknown ca"):
+    with pytest.raises(Disconnected, match="TLS failed: tlsv1 alert unknown ca"):
         connect(mutual)
     eventually(lambda: "certificate refused: unable to get local issuer certificate" in caplog.text)
     assert "peer did not return a certificate" in caplog.text

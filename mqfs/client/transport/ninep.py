@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 from mqfs.client.types import READ_BYTES, Direct, File
-from mqfs.errors import BadAddress, Disconnected, Interrupted, MqfsError, TooLong
+from mqfs.errors import Disconnected, Interrupted, MqfsError, TooLong
 from mqfs.ninep.client import connection, machine
 from mqfs.ninep.client.channel import Channel
 from mqfs.ninep.client.shared_connection import SharedConnection, Slot
@@ -142,7 +142,7 @@ class NinepTransport:
                 self._now.close()
                 try:
                     self._now = SharedConnection(self.label, *self._options)
-                except (BadAddress, Disconnected) as error:
+                except Disconnected as error:
                     raise Disconnected(error.detail) from None
                 except (OSError, MqfsError) as error:
                     raise Disconnected(f"{self.label}: {error}") from None

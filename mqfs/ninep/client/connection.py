@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Protocol, TypeVar
 
 from mqfs import limits
-from mqfs.errors import BadAddress, BadRequest, Disconnected, MqfsError
+from mqfs.errors import BadRequest, Disconnected, MqfsError
 from mqfs.model import Stat
 from mqfs.net.address import Address, TlsAddress, UnixAddress, explain_failure, parse_address
 from mqfs.ninep.client.channel import Channel, Procedure
@@ -79,9 +79,7 @@ def connect(
         client.do(client.caller.connect(user, aname, token, private=private))
     except BaseException as error:
         client.close()
-        if isinstance(error, Disconnected):
-            if isinstance(where, TlsAddress):  # it refused our certificate, perhaps
-                raise BadAddress(f"{where}: {error.detail}") from None
+        if isinstance(error, Disconnected):  # by TLS: it refused our certificate, perhaps
             raise Disconnected(f"{where}: {error.detail}") from None
         raise
     sock.settimeout(None)
