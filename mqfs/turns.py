@@ -81,6 +81,11 @@ class Work:
         self.turn = turn
         self._began = self._cost = 0.0  # since when it works, and what it did before that
 
+    @property
+    def most_s(self) -> float:
+        """How long a piece of work may be now, in seconds: as short as a turn while others are present."""
+        return limits.TURN_S if self._began else limits.SLICE_S / 2
+
     async def begin(self) -> None:
         """Wait for the turn."""
         if self._began:

@@ -185,7 +185,7 @@ class Connection:
             self._work.rest()
             self._work.turn = self.server.turns.of(self.peer.account)
             await self.turn()
-        self._turn_ends = perf_counter() + limits.SLICE_S / 2
+        self._turn_ends = perf_counter() + self._work.most_s
         try:
             answer = await self._perform(request)
         except MqfsError as error:
@@ -358,11 +358,11 @@ class Connection:
         return True
 
     async def pause(self) -> None:
-        """Let other connections have their turn, after half a slice of work."""
+        """Let other connections have their turn, after as much work as one has at once."""
         if perf_counter() > self._turn_ends:
             await self._work.end(False)
             await self.turn()
-            self._turn_ends = perf_counter() + limits.SLICE_S / 2
+            self._turn_ends = perf_counter() + self._work.most_s
 
     async def turn(self) -> None:
         """Wait for the turn of its user, which is charged with the work from now on."""
