@@ -166,7 +166,6 @@ class Stream(Numbered):
         self.removed = True
         self.waits.close_all()
         if self.default_consumer is not None:
-            self.default_consumer.removed = True
-            self.default_consumer.reads.close()
+            self.default_consumer.end()
         refuse_all(self, errors.NotFound(f"{self.name} was removed"))
         self.pollers.wake()

@@ -192,6 +192,22 @@ def test_alarms_that_were_set_again_leave_nothing() -> None:
     assert len(queues.tree.timers) < 200
 
 
+@pytest.mark.parametrize("lines", [["replay all"], ["replay all", "deliver one"]])
+def test_consumers_that_are_gone_leave_no_alarm(lines: list[str]) -> None:
+    queues = Queues(*lines)
+    for number in range(300):
+        queues.stream(f"s{number}")
+        queues.write(f"s{number}", b"x")
+        if len(lines) == 1:
+            queues.ctl(f"consumer w s{number} transient")
+        worker = queues.worker("w") if len(lines) == 1 else queues.worker(f".s{number}")
+        assert worker.read(9) == b"x"
+        worker.write(b"nack 1d\n")
+        worker.close()
+        queues.tree.unlink(ROOT, queues.group, f"s{number}")
+    assert len(queues.tree.timers) < 200
+
+
 def test_messages_with_a_ttl_that_are_gone_leave_nothing() -> None:
     queues = Queues("consumer w")
     worker, put = queues.worker("w"), queues.at(".put", os.O_WRONLY)

@@ -76,7 +76,8 @@ class Consumer(Numbered):
         held = self.held_exclusives = set[int]()  # exclusive messages that it claimed first and did not ack
         self.coverage = Coverage(group, group.ranks, own, stream, held)
         what = f"ending leases and delays of {self.name}"
-        set_alarm = self._set_alarm = Alarm(group.timers, group, CONSUMERS, what, self._on_alarm).at
+        self.alarm = Alarm(group.timers, group, CONSUMERS, what, self._on_alarm)
+        set_alarm = self.alarm.at
         self.claims = Claims(own.progress, group.clock, set_alarm)
         self.dispatcher = Dispatcher(
             group, group.ranks, group.waiting, own.progress, self.coverage, self.claims, self.receivers
@@ -90,6 +91,12 @@ class Consumer(Numbered):
     def _on_alarm(self, now_ns: int) -> None:
         if not self.removed:
             self.redelivery.on_timer(now_ns)
+
+    def end(self) -> None:
+        """It is removed: its reads get end-of-file, and it waits for no time."""
+        self.removed = True
+        self.alarm.cancel()
+        self.reads.close()
 
     def invalidate_order(self) -> None:
         """Other messages than before are delivered, or in another order."""
@@ -268,4 +275,4 @@ class Consumer(Numbered):
             self.group.faults.report(self.group.number, f"consumer {self.name} was not removed: {error}")
             if self._log.end.failed is None:
                 self.removal_due = True
-                self._set_alarm(self._group.clock.engine_ns() + _AGAIN_NS)
+                self.alarm.at(self._group.clock.engine_ns() + _AGAIN_NS)

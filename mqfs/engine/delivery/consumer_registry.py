@@ -212,8 +212,7 @@ class Consumers(dict[str, Consumer]):
         self._lowest.remove(consumer.number)
         self.read_ends.remove(consumer.number)
         self.bounded.pop(consumer, None)
-        consumer.removed = True
-        consumer.reads.close()
+        consumer.end()
         for stream in covered:
             stream.kept.recount()
         self._group.retention.note_change()

@@ -83,3 +83,7 @@ class Alarm:
         if not self.due_ns or due_ns < self.due_ns:
             self.due_ns = due_ns
             self._timers.push(self, due_ns)
+
+    def cancel(self) -> None:
+        """Ring no more."""
+        self.due_ns = 0
