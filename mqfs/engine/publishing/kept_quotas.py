@@ -44,7 +44,12 @@ class HeaderBytes:
         while self._stretches and self._stretches[0][0] <= floor:
             self._stretches.popleft()
         at = max(self._counted, floor)
-        step = end - at if self._counted else (end - at) // STRETCHES + 1  # at first what was kept before a start
+        step = end - at
+        if not self._counted:  # what was kept before a start; most streams have no headers at all
+            if log.metrics.header_bytes(stream.number, at, end):
+                step = step // min(STRETCHES, kept.count) + 1
+            else:
+                at = end
         while at < end:
             begin, at = at, min(at + step, end)
             if size := log.metrics.header_bytes(stream.number, begin, at):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from mqfs.audit import Audit
 from mqfs.engine.files.metering import SECOND_NS, Pace
+from mqfs.engine.publishing.kept_quotas import HeaderBytes
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadConfig, Interrupted, OverQuota, Unsupported
 from mqfs.quotas import KEYS, Quota, parse_quotas
@@ -362,6 +363,22 @@ def test_headers_and_delayed_messages_of_before_a_restart_count(tmp_path: Path) 
     q.ctl("clear s")
     q.tree.tick()
     assert 40_000 < q.use()["used"]["kept"] < 45_000  # the delayed ones
+
+
+def test_a_start_looks_for_headers_only_where_some_are(tmp_path: Path) -> None:
+    q = Limited("1001 kept=100000", ctl=("replay all",), path=tmp_path / "store")
+    for _ in range(300):
+        q.write("s", b"x")
+    q.stream("t", ANNA)
+    q.put(b"x", "t", headers={"h": "y" * 100})
+    found = []
+    costs = [
+        calls(lambda stream=q.group.streams[name]: found.append(HeaderBytes().look(stream)))  # type: ignore[misc]
+        for name in ("s", "t")
+    ]
+    assert set(found) == {0, 114}
+    assert costs[0] <= 20
+    assert costs[1] <= 50
 
 
 def test_the_delayed_messages_of_a_removed_stream_count_as_long_as_they_are_kept() -> None:
