@@ -33,10 +33,8 @@ CURSOR_SLACK_MESSAGES = 1_024  # that a `.cursor` may keep from being trimmed in
 PATTERN_BYTES = 512  # of a topic pattern: the longest name with a wildcard between any two words
 PATTERN_WORDS = 64  # of a topic pattern: bounds what a name costs against a hostile one (words × words)
 PROGRAM_BYTES = 4_096  # of a routing program: fits a line of `ctl` quoted, and is read within some ms
-PROGRAM_SEARCHES = 4_096  # calls of payload_contains, and of functions of packages, in all programs of a group
-PROGRAM_SEARCH_BYTES = (
-    4 << 20
-)  # that they search of one message together: 12 ms where the text nearly matches everywhere
+PROGRAM_SEARCHES = 512  # calls of payload_contains, and of functions of packages, in all programs of a group
+PROGRAM_SEARCH_BYTES = 16 << 20  # that they search of one message together: all of any message of 32 KiB; some ms
 PROGRAM_DEPTH = 32  # parentheses inside one another: far from any recursion limit, more than anyone can read
 CONSUMERS = 65_536  # in one group: about 2 KiB each, and the state record names them all
 PATTERNS = 65_536  # patterns and programs of one group's views

@@ -10,6 +10,7 @@ import pytest
 from mqfs import errors
 from mqfs.wait import Wait
 from tests.support.hand import ANNA, ROOT, Hand
+from tests.support.queues import Queues
 
 ERRORS = 'prefix:log. (payload_contains("error # 7") && route_contains("m"))'
 WRITTEN = [("log.mail", b"an error # 7"), ("log.web", b"an error # 7"), ("log.mail", b"fine"), ("mail", b"error # 7")]
@@ -90,3 +91,14 @@ def test_a_handle_of_a_consumer(full: Hand, what: str) -> None:
     assert not step.settled
     full.write("log.mail", b"error # 7")
     assert step.result() == b"error # 7"
+
+
+def test_binding_more_programs_hides_no_message_of_32_kib() -> None:
+    queues = Queues("replay all")
+    queues.ctl('bind found prefix:"" payload_contains("needle")', "consumer w found")
+    queues.write("s", b"-" * (32_768 - 6) + b"needle")
+    calls = " || ".join(f'payload_contains("{n}")' for n in range(7))
+    queues.ctl(*[f'bind other prefix:"{n}" {calls}' for n in range(73)])
+    with pytest.raises(errors.OverLimit, match="expected at most 512 in all programs"):
+        queues.ctl(f'bind other prefix:"one" {calls}')
+    assert queues.worker("w").read(40_000).endswith(b"needle")
