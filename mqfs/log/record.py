@@ -172,12 +172,15 @@ def next_good(data: bytes, bad: int, low: int = -1) -> int:
     none. `low`: the sequence of the message before it.
 
     The size of the bad one may be what is damaged, so every place is looked at. But a body may hold what looks like
-    records: where the size leads to a record that passes, those before that one have sequences below it.
+    records, written by who wants them to be taken for some: where the size leads to a record that passes, those before
+    that one have sequences below it, and where only one message has room between, they count only if the bad one
+    passes with the size that ends there.
     """
     high, told = 1 << 64, -1  # above every sequence; where the size leads to
     after = row_at(data, bad + padded(_unpack(data, bad)[0])) if bad + HEAD_BYTES <= len(data) else None
     if after is not None and _fits(after.sequence, after.kind, low, high):
         high, told = after.sequence + (after.kind > _END), after.position
+    is_next = told >= 0 and high - low <= 2
     spare = _SPARE_BYTES  # what a body full of heads may cost is linear in its size
     last = len(data) - HEAD_BYTES
     for found in _KIND.finditer(data, bad + 8 + _KIND_AT):
@@ -191,13 +194,20 @@ def next_good(data: bytes, bad: int, low: int = -1) -> int:
         size, _, sequence, _, _, kind, _, headers = _unpack(data, at)
         if size < HEAD_BYTES + headers or at + size > len(data) or not _fits(sequence, kind, low, high):
             continue
-        if size > _SMALL_BYTES:
-            if spare + _SPARE_RATE * (at - bad) < size:
+        cost = size + is_next * 8 * (at - bad)
+        if cost > _SMALL_BYTES:
+            if spare + _SPARE_RATE * (at - bad) < cost:
                 continue
-            spare -= size
-        if row_at(data, at):
+            spare -= cost
+        if row_at(data, at) and (not is_next or size_to(data, bad, at)):
             return at
     return -1
+
+
+def size_to(data: bytes, at: int, end: int) -> int:
+    """With which size, padded up to `end`, the record there passes its check; 0: with none."""
+    sizes = range(end - at, max(end - at - 8, HEAD_BYTES - 1), -1)
+    return next((size for size in sizes if row_at(size.to_bytes(4, "little") + data[at + 4 : at + size], 0)), 0)
 
 
 def _fits(sequence: int, kind: int, low: int, high: int) -> bool:
@@ -231,6 +241,7 @@ __all__ = [
     "padded",
     "row_at",
     "settled",
+    "size_to",
     "skim",
     "with_flags",
 ]

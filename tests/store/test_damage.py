@@ -191,6 +191,26 @@ def test_a_search_is_linear_in_what_it_passes() -> None:
     assert next_good(bytes(data), 0, 6) == 32 + padded(len(inside))
 
 
+@pytest.mark.parametrize("kind", [Kind.MESSAGE, Kind.CHANGE, Kind.ACK])
+def test_what_a_message_holds_is_no_record_where_a_bit_of_it_is_damaged(kind: Kind) -> None:
+    """Whoever writes may write records: they are not taken for some, whichever bit behind the size is damaged."""
+    forged = b"".join(encode(6 + (kind is Kind.MESSAGE), 0, 0, kind, SETTLED, b"", b'{"do":"x"}') for _ in range(3))
+    first, second = encode(7, 0, 16, Kind.MESSAGE, 0, b"", forged), encode(8, 0, 16, Kind.MESSAGE, 0, b"", b"next")
+    for bit in range(32, 8 * len(first)):
+        data = bytearray(first + second)
+        data[bit // 8] ^= 1 << bit % 8
+        assert next_good(bytes(data), 0, 6) == len(first)
+
+
+def test_a_damaged_size_that_leads_past_a_change_hides_nothing() -> None:
+    """It leads to the next message, as if nothing but the damaged one stood before it."""
+    message = encode(7, 0, 16, Kind.MESSAGE, 0, b"", bytes(32))
+    change = encode(7, 0, 0, Kind.CHANGE, 0, b"", bytes(32))
+    data = bytearray(message + change + encode(8, 0, 16, Kind.MESSAGE, 0, b"", b"next"))
+    data[:4] = (len(message) + len(change)).to_bytes(4, "little")
+    assert next_good(bytes(data), 0, 6) == len(message)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("clean", [True, False])
 def test_one_bit(clean: bool) -> None:

@@ -8,7 +8,20 @@ from __future__ import annotations
 import attrs
 
 from mqfs.log import batch
-from mqfs.log.record import HEAD, HEAD_BYTES, INNER, MORE, SETTLED, Row, last_byte, next_good, padded, row_at, skim
+from mqfs.log.record import (
+    HEAD,
+    HEAD_BYTES,
+    INNER,
+    MORE,
+    SETTLED,
+    Row,
+    last_byte,
+    next_good,
+    padded,
+    row_at,
+    size_to,
+    skim,
+)
 from mqfs.model import Kind
 from mqfs.store.segment.index import NonMessageRecords, OpenIndex
 from mqfs.store.sequences import RESERVE
@@ -140,7 +153,7 @@ class _Scan:
         self.found.bad.append((self.base + at, self.found.written if is_cut else self.base + end))
         size, _, sequence, _, stream, kind, _, headers = HEAD.unpack_from(data.ljust(at + HEAD_BYTES, b"\0"), at)
         if padded(size) != end - at:
-            size = next((some for some in range(end - at, end - at - 8, -1) if _passes(data, at, some)), 0)
+            size = size_to(data, at, end)
         if size and 0 < kind <= Kind.END and 0 <= max(self.low, _last_sequence(self.index, self.others)) < sequence:
             return
         is_change = data.startswith(_CHANGE, at + HEAD_BYTES)  # then its size is damaged
@@ -172,11 +185,6 @@ def _last_sequence(index: OpenIndex, others: NonMessageRecords) -> int:
     if len(index) and (other is None or other.position < index.positions[-1]):
         return index.sequences[-1]
     return other.sequence if other is not None else -1
-
-
-def _passes(data: bytes, at: int, size: int) -> bool:
-    """Whether the record there passes with that size."""
-    return size >= HEAD_BYTES and bool(row_at(size.to_bytes(4, "little") + data[at + 4 : at + size], 0))
 
 
 def is_reserve(kind: int, stream: int, body: int) -> bool:
