@@ -177,8 +177,8 @@ class Appender:
             write_all(self._disk, segment.open(), bytes(min(step, end - at)), at)
 
     def hold_room(self, size: int) -> None:
-        """Have that many bytes allocated, after a roll too, for records that were published elsewhere; 0: no more. A
-        quarter of a segment's bound is counted at most. Raises DiskFull, DiskFailed."""
+        """Have that many bytes allocated, after a roll too, for records that were published elsewhere; 0: give back
+        what is left of them. A quarter of a segment's bound is counted at most. Raises DiskFull, DiskFailed."""
         segment = self._chain.open
         if size and size == self._held and segment is not None and segment.used + size <= segment.room:
             return
@@ -190,6 +190,10 @@ class Appender:
             finally:
                 self._holding = False
             self._held = size
+        elif segment is not None and self._end.failed is None:
+            with suppress(OSError):  # then it stays until the segment is sealed
+                segment.shrink()
+                segment.room = segment.used
 
     def ask_for_room(self) -> None:
         """Whether there is as much room by now as the disk did not have."""

@@ -232,14 +232,16 @@ class RingRegistry:
             hold_room(bucket, limits.RING_BYTES)
         except errors.DiskFull:
             raise errors.DiskFull(f"no ring: the log has no room for its {limits.RING_BYTES} bytes") from None
-        made = ring.create(
-            limits.RING_BYTES, generation=generation, sequence=bucket.end.next, time_ns=bucket.end.last_ns
-        )
-        self._generations[number] = generation
+        made = None
         try:
+            made = ring.create(
+                limits.RING_BYTES, generation=generation, sequence=bucket.end.next, time_ns=bucket.end.last_ns
+            )
+            self._generations[number] = generation
             own = self._begin(group, made)
         except BaseException:
-            made.close()
+            if made is not None:
+                made.close()
             bucket.ranges.hold_room(0)
             raise
         if self._keeper is not None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import random
+import resource
 import signal
 import time
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from mqfs import errors, ring
+from mqfs import errors, limits, ring
 from mqfs.model import Draft
 from mqfs.ring import Ring
 from mqfs.ring.server.keeper_link import KeeperLink
@@ -355,3 +357,36 @@ def test_a_bug_in_a_rings_maintenance_is_one_line_and_a_group_that_takes_no_more
     rig = Rig(disk=disk.after_kill())
     assert b"published" in [body for _, _, body in rig.log()]
     rig.stop()
+
+
+@pytest.mark.parametrize("end", ["retired", "never made"])
+def test_the_room_of_a_ring_is_given_back(tmp_path: Path, keeper: Any, end: str) -> None:
+    rig = Rig("replay all", path=str(tmp_path / "store"))
+    allocated = log_bytes(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if end == "retired":
+        rig.attach()
+        assert log_bytes(tmp_path) > limits.RING_BYTES
+        rig.own.ring_log.retire("test")
+        rig.tick()
+    else:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        taken = []
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.dup(0))
+            with pytest.raises((OSError, errors.MqfsError)):
+                rig.attach()
+        finally:
+            for fd in taken:
+                os.close(fd)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert log_bytes(tmp_path) <= allocated
+    rig.write("s", b"goes on")
+    assert [body for _, _, body in rig.log()] == [b"goes on"]
+    rig.stop()
+
+
+def log_bytes(path: Path) -> int:
+    return sum(file.stat().st_blocks * 512 for file in path.rglob("*.log"))
