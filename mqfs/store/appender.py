@@ -165,8 +165,9 @@ class Appender:
         raise errors.DiskFailed(str(error)) from error
 
     def _disk_full(self, need: int) -> errors.DiskFull:
+        full, group = self._chain.context.full, self._chain.group
         if not self._holding:  # no write was refused
-            self._chain.context.full[self._chain.group] = need
+            full[group] = max(need, full.get(group, 0))  # until there is room for the largest
         return errors.DiskFull(f"group {self._chain.group}")
 
     def _erase(self, segment: Segment, length: int) -> None:
@@ -284,13 +285,14 @@ class Appender:
         # Where only changes came since the old one began its name is taken, so that number is used up.
         first = max(end.next, old.first + 1)
         self._sequences.announced = max(self._sequences.announced, first)
+        state = self.state()
         try:
             others, head, fd = write_head(
-                chain.context, chain.folder, chain.group, first, self.state(), self._sequences.announced, end.last_ns
+                chain.context, chain.folder, chain.group, first, state, self._sequences.announced, end.last_ns
             )
         except OSError as error:
             if error.errno in _FULL:
-                raise self._disk_full(need) from error
+                raise self._disk_full(need or padded(len(state))) from error
             if error.errno not in _SHORT:
                 commit.fail(error)
             raise errors.DiskFailed(str(error)) from error

@@ -163,8 +163,14 @@ class DiskStore:
             self._turn = list(self._buckets.values())
         while self._turn and time.monotonic() < until:
             self._turn.pop().upkeep.tick(until)
+        until = time.monotonic() + PORTION_S
         for number in list(self.full):
-            self._buckets[number].writer.ask_for_room()
+            if time.monotonic() > until:
+                break
+            bucket, need = self._buckets.get(number), self.full.pop(number)
+            if bucket is not None:
+                self.full[number] = need  # behind the others, which are asked for next time
+                bucket.writer.ask_for_room()
 
     def close_later(self, fd: int) -> None:
         """See `StoreContext`."""

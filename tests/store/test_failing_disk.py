@@ -220,6 +220,43 @@ def test_a_full_disk_is_not_for_good() -> None:
     assert again.reader.find(17, 0) is None
 
 
+class Full(LyingDisk):
+    """While it is full nothing is allocated or made; what was allocated is written."""
+
+    is_full = False
+
+    def open(self, path: str, flags: int) -> int:
+        self._refuse(flags & os.O_CREAT)
+        return super().open(path, flags)
+
+    def allocate(self, fd: int, position: int, length: int) -> None:
+        self._refuse(True)
+        super().allocate(fd, position, length)
+
+    def _refuse(self, takes_room: int) -> None:
+        if self.is_full and takes_room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_group_asks_for_the_most_that_the_disk_refused() -> None:
+    disk = Full()
+    store, bucket = made(disk)
+    bucket.writer.append(Kind.MESSAGE, 16, 0, bytes(3 << 20))
+    disk.is_full = True
+    bucket.upkeep.trim({}, frozenset())  # a roll
+    assert store.full[bucket.id] > 0
+    for length in (500_000, 100_000):
+        with pytest.raises(DiskFull):
+            bucket.writer.append(Kind.MESSAGE, 16, 0, bytes(length))
+        assert store.full[bucket.id] > 500_000
+    store.full[bucket.id + 1] = 1  # of a group that was not opened
+    store.tick()
+    assert [*store.full] == [bucket.id]
+    disk.is_full = False
+    store.tick()
+    assert not store.full
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of 4 MiB."""
