@@ -143,6 +143,22 @@ def test_a_group_that_cannot_be_opened() -> None:
     store.close()
 
 
+def test_a_group_that_cannot_be_opened_and_is_removed_by_hand() -> None:
+    """What it kept from being made is made without a restart; the group in it is seen beside it, as after one."""
+    disk = Refusing(filled().root)
+    disk.refuses = True
+    store, tree = _start(disk, 0)
+    remove_tree(disk, f"{PATH}/buckets/02/2")
+    assert isinstance(tree.clock, ManualClock)
+    tree.clock.forward(60)
+    tree.tick()
+    tree.mkdir(ROOT, tree.root, "orders", 0o755)
+    assert not tree.unserved
+    assert shows(tree, "eu.lost-3/s") == BODIES
+    tree.close()
+    store.close()
+
+
 def test_the_name_of_a_group_that_makes_no_sense() -> None:
     """Its settings are of a later version: its name is known, and taken."""
     disk = filled()

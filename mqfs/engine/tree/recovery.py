@@ -72,12 +72,18 @@ class Unserved:
             try:
                 bucket = store.open(number)
                 state = read_state(bucket)
+            except errors.NotFound:  # removed by hand
+                self._forget(number)
+                continue
             except Exception as error:
                 self.leave(number, error)
                 continue
-            self._retried.discard(number)
-            del self._states[number]
+            self._forget(number)
             build(bucket, state)
+
+    def _forget(self, number: int) -> None:
+        self._retried.discard(number)
+        del self._states[number]
 
 
 def read_states(store: Store, unserved: Unserved) -> list[tuple[Bucket, State]]:
