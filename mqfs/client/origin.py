@@ -95,11 +95,14 @@ class Origin:
             return []
 
     def _next(self) -> int:
-        file = self.cursor()
         try:
-            return int(json.loads(file.ask(b"selected\n"))["next"])
-        finally:
-            file.close()
+            file = self.cursor()
+            try:
+                return int(json.loads(file.ask(b"selected\n"))["next"])
+            finally:
+                file.close()
+        except MqfsError:  # a warning is never why a call fails
+            return 0
 
     @property
     def _direct(self) -> Direct | None:

@@ -14,6 +14,7 @@ import pytest
 import mqfs
 from mqfs import Client, Message, errors
 from mqfs.client import Group
+from mqfs.client.origin import Origin
 from tests.support.eventually import HANG_S, patient
 from tests.support.server import Server
 
@@ -320,6 +321,21 @@ def test_who_comes_too_late_is_warned(tree: Client, name: str, over: str, caplog
         kept.publish("s", "x")
         call(kept)
         assert warnings(caplog) == []
+
+
+def test_a_warning_that_cannot_be_made_fails_no_call(
+    tree: Client, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = tree.group(name, create=True)
+    group.publish("s", "x")
+
+    def refuse(_: Origin) -> None:
+        raise errors.OverLimit("no more files")
+
+    monkeypatch.setattr(Origin, "cursor", refuse)
+    group.consume("late").close()
+    assert group.consumers() == ["late"]
+    assert warnings(caplog) == []
 
 
 def test_plain_handlers_of_a_work_queue_are_warned_of(
