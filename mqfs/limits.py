@@ -194,6 +194,9 @@ LOG_S = 60.0
 AUDIT_REFUSALS = 20  # of one user in a second with a line each in the audit, of some 600 bytes; the others share one
 SHUTDOWN_S = 5.0  # for replies and the last commit at the end
 
+# The library
+HANDLER_THREADS = 1_024  # of one handler of `on(single=True)`: as many wait as it could be called at once
+
 # `mqfs bench`
 BENCH_PRODUCERS = BENCH_CONSUMERS = 256  # processes of each kind: some 20 MB each
 BENCH_WORKERS = 64  # see bench/payload.py: how often a message came to all of them together fits a byte

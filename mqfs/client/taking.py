@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 import attrs
 
+from mqfs import limits
 from mqfs.client.callbacks import Listener, Shared
 from mqfs.client.delivery import Claim, Claims
-from mqfs.errors import Denied, Disconnected, MqfsError, NotFound
+from mqfs.errors import Denied, Disconnected, MqfsError, NotFound, OverLimit
 from mqfs.syntax.patterns import Words, compile_pattern, has_wildcard
 
 LOOK_S = 1.0  # between two looks for new streams
@@ -78,13 +80,21 @@ class Taking:
     # ------------------------------------------------------------ streams
 
     def _watch(self) -> None:
+        fails = False
         try:
             while (self._has_patterns or self._left) and not self._ended.wait(LOOK_S):
                 try:
                     self._look()
+                    fails = False
+                except (NotFound, Denied):
+                    raise
                 except Disconnected as error:
                     if error.final:
                         raise
+                except MqfsError as error:  # a limit, say: the next look may have more success
+                    if not fails:
+                        self._listener.report(error, None)
+                    fails = True
         except MqfsError as error:
             if not self._ended.is_set():
                 self._listener.report(error, None)
@@ -110,8 +120,14 @@ class Taking:
             self._left.discard(name)
 
     def _open(self, name: str) -> None:
-        handles = [self._streams.take(name)]
-        handles += [self._streams.take(name) for _ in range(self._concurrency - 1)]
+        if len(self._handles) + self._concurrency > limits.HANDLER_THREADS:
+            raise OverLimit(
+                f"on failed: stream {name!r} (expected at most {limits.HANDLER_THREADS} threads of a handler, "
+                f"{self._concurrency} for each stream)"
+            )
+        with ExitStack() as opened:
+            handles = [opened.enter_context(self._streams.take(name)) for _ in range(self._concurrency)]
+            opened.pop_all()
         with self._shared.changed:
             self._handles.update(dict.fromkeys(handles, name))
         for claims in handles:

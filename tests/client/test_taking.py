@@ -11,12 +11,13 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 import mqfs
-from mqfs import Client, errors
+from mqfs import Client, errors, limits
 from mqfs.client import Claims, Group, tasks
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server, environment, short_folder
@@ -390,6 +391,55 @@ def test_a_handler_ends_with_the_streams_that_it_names(tree: Client, name: str) 
     group.remove("s")
     registration.join(HANG_S)
     assert (registration.active, every.active) == (False, True)
+
+
+def test_streams_of_a_handler_are_bounded(tree: Client, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One beyond the bound is reported once, and has its turn when another goes."""
+    monkeypatch.setattr(limits, "HANDLER_THREADS", 4)
+    group = work(tree, name)
+    called: queue.SimpleQueue[str] = queue.SimpleQueue()
+    reported: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+    registration = group.on(
+        "log.*", lambda message: called.put(message.stream), single=True, concurrency=2,
+        on_error=lambda error, message: reported.put(error),
+    )  # fmt: skip
+    for stream in ("log.a", "log.b"):
+        group.publish(stream, "x")
+    assert {called.get(timeout=HANG_S) for _ in range(2)} == {"log.a", "log.b"}
+    group.publish("log.c", "x")
+    error = reported.get(timeout=HANG_S)
+    assert isinstance(error, errors.OverLimit)
+    assert "at most 4 threads of a handler, 2 for each stream" in str(error)
+    with pytest.raises(errors.OverLimit):
+        group.on("#", print, single=True, concurrency=2)
+    group.remove("log.a")
+    assert called.get(timeout=HANG_S) == "log.c"
+    assert (registration.active, reported.empty()) == (True, True)
+
+
+def test_a_handler_that_cannot_open_all_it_needs_leaves_nothing_open(
+    tree: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = work(tree, name)
+    group.create("s")
+    opened: list[Claims] = []
+    real = group._take
+
+    def take(stream: str, **options: Any) -> Claims:
+        if opened:
+            raise errors.OverLimit("no more files")
+        opened.append(real(stream, **options))
+        return opened[0]
+
+    monkeypatch.setattr(group, "_take", take)
+    with pytest.raises(errors.OverLimit):
+        group.on("s", print, single=True, concurrency=2)
+    with pytest.raises(EOFError):
+        opened[0].get(0.0)
+    group.publish("s", b"x")
+    monkeypatch.undo()
+    with group.take("s") as claims, claims.get(HANG_S) as claim:
+        assert claim.deliveries == 1
 
 
 def test_what_no_handler_can_take(tree: Client, name: str) -> None:
