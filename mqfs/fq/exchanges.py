@@ -172,10 +172,8 @@ class Exchanges:
         """Make the group of all exchanges where it is missing, and take up what is bound in it."""
         node: Any = self.tree.root
         for name in self.path:
-            found = node.groups.get(name)
-            node = found or await settle(
-                self.tree.mkdir(self.server_user, node, name, self.tree.stat(node).mode & 0o777)
-            )
+            mode = self.tree.stat(node).mode & 0o777
+            node = node.groups.get(name) or await settle(self.tree.mkdir(self.server_user, node, name, mode))
         self._root = node
         for group in list(node.groups.values()):
             await self._take_up(Exchange(text_of(group.name), group))
@@ -249,8 +247,7 @@ class Exchanges:
                 stale.append(view.name)
                 continue
             state = consumer.state
-            policy = "block" if state.full == "block" else "drop"
-            wish = Wish("", state.private, policy, state.backlog, True)
+            wish = Wish("", state.private, "block" if state.full == "block" else "drop", state.backlog, True)
             queue = self.queues.setdefault(name, Queue(name, state.uid, wish, permanent=True))
             for text in view.state.patterns:
                 self._enter(exchange, queue, text, parse(text), permanent=True)
@@ -293,10 +290,11 @@ class Exchanges:
         if not all(owns(user, owner) for owner in {queue.owner, *(consumer.state.uid for consumer in consumers)}):
             words = ("transient", "permanent")
             raise Refused(f"requested {words[permanent]}, queue is {words[queue.permanent]}")
-        queue.permanent = permanent
+        changed = attrs.evolve(queue, permanent=permanent)  # with the same holds
         for exchange in bound:
-            await self.command(user, exchange.group, queue.line(exchange.consumer(queue)))
-            self._hold(user, exchange, queue)
+            await self.command(user, exchange.group, changed.line(exchange.consumer(queue)))
+            self._hold(user, exchange, changed)
+        queue.permanent = permanent  # not before: asked again after an error, all of it is done
 
     async def leave(self, queue: Queue) -> None:
         """A client has gone. A transient queue goes with its last one."""
@@ -359,7 +357,11 @@ class Exchanges:
                 exchange.leave(route)
                 raise
             if first:
-                self._hold(user, exchange, queue)
+                try:
+                    self._hold(user, exchange, queue)
+                except BaseException:
+                    await self._remove(exchange, queue)
+                    raise
                 queue.tell(exchange.name)
             return route
 

@@ -1,0 +1,80 @@
+"""Changes of queues that fail half-way: what is left is as before, so that they can be asked again."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+import trio
+
+from mqfs.engine.group import Group
+from mqfs.errors import OverLimit
+from mqfs.fq.exchanges import Exchange, Exchanges
+from mqfs.fq.queues import Queue, Wish
+from mqfs.model import User
+from tests.support.hand import ROOT
+from tests.support.queues import Queues
+
+
+@attrs.define
+class Client:
+    """A member of a queue."""
+
+    bound: list[bytes] = attrs.Factory(list)
+
+    def on_bound(self, exchange: bytes) -> None:
+        self.bound.append(exchange)
+
+
+async def joined() -> tuple[Exchanges, Queue, Client]:
+    """A transient queue with a client."""
+    client = Client()
+    exchanges = Exchanges(Queues().tree, "fq")
+    await exchanges.start()
+    await exchanges.join(ROOT, b"q", Wish("mem", private=False), lambda _: client)
+    return exchanges, exchanges.queues[b"q"], client
+
+
+def test_a_change_of_permanence_that_failed_is_made_when_it_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        exchanges, queue, client = await joined()
+        for name in (b"a", b"b"):
+            await exchanges.bind(ROOT, queue, name, b"prefix:", permanent=False)
+        real, asked = Exchanges.command, []
+
+        async def refuse_second(it: Exchanges, user: User, group: Group, *lines: str) -> None:
+            asked.append(group)
+            if len(asked) == 2:
+                raise OverLimit("no more files")
+            await real(it, user, group, *lines)
+
+        monkeypatch.setattr(Exchanges, "command", refuse_second)
+        wish = Wish("mem", private=False, permanent=True)
+        with pytest.raises(OverLimit):
+            await exchanges.join(ROOT, b"q", wish, lambda _: client)
+        await exchanges.join(ROOT, b"q", wish, lambda _: client)
+        consumers = [exchange.consumer(queue) for exchange in exchanges]
+        assert [consumer.state.transient for consumer in consumers] == [False, False]
+        assert (queue.permanent, queue.holds) == (True, {})
+
+    trio.run(run)
+
+
+def test_a_binding_that_could_not_be_held_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        exchanges, queue, client = await joined()
+        with monkeypatch.context() as patched:
+
+            def refuse(*_: object) -> None:
+                raise OverLimit("no more files")
+
+            patched.setattr(Exchanges, "_hold", refuse)
+            with pytest.raises(OverLimit):
+                await exchanges.bind(ROOT, queue, b"a", b"prefix:", permanent=False)
+        exchange = exchanges.find(b"a")
+        assert isinstance(exchange, Exchange)
+        assert (exchange.bindings, queue.exchanges, exchange.consumer(queue), client.bound) == ({}, set(), None, [])
+        assert not list(exchange.group.views.values())
+        await exchanges.bind(ROOT, queue, b"a", b"prefix:", permanent=False)
+        assert (client.bound, [*queue.holds]) == ([b"a"], [b"a"])
+
+    trio.run(run)
