@@ -26,6 +26,7 @@ class TextHandle(OpenFile):
     parkable = True
     text: bytes | None = None  # not yet
     size: int | None = None
+    _error: Exception | None = None  # why it could not be made
 
     def on_opened(self) -> None:
         self._reads: list[tuple[Wait[bytes], int, int]] = []
@@ -46,7 +47,8 @@ class TextHandle(OpenFile):
         """Others were served meanwhile; perhaps its reads wait."""
         try:
             self._keep(work.result(), refuse=False)
-        except errors.MqfsError as error:
+        except Exception as error:  # else its reads would wait for ever
+            self._error = error
             for wait, _, _ in self._reads:
                 wait.fail(error)
         else:
@@ -60,6 +62,8 @@ class TextHandle(OpenFile):
         self.require(reading=True)
         if self.text is not None:
             return self.text[offset : offset + count]
+        if self._error is not None:
+            raise self._error
         wait: Wait[bytes] = Wait(self._cancel)
         self._reads.append((wait, count, offset))
         return wait

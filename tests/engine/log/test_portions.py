@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mqfs import errors
-from mqfs.engine.log.portions import in_order
+from mqfs.engine.files.text import TextHandle
+from mqfs.engine.log.portions import Work, in_order
 from mqfs.wait import Wait
 from tests.support.clock import ManualClock
 from tests.support.hand import ROOT
@@ -117,6 +118,26 @@ def test_closed_files_and_removed_groups_want_no_more() -> None:
     queues.tree.rmdir(ROOT, queues.tree.root, "g")
     with pytest.raises(errors.NotFound):
         step.result()
+
+
+@pytest.mark.parametrize("error", [errors.DiskFailed("a"), ValueError("b")])
+def test_an_error_is_for_later_reads_too(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Work[str]:
+        yield
+        yield
+        raise error
+
+    monkeypatch.setitem(TextHandle._MAKE, ".stats", fail)
+    queues, clock = group_of()
+    clock.hasty = True
+    handle = queues.open(".stats")
+    step = handle.read(100)
+    assert isinstance(step, Wait)
+    finish(queues, step)
+    with pytest.raises(type(error)):
+        step.result()
+    with pytest.raises(type(error)):
+        handle.read(100)
 
 
 def searching() -> tuple[Queues, Hasty, Any]:
