@@ -265,7 +265,7 @@ def _from_line(line: bytes) -> tuple[str, bytes]:
     if unknown := value.keys() - {"stream", "body", "body_base64", "headers"}:
         raise BadRequest(f"unknown key {min(unknown)!r} (expected stream, body, body_base64, headers)")
     text, coded = value.get("body"), value.get("body_base64")
-    if isinstance(text, str) == isinstance(coded, str):
+    if (text is None) == (coded is None) or not isinstance(coded if text is None else text, str):
         raise BadRequest('expected "body" or "body_base64", a string')
     body = text.encode() if isinstance(text, str) else base64_body(str(coded))
     own = value.get("headers", {})
@@ -277,8 +277,8 @@ def _from_line(line: bytes) -> tuple[str, bytes]:
 
 
 def strings_of(line: bytes) -> dict[str, Any]:
-    """As json.loads, of an object of strings and of one such object in it: whatever else is there is refused where it
-    begins, however long it is. Raises ValueError, TooLong."""
+    """As json.loads, of an object of strings and null, and of one such object in it: whatever else is there is refused
+    where it begins, however long it is. Raises ValueError, TooLong."""
     if len(line) > _LINE_BYTES:
         raise TooLong(f"{len(line)} bytes (expected at most {_LINE_BYTES})")
     text = line.decode()
@@ -299,6 +299,8 @@ def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
         at = _past(text, _past(text, at), ":")
         if depth and text[at : at + 1] == "{":
             found[key], at = _object(text, at, depth - 1)
+        elif text.startswith("null", at):
+            found[key], at = None, at + len("null")
         else:
             found[key], at = scanstring(text, _past(text, at, '"', blanks=False))
         at, before = _past(text, at), ","

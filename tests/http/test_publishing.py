@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import time
 from typing import Any
 
@@ -118,3 +120,21 @@ def test_bodies_that_are_none(web: Web, group: str) -> None:
     web.put(f"{group}/s")
     for line, status in lines:
         assert web.post(f"{group}/.batch", line, Content_Type="application/x-ndjson").status == status, line[:50]
+
+
+@pytest.mark.parametrize("size", [10, 20_000])
+def test_a_line_means_the_same_whatever_its_length(web: Web, group: str, size: int) -> None:
+    coded = base64.b64encode(b"x" * size).decode()
+    lines: list[tuple[dict[str, Any], int]] = [
+        ({"stream": "s", "body": None, "body_base64": coded}, 201),
+        ({"stream": "t", "body": coded, "body_base64": None}, 201),
+        ({"stream": "s", "body": None, "body_base64": None, "headers": {"a": coded}}, 400),
+        ({"stream": "s", "body": 1, "body_base64": coded}, 400), ({"stream": None, "body": coded}, 400),
+        ({"stream": "s", "body": coded, "headers": {"a": None}}, 400),
+    ]  # fmt: skip
+    web.put(f"{group}/s")
+    web.put(f"{group}/t")
+    for line, status in lines:
+        answer = web.post(f"{group}/.batch", json.dumps(line), Content_Type="application/x-ndjson")
+        assert answer.status == status, (line.keys(), answer.body)
+    assert [web.get(f"{group}/{stream}").body for stream in "st"] == [b"x" * size, coded.encode()]
