@@ -40,7 +40,8 @@ def block_of(host: str) -> str:
     return str(ipaddress.ip_network(f"{str(address).partition('%')[0]}/{bits}", strict=False))
 
 
-def _one(user: Hashable) -> Hashable:
+def counted(user: Hashable) -> Hashable:
+    """The one that a user counts as: of an address its block."""
     return block_of(user) if isinstance(user, str) else user
 
 
@@ -57,12 +58,12 @@ class Shares:
 
     def of(self, user: Hashable) -> int:
         """The amount that a user has."""
-        return self._taken.get(_one(user), 0)
+        return self._taken.get(counted(user), 0)
 
     def check(self, user: Hashable, amount: int = 1) -> None:
         """Check that a user may get more. Raises OverLimit."""
         total: int = getattr(limits, self._limit)
-        user = _one(user)
+        user = counted(user)
         require_share(self._what, total, user, self._taken.get(user, 0) + amount, self.used + amount)
 
     def take(self, user: Hashable, amount: int = 1) -> None:
@@ -73,7 +74,7 @@ class Shares:
     def give(self, user: Hashable, amount: int = 1) -> None:
         """Take an amount back from a user."""
         self.used -= amount
-        user = _one(user)
+        user = counted(user)
         left = self._taken.get(user, 0) - amount
         if left:
             self._taken[user] = left
@@ -90,4 +91,4 @@ class Shares:
         return after
 
 
-__all__ = ["Shares", "require_share"]
+__all__ = ["Shares", "counted", "require_share"]

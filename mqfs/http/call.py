@@ -14,6 +14,7 @@ from mqfs.http.claims import Claims
 from mqfs.http.target import Path, Target
 from mqfs.http.wire import Request
 from mqfs.model import User
+from mqfs.shares import counted
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.size import parse_number
 from mqfs.wait import Step
@@ -82,8 +83,8 @@ class Call:
 
     @property
     def owner(self) -> Hashable:
-        """Whose bounds it counts against: a user's, but a host's where that user is of all who come without a token."""
-        return self.account if self.user.grant is None else self.user.uid
+        """Whose bounds it counts against: a user's; of those who come without a token their block of addresses."""
+        return counted(self.account) if self.user.grant is None else self.user.uid
 
     @property
     def group(self) -> Any:

@@ -196,7 +196,7 @@ def hasty() -> Iterator[Web]:
         file = folder / "tokens"
         file.write_text("".join(f"{user} {secret}\n" for user, secret in SECRETS.items()))
         os.chmod(file, 0o600)
-        web = Web(folder, "--token-file", str(file), program=program)
+        web = Web(folder, "--token-file", str(file), "--http-proxy", "127.0.0.2/32", program=program)
         with web.server:
             yield web
 
@@ -230,27 +230,30 @@ def test_open_claims_of_a_user_are_bounded(hasty: Web) -> None:
 
 
 def test_claims_of_one_stranger_refuse_no_other(hasty: Web) -> None:
-    """All clients without a token act as one user, and have bounds by their address."""
+    """All clients without a token act as one user, and have bounds by the block of their address: a host has it all."""
     group = hasty.group()
     mail = f"{group}/.consumers/mail"
     hasty.put(f"{group}/s")
     hasty.put(mail)
-    for n in range(12):
+    for n in range(22):
         hasty.post(f"{group}/s", str(n))
 
     tokens: list[str] = []
 
     def claim_from(host: str) -> int:
-        connection = http.client.HTTPConnection("127.0.0.1", hasty.port, timeout=HANG_S, source_address=(host, 0))
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", hasty.port, timeout=HANG_S, source_address=("127.0.0.2", 0)
+        )
         try:
-            connection.request("POST", f"{mail}/claim?max=7")
+            connection.request("POST", f"{mail}/claim?max=7", headers={"X-Forwarded-For": host})
             answer = connection.getresponse()
             tokens.extend(json.loads(line)["token"] for line in answer.read().splitlines() if answer.status == 200)
             return answer.status
         finally:
             connection.close()
 
-    assert [claim_from(host) for host in ("127.0.0.1", "127.0.0.1", "127.0.0.2")] == [200, 429, 200]
+    hosts = ("192.0.2.1", "192.0.2.1", "192.0.2.2", "198.51.100.1", "2001:db8::1", "2001:db8::2", "2001:db8:0:1::1")
+    assert [claim_from(host) for host in hosts] == [200, 429, 429, 200, 200, 429, 200]
     bearer = f"Bearer {SECRETS['root']}"
     (line,) = hasty.post(f"{mail}/claim", Authorization=bearer).lines
     assert hasty.post(f"{mail}/ack", line["token"], Authorization=bearer).status == 204
