@@ -83,8 +83,10 @@ class KeptBytes:
         """Charge what a stream keeps now."""
         group = cast(Any, stream).group
         stream.kept.update_low_watermark()
-        if stream.kept.count:
-            size = self._headers.setdefault(stream, HeaderBytes()).look(stream) + stream.kept.size
+        if count := stream.kept.count:
+            # Above the floor are acked messages, too: a few that are kept charge no more than they can have.
+            size = min(self._headers.setdefault(stream, HeaderBytes()).look(stream), count * limits.HEADER_BYTES)
+            size += stream.kept.size
         else:
             self._headers.pop(stream, None)
             size = 0

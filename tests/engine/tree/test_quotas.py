@@ -21,6 +21,7 @@ from mqfs.engine.files.metering import SECOND_NS, Pace
 from mqfs.engine.publishing.kept_quotas import HeaderBytes
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadConfig, Interrupted, OverQuota, Unsupported
+from mqfs.limits import HEADER_BYTES
 from mqfs.quotas import KEYS, Quota, parse_quotas
 from mqfs.ring.server.registry import RingRegistry
 from mqfs.store.memory import MemoryStore
@@ -30,7 +31,7 @@ from tests.support.batches import Units
 from tests.support.calls import calls
 from tests.support.clock import ManualClock
 from tests.support.hand import ANNA, BERT, ROOT
-from tests.support.queues import Queues, read, say
+from tests.support.queues import Queues, read, say, waits
 
 WO, RW = os.O_WRONLY, os.O_RDWR
 
@@ -363,6 +364,22 @@ def test_headers_and_delayed_messages_of_before_a_restart_count(tmp_path: Path) 
     q.ctl("clear s")
     q.tree.tick()
     assert 40_000 < q.use()["used"]["kept"] < 45_000  # the delayed ones
+
+
+def test_acked_messages_behind_a_claimed_one_charge_no_headers_without_end() -> None:
+    q = Limited("1001 kept=1000000", ctl=("deliver one", "ack next", "replay off"))
+    holder, other = q.taker(), q.taker()
+    for number in range(50):
+        q.put(b"%d" % number, headers={"h": "y" * 4_000})
+    assert read(holder) == b"0"
+    q.tree.tick()
+    assert q.use()["used"]["kept"] > 200_000
+    for number in range(1, 50):
+        assert read(other) == b"%d" % number
+    assert waits(other)
+    q.tree.tick()
+    assert q.group.streams["s"].kept.count == 1
+    assert 4_000 < q.use()["used"]["kept"] < HEADER_BYTES + 100
 
 
 def test_a_start_looks_for_headers_only_where_some_are(tmp_path: Path) -> None:
