@@ -51,7 +51,7 @@ class Model:
         self.blocked: list[tuple[int, int, bytes, dict[str, str], int, str | None, int]] = []
         self.held: list[dict[str, Any]] = []  # puts that are not due: dicts
         self.claimed = 0
-        self.sleepers: list[Consumer] = []  # consumers with leases or delays
+        self.alarms = 0  # that were set
         self.ids: dict[str, tuple[int, int]] = {}  # id of a put -> (until, seq)
         self.put_seq: int | None = None  # what the last put is told
         self.answers: list[tuple[int, Answer]] = []  # (key of the wait, result)
@@ -168,8 +168,9 @@ class Model:
                         headers = {**put["headers"], "held": str(put["seq"])}
                         self.enter(put["stream"], put["body"], headers, put["ttl"])
                         self.serve()
-            for c in [c for c in self.sleepers if c["timers"] and c["timers"][0][0] <= self.now]:
-                self.sleepers.remove(c)
+            due = [c for c in self.consumers if c["alarm"] is not None and c["alarm"] <= self.now]
+            for c in sorted(due, key=lambda c: c["since"]):
+                c["alarm"] = None
                 self.wake(c)
             self.go(None)
 
@@ -182,15 +183,20 @@ class Model:
                 self.fail(c, seq, "the lease ran out")
             elif e and not e["claim"] and e["due"] <= self.now:
                 e["due"] = 0
-        if c["timers"] and c not in self.sleepers:
-            self.sleepers.append(c)
+        if c["timers"]:
+            self.set_alarm(c, c["timers"][0][0])
         self.serve()
 
     def set_timer(self, c: Consumer, when: int, seq: int) -> None:
-        """Who has something to do later; they are woken in the order in which they came to have it."""
         c["timers"] = sorted([*c["timers"], (when, seq)])
-        if c not in self.sleepers:
-            self.sleepers.append(c)
+        self.set_alarm(c, when)
+
+    def set_alarm(self, c: Consumer, when: int) -> None:
+        """Who has something to do later is woken, of several at once who came to have it first since it was woken."""
+        if c["alarm"] is None:
+            self.alarms += 1
+            c["since"], c["alarm"] = self.alarms, when
+        c["alarm"] = min(c["alarm"], when)
 
     # -------------------------------------------------------- writing
 
@@ -368,8 +374,7 @@ class Model:
         self.consumers.remove(c)
         c["gone"] = True
         c["open"].clear()
-        if c in self.sleepers:
-            self.sleepers.remove(c)
+        c["alarm"] = None
 
     def claims(self, key: str) -> list[int]:
         """The sequences that a handle holds, in the order in which it came to them."""
@@ -700,6 +705,7 @@ def consumer(name: str | None, over: str | None, stream: int | None, low: int) -
     return {
         "name": name, "over": over, "stream": stream, "low": low, "had": set(),
         "timers": [],  # (when, seq) of leases and delays, perhaps outdated
+        "alarm": None, "since": 0,  # when it is woken, also where nothing is to be done any more
         "open": {},  # seq -> failed, due, claim (handle key or None), until (end of the lease or None)
         "transient": False, "private": False, "backlog": 0, "full": "", "gone": False,
     }  # fmt: skip

@@ -16,6 +16,13 @@ ANNA = User(1001, 1001)
 BERT = User(1002, 1002, frozenset({1001}))
 
 
+def finished(tree: Tree, step: Any) -> Any:
+    """What a step comes to that is made in portions: by the clock of the system even a short one may be."""
+    while isinstance(step, Wait) and not step.settled:
+        tree.run_timers()
+    return step.result() if isinstance(step, Wait) else step
+
+
 class Hand:
     """A tree and a group `g` in it, used as root unless said otherwise."""
 

@@ -25,7 +25,7 @@ class Timers:
         self.faults = faults
         self._heap: list[tuple[int, int, int, Alarm]] = []  # also what alarms were set to before
         self._most = 0  # rows, before those are dropped
-        self._order = count()
+        self._numbers = count()
         self.on_sooner: Callable[[], None] | None = None  # called when `next_due_ns` became sooner
 
     @property
@@ -42,7 +42,10 @@ class Timers:
         sooner = not self._heap or due_ns < self._heap[0][0]
         if len(self._heap) > self._most:
             self._drop_stale()
-        heapq.heappush(self._heap, (due_ns, alarm.turn, next(self._order), alarm))
+        if not alarm.due_ns:
+            alarm.number = next(self._numbers)
+        alarm.due_ns = due_ns
+        heapq.heappush(self._heap, (due_ns, alarm.turn, alarm.number, alarm))
         if sooner and self.on_sooner is not None:
             self.on_sooner()
 
@@ -70,18 +73,18 @@ class Timers:
 
 class Alarm:
     """Of one part of a group. `ring` is called with the engine time; `what` says in a log line what failed. Of several
-    at one moment the lowest `turn` rings first."""
+    at one moment the lowest `turn` rings first, then the one that was set first since it rang."""
 
-    __slots__ = ("_timers", "due_ns", "group", "ring", "turn", "what")
+    __slots__ = ("_timers", "due_ns", "group", "number", "ring", "turn", "what")
 
     def __init__(self, timers: Timers, group: Group, turn: int, what: str, ring: Callable[[int], None]) -> None:
         self._timers, self.group, self.turn, self.what, self.ring = timers, group, turn, what, ring
         self.due_ns = 0  # 0: not set
+        self.number = 0
 
     def at(self, due_ns: int) -> None:
         """Ring then, if not before."""
         if not self.due_ns or due_ns < self.due_ns:
-            self.due_ns = due_ns
             self._timers.push(self, due_ns)
 
     def cancel(self) -> None:

@@ -17,6 +17,7 @@ from mqfs.model import User
 from mqfs.seams import Store
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
+from tests.support.hand import finished
 
 ROOT, BERT = User(0, 0), User(1_002, 1_002)
 
@@ -40,7 +41,7 @@ class Scene:
     def measure(self, *lines: str, user: User = ROOT) -> list[list[int]]:
         cursor = self.open(".cursor", os.O_RDWR, user)
         cursor.write("".join(f"{line}\n" for line in lines).encode())
-        told = cursor.read(1 << 20)
+        told = finished(self.tree, cursor.read(1 << 20))
         cursor.close()
         assert told.endswith(b"\n")
         return [[int(word) for word in line.split()] for line in told.decode().splitlines() if line]
@@ -96,18 +97,18 @@ def test_only_what_its_reader_may_read(scene: Scene) -> None:
 def test_streams(scene: Scene) -> None:
     cursor = scene.open(".cursor", os.O_RDWR)
     cursor.write(b"streams\n")
-    told = json.loads(cursor.read(1 << 20))
+    told = json.loads(finished(scene.tree, cursor.read(1 << 20)))
     assert (told["next"], told["group"], told["groups"], told["plain"]) == (901, 2, [], True)
     assert told["store"] == scene.tree.store.uuid
     assert sorted(told["streams"]) == ["a", "b", "rare"]
     assert told["streams"]["rare"] == {"number": 18, "floor": 0, "cut": 0, "first": 8, "newest": 818}
     scene.write("ctl", b"clear rare\n")
     cursor.write(b"streams\n")
-    told = json.loads(cursor.read(1 << 20))
+    told = json.loads(finished(scene.tree, cursor.read(1 << 20)))
     assert told["streams"]["rare"] == {"number": 18, "floor": 819, "cut": 819, "first": None, "newest": None}
     scene.write("ctl", f"drop a {told['streams']['a']['first']}\n".encode())
     cursor.write(b"streams\n")
-    assert json.loads(cursor.read(1 << 20))["plain"] is False
+    assert json.loads(finished(scene.tree, cursor.read(1 << 20)))["plain"] is False
     cursor.close()
 
 

@@ -20,6 +20,7 @@ from mqfs.model import Draft
 from mqfs.wait import Wait
 from tests.ring.server.rig import ME, Client, Rig
 from tests.support.campaign import seed, size
+from tests.support.hand import finished
 from tests.support.lying_disk import LyingDisk
 from tests.support.temp_store import lowered
 
@@ -275,7 +276,7 @@ def batch(rig: Rig, rows: list[tuple[str, bytes]]) -> None:
 def counts(rig: Rig) -> dict[str, Any]:
     """What `.stats` says, but for what two runs cannot share."""
     handle = rig.open(".stats")
-    stats: dict[str, Any] = json.loads(handle.read(1 << 20))
+    stats: dict[str, Any] = json.loads(finished(rig.tree, handle.read(1 << 20)))
     handle.close()
     for name in ("log_bytes", "group", "store"):
         stats.pop(name, None)
