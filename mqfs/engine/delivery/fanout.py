@@ -188,7 +188,6 @@ class Fanout:
         """The group is removed, or the server stops: parked reads get end-of-file."""
         self.order_waits.close_all()
         self.pollers.wake()
-        for cursor in list(self.cursors):
-            cursor.end()
+        self.cursor_waits.close_all()
         for view in list(self.view_waits):
             self.close_view(view)

@@ -13,7 +13,6 @@ from mqfs import errors, limits
 from mqfs.engine.files.command_file import LongResponses
 from mqfs.engine.files.handle import PartialRead
 from mqfs.engine.files.order_file import fell_behind
-from mqfs.engine.files.searches import Searches
 from mqfs.engine.files.seek import position
 from mqfs.engine.files.status_files import places
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
@@ -47,8 +46,6 @@ class Cursor(LongResponses):
         self.lost = 0  # messages beyond the slack of a `replay off` group, not reported yet
         self.last = PartialRead()
         self._epoch, self._streams = -1, {}  # type: int, dict[int, Stream]
-        self.unfinished = False  # the last look stopped at its bound
-        self.searches = Searches(self)
         self.position = self.group.log.end.next
         replay = self.group.settings.replay
         if replay != "off":
@@ -200,19 +197,16 @@ class Cursor(LongResponses):
         if self.over or count <= 0:
             return b""
         if self not in self.group.fanout.cursor_waits.readers:
-            data = self.take(count)
+            data = self._take(count)
             if data is not None:
                 self.group.unblock()
                 return data
         wait: Wait[bytes] = Wait(self._unpark)
-        if self.unfinished:
-            return self.searches.begin(wait, count)
         self.group.fanout.cursor_waits.park(self, wait, count, 0)
         return wait
 
-    def take(self, count: int) -> bytes | None:
-        """What a read gets now; None: it has to wait, or the search for it is `unfinished`."""
-        self.unfinished = False
+    def _take(self, count: int) -> bytes | None:
+        """What a read gets now; None: it has to wait."""
         if self.format == "record":
             return self._take_records(count)
         record = self._next()
@@ -224,18 +218,14 @@ class Cursor(LongResponses):
         self.shown = record
         self.group.counts.read += 1
         self.end_due = self.format == "each"
-        return self.last.first(shape(self.format, record, self.group.numbers[record.stream].name), count, 0)
+        return self.last.first(self._shape(record), count, 0)
 
     def _next(self) -> Record | None:
-        """The next message to show, the position moved behind it; None, too, where many were passed over."""
+        """The next message to show, the position moved behind it."""
         self._look_for_losses()
-        passed = 0
         while not self.has_ended:
-            if passed >= limits.PASSED_MESSAGES:
-                self.unfinished = True
-                return None
             try:
-                record = self.selection.following(self.position)
+                record = self.selection.find(self.position)
             except errors.Damaged as error:
                 self.position = error.sequence + 1
                 raise
@@ -248,7 +238,6 @@ class Cursor(LongResponses):
             self.position = record.sequence + 1
             if shown:
                 return record
-            passed += 1 + len(record.body) // limits.PASSED_BYTES
         return None
 
     def _shows(self, record: Record) -> bool:
@@ -284,6 +273,9 @@ class Cursor(LongResponses):
         raise errors.FellBehind(text)
 
     # ------------------------------------------------------------ formats
+
+    def _shape(self, record: Record) -> bytes:
+        return shape(self.format, record, self.group.numbers[record.stream].name)
 
     def _record(self, record: Record) -> bytes:
         name = self.group.numbers[record.stream].name
@@ -369,7 +361,7 @@ class Cursor(LongResponses):
         return self.last.first(self._record(record), count, 0)
 
     def _unpark(self, wait: Wait[bytes]) -> bool:
-        return self.searches.cancel(wait) or self.group.fanout.cursor_waits.cancel(self, wait)
+        return self.group.fanout.cursor_waits.cancel(self, wait)
 
     def push_back(self, data: bytes) -> None:
         self.last.back(data)
@@ -388,7 +380,6 @@ class Cursor(LongResponses):
 
     def end(self) -> None:
         """The group is gone or the server stops: end-of-file for reads that wait."""
-        self.searches.end()
         self.group.fanout.cursor_waits.close(self)
 
     def _end(self) -> None:
