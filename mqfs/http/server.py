@@ -35,7 +35,7 @@ from mqfs.net.address import Address, TcpAddress, TlsAddress, UnixAddress, is_lo
 from mqfs.net.certificates import ServerTls
 from mqfs.net.peer import Peer
 from mqfs.net.tokens import Tokens
-from mqfs.shares import Shares, counted
+from mqfs.shares import Shares
 from mqfs.turns import Turns
 
 log = logging.getLogger("mqfs.http")
@@ -196,7 +196,7 @@ class HttpServer:
 
     def _owner(self, peer: Peer) -> Hashable:
         """Whom a connection counts for; each of a proxy for itself, as these have no bound of a user."""
-        return peer.where if self.proxies.has(peer.account) else counted(peer.account)
+        return peer.where if self.proxies.has(peer.account) else peer.account
 
     async def _greet(self, sock: socket.socket, listener: Listener, peer: Peer) -> None:
         """Complete the handshake of TLS where it is spoken, then serve."""
