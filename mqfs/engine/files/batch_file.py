@@ -6,7 +6,8 @@ Owns what such a write is made of messages for; the layout of a frame is in batc
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from mqfs import errors
 from mqfs.engine.files.command_file import CommandFile
@@ -20,24 +21,27 @@ from mqfs.log.record_batch import Source
 from mqfs.wait import Step
 
 
-class BatchHandle(CommandFile):
-    """An open `.batch`."""
+class FramesFile(CommandFile):
+    """A file to which frames are written, those of one write together."""
 
     publishes = True
     _prepared: batch_frames.Packing | None = None
-    text: bytes | None = None  # the sequence of the last unit's first message
+
+    @property
+    def places(self) -> Mapping[bytes, int]:
+        """The streams that are known by their place already."""
+        return {}
+
+    def stream(self, name: str) -> Any:
+        """One that its user may write to. Raises NotFound, Denied."""
+        raise NotImplementedError
+
+    def _post(self, packed: batch.EncodedBatch, value: int) -> Step[int]:
+        """Take the messages of a write, which returns that value."""
+        raise NotImplementedError
 
     def count_messages(self, data: bytes) -> int:
         return batch.count_frames(data)
-
-    def read(self, count: int, offset: int = 0) -> Step[bytes]:
-        self.require(reading=True)
-        told = self.take_response(count)
-        if told is not None:
-            return told
-        text, self.text = self.text or b"", None
-        self.text = text[count:] or None
-        return text[:count]
 
     def prepare(self, data: bytes) -> Iterator[None]:
         """Check in steps what a write of that data then finds done. Raises what the write would."""
@@ -53,7 +57,7 @@ class BatchHandle(CommandFile):
         self.require(reading=False)
         packing, self._prepared = self._prepared, None
         try:
-            if packing is None or packing.data is not data:
+            if packing is None or packing.data is not data or packing.outdated:
                 packing = self._packing(data)
             return self._post(packing.whole(), len(data))
         except errors.MqfsError as error:
@@ -62,7 +66,22 @@ class BatchHandle(CommandFile):
 
     def _packing(self, data: bytes) -> batch_frames.Packing:
         sender, always = headers.of_sender(self.user.uid), self.group.settings.sender
-        return batch_frames.Packing(data, {}, sender, always, self.stream)
+        return batch_frames.Packing(data, self.places, sender, always, self.stream)
+
+
+class BatchHandle(FramesFile):
+    """An open `.batch`."""
+
+    text: bytes | None = None  # the sequence of the last unit's first message
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        told = self.take_response(count)
+        if told is not None:
+            return told
+        text, self.text = self.text or b"", None
+        self.text = text[count:] or None
+        return text[:count]
 
     def _post(self, packed: batch.EncodedBatch, value: int) -> Step[int]:
         streams = [self.stream(name) for name in packed.fresh]
@@ -77,7 +96,6 @@ class BatchHandle(CommandFile):
         return unit.write()
 
     def stream(self, name: str) -> Stream:
-        """One that its user may write to. Raises NotFound, Denied."""
         stream = self.group.streams.get(name)
         if stream is None:
             raise errors.NotFound(f"no stream {name!r} in this group")

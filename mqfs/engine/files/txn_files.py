@@ -5,13 +5,13 @@ Owns their commands; parts and commits are in transactions.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 from mqfs import errors, limits
-from mqfs.engine.files.command_file import CommandFile, PrintedCommands
+from mqfs.engine.files.batch_file import FramesFile
+from mqfs.engine.files.command_file import PrintedCommands
 from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.files.put_file import PutHandle
-from mqfs.engine.language import batch_frames
 from mqfs.engine.language.put_request import parse
 from mqfs.engine.nodes.txn_nodes import StagedStream, TxnCtl
 from mqfs.log import batch, headers
@@ -107,49 +107,25 @@ class PartWriter(OpenFile):
                 self.group.refuse(self.user, self.node.name, f"the last, unfinished line was not written: {error}")
 
 
-class PartBatchHandle(CommandFile):
+class PartBatchHandle(FramesFile):
     """`.batch` in a part."""
 
     node: StagedStream
-    publishes = True
-    _prepared: batch_frames.Packing | None = None
 
-    def count_messages(self, data: bytes) -> int:
-        return batch.count_frames(data)
+    @property
+    def places(self) -> Mapping[bytes, int]:
+        return self.node.part.places
+
+    def stream(self, name: str) -> object:
+        return self.node.part.stream(self.user, name)
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)
         return self.take_response(count) or b""
 
-    def prepare(self, data: bytes) -> Iterator[None]:
-        """As that of the group's `.batch`."""
-        self.require(reading=False)
-        try:
-            self._prepared = self._packing(data)
-            yield from self._prepared.steps()
-        except errors.MqfsError as error:
-            self.refused(error)
-            raise
-
-    def write(self, data: bytes, offset: int = 0) -> Step[int]:
-        self.require(reading=False)
-        packing, self._prepared = self._prepared, None
-        try:
-            if packing is None or packing.data is not data or packing.outdated:
-                packing = self._packing(data)
-            self.node.part.add(self.user, packing.whole())
-        except errors.MqfsError as error:
-            self.refused(error)
-            raise
-        return len(data)
-
-    def _packing(self, data: bytes) -> batch_frames.Packing:
-        sender, always = headers.of_sender(self.user.uid), self.group.settings.sender
-        return batch_frames.Packing(data, self.node.part.places, sender, always, self.stream)
-
-    def stream(self, name: str) -> object:
-        """As that of the group's `.batch`."""
-        return self.node.part.stream(self.user, name)
+    def _post(self, packed: batch.EncodedBatch, value: int) -> Step[int]:
+        self.node.part.add(self.user, packed)
+        return value
 
 
 class PartPutHandle(PutHandle):
