@@ -318,11 +318,49 @@ def test_removing_asks_for_the_name(web: Web, page: Page) -> None:
     assert web.get(f"{group}/").json["entries"] == []
 
 
-def test_a_token_is_asked_for(web: Web, page: Page) -> None:
+# The answers about a stream come to the page only when it is told so.
+LATE_ANSWERS = """
+const soon = window.fetch;
+window.late = [];
+window.fetch = async (path, given) => {
+  const answer = await soon(path, given);
+  if (answer.status === 401 && String(path).includes("/s")) await new Promise((resolve) => window.late.push(resolve));
+  return answer;
+};
+"""
+
+
+def new_token(web: Web) -> str:
+    """A token that may read, when the server knows it."""
     folder = web.server.folder
     done = mqfs("token", "new", USER, "--token-file", str(folder / "tokens"), "--scope", "read", cwd=folder)
     secret = done.stdout.strip()
     eventually(lambda: web.get("/", Authorization=f"Bearer {secret}").status != 401, "the token is known")
+    return secret
+
+
+def test_a_late_refusal_does_not_ask_again(web: Web, page: Page) -> None:
+    secret = new_token(web)
+    group = web.group()
+    web.post(f"{group}/s", "x")
+    page.driver.execute_script("sessionStorage.setItem('token', 'mq_wrong_token')")
+    added = page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": LATE_ANSWERS})
+    try:
+        page.open(f"{group}/s")
+        page.one("#token-input").send_keys(secret)
+        page.until(lambda: page.driver.execute_script("return window.late.length"))
+        page.press("Use it")
+        page.driver.execute_script("window.late.forEach((resolve) => resolve())")
+        page.until(lambda: page.messages() == ["x"])
+        assert not page.texts("#ask-token")
+    finally:
+        page.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+        page.driver.execute_script("sessionStorage.clear()")
+        page.console()
+
+
+def test_a_token_is_asked_for(web: Web, page: Page) -> None:
+    secret = new_token(web)
     group = web.group()
     web.post(f"{group}/s", "x")
     page.driver.execute_script("sessionStorage.setItem('token', 'mq_wrong_token')")

@@ -176,7 +176,10 @@ async function ask(method, path, { body, headers = {}, signal, accept = "applica
     const date = Date.parse(answer.headers.get("Date"));
     if (date) ahead = Math.abs(date - Date.now()) < 2000 ? 0 : (date - Date.now()) / 1000;
     if (answer.ok) return answer;
-    if (answer.status === 401 && (await askToken("The server does not know this token. Enter another one."))) continue;
+    if (answer.status === 401) {
+      if (sessionStorage.getItem("token") !== token) continue; // another request has asked, since this one was sent
+      if (await askToken("The server does not know this token. Enter another one.")) continue;
+    }
     throw new Problem(answer.status, await problemText(answer));
   }
 }
