@@ -20,6 +20,7 @@ from mqfs.store.batch_encoder import BatchEncoder, measure
 from mqfs.store.chain import Chain
 from mqfs.store.disk import write_all
 from mqfs.store.group_commit import GroupCommit
+from mqfs.store.history import last_sequence
 from mqfs.store.segment.file import Segment
 from mqfs.store.segment.index import NonMessageRecords, OpenIndex, pack_other
 from mqfs.store.segment_head import write_head
@@ -285,6 +286,7 @@ class Appender:
         # Where only changes came since the old one began its name is taken, so that number is used up.
         first = max(end.next, old.first + 1)
         self._sequences.announced = max(self._sequences.announced, first)
+        self._record_unused(old, first)
         state = self.state()
         try:
             others, head, fd = write_head(
@@ -313,6 +315,17 @@ class Appender:
                 segment.grow(self._held)
                 segment.room = segment.used + self._held
         return segment
+
+    def _record_unused(self, old: Segment, first: int) -> None:
+        """Where no message has the number before `first`, append a record that has it: else a segment or a change would
+        seem to be missing between the two, if the new one's state is damaged."""
+        if old is not self._chain.open or last_sequence(old) >= first - 1:
+            return
+        self._end.next = first
+        with suppress(OSError, errors.DiskFull):  # the roll does not depend on it
+            old.grow(self._held + 64)
+            old.room = old.allocated
+            self._append_reserve(self._sequences.announced)
 
     def roll_for_removal(self) -> None:
         """Begin a new segment, as the open one is to go. On a full disk with the room that was allocated behind it."""

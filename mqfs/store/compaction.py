@@ -17,11 +17,13 @@ from mqfs.model import Kind
 from mqfs.store.chain import Chain
 from mqfs.store.disk import write_all, write_file
 from mqfs.store.group_commit import GroupCommit
+from mqfs.store.history import last_sequence
 from mqfs.store.removal import SegmentRemoval
 from mqfs.store.segment.file import Segment
 from mqfs.store.segment.index import Index, NonMessageRecords, OpenIndex, size_of, weight
 from mqfs.store.segment.index_file import SEALED, SealedIndex, encode_part
 from mqfs.store.segment.liveness import Liveness
+from mqfs.store.sequences import reserve_body
 
 log = logging.getLogger("mqfs.store")
 
@@ -190,7 +192,16 @@ class CompactionJob:
                 if number % _PORTION == _PORTION - 1:
                     yield False
         self._release(False)
+        self._record_unused(last, ends[last.first])
         self._flush()
+
+    def _record_unused(self, last: Segment, end: int) -> None:
+        """As `Appender` does at a roll: the message before `end` may be left out."""
+        kept = max([self.others[len(self.others) - 1].sequence, *self.index.sequences[-1:]])
+        if kept < end - 1 <= last_sequence(last):
+            body = reserve_body(end)
+            self.held = Row(end - 1, last.last_ns(), 0, len(body), 0, 0, int(Kind.CHANGE), 0), b"", body
+            self._release(False)
 
     def _live(self, segment: Segment, end: int) -> Iterator[Row]:
         index: Index = segment.load()

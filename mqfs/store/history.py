@@ -65,7 +65,7 @@ class History:
         self.is_newest = True  # it is in the newest segment
         for source in newest_first:
             rows = source.rows()
-            if self._ranges and rows and _last_sequence(source) != self._ranges[-1][0].first - 1:
+            if self._ranges and rows and last_sequence(source) != self._ranges[-1][0].first - 1:
                 self.lost.append(f"what was between {source.first} and {self._ranges[-1][0].first}")
             self.state, begin, self._begun = self._newest_state(source, rows)
             self._ranges.append((source, begin))
@@ -115,8 +115,8 @@ class History:
             at = to
 
 
-def _last_sequence(source: Source) -> int:
-    """Of its last record."""
+def last_sequence(source: Source) -> int:
+    """Of its last record: less than the next segment's first less one if something is missing between them."""
     rows = source.rows()
     return max([source.counts()[2], *(rows[number].sequence for number in range(len(rows))[-1:])])
 
@@ -180,4 +180,4 @@ def _end(row: Plain) -> int:
     return row[1] + HEAD_BYTES + row[4] + row[2]
 
 
-__all__ = ["History", "Source", "is_json", "whole_states"]
+__all__ = ["History", "Source", "is_json", "last_sequence", "whole_states"]

@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -413,3 +414,57 @@ def check_kept(bucket: Bucket, kept: list[int]) -> None:
             sequence = record.sequence + 1
         assert found == [(first + step, body) for first in kept]
         assert bucket.metrics.count(stream, 0) == (len(kept), len(kept))
+
+
+def _skip(disk: LyingDisk, bucket: Any) -> tuple[LyingDisk, Any]:
+    """What was published and not kept took a number."""
+    bucket.writer.skip()
+    return disk, bucket
+
+
+def _kill(disk: LyingDisk, bucket: Any) -> tuple[LyingDisk, Any]:
+    """Numbers that were reserved are not given again."""
+    bucket.upkeep.sync()
+    disk = disk.after_kill()
+    return disk, opened(disk)[1]
+
+
+def _roll_twice(disk: LyingDisk, bucket: Any) -> tuple[LyingDisk, Any]:
+    """A segment without a message: the next one cannot have its name."""
+    bucket.writer.roll()
+    return disk, bucket
+
+
+def _compact(disk: LyingDisk, bucket: Any) -> tuple[LyingDisk, Any]:
+    """The last message of a segment is not live, so its copy is without it."""
+    bucket.writer.append(Kind.MESSAGE, 16, 0, b"x" * 900)
+    bucket.writer.state = lambda: b"the new state"
+    bucket.writer.roll()
+    bucket.upkeep.sync()
+    size = bucket.upkeep.size
+    bucket.upkeep.trim({17: 0}, frozenset())
+    for _ in bucket.upkeep.compaction.compact():
+        pass
+    assert bucket.upkeep.size < size / 2
+    return disk, bucket
+
+
+@pytest.mark.parametrize("use_up", [_skip, _kill, _roll_twice, _compact])
+def test_numbers_without_a_message_are_not_missing(use_up: Any) -> None:
+    """The newest head is damaged, and the segment before has no message with the number before: its state counts."""
+    disk = LyingDisk()
+    _, bucket = opened(disk)
+    bucket.writer.append(Kind.MESSAGE, 17, 0, b"live")
+    bucket.writer.append(Kind.CHANGE, 0, 0, b"change 1")
+    disk, bucket = use_up(disk, bucket)
+    bucket.writer.state = lambda: b"the new state"
+    if use_up is not _compact:
+        bucket.writer.roll()
+    bucket.writer.append(Kind.CHANGE, 0, 0, b"change 2")
+    bucket.upkeep.close()
+    hit(disk, b"the new state")
+    _, bucket = opened(disk.copy())
+    state, behind = bucket.upkeep.history()
+    assert [record.body for record in behind][-1] == b"change 2"
+    assert state == b"0"
+    assert bucket.upkeep.lost == []
