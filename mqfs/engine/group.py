@@ -38,7 +38,7 @@ from mqfs.quotas import Quotas
 from mqfs.seams import Bucket, Clock, ProcessWatcher, RingPort, Store
 from mqfs.shares import Shares
 
-_RESHAPE = frozenset({"remove", "rename", "bind", "unbind", "consumer", "forget", "ctl"})  # see routing_version
+_RESHAPE = frozenset({"remove", "rename", "bind", "unbind", "consumer", "forget"})  # see routing_version
 _LOOSENS = frozenset({"remove", "floor", "drop", "ctl", "forget"})  # changes after which less is wanted, perhaps
 
 
@@ -227,6 +227,7 @@ class Group:
 
     def put_in_force(self, settings: Settings, cuts: Mapping[Stream, Cut]) -> None:
         """The log says so."""
+        self.routing_version += settings.dead != self.settings.dead  # for new `words` views are refreshed
         self.settings = self.log.settings = settings
         self.update_must_retain()
         self._select_storage()

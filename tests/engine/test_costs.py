@@ -217,3 +217,28 @@ def test_messages_with_a_ttl_that_are_gone_leave_nothing() -> None:
         worker.write(b"ack\n")
     queues.group.retention.trim(always=True)
     assert queues.group.ranks.count_expiring() < 200
+
+
+def per_stream(path: Path, *lines: str) -> float:
+    """Calls of the last of those lines, for each of many streams that keep something."""
+    costs = []
+    for count in (100, 200):
+        queues = Queues("replay all", path=path / f"{len(lines)}.{count}")
+        for number in range(count):
+            queues.stream(f"t{number}")
+            queues.write(f"t{number}", b"x")
+        queues.at(".stats").read(1)  # they are counted
+        for line in lines[:-1]:
+            queues.ctl(line)
+        costs.append(calls_once(lambda queues=queues: queues.ctl(lines[-1])))
+    return (costs[1] - costs[0]) / 100
+
+
+def test_nothing_is_looked_up_of_streams_that_lose_all_they_keep(tmp_path: Path) -> None:
+    assert per_stream(tmp_path, "clear") <= 18
+    assert per_stream(tmp_path, "replay off", "replay all") <= 34
+
+
+def test_settings_leave_alone_what_consumers_cover(tmp_path: Path) -> None:
+    lines = ("consumer mail s", "replay off", "replay all", "replay off")
+    assert per_stream(tmp_path, *lines, "replay all") < per_stream(tmp_path, *lines, "dead other", "replay all")

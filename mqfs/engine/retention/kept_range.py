@@ -183,7 +183,8 @@ class KeptRange:
                 self.cut_to_depth()
                 self._retention.counts.cut = cut
             return
-        count, size = self.counted(old, floor)
+        everything = not before or floor >= self.log.end.next
+        count, size = (before, self.size) if everything else self.counted(old, floor)
         self.count -= count
         self.size -= size
         if count:
@@ -192,6 +193,8 @@ class KeptRange:
 
     def counted(self, first: int, end: int | None = None) -> tuple[int, int]:
         """(messages, bytes) in [first, end) of what is still to be counted."""
+        if first >= self.log.end.next:
+            return 0, 0
         tally = self.log.metrics.count
         count, size = tally(self.number, first, end)
         for run_first, run_last in self.acked_by_all(first, end):
