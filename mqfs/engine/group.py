@@ -6,12 +6,13 @@ Composes them, and makes, removes and renames streams and changes settings. Of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from mqfs import errors, group_state, limits
 from mqfs.audit import Audit
+from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.delivery.consumer_registry import Consumers
 from mqfs.engine.delivery.fanout import Fanout
 from mqfs.engine.delivery.priority_index import PriorityIndex
@@ -235,9 +236,9 @@ class Group:
             stream.kept.carry_out_cut(cut)
         self.consumers.invalidate_order()
 
-    def lines(self) -> list[str]:
+    def lines(self, shows: Callable[[Consumer], bool] = lambda _: True) -> list[str]:
         """What `ctl` prints: settings, views, consumers."""
-        return self.settings.lines() + self.views.lines() + self.consumers.lines()
+        return self.settings.lines() + self.views.lines() + self.consumers.lines(shows)
 
     # ------------------------------------------------------------ what is to be done at some time
 

@@ -242,3 +242,12 @@ def test_nothing_is_looked_up_of_streams_that_lose_all_they_keep(tmp_path: Path)
 def test_settings_leave_alone_what_consumers_cover(tmp_path: Path) -> None:
     lines = ("consumer mail s", "replay off", "replay all", "replay off")
     assert per_stream(tmp_path, *lines, "replay all") < per_stream(tmp_path, *lines, "dead other", "replay all")
+
+
+def test_ctl_makes_the_line_of_each_consumer_once() -> None:
+    costs = []
+    for count in (100, 200):
+        queues = Queues()
+        queues.ctl(*(f"consumer c{number}" for number in range(count)))
+        costs.append(calls_once(lambda queues=queues: queues.open("ctl")))
+    assert (costs[1] - costs[0]) / 100 <= 8

@@ -133,9 +133,9 @@ class Consumers(dict[str, Consumer]):
             low = min([low, *(consumer.low for consumer in stream.consumers() if consumer.state.over)])
         return low
 
-    def lines(self) -> list[str]:
+    def lines(self, shows: Callable[[Consumer], bool]) -> list[str]:
         """As ctl lines."""
-        return [" ".join(_words(consumer.state)) for consumer in self.values()]
+        return [" ".join(_words(consumer.state)) for consumer in self.values() if shows(consumer)]
 
     def make_default(self, stream: RoutedStream) -> Consumer:
         """The default consumer of a stream, for the stream to keep."""

@@ -131,10 +131,7 @@ def _encoder(depth: int) -> Callable[[Any], str]:
 
 def ctl(group: Group, user: User) -> str:
     """What `ctl` prints: settings, views, consumers."""
-    shown = {name for name, _ in _consumers(group, user)}
-    consumers = zip(group.consumers, group.consumers.lines(), strict=True)
-    hidden = {line for name, line in consumers if name not in shown}
-    return "".join(f"{line}\n" for line in group.lines() if line not in hidden)
+    return "".join(f"{line}\n" for line in group.lines(lambda consumer: _shown(consumer, user)))
 
 
 def _consumers(group: Group, user: User) -> Iterator[tuple[str, Consumer]]:
