@@ -251,3 +251,9 @@ def test_ctl_makes_the_line_of_each_consumer_once() -> None:
         queues.ctl(*(f"consumer c{number}" for number in range(count)))
         costs.append(calls_once(lambda queues=queues: queues.open("ctl")))
     assert (costs[1] - costs[0]) / 100 <= 8
+
+
+def test_a_line_that_clears_again_costs_what_it_takes_to_read_it() -> None:
+    queues = Queues()
+    costs = [calls_once(lambda lines=lines: queues.ctl(*["clear s"] * lines)) for lines in (100, 200)]
+    assert (costs[1] - costs[0]) / 100 <= 17

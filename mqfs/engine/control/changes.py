@@ -58,7 +58,8 @@ class Changes:
             return
         self._all_cleared = not name
         streams = [self._group.streams[name]] if name else list(self._group.streams.values())
-        streams = [stream for stream in streams if stream not in self._cleared]
+        if not (streams := [stream for stream in streams if stream not in self._cleared]):
+            return
         self._cleared.update(streams)
         clearings = [plan_clear(stream.kept) for stream in streams]
         floors = [[c.number, c.floor] for c in clearings if c.floor]
