@@ -94,6 +94,7 @@ class DelayedMessages:
         sequence = self._log.append_batch([Draft(Kind.MESSAGE, PUT, body, head)], changes)
         self._log.state.nameless(PUT)
         self._add(sequence, stream.number, due_ns, len(body) + len(head))
+        self._host.publisher.consumers.read_ends.end_reads()  # no delivery does
         return sequence
 
     def _add(self, sequence: int, stream: int, due_ns: int, size: int) -> None:

@@ -87,14 +87,15 @@ def test_the_commands_of_a_consumer() -> None:
     assert isinstance(refusal(claims, "seek end"), errors.BadCommand)
 
 
-def test_until_ends_a_read_that_waits() -> None:
-    """Whatever stream takes the sequence."""
+@pytest.mark.parametrize("delay", [{}, {"delay": "9h"}])
+def test_until_ends_a_read_that_waits(delay: dict[str, str]) -> None:
+    """Whatever stream takes the sequence, or none yet."""
     q = Queues(ONE)
     q.stream("t")
     claims = q.worker(".s", f"until {q.group.log.end.next}")
     step = claims.read(BIG)
     assert isinstance(step, Wait)
-    q.write("t", b"other")
+    q.put(b"other", stream="t", **delay)
     assert step.result() == b""
 
 
