@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from time import perf_counter
 from typing import Any, cast
 
@@ -128,7 +129,7 @@ class Source:
             raise Cut
         return b""
 
-    def begin(self) -> bytes:
+    async def begin(self) -> bytes:
         """The bytes before what is polled next: of a gap, and where that must be looked at, of the first message."""
         since, cursor, piece = self._wish.since, self.cursor, b""
         if not since.isdigit():
@@ -137,6 +138,9 @@ class Source:
         settings = cursor.group.settings
         if settings.replay != "all" and settings.deliver == "all":  # what no reader waits for leaves no trace
             piece = self.poll() or b""
+            while not piece and self.cursor.searches.step is not None:
+                await self.pause()
+                piece = self.poll() or b""
             floor = max(floor, self.first or cursor.group.log.end.next)
         if self._wish.until is not None:
             floor = min(floor, self._wish.until + 1)
@@ -159,13 +163,21 @@ class Source:
         while size < room and not self.at_end:
             pieces.append(self.gather(room - size))
             size += len(pieces[-1])
-            await self._call.front.pause()
+            await self.pause()
         return b"".join(pieces)
 
     @property
     def at_end(self) -> bool:
         """Whether there is nothing more for now."""
-        return self.over or self._parked is not None
+        return self.over or not (self._parked is None or self._parked.settled or self.cursor.searches.step)
+
+    async def pause(self) -> None:
+        """Give others their turn, and wait for a search in the log."""
+        if self._parked is not None:
+            with suppress(MqfsError):  # `poll` raises it
+                await self._call.front.settle(self.cursor.searches.step)
+            await self._call.front.turn()
+        await self._call.front.pause()
 
     async def wait(self, seconds: float | None) -> None:
         """Until `poll` has something. Raises TimedOut."""
@@ -254,7 +266,7 @@ async def answer(call: Call, source: Source, words: Wish) -> Answer:
 async def _page(call: Call, source: Source, words: Wish) -> Answer:
     """An answer with an end. One that is counted fits a page, and tells exactly where the next one begins."""
     cursor = source.cursor
-    start = source.begin()
+    start = await source.begin()
     piece = b""
     if words.wait is not None and start == words.form.begin:
         try:
@@ -286,14 +298,14 @@ async def _rest(call: Call, source: Source, words: Wish, data: bytes) -> AsyncIt
     yield data
     while not source.at_end:
         yield source.gather(PIECE_BYTES)
-        await call.front.pause()
+        await source.pause()
     yield words.form.end
 
 
 async def _follow(call: Call, source: Source, words: Wish) -> Answer:
     """An answer without an end."""
     cursor = source.cursor
-    data = source.begin() + source.gather(PIECE_BYTES)
+    data = await source.begin() + source.gather(PIECE_BYTES)
     call.front.begin_stream()
 
     def done(_: bool) -> None:

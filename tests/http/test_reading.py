@@ -222,3 +222,26 @@ def test_until_ends_what_begins_at_a_sequence(web: Web) -> None:
         web.post(f"{group}/s", body)
     assert web.get(f"{group}/s?since=1&until=3&format=json").lines == [{"lost": [1, 3]}]
     assert web.get(f"{group}/s?since=1&until=3&format=json&wait=1s").lines == [{"lost": [1, 3]}]
+
+
+@pytest.mark.parametrize("options", ["", "until=end", "count=9", "format=json", "since=5"])
+def test_a_page_of_what_is_rare(web: Web, group: str, options: str) -> None:
+    """20,000 messages are passed over, in portions."""
+    web.put(f"{group}/s")
+    web.post(f"{group}/ctl", 'bind view prefix:"" payload_contains("yes")\n')
+    for _ in range(2):
+        lines = '{"stream":"s","body":"no"}\n' * 10_000 + '{"stream":"s","body":"yes"}\n'
+        web.post(f"{group}/.batch", lines, Content_Type="application/x-ndjson")
+    read = web.get(f"{group}/view?{options}")
+    assert read.status == 200
+    assert read.body.count(b"yes") == 2
+    assert read.next == 20_003
+
+
+def test_a_rare_message_is_waited_for(web: Web, group: str) -> None:
+    web.put(f"{group}/s")
+    web.post(f"{group}/ctl", 'bind view prefix:"" payload_contains("yes")\n')
+    web.post(f"{group}/.batch", '{"stream":"s","body":"no"}\n' * 10_000, Content_Type="application/x-ndjson")
+    assert web.get(f"{group}/view?since=1&wait=0s").status == 204
+    web.post(f"{group}/s", "yes")
+    assert web.get(f"{group}/view?since=1&wait=20s").body == b"yes"

@@ -103,6 +103,16 @@ def a_cursor_over_many_streams(client: Client) -> Act:
     return act
 
 
+def a_cursor_that_finds_nothing(client: Client) -> Act:
+    with connect(f"unix!{client.socket.getpeername()}", msize=limits.MSIZE_MOST) as other:
+        for _ in range(10):
+            with other.open("theirs/own/.batch", "w") as batch:
+                batch.write(frame("empty", b"x" * 100) * (LARGE // 2))
+    cursor = client.open("theirs/own/.cursor", "r+")
+    cursor.write(b'select program prefix:"" payload_contains("y")\nseek first\nuntil end\n')
+    return cursor.receive
+
+
 def many_that_are_due(client: Client) -> Act:
     return puts(client, LARGE, "at")
 
@@ -275,7 +285,8 @@ WORK = (
     batch_of_lines, batch_of_newlines, batch_of_one_line, batch_of_another, lines_of_another, write_with_a_bad_end,
     write_of_many_names, programs_that_search, programs_bound_together, many_lines_that_clear, many_words,
     many_open_files, many_open_files_and_tversion, many_reads_that_wait, many_requests_at_once, many_names,
-    many_streams_to_trim, a_cursor_over_many_streams, many_that_are_due, many_that_expire, a_queue_of_fq_bound_again,
+    many_streams_to_trim, a_cursor_over_many_streams, a_cursor_that_finds_nothing, many_that_are_due,
+    many_that_expire, a_queue_of_fq_bound_again,
 )  # fmt: skip
 
 

@@ -188,6 +188,7 @@ class Fanout:
         """The group is removed, or the server stops: parked reads get end-of-file."""
         self.order_waits.close_all()
         self.pollers.wake()
-        self.cursor_waits.close_all()
+        for cursor in list(self.cursors):
+            cursor.end()
         for view in list(self.view_waits):
             self.close_view(view)

@@ -13,6 +13,7 @@ from mqfs import errors, limits
 from mqfs.engine.files.command_file import LongResponses
 from mqfs.engine.files.handle import PartialRead
 from mqfs.engine.files.order_file import fell_behind
+from mqfs.engine.files.searches import Searches
 from mqfs.engine.files.seek import position
 from mqfs.engine.files.status_files import places
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
@@ -23,7 +24,7 @@ from mqfs.engine.routing.message_filter import MessageFilter, cover, select, spl
 from mqfs.engine.stream import Stream
 from mqfs.model import NEVER, Kind, Record, User
 from mqfs.syntax.size import parse_number
-from mqfs.wait import Step, Wait
+from mqfs.wait import Step
 
 
 class Cursor(LongResponses):
@@ -46,6 +47,8 @@ class Cursor(LongResponses):
         self.lost = 0  # messages beyond the slack of a `replay off` group, not reported yet
         self.last = PartialRead()
         self._epoch, self._streams = -1, {}  # type: int, dict[int, Stream]
+        self.passed = 0  # messages that this look passed over
+        self.searches = Searches(self)
         self.position = self.group.log.end.next
         replay = self.group.settings.replay
         if replay != "off":
@@ -135,7 +138,7 @@ class Cursor(LongResponses):
 
     def _format(self, word: str) -> None:
         self.format, self.end_due = word, False
-        self._drop_rest()
+        self.last = PartialRead()
 
     def _until(self, bound: int | None) -> None:
         self.until = self.group.log.end.next if bound is None else bound
@@ -168,11 +171,8 @@ class Cursor(LongResponses):
     def _seek(self, word: str) -> None:
         self.position = position(self.group, self.selection, word, self.streams().values(), self._shows)
         self.until, self.end_due, self.lost = None, False, 0
-        self._drop_rest()
-        self._skip_past_loss_reports()
-
-    def _drop_rest(self) -> None:
         self.last = PartialRead()
+        self._skip_past_loss_reports()
 
     def _skip_past_loss_reports(self) -> None:
         """Cuts before now are no loss for a position that was just taken."""
@@ -188,44 +188,56 @@ class Cursor(LongResponses):
             return told
         if self.making is not None:
             return self.await_response(count)
+        data = None
+        if self in self.group.fanout.cursor_waits.readers:
+            data = self._rest(count)
+        elif not self.searches:
+            data = self.take(count)
+        return self.searches.wait(count) if data is None else data
+
+    def _rest(self, count: int) -> bytes | None:
+        """What a read gets without a look at the log; None: the next message is due."""
         rest = self.last.rest(count, 0, sequential=True)
         if rest is not None:
             return rest
         if self.end_due:
             self.end_due = False
             return b""
-        if self.over or count <= 0:
-            return b""
-        if self not in self.group.fanout.cursor_waits.readers:
-            data = self._take(count)
-            if data is not None:
-                self.group.unblock()
-                return data
-        wait: Wait[bytes] = Wait(self._unpark)
-        self.group.fanout.cursor_waits.park(self, wait, count, 0)
-        return wait
+        return b"" if self.over or count <= 0 else None
 
-    def _take(self, count: int) -> bytes | None:
-        """What a read gets now; None: it has to wait."""
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last look stopped at its bound."""
+        return self.passed >= limits.PASSED_MESSAGES
+
+    def take(self, count: int) -> bytes | None:
+        """What a read gets now; None: it has to wait, or the look was `unfinished`."""
+        self.passed = 0
+        data = self._rest(count)
+        if data is not None:
+            return data
         if self.format == "record":
-            return self._take_records(count)
-        record = self._next()
-        if record is None:
-            return b"" if self.has_ended else None
-        return self._give(record, count)
+            data = self._take_records(count)
+        elif (record := self._next()) is not None:
+            data = self._give(record, count)
+        elif self.has_ended:
+            data = b""
+        if data is not None:
+            self.group.unblock()
+        return data
 
     def _give(self, record: Record, count: int) -> bytes:
         self.shown = record
         self.group.counts.read += 1
         self.end_due = self.format == "each"
-        return self.last.first(self._shape(record), count, 0)
+        return self.last.first(shape(self.format, record, self.group.numbers[record.stream].name), count, 0)
 
     def _next(self) -> Record | None:
-        """The next message to show, the position moved behind it."""
+        """The next message to show, the position moved behind it; None, too, where the look is `unfinished`."""
         self._look_for_losses()
-        while not self.has_ended:
+        while not (self.has_ended or self.unfinished):
             try:
-                record = self.selection.find(self.position)
+                record = self.selection.following(self.position)
             except errors.Damaged as error:
                 self.position = error.sequence + 1
                 raise
@@ -238,6 +250,7 @@ class Cursor(LongResponses):
             self.position = record.sequence + 1
             if shown:
                 return record
+            self.passed += 1 + len(record.body) // limits.PASSED_BYTES
         return None
 
     def _shows(self, record: Record) -> bool:
@@ -273,9 +286,6 @@ class Cursor(LongResponses):
         raise errors.FellBehind(text)
 
     # ------------------------------------------------------------ formats
-
-    def _shape(self, record: Record) -> bytes:
-        return shape(self.format, record, self.group.numbers[record.stream].name)
 
     def _record(self, record: Record) -> bytes:
         name = self.group.numbers[record.stream].name
@@ -360,9 +370,6 @@ class Cursor(LongResponses):
         self.shown = record
         return self.last.first(self._record(record), count, 0)
 
-    def _unpark(self, wait: Wait[bytes]) -> bool:
-        return self.group.fanout.cursor_waits.cancel(self, wait)
-
     def push_back(self, data: bytes) -> None:
         self.last.back(data)
 
@@ -373,13 +380,14 @@ class Cursor(LongResponses):
             return True
         if self.over or self.has_ended or self.lost:
             return True
-        return self.position < self.group.log.end.next and self.selection.find(self.position) is not None
+        return self.position < self.group.log.end.next and self.selection.following(self.position) is not None
 
     def watch(self, then: Callable[[], None] | None) -> None:
         self.group.fanout.pollers.watch(self, then)
 
     def end(self) -> None:
         """The group is gone or the server stops: end-of-file for reads that wait."""
+        self.searches.end()
         self.group.fanout.cursor_waits.close(self)
 
     def _end(self) -> None:

@@ -157,6 +157,11 @@ class MessageFilter:
                 return record
             position = record.sequence + 1
 
+    def following(self, position: int) -> Record | None:
+        """The first message at or after that sequence that may belong to it, found by one look into the log: where it
+        covers many streams the next message of any. Raises Damaged."""
+        return self.group.log.reader.scan(position) if self.is_sparse() is None else self.find(position)
+
     def before(self, position: int) -> int | None:
         """The sequence of the last message below that one which may belong to it."""
         bucket, few = self.group.log.bucket, self.is_sparse()

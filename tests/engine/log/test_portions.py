@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 import pytest
 
@@ -137,6 +138,102 @@ def test_an_error_is_for_later_reads_too(error: Exception, monkeypatch: pytest.M
         step.result()
     with pytest.raises(type(error)):
         handle.read(100)
+
+
+def searching() -> tuple[Queues, Hasty, Any]:
+    """A cursor for what is rare: 3,000 messages, then one that it selects."""
+    queues, clock = group_of()
+    queues.write("s", *[b"no"] * 3_000, b"yes")
+    cursor = queues.open(".cursor", os.O_RDWR)
+    cursor.write(b'select program prefix:"" payload_contains("yes")\nseek first\n')
+    clock.hasty = True
+    return queues, clock, cursor
+
+
+def test_a_cursor_passes_over_messages_in_portions() -> None:
+    queues, _, cursor = searching()
+    step = cursor.read(100)
+    assert finish(queues, step) > 10
+    assert step.result() == b"yes"
+    step = cursor.read(100)
+    assert isinstance(step, Wait)
+    assert cursor.searches.step is None  # there is nothing more to look through
+    queues.write("s", b"no", b"yes, too")
+    assert step.result() == b"yes, too"
+
+
+def test_what_a_search_does_not_find_is_waited_for() -> None:
+    queues, _, cursor = searching()
+    cursor.write(b'select program prefix:"" payload_contains("late")\n')
+    step = cursor.read(100)
+    queues.tree.run_timers()
+    assert cursor.searches.step is not None
+    queues.write("s", b"late")
+    finish(queues, step)
+    assert step.result() == b"late"
+    cursor.write(b"seek first\nuntil 3000\n")
+    step = cursor.read(100)
+    finish(queues, step)
+    assert step.result() == b""
+
+
+def test_a_search_can_be_given_up_and_begun_again() -> None:
+    queues, _, cursor = searching()
+    for _ in range(3):
+        step = cursor.read(100)
+        queues.tree.run_timers()
+        assert step.cancel()
+        assert cursor.searches.step is None
+    first, second = cursor.read(100), cursor.read(100)
+    finish(queues, first)
+    assert first.result() == b"yes"
+    queues.write("s", b"yes, too")
+    finish(queues, second)
+    assert second.result() == b"yes, too"
+
+
+@pytest.mark.parametrize("form", ["raw", "each", "record"])
+def test_reads_are_served_in_the_order_in_which_they_came(form: str) -> None:
+    """Some while others search, each for what is between 300 messages that are passed over, with rests of each."""
+    queues, clock = group_of()
+    for number in range(20):
+        queues.write("s", *[b"no"] * 300, b"yes %d" % number)
+    cursor = queues.open(".cursor", os.O_RDWR)
+    commands = f'select program prefix:"" payload_contains("yes")\nformat {form}\nseek first\n'.encode()
+    cursor.write(commands)
+    whole = b""
+    while isinstance(data := cursor.read(1_000), bytes):
+        whole += data
+    assert whole.count(b"yes") == 20
+    cursor.close()
+    cursor = queues.open(".cursor", os.O_RDWR)
+    cursor.write(commands)
+    clock.hasty = True
+    steps: list[Any] = []
+    for number in range(200):
+        steps.append(cursor.read(1 + number % 50))
+        if number % 3 == 0:
+            queues.tree.run_timers()
+    while cursor.searches:
+        queues.tree.run_timers()
+    done = [step for step in steps if not isinstance(step, Wait) or step.settled]
+    assert done == steps[: len(done)]  # only the last ones still wait
+    assert b"".join(step.result() if isinstance(step, Wait) else step for step in done) == whole
+
+
+@pytest.mark.parametrize("how", ["close", "rmdir", "stop"])
+def test_a_search_ends_with_its_file(how: str) -> None:
+    queues, _, cursor = searching()
+    step = cursor.read(100)
+    queues.tree.run_timers()
+    if how == "close":
+        cursor.close()
+    elif how == "stop":
+        queues.tree.close()
+    else:
+        queues.tree.unlink(ROOT, queues.group, "s")
+        queues.tree.rmdir(ROOT, queues.tree.root, "g")
+    assert step.result() == b""
 
 
 def test_sorted_in_steps() -> None:
