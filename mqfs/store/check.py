@@ -203,7 +203,7 @@ class Checker:
 
     def _segments(self, number: int, folder: str, names: list[str]) -> None:
         last, bound, bad = 0, 0, False
-        history = History(Log(self.disk, folder, name, names) for name in reversed(names))
+        history = History(self._newest_first(folder, names))
         whole, state = self._state(number, folder, names, history)
         newest: Log | None = None
         for name, following in zip(names, [*names[1:], ""], strict=True):
@@ -222,6 +222,13 @@ class Checker:
         assert newest is not None
         if self.fix and (bad or not whole):
             self._write_newest(number, newest, bound, whole, state)
+
+    def _newest_first(self, folder: str, names: list[str]) -> Iterator[Log]:
+        """The bytes of one at a time are in memory, however many have no whole state."""
+        for name in reversed(names):
+            log = Log(self.disk, folder, name, names)
+            yield log
+            log.drop_bytes()
 
     def _state(self, number: int, folder: str, names: list[str], history: History) -> tuple[bool, State]:
         """Whether it is whole, and the state as far as it is known; with all that has messages where it is not."""

@@ -5,6 +5,7 @@ Owns which bytes of it are damaged and which are a torn tail. Writes nothing.
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Sequence
 
@@ -30,6 +31,7 @@ class Log:
         """`names`: of all segments of the group."""
         newest = name == names[-1]
         self.folder, self.name, self.newest = folder, name, newest
+        self._disk = disk
         self.path = f"{folder}/{name}"
         self.first = int(name[:-4])
         self.data = read_file(disk, self.path)
@@ -147,8 +149,18 @@ class Log:
         sequences = self.index.sequences
         return (len(sequences), sequences[0], sequences[-1]) if sequences else (0, 0, 0)
 
+    def drop_bytes(self) -> None:
+        """Only `read` is called from now on; it reads the file."""
+        self.data = b""
+
     def read(self, position: int, size: int) -> bytes:
-        return self.data[position : position + size]
+        if self.data:
+            return self.data[position : position + size]
+        fd = self._disk.open(self.path, os.O_RDONLY)
+        try:
+            return self._disk.pread(fd, size, position)
+        finally:
+            self._disk.close(fd)
 
     def report_corruption(self, position: int, data: bytes) -> None:
         """It was found before."""

@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import shutil
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -227,3 +228,27 @@ def test_a_store_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
         os.chown(path, 65534, 65534)
         with pytest.raises(BadStore, match="open to other users"):
             DiskStore(path)
+
+
+def test_the_bytes_of_one_log_at_a_time_are_in_memory(tmp_path: Path) -> None:
+    """Of a group without a whole state every log is looked at."""
+    path, count, large = f"{tmp_path}/store", 16, 1 << 20
+    with lowered(SEGMENT_BYTES=large, STATE_RECORD_BYTES=large):
+        store = DiskStore(path)
+        bucket = store.make(store.number(), b'{"group":1}')
+        bucket.writer.state = lambda: b'{"group":1}'
+        for _ in range(count):
+            bucket.writer.append(Kind.MESSAGE, 16, 0, bytes(large - 4_096))
+        store.close()
+    logs = sorted(Path(path).glob("buckets/*/*/*.log"))
+    assert len(logs) == count
+    for log in logs:
+        data = bytearray(log.read_bytes())
+        data[data.index(b'{"group":1}')] ^= 1
+        log.write_bytes(data)
+    tracemalloc.start()
+    try:
+        assert any("no state is whole" in line for line in run(path)[1])
+        assert tracemalloc.get_traced_memory()[1] < count * large / 2
+    finally:
+        tracemalloc.stop()
