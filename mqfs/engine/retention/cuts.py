@@ -85,7 +85,8 @@ def plan_cut_below(kept: Range, target: int) -> Cut | None:
 def plan_clear(kept: Range) -> Clearing:
     """All that is kept."""
     kept.update_low_watermark()
-    floor = max(kept.state.floor, kept.log.end.next)
+    last = kept.log.reader.before(kept.log.end.next, kept.number)
+    floor = kept.state.floor if last is None else max(kept.state.floor, last + 1)
     cut = Cut(floor, 0, 0, kept.count, kept.size, before=kept.trimmed_count)
     return Clearing(kept.number, floor, kept.newest_kept(), cut)
 
