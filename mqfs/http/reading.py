@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from time import perf_counter
 from typing import Any, cast
 
@@ -18,7 +17,7 @@ from mqfs import limits
 from mqfs.engine.files.cursor_file import Cursor
 from mqfs.engine.files.status_files import cut
 from mqfs.engine.stream import Stream
-from mqfs.errors import BadRequest, Damaged, FellBehind, MqfsError, NotFound
+from mqfs.errors import BadRequest, Damaged, FellBehind, MqfsError, NotFound, OverLimit
 from mqfs.http import answers
 from mqfs.http.answers import NO_STORE, SANDBOX, Answer, Cut, Format, Headers
 from mqfs.http.call import WHOLE, Call, TimedOut
@@ -174,8 +173,13 @@ class Source:
     async def pause(self) -> None:
         """Give others their turn, and wait for a search in the log."""
         if self._parked is not None:
-            with suppress(MqfsError):  # `poll` raises it
+            try:
                 await self._call.front.settle(self.cursor.searches.step)
+            except OverLimit:  # of waits: the search was given up
+                self.stop()
+                raise
+            except MqfsError:
+                pass  # `poll` raises it
             await self._call.front.turn()
         await self._call.front.pause()
 
@@ -184,7 +188,7 @@ class Source:
         if self._parked is not None:
             try:
                 await self._call.front.settle(cast(Step[bytes], self._parked), seconds)
-            except TimedOut:
+            except (TimedOut, OverLimit):
                 self._parked = None
                 raise
             except MqfsError:

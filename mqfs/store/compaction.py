@@ -197,7 +197,8 @@ class CompactionJob:
 
     def _record_unused(self, last: Segment, end: int) -> None:
         """As `Appender` does at a roll: the message before `end` may be left out."""
-        kept = max([self.others[len(self.others) - 1].sequence, *self.index.sequences[-1:]])
+        changes = (self.others[number].sequence for number in range(len(self.others))[-1:])
+        kept = max([0, *changes, *self.index.sequences[-1:]])
         if kept < end - 1 <= last_sequence(last):
             body = reserve_body(end)
             self.held = Row(end - 1, last.last_ns(), 0, len(body), 0, 0, int(Kind.CHANGE), 0), b"", body

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
 from tests.http.web import Web, rest
 from tests.support.eventually import eventually
+from tests.support.server import COMMAND, short_folder
 
 
 @pytest.fixture
@@ -245,3 +248,31 @@ def test_a_rare_message_is_waited_for(web: Web, group: str) -> None:
     assert web.get(f"{group}/view?since=1&wait=0s").status == 204
     web.post(f"{group}/s", "yes")
     assert web.get(f"{group}/view?since=1&wait=20s").body == b"yes"
+
+
+# A server of whose 8 places to wait a user gets 4.
+FEW_WAIT = """import sys
+from mqfs import limits
+from mqfs.cli.main import main
+limits.PARKED = 8
+sys.argv = ["mqfs", "serve", *sys.argv[1:]]
+main()"""
+
+
+def test_a_search_without_a_place_to_wait_is_refused() -> None:
+    program: Any = [COMMAND[0], "-c", FEW_WAIT]
+    with short_folder() as folder, ExitStack() as waiting:
+        web = Web(folder, program=program)
+        with web.server:
+            group = web.group("bind view prefix:\"\" payload_contains(\"yes\")")
+            for name in ("s", "quiet"):
+                web.put(f"{group}/{name}")
+            lines = '{"stream":"s","body":"no"}\n' * 20_000 + '{"stream":"s","body":"yes"}\n'
+            web.post(f"{group}/.batch", lines, Content_Type="application/x-ndjson")
+            for _ in range(4):
+                sock = waiting.enter_context(web.raw())
+                sock.sendall(f"GET {group}/quiet?since=end&wait=60s HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            eventually(lambda: web.get(f"{group}/quiet?since=end&wait=60s").status == 429, "no place to wait is left")
+            assert web.get(f"{group}/view").status == 429
+            waiting.close()
+            eventually(lambda: web.get(f"{group}/view").body == b"yes", "there are places again")

@@ -380,7 +380,7 @@ class Cursor(LongResponses):
             return True
         if self.over or self.has_ended or self.lost:
             return True
-        return self.position < self.group.log.end.next and self.selection.following(self.position) is not None
+        return self.position < self.group.log.end.next and self.selection.find(self.position) is not None
 
     def watch(self, then: Callable[[], None] | None) -> None:
         self.group.fanout.pollers.watch(self, then)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from mqfs import errors
 from mqfs.engine.delivery.wait_list import Reader
 from mqfs.engine.group import Group
 from mqfs.engine.log.portions import Work
@@ -60,7 +59,7 @@ class Searches:
             wait, count = next(iter(self._reads.items()))
             try:
                 data = cursor.take(count)
-            except errors.MqfsError as error:
+            except Exception as error:
                 del self._reads[wait]
                 wait.fail(error)
             else:

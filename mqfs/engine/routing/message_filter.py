@@ -19,6 +19,7 @@ from mqfs.syntax.quoting import split
 
 FEW = 16  # streams: up to here each one's postings are searched, above it the log is walked
 _LOOKED_THROUGH = 1_024  # streams of a group that are tried one by one against a pattern, in the hope of few
+_SCANNED = 32  # messages of other streams that one look passes over
 _NONE, _SOME, _ALL = range(3)  # of the messages of a stream that it covers; some: a program says which
 
 
@@ -158,9 +159,17 @@ class MessageFilter:
             position = record.sequence + 1
 
     def following(self, position: int) -> Record | None:
-        """The first message at or after that sequence that may belong to it, found by one look into the log: where it
-        covers many streams the next message of any. Raises Damaged."""
-        return self.group.log.reader.scan(position) if self.is_sparse() is None else self.find(position)
+        """As `find`, but where it covers many streams a bounded look: at its end, the last message of others that it
+        passed over. Raises Damaged."""
+        if self.is_sparse() is not None:
+            return self.find(position)
+        record, numbers = None, self.group.numbers
+        for _ in range(_SCANNED):
+            record = self.group.log.reader.scan(position)
+            if record is None or ((stream := numbers.get(record.stream)) is not None and self.covers(stream)):
+                break
+            position = record.sequence + 1
+        return record
 
     def before(self, position: int) -> int | None:
         """The sequence of the last message below that one which may belong to it."""

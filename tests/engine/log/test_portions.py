@@ -141,9 +141,9 @@ def test_an_error_is_for_later_reads_too(error: Exception, monkeypatch: pytest.M
 
 
 def searching() -> tuple[Queues, Hasty, Any]:
-    """A cursor for what is rare: 3,000 messages, then one that it selects."""
+    """A cursor for what is rare: 12,000 messages, then one that it selects."""
     queues, clock = group_of()
-    queues.write("s", *[b"no"] * 3_000, b"yes")
+    queues.write("s", *[b"no"] * 12_000, b"yes")
     cursor = queues.open(".cursor", os.O_RDWR)
     cursor.write(b'select program prefix:"" payload_contains("yes")\nseek first\n')
     clock.hasty = True
@@ -171,7 +171,7 @@ def test_what_a_search_does_not_find_is_waited_for() -> None:
     queues.write("s", b"late")
     finish(queues, step)
     assert step.result() == b"late"
-    cursor.write(b"seek first\nuntil 3000\n")
+    cursor.write(b"seek first\nuntil 12000\n")
     step = cursor.read(100)
     finish(queues, step)
     assert step.result() == b""
@@ -194,10 +194,10 @@ def test_a_search_can_be_given_up_and_begun_again() -> None:
 
 @pytest.mark.parametrize("form", ["raw", "each", "record"])
 def test_reads_are_served_in_the_order_in_which_they_came(form: str) -> None:
-    """Some while others search, each for what is between 300 messages that are passed over, with rests of each."""
+    """Some while others search, each for what is between 600 messages that are passed over, with rests of each."""
     queues, clock = group_of()
     for number in range(20):
-        queues.write("s", *[b"no"] * 300, b"yes %d" % number)
+        queues.write("s", *[b"no"] * 600, b"yes %d" % number)
     cursor = queues.open(".cursor", os.O_RDWR)
     commands = f'select program prefix:"" payload_contains("yes")\nformat {form}\nseek first\n'.encode()
     cursor.write(commands)
