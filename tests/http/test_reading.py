@@ -264,7 +264,7 @@ def test_a_search_without_a_place_to_wait_is_refused() -> None:
     with short_folder() as folder, ExitStack() as waiting:
         web = Web(folder, program=program)
         with web.server:
-            group = web.group("bind view prefix:\"\" payload_contains(\"yes\")")
+            group = web.group('bind view prefix:"" payload_contains("yes")')
             for name in ("s", "quiet"):
                 web.put(f"{group}/{name}")
             lines = '{"stream":"s","body":"no"}\n' * 20_000 + '{"stream":"s","body":"yes"}\n'

@@ -191,7 +191,7 @@ class Cursor(LongResponses):
         data = None
         if self in self.group.fanout.cursor_waits.readers:
             data = self._rest(count)
-        elif not self.searches:
+        elif not self.searches.reads:
             data = self.take(count)
         return self.searches.wait(count) if data is None else data
 
@@ -235,9 +235,10 @@ class Cursor(LongResponses):
     def _next(self) -> Record | None:
         """The next message to show, the position moved behind it; None, too, where the look is `unfinished`."""
         self._look_for_losses()
-        while not (self.has_ended or self.unfinished):
+        most = limits.PASSED_MESSAGES
+        while self.passed < most and (self.until is None or self.position < self.until):
             try:
-                record = self.selection.following(self.position)
+                record = self.selection.find(self.position, limits.SCANNED_MESSAGES)
             except errors.Damaged as error:
                 self.position = error.sequence + 1
                 raise

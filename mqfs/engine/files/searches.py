@@ -35,49 +35,46 @@ class Searches:
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
-        self._reads: dict[Wait[bytes], int] = {}
+        self.reads: dict[Wait[bytes], int] = {}
         self.step: Step[None] = None  # what to wait for while the log is looked through
-
-    def __bool__(self) -> bool:
-        return bool(self._reads)
 
     def wait(self, count: int) -> Step[bytes]:
         """A read of `count` bytes for which the last look found nothing. Raises what further looks do."""
         cursor, wait = self._cursor, Wait[bytes](self._cancel)
-        if not (self._reads or cursor.unfinished):
+        if not (self.reads or cursor.unfinished):
             cursor.group.fanout.cursor_waits.park(cursor, wait, count, 0)
             return wait
-        self._reads[wait] = count
-        if len(self._reads) == 1:
+        self.reads[wait] = count
+        if len(self.reads) == 1:
             step = cursor.group.portions.run(self._look())
-            self.step = step if self._reads else None
+            self.step = step if self.reads else None
         return wait.result() if wait.settled else wait
 
     def _look(self) -> Work[None]:
         cursor, waits = self._cursor, self._cursor.group.fanout.cursor_waits
-        while self._reads:
-            wait, count = next(iter(self._reads.items()))
+        while self.reads:
+            wait, count = next(iter(self.reads.items()))
             try:
                 data = cursor.take(count)
             except Exception as error:
-                del self._reads[wait]
+                del self.reads[wait]
                 wait.fail(error)
             else:
                 if data is not None:
-                    del self._reads[wait]
+                    del self.reads[wait]
                     wait.settle(data)
                 elif not cursor.unfinished:
-                    for wait, count in self._reads.items():
+                    for wait, count in self.reads.items():
                         waits.park(cursor, wait, count, 0)
-                    self._reads.clear()
-            if self._reads:
+                    self.reads.clear()
+            if self.reads:
                 yield
         self.step = None
 
     def _cancel(self, wait: Wait[bytes]) -> bool:
-        if self._reads.pop(wait, None) is None:
+        if self.reads.pop(wait, None) is None:
             return self._cursor.group.fanout.cursor_waits.cancel(self._cursor, wait)
-        if not self._reads:
+        if not self.reads:
             self._stop()
         return True
 
@@ -88,8 +85,8 @@ class Searches:
 
     def end(self) -> None:
         """End-of-file for all."""
-        reads = list(self._reads)
-        self._reads.clear()
+        reads = list(self.reads)
+        self.reads.clear()
         self._stop()
         for wait in reads:
             wait.settle(b"")

@@ -13,13 +13,12 @@ from mqfs.engine.language import programs
 from mqfs.engine.language.programs import Program
 from mqfs.engine.routing.catalog import Catalog, NamedStream
 from mqfs.engine.routing.view_registry import ViewRegistry
-from mqfs.model import Record
+from mqfs.model import NEVER, Record
 from mqfs.syntax.patterns import Patterns, check_pattern, has_wildcard
 from mqfs.syntax.quoting import split
 
 FEW = 16  # streams: up to here each one's postings are searched, above it the log is walked
 _LOOKED_THROUGH = 1_024  # streams of a group that are tried one by one against a pattern, in the hope of few
-_SCANNED = 32  # messages of other streams that one look passes over
 _NONE, _SOME, _ALL = range(3)  # of the messages of a stream that it covers; some: a program says which
 
 
@@ -137,8 +136,9 @@ class MessageFilter:
             mine = tuple(stream.number for stream in numbers.values() if self.covers(stream))
             self._few = mine if len(mine) <= FEW else None
 
-    def find(self, position: int) -> Record | None:
-        """The first message of a stream that it covers, at or after that sequence. Raises Damaged."""
+    def find(self, position: int, most: int = NEVER) -> Record | None:
+        """The first message of a stream that it covers, at or after that sequence. Where it covers many streams, `most`
+        messages are looked at: if none of them is one, the last is returned. Raises Damaged."""
         bucket, few = self.group.log.bucket, self.is_sparse()
         if few is not None:
             if len(few) == 1:
@@ -154,22 +154,10 @@ class MessageFilter:
             if record is None:
                 return None
             stream = self.group.numbers.get(record.stream)
-            if stream is not None and self.covers(stream):
+            most -= 1
+            if not most or (stream is not None and self.covers(stream)):
                 return record
             position = record.sequence + 1
-
-    def following(self, position: int) -> Record | None:
-        """As `find`, but where it covers many streams a bounded look: at its end, the last message of others that it
-        passed over. Raises Damaged."""
-        if self.is_sparse() is not None:
-            return self.find(position)
-        record, numbers = None, self.group.numbers
-        for _ in range(_SCANNED):
-            record = self.group.log.reader.scan(position)
-            if record is None or ((stream := numbers.get(record.stream)) is not None and self.covers(stream)):
-                break
-            position = record.sequence + 1
-        return record
 
     def before(self, position: int) -> int | None:
         """The sequence of the last message below that one which may belong to it."""

@@ -214,7 +214,7 @@ def test_reads_are_served_in_the_order_in_which_they_came(form: str) -> None:
         steps.append(cursor.read(1 + number % 50))
         if number % 3 == 0:
             queues.tree.run_timers()
-    while cursor.searches:
+    while cursor.searches.reads:
         queues.tree.run_timers()
     done = [step for step in steps if not isinstance(step, Wait) or step.settled]
     assert done == steps[: len(done)]  # only the last ones still wait
