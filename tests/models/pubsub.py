@@ -320,12 +320,9 @@ class Model:
         if h["text"] is not None:
             text, h["text"] = h["text"][:count], h["text"][count:] or None
             return text
-        if h["rest"]:
-            data, h["rest"] = h["rest"][:count], h["rest"][count:]
-            return data + self.take_more(h, count - len(data))
-        if h["due"]:
-            h["due"] = False
-            return b""
+        rest = self.take_rest(h, count)
+        if rest is not None:
+            return rest + self.take_more(h, count - len(rest)) if rest else b""
         if self.over(h):
             return b""
         if not any(p[1] == key for p in self.parked):
@@ -341,6 +338,16 @@ class Model:
         self.parked.append((wait, key, count))
         self.have_had()
         return WAIT
+
+    def take_rest(self, h: Handle, count: int) -> bytes | None:
+        """The rest of the message before, or its end, where that is due; None: the next message is."""
+        if h["rest"]:
+            data, h["rest"] = h["rest"][:count], h["rest"][count:]
+            return data
+        if h["due"]:
+            h["due"] = False
+            return b""
+        return None
 
     def have_had(self) -> None:
         """Who waits has had everything there is."""
@@ -404,17 +411,18 @@ class Model:
         return json.dumps({"sequence": m["seq"], "stream": name, "body": m["body"].decode("latin-1")}).encode()
 
     def hand_over(self) -> None:
-        """Answer who waits, first come first served: streams, then order, then cursors; one read of each handle."""
+        """Answer who waits, first come first served: streams, then order, then cursors; one read of each handle, and
+        those that its rest is for."""
         served = set[str]()
         rank = {"order": 1, "cursor": 2}
         kinds = [(rank.get(self.handles[p[1]]["of"], 0), self.handles[p[1]]["place"], p) for p in self.parked]
         for _, _, (wait, key, count) in sorted(kinds):
-            if key not in served:
-                self.settle_kept()
-                data = self.take(self.handles[key], count)
-                if data is not None:
-                    served.add(key)
-                    self.answer(wait, data)
+            h = self.handles[key]
+            self.settle_kept()
+            data = self.take_rest(h, count) if key in served else self.take(h, count)
+            if data is not None:
+                served.add(key)
+                self.answer(wait, data)
         self.have_had()
         for wait, key, _ in list(self.parked):
             if self.handles[key]["until"] is not None and not self.before_until(self.handles[key]):

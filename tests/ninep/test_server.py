@@ -240,6 +240,27 @@ def test_pipelined_writes_keep_their_order_and_leave_at_once(server: Running) ->
     raw.close()
 
 
+@pytest.mark.parametrize("offsets", [(0, 0, 0, 0), (0, 2, 4, 8_192)])
+@pytest.mark.parametrize(("name", "mode"), [("s", 0), ("s", 2), ("view", 0), (".cursor", 2)])
+def test_reads_sent_at_once_share_a_message(
+    name: str, mode: int, offsets: tuple[int, ...], server: Running, tree: Tree
+) -> None:
+    with server.connect() as client, client.create("s") as stream, client.open("ctl", "w") as ctl:
+        ctl.write(b"bind view s\n")
+        raw = Raw(server.socket(), "9P2000")
+        raw.ask(f"Twalk tag 1 fid 0 newfid 1 names [{name}]")
+        raw.ask(f"Topen tag 1 fid 1 mode {mode}")
+        counts = 2, 2, 100, 100
+        reads = enumerate(zip(counts, offsets, strict=True))
+        raw.send(*(f"Tread tag {tag} fid 1 offset {offset} count {count}" for tag, (count, offset) in reads))
+        eventually(lambda: tree.waits.used == 4)
+        stream.write(b"hello")
+        stream.write(b"world")
+        data = ["he", "ll", "o", "world"]
+        assert [raw.reply() for _ in data] == [f'Rread tag {tag} data "{text}"' for tag, text in enumerate(data)]
+        raw.close()
+
+
 def test_bad_frame_ends_one_connection_only(server: Running) -> None:
     good, bad = Raw(server.socket(), "9P2000"), Raw(server.socket(), "9P2000")
     bad.socket.sendall(b"\xff" * 20)

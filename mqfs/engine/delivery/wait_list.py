@@ -34,6 +34,10 @@ class Reader(Protocol):
         """What a read of `count` bytes gets of a new message; None: the message is not for it."""
         ...
 
+    def rest(self, count: int, offset: int) -> bytes | None:
+        """What a read gets of the message before; None: the next message is due."""
+        ...
+
 
 class PositionedReader(Reader, Protocol):
     """One that reads a stream from a position on: the lowest sequence that it has not had."""
@@ -75,7 +79,7 @@ class WaitList:
         self._waiting.readers -= 1
 
     def deliver(self, record: Record) -> None:
-        """Settle the first read of each reader that the message is for."""
+        """Settle the first read of each reader that the message is for, and further reads with its rest."""
         for reader in list(self.readers):
             reads = self.readers.get(reader)
             if reads is None:
@@ -89,8 +93,21 @@ class WaitList:
                 del self.readers[reader]
                 self._waiting.readers -= 1
             wait.settle(data)
-            if reads and reader.has_ended:
+            if reads:
+                self._serve_rest(reader, reads)
+
+    def _serve_rest(self, reader: Reader, reads: dict[Wait[bytes], tuple[int, int]]) -> None:
+        """Settle its next reads without a new message. A subscriber may push back, cancel reads or close the reader."""
+        while reads and self.readers.get(reader) is reads:
+            wait, (count, offset) = next(iter(reads.items()))
+            data = reader.rest(count, offset)
+            if data is not None:
+                self.cancel(reader, wait)
+                wait.settle(data)
+            elif reader.has_ended:
                 self.close(reader)
+            else:
+                break
 
     def close(self, reader: Reader) -> None:
         """Settle all its reads with end-of-file."""

@@ -190,12 +190,12 @@ class Cursor(LongResponses):
             return self.await_response(count)
         data = None
         if self in self.group.fanout.cursor_waits.readers:
-            data = self._rest(count)
+            data = self.rest(count)
         elif not self.searches.reads:
             data = self.take(count)
         return self.searches.wait(count) if data is None else data
 
-    def _rest(self, count: int) -> bytes | None:
+    def rest(self, count: int, offset: int = 0) -> bytes | None:
         """What a read gets without a look at the log; None: the next message is due."""
         rest = self.last.rest(count, 0, sequential=True)
         if rest is not None:
@@ -213,7 +213,7 @@ class Cursor(LongResponses):
     def take(self, count: int) -> bytes | None:
         """What a read gets now; None: it has to wait, or the look was `unfinished`."""
         self.passed = 0
-        data = self._rest(count)
+        data = self.rest(count)
         if data is not None:
             return data
         if self.format == "record":

@@ -136,6 +136,9 @@ class Reader(OpenFile):
         self.group.counts.read += 1
         return self.last.first(self.present(record), count, offset)
 
+    def rest(self, count: int, offset: int) -> bytes | None:
+        return self.last.rest(count, offset, self.sequential)
+
     def push_back(self, data: bytes) -> None:
         self.last.back(data)
 
