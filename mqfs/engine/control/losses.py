@@ -4,7 +4,7 @@
     the log         has all floors, as one unit with the other changes of the write
     carry_out       floors and counts of streams; without a pause where the state of the group is to be written
 
-A floor only rises: one that was found still holds when the log has it. What is written since the search began stays.
+A floor only rises: one that was found still holds when the log has it. Messages written since the search began stay.
 """
 
 from __future__ import annotations
