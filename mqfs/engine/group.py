@@ -6,7 +6,7 @@ Composes them, and makes, removes and renames streams and changes settings. Of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ from mqfs.engine.publishing.kept_quotas import KeptQuotas
 from mqfs.engine.publishing.publisher import Publisher
 from mqfs.engine.publishing.staged_batch import Staging
 from mqfs.engine.publishing.transactions import Transactions
+from mqfs.engine.retention.cuts import Cut
 from mqfs.engine.retention.retention import Retention
 from mqfs.engine.routing.view_registry import ViewRegistry
 from mqfs.engine.stream import Stream
@@ -130,13 +131,8 @@ class Group:
         self.views.load()
         self.consumers.load()
         self.update_must_retain()
-        bucket.writer.state = self._encoded
+        bucket.writer.state = own.encode
         self._select_storage()
-
-    def _encoded(self) -> bytes:
-        """The state, as the log has it."""
-        self.portions.finish()
-        return self.state.encode()
 
     def _enter(self, stream: Stream) -> None:
         self.streams[stream.name] = stream
@@ -230,12 +226,14 @@ class Group:
         self.consumers.scopes.rename(old)
         self.consumers.on_routing_changed()
 
-    def put_in_force(self, settings: Settings) -> None:
+    def put_in_force(self, settings: Settings, cuts: Mapping[Stream, Cut]) -> None:
         """The log says so."""
         self.routing_version += settings.dead != self.settings.dead  # for new `words` views are refreshed
         self.settings = self.log.settings = settings
         self.update_must_retain()
         self._select_storage()
+        for stream, cut in cuts.items():
+            stream.kept.carry_out_cut(cut)
         self.consumers.invalidate_order()
 
     def lines(self, shows: Callable[[Consumer], bool] = lambda _: True) -> list[str]:

@@ -361,8 +361,7 @@ class KeptRange:
         self.trimmed_count += cut.gone
 
     def cleared(self, clearing: Clearing) -> None:
-        """The log says so."""
-        self.state.raise_floor(clearing.cut.floor)
+        """The log and the state say so."""
         if clearing.newest:
             self.evicted_before = max(self.evicted_before, clearing.newest + 1)
             self._retention.evictions += 1
