@@ -335,6 +335,7 @@ class Script:
 
     def _check_history(self, bucket: Bucket, known: Known, everything: bool) -> None:
         state, behind = bucket.upkeep.history()
+        assert state is not None
         count = int(state)
         for record in behind:
             assert int(record.body) == count, "a change is missing or there twice"

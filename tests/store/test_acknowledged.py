@@ -87,6 +87,7 @@ def check(used: Used, disk: LyingDisk) -> None:
     """What was synced is accounted for once, by the state or behind it; kept messages are there."""
     bucket = DiskStore(PATH, disk=disk).open(1)
     state, behind = bucket.upkeep.history()
+    assert state is not None
     numbers = [int(record.body) for record in behind]
     assert numbers == list(range(int(state), int(state) + len(numbers))), "one is missing or there twice"
     assert used.synced <= int(state) + len(numbers) <= used.acked
@@ -176,6 +177,7 @@ def test_compaction_keeps_the_acknowledgements_of_the_last_of_a_run() -> None:
     disk = used.disk.copy()
     disk.unlink(f"{FOLDER}/{before[-1]}")
     state, behind = DiskStore(PATH, disk=disk).open(1).upkeep.history()
+    assert state is not None
     assert int(state) + len(list(behind)) == used.acked - 7
 
 

@@ -155,6 +155,7 @@ def test_messages_without_any_state_are_saved(tmp_path: Path) -> None:
     assert run(path)[0] == 0
     store = DiskStore(path)
     state, _ = store.open(2).upkeep.history()
+    assert state is not None
     assert b"recovered-16" in state
     assert len(bodies(store.open(2))) == 60
     store.close()

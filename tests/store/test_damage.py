@@ -88,6 +88,7 @@ class Written:
         for unit in self.units:
             assert not seen & set(unit) or seen | damaged >= set(unit) or bucket.upkeep.damaged, "half a unit"
         state, behind = bucket.upkeep.history()
+        assert state is not None
         changes = [int(state), *(int(record.body) for record in behind)]
         assert changes[1:] == sorted(set(changes[1:]))
         assert max(changes) <= self.changes
@@ -187,9 +188,9 @@ def test_a_search_is_linear_in_what_it_passes() -> None:
     assert next_good(data, 0, 6) == len(data) - (1 << 20) - len(good)
     assert time.process_time() - began < 3
     inside = encode(3, 0, 16, Kind.MESSAGE, 0, b"", b"of another log")
-    data = bytearray(encode(7, 0, 16, Kind.MESSAGE, 0, b"", inside) + encode(8, 0, 16, Kind.MESSAGE, 0, b"", b"next"))
-    data[40] ^= 1
-    assert next_good(bytes(data), 0, 6) == 32 + padded(len(inside))
+    bad = bytearray(encode(7, 0, 16, Kind.MESSAGE, 0, b"", inside) + encode(8, 0, 16, Kind.MESSAGE, 0, b"", b"next"))
+    bad[40] ^= 1
+    assert next_good(bytes(bad), 0, 6) == 32 + padded(len(inside))
 
 
 @pytest.mark.parametrize("kind", [Kind.MESSAGE, Kind.CHANGE, Kind.ACK])

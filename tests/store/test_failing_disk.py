@@ -16,6 +16,7 @@ from mqfs import limits
 from mqfs.errors import BadStore, DiskFailed, DiskFull, ReadOnly
 from mqfs.model import Draft, Kind
 from mqfs.seams import Bucket
+from mqfs.store.bucket import DiskBucket
 from mqfs.store.store import DiskStore
 from tests.store.script import PATH, Script, Unstarted
 from tests.support.campaign import seed, size
@@ -80,7 +81,7 @@ def test_each_look_fails_once(number: int, slow: bool) -> None:
             script.check(DiskStore(PATH, disk=after))
 
 
-def made(disk: LyingDisk) -> tuple[DiskStore, Bucket]:
+def made(disk: LyingDisk) -> tuple[DiskStore, DiskBucket]:
     store = DiskStore(PATH, disk=disk)
     bucket = store.make(store.number(), b"{}")
     bucket.writer.state = lambda: b"{}"

@@ -250,6 +250,7 @@ class Stores(RuleBasedStateMachine):
     def history(self) -> None:
         for bucket in (self.memory, self.disk):
             state, behind = bucket.upkeep.history()
+            assert state is not None
             assert [int(r.body) for r in behind] == list(range(int(state), self.changes))
 
     @invariant()

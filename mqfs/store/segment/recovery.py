@@ -5,8 +5,11 @@ Owns which records of a torn tail count. Never reads or writes a file.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import attrs
 
+from mqfs import limits
 from mqfs.log import batch
 from mqfs.log.record import (
     HEAD,
@@ -29,6 +32,7 @@ from mqfs.store.sequences import RESERVE
 _SHORTEST_CHANGE = 23  # bytes: {"do":"ctl","lines":[]}
 _CHANGE = b'{"do"'
 _RESERVE_BYTES = 72  # of a reserve record, at most
+_SECTOR_BYTES = 512  # which a disk writes whole or not at all, at least
 
 
 @attrs.define
@@ -76,6 +80,7 @@ class _Scan:
     unit: list[Row] = attrs.Factory(list)  # the batch that is being read
     broken: bool = False  # a part of it is damaged
     sure: int = -1  # all before that was on disk; looked for at the first failure
+    is_claimed: bool = False  # by a record that a torn message may hold: that more was
     found: RecoveryScan = attrs.Factory(RecoveryScan)
 
     def run(self) -> RecoveryScan:
@@ -132,15 +137,20 @@ class _Scan:
         """The record there failed its check. Returns where the next one begins; -1: the scan ends."""
         last = max([self.low, *self.index.sequences[-1:], *(row.sequence for row in self.unit if row.kind <= Kind.END)])
         if self.sure < 0:
-            self.sure = max(self.covered - self.base, _last_settled(self.data, at, last))
+            settled = [(row, sure) for row, sure in _behind(self.data, self.base, at, last) if row.flags & SETTLED]
+            self.sure = max([self.covered - self.base, *(row.position for row, sure in settled if sure)])
+            self.is_claimed = any(not sure for _, sure in settled)
         good = next_good(self.data, at, last)
         if at < self.sure:
             if self.unit:
                 self._add(at)
             self._report(at, good)
         elif self.tail:
+            if self.is_claimed:
+                self.found.bad.append((self.base + at, self.found.written))
             return -1
         else:
+            good = next((row.position for row, sure in _behind(self.data, self.base, at, last) if sure), -1)
             self.found.torn.append((self.base + at, self.base + good if good >= 0 else self.found.written))
         self.unit, self.broken = [], at < self.sure
         return good
@@ -168,15 +178,40 @@ class _Scan:
             self.found.head = self.base + end
 
 
-def _last_settled(data: bytes, at: int, low: int) -> int:
-    """Where the last record that is marked SETTLED begins, behind the bad one at `at`; 0 if there is none."""
-    last = 0
-    while (at := next_good(data, at, low)) >= 0:
+def _behind(data: bytes, base: int, at: int, low: int) -> Iterator[tuple[Row, bool]]:
+    """The records behind the bad one at `at`, each with whether it is known to be one. It is not where the body of a
+    torn message may hold it, for whoever wrote that may have put records there. Only from the bad one itself is known
+    how far such a body reaches; behind another place that fails, one may begin wherever the next record is found."""
+    reach = 0  # the furthest end of such a body
+    while (good := next_good(data, at, low)) >= 0:
+        reach = max(reach, good + _most() if at < reach else _reach(data, base, at, good))
+        at = good
         while (row := row_at(data, at)) is not None:
-            last = at if row.flags & SETTLED else last
-            low = row.sequence if row.kind <= Kind.END else low
+            if at >= reach and row.kind <= Kind.END:
+                low = row.sequence
+            yield row, at >= reach
             at += padded(row.size)
-    return last
+
+
+def _reach(data: bytes, base: int, at: int, good: int) -> int:
+    """How far the last of the records from `at` to `good` may reach, if a power cut tore them: of each, the sector with
+    its size was written, and says it, or it was not, and is zeros. Anything else is damage, no tear."""
+    if size_to(data, at, good):
+        return good
+    while at < good:
+        size = int.from_bytes(data[at : at + 4], "little")
+        if not size:
+            sector = data[at : at + _SECTOR_BYTES - (base + at) % _SECTOR_BYTES]
+            return good if any(sector) else at + _most()
+        if not HEAD_BYTES <= size <= _most():
+            return good
+        at += padded(size)
+    return at
+
+
+def _most() -> int:
+    """Bytes of the largest message."""
+    return HEAD_BYTES + 0xFFFF + limits.MESSAGE_BYTES
 
 
 def _last_sequence(index: OpenIndex, others: NonMessageRecords) -> int:
