@@ -18,6 +18,8 @@ class Turns:
     def __init__(self) -> None:
         self.last: Turn | None = None
         self.changed_at = -math.inf  # when the user changed last
+        self.asked_at, self.asked = -math.inf, 0  # when the last request came, and how many did
+        self._asked_before = 0  # the last piece of long work
         self._of: WeakValueDictionary[Hashable, Turn] = WeakValueDictionary()
 
     def of(self, user: Hashable) -> Turn:
@@ -27,9 +29,25 @@ class Turns:
 
     def shared(self, turn: Turn) -> bool:
         now = perf_counter()
+        self.asked_at = now
+        self.asked += 1
         if self.last is not turn:
             self.last, self.changed_at = turn, now
         return now - self.changed_at < limits.TURN_SHARED_S
+
+    def piece_s(self, continued: bool) -> float:
+        """How long a piece of long work may be now, in seconds. `continued`: a piece of it was done before. A
+        request since then is another user's: the client of the work waits for it."""
+        before, self._asked_before = self._asked_before, self.asked
+        shared = perf_counter() - self.changed_at < limits.TURN_SHARED_S
+        return limits.PIECE_S if shared or (continued and self.asked != before) else limits.LOOKING_S
+
+    async def accepted(self, user: Hashable) -> None:
+        """Serve others between that user's connection, which was accepted, and the next one, which may be anybody's."""
+        if self.last in (None, self._of.get(user)) or perf_counter() - self.asked_at > limits.TURN_SHARED_S:
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.sleep(limits.ACCEPTED_S)
 
 
 class Turn:
@@ -63,10 +81,20 @@ class Turn:
             if began:
                 self.owner, self._spent = trio.lowlevel.current_task(), 0.0
             if cost > limits.TURN_LONG_S:
-                await trio.sleep(min(max(limits.TURN_REST * cost, limits.TURN_REST_S), limits.TURN_REST_MOST_S))
+                await self._pause(cost)
             else:
                 await trio.lowlevel.checkpoint()
+                if began and not done:  # requests that came during it go first: trio runs tasks in any order
+                    await trio.lowlevel.checkpoint()
         self.leave()
+
+    async def _pause(self, cost: float) -> None:
+        """Let others go first after a long request, until they have had many or ask no more."""
+        turns, until = self._turns, perf_counter() + min(limits.TURN_REST_MOST * cost, limits.TURN_REST_MOST_S)
+        enough = turns.asked + limits.TURN_REST_REQUESTS
+        await trio.sleep(min(limits.TURN_REST * cost, limits.TURN_REST_MOST_S))
+        while turns.asked < enough and (now := perf_counter()) < min(until, turns.asked_at + limits.TURN_REST_S):
+            await trio.sleep(min(until - now, limits.TURN_REST_S) / 4)
 
     def leave(self) -> None:
         """Pass the turn to the next connection, if this one has it."""
@@ -83,8 +111,8 @@ class Work:
 
     @property
     def most_s(self) -> float:
-        """How long a piece of work may be now, in seconds: as short as a turn while others are present."""
-        return limits.TURN_S if self._began else limits.SLICE_S / 2
+        """How long a piece of work may be now, in seconds."""
+        return limits.PIECE_S if self._began else limits.SLICE_S / 2
 
     async def begin(self) -> None:
         """Wait for the turn."""

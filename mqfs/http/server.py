@@ -150,21 +150,27 @@ class HttpServer:
                 log.warning("%s: %s", listener.address, error)
                 await trio.sleep(0.1)  # out of descriptors, say: some may be closed
             else:
-                self._nursery.start_soon(self._serve, sock, listener)
-                await trio.lowlevel.checkpoint()
+                sock.setblocking(False)
+                try:
+                    peer = self._peer(sock, listener.address)
+                except OSError:
+                    sock.close()  # it is gone already
+                    continue
+                self._nursery.start_soon(self._serve, sock, listener, peer)
+                await self.turns.accepted(peer.account)
 
-    async def _serve(self, sock: socket.socket, listener: Listener) -> None:
+    def _peer(self, sock: socket.socket, address: Address) -> Peer:
+        peer = peer_at(sock, address, self._name, next(self._numbers), self._tcp_uid, self._tokens)
+        if isinstance(address, UnixAddress) and self.proxies.has(peer.account):
+            return peer.as_proxy(self._tcp_uid, self._tokens)
+        return peer
+
+    async def _serve(self, sock: socket.socket, listener: Listener, peer: Peer) -> None:
         address = listener.address
         encrypted = isinstance(address, TlsAddress)
         with sock:
-            sock.setblocking(False)
             try:
-                peer = peer_at(sock, address, self._name, next(self._numbers), self._tcp_uid, self._tokens)
-                if isinstance(address, UnixAddress) and self.proxies.has(peer.account):
-                    peer = peer.as_proxy(self._tcp_uid, self._tokens)
                 self._take_place(peer, encrypted)
-            except OSError:
-                return  # it is gone already
             except OverLimit as error:
                 log.warning("%s: connection refused: %s", address, error)
                 if not encrypted:

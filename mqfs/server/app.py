@@ -45,7 +45,7 @@ from mqfs.syntax.names import check_name
 from mqfs.turns import Turns
 
 log = logging.getLogger("mqfs")
-LEAST_WAIT_S = 0.001  # between two runs of timers
+LEAST_WAIT_S = 0.0003  # between two runs of timers
 TICK_S = 1.0
 End = Callable[[], Awaitable[None]]
 
@@ -376,7 +376,7 @@ class Server:
         def alarmed() -> None:
             sooner.set()
 
-        tree.timers.on_sooner = alarmed
+        tree.timers.on_sooner, tree.timers.piece_s = alarmed, self.turns.piece_s
         tick_at = trio.current_time()
         while not self.stopping.is_set():
             if trio.current_time() >= tick_at:

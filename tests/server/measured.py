@@ -1,33 +1,34 @@
-"""`mqfs serve` that measures how long requests wait for others: a trio instrument, and nothing else.
+"""`mqfs serve` that records how its thread works: a trio instrument, and nothing else.
 
     python -m tests.server.measured UID OPTIONS OF SERVE
 
-SIGUSR1 appends to the file `waits` a line of JSON: of each time that a connection of that user was served since the
-last one, how long the thread had worked in that round of the event loop and in the one before, in seconds; and, as the
-last number, the longest piece of work in which nobody else was served. They are seconds of the processor: what else the
-machine does is not in them.
+SIGUSR1 writes the file `work` and begins anew. In it are numbers, as `array("d")` writes them: the longest piece of
+work in which nobody else was served, in seconds of the thread; then for each moment recorded the monotonic clock, how
+long the thread had worked, and when it had last served a connection of that user. A moment is recorded before and after
+each wait for input, and after each piece of work for that user. Seconds of the thread are of the processor: what else
+the machine does is not in them.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import signal
 import sys
-from time import thread_time
+from array import array
+from math import inf
+from time import monotonic, thread_time
 
 import trio
 
 from mqfs.cli.main import command
 
 
-class Waits(trio.abc.Instrument):
+class Work(trio.abc.Instrument):
     def __init__(self, uid: int) -> None:
         self.uid = uid
         self.tasks: set[trio.lowlevel.Task] = set()
-        self.began = thread_time()
-        self.before = 0.0  # the work of the last round
-        self.waits: list[float] = []
-        self.step = self.longest = 0.0
+        self.moments = array("d")
+        self.served = self.step = self.longest = 0.0
 
     def task_spawned(self, task: trio.lowlevel.Task) -> None:
         peer = task.coro.cr_frame.f_locals.get("peer")
@@ -37,31 +38,39 @@ class Waits(trio.abc.Instrument):
     def task_exited(self, task: trio.lowlevel.Task) -> None:
         self.tasks.discard(task)
 
+    def note(self) -> None:
+        self.moments.extend((monotonic(), thread_time(), self.served))
+
     def before_io_wait(self, timeout: float) -> None:
-        self.before = thread_time() - self.began
+        self.note()
 
     def after_io_wait(self, timeout: float) -> None:
-        self.began = thread_time()
+        self.note()
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         if task in self.tasks:
-            self.waits.append(self.before + thread_time() - self.began)
+            self.served = inf
+            self.note()
         self.step = thread_time()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         self.longest = max(self.longest, thread_time() - self.step)
+        if task in self.tasks:
+            self.served = monotonic()
+            self.note()
 
     def tell(self, *_: object) -> None:
-        with open("waits", "a", encoding="utf-8") as file:
-            print(json.dumps([*self.waits, self.longest]), file=file)
-        self.waits.clear()
-        self.longest = 0.0
+        with open("work.new", "wb") as file:
+            array("d", [self.longest]).tofile(file)
+            self.moments.tofile(file)
+        os.rename("work.new", "work")
+        self.moments, self.longest = array("d"), 0.0
 
 
 def main() -> None:
-    waits, run = Waits(int(sys.argv[1])), trio.run
-    signal.signal(signal.SIGUSR1, waits.tell)
-    trio.run = lambda work, *arguments: run(work, *arguments, instruments=[waits])  # type: ignore[assignment]
+    work, run = Work(int(sys.argv[1])), trio.run
+    signal.signal(signal.SIGUSR1, work.tell)
+    trio.run = lambda work_, *arguments: run(work_, *arguments, instruments=[work])  # type: ignore[assignment]
     command(["serve", *sys.argv[2:]])
 
 

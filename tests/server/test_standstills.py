@@ -297,11 +297,11 @@ def longest_piece(work: Callable[[Client], Act]) -> tuple[float, str]:
         with connect(server.address) as client:
             group(client)
             act = work(client)
-            server.settle()
+            server.record()
             ours.begin(RUN_S)
             act()
             times = sorted(ours.times())
-            _, longest = server.settle()
+            longest = server.longest()
             while OPEN:
                 OPEN.pop().close()
     return longest, f"round trips: {len(times)}, p99.9 {times[-1 - len(times) // 1_000] * 1e3:.1f} ms"

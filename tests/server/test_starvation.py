@@ -1,7 +1,8 @@
 """Starvation: one user takes whatever can be had of the server, another's round trips go on.
 
-How long these take depends on what else the machine does. What the server lets them wait for, in time of its thread
-(measured.py), hardly does: that is held to the turns that users have, and the clock only to a hang.
+How long these take depends on what else the machine does. How long the server's thread works meanwhile (measured.py)
+hardly does: that is held to a few times what it is alone where what the greedy one asks can be done in pieces, and to a
+slice where it is many short requests, of which each is done in one piece. The clock is held only to a hang.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import pytest
 
 from mqfs import limits
 from tests.server.users import KINDS
-from tests.server.watched import GREEDY, POLITE, Measured, measuring, user
+from tests.server.watched import GREEDY, POLITE, Measured, User, measuring, p99, user
 from tests.support import campaign
 from tests.support.eventually import patient
 
 RUNS = 3
 RUN_S = campaign.size(50, 20) / 10
-WAIT_S = limits.SLICE_S  # turns are a fourth of it; a busy machine makes more of them
+TIMES = 5.0  # as long as alone; below 3 on a quiet machine, whose processors nobody shares
+IN_PIECES = {"listings", "batches", "searches", "commands", "places", "kept"}
 P99_S, LONGEST_S = patient(2.0), patient(10.0)  # on a machine that does other things too
 
 
@@ -27,6 +29,17 @@ P99_S, LONGEST_S = patient(2.0), patient(10.0)  # on a machine that does other t
 def measured() -> Iterator[Measured]:
     with measuring() as server:
         yield server
+
+
+def run(ours: User, measured: Measured) -> tuple[float, float, float, float]:
+    """The p99 of round trips in seconds of the thread and of the clock, the longest by the clock, and the longest piece
+    of work."""
+    measured.record()
+    ours.begin(RUN_S)
+    moments = ours.moments()
+    times = [ended - began for began, _, ended in moments]
+    work = measured.record()
+    return p99(work.trips(moments)), p99(times), max(times), work.longest
 
 
 @pytest.mark.root
@@ -37,23 +50,24 @@ def test_round_trips_go_on_beside_a_greedy_user(
     address = measured.address
     with user(address, POLITE, "polite") as ours:
         ours.trips(RUN_S)  # what is done once is done
-        measured.settle()
-        alone = [ours.trips(RUN_S) for _ in range(RUNS)]
-        usual, _ = measured.settle()
+        alone = [run(ours, measured) for _ in range(RUNS)]
         with user(address, GREEDY, "greedy", kind) as theirs:
             assert theirs.line() == b"at work\n"
-            measured.settle()
-            beside = [ours.trips(RUN_S) for _ in range(RUNS)]
-            waits, _ = measured.settle()
+            beside = [run(ours, measured) for _ in range(RUNS)]
             assert theirs.process.poll() is None, "the greedy one goes on, too"
-        after = ours.trips(RUN_S)
-    before, during = (statistics.median(p99 for p99, _ in runs) for runs in (alone, beside))
-    longest = max(most for _, most in [*beside, after])
-    usually, waited = (statistics.quantiles(each, n=100)[98] for each in (usual, waits))
+        after = run(ours, measured)
+    (usual, usually, *_), (work, during, *_) = (
+        map(statistics.median, zip(*runs, strict=True)) for runs in (alone, beside)
+    )
+    least, longest = min(beside)[0], max(run[2] for run in [*beside, after])
     with capsys.disabled():
-        times = f"p99 {before * 1e3:.2f} ms alone, {during * 1e3:.2f} ms beside, {during / before:.1f} x"
-        work = f"{usually * 1e3:.2f} and {waited * 1e3:.2f} ms behind other work, at most {max(waits) * 1e3:.0f} ms"
-        print(f"\n{kind}: {times}, the longest {longest * 1e3:.0f} ms; {work}")
-    assert waited <= WAIT_S
-    assert max(during, after[0]) < P99_S
+        print(
+            f"\n{kind}: p99 {usual * 1e3:.2f} ms of the thread alone, {work * 1e3:.2f} beside, {work / usual:.1f} x; "
+            f"{usually * 1e3:.2f} and {during * 1e3:.2f} ms by the clock, the longest {longest * 1e3:.0f} ms; "
+            f"the longest piece of work {max(run[3] for run in beside) * 1e3:.1f} ms"
+        )
+    assert least < (TIMES * usual if kind in IN_PIECES else limits.SLICE_S), (
+        "the least of some runs: the machine may be busy"
+    )
+    assert max(during, after[1]) < P99_S
     assert longest < LONGEST_S

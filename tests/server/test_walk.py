@@ -46,21 +46,21 @@ def serving(count: int) -> Iterator[tuple[Measured, Path]]:
         os.chmod(folder, 0o755)
         for way in ("s", "web", *(f"ntfy-{group}" for group in MUCH)):
             os.chmod(folder / way, 0o666)
-        measured = Measured(f"unix!{folder}/s", server, folder / "waits")
-        eventually(lambda: all(measured.settle()[1] < PIECE_S for _ in range(QUIET)), "it has looked at all groups")
+        measured = Measured(f"unix!{folder}/s", server, folder / "work")
+        eventually(lambda: all(measured.longest() < PIECE_S for _ in range(QUIET)), "it has looked at all groups")
         yield measured, folder
 
 
 def longest_pieces(measured: Measured, folder: Path, group: str, uid: int) -> dict[str, float]:
     """Of each kind of request the longest piece of work, in seconds of the thread."""
     found: dict[str, float] = {}
-    measured.settle()
+    measured.record()
     for ask in requests_of(group, with_options=campaign.whole() or group == "streams"):
         ask.perform(folder, uid)
-        longest = measured.settle()[1]
+        longest = measured.longest()
         for _ in range(AGAIN if longest > PIECE_S else 0):
             ask.perform(folder, uid)
-            longest = min(longest, measured.settle()[1])
+            longest = min(longest, measured.longest())
         found[ask.kind] = longest
     return found
 

@@ -5,7 +5,7 @@
 
 Owns what each does. Everything is imported before it becomes the user, who may not be able to read the sources. Each
 prints a line when it is at work: greedy once, polite for every number of seconds that
-it reads, how long each round trip took, as JSON.
+it reads, when each round trip began, when its write was answered, and when its read was, as JSON.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import resource
 import socket
 import sys
 import threading
@@ -217,6 +218,48 @@ def commands(reach: Callable[[], Client]) -> Iterator[None]:
             yield
 
 
+def places(reach: Callable[[], Client]) -> Iterator[None]:
+    """All places of HTTP and 9P that it gets, each with the beginning of a request, and always one more."""
+    folder = os.path.dirname(sys.argv[1].removeprefix("unix!"))
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    held: deque[socket.socket] = deque()
+    for number in itertools.count():
+        way, data = ("web", b"GET /") if number % 2 else ("s", b"\x13\0\0\0d")
+        sock = socket.socket(socket.AF_UNIX)
+        with suppress(OSError):
+            sock.connect(f"{folder}/{way}")
+            sock.send(data)
+        held.append(sock)
+        if len(held) > 2 * limits.CONNECTIONS:
+            held.popleft().close()
+            yield
+
+
+def kept(reach: Callable[[], Client]) -> Iterator[None]:
+    """Headers, delayed messages, staged ones, small bodies: as many as its quota has room for. Then it makes room."""
+    client, group = reach(), f"theirs/own/kept-{os.getpid()}"
+    client.mkdir(group)
+    with client.open(f"{group}/ctl", "w") as ctl:
+        ctl.write(b"replay all\nsync off\n")
+    client.create(f"{group}/s").close()
+    client.mkdir(f"{group}/.txn/p")
+    put, part, stream = (client.open(f"{group}/{path}", "w") for path in (".put", ".txn/p/s", "s"))
+    headers = json.dumps({"stream": "s", "headers": {"a": "x" * 15_000}}).encode()
+    for number in itertools.count():
+        try:
+            put.write(headers + b" ")
+            put.write(b'{"stream":"s","delay":"1d"} ' + b"x" * 10_000)
+            part.write(b"x" * 10_000)
+            for _ in range(100):
+                stream.write(b"x")
+        except MqfsError:
+            if number % 100 == 0:
+                with client.open(f"{group}/ctl", "w") as ctl:
+                    ctl.write(b"clear\n")
+        yield
+
+
 def everything(reach: Callable[[], Client]) -> Iterator[None]:
     """All of these at once, each again from its beginning where the server refuses to go on."""
     begun = threading.Barrier(len(KINDS))
@@ -254,6 +297,8 @@ KINDS: dict[str, Kind] = {
         batches,
         searches,
         commands,
+        places,
+        kept,
         everything,
     )
 }
@@ -296,8 +341,9 @@ def polite(reach: Callable[[], Client]) -> None:
             if (began := time.monotonic()) >= end and number >= LEAST_TRIPS:
                 break
             writer.write(b"%d" % number)
+            written = time.monotonic()
             assert reader.receive() == b"%d" % number
-            times.append(time.monotonic() - began)
+            times.append((began, written, time.monotonic()))
         print(json.dumps(times), flush=True)
 
 

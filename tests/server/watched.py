@@ -1,4 +1,4 @@
-"""A server that says how long requests waited in it, and users of it as processes: for tests of who waits for whom."""
+"""A server that says how its thread worked, and users of it as processes: for tests of who waits for whom."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import statistics
 import subprocess
 import sys
 import time
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,6 +23,10 @@ from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server, environment, short_folder
 
 GREEDY, POLITE = 65_533, 65_534
+
+
+def p99(times: list[float]) -> float:
+    return statistics.quantiles(times, n=100)[98]
 
 
 class User:
@@ -46,7 +52,7 @@ class User:
         """How long the 99th of 100 round trips takes, and the longest, in seconds."""
         self.begin(seconds)
         times = self.times()
-        return statistics.quantiles(times, n=100)[98], max(times)
+        return p99(times), max(times)
 
     def begin(self, seconds: float) -> None:
         """Round trips for so long."""
@@ -56,8 +62,11 @@ class User:
 
     def times(self) -> list[float]:
         """How long each took."""
-        times: list[float] = json.loads(self.line())
-        return times
+        return [ended - began for began, _, ended in self.moments()]
+
+    def moments(self) -> list[tuple[float, float, float]]:
+        """When each began, when its write was answered, and when its read was, by the monotonic clock."""
+        return list(map(tuple, json.loads(self.line())))  # type: ignore[arg-type]
 
     def end(self) -> None:
         self.process.kill()
@@ -79,26 +88,53 @@ def user(address: str, uid: int, *role: str) -> Iterator[User]:
 
 
 class Measured(NamedTuple):
-    """A server that measures how long the polite user's requests wait."""
+    """A server that records how its thread works."""
 
     address: str
     server: Server
-    waits: Path
+    work: Path
 
-    def settle(self) -> tuple[list[float], float]:
-        """What each request, or each few of them, waited since the last time, and the longest piece of work: in seconds
-        of the server's thread."""
-        before = self.waits.read_text().count("\n") if self.waits.exists() else 0
+    def record(self) -> Work:
+        """What it recorded since the last time."""
+        self.work.unlink(missing_ok=True)
         self.server.process.send_signal(signal.SIGUSR1)
-        eventually(
-            lambda: self.waits.exists() and self.waits.read_text().count("\n") > before, "the waits are written", soon
-        )
-        *found, longest = json.loads(self.waits.read_text().splitlines()[-1])
-        return found, longest
+        eventually(self.work.exists, "the record is written", soon)
+        longest, *rest = array("d", self.work.read_bytes())
+        return Work(longest, rest[::3], rest[1::3], rest[2::3])
+
+    def longest(self) -> float:
+        """The longest piece of work since the last time, in seconds of the thread."""
+        return self.record().longest
+
+
+class Work(NamedTuple):
+    """The work of a server's thread, in seconds."""
+
+    longest: float  # piece of work in which nobody else was served
+    clock: list[float]  # the moments that were recorded
+    thread: list[float]  # how long it had worked by then
+    served: list[float]  # when it had last served the polite user by then
+
+    def thread_at(self, moment: float) -> float:
+        """How long it had worked at a moment of the monotonic clock."""
+        at = min(max(bisect_right(self.clock, moment), 1), len(self.clock) - 1)
+        (first, second), (before, after) = self.clock[at - 1 : at + 1], self.thread[at - 1 : at + 1]
+        part = (moment - first) / (second - first) if second > first else 1.0
+        return before + (after - before) * min(max(part, 0.0), 1.0)
+
+    def between(self, asked: float, answered: float) -> float:
+        """How long it worked from when the polite user asked, until it had served it. When that user's process learned
+        of the answer does not matter: another one may have had the processor."""
+        served = self.served[max(bisect_right(self.clock, answered) - 1, 0)]
+        return self.thread_at(min(max(served, asked), answered)) - self.thread_at(asked)
+
+    def trips(self, moments: list[tuple[float, float, float]]) -> list[float]:
+        """How long it worked during each round trip."""
+        return [self.between(began, written) + self.between(written, ended) for began, written, ended in moments]
 
 
 def program(uid: int) -> list[str]:
-    """A server that measures how long requests of that user wait."""
+    """A server that records how its thread works, and when it serves that user."""
     return [sys.executable, "-m", "tests.server.measured", str(uid)]
 
 
@@ -107,8 +143,9 @@ def measuring() -> Iterator[Measured]:
     """For all users of this machine, with a group for each of the two."""
     with ExitStack() as stack:
         folder = stack.enter_context(short_folder())
+        quota = ("--limit", f"{GREEDY} kept=64M")
         ways = ("--listen", f"unix!{folder}/s", "--http", f"unix!{folder}/web", "--fq", f"unix!{folder}/fq")
-        server = stack.enter_context(Server(*ways, cwd=folder, program=program(POLITE)))
+        server = stack.enter_context(Server(*ways, *quota, cwd=folder, program=program(POLITE)))
         os.chmod(folder, 0o755)
         for way in ("s", "web"):
             os.chmod(f"{folder}/{way}", 0o666)
@@ -118,4 +155,4 @@ def measuring() -> Iterator[Measured]:
                 client.chmod(group, 0o777)
             client.create("ours/s").close()
             client.chmod("ours/s", 0o666)
-        yield Measured(f"unix!{folder}/s", server, Path(folder, "waits"))
+        yield Measured(f"unix!{folder}/s", server, Path(folder, "work"))

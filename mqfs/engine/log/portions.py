@@ -13,7 +13,6 @@ from heapq import merge
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
-from mqfs import limits
 from mqfs.engine.log.faults import Group
 from mqfs.engine.log.timers import LOOKING, Alarm, Timers
 from mqfs.errors import NotFound
@@ -30,8 +29,8 @@ class Portions:
     """The work in hand."""
 
     def __init__(self, timers: Timers, group: Group, clock: Clock) -> None:
-        self._clock = clock
-        self._alarm = Alarm(timers, group, LOOKING, "continuing long work", lambda _: self._resume())
+        self._clock, self._timers = clock, timers
+        self._alarm = Alarm(timers, group, LOOKING, "continuing long work", lambda _: self._resume(True))
         self._queue: deque[tuple[Work[Any], Wait[Any]]] = deque()
 
     def run(self, work: Work[T]) -> Step[T]:
@@ -39,11 +38,11 @@ class Portions:
         wait: Wait[T] = Wait(self._cancel)
         self._queue.append((work, wait))
         if len(self._queue) == 1:
-            self._resume()
+            self._resume(False)
         return wait.result() if wait.settled else wait
 
-    def _resume(self) -> None:
-        until = self._clock.engine_ns() + int(limits.LOOKING_S * 1e9)
+    def _resume(self, continued: bool) -> None:
+        until = self._clock.engine_ns() + int(self._timers.piece_s(continued) * 1e9)
         while self._queue:
             work, wait = self._queue.popleft()
             try:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 
+from mqfs import limits
 from mqfs.engine.log.faults import Faults, Group
 
 _AGAIN_NS = 10**9  # after a failure
@@ -27,6 +28,7 @@ class Timers:
         self._most = 0  # rows, before those are dropped
         self._numbers = count()
         self.on_sooner: Callable[[], None] | None = None  # called when `next_due_ns` became sooner
+        self.piece_s: Callable[[bool], float] = lambda _: limits.LOOKING_S  # see Turns
 
     @property
     def next_due_ns(self) -> int | None:

@@ -12,7 +12,7 @@ import itertools
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Hashable, Iterator, Set
 from typing import TextIO
 
 import trio
@@ -190,7 +190,8 @@ class Server:
                 self._refuse(f"{listener.address}: {error}")
                 await trio.sleep(0.1)  # out of descriptors, say: some may be closed
             else:
-                self._begin(sock, listener)
+                account = self._begin(sock, listener)
+                await self.turns.accepted(account)
 
     def _refuse(self, why: str) -> None:
         """Log once why connections are not accepted, until one is."""
@@ -198,8 +199,9 @@ class Server:
             log.warning("%s", why)
         self._full = True
 
-    def _begin(self, sock: socket.socket, listener: Listener) -> None:
-        encrypted = isinstance(listener.address, TlsAddress)
+    def _begin(self, sock: socket.socket, listener: Listener) -> Hashable:
+        """Serve it, unless its user has too many. Returns the user's account, None where it has gone."""
+        peer, encrypted = None, isinstance(listener.address, TlsAddress)
         try:
             peer = peer_at(sock, listener.address, "9p", next(self._numbers), self._tcp_uid, self._tokens)
             self._take_place(peer, encrypted)
@@ -207,10 +209,11 @@ class Server:
             if isinstance(error, OverLimit):
                 self._refuse(f"{listener.address}: connection refused: {error}")
             sock.close()
-            return
-        self._full = False
-        sock.setblocking(False)
-        self.nursery.start_soon(self._serve_socket, sock, peer, encrypted)
+        else:
+            self._full = False
+            sock.setblocking(False)
+            self.nursery.start_soon(self._serve_socket, sock, peer, encrypted)
+        return peer.account if peer is not None else None
 
     def _take_place(self, peer: Peer, encrypted: bool) -> None:
         """Raises OverLimit."""
