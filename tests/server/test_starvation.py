@@ -1,8 +1,9 @@
 """Starvation: one user takes whatever can be had of the server, another's round trips go on.
 
 How long these take depends on what else the machine does. How long the server's thread works meanwhile (measured.py)
-hardly does: that is held to a few times what it is alone where what the greedy one asks can be done in pieces, and to a
-slice where it is many short requests, of which each is done in one piece. The clock is held only to a hang.
+hardly does: that is held to three times what it is alone, or a millisecond on a busy machine, where what the greedy one
+asks can be done in pieces, and to a slice where it is many short requests, of which each is done in one piece. The
+clock is held only to a hang.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from tests.support.eventually import patient
 
 RUNS = 3
 RUN_S = campaign.size(50, 20) / 10
-TIMES = 5.0  # as long as alone; below 3 on a quiet machine, whose processors nobody shares
-IN_PIECES = {"listings", "batches", "searches", "commands", "places", "kept"}
+TIMES = 3.0  # as long as alone
+BUSY_S = 0.001  # on a machine that does other things too: processors and their caches are shared
+IN_PIECES = {"listings", "batches", "searches", "commands"}
 P99_S, LONGEST_S = patient(2.0), patient(10.0)  # on a machine that does other things too
 
 
@@ -66,7 +68,7 @@ def test_round_trips_go_on_beside_a_greedy_user(
             f"{usually * 1e3:.2f} and {during * 1e3:.2f} ms by the clock, the longest {longest * 1e3:.0f} ms; "
             f"the longest piece of work {max(run[3] for run in beside) * 1e3:.1f} ms"
         )
-    assert least < (TIMES * usual if kind in IN_PIECES else limits.SLICE_S), (
+    assert least < (max(TIMES * usual, BUSY_S) if kind in IN_PIECES else limits.SLICE_S), (
         "the least of some runs: the machine may be busy"
     )
     assert max(during, after[1]) < P99_S
