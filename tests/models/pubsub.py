@@ -411,8 +411,8 @@ class Model:
         return json.dumps({"sequence": m["seq"], "stream": name, "body": m["body"].decode("latin-1")}).encode()
 
     def hand_over(self) -> None:
-        """Answer who waits, first come first served: streams, then order, then cursors; one read of each handle, and
-        those that its rest is for."""
+        """Answer waiting reads, first come first served: streams, then order, then cursors; one read of each handle
+        gets the message, further ones its rest."""
         served = set[str]()
         rank = {"order": 1, "cursor": 2}
         kinds = [(rank.get(self.handles[p[1]]["of"], 0), self.handles[p[1]]["place"], p) for p in self.parked]

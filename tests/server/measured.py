@@ -2,11 +2,11 @@
 
     python -m tests.server.measured UID OPTIONS OF SERVE
 
-SIGUSR1 writes the file `work` and begins anew. In it are numbers, as `array("d")` writes them: the longest piece of
-work in which nobody else was served, in seconds of the thread; then for each moment recorded the monotonic clock, how
-long the thread had worked, and when it had last served a connection of that user. A moment is recorded before and after
-each wait for input, and after each piece of work for that user. Seconds of the thread are of the processor: what else
-the machine does is not in them.
+SIGUSR1 writes the file `work` and starts a new record. In it are numbers, as `array("d")` writes them: the longest
+piece of work without a switch to another task, in seconds of the thread; then for each moment recorded the monotonic
+clock, how long the thread had worked, and when it had last served a connection of that user, infinite while it does.
+A moment is recorded before and after each wait for input and each piece of work for that user. Seconds of the thread
+are of the processor: what else the machine does is not in them.
 """
 
 from __future__ import annotations

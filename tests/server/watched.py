@@ -1,4 +1,4 @@
-"""A server that says how its thread worked, and users of it as processes: for tests of who waits for whom."""
+"""A server that says how its thread worked, and users of it as processes: for tests of fairness."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Measured(NamedTuple):
 class Work(NamedTuple):
     """The work of a server's thread, in seconds."""
 
-    longest: float  # piece of work in which nobody else was served
+    longest: float  # piece of work without a switch to another task
     clock: list[float]  # the moments that were recorded
     thread: list[float]  # how long it had worked by then
     served: list[float]  # when it had last served the polite user by then

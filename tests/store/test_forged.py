@@ -1,4 +1,4 @@
-"""Messages that hold what looks like records, written by who wants them to be taken for some, and power cuts."""
+"""Messages whose bodies hold valid records, torn by power cuts: no body's content is served as a record."""
 
 from __future__ import annotations
 

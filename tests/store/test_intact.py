@@ -282,7 +282,7 @@ def verify(stores: Stores, store: Path, where: Hit, *, clean: bool, index: bool,
             assert whole.items() <= found.messages.items(), "an intact message is not served"
             differs = {n for n in good.states if found.states.get(n) != good.states[n]}
             unseen = differs - found.read_only.keys()
-            assert not clean or torn or not unseen, "the state is another, and nobody is told"
+            assert not clean or torn or not unseen, "the state is another, and the group is not read-only"
             assert found.read_only.keys() <= {where.group}
             unknown = bool(found.read_only)
             again = _found(store)
