@@ -259,7 +259,8 @@ class Group:
 
     def end(self) -> None:
         """The group is gone, or the server stops: whoever waits is answered."""
-        self.portions.end()
+        gone = errors.NotFound("the group was removed") if self.removed else errors.Interrupted("the server stops")
+        self.portions.end(gone)
         self.fanout.end()
         for consumer in self.consumers.every():
             consumer.reads.close()

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from mqfs.engine.log.faults import Group
 from mqfs.engine.log.timers import LOOKING, Alarm, Timers
-from mqfs.errors import NotFound
+from mqfs.errors import MqfsError
 from mqfs.seams import Clock
 from mqfs.wait import Step, Wait
 
@@ -63,10 +63,10 @@ class Portions:
                 self._queue.remove(row)
         return True
 
-    def end(self) -> None:
-        """The group is gone, or the server stops."""
+    def end(self, error: MqfsError) -> None:
+        """The group was removed, or the server stops: what the callers get."""
         while self._queue:
-            self._queue.popleft()[1].fail(NotFound("the group was removed, or the server stops"))
+            self._queue.popleft()[1].fail(error)
 
 
 def in_order(items: Iterable[T], key: Callable[[T], Any]) -> Work[list[T]]:

@@ -120,6 +120,17 @@ def test_closed_files_and_removed_groups_want_no_more() -> None:
         step.result()
 
 
+def test_a_server_that_stops_does_not_say_that_a_group_is_gone() -> None:
+    """A bridge ended by that: it repeats what is interrupted only."""
+    queues, clock = group_of()
+    clock.hasty = True
+    step = queues.open(".stats").read(100)
+    assert isinstance(step, Wait)
+    queues.tree.close()
+    with pytest.raises(errors.Interrupted):
+        step.result()
+
+
 @pytest.mark.parametrize("error", [errors.DiskFailed("a"), ValueError("b")])
 def test_an_error_is_for_later_reads_too(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> Work[str]:
