@@ -84,7 +84,7 @@ def messages(tree: Tree, group: Any, count: int) -> None:
 
 
 def groups(tree: Tree, group: Any, count: int) -> None:
-    for number in range(count // 10):
+    for number in range(min(count // 10, limits.GROUPS // 2 - 20)):
         tree.mkdir(ROOT, group, f"g{number}", 0o700)
 
 
