@@ -326,17 +326,17 @@ class Store(Spool, Protocol):
 
     def groups(self) -> Sequence[int]:
         """Numbers of all groups, the root's (1) too once it was made."""
-        ...
 
     def number(self) -> int:
         """A new group number, never given before and never again. The first is 1."""
-        ...
 
     def make(self, number: int, state: bytes) -> Bucket:
         """A new bucket whose first record is that state; durable when this returns."""
-        ...
 
     def open(self, number: int) -> Bucket: ...
+
+    def heads(self, number: int) -> Iterable[bytes]:
+        """Of a group that cannot be opened: how its states begin, the newest first, as far as they can be read."""
 
     def in_memory(self, bucket: Bucket) -> Bucket:
         """The same log, its messages in memory only: for a group with `keep ring`."""

@@ -6,7 +6,7 @@ Owns its logs. Never touches a file.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mqfs import errors
 from mqfs.histogram import Histogram
@@ -44,6 +44,9 @@ class MemoryStore:
         if bucket is None:
             raise errors.NotFound(f"group {number} has no bucket")
         return bucket
+
+    def heads(self, number: int) -> Iterable[bytes]:
+        return ()
 
     def in_memory(self, bucket: Bucket) -> Bucket:
         return MemoryOnlyLog(bucket)

@@ -5,13 +5,15 @@ Owns making the file of a new segment.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 from mqfs import limits
-from mqfs.log.record import INNER, MORE, Row, encode
+from mqfs.log.record import HEAD_BYTES, INNER, MORE, Row, encode, row_at
 from mqfs.model import Kind
 from mqfs.store.context import StoreContext
-from mqfs.store.disk import write_all
+from mqfs.store.disk import Disk, read_all, write_all
 from mqfs.store.segment.index import NonMessageRecords
 from mqfs.store.sequences import reserve_body
 
@@ -45,4 +47,24 @@ def write_head(
     return rows, position, fd
 
 
-__all__ = ["write_head"]
+def read_heads(disk: Disk, folder: str) -> Iterator[bytes]:
+    """The first records of the states at the heads of its segments, the newest first, as far as they can be read."""
+    with contextlib.suppress(OSError):
+        for name in sorted((name for name in disk.listdir(folder) if name.endswith(".log")), reverse=True):
+            with contextlib.suppress(OSError):
+                yield from _read_head(disk, f"{folder}/{name}")
+
+
+def _read_head(disk: Disk, path: str) -> Iterator[bytes]:
+    fd = disk.open(path, os.O_RDONLY)
+    try:
+        size = int.from_bytes(read_all(disk, fd, 4, 0), "little")
+        data = read_all(disk, fd, min(size, HEAD_BYTES + limits.STATE_RECORD_BYTES), 0)
+    finally:
+        disk.close(fd)
+    row = row_at(data, 0)
+    if row is not None and row.kind == Kind.STATE:
+        yield data[HEAD_BYTES : row.size]
+
+
+__all__ = ["read_heads", "write_head"]

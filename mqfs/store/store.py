@@ -23,7 +23,7 @@ from mqfs.store.disk import Disk, remove_tree
 from mqfs.store.memory_only import MemoryOnlyLog
 from mqfs.store.quarantine import Quarantine
 from mqfs.store.segment.descriptors import Descriptors
-from mqfs.store.segment_head import write_head
+from mqfs.store.segment_head import read_heads, write_head
 from mqfs.store.spool import DiskStaged
 
 log = logging.getLogger("mqfs.store")
@@ -129,6 +129,9 @@ class DiskStore:
                     raise errors.NotFound(f"group {number} has no bucket")
                 bucket = self._buckets[number] = DiskBucket(self, number, folder, fresh=fresh)
         return bucket
+
+    def heads(self, number: int) -> Iterator[bytes]:
+        return read_heads(self.disk, folder_of(self.path, number))
 
     def in_memory(self, bucket: Bucket) -> Bucket:
         return MemoryOnlyLog(bucket)

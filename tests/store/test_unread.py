@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from mqfs.wait import Wait
 from tests.support.clock import ManualClock
 from tests.support.hand import ROOT
 from tests.support.lying_disk import LyingDisk
+from tests.support.temp_store import lowered
 
 PATH = "/s/store"
 BODIES = [b"message %d" % number for number in range(20)]
@@ -51,16 +53,17 @@ def shows(tree: Tree, path: str) -> list[bytes]:
     return bodies
 
 
-def filled() -> LyingDisk:
-    """`orders` with messages, and `orders/eu` in it."""
+def filled(inner: int = len(BODIES)) -> LyingDisk:
+    """`orders` with messages, and `orders/eu` with `inner` of them in it."""
     disk = LyingDisk()
     store = DiskStore(PATH, disk=disk)
     tree = Tree(store, ManualClock(), owner=ROOT, defaults=["replay all"])
     for path, name in (("/", "orders"), ("orders", "eu")):
         group = tree.mkdir(ROOT, tree.find(ROOT, path), name, 0o755)  # type: ignore[arg-type]
         tree.create(ROOT, group, "s", 0o644)  # type: ignore[arg-type]
-    for path in ("orders/s", "orders/eu/s"):
-        write(tree, path, *BODIES)
+    write(tree, "orders/s", *BODIES)
+    for number in range(inner):
+        write(tree, "orders/eu/s", BODIES[number % len(BODIES)])
     tree.close()
     store.close()
     return disk
@@ -112,25 +115,32 @@ def _names(disk: LyingDisk) -> list[str]:
 
 
 class Refusing(LyingDisk):
-    """Opens no file of group 2."""
+    """Opens no file of that group; or no `newest` segment."""
 
-    refuses = False
+    refuses, number, newest = False, 2, False
 
     def open(self, path: str, flags: int) -> int:
-        if self.refuses and "/02/2/" in path:
+        folder, _, name = path.rpartition("/")
+        if self.refuses and folder.endswith(f"/{self.number:02x}/{self.number}") and self._hides(folder, name):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return super().open(path, flags)
+
+    def _hides(self, folder: str, name: str) -> bool:
+        return not self.newest or name >= max(one for one in self.listdir(folder) if one.endswith(".log"))
 
 
 def test_a_group_that_cannot_be_opened() -> None:
     """For as long as that lasts no new group may have its name: it is not known. Then it is served."""
-    disk = Refusing(filled().root)
+    disk = Refusing(with_others().root)
     disk.refuses = True
     store, tree = _start(disk, 0)
     for name in ("orders", "other"):
         with pytest.raises(DiskFailed, match="group 2 cannot be read"):
             tree.mkdir(ROOT, tree.root, name, 0o755)
+    with pytest.raises(DiskFailed, match="group 2 cannot be read"):
+        tree.rename(ROOT, tree.root, "shop", tree.root, "orders")
     tree.create(ROOT, tree.root, "a stream", 0o644)
+    _change_groups(tree, "shop")  # it is younger
     disk.refuses = False
     assert isinstance(tree.clock, ManualClock)
     tree.clock.forward(60)
@@ -141,6 +151,54 @@ def test_a_group_that_cannot_be_opened() -> None:
     tree.mkdir(ROOT, tree.root, "other", 0o755)
     tree.close()
     store.close()
+
+
+def with_others() -> LyingDisk:
+    """As `filled`; `shop`, which is younger, with `shop/eu` in it."""
+    disk = filled()
+    store, tree = _start(disk, 0)
+    for path, name in (("/", "shop"), ("shop", "eu")):
+        tree.mkdir(ROOT, tree.find(ROOT, path), name, 0o755)  # type: ignore[arg-type]
+    tree.close()
+    store.close()
+    return disk
+
+
+def _change_groups(tree: Tree, path: str) -> None:
+    """Make, rename and remove groups there."""
+    group: Any = tree.find(ROOT, path)
+    tree.mkdir(ROOT, group, "made", 0o755)
+    tree.rename(ROOT, group, "made", group, "orders")
+    tree.rmdir(ROOT, group, "orders")
+    tree.rmdir(ROOT, group, "eu")
+
+
+def test_a_group_that_can_be_read_in_part() -> None:
+    """Its older segment tells where it is: nothing is refused elsewhere, and nothing has the name that it had."""
+    with lowered(SEGMENT_BYTES=1_024, SEGMENT_FIRST_BYTES=1_024):
+        disk = Refusing(filled(inner=60).root)
+        disk.number, disk.newest = 3, True
+        store, tree = _start(disk, 0)
+        tree.mkdir(ROOT, tree.root, "shop", 0o755)
+        tree.close()
+        store.close()
+        disk.refuses = True
+        store, tree = _start(disk, 0)
+        orders: Any = tree.find(ROOT, "orders")
+        tree.rename(ROOT, tree.root, "shop", tree.root, "mall")
+        tree.rmdir(ROOT, tree.root, "mall")
+        for name in ("eu", "other"):
+            with pytest.raises(DiskFailed, match="group 3"):
+                tree.mkdir(ROOT, orders, name, 0o755)
+        with pytest.raises(DiskFailed, match="group 3 is not served"):
+            tree.create(ROOT, orders, "eu", 0o644)
+        tree.create(ROOT, orders, "other", 0o644)
+        tree.unlink(ROOT, orders, "other")
+        tree.unlink(ROOT, orders, "s")
+        with pytest.raises(DiskFailed, match="group 3 cannot be read"):
+            tree.rmdir(ROOT, tree.root, "orders")
+        tree.close()
+        store.close()
 
 
 def test_a_group_that_cannot_be_opened_and_is_removed_by_hand() -> None:

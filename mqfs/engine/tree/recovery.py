@@ -5,8 +5,11 @@ A group that cannot be read, and the groups inside it, are not served; the other
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from mqfs import errors, limits, salvage
 from mqfs.engine.group import Group
@@ -17,50 +20,61 @@ from mqfs.seams import Bucket, Clock, Store
 from mqfs.syntax.names import with_suffix
 
 ROOT = 1
+_PLACE = re.compile(rb'\{"group":(\d+),"parent":(\d+),"name":("(?:[^"\\]|\\.)*"),')  # how a state begins
+
+
+class Place(NamedTuple):
+    """Where a group is that is not served. `parent` None: in any group that is older. `known`: its name is not another
+    one by now."""
+
+    parent: int | None = None
+    name: str | None = None
+    known: bool = False
 
 
 class Unserved:
-    """Groups that are not served. Their names stay taken until they are served or removed by hand."""
+    """Groups that are not served. Their names stay taken until they are served or removed by hand: of one that cannot
+    be read any new name of a group may be its own, in a group that may be its parent."""
 
     def __init__(self) -> None:
-        self._states: dict[int, State | None] = {}  # as far as they are known
+        self._places: dict[int, Place] = {}
         self._retried: set[int] = set()  # those that the disk could not read: perhaps it can later
         self._due_ns = 0
         self._pause_ns = 10**9
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self._places)
 
     def __contains__(self, number: int) -> bool:
-        return number in self._states
+        return number in self._places
 
-    def leave(self, number: int, error: Exception, state: State | None = None) -> None:
+    def leave(self, number: int, error: Exception, place: Place | None = None) -> None:
         """Do not serve a group: it can still be repaired. Raises BadStore where it is the root."""
         if number == ROOT:
             raise errors.BadStore(f"the root group: {error}; run mqfs check --fix") from error
-        if number not in self._states:
+        if number not in self._places:
             report_unserved(number, error)
-        self._states[number] = state or self._states.get(number)
-        if isinstance(error, errors.DiskFailed) or (state is not None and state.parent in self._retried):
+        self._places[number] = place or self._places.get(number, Place())
+        if isinstance(error, errors.DiskFailed) or (place is not None and place.parent in self._retried):
             self._retried.add(number)
 
     def require_free(self, parent: int, name: str) -> None:
         """Raises DiskFailed where that name is that of one of them."""
-        for number, state in self._states.items():
-            if state is not None and (state.parent, state.name) == (parent, name):
+        for number, place in self._places.items():
+            if place[:2] == (parent, name):
                 raise errors.DiskFailed(f"cannot open {name!r}: group {number} is not served (see the server's log)")
 
-    def require_known(self, what: str) -> None:
-        """Raises DiskFailed where a group that is in the way of `what` may be one of them."""
-        for number, state in self._states.items():
-            if state is None:
+    def require_known(self, parent: int, what: str) -> None:
+        """Raises DiskFailed where a group that is in the way of `what` may be one of them, in that group."""
+        for number, place in self._places.items():
+            if not place.known and (place.parent == parent or (place.parent is None and parent < number)):
                 raise errors.DiskFailed(f"cannot {what}: group {number} cannot be read (see the server's log)")
 
     def require_empty(self, parent: int, name: str) -> None:
         """Raises DiskFailed where one of them is in that group, or may be."""
-        self.require_known(f"remove {name!r}")
-        for number, state in self._states.items():
-            if state is not None and state.parent == parent:
+        self.require_known(parent, f"remove {name!r}")
+        for number, place in self._places.items():
+            if place.parent == parent:
                 raise errors.DiskFailed(f"cannot remove {name!r}: group {number} in it is not served")
 
     def read_again(self, store: Store, now_ns: int, build: Callable[[Bucket, State], None]) -> None:
@@ -83,19 +97,29 @@ class Unserved:
 
     def _forget(self, number: int) -> None:
         self._retried.discard(number)
-        del self._states[number]
+        del self._places[number]
 
 
 def read_states(store: Store, unserved: Unserved) -> list[tuple[Bucket, State]]:
     """Every group that can be read, by number: a group is younger than its parent."""
     read: list[tuple[Bucket, State]] = []
-    for number in sorted(store.groups()):
+    numbers = sorted(store.groups())
+    for number in numbers:
         try:
             bucket = store.open(number)
             read.append((bucket, read_state(bucket)))
         except Exception as error:
-            unserved.leave(number, error)
+            unserved.leave(number, error, _place(store, number, numbers))
     return read
+
+
+def _place(store: Store, number: int, numbers: Sequence[int]) -> Place:
+    """What the head of a segment tells of a group that cannot be read. It stays in its parent while that is there, but
+    may have been renamed since."""
+    for head in store.heads(number):
+        if (found := _PLACE.match(head)) is not None and int(found[1]) == number and int(found[2]) in numbers:
+            return Place(int(found[2]), json.loads(found[3]))
+    return Place()
 
 
 def read_state(bucket: Bucket) -> State:

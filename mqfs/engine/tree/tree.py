@@ -42,7 +42,7 @@ from mqfs.engine.tree.node_stat import (
     stat_of,
 )
 from mqfs.engine.tree.open_files import OpenFiles
-from mqfs.engine.tree.recovery import ROOT, Unserved, adopt, new_state, read_states
+from mqfs.engine.tree.recovery import ROOT, Place, Unserved, adopt, new_state, read_states
 from mqfs.engine.tree.set_attributes import set_attributes
 from mqfs.file_locks import Locks
 from mqfs.group_state import State
@@ -127,7 +127,7 @@ class Tree:
             if bucket.upkeep.lost:
                 group.refuse(User(state.uid, state.gid), group.name, str(bucket.end.failed))
         except Exception as error:
-            self.unserved.leave(bucket.id, error, state)
+            self.unserved.leave(bucket.id, error, Place(state.parent, state.name, known=True))
 
     def _build_late(self, bucket: Bucket, state: State) -> None:
         self._build(bucket, state)
@@ -241,7 +241,7 @@ class Tree:
         if isinstance(group, Folder):
             raise errors.NotPermitted(f"in {group.name} there are no groups")
         self._require_new(user, group, name)
-        self.unserved.require_known(f"make {name!r}")
+        self.unserved.require_known(group.number, f"make {name!r}")
         mine = sum(other.state.uid == user.uid for other in self.groups.values()) + 1
         require_share("groups", limits.GROUPS, user.uid, mine, len(self.groups) + 1)
         if depth(group) >= limits.PATH_GROUPS:
@@ -353,7 +353,7 @@ class Tree:
         if isinstance(node, Stream):
             group.rename_stream(node, new)
             return group.log.after_metadata_sync(None)
-        self.unserved.require_known(f"rename {name!r}")
+        self.unserved.require_known(group.number, f"rename {name!r}")
         node.log.change({"do": "rename", "stream": 0, "name": new})
         del group.groups[name]
         group.groups[new] = node
