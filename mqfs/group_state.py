@@ -7,6 +7,7 @@ Never does I/O.
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import attrs
@@ -46,6 +47,9 @@ class StreamState(Attributes):
         """Keep nothing below that sequence; returns the floor."""
         self.floor = max(self.floor, floor)
         return self.floor
+
+
+_stream_row = attrgetter(*(field.name for field in attrs.fields(StreamState)))  # astuple takes seven times as long
 
 
 @attrs.define
@@ -127,7 +131,7 @@ class State(Attributes):
                 "uid": self.uid,
                 "gid": self.gid,
                 "ctl": self.ctl,
-                "streams": [attrs.astuple(s) for s in self.streams.values()],
+                "streams": list(map(_stream_row, self.streams.values())),
                 "next_stream": self.next_stream,
                 "files": [[n, f.mode, f.uid, f.gid] for n, f in self.files.items()],
                 "dropped": sorted(self.dropped.items()),

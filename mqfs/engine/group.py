@@ -6,7 +6,7 @@ Composes them, and makes, removes and renames streams and changes settings. Of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from mqfs.engine.delivery.fanout import Fanout
 from mqfs.engine.delivery.priority_index import PriorityIndex
 from mqfs.engine.delivery.wait_list import Waiting
 from mqfs.engine.language.settings import Settings, parse_settings
+from mqfs.engine.log.command_queue import CommandQueue
 from mqfs.engine.log.counts import Counts
 from mqfs.engine.log.group_log import GroupLog
 from mqfs.engine.log.portions import Portions
@@ -29,7 +30,6 @@ from mqfs.engine.publishing.kept_quotas import KeptQuotas
 from mqfs.engine.publishing.publisher import Publisher
 from mqfs.engine.publishing.staged_batch import Staging
 from mqfs.engine.publishing.transactions import Transactions
-from mqfs.engine.retention.cuts import Cut
 from mqfs.engine.retention.retention import Retention
 from mqfs.engine.routing.view_registry import ViewRegistry
 from mqfs.engine.stream import Stream
@@ -124,6 +124,7 @@ class Group:
         self.retention.overtake_cursors = self.fanout.overtake_cursors
         self.retention.interests += [self.fanout.low_watermark, self.consumers.floor, self._ring_low_watermark]
         self.portions = Portions(self.timers, self, self.clock)
+        self.commands = CommandQueue(self.portions, tree.memory)
         self.publisher = Publisher(self)
         self.transactions = Transactions(self)
         for row in own.streams.values():
@@ -131,8 +132,13 @@ class Group:
         self.views.load()
         self.consumers.load()
         self.update_must_retain()
-        bucket.writer.state = own.encode
+        bucket.writer.state = self._encoded
         self._select_storage()
+
+    def _encoded(self) -> bytes:
+        """The state, as the log has it."""
+        self.portions.finish()
+        return self.state.encode()
 
     def _enter(self, stream: Stream) -> None:
         self.streams[stream.name] = stream
@@ -226,14 +232,12 @@ class Group:
         self.consumers.scopes.rename(old)
         self.consumers.on_routing_changed()
 
-    def put_in_force(self, settings: Settings, cuts: Mapping[Stream, Cut]) -> None:
+    def put_in_force(self, settings: Settings) -> None:
         """The log says so."""
         self.routing_version += settings.dead != self.settings.dead  # for new `words` views are refreshed
         self.settings = self.log.settings = settings
         self.update_must_retain()
         self._select_storage()
-        for stream, cut in cuts.items():
-            stream.kept.carry_out_cut(cut)
         self.consumers.invalidate_order()
 
     def lines(self, shows: Callable[[Consumer], bool] = lambda _: True) -> list[str]:

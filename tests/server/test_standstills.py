@@ -92,6 +92,18 @@ def many_streams_to_trim(client: Client) -> Act:
     return lambda: write(client, "theirs/own/empty", "x" * (limits.TRIM_BYTES // 2))
 
 
+def many_streams_to_clear(client: Client) -> Act:
+    names(client, LARGE, b"x" * 100)
+    return lambda: write(client, "theirs/own/ctl", "clear\n")
+
+
+def many_streams_to_forget(client: Client) -> Act:
+    """What was written while nobody read is not to be seen under the new settings."""
+    write(client, "theirs/own/ctl", "replay off\n")
+    names(client, LARGE, b"x" * 100)
+    return lambda: write(client, "theirs/own/ctl", "replay all\n")
+
+
 def a_cursor_over_many_streams(client: Client) -> Act:
     names(client, 3 * LARGE, b"x")
     cursor = client.open("theirs/own/.cursor", "r+")
@@ -285,7 +297,8 @@ WORK = (
     batch_of_lines, batch_of_newlines, batch_of_one_line, batch_of_another, lines_of_another, write_with_a_bad_end,
     write_of_many_names, programs_that_search, programs_bound_together, many_lines_that_clear, many_words,
     many_open_files, many_open_files_and_tversion, many_reads_that_wait, many_requests_at_once, many_names,
-    many_streams_to_trim, a_cursor_over_many_streams, a_cursor_that_finds_nothing, many_that_are_due,
+    many_streams_to_trim, many_streams_to_clear, many_streams_to_forget, a_cursor_over_many_streams,
+    a_cursor_that_finds_nothing, many_that_are_due,
     many_that_expire, a_queue_of_fq_bound_again,
 )  # fmt: skip
 

@@ -32,6 +32,17 @@ class ManualClock:
         self.engine += int(seconds * SECOND)
 
 
+class HastyClock(ManualClock):
+    """Whenever it is looked at, a portion is over: while `hasty`."""
+
+    hasty = False
+
+    def engine_ns(self) -> int:
+        if self.hasty:
+            self.forward(0.001)
+        return super().engine_ns()
+
+
 class MachineClock:
     """Wall clock, boot clock and boots of a machine, moved by hand; engine time is told as the server tells it."""
 

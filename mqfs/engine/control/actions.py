@@ -5,12 +5,16 @@ The language itself is in settings.py.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from mqfs import errors, limits
 from mqfs.engine.control.changes import Changes
+from mqfs.engine.control.losses import Losses, Steps
 from mqfs.engine.delivery import dead_letters
 from mqfs.engine.group import Group
 from mqfs.engine.language import programs
 from mqfs.engine.language.settings import POLICIES, USAGE, Action, Settings
+from mqfs.engine.log.portions import exhaust
 from mqfs.engine.publishing.admission import WriteRequest
 from mqfs.engine.publishing.publisher import RECORD_BYTES
 from mqfs.engine.stream import Stream
@@ -21,7 +25,7 @@ from mqfs.syntax.patterns import check_pattern
 from mqfs.syntax.size import parse_number
 
 
-def check_settings(group: Group, steps: list[tuple[Settings, Action | None]]) -> None:
+def check_settings(group: Group, steps: Steps) -> None:
     """Raises Busy where `deliver` or `keep` would change under messages or readers, or dead letters would be kept no
     more; BadCommand for a new `dead` that no stream can be called."""
     now = group.settings
@@ -46,7 +50,8 @@ def _require_empty(group: Group, what: str) -> None:
     if what == "keep" and group.ring is not None:
         group.ring.retire("keep changes")
     for stream in group.streams.values():
-        stream.kept.update_low_watermark()
+        if stream.kept.count:
+            stream.kept.update_low_watermark()
         if stream.kept.count > 0:
             raise errors.Busy(f"{what}: {stream.name} keeps {stream.kept.count} messages; 'clear' or read them first")
         if stream.opens:
@@ -227,6 +232,19 @@ _CONSUMER_WORDS = (*_CONSUMER_FLAGS, "backlog", "full")
 MESSAGE_ACTIONS = frozenset({"eof", "redrive"})
 
 
+def parts_of(steps: Steps) -> list[Steps]:
+    """Each ends with an action that writes messages, but for the last."""
+    ends = [n + 1 for n, (_, action) in enumerate(steps) if action is not None and action.verb in MESSAGE_ACTIONS]
+    return [steps[begin:end] for begin, end in pairwise([0, *ends, len(steps)])]
+
+
+def losses_now(group: Group, steps: Steps) -> Losses:
+    """What a part of a write takes from streams, found at once: parts before it are done, and cannot be taken back."""
+    losses = Losses(group, steps)
+    exhaust(losses.find())
+    return losses
+
+
 def write_messages(group: Group, action: Action) -> None:
     """Carry out an action that was checked, and is no change of the group."""
     name = action.stream
@@ -237,11 +255,9 @@ def write_messages(group: Group, action: Action) -> None:
 
 
 def add(changes: Changes, group: Group, action: Action) -> None:
-    """An action that was checked, to be carried out with others."""
+    """An action that was checked, to be carried out with others; not one that writes messages, or is a loss."""
     verb, name = action.verb, action.stream or ""
-    if verb == "clear":
-        changes.clear(name)
-    elif verb == "drop":
+    if verb == "drop":
         changes.drop(group.streams[name], list(dict.fromkeys(action.sequences)))
     elif verb == "consumer":
         changes.consumer(name, *consumer_options(action))
@@ -249,5 +265,5 @@ def add(changes: Changes, group: Group, action: Action) -> None:
         changes.remove(name)
     elif verb == "bind":
         changes.bind(name, action.words[0])
-    else:
+    elif verb == "unbind":
         changes.unbind(name, action.words[0] if action.words else None)

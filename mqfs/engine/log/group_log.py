@@ -20,6 +20,7 @@ from mqfs.wait import Step, Wait
 
 T = TypeVar("T")
 
+FLOORS: Change = {"do": "floor", "floors": []}  # stands for many
 AckSteps = tuple[ConsumerState, bytes]  # of one consumer, as ack_state.step makes them
 
 
@@ -84,11 +85,12 @@ class GroupLog:
         """Use up a sequence for a message that all who are to have it get now; nothing is stored."""
         return self.writer.skip()
 
-    def change(self, *changes: Change, acks: Sequence[AckSteps] = ()) -> None:
-        """Change what the group is: its names, permissions, settings, views, consumers."""
+    def change(self, *changes: Change, acks: Sequence[AckSteps] = (), floors: Sequence[Draft] = ()) -> None:
+        """Change what the group is: its names, permissions, settings, views, consumers. `floors`: changes that the
+        caller applies to the state."""
         self.require_writable()
-        self.append_batch((), changes, acks)
-        self.on_changed(changes)
+        self.append_batch(floors, changes, acks)
+        self.on_changed((FLOORS, *changes) if floors else changes)
 
     def acknowledge(self, own: ConsumerState, steps: bytes) -> None:
         """Record what became of a consumer's messages."""

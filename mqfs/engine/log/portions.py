@@ -3,6 +3,8 @@
 Such work is a generator, which yields between two rows: what it has looked at may change before it continues. A short
 one is done at once. The next portions of a long one come by an alarm, in turns where there are several; its caller gets
 a Wait, which can be cancelled.
+
+Work that does more than look has that in the log first: what follows is owed.
 """
 
 from __future__ import annotations
@@ -30,32 +32,55 @@ class Portions:
 
     def __init__(self, timers: Timers, group: Group, clock: Clock) -> None:
         self._clock, self._timers = clock, timers
-        self._alarm = Alarm(timers, group, LOOKING, "continuing long work", lambda _: self._resume(True))
+        self._alarm = Alarm(timers, group, LOOKING, "continuing long work", lambda _: self._resume())
         self._queue: deque[tuple[Work[Any], Wait[Any]]] = deque()
+        self._owed: list[Work[None]] = []
+        self.count = 0  # grows when others may have been served meanwhile
 
     def run(self, work: Work[T]) -> Step[T]:
         """What it returns. Raises what it raises."""
         wait: Wait[T] = Wait(self._cancel)
-        self._queue.append((work, wait))
-        if len(self._queue) == 1:
-            self._resume(False)
+        self._perform(work, wait, self._until(False))
         return wait.result() if wait.settled else wait
 
-    def _resume(self, continued: bool) -> None:
-        until = self._clock.engine_ns() + int(self._timers.piece_s(continued) * 1e9)
-        while self._queue:
-            work, wait = self._queue.popleft()
-            try:
-                while True:
-                    next(work)
-                    if self._clock.engine_ns() >= until:
-                        self._queue.append((work, wait))
-                        self._alarm.at(self._clock.engine_ns() + 1)
-                        return
-            except StopIteration as end:
-                wait.settle(end.value)
-            except Exception as error:
-                wait.fail(error)
+    def owe(self, work: Work[None]) -> Work[None]:
+        """Work that the log has already, for the caller to do: at once where the state is written meanwhile."""
+        self._owed.append(work)
+        return self._pay(work)
+
+    def _pay(self, work: Work[None]) -> Work[None]:
+        yield from work
+        if work in self._owed:
+            self._owed.remove(work)
+
+    def finish(self) -> None:
+        """Do what is owed."""
+        while self._owed:
+            exhaust(self._owed.pop())
+
+    def _until(self, continued: bool) -> int:
+        return self._clock.engine_ns() + int(self._timers.piece_s(continued) * 1e9)
+
+    def _resume(self) -> None:
+        self.count += 1
+        until = self._until(True)
+        while self._queue and self._perform(*self._queue.popleft(), until):
+            pass
+
+    def _perform(self, work: Work[Any], wait: Wait[Any], until: int) -> bool:
+        """A portion. Whether that was all."""
+        try:
+            while True:
+                next(work)
+                if self._clock.engine_ns() >= until:
+                    self._queue.append((work, wait))
+                    self._alarm.at(self._clock.engine_ns() + 1)
+                    return False
+        except StopIteration as end:
+            wait.settle(end.value)
+        except Exception as error:
+            wait.fail(error)
+        return True
 
     def _cancel(self, wait: Wait[Any]) -> bool:
         for row in list(self._queue):
@@ -65,8 +90,19 @@ class Portions:
 
     def end(self, error: MqfsError) -> None:
         """The group was removed, or the server stops: what the callers get."""
+        self.finish()
         while self._queue:
             self._queue.popleft()[1].fail(error)
+
+
+def exhaust(work: Work[T]) -> T:
+    """What it returns; all of it at once."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            found: T = end.value
+            return found
 
 
 def in_order(items: Iterable[T], key: Callable[[T], Any]) -> Work[list[T]]:
@@ -85,4 +121,4 @@ def in_order(items: Iterable[T], key: Callable[[T], Any]) -> Work[list[T]]:
     return found
 
 
-__all__ = ["Portions", "Work", "in_order"]
+__all__ = ["Portions", "Work", "exhaust", "in_order"]

@@ -11,7 +11,10 @@ import attrs
 
 from mqfs.engine.language.settings import Depth
 from mqfs.engine.log.group_log import GroupLog
+from mqfs.engine.log.portions import Work
 from mqfs.group_state import StreamState
+
+_STEPS = 64  # messages between two looks at the clock: 0.1 ms
 
 
 class Range(Protocol):
@@ -50,8 +53,6 @@ class Cut:
 class Clearing(NamedTuple):
     """A stream of which all is to go."""
 
-    number: int
-    floor: int
     newest: int  # message that goes; 0: none
     cut: Cut
 
@@ -61,6 +62,17 @@ def plan_cut(kept: Range, depth: Depth, messages: int = 0, size: int = 0) -> Cut
     cut = begin_cut(kept)
     while cut.count > 0 and not fits(depth, cut, messages, size):
         extend_cut(kept, cut)
+    return cut
+
+
+def cut_in_steps(kept: Range, depth: Depth) -> Work[Cut]:
+    """As `plan_cut`."""
+    cut, steps = begin_cut(kept), 0
+    while cut.count > 0 and not fits(depth, cut, 0, 0):
+        extend_cut(kept, cut)
+        steps += 1
+        if steps % _STEPS == 0:
+            yield
     return cut
 
 
@@ -82,13 +94,18 @@ def plan_cut_below(kept: Range, target: int) -> Cut | None:
     return Cut(target, kept.count - count, kept.size - size, count, size, lost, newest, kept.trimmed_count)
 
 
-def plan_clear(kept: Range) -> Clearing:
-    """All that is kept."""
+def plan_clear(kept: Range, end: int) -> Clearing:
+    """All that is kept below that sequence."""
     kept.update_low_watermark()
-    last = kept.log.reader.before(kept.log.end.next, kept.number)
-    floor = kept.state.floor if last is None else max(kept.state.floor, last + 1)
-    cut = Cut(floor, 0, 0, kept.count, kept.size, before=kept.trimmed_count)
-    return Clearing(kept.number, floor, kept.newest_kept(), cut)
+    before, floor = kept.log.reader.before, kept.state.floor
+    last = before(end, kept.number) or 0
+    gone, size, newest = kept.count, kept.size, kept.newest_kept()
+    if kept.log.end.next > end and (before(kept.log.end.next, kept.number) or 0) > last:
+        gone, size = kept.counted(floor, end)
+        newest = last if last >= floor else 0
+    cut = Cut(max(floor, last + 1 if last else 0), kept.count - gone, kept.size - size, gone, size)
+    cut.before = kept.trimmed_count
+    return Clearing(newest, cut)
 
 
 def begin_cut(kept: Range) -> Cut:

@@ -361,7 +361,8 @@ class KeptRange:
         self.trimmed_count += cut.gone
 
     def cleared(self, clearing: Clearing) -> None:
-        """The log and the state say so."""
+        """The log says so."""
+        self.state.raise_floor(clearing.cut.floor)
         if clearing.newest:
             self.evicted_before = max(self.evicted_before, clearing.newest + 1)
             self._retention.evictions += 1

@@ -12,26 +12,15 @@ from mqfs import errors
 from mqfs.engine.files.text import TextHandle
 from mqfs.engine.log.portions import Work, in_order
 from mqfs.wait import Wait
-from tests.support.clock import ManualClock
+from tests.support.clock import HastyClock
 from tests.support.hand import ROOT
 from tests.support.queues import Queues
 
 NAMES = [f"t{number * 7_919 % 5_000}" for number in range(5_000)]
 
 
-class Hasty(ManualClock):
-    """Whenever it is looked at, a portion is over: while `hasty`."""
-
-    hasty = False
-
-    def engine_ns(self) -> int:
-        if self.hasty:
-            self.forward(0.001)
-        return super().engine_ns()
-
-
-def group_of(*names: str) -> tuple[Queues, Hasty]:
-    clock = Hasty()
+def group_of(*names: str) -> tuple[Queues, HastyClock]:
+    clock = HastyClock()
     queues = Queues("replay all", clock=clock)
     for name in names:
         queues.stream(name)
@@ -151,7 +140,7 @@ def test_an_error_is_for_later_reads_too(error: Exception, monkeypatch: pytest.M
         handle.read(100)
 
 
-def searching() -> tuple[Queues, Hasty, Any]:
+def searching() -> tuple[Queues, HastyClock, Any]:
     """A cursor for what is rare: 12,000 messages, then one that it selects."""
     queues, clock = group_of()
     queues.write("s", *[b"no"] * 12_000, b"yes")
