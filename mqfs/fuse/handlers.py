@@ -219,9 +219,11 @@ class Handlers:
         listing = self._files.listings.get(fh)
         if listing is None:
             raise errors.Stale(f"file handle {fh}")
-        if offset == 0:
-            listing.begin()
-        self._device.answer(unique, pack_names(listing, offset, room))
+        step = listing.begin() if offset == 0 else None
+        if isinstance(step, Wait):
+            self._parked.park(unique, step, lambda _: self._device.answer(unique, pack_names(listing, offset, room)))
+        else:
+            self._device.answer(unique, pack_names(listing, offset, room))
 
     def _releasedir(self, unique: int) -> None:
         self._files.close_listing(protocol.U64.unpack_from(self._device.buffer, protocol.IN_HEADER)[0])

@@ -39,8 +39,12 @@ class Answer:
 
 
 def as_json(value: Any, status: int = 200) -> Answer:
-    body = json.dumps(value, ensure_ascii=False).encode() + b"\n"
-    return Answer(status, body, JSON, list(NO_STORE))
+    return json_answer(json.dumps(value, ensure_ascii=False) + "\n", status)
+
+
+def json_answer(text: str, status: int = 200) -> Answer:
+    """Of text that is JSON."""
+    return Answer(status, text.encode(), JSON, list(NO_STORE))
 
 
 # ---------------------------------------------------------------- formats

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from bisect import bisect_right
+from itertools import islice
 from typing import Any
 
 from mqfs import limits
@@ -13,7 +15,7 @@ from mqfs.engine.routing.view import View
 from mqfs.engine.stream import Stream
 from mqfs.errors import BadRequest, Denied, Exists, NotFound
 from mqfs.http import page, reading
-from mqfs.http.answers import JSON, LINES, NO_STORE, SANDBOX, TEXT, Answer, accepted, as_json
+from mqfs.http.answers import JSON, LINES, NO_STORE, SANDBOX, TEXT, Answer, accepted, as_json, json_answer
 from mqfs.http.call import WHOLE, Call
 from mqfs.http.refusals import NotTrue
 
@@ -36,16 +38,21 @@ async def show(call: Call) -> Answer:
         return page.lead_to(call.path.text)
     count = call.number("count", limits.HTTP_LISTED) or LISTED
     types = _types(call.option("type"))
-    nodes = [node for node in call.tree.entries(call.user, call.target.node) if type(node) in types]
-    after = call.option("after")
+    group, after, detail = call.target.node, call.option("after"), call.flag("detail")
+    nodes = await call.front.settle(group.portions.run(call.tree.entries(call.user, group)))
     at = 0 if after is None else bisect_right(nodes, after, key=lambda node: node.name)
-    listed, detail = nodes[at : at + count], call.flag("detail")
-    entries = []
-    for node in listed:
-        entries.append({"name": node.name, "type": _TYPES[type(node)], **(_figures(call, node) if detail else {})})
+    entries, last, more = list[str](), None, None
+    for node in islice(nodes, at, None):
+        if type(node) in types:
+            if len(entries) == count:
+                more = last
+                break
+            entry = {"name": node.name, "type": _TYPES[type(node)], **(_figures(call, node) if detail else {})}
+            entries.append(json.dumps(entry, ensure_ascii=False))
+            last = node.name
         await call.front.pause()
-    more = listed[-1].name if at + count < len(nodes) else None
-    return as_json({"group": call.target.node.name, "entries": entries, "after": more})
+    head, end = (json.dumps(text, ensure_ascii=False) for text in (group.name, more))
+    return json_answer(f'{{"group": {head}, "entries": [{", ".join(entries)}], "after": {end}}}\n')
 
 
 def _types(word: str | None) -> list[type]:

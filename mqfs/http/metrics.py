@@ -118,6 +118,7 @@ class Scrape:
         left = [("/", self._tree.root)]
         while left:
             path, group = left.pop()
+            await self._front.pause()
             if group.removed:
                 continue
             if _is_permitted(permit, self._user, group, R):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from functools import cache
 from hashlib import sha256
 from http import HTTPStatus
 from typing import Any
@@ -78,21 +77,31 @@ _SCHEMAS: dict[str, Json] = {
         "properties": {"status": TEXT, "reasons": {"type": "array", "items": TEXT}},
     },
 }
+_MADE: dict[tuple[Route, ...], tuple[bytes, str]] = {}
+_PIECES = 256  # of the encoder, between two looks at the clock
 _OF_KIND = {"group": "Listing", "health": "Health", "ready": "Health"}
 
 
 async def serve(table: Callable[[], tuple[Route, ...]], call: Call) -> Answer:
     """The document of a table."""
-    data, tag = _made(table())
+    rows = table()
+    if rows not in _MADE:
+        _MADE[rows] = await _make(rows, call)
+    data, tag = _MADE[rows]
     head: Headers = [("ETag", tag), ("Cache-Control", "no-cache")]
     if call.has_tag(tag):
         return Answer(304, headers=head)
     return Answer(200, data, JSON, head)
 
 
-@cache
-def _made(table: tuple[Route, ...]) -> tuple[bytes, str]:
-    data = json.dumps(document(table), indent=1).encode() + b"\n"
+async def _make(rows: tuple[Route, ...], call: Call) -> tuple[bytes, str]:
+    """The text and its entity tag. It takes some milliseconds: others are served meanwhile."""
+    pieces = []
+    for number, piece in enumerate(json.JSONEncoder(indent=1).iterencode(document(rows))):
+        pieces.append(piece)
+        if number % _PIECES == 0:
+            await call.front.pause()
+    data = "".join(pieces).encode() + b"\n"
     return data, f'"{sha256(data).hexdigest()[:24]}"'
 
 

@@ -148,7 +148,7 @@ class Source:
 
     def gather(self, room: int) -> bytes:
         """Messages that are there: up to about that many bytes, or as many as half a slice of time allows."""
-        pieces, size, until = [], 0, perf_counter() + limits.SLICE_S / 2
+        pieces, size, until = [], 0, perf_counter() + 2 * limits.LOOKING_S
         while size < room and not self.over and (data := self.poll()) is not None:
             pieces.append(data)
             size += len(data)

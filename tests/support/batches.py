@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from mqfs.engine.log.portions import exhaust
 from mqfs.log import headers
 from mqfs.model import User
 from mqfs.wait import Wait
@@ -60,7 +61,7 @@ class Units(Queues):
 
     def parts(self) -> list[str]:
         folder: Any = self.tree.find(ROOT, "g/.txn")
-        return [node.name for node in self.tree.entries(ROOT, folder) if node.directory]
+        return [node.name for node in exhaust(self.tree.entries(ROOT, folder)) if node.directory]
 
     def committed(self, user: User = ROOT) -> dict[str, int]:
         """What the producers of a user have committed."""

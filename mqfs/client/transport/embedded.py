@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from mqfs import limits
 from mqfs.client.types import READ_BYTES, Direct, File
 from mqfs.clock import SystemClock
+from mqfs.engine.log.portions import exhaust
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadStore, Disconnected, Interrupted, MqfsError, NotPermitted
 from mqfs.model import User
@@ -177,7 +178,7 @@ class EmbeddedTransport:
         with self.lock:
             self.require()
             node: Any = self.tree.find(self.user, path)
-            return [entry.name for entry in self.tree.entries(self.user, node)]
+            return [entry.name for entry in exhaust(self.tree.entries(self.user, node))]
 
     def direct(self, path: str) -> Direct | None:
         return None

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import chain
-from operator import itemgetter
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -46,8 +45,9 @@ def _rows(
 ) -> Work[str]:
     """Of an object of objects the text inside that of `.stats`, by name, in steps."""
     rows = []
-    for name, one in (yield from in_order(list(items.items()), itemgetter(0))):
-        if has is None or has(one):
+    for name in (yield from in_order(list(items))):
+        one = items.get(name)
+        if one is not None and (has is None or has(one)):
             rows.append(f"{_encoder(2)(name)}: {_indented(row(one), 3)}")
         yield
     return f"{{\n  {f',{_MARGIN}'.join(rows)}\n }}" if rows else "{}"

@@ -10,26 +10,35 @@ from collections.abc import Hashable
 from typing import Any
 
 from mqfs import limits
+from mqfs.engine.group import Group
+from mqfs.engine.log.portions import Work
 from mqfs.engine.nodes.places import Node
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import User
+from mqfs.wait import Step
 
 
 class Listing:
     """One open directory."""
 
-    __slots__ = ("_account", "_held", "_tree", "node", "nodes", "user")
+    __slots__ = ("_account", "_closed", "_held", "_tree", "node", "nodes", "user")
 
     def __init__(self, tree: Tree, user: User, node: Any, account: Hashable) -> None:
         """`node`: a group, or one of its folders. `account`: whose share it is of. Raises OverLimit."""
         self._tree, self._account, self.user, self.node = tree, account, user, node
         self.nodes: list[Node] = []
+        self._closed = False
         self._held = tree.memory.change(account, 0, limits.LISTING_BYTES)
 
-    def begin(self) -> None:
+    def begin(self) -> Step[None]:
         """Read what it holds now. Raises Denied, OverLimit."""
-        self.nodes = []
-        nodes = self._tree.entries(self.user, self.node)
+        group: Group = self.node.group
+        return group.portions.run(self._read(self._tree.entries(self.user, self.node)))
+
+    def _read(self, entries: Work[list[Node]]) -> Work[None]:
+        nodes = yield from entries
+        if self._closed:
+            return
         self._hold(limits.LISTING_BYTES + len(nodes) * limits.LISTED_BYTES)
         self.nodes = nodes
 
@@ -38,7 +47,7 @@ class Listing:
         return self._tree.parent(self.node)
 
     def close(self) -> None:
-        self.nodes = []
+        self._closed, self.nodes = True, []
         self._hold(0)
 
     def _hold(self, size: int) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import stat as modes
+from collections.abc import Iterable
 
 from mqfs import errors, limits
 from mqfs.engine.group import Group
+from mqfs.engine.log.portions import Work, in_order
 from mqfs.engine.nodes.own_files import FOLDERS, META_FILES, Folder, Meta, SnapshotNode, TakeFile
 from mqfs.engine.nodes.places import Node, group_of
 from mqfs.engine.nodes.txn_nodes import StagedStream, StagingFolder, TxnFolder
@@ -14,6 +16,7 @@ from mqfs.engine.stream import Stream
 from mqfs.group_state import Attributes
 from mqfs.model import Stat
 
+_LISTED = 256  # names in one step
 _BLOCK_BYTES = 4_096  # of the figures of a store in memory
 
 
@@ -76,17 +79,29 @@ def find_in_folder(folder: Folder, name: str) -> Node | None:
     return SnapshotNode(stream) if stream is not None else None
 
 
-def files_in(directory: Group | Folder) -> list[Node]:
-    """Everything in a directory."""
+def files_in(directory: Group | Folder) -> Work[list[Node]]:
+    """Everything in a directory, by name."""
+    found: dict[str, Node] = {}
+    if directory.removed:
+        return []
+    for node in _files_in(directory):
+        found[node.name] = node
+        if len(found) % _LISTED == 0:
+            yield
+    names = yield from in_order(found)
+    return [found[name] for name in names]
+
+
+def _files_in(directory: Group | Folder) -> Iterable[Node]:
     group = directory.group
     if isinstance(directory, StagingFolder):
-        return list(directory.files())
+        return directory.files()
     if isinstance(directory, Group):
         own = [node for name in (*META_FILES, *FOLDERS) if (node := find_in_group(group, name))]
         return [*own, *group.streams.values(), *group.groups.values(), *group.views.values()]
     if directory.name == ".consumers":
         return list(group.consumers.values())
-    return list(map(SnapshotNode, group.streams.values()))
+    return map(SnapshotNode, list(group.streams.values()))
 
 
 def depth(group: Group) -> int:

@@ -20,6 +20,7 @@ from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import R, X, require, require_unsticky
 from mqfs.engine.language.settings import parse_settings
 from mqfs.engine.log.faults import Faults
+from mqfs.engine.log.portions import Work
 from mqfs.engine.log.timers import Timers
 from mqfs.engine.nodes import places
 from mqfs.engine.nodes.own_files import FOLDERS, Folder, Meta, SnapshotNode, TakeFile
@@ -179,14 +180,12 @@ class Tree:
         """Raises Denied where the user may not do all of `mask` (os.R_OK, W_OK, X_OK)."""
         permit(user, node, mask)
 
-    def entries(self, user: User, directory: Group | Folder) -> list[Node]:
-        """Everything in a directory, by name. Raises Denied."""
+    def entries(self, user: User, directory: Group | Folder) -> Work[list[Node]]:
+        """Everything in a directory, by name, to be looked at in steps. Raises Denied, at once."""
         permit(user, directory, R)
-        if directory.removed:
-            return []
-        if isinstance(directory, StagingFolder):
+        if isinstance(directory, StagingFolder) and not directory.removed:
             require(user, directory.group.state, X, directory.name)
-        return sorted(files_in(directory), key=lambda node: node.name)
+        return files_in(directory)
 
     def stat(self, node: Node) -> Stat:
         return stat_of(node)

@@ -223,9 +223,12 @@ class OpenDirectory:
         self._offset = 0
         self._left = 0  # bytes of the last read's count that it did not fill
 
-    def _begin(self) -> None:
-        self._listing.begin()
-        self._begun, self._next, self._offset, self._left = True, 0, 0, 0
+    def begin(self, offset: int) -> Step[None]:
+        """To be done before a read there: at the beginning, read what it holds now."""
+        if offset and self._begun:
+            return None
+        self._begun = True
+        return self._listing.begin()
 
     def close(self) -> None:
         self._listing.close()
@@ -237,7 +240,7 @@ class OpenDirectory:
         end its loop, and its next read continues here.
         """
         if offset == 0:
-            self._begin()
+            self._next, self._offset, self._left = 0, 0, 0
         elif offset != self._offset:
             raise BadRequest(f"offset {offset} in a directory (expected 0 or {self._offset})")
         nodes, size = self._listing.nodes, 0
@@ -256,8 +259,6 @@ class OpenDirectory:
 
     def entries(self, fid: Fid, offset: int, count: int) -> tuple[Entry, ...]:
         """Entries of 9P2000.L behind the cookie `offset`, as many as fit in `count` bytes."""
-        if offset == 0 or not self._begun:
-            self._begin()
         nodes = self._listing.nodes
         found: list[Entry] = []
         size, at = 0, offset

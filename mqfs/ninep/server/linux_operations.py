@@ -128,12 +128,16 @@ def unlinkat(session: SessionState, request: linux.Tunlinkat) -> Fcall | Later:
 # ---------------------------------------------------------------- reading directories
 
 
-def readdir(session: SessionState, request: linux.Treaddir) -> Fcall:
+def readdir(session: SessionState, request: linux.Treaddir) -> Fcall | Later:
     fid = session.fids.find(request.fid)
-    if fid.listing is None:
+    if (listing := fid.listing) is None:
         raise NotDirectory if fid.open else BadFid(f"fid {request.fid} is not open")
     count = min(request.count, session.negotiated.msize - READ_OVERHEAD)
-    return linux.Rreaddir(request.tag, fid.listing.entries(fid, request.offset, count))
+
+    def then(_: None) -> Fcall:
+        return linux.Rreaddir(request.tag, listing.entries(fid, request.offset, count))
+
+    return later(listing.begin(request.offset), then, fid=fid, calls=True)
 
 
 # ---------------------------------------------------------------- attributes

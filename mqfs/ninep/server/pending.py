@@ -37,9 +37,11 @@ class Pending:
         self.counted = True  # against the share of its user
 
 
-def later(step: Step[Any], then: Callable[[Any], Fcall], *, calls: bool = False) -> Fcall | Later:
+def later(
+    step: Step[Any], then: Callable[[Any], Fcall], *, fid: Fid | None = None, calls: bool = False
+) -> Fcall | Later:
     """The reply to a step, now or when it is settled. `calls`: `then` calls the tree."""
-    return Later(step, then, None, calls) if isinstance(step, Wait) else then(step)
+    return Later(step, then, fid, calls) if isinstance(step, Wait) else then(step)
 
 
 def both(first: Step[Any], second: Step[Any]) -> Step[None]:

@@ -52,8 +52,8 @@ from mqfs.ninep.codec.wire import (
     decode,
 )
 from mqfs.ninep.server import linux_operations, operations
-from mqfs.ninep.server.fids import NOWHERE, Fid, FidTable
-from mqfs.ninep.server.pending import Later, PendingRequests
+from mqfs.ninep.server.fids import NOWHERE, Fid, FidTable, OpenDirectory
+from mqfs.ninep.server.pending import Later, PendingRequests, later
 from mqfs.ninep.server.replies import TRACE_DATA_BYTES, Replies
 from mqfs.ninep.server.state import Negotiated, SessionState
 from mqfs.wait import Wait
@@ -254,15 +254,17 @@ class Session:
             dialect = self.negotiated.dialect
             if dialect is None or not dialect.has(kind):
                 raise Unsupported(f"{kind.__name__} in this dialect")
-            answer = OPERATIONS[kind](self, request)
-            if isinstance(answer, Later):
-                self._parked.park(request.tag, answer)
-            else:
-                self._replies.reply(answer)
+            self._answer(request.tag, OPERATIONS[kind](self, request))
         except BadFrame:
             raise
         except Exception as error:
             self._replies.refuse(request.tag, error)
+
+    def _answer(self, tag: int, answer: Fcall | Later) -> None:
+        if isinstance(answer, Later):
+            self._parked.park(tag, answer)
+        else:
+            self._replies.reply(answer)
 
     def _read(self, tag: int, number: int, offset: int, count: int) -> None:
         fid = self.fids.by_number.get(number)
@@ -305,14 +307,21 @@ class Session:
             return
         fid = self.fids.find(number)
         if fid.listing is not None and not self.negotiated.dialect.linux:
-            most = min(count, self.negotiated.msize - READ_OVERHEAD)
-            self._replies.reply(Rread(tag, fid.listing.read(self.tree, offset, most, self.negotiated.unix)))
+            self._answer(tag, self._read_directory(tag, fid, fid.listing, offset, count))
         elif fid.listing is not None:
             raise IsDirectory
         elif fid.reader is None and not fid.xattr:
             raise BadFid(f"fid {number} is not open for reading")
         else:
             self._replies.reply(Rread(tag, b""))
+
+    def _read_directory(self, tag: int, fid: Fid, listing: OpenDirectory, offset: int, count: int) -> Fcall | Later:
+        most = min(count, self.negotiated.msize - READ_OVERHEAD)
+
+        def then(_: None) -> Fcall:
+            return Rread(tag, listing.read(self.tree, offset, most, self.negotiated.unix))
+
+        return later(listing.begin(offset), then, fid=fid, calls=True)
 
     def _park_read(self, tag: int, fid: Fid, offset: int, count: int, wait: Wait[bytes]) -> None:
         if fid.nonblocking and not wait.settled and wait.cancel():

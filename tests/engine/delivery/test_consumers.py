@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors
+from mqfs.engine.log.portions import exhaust
 from mqfs.engine.nodes.own_files import Meta
 from mqfs.model import User
 from mqfs.wait import Wait
@@ -951,7 +952,7 @@ def test_touch_makes_one() -> None:
     folder: Any = q.tree.find(ROOT, "g/.consumers")
     q.tree.create(ROOT, folder, "w", 0o666)
     assert drain(q.worker()) == [b"one"]
-    assert [node.name for node in q.tree.entries(ROOT, folder)] == ["w"]
+    assert [node.name for node in exhaust(q.tree.entries(ROOT, folder))] == ["w"]
     with pytest.raises(errors.Exists):
         q.tree.create(ROOT, folder, "w", 0o666)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors
+from mqfs.engine.log.portions import exhaust
 from mqfs.wait import Wait
 from tests.support.hand import ANNA, ROOT
 from tests.support.queues import BIG, Queues, read, say, waits
@@ -537,7 +538,7 @@ def test_looking_changes_nothing(lines: tuple[str, ...]) -> None:
     before = consumers(q)
     node: Any
     for folder in ("g", "g/.consumers", "g/.kept"):
-        for node in q.tree.entries(ROOT, q.tree.find(ROOT, folder)):  # type: ignore[arg-type]
+        for node in exhaust(q.tree.entries(ROOT, q.tree.find(ROOT, folder))):  # type: ignore[arg-type]
             q.tree.stat(node)
             if not node.directory and node.name not in (".cursor", ".put", ".batch"):
                 handle = q.tree.open(ROOT, node, os.O_RDONLY)

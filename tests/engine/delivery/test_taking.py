@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors
+from mqfs.engine.log.portions import exhaust
 from mqfs.model import User
 from mqfs.wait import Wait
 from tests.support.hand import ANNA, ROOT
@@ -21,7 +22,7 @@ def test_it_is_there_with_its_stream_and_in_no_listing() -> None:
     q = Queues(ONE)
     folder: Any = q.tree.find(ROOT, "g/.consumers")
     node: Any = q.tree.find(ROOT, "g/.consumers/.s")
-    assert q.tree.entries(ROOT, folder) == []
+    assert exhaust(q.tree.entries(ROOT, folder)) == []
     stat, stream = q.tree.stat(node), q.tree.stat(q.tree.find(ROOT, "g/s"))
     assert (stat.name, stat.mode, stat.uid, stat.gid) == (".s", stream.mode, stream.uid, stream.gid)
     numbers = {q.tree.stat(q.tree.find(ROOT, f"g/{path}")).qid for path in ("s", ".kept/s", ".consumers/.s")}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits
+from mqfs.engine.log.portions import exhaust
 from mqfs.engine.nodes.txn_nodes import TxnFolder
 from mqfs.store.disk import Disk
 from mqfs.store.spool import DiskStaged, MemoryStaged
@@ -556,7 +557,7 @@ def test_stat(made: Any) -> None:
     assert (found.size, found.kept_bytes, found.mode & 0o777) == (0, 5, 0o200)
     assert u.tree.stat(u.tree.find(ROOT, "g/.txn")).nlink == 3
     part: Any = u.tree.find(ROOT, "g/.txn/p")
-    assert [node.name for node in u.tree.entries(ROOT, part)] == [".batch", ".put", "s"]
+    assert [node.name for node in exhaust(u.tree.entries(ROOT, part))] == [".batch", ".put", "s"]
     with pytest.raises(errors.NotPermitted):
         u.tree.setattr(ROOT, part, mode=0o777)
 
@@ -690,6 +691,6 @@ def test_no_part_is_taken_for_another_file(made: Any) -> None:
     for number in range(20):
         u.part(f"p{number}")
     group = u.tree.find(ROOT, "g")
-    nodes = [node for folder in (group, u.tree.find(ROOT, "g/.txn")) for node in u.tree.entries(ROOT, folder)]
+    nodes = [node for folder in (group, u.tree.find(ROOT, "g/.txn")) for node in exhaust(u.tree.entries(ROOT, folder))]
     assert len(set(nodes)) == len(nodes)
     assert u.tree.find(ROOT, "g/.txn/p3") == u.tree.find(ROOT, "g/.txn/p3")

@@ -10,6 +10,7 @@ import pytest
 
 from mqfs import errors, limits
 from mqfs.engine.control import actions
+from mqfs.engine.log.portions import exhaust
 from mqfs.engine.nodes.own_files import META_FILES, Folder, Meta
 from mqfs.engine.nodes.txn_nodes import TxnCtl, TxnFolder
 from mqfs.engine.publishing import transactions
@@ -82,7 +83,7 @@ def test_a_store_with_such_names_is_served_and_they_can_be_renamed_and_removed(t
     q.write(name, b"kept")
     q.restart()
     root, group = q.tree.root, q.group
-    assert name in {node.name for node in q.tree.entries(ROOT, group)}
+    assert name in {node.name for node in exhaust(q.tree.entries(ROOT, group))}
     assert json.loads(q.cursor("format json", "seek first").read(4096))["stream"] == name
     commands = q.tree.open(ROOT, TxnCtl(group), os.O_RDWR)
     assert commands.read(4096).count(b"\n") == ("\n" not in name)
