@@ -50,8 +50,8 @@ class OpenFiles(Protocol):
 
     def closed(self, handle: Any) -> None: ...
 
-    def quota_use(self, uid: int | None) -> dict[str, Any]:
-        """The use of quotas, by the number of the user; of one user or of all."""
+    def quota_use(self, uid: int | None) -> Iterable[tuple[str, dict[str, Any]]]:
+        """The use of quotas, each with the number of the user; of one user or of all."""
         ...
 
 

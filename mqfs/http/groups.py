@@ -153,7 +153,7 @@ async def status(call: Call) -> Answer:
     """`.stats`, `.who`, `.errors`."""
     if call.option("streams") is not None and not call.flag("streams"):
         call.tree.access(call.user, call.target.node, os.R_OK)
-        return as_json(status_files.totals(call.group, call.user))
+        return json_answer(await call.front.settle(call.group.portions.run(status_files.totals(call.group, call.user))))
     return Answer(200, await text_of(call, call.target.node), _STATUS[call.target.name], [*NO_STORE, SANDBOX])
 
 

@@ -98,6 +98,24 @@ def many_names_over_http(client: Client) -> Act:
     return get(client, "/theirs/own/?detail")
 
 
+def totals_of_many_consumers(client: Client) -> Act:
+    many_consumers(client)
+    return get(client, "/theirs/own/.stats?streams=no")
+
+
+def stats_of_many_users(client: Client) -> Act:
+    """Who have a quota."""
+    for uid in range(100_000, 100_000 + LARGE // 2):
+        os.seteuid(uid)
+        try:
+            other = connect(f"unix!{client.socket.getpeername()}")
+        finally:
+            os.seteuid(0)
+        with other:
+            other.open("ours/s").close()
+    return lambda: client.open("ours/.stats").receive()
+
+
 def metrics_of_many_groups(client: Client) -> Act:
     for number in range(4_000):
         client.mkdir(f"theirs/own/{number}")
@@ -304,10 +322,14 @@ def programs_bound_together(client: Client) -> Act:
     return lambda: write(client, "theirs/own/ctl", 'bind view prefix:"z"\n')
 
 
-def many_lines_that_clear(client: Client) -> Act:
-    """Beside many consumers, each of which has what is cleared."""
+def many_consumers(client: Client) -> None:
     for number in range(0, 7_000, 1_000):
         write(client, "theirs/own/ctl", "".join(f"consumer c{number + n}\n" for n in range(1_000)))
+
+
+def many_lines_that_clear(client: Client) -> Act:
+    """Beside many consumers, each of which has what is cleared."""
+    many_consumers(client)
     write(client, "theirs/own/empty", "x")
     return lambda: write(client, "theirs/own/ctl", "clear empty\nclear\n" * 2_000)
 
@@ -331,18 +353,22 @@ WORK = (
     write_of_many_names, programs_that_search, programs_bound_together, many_lines_that_clear, many_words,
     many_open_files, many_open_files_and_tversion, many_reads_that_wait, many_requests_at_once, many_names,
     many_names_of_kept, many_names_over_http, metrics_of_many_groups,
+    totals_of_many_consumers, stats_of_many_users,
     many_streams_to_trim, many_streams_to_clear, many_streams_to_forget, a_cursor_over_many_streams,
     a_cursor_that_finds_nothing, many_that_are_due,
     many_that_expire, a_queue_of_fq_bound_again,
 )  # fmt: skip
 
 
-SHORT = (many_names_of_kept, many_names_over_http, metrics_of_many_groups)
+SHORT = (
+    many_names_of_kept, many_names_over_http, metrics_of_many_groups, totals_of_many_consumers, stats_of_many_users,
+)  # fmt: skip
+OPTIONS = {stats_of_many_users: ("--limit", "* messages=1000000")}  # of the server
 
 
 def longest_piece(work: Callable[[Client], Act]) -> tuple[float, str]:
     """Seconds, and what the round trips of the other were like."""
-    with measuring() as server, user(server.address, POLITE, "polite") as ours:
+    with measuring(*OPTIONS.get(work, ())) as server, user(server.address, POLITE, "polite") as ours:
         ours.trips(0.2)
         with connect(server.address) as client:
             group(client)

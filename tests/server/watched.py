@@ -139,11 +139,11 @@ def program(uid: int) -> list[str]:
 
 
 @contextmanager
-def measuring() -> Iterator[Measured]:
-    """For all users of this machine, with a group for each of the two."""
+def measuring(*more: str) -> Iterator[Measured]:
+    """For all users of this machine, with a group for each of the two. `more`: its options."""
     with ExitStack() as stack:
         folder = stack.enter_context(short_folder())
-        quota = ("--limit", f"{GREEDY} kept=64M")
+        quota = ("--limit", f"{GREEDY} kept=64M", *more)
         ways = ("--listen", f"unix!{folder}/s", "--http", f"unix!{folder}/web", "--fq", f"unix!{folder}/fq")
         server = stack.enter_context(Server(*ways, *quota, cwd=folder, program=program(POLITE)))
         os.chmod(folder, 0o755)

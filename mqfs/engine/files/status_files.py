@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import chain
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import attrs
 
@@ -22,17 +22,41 @@ from mqfs.model import User
 
 T = TypeVar("T")
 _MARGIN = "\n  "
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
+
+class Form(NamedTuple):
+    """How an object of objects is written: a row of it, and the whole of the rows."""
+
+    row: Callable[[str, dict[str, Any]], str]
+    whole: Callable[[list[str]], str]
+
+
+_ONE_LINE = Form(lambda name, row: f"{_encode(name)}: {_encode(row)}", lambda rows: f"{{{', '.join(rows)}}}")
+_LINES = Form(
+    lambda name, row: f"{_encode(name)}: {_indented(row, 3)}",
+    lambda rows: f"{{\n  {f',{_MARGIN}'.join(rows)}\n }}" if rows else "{}",
+)
 
 
 def stats(group: Group, user: User) -> Work[str]:
     """One JSON object: the group, and each stream by name. Counts run since the server started."""
     counts: dict[object, int] = {}
-    head = _indented({**_totals(group, user), "streams": {}}).removesuffix("{}\n}")
-    streams = yield from _rows(group.streams, lambda one: _stream(one, counts), lambda one: _seen(one, user))
-    views = yield from _rows(group.views, figures)
-    shows = lambda one: not one.removed and _shown(one, user)  # noqa: E731
-    readers = yield from _rows(group.consumers, lambda one: _consumer(one, counts), shows)
-    return f'{head}{streams},\n "views": {views},\n "consumers": {readers}\n}}\n'
+    head = _indented(_totals(group, user)).removesuffix("\n}")
+    quotas = yield from _quotas(group, user, _LINES)
+    more = f',\n "quotas": {quotas}' if quotas else ""
+    streams = yield from _rows(group.streams, lambda one: _stream(one, counts), _LINES, lambda one: _seen(one, user))
+    views, readers = yield from _readers(group, user, counts, _LINES)
+    return f'{head}{more},\n "streams": {streams},\n "views": {views},\n "consumers": {readers}\n}}\n'
+
+
+def totals(group: Group, user: User) -> Work[str]:
+    """Of `.stats` all but the streams, in one line."""
+    head = _encode(_totals(group, user)).removesuffix("}")
+    quotas = yield from _quotas(group, user, _ONE_LINE)
+    more = f', "quotas": {quotas}' if quotas else ""
+    views, readers = yield from _readers(group, user, {}, _ONE_LINE)
+    return f'{head}{more}, "views": {views}, "consumers": {readers}}}\n'
 
 
 def _seen(stream: Stream, user: User) -> bool:
@@ -41,21 +65,16 @@ def _seen(stream: Stream, user: User) -> bool:
 
 
 def _rows(
-    items: Mapping[str, T], row: Callable[[T], dict[str, Any]], has: Callable[[T], bool] | None = None
+    items: Mapping[str, T], row: Callable[[T], dict[str, Any]], form: Form, has: Callable[[T], bool] | None = None
 ) -> Work[str]:
     """Of an object of objects the text inside that of `.stats`, by name, in steps."""
     rows = []
     for name in (yield from in_order(list(items))):
         one = items.get(name)
         if one is not None and (has is None or has(one)):
-            rows.append(f"{_encoder(2)(name)}: {_indented(row(one), 3)}")
+            rows.append(form.row(name, row(one)))
         yield
-    return f"{{\n  {f',{_MARGIN}'.join(rows)}\n }}" if rows else "{}"
-
-
-def totals(group: Group, user: User) -> dict[str, Any]:
-    """Of `.stats` all but the streams."""
-    return {**_totals(group, user), **_readers(group, user, {})}
+    return form.whole(rows)
 
 
 def figures(node: Group | Stream | View) -> dict[str, Any]:
@@ -88,7 +107,6 @@ def _totals(group: Group, user: User) -> dict[str, Any]:
         "cursors": len(group.fanout.cursors),
         "held": len(group.held),
         "dead_letters": _dead_letters(group, user),
-        **_quotas(group, user),
     }
 
 
@@ -98,17 +116,19 @@ def _dead_letters(group: Group, user: User) -> int:
     return stream.kept.count if stream is not None and _seen(stream, user) else 0
 
 
-def _readers(group: Group, user: User, counts: dict[object, int]) -> dict[str, Any]:
-    return {
-        "views": {name: figures(view) for name, view in sorted(group.views.items())},
-        "consumers": {name: _consumer(consumer, counts) for name, consumer in sorted(_consumers(group, user))},
-    }
+def _readers(group: Group, user: User, counts: dict[object, int], form: Form) -> Work[tuple[str, str]]:
+    views = yield from _rows(group.views, figures, form)
+    shows = lambda one: not one.removed and _shown(one, user)  # noqa: E731
+    return views, (yield from _rows(group.consumers, lambda one: _consumer(one, counts), form, shows))
 
 
-def _quotas(group: Group, user: User) -> dict[str, Any]:
+def _quotas(group: Group, user: User, form: Form) -> Work[str]:
     """The user's own; of all users for root and the server's user. Nothing where there are none."""
-    used = group.tree.open_files.quota_use(None if user.uid in (0, os.geteuid()) else user.uid)
-    return {"quotas": used} if used else {}
+    rows = []
+    for uid, used in group.tree.open_files.quota_use(None if user.uid in (0, os.geteuid()) else user.uid):
+        rows.append(form.row(uid, used))
+        yield
+    return form.whole(rows) if rows else ""
 
 
 def _indented(value: Any, depth: int = 1) -> str:
@@ -132,11 +152,6 @@ def _encoder(depth: int) -> Callable[[Any], str]:
 def ctl(group: Group, user: User) -> str:
     """What `ctl` prints: settings, views, consumers."""
     return "".join(f"{line}\n" for line in group.lines(lambda consumer: _shown(consumer, user)))
-
-
-def _consumers(group: Group, user: User) -> Iterator[tuple[str, Consumer]]:
-    """Without those over a stream that the user does not see."""
-    return ((name, consumer) for name, consumer in group.consumers.items() if _shown(consumer, user))
 
 
 def _shown(consumer: Consumer, user: User) -> bool:

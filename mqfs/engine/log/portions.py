@@ -23,7 +23,7 @@ from mqfs.wait import Step, Wait
 T = TypeVar("T")
 
 Work: TypeAlias = Generator[None, None, T]
-_SORTED = 2_048  # at once: about a millisecond
+_SORTED = 4_096  # at once: about a millisecond
 
 
 class Portions:

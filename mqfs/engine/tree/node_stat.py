@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat as modes
 from collections.abc import Iterable
+from itertools import islice
 
 from mqfs import errors, limits
 from mqfs.engine.group import Group
@@ -84,10 +85,11 @@ def files_in(directory: Group | Folder) -> Work[list[Node]]:
     found: dict[str, Node] = {}
     if directory.removed:
         return []
-    for node in _files_in(directory):
-        found[node.name] = node
-        if len(found) % _LISTED == 0:
+    rest = iter(_files_in(directory))
+    while some := list(islice(rest, _LISTED)):
+        if found:
             yield
+        found.update((node.name, node) for node in some)
     names = yield from in_order(found)
     return [found[name] for name in names]
 

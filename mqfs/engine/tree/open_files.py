@@ -79,10 +79,10 @@ class OpenFiles:
         for name in ("read", "write"):  # of a handle that is metered or audited: they refer to it
             vars(handle).pop(name, None)
 
-    def quota_use(self, uid: int | None) -> dict[str, Any]:
-        """The use of quotas, by the number of the user; of one user or of all."""
+    def quota_use(self, uid: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The use of quotas, each with the number of the user; of one user or of all."""
         meters = self.meters.all() if self.meters is not None else []
-        return {str(m.uid): m.use(self._shares.of(m.uid)) for m in meters if uid in (None, m.uid)}
+        return ((str(m.uid), m.use(self._shares.of(m.uid))) for m in meters if uid in (None, m.uid))
 
     def of(self, group: Group) -> Iterator[OpenFile]:
         return iter(self._handles.get(group, ()))

@@ -65,7 +65,7 @@ def taken(u: Lying) -> dict[str, Any]:
     group, tree = u.group, u.tree
     return {
         "files": tree.open_files.count,
-        "share": tree.open_files.quota_use(None) or tree.open_files._shares.of(ROOT.uid),
+        "share": dict(tree.open_files.quota_use(None)) or tree.open_files._shares.of(ROOT.uid),
         "memory": tree.memory.used,
         "streams": {s.name: (s.opens, len(s.readers)) for s in group.numbers.values()},
         "views": {view.name: len(view.readers) for view in group.views.values()},

@@ -17,7 +17,7 @@ from tests.support.clock import HastyClock
 from tests.support.hand import ROOT
 from tests.support.queues import Queues
 
-NAMES = [f"t{number * 7_919 % 5_000}" for number in range(5_000)]
+NAMES = [f"t{number * 7_919 % 10_000}" for number in range(10_000)]
 
 
 def group_of(*names: str) -> tuple[Queues, HastyClock]:
