@@ -110,7 +110,9 @@ def test_a_lease_that_ran_out(tree: Client, name: str) -> None:
         with pytest.raises(errors.Stale, match="not any more"), claim:
             pass
         group.publish("s", b"y")
-        assert claims.get(HANG_S).body == b"y"  # the refusal's text is no message
+        while (got := claims.get(HANG_S)).sequence == claim.sequence:
+            pass  # the other's lease may run out, too, where the machine is busy
+        assert got.body == b"y"  # the refusal's text is no message
 
 
 def test_a_lease_that_is_renewed(tree: Client, name: str) -> None:
