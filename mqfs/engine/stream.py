@@ -161,10 +161,15 @@ class Stream(Numbered):
 
     # ------------------------------------------------------------ readers and writers that wait
 
+    def end_reads(self) -> None:
+        """End-of-file for reads that wait."""
+        for reader in list(self.readers):
+            reader.end()
+
     def end(self) -> None:
         """The stream is gone: its readers get end-of-file, its writers an error."""
         self.removed = True
-        self.waits.close_all()
+        self.end_reads()
         if self.default_consumer is not None:
             self.default_consumer.end()
         refuse_all(self, errors.NotFound(f"{self.name} was removed"))

@@ -137,7 +137,7 @@ class Source:
         settings = cursor.group.settings
         if settings.replay != "all" and settings.deliver == "all":  # what no reader waits for leaves no trace
             piece = self.poll() or b""
-            while not piece and self.cursor.searches.step is not None:
+            while not piece and self.cursor.search is not None:
                 await self.pause()
                 piece = self.poll() or b""
             floor = max(floor, self.first or cursor.group.log.end.next)
@@ -168,13 +168,13 @@ class Source:
     @property
     def at_end(self) -> bool:
         """Whether there is nothing more for now."""
-        return self.over or not (self._parked is None or self._parked.settled or self.cursor.searches.step)
+        return self.over or not (self._parked is None or self._parked.settled or self.cursor.search)
 
     async def pause(self) -> None:
         """Give others their turn, and wait for a search in the log."""
         if self._parked is not None:
             try:
-                await self._call.front.settle(self.cursor.searches.step)
+                await self._call.front.settle(self.cursor.search)
             except OverLimit:  # of waits: the search was given up
                 self.stop()
                 raise

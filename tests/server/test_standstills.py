@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ SHORT_S = patient(0.006)  # of one or two milliseconds
 
 Act = Callable[[], object]
 BATCH, JSON_LINES, MOST = "/theirs/own/.batch", "application/x-ndjson", limits.HTTP_BATCH_BYTES
-OPEN: list[fq.Client] = []  # closed at the end
+OPEN: list[Any] = []  # closed at the end
 
 
 def create(client: Client, path: str, body: bytes = b"") -> None:
@@ -150,11 +151,47 @@ def a_cursor_over_many_streams(client: Client) -> Act:
     return act
 
 
-def a_cursor_that_finds_nothing(client: Client) -> Act:
+def fill(client: Client, name: str, count: int, **headers: str) -> None:
     with connect(f"unix!{client.socket.getpeername()}", msize=limits.MSIZE_MOST) as other:
-        for _ in range(10):
+        for _ in range(count // 5_000):
             with other.open("theirs/own/.batch", "w") as batch:
-                batch.write(frame("empty", b"x" * 100) * (LARGE // 2))
+                batch.write(frame(name, b"x" * 100, **headers) * 5_000)
+
+
+def reading(client: Client, name: str, uid: int = 0) -> Act:
+    """One read of that file of the group, of a user."""
+    os.seteuid(uid)
+    try:
+        reader = connect(f"unix!{client.socket.getpeername()}")
+    finally:
+        os.seteuid(0)
+    OPEN.append(reader)
+    file = reader.open(f"theirs/own/{name}")
+    return lambda: send(reader, Tread(1, file.channel.fid, 0, 100))
+
+
+def a_view_that_finds_nothing(client: Client) -> Act:
+    fill(client, "empty", 2 * LARGE)
+    write(client, "theirs/own/ctl", 'bind view prefix:"" payload_contains("y")\n')
+    return reading(client, "view")
+
+
+def a_stream_of_what_is_for_others(client: Client) -> Act:
+    with connect(f"unix!{client.socket.getpeername()}") as other, other.open("theirs/own/.put", "w") as put:
+        for _ in range(2 * LARGE):
+            put.write(b'{"stream":"empty","single":true} x')
+    return reading(client, "empty")
+
+
+def order_of_what_is_secret(client: Client) -> Act:
+    fill(client, "empty", 5 * LARGE)
+    client.chmod("theirs/own/empty", 0o600)
+    client.chmod("theirs/own", 0o711)
+    return reading(client, "order", GREEDY)
+
+
+def a_cursor_that_finds_nothing(client: Client) -> Act:
+    fill(client, "empty", 5 * LARGE)
     cursor = client.open("theirs/own/.cursor", "r+")
     cursor.write(b'select program prefix:"" payload_contains("y")\nseek first\nuntil end\n')
     return cursor.receive
@@ -355,8 +392,8 @@ WORK = (
     many_names_of_kept, many_names_over_http, metrics_of_many_groups,
     totals_of_many_consumers, stats_of_many_users,
     many_streams_to_trim, many_streams_to_clear, many_streams_to_forget, a_cursor_over_many_streams,
-    a_cursor_that_finds_nothing, many_that_are_due,
-    many_that_expire, a_queue_of_fq_bound_again,
+    a_cursor_that_finds_nothing, a_view_that_finds_nothing, a_stream_of_what_is_for_others, order_of_what_is_secret,
+    many_that_are_due, many_that_expire, a_queue_of_fq_bound_again,
 )  # fmt: skip
 
 

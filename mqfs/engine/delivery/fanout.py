@@ -21,10 +21,8 @@ from mqfs.model import NEVER, Kind, Record
 MESSAGE = int(Kind.MESSAGE)
 
 
-class LogReader(Protocol):
+class LogReader(PositionedReader, Protocol):
     """An open `order` or view."""
-
-    position: int  # the lowest sequence that it has not had
 
     @property
     def idle(self) -> bool:
@@ -34,10 +32,9 @@ class LogReader(Protocol):
     def covers(self, stream: Any) -> bool: ...
 
 
-class CursorReader(Protocol):
+class CursorReader(PositionedReader, Protocol):
     """An open cursor."""
 
-    position: int
     lost: int  # messages that were evicted unread
 
     @property
@@ -48,8 +45,6 @@ class CursorReader(Protocol):
     def streams(self) -> Collection[int]:
         """The numbers of those that it shows."""
         ...
-
-    def end(self) -> None: ...
 
 
 class ReadStream(RoutedStream, Protocol):
@@ -181,14 +176,14 @@ class Fanout:
 
     def close_view(self, view: View) -> None:
         """It is removed: parked reads get end-of-file."""
-        if (waits := self.view_waits.pop(view, None)) is not None:
-            waits.close_all()
+        for reader in list(view.readers):
+            reader.end()
+        self.view_waits.pop(view, None)
 
     def end(self) -> None:
         """The group is removed, or the server stops: parked reads get end-of-file."""
-        self.order_waits.close_all()
         self.pollers.wake()
-        for cursor in list(self.cursors):
-            cursor.end()
-        for view in list(self.view_waits):
-            self.close_view(view)
+        readers: list[PositionedReader] = [*self.log_readers, *self.cursors]
+        for reader in readers:
+            reader.end()
+        self.view_waits.clear()

@@ -40,9 +40,13 @@ class Reader(Protocol):
 
 
 class PositionedReader(Reader, Protocol):
-    """One that reads a stream from a position on: the lowest sequence that it has not had."""
+    """One that reads the log from a position on: the lowest sequence that it has not had."""
 
     position: int
+
+    def end(self) -> None:
+        """End-of-file for its reads that wait."""
+        ...
 
 
 class WaitList:
@@ -116,10 +120,6 @@ class WaitList:
             self._forget(reader)
             for wait in reads:
                 wait.settle(b"")
-
-    def close_all(self) -> None:
-        for reader in list(self.readers):
-            self.close(reader)
 
 
 class PollList:

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from mqfs import errors, limits
+from mqfs.engine.delivery.wait_list import WaitList
 from mqfs.engine.files.command_file import LongResponses
 from mqfs.engine.files.handle import PartialRead
 from mqfs.engine.files.order_file import fell_behind
-from mqfs.engine.files.searches import Searches
+from mqfs.engine.files.searcher import Searcher
 from mqfs.engine.files.seek import position
 from mqfs.engine.files.status_files import places
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
@@ -27,12 +28,11 @@ from mqfs.syntax.size import parse_number
 from mqfs.wait import Step
 
 
-class Cursor(LongResponses):
+class Cursor(LongResponses, Searcher):
     """An open `.cursor`."""
 
     node: Meta
     sequential = True
-    parkable = True
 
     def __init__(self, node: Meta, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
@@ -45,11 +45,7 @@ class Cursor(LongResponses):
         self.cuts: dict[int, int] = {}
         self.cuts_seen = -1
         self.lost = 0  # messages beyond the slack of a `replay off` group, not reported yet
-        self.last = PartialRead()
         self._epoch, self._streams = -1, {}  # type: int, dict[int, Stream]
-        self.passed = 0  # messages that this look passed over
-        self.searches = Searches(self)
-        self.position = self.group.log.end.next
         replay = self.group.settings.replay
         if replay != "off":
             self._seek("first" if replay == "all" else "last")
@@ -189,14 +185,16 @@ class Cursor(LongResponses):
         if self.making is not None:
             return self.await_response(count)
         data = None
-        if self in self.group.fanout.cursor_waits.readers:
+        if self in self.waits.readers:
             data = self.rest(count)
-        elif not self.searches.reads:
+        elif not self.searching:
             data = self.take(count)
-        return self.searches.wait(count) if data is None else data
+        return self.wait(count) if data is None else data
+
+    def wait_list(self) -> WaitList:
+        return self.group.fanout.cursor_waits
 
     def rest(self, count: int, offset: int = 0) -> bytes | None:
-        """What a read gets without a look at the log; None: the next message is due."""
         rest = self.last.rest(count, 0, sequential=True)
         if rest is not None:
             return rest
@@ -205,13 +203,7 @@ class Cursor(LongResponses):
             return b""
         return b"" if self.over or count <= 0 else None
 
-    @property
-    def unfinished(self) -> bool:
-        """Whether the last look stopped at its bound."""
-        return self.passed >= limits.PASSED_MESSAGES
-
-    def take(self, count: int) -> bytes | None:
-        """What a read gets now; None: it has to wait, or the look was `unfinished`."""
+    def take(self, count: int, offset: int = 0) -> bytes | None:
         self.passed = 0
         data = self.rest(count)
         if data is not None:
@@ -251,7 +243,7 @@ class Cursor(LongResponses):
             self.position = record.sequence + 1
             if shown:
                 return record
-            self.passed += 1 + len(record.body) // limits.PASSED_BYTES
+            self.pass_over(record)
         return None
 
     def _shows(self, record: Record) -> bool:
@@ -371,9 +363,6 @@ class Cursor(LongResponses):
         self.shown = record
         return self.last.first(self._record(record), count, 0)
 
-    def push_back(self, data: bytes) -> None:
-        self.last.back(data)
-
     @property
     def readable(self) -> bool:  # type: ignore[override]
         last = self.last
@@ -381,15 +370,13 @@ class Cursor(LongResponses):
             return True
         if self.over or self.has_ended or self.lost:
             return True
-        return self.position < self.group.log.end.next and self.selection.find(self.position) is not None
+        return (
+            self.position < self.group.log.end.next
+            and self.selection.find(self.position, limits.PASSED_MESSAGES) is not None
+        )
 
     def watch(self, then: Callable[[], None] | None) -> None:
         self.group.fanout.pollers.watch(self, then)
-
-    def end(self) -> None:
-        """The group is gone or the server stops: end-of-file for reads that wait."""
-        self.searches.end()
-        self.group.fanout.cursor_waits.close(self)
 
     def _end(self) -> None:
         self.stop_making()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from mqfs import errors
+from mqfs import errors, limits
 from mqfs.engine.delivery.wait_list import WaitList
 from mqfs.engine.files.positioned_reader import Reader
 from mqfs.engine.language.permissions import sees
@@ -19,6 +19,8 @@ from mqfs.model import Kind, Record, User
 
 class MergedReader(Reader):
     """A reader of several streams at once, in the order of the log."""
+
+    shows_only = True
 
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
@@ -45,13 +47,9 @@ class MergedReader(Reader):
     def deliver(self, record: Record, count: int, offset: int) -> bytes | None:
         return super().deliver(record, count, offset) if self.wants(record) else None
 
-    def look(self) -> Record | None:
-        """The next message in the log that may be for it. Raises Damaged."""
-        return self.group.log.reader.scan(self.position)
-
-    def at_end(self) -> bytes | None:
-        """Under `deliver one` it only shows: what is there, then end-of-file."""
-        return b"" if self.group.settings.deliver == "one" else None
+    def look(self, most: int) -> Record | None:
+        """The next message in the log that may be for it. If none of `most` is, the last of them. Raises Damaged."""
+        raise NotImplementedError
 
     def _start(self) -> None:
         replay = "all" if self.group.settings.deliver == "one" else self.group.settings.replay
@@ -71,7 +69,7 @@ class MergedReader(Reader):
             self._look_for_cuts()
         while True:
             try:
-                record = self.look()
+                record = self.look(limits.SCANNED_MESSAGES)
             except errors.Damaged as error:
                 self.position = error.sequence + 1
                 raise
@@ -81,6 +79,9 @@ class MergedReader(Reader):
             stream = group.numbers.get(record.stream)
             if stream is not None and self.admits(stream, record) and stream.kept.visible(record):
                 return record
+            self.pass_over(record)
+            if self.unfinished:
+                return None
 
     def is_behind(self) -> bool:
         group = self.group
@@ -97,7 +98,7 @@ class MergedReader(Reader):
             raise errors.FellBehind(f"messages of {behind} were lost")
 
     def ahead(self) -> bool:
-        return self.position < self.group.log.end.next and self.look() is not None
+        return self.position < self.group.log.end.next and self.look(limits.PASSED_MESSAGES) is not None
 
     def watch(self, then: Callable[[], None] | None) -> None:
         self.group.fanout.pollers.watch(self, then)
@@ -123,12 +124,14 @@ class OrderHandle(MergedReader):
     def wants(self, record: Record) -> bool:
         return super().wants(record) and self.covers(self.group.numbers[record.stream])
 
-    def look(self) -> Record | None:
-        while (record := super().look()) is not None:
-            stream = self.group.numbers.get(record.stream)
-            if stream is None or self.covers(stream):
+    def look(self, most: int) -> Record | None:
+        group, position = self.group, self.position
+        while (record := group.log.reader.scan(position)) is not None:
+            stream = group.numbers.get(record.stream)
+            most -= 1
+            if not most or (stream is not None and self.covers(stream)):
                 break
-            self.position = record.sequence + 1
+            position = record.sequence + 1
         return record
 
     def wait_list(self) -> WaitList:

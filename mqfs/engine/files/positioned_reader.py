@@ -5,36 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 from mqfs import errors
-from mqfs.engine.delivery.wait_list import WaitList
-from mqfs.engine.files.handle import OpenFile, PartialRead
+from mqfs.engine.files.searcher import Searcher
 from mqfs.model import Kind, Record, User
 from mqfs.wait import Step, Wait
 
 
-class Reader(OpenFile):
-    """A handle with a position in the log, which waits at its end."""
+class Reader(Searcher):
+    """A reader that gives a message, or under `data coalesce` what is there, from its position on."""
 
-    parkable = True
-    has_ended = False
+    shows_only = False  # under `deliver one`: what is there, then end-of-file
 
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
         self.sequential = reads and writes
-        self.position = self.group.log.end.next
-        self.last = PartialRead()
 
     @property
     def idle(self) -> bool:
         """It waits, so it has had everything."""
-        return self in self.wait_list().readers
+        return self in self.waits.readers
 
-    # What a subclass says: where it waits, and what it finds.
-
-    def wait_list(self) -> WaitList:
-        raise NotImplementedError
+    # What a subclass says: what it finds.
 
     def find(self) -> Record | None:
-        """The next record to give, the position moved behind it; raises FellBehind or Damaged."""
+        """The next record to give, the position moved behind it; None, too, where the look is `unfinished`. Raises
+        FellBehind or Damaged."""
         raise NotImplementedError
 
     def is_behind(self) -> bool:
@@ -53,33 +47,35 @@ class Reader(OpenFile):
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         if not self.reads:
             self.require(reading=True)
-        last = self.last
+        if not self.searching:
+            data = self.take(count, offset)
+            if data is not None:
+                return data
+        return self.wait(count, offset)
+
+    def take(self, count: int, offset: int) -> bytes | None:
+        last, group, self.passed = self.last, self.group, 0
         if last.can_push_back or last.body:
             rest = last.rest(count, offset, self.sequential)
             if rest is not None:
                 return rest if len(rest) == count else self._read_on(rest, count, offset)
-        if self.over:
+        if self.over or count <= 0:
             return b""
-        if count <= 0:
-            return b""
-        if self not in self.wait_list().readers:
-            if self.group.settings.data == "coalesce":
+        if self not in self.waits.readers:
+            if group.settings.data == "coalesce":
                 data = self._fill(count, offset)
             elif (record := self.find()) is not None:
-                self.group.counts.read += 1
+                group.counts.read += 1
                 data = last.first(self.present(record), count, offset)
             else:
                 data = None
             if data is not None:
-                self.group.retention.note_change()
-                if self.group.publisher.blocked.streams:
-                    self.group.unblock()
+                group.retention.note_change()
+                if group.publisher.blocked.streams:
+                    group.unblock()
                 return data
-        ended = self.at_end()
-        return self._park(count, offset) if ended is None else ended
-
-    def at_end(self) -> bytes | None:
-        """What a read gets where there is nothing to be found; None: it waits."""
+        if self.shows_only and group.settings.deliver == "one" and not self.unfinished:
+            return b""
         return None
 
     def _read_on(self, rest: bytes, count: int, offset: int) -> bytes:
@@ -118,29 +114,20 @@ class Reader(OpenFile):
             size += len(pieces[-1])
         return self.last.first(b"".join(pieces), count, offset) if pieces else None
 
-    def _park(self, count: int, offset: int) -> Wait[bytes]:
-        wait: Wait[bytes] = Wait(self._unpark)
-        self.wait_list().park(self, wait, count, offset)
-        return wait
-
-    def _unpark(self, wait: Wait[bytes]) -> bool:
-        if not self.wait_list().cancel(self, wait):
+    def unpark(self, wait: Wait[bytes]) -> bool:
+        if not super().unpark(wait):
             return False
         # Everything for it that came meanwhile was handed over: it need not be looked for again, or be kept.
         self.position = max(self.position, self.group.log.end.next)
         return True
 
     def deliver(self, record: Record, count: int, offset: int) -> bytes | None:
-        """What a read that waits gets of a new message; None: the message is not for this reader."""
         self.position = record.sequence + 1
         self.group.counts.read += 1
         return self.last.first(self.present(record), count, offset)
 
     def rest(self, count: int, offset: int) -> bytes | None:
         return self.last.rest(count, offset, self.sequential)
-
-    def push_back(self, data: bytes) -> None:
-        self.last.back(data)
 
     @property
     def readable(self) -> bool:  # type: ignore[override]
@@ -154,6 +141,6 @@ class Reader(OpenFile):
         raise NotImplementedError
 
     def _end(self) -> None:
-        self.wait_list().close(self)
+        self.end()
         self.group.retention.note_change()
         super()._end()

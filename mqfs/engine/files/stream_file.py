@@ -189,13 +189,16 @@ class StreamHandle(Reader, Writer):
             stream.exclusives.claim(sequence)
             if record is not None and record.sequence == sequence and stream.kept.visible(record):
                 return record
+            self.passed += 1
+            if self.unfinished:
+                break
         return None
 
     def find(self) -> Record | None:
         stream = self.node
         if self.position < stream.kept.evicted_before:
             self._fell_behind()
-        if self.writes and (single := self._find_single()) is not None:
+        if self.writes and ((single := self._find_single()) is not None or self.unfinished):
             return single
         while True:
             try:
@@ -209,6 +212,9 @@ class StreamHandle(Reader, Writer):
             self.had += 1
             if stream.kept.visible(record) and (not record.headers or self._may_take(record.sequence)):
                 return record
+            self.pass_over(record)
+            if self.unfinished:
+                return None
 
     def is_behind(self) -> bool:
         return self.position < self.node.kept.evicted_before

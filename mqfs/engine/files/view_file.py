@@ -44,8 +44,8 @@ class ViewHandle(MergedReader):
     def wants(self, record: Record) -> bool:
         return self.admits(self.group.numbers[record.stream], record)
 
-    def look(self) -> Record | None:
-        return self.selection.find(self.position)
+    def look(self, most: int) -> Record | None:
+        return self.selection.find(self.position, most)
 
     def present(self, record: Record) -> bytes:
         return record.body

@@ -24,7 +24,7 @@ class View(Numbered):
     def __init__(self, group: Any, own: ViewState) -> None:
         self.group, self.state = group, own
         self.removed = False
-        self.readers: set[object] = set()
+        self.readers: set[Any] = set()  # the open ones
         self.programs: list[Program] = []
         self.patterns: list[str] = []
         self.refresh()

@@ -393,5 +393,5 @@ class Tree:
 
     def _close_streams(self, group: Group) -> None:
         for stream in group.numbers.values():
-            stream.waits.close_all()
+            stream.end_reads()
             refuse_all(stream, errors.Interrupted("the server stops"))

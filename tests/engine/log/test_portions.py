@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,17 +13,18 @@ from mqfs import errors
 from mqfs.engine.files.text import TextHandle
 from mqfs.engine.log.portions import Work, in_order
 from mqfs.engine.tree.listing import Listing
+from mqfs.engine.tree.set_attributes import set_attributes
 from mqfs.wait import Wait
 from tests.support.clock import HastyClock
-from tests.support.hand import ROOT
+from tests.support.hand import ANNA, ROOT
 from tests.support.queues import Queues
 
 NAMES = [f"t{number * 7_919 % 10_000}" for number in range(10_000)]
 
 
-def group_of(*names: str) -> tuple[Queues, HastyClock]:
+def group_of(*names: str, path: Path | None = None) -> tuple[Queues, HastyClock]:
     clock = HastyClock()
-    queues = Queues("replay all", clock=clock)
+    queues = Queues("replay all", clock=clock, path=path)
     for name in names:
         queues.stream(name)
     return queues, clock
@@ -141,99 +143,223 @@ def test_an_error_is_for_later_reads_too(error: Exception, monkeypatch: pytest.M
         handle.read(100)
 
 
-def searching() -> tuple[Queues, HastyClock, Any]:
-    """A cursor for what is rare: 12,000 messages, then one that it selects."""
-    queues, clock = group_of()
-    queues.write("s", *[b"no"] * 12_000, b"yes")
-    cursor = queues.open(".cursor", os.O_RDWR)
-    cursor.write(b'select program prefix:"" payload_contains("yes")\nseek first\n')
-    clock.hasty = True
-    return queues, clock, cursor
+NO = 12_000  # messages that a search passes over
 
 
-def test_a_cursor_passes_over_messages_in_portions() -> None:
-    queues, _, cursor = searching()
-    step = cursor.read(100)
-    assert finish(queues, step) > 10
-    assert step.result() == b"yes"
-    step = cursor.read(100)
+class Search:
+    """An open file of a kind, beside messages that it passes over (`hide`) and such that it gives (`show`)."""
+
+    def __init__(self, kind: str, *lines: str, path: Path | None = None) -> None:
+        self.queues, self.clock = group_of(path=path)
+        self.queues.ctl(*lines)
+        self.kind = kind
+        if kind == "order":  # shows what its user may read, who may not list the group
+            self.queues.stream("t", mode=0o600)
+            set_attributes(ROOT, self.queues.group, 0o711, None, None)
+        if kind == "view":
+            self.queues.ctl('bind view prefix:"" payload_contains("yes")')
+
+    def open(self) -> Any:
+        """From the first message on."""
+        if self.kind != "cursor":
+            return self.queues.open({"stream": "s"}.get(self.kind, self.kind), user=ANNA)
+        cursor = self.queues.open(".cursor", os.O_RDWR)
+        cursor.write(b'select program prefix:"" payload_contains("yes")\nseek first\n')
+        return cursor
+
+    def hide(self, count: int) -> None:
+        if self.kind == "stream":  # these are for one that may write
+            put = self.queues.open(".put", os.O_WRONLY)
+            for _ in range(count):
+                put.write(b'{"stream": "s", "single": true} no')
+            put.close()
+        else:
+            self.queues.write("t" if self.kind == "order" else "s", *[b"no"] * count)
+
+    def show(self, body: bytes) -> bytes:
+        """What is to be read of it."""
+        self.queues.write("s", body)
+        return b"s\0" if self.kind == "order" else body
+
+
+def searching(kind: str, *lines: str) -> tuple[Search, Any]:
+    """Behind many messages there is one that the file gives."""
+    search = Search(kind, *lines)
+    search.hide(NO)
+    search.show(b"yes")
+    file = search.open()
+    search.clock.hasty = True
+    return search, file
+
+
+readers = pytest.mark.parametrize("kind", ["cursor", "order", "stream", "view"])
+
+
+@readers
+def test_messages_are_passed_over_in_portions(kind: str) -> None:
+    search, file = searching(kind)
+    step = file.read(100)
+    assert finish(search.queues, step) > 5
+    assert step.result() == search.show(b"yes")
+    assert file.read(100) == step.result()
+    step = file.read(100)
     assert isinstance(step, Wait)
-    assert cursor.searches.step is None  # there is nothing more to look through
-    queues.write("s", b"no", b"yes, too")
-    assert step.result() == b"yes, too"
+    assert file.search is None  # there is nothing more to look through
+    search.hide(1)
+    expected = search.show(b"yes, too")
+    assert step.result() == expected
 
 
-def test_what_a_search_does_not_find_is_waited_for() -> None:
-    queues, _, cursor = searching()
-    cursor.write(b'select program prefix:"" payload_contains("late")\n')
-    step = cursor.read(100)
-    queues.tree.run_timers()
-    assert cursor.searches.step is not None
-    queues.write("s", b"late")
-    finish(queues, step)
-    assert step.result() == b"late"
+@readers
+def test_what_a_search_does_not_find_is_waited_for(kind: str) -> None:
+    search, _ = searching(kind)
+    search.hide(NO)
+    file = search.open()
+    finish(search.queues, file.read(100))
+    step = file.read(100)
+    search.queues.tree.run_timers()
+    assert file.search is not None
+    expected = search.show(b"yes, late")
+    finish(search.queues, step)
+    assert step.result() == expected
+
+
+def test_a_search_ends_where_its_cursor_does() -> None:
+    search, cursor = searching("cursor")
     cursor.write(b"seek first\nuntil 12000\n")
     step = cursor.read(100)
-    finish(queues, step)
+    finish(search.queues, step)
     assert step.result() == b""
 
 
-def test_a_search_can_be_given_up_and_begun_again() -> None:
-    queues, _, cursor = searching()
+@pytest.mark.parametrize("kind", ["order", "view"])
+def test_where_one_reader_gets_each_message_a_search_ends(kind: str) -> None:
+    search, file = searching(kind, "deliver one")
+    steps = [file.read(100) for _ in range(3)]
+    finish(search.queues, steps[-1])
+    assert [step.result() for step in steps] == [search.show(b"yes"), b"", b""]
+
+
+@readers
+def test_a_search_can_be_given_up_and_begun_again(kind: str) -> None:
+    search, file = searching(kind)
     for _ in range(3):
-        step = cursor.read(100)
-        queues.tree.run_timers()
+        step = file.read(100)
+        assert file.readable
+        search.queues.tree.run_timers()
         assert step.cancel()
-        assert cursor.searches.step is None
-    first, second = cursor.read(100), cursor.read(100)
-    finish(queues, first)
-    assert first.result() == b"yes"
-    queues.write("s", b"yes, too")
-    finish(queues, second)
-    assert second.result() == b"yes, too"
+        assert file.search is None
+    first, second = file.read(100), file.read(100)
+    finish(search.queues, first)
+    expected = search.show(b"yes, too")
+    finish(search.queues, second)
+    assert second.result() == expected
+    assert isinstance(step := file.read(100), Wait)
+    assert step.cancel()
+    assert not file.readable
 
 
-@pytest.mark.parametrize("form", ["raw", "each", "record"])
+@readers
+def test_a_look_that_finds_nothing_moves_on(kind: str) -> None:
+    """A program that does not wait looks a little further each time."""
+    search, file = searching(kind)
+    looks = 0
+    while isinstance(step := file.read(100), Wait):
+        assert file.readable
+        assert step.cancel()
+        looks += 1
+    assert step == search.show(b"yes")
+    assert 3 < looks <= NO // 256
+
+
+@pytest.mark.parametrize("form", ["raw", "each", "record", "order", "stream", "view"])
 def test_reads_are_served_in_the_order_in_which_they_came(form: str) -> None:
     """Some while others search, each for what is between 600 messages that are passed over, with rests of each."""
-    queues, clock = group_of()
+    search = Search("cursor" if form in ("raw", "each", "record") else form)
     for number in range(20):
-        queues.write("s", *[b"no"] * 600, b"yes %d" % number)
-    cursor = queues.open(".cursor", os.O_RDWR)
-    commands = f'select program prefix:"" payload_contains("yes")\nformat {form}\nseek first\n'.encode()
-    cursor.write(commands)
-    whole = b""
-    while isinstance(data := cursor.read(1_000), bytes):
+        search.hide(600)
+        search.show(b"yes %d" % number)
+
+    def opened() -> Any:
+        file = search.open()
+        if search.kind == "cursor":
+            file.write(f"format {form}\nseek first\n".encode())
+        return file
+
+    file, whole = opened(), b""
+    while isinstance(data := file.read(1_000), bytes):
         whole += data
-    assert whole.count(b"yes") == 20
-    cursor.close()
-    cursor = queues.open(".cursor", os.O_RDWR)
-    cursor.write(commands)
-    clock.hasty = True
+    assert whole.count(search.show(b"yes")) == 20
+    file.close()
+    file = opened()
+    search.clock.hasty = True
     steps: list[Any] = []
     for number in range(200):
-        steps.append(cursor.read(1 + number % 50))
+        steps.append(file.read(1 + number % 50))
         if number % 3 == 0:
-            queues.tree.run_timers()
-    while cursor.searches.reads:
-        queues.tree.run_timers()
+            search.queues.tree.run_timers()
+    while file.searching:
+        search.queues.tree.run_timers()
     done = [step for step in steps if not isinstance(step, Wait) or step.settled]
     assert done == steps[: len(done)]  # only the last ones still wait
-    assert b"".join(step.result() if isinstance(step, Wait) else step for step in done) == whole
+    found = b"".join(step.result() if isinstance(step, Wait) else step for step in done)
+    assert found.startswith(whole)
 
 
-@pytest.mark.parametrize("how", ["close", "rmdir", "stop"])
-def test_a_search_ends_with_its_file(how: str) -> None:
-    queues, _, cursor = searching()
-    step = cursor.read(100)
+@readers
+def test_messages_lost_to_a_search_are_reported_once(kind: str) -> None:
+    search, file = searching(kind)
+    first, second = file.read(100), file.read(100)
+    search.queues.tree.run_timers()
+    expected = search.show(b"yes, too")
+    search.clock.hasty = False
+    search.queues.ctl("depth 1")
+    search.queues.tree.run_timers()
+    with pytest.raises(errors.FellBehind):
+        first.result()
+    assert second.result() == expected
+
+
+@readers
+def test_a_damaged_message_in_a_search_is_reported_once(kind: str, tmp_path: Path) -> None:
+    search = Search(kind, path=tmp_path / "store")
+    search.hide(3_000)
+    expected = search.show(b"yes, to be damaged"), search.show(b"yes")
+    file = search.open()
+    for log in tmp_path.rglob("*"):
+        if log.is_file() and b"to be damaged" in (data := log.read_bytes()):
+            with log.open("r+b") as raw:
+                raw.seek(data.index(b"to be damaged"))
+                raw.write(b"is")
+    search.clock.hasty = True
+    first, second = file.read(100), file.read(100)
+    finish(search.queues, second)
+    with pytest.raises(errors.Damaged):
+        first.result()
+    assert second.result() == expected[1]
+
+
+ENDS = [(kind, how) for kind in ("cursor", "order", "stream", "view") for how in ("close", "rmdir", "stop")]
+
+
+@pytest.mark.parametrize(("kind", "how"), [*ENDS, ("stream", "unlink"), ("view", "unbind")])
+def test_a_search_ends_with_its_file(kind: str, how: str) -> None:
+    search, file = searching(kind)
+    queues = search.queues
+    step = file.read(100)
     queues.tree.run_timers()
     if how == "close":
-        cursor.close()
+        file.close()
     elif how == "stop":
         queues.tree.close()
+    elif how == "unbind":
+        queues.ctl("unbind view")
     else:
         queues.tree.unlink(ROOT, queues.group, "s")
-        queues.tree.rmdir(ROOT, queues.tree.root, "g")
+        if how == "rmdir":
+            if kind == "order":
+                queues.tree.unlink(ROOT, queues.group, "t")
+            queues.tree.rmdir(ROOT, queues.tree.root, "g")
     assert step.result() == b""
 
 
