@@ -17,6 +17,7 @@ from mqfs.engine.language.permissions import ADMIN, R, W, allowed, require, requ
 from mqfs.engine.log import multipart
 from mqfs.engine.nodes.own_files import TakeFile
 from mqfs.engine.routing.message_filter import MessageFilter, select, split_select
+from mqfs.engine.stream import Stream
 from mqfs.model import NEVER, Record, User
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.size import parse_number
@@ -315,9 +316,11 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
             if (stream := self.group.numbers.get(number)) is not None:
                 require(self.user, stream.state, R, stream.name)
 
-        def do() -> None:
+        def streams() -> list[Stream]:
             covers, numbers = consumer.coverage.covers, self.group.numbers
-            streams = [s for s in numbers.values() if covers(s) and allowed(self.user, s.state, R)]
+            return [s for s in numbers.values() if covers(s) and allowed(self.user, s.state, R)]
+
+        def do() -> None:
             consumer.seek(position(self.group, consumer.coverage.filter, word, streams, self._shows))
             self.end_sequence, self.end_due, self.last, self.current = NEVER, False, PartialRead(), []
             self.audit("seek", word)
@@ -327,7 +330,9 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
 
     def _shows(self, record: Record) -> bool:
         stream = self.group.numbers.get(record.stream)
-        return stream is not None and self.consumer.coverage.matches(stream, record) and stream.kept.visible(record)
+        if stream is None or not allowed(self.user, stream.state, R):
+            return False
+        return self.consumer.coverage.matches(stream, record) and stream.kept.visible(record)
 
     def _rescan(self) -> None:
         """Other messages than before are for this handle."""

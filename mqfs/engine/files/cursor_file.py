@@ -6,7 +6,7 @@ Owns the commands and formats of mqfs(4), "Cursors". Takes nothing and holds bac
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mqfs import errors, limits
@@ -49,7 +49,8 @@ class Cursor(LongResponses, Searcher):
         replay = self.group.settings.replay
         if replay != "off":
             self._seek("first" if replay == "all" else "last")
-        self._skip_past_loss_reports()
+        else:
+            self._skip_past_loss_reports()
 
     def on_opened(self) -> None:
         super().on_opened()
@@ -57,9 +58,11 @@ class Cursor(LongResponses, Searcher):
 
     # ------------------------------------------------------------ what it may show
 
-    def streams(self) -> dict[int, Stream]:
+    def streams(self) -> Mapping[int, Stream]:
         """The selected streams that the user may read, by number."""
         group = self.group
+        if self.selection.everything and self.user.uid == 0:
+            return group.numbers
         if self._epoch != group.catalog_version:
             covers = self.selection.covers
             some: Any = self.selection.candidates()
@@ -165,16 +168,18 @@ class Cursor(LongResponses, Searcher):
         self.pending = "".join(f"{one.end} {one.messages} {one.size}\n" for one in found).encode() + b"\n"
 
     def _seek(self, word: str) -> None:
-        self.position = position(self.group, self.selection, word, self.streams().values(), self._shows)
+        self.position = position(self.group, self.selection, word, lambda: self.streams().values(), self._shows)
         self.until, self.end_due, self.lost = None, False, 0
         self.last = PartialRead()
         self._skip_past_loss_reports()
 
     def _skip_past_loss_reports(self) -> None:
         """Cuts before now are no loss for a position that was just taken."""
-        self.cuts_seen = self.group.retention.evictions
-        ranges = (stream.kept for stream in self.group.numbers.values())
-        self.cuts = {kept.number: kept.evicted_before for kept in ranges if kept.evicted_before}
+        retention = self.group.retention
+        self.cuts_seen, self.cuts = retention.evictions, {}
+        if self.position < retention.evicted_before:
+            ranges = (stream.kept for stream in self.group.numbers.values())
+            self.cuts = {kept.number: kept.evicted_before for kept in ranges if kept.evicted_before}
 
     # ------------------------------------------------------------ reading
 
@@ -270,6 +275,8 @@ class Cursor(LongResponses, Searcher):
             self._tell(f"{lost} messages were lost")
         if group.retention.evictions != self.cuts_seen:
             self.cuts_seen = group.retention.evictions
+            if self.position >= group.retention.evicted_before:
+                return
             behind = fell_behind(self.position, self.cuts, self.streams().values())
             if behind:
                 self._tell(f"messages of {behind} were lost")

@@ -85,13 +85,15 @@ class MergedReader(Reader):
 
     def is_behind(self) -> bool:
         group = self.group
-        if group.retention.evictions == self.cuts_seen:
+        if group.retention.evictions == self.cuts_seen or self.position >= group.retention.evicted_before:
             return False
         return bool(fell_behind(self.position, dict(self.cuts), filter(self.covers, group.numbers.values())))
 
     def _look_for_cuts(self) -> None:
         group = self.group
         self.cuts_seen = group.retention.evictions
+        if self.position >= group.retention.evicted_before:
+            return
         behind = fell_behind(self.position, self.cuts, filter(self.covers, group.numbers.values()))
         if behind:
             group.counts.fell_behind += 1

@@ -7,23 +7,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from mqfs import errors
+from mqfs import errors, limits
 from mqfs.engine.group import Group
 from mqfs.engine.language.message_formats import parse_seek
 from mqfs.engine.routing.message_filter import MessageFilter
 from mqfs.engine.stream import Stream
-from mqfs.model import Record
+from mqfs.model import NEVER, Kind, Record
 
 
 def position(
-    group: Group, selection: MessageFilter, word: str, streams: Collection[Stream], shows: Callable[[Record], bool]
+    group: Group,
+    selection: MessageFilter,
+    word: str,
+    selected: Callable[[], Collection[Stream]],
+    shows: Callable[[Record], bool],
 ) -> int:
-    """The sequence that `seek word` goes to. `streams`: which the user may read; `shows`: whether a message counts."""
+    """The sequence that `seek word` goes to. `selected`: those which the user may read; `shows`: whether a message
+    counts."""
     kind, value = parse_seek(word)
     bucket = group.log.bucket
     group.retention.advance_all()
     if kind == "end":
         return bucket.end.next
+    if kind == "sequence":
+        return value
+    if kind == "time":
+        return bucket.reader.first_at_time(value)
+    if kind == "ago":
+        return bucket.reader.first_at_time(group.tree.clock.wall_ns() - value)
+    if kind == "back" and selection.is_sparse() is None:  # as a rule they are near
+        near = _walk_back(group, selection, value, shows, limits.PASSED_MESSAGES)
+        if near is not None:
+            return near
+    streams = selected()
     if kind == "first" and len(streams) == len(group.numbers) and group.retention.keeps_all:
         # A little before it, without a look at each stream.
         return min(max(bucket.reader.first, group.retention.kept_from), bucket.end.next)
@@ -31,15 +47,9 @@ def position(
         return min((s.kept.first_kept() or bucket.end.next for s in streams), default=bucket.end.next)
     if kind == "last":
         return max((s.kept.newest_kept() for s in streams), default=0) or bucket.end.next
-    if kind == "sequence":
-        return value
-    if kind == "time":
-        return bucket.reader.first_at_time(value)
-    if kind == "ago":
-        return bucket.reader.first_at_time(group.tree.clock.wall_ns() - value)
     if selection.by_stream and not any(s.kept.acked_by_all(s.state.floor, None) for s in streams):
         return _back(group, value, streams, shows)
-    return _walk_back(group, selection, value, shows)
+    return _walk_back(group, selection, value, shows) or bucket.end.next
 
 
 def _back(group: Group, count: int, streams: Collection[Stream], shows: Callable[[Record], bool]) -> int:
@@ -73,19 +83,25 @@ def _is_shown(group: Group, sequence: int, shows: Callable[[Record], bool]) -> b
     return record is not None and record.sequence == sequence and shows(record)
 
 
-def _walk_back(group: Group, selection: MessageFilter, count: int, shows: Callable[[Record], bool]) -> int:
-    """The same where each message has to be looked at."""
+def _walk_back(
+    group: Group, selection: MessageFilter, count: int, shows: Callable[[Record], bool], most: int = NEVER
+) -> int | None:
+    """The same where each message has to be looked at. None: it is not among the newest `most`, or one is damaged."""
     bucket = group.log.bucket
     at = found_at = bucket.end.next
     while count > 0:
         found = selection.before(at)
         if found is None:
             break
-        at = found
+        if not most:
+            return None
+        at, most = found, most - 1
         try:
             record = bucket.reader.scan(at)
         except errors.Damaged:
+            if most < limits.PASSED_MESSAGES:
+                return None
             continue
-        if record is not None and shows(record):
+        if record is not None and record.kind == Kind.MESSAGE and shows(record):
             count, found_at = count - 1, at
     return found_at

@@ -83,7 +83,8 @@ class Rules(Protocol):
     expiry: Expiry
     counts: Counts
     lapsed: dict[int, int]
-    evictions: int
+
+    def note_eviction(self, messages: int, before: int) -> None: ...
 
     def expire_messages(self) -> None: ...
 
@@ -350,7 +351,7 @@ class KeptRange:
         if cut.lost:
             self.evicted_before = max(self.evicted_before, cut.last_lost + 1)
             self._retention.counts.cut += cut.lost
-            self._retention.evictions += cut.lost
+            self._retention.note_eviction(cut.lost, self.evicted_before)
 
     def _count_gone(self, cut: Cut) -> None:
         """Count again where messages came or went since the cut was planned."""
@@ -365,5 +366,5 @@ class KeptRange:
         self.state.raise_floor(clearing.cut.floor)
         if clearing.newest:
             self.evicted_before = max(self.evicted_before, clearing.newest + 1)
-            self._retention.evictions += 1
+            self._retention.note_eviction(1, self.evicted_before)
         self._count_gone(clearing.cut)

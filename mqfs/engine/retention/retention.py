@@ -99,6 +99,7 @@ class Retention:
         self.interests: list[Callable[[Any], int]] = []
         self.lapsed: dict[int, int] = {}  # messages that outlived their own ttl: sequence -> stream
         self.evictions = 0  # grows with every cut, so that cursors look only then
+        self.evicted_before = 0  # one above the newest message that a cut took away
         self.kept_from = 0  # the lowest sequence that any stream keeps, when it was last trimmed
         self._trimmed_bytes = 0  # the log's size, and what had expired, when it was last trimmed
         self._trimmed_expired = 0
@@ -236,6 +237,11 @@ class Retention:
         if self._log.upkeep.size < max(size, self._trimmed_bytes):
             self._forget_removed()
         self._trimmed_bytes = self._log.upkeep.size
+
+    def note_eviction(self, messages: int, before: int) -> None:
+        """A bound or `clear` took away that many messages below that sequence."""
+        self.evictions += messages
+        self.evicted_before = max(self.evicted_before, before)
 
     def note_change(self) -> None:
         """A reader went on or went away: what only it had not had is not kept any more."""

@@ -32,7 +32,10 @@ class WithViews(Catalog, Protocol):
 class MessageFilter:
     """`numbers`: of streams. `names`: of views, and patterns. All None: everything."""
 
-    __slots__ = ("_covered", "_epoch", "_few", "_named", "_patterns", "_program", "_shape", "group", "names", "numbers")
+    __slots__ = (
+        "_covered", "_epoch", "_few", "_is_wild", "_named", "_patterns", "_program", "_shape",
+        "group", "names", "numbers",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -47,21 +50,34 @@ class MessageFilter:
         self._covered: dict[int, int] = {}
         self._few: tuple[int, ...] | None = None
         self._named = frozenset(self.names)
+        self._is_wild = False  # a name is a pattern for others
         self._patterns: Patterns[bool] = Patterns(group.log.settings.words)
         for name in self.names:
             if name not in group.views:
                 self._patterns.add(name, True)
+                self._is_wild = self._is_wild or has_wildcard(name, group.log.settings.words)
 
     @property
     def everything(self) -> bool:
         return self.numbers is None and not self.names and self._program is None
 
     def candidates(self) -> Iterable[NamedStream]:
-        """All streams that it may cover: those of its numbers, where it has nothing else."""
-        known = self.group.numbers
-        if self.numbers is None or self.names or self._program is not None:
-            return known.values()
-        return [known[number] for number in self.numbers if number in known]
+        """All streams that it may cover."""
+        listed = self._listed()
+        return self.group.numbers.values() if listed is None else listed
+
+    def _listed(self) -> list[NamedStream] | None:
+        """The same where it is made of numbers and names, some twice. None: patterns or programs say more."""
+        if self.everything or self._program is not None or self._is_wild:
+            return None
+        group, names = self.group, list(self.names)
+        for view in [group.views[name] for name in self.names if name in group.views]:
+            if view.programs or any(has_wildcard(text, group.log.settings.words) for text in view.patterns):
+                return None
+            names += view.patterns
+        known, by_name = group.numbers, group.streams
+        found = [known[number] for number in self.numbers or () if number in known]
+        return found + [by_name[name] for name in names if name in by_name]
 
     def covers(self, stream: NamedStream) -> bool:
         """Whether messages of the stream may belong to it."""
@@ -123,18 +139,14 @@ class MessageFilter:
 
     def _look_again(self) -> None:
         """Names or views of the group have changed."""
-        group = self.group
-        self._epoch = group.catalog_version
-        self._few = None
-        numbers = group.numbers
-        if self.everything:
-            self._few = tuple(numbers) if len(numbers) <= FEW else None
-        elif not self.names and self.numbers is not None:
-            mine = tuple(number for number in self.numbers if number in numbers)
-            self._few = mine if len(mine) <= FEW else None
-        elif len(numbers) <= _LOOKED_THROUGH:
-            mine = tuple(stream.number for stream in numbers.values() if self.covers(stream))
-            self._few = mine if len(mine) <= FEW else None
+        self._epoch = self.group.catalog_version
+        numbers, listed = self.group.numbers, self._listed()
+        if listed is None and len(numbers) > (FEW if self.everything else _LOOKED_THROUGH):
+            self._few = None
+            return
+        some = numbers.values() if listed is None else listed
+        mine = tuple({stream.number: None for stream in some if self.covers(stream)})
+        self._few = mine if len(mine) <= FEW else None
 
     def find(self, position: int, most: int = NEVER) -> Record | None:
         """The first message of a stream that it covers, at or after that sequence. Where it covers many streams, `most`

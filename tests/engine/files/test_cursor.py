@@ -12,6 +12,7 @@ from mqfs.errors import BadCommand, Denied, FellBehind, NotFound
 from mqfs.log.record import HEAD
 from mqfs.model import Kind
 from mqfs.wait import Wait
+from tests.support.calls import calls_once
 from tests.support.clock import SECOND
 from tests.support.hand import ANNA, ROOT, Hand
 
@@ -293,3 +294,47 @@ def test_a_log_is_plain_again_when_what_was_special_is_below_the_floor() -> None
     assert not is_plain()
     hand.write("s", b"3", b"4", b"5")
     assert is_plain()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ["seek first", "seek -3", "cover b\nseek first", "cover b nothing\nseek -3", "select view a\nseek last"],
+)
+def test_other_streams_cost_a_cursor_nothing(lines: str) -> None:
+    """Of whom root reads, one stream or all: neither its open nor its seek looks at each."""
+    costs = []
+    for count in (100, 2_000):
+        hand = Hand("replay all", "bind view b")
+        for name in ("a", "b", *(f"t{number}" for number in range(count))):
+            hand.stream(name)
+        for name in "abab":
+            hand.write(name, b"x")
+
+        def act(hand: Hand = hand) -> None:
+            cursor = hand.cursor(*lines.split("\n"))
+            assert cursor.read(100) == b"x"
+            cursor.close()
+
+        costs.append(calls_once(act))
+    assert costs[1] < costs[0] + 100
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+@pytest.mark.parametrize("form", ["raw", "record"])
+def test_near_and_far_seeks_back_lead_to_the_same(count: int, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever stands between: end marks, what is for one taker, what was dropped, what its user may not read."""
+    hand = Hand("replay all")
+    for number in range(20):
+        hand.stream(f"t{number}", mode=0o600 if number % 3 else 0o666)
+    for number in range(12):
+        hand.write(f"t{number}", b"x")
+        hand.ctl(f"eof t{number}")
+    hand.ctl("drop t9 19")
+    hand.open(".put", os.O_WRONLY).write(b'{"stream":"t6","single":true} x')
+    found = set()
+    for most in (limits.PASSED_MESSAGES, 0):
+        monkeypatch.setattr(limits, "PASSED_MESSAGES", most)
+        for user in (ROOT, ANNA):
+            cursor = hand.cursor(f"format {form}", f"seek -{count}", user=user)
+            found.add((user, cursor.position))
+    assert len(found) == 2
