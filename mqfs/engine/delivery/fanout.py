@@ -145,7 +145,7 @@ class Fanout:
                 self.order_waits.deliver(record)
             if self.cursor_waits.readers:
                 self.cursor_waits.deliver(record)
-            if self._views:
+            if self._views and record.kind == MESSAGE:
                 self._deliver_to_views(stream, record)
         elif rank is None and not consumers.bounded:
             return
@@ -162,9 +162,10 @@ class Fanout:
             self.pollers.wake()
 
     def _deliver_to_views(self, stream: ReadStream, record: Record) -> None:
+        """Each view's programs are asked once, whatever the number of its readers."""
         for name in self._views.of(stream):
             waits = self.view_waits.get(self._views[name])
-            if waits is not None and waits.readers:
+            if waits is not None and waits.readers and self._views.selects(name, stream, record):
                 waits.deliver(record)
 
     def waits_of(self, view: View) -> WaitList:

@@ -35,14 +35,14 @@ class ViewHandle(MergedReader):
         return self.selection.covers(stream) and allowed(self.user, stream.state, R)
 
     def admits(self, stream: Stream, record: Record) -> bool:
-        return (
-            super().admits(stream, record)
-            and self.covers(stream)
-            and self.group.views.selects(self.node.name, stream, record)
-        )
+        return self._may_show(stream, record) and self.group.views.selects(self.node.name, stream, record)
+
+    def _may_show(self, stream: Stream, record: Record) -> bool:
+        """Whether it is to be shown that one, if it is in the view."""
+        return super().admits(stream, record) and self.covers(stream)
 
     def wants(self, record: Record) -> bool:
-        return self.admits(self.group.numbers[record.stream], record)
+        return self._may_show(self.group.numbers[record.stream], record)
 
     def look(self, most: int) -> Record | None:
         return self.selection.find(self.position, most)

@@ -9,6 +9,7 @@ import pytest
 
 from mqfs import errors
 from mqfs.wait import Wait
+from tests.support.calls import calls_once
 from tests.support.hand import ANNA, ROOT, Hand
 from tests.support.queues import Queues
 
@@ -102,3 +103,18 @@ def test_binding_more_programs_hides_no_message_of_32_kib() -> None:
     with pytest.raises(errors.OverLimit, match="expected at most 512 in all programs"):
         queues.ctl(f'bind other prefix:"one" {calls}')
     assert queues.worker("w").read(40_000).endswith(b"needle")
+
+
+def test_a_view_asks_its_programs_once_a_message() -> None:
+    """Whatever the number of readers that wait."""
+
+    def cost(functions: int, readers: int) -> int:
+        queues = Queues()
+        calls_of = " || ".join(f'payload_contains("y{number}")' for number in range(functions - 1))
+        queues.ctl(f'bind view prefix:"" {calls_of} || payload_contains("x")')
+        waits = [queues.at("view").read(10) for _ in range(readers)]
+        found = calls_once(lambda: queues.write("s", b"x"))
+        assert [wait.result() for wait in waits] == [b"x"] * readers
+        return found
+
+    assert cost(50, 20) - cost(50, 1) == cost(2, 20) - cost(2, 1)
