@@ -6,13 +6,12 @@ Composes them, and makes, removes and renames streams and changes settings. Of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from mqfs import errors, group_state, limits
 from mqfs.audit import Audit
-from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.delivery.consumer_registry import Consumers
 from mqfs.engine.delivery.fanout import Fanout
 from mqfs.engine.delivery.priority_index import PriorityIndex
@@ -239,10 +238,6 @@ class Group:
         self.update_must_retain()
         self._select_storage()
         self.consumers.invalidate_order()
-
-    def lines(self, shows: Callable[[Consumer], bool] = lambda _: True) -> list[str]:
-        """What `ctl` prints: settings, views, consumers."""
-        return self.settings.lines() + self.views.lines() + self.consumers.lines(shows)
 
     # ------------------------------------------------------------ what is to be done at some time
 

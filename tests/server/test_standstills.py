@@ -371,6 +371,19 @@ def many_lines_that_clear(client: Client) -> Act:
     return lambda: write(client, "theirs/own/ctl", "clear empty\nclear\n" * 2_000)
 
 
+def many_consumers_made(client: Client) -> Act:
+    """By one write, beside many streams that each of them is over."""
+    names(client, LARGE, b"x")
+    return lambda: write(client, "theirs/own/ctl", "".join(f"consumer c{number}\n" for number in range(200)))
+
+
+def many_consumers_removed(client: Client) -> Act:
+    """Each of which was the last that had to acknowledge what the streams keep, perhaps."""
+    write(client, "theirs/own/ctl", "replay off\n" + "".join(f"consumer c{number}\n" for number in range(200)))
+    names(client, LARGE, b"x")
+    return lambda: write(client, "theirs/own/ctl", "".join(f"remove c{number}\n" for number in range(200)))
+
+
 def many_words(client: Client) -> Act:
     """Of one command of `.txn/ctl`."""
     other = connect(f"unix!{client.socket.getpeername()}", msize=limits.MSIZE_MOST)
@@ -387,7 +400,8 @@ def many_words(client: Client) -> Act:
 WORK = (
     batch_with_a_bad_end, batch_of_many_names, batch_of_too_many_messages, batch_of_headers,
     batch_of_lines, batch_of_newlines, batch_of_one_line, batch_of_another, lines_of_another, write_with_a_bad_end,
-    write_of_many_names, programs_that_search, programs_bound_together, many_lines_that_clear, many_words,
+    write_of_many_names, programs_that_search, programs_bound_together, many_lines_that_clear, many_consumers_made,
+    many_consumers_removed, many_words,
     many_open_files, many_open_files_and_tversion, many_reads_that_wait, many_requests_at_once, many_names,
     many_names_of_kept, many_names_over_http, metrics_of_many_groups,
     totals_of_many_consumers, stats_of_many_users,

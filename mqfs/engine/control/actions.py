@@ -230,6 +230,7 @@ def consumer_options(action: Action) -> tuple[str, Change]:
 _CONSUMER_FLAGS = ("transient", "private", "memory")
 _CONSUMER_WORDS = (*_CONSUMER_FLAGS, "backlog", "full")
 MESSAGE_ACTIONS = frozenset({"eof", "redrive"})
+PASSING = frozenset({"bind", "drop", "remove"})  # what stops them may come without a change of its state: claims, say
 
 
 def parts_of(steps: Steps) -> list[Steps]:

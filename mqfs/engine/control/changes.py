@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from mqfs.engine.control.losses import Losses
 from mqfs.engine.delivery import catalog
+from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.delivery.new_consumers import plan, streams_over
 from mqfs.engine.group import Group
 from mqfs.engine.language import programs
@@ -36,6 +37,8 @@ class Changes:
         self._bound: dict[str, list[str]] = {}  # patterns and programs of views, bound here
         self._dropped: set[int] = set()  # messages that lines before this one drop
         self._patterns: dict[str, dict[str, None]] = {}  # of views that lines here name: all they will be bound to
+        self._plans: dict[tuple[str, str, int], Change] = {}  # of consumers
+        self._removed: list[Consumer] = []
         self._numbers: dict[str, int | None] = {}  # of the consumers that are made here; None: removed
 
     def set(self, settings: Settings) -> None:
@@ -64,12 +67,20 @@ class Changes:
         if number is None:
             number, self._next = self._next, self._next + 1
             self._numbers[name] = number
-            streams = self._streams_of(over)
-            made = plan(self._group, number, name, over, self._user, 0o666, self._settings.replay, streams)
-            self._changes.append({**made, **options})
+            self._changes.append({**self._plan(over), "number": number, "name": name, **options})
         else:
             self._changes.append({"do": "consumer", "number": number, **options})
         self._after.append(lambda: consumers.refresh(name, number))
+
+    def _plan(self, over: str) -> Change:
+        """Of a consumer. A write may make thousands over the same."""
+        group, replay = self._group, self._settings.replay
+        key = over, replay, len(self._bound.get(over, ()))
+        if key not in self._plans:
+            looks = replay == "last" or group.ranks.streams_with_exclusives()
+            streams = self._streams_of(over) if looks else []
+            self._plans[key] = plan(group, 0, "", over, self._user, 0o666, replay, streams)
+        return self._plans[key]
 
     def _number_of(self, name: str) -> int | None:
         if name in self._numbers:
@@ -93,8 +104,8 @@ class Changes:
         self._changes.append({"do": "forget", "number": number})
         consumer = self._group.consumers.get(name)
         if consumer is not None and consumer.number == number:
-            covered = self._group.consumers.before_removal(consumer)
-            self._after.append(lambda: self._group.consumers.removed(consumer, covered))
+            consumer.exclusives.release_all()
+            self._removed.append(consumer)
 
     def bind(self, name: str, pattern: str) -> None:
         patterns = self._patterns_of(name)
@@ -126,14 +137,18 @@ class Changes:
         group, settings, losses = self._group, self._settings, self._losses
         if settings != group.settings:
             self._changes.insert(0, {"do": "ctl", "lines": settings.lines(given=True)})
+        covered = group.consumers.before_removal(self._removed)
         if self._changes or self._steps or losses.floors:
             group.log.change(*self._changes, acks=self._steps, floors=losses.floors)
+        group.commands.count += 1
         carrying_out = group.portions.owe(losses.carry_out())
         respelled = settings.words != group.settings.words
         if settings != group.settings:
             group.put_in_force(settings)
         if self._patterns or respelled:
             group.views.refresh(*self._patterns)
+        if self._removed:
+            group.consumers.removed(self._removed, covered)
         for then in self._after:
             then()
         yield from carrying_out

@@ -25,6 +25,7 @@ from mqfs.engine.log import counts, faults, multipart
 from mqfs.engine.log.timers import CONSUMERS, Alarm, Timers
 from mqfs.group_state import Attributes, ConsumerState
 from mqfs.model import NEVER, Record
+from mqfs.syntax.quoting import quote
 
 _AGAIN_NS = 10**9
 
@@ -104,6 +105,16 @@ class Consumer(Numbered):
         self.dispatcher.invalidate()
 
     # ------------------------------------------------------------ as a file
+
+    def line(self) -> str:
+        """As a ctl line."""
+        own = self.state
+        words = ["consumer", quote(own.name)]
+        words += [quote(own.over)] if own.over else []
+        words += ["transient"] * own.transient + ["private"] * own.private + ["memory"] * own.memory
+        words += ["backlog", str(own.backlog)] if own.backlog else []
+        words += ["full", own.full] if own.full else []
+        return " ".join(words)
 
     @property
     def name(self) -> str:

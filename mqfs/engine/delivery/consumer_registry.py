@@ -5,7 +5,7 @@ Owns making and removing them, the low watermark that they hold, and the offer o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from mqfs import errors, limits
@@ -20,7 +20,6 @@ from mqfs.engine.log import multipart
 from mqfs.engine.retention.low_watermark import LowWatermark
 from mqfs.group_state import ConsumerState
 from mqfs.model import Record, User
-from mqfs.syntax.quoting import quote
 
 
 class RoutedStream(SharedStream, Protocol):
@@ -133,10 +132,6 @@ class Consumers(dict[str, Consumer]):
             low = min([low, *(consumer.low for consumer in stream.consumers() if consumer.state.over)])
         return low
 
-    def lines(self, shows: Callable[[Consumer], bool]) -> list[str]:
-        """As ctl lines."""
-        return [" ".join(_words(consumer.state)) for consumer in self.values() if shows(consumer)]
-
     def make_default(self, stream: RoutedStream) -> Consumer:
         """The default consumer of a stream, for the stream to keep."""
         own = self._log.state.nameless(stream.number)
@@ -194,25 +189,29 @@ class Consumers(dict[str, Consumer]):
         """Raises Busy while it holds claims."""
         if consumer.claims:
             raise errors.Busy(f"consumer {consumer.name} holds {len(consumer.claims)} claims")
-        covered = self.before_removal(consumer)
-        self._log.change({"do": "forget", "number": consumer.number})
-        self.removed(consumer, covered)
-
-    def before_removal(self, consumer: Consumer) -> list[RoutedStream]:
-        """Offer the exclusive messages that it holds to others. Returns the streams that it covers."""
         consumer.exclusives.release_all()
-        return [stream for stream in self._group.numbers.values() if consumer.coverage.covers(stream)]
+        covered = self.before_removal([consumer])
+        self._log.change({"do": "forget", "number": consumer.number})
+        self.removed([consumer], covered)
 
-    def removed(self, consumer: Consumer, covered: Iterable[RoutedStream]) -> None:
+    def before_removal(self, consumers: Collection[Consumer]) -> list[RoutedStream]:
+        """The streams of which messages may go with these, as all others have acknowledged them."""
+        settings, overs = self._log.settings, {consumer.state.over for consumer in consumers}
+        if not overs or (settings.deliver == "all" and settings.replay != "off"):
+            return []
+        return [self._group.numbers[stream.number] for stream in streams_over(self._group, *overs)]
+
+    def removed(self, consumers: Iterable[Consumer], covered: Iterable[RoutedStream]) -> None:
         """The log says so."""
-        del self[consumer.name]
-        self.scopes.remove(consumer)
+        for consumer in consumers:
+            del self[consumer.name]
+            self.scopes.remove(consumer)
+            self._lowest.remove(consumer.number)
+            self.read_ends.remove(consumer.number)
+            self.bounded.pop(consumer, None)
+            consumer.end()
         self._group.update_must_retain()
         self._group.routing_version += 1
-        self._lowest.remove(consumer.number)
-        self.read_ends.remove(consumer.number)
-        self.bounded.pop(consumer, None)
-        consumer.end()
         for stream in covered:
             stream.kept.recount()
         self._group.retention.note_change()
@@ -255,12 +254,3 @@ class Consumers(dict[str, Consumer]):
         while consumer.backlog.exceeds(0) and (oldest := next(consumer.backlog.unclaimed(), None)) is not None:
             consumer.skip(oldest)
             self._group.counts.cut += 1
-
-
-def _words(own: ConsumerState) -> list[str]:
-    words = ["consumer", quote(own.name)]
-    words += [quote(own.over)] if own.over else []
-    words += ["transient"] * own.transient + ["private"] * own.private + ["memory"] * own.memory
-    words += ["backlog", str(own.backlog)] if own.backlog else []
-    words += ["full", own.full] if own.full else []
-    return words

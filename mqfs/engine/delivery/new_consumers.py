@@ -19,14 +19,16 @@ class PlanningGroup(Group, Protocol):
     def ranks(self) -> PriorityIndex: ...
 
 
-def streams_over(group: Group, over: str) -> list[Stream]:
-    """Those that a consumer over a stream, a view or the whole group ("") covers."""
-    if over in group.streams:
-        return [group.streams[over]]
+def streams_over(group: Group, *overs: str) -> list[Stream]:
+    """Those that consumers over streams, views or the whole group ("") cover."""
+    named = {group.streams[over]: None for over in overs if over in group.streams}
+    if len(named) == len(overs):
+        return list(named)
+    views = group.views.keys() & set(overs)
     streams = [stream for stream in group.streams.values() if stream.name != group.log.settings.dead]
-    if over in group.views:
-        streams = [stream for stream in streams if over in group.views.of(stream)]
-    return streams
+    if len(named) + len(views) == len(overs):
+        streams = [stream for stream in streams if not views.isdisjoint(group.views.of(stream))]
+    return list(dict.fromkeys([*named, *streams]))
 
 
 def plan(

@@ -15,12 +15,14 @@ from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import sees
-from mqfs.engine.log.portions import Work, in_order
+from mqfs.engine.log.portions import Work, exhaust, in_order
 from mqfs.engine.routing.view import View
 from mqfs.engine.stream import Stream
 from mqfs.model import User
 
 T = TypeVar("T")
+_SOME = 8  # lines of `ctl` between two looks at the clock: some 20 us
+_TRIES = 3  # to print it as of one moment
 _MARGIN = "\n  "
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -149,9 +151,28 @@ def _encoder(depth: int) -> Callable[[Any], str]:
     return json.JSONEncoder(ensure_ascii=False, separators=(",\n" + " " * depth, ": ")).encode
 
 
-def ctl(group: Group, user: User) -> str:
-    """What `ctl` prints: settings, views, consumers."""
-    return "".join(f"{line}\n" for line in group.lines(lambda consumer: _shown(consumer, user)))
+def ctl(group: Group, user: User) -> Work[str]:
+    """What `ctl` prints: settings, views, consumers. It has all that one write changed, or nothing of it."""
+    for _ in range(_TRIES):
+        count = group.commands.count
+        text = yield from _printed(group, user)
+        if group.commands.count == count:
+            return text
+    return exhaust(_printed(group, user))
+
+
+def _printed(group: Group, user: User) -> Work[str]:
+    rows = group.settings.lines()
+    for count, view in enumerate(list(group.views.values())):
+        rows += view.lines()
+        if count % _SOME == _SOME - 1:
+            yield
+    for count, consumer in enumerate(list(group.consumers.values())):
+        if not consumer.removed and _shown(consumer, user):
+            rows.append(consumer.line())
+        if count % _SOME == _SOME - 1:
+            yield
+    return "".join(f"{row}\n" for row in rows)
 
 
 def _shown(consumer: Consumer, user: User) -> bool:

@@ -21,6 +21,7 @@ class TextHandle(OpenFile):
         ".stats": status_files.stats,
         ".who": status_files.who,
         ".errors": status_files.refusals,
+        "ctl": status_files.ctl,
     }
 
     parkable = True

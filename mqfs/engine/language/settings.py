@@ -5,7 +5,7 @@ Performs nothing. Printed settings, written back, give the same settings.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -108,11 +108,15 @@ class Action(NamedTuple):
 
 
 def parse(text: str, settings: Settings) -> list[tuple[Settings, Action | None]]:
+    """As `read`, all of it."""
+    return list(read(text, settings))
+
+
+def read(text: str, settings: Settings) -> Iterator[tuple[Settings, Action | None]]:
     """Each command line of `text`, in order: the settings then in force, and the action if it is one.
 
     Raises BadCommand naming the line; then nothing of the text counts.
     """
-    steps: list[tuple[Settings, Action | None]] = []
     for line in text.split("\n"):
         try:
             words = split_line(line)
@@ -123,8 +127,7 @@ def parse(text: str, settings: Settings) -> list[tuple[Settings, Action | None]]
                 settings = _setting(words, settings)
         except BadCommand as error:
             raise BadCommand(f"{line.strip()!r}: {error.detail}") from None
-        steps.append((settings, action))
-    return steps
+        yield settings, action
 
 
 def split_line(line: str) -> list[str]:

@@ -22,6 +22,7 @@ class CommandQueue:
 
     def __init__(self, portions: Portions, memory: Shares) -> None:
         self._portions, self._memory = portions, memory
+        self.count = 0  # of writes that are in force
         self._asked: deque[tuple[Begin, Wait[int], int, int]] = deque()
 
     def admit(self, uid: int, size: int) -> None:

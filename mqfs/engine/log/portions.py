@@ -36,9 +36,9 @@ class Portions:
         self._owed: list[Work[None]] = []
         self.count = 0  # grows when others may have been served meanwhile
 
-    def run(self, work: Work[T]) -> Step[T]:
+    def run(self, work: Work[T], *, may_be_cancelled: bool = True) -> Step[T]:
         """What it returns. Raises what it raises."""
-        wait: Wait[T] = Wait(self._cancel)
+        wait: Wait[T] = Wait(self._cancel if may_be_cancelled else None)
         self._perform(work, wait, self._until(False))
         return wait.result() if wait.settled else wait
 

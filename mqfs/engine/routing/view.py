@@ -14,6 +14,7 @@ from mqfs.engine.language.node import Numbered
 from mqfs.engine.language.programs import Program
 from mqfs.group_state import Attributes, ViewState
 from mqfs.model import Record
+from mqfs.syntax.quoting import quote
 
 log = logging.getLogger("mqfs.engine")
 
@@ -37,6 +38,10 @@ class View(Numbered):
         self.patterns = [text for text in self.state.patterns if not programs.is_program(text)]
         self.bound = len(self.state.patterns)
         self.searches = sum(program.searches for program in self.programs)
+
+    def lines(self) -> list[str]:
+        """As ctl lines."""
+        return [f"bind {quote(self.name)} {quote(text)}" for text in self.state.patterns]
 
     def _parse(self, text: str) -> Program | None:
         """None where a function of it is no longer installed: it selects nothing, and the start continues."""

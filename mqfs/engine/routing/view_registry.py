@@ -11,7 +11,6 @@ from mqfs.engine.routing.catalog import Catalog, NamedStream
 from mqfs.engine.routing.view import View
 from mqfs.model import Record
 from mqfs.syntax.patterns import Patterns
-from mqfs.syntax.quoting import quote
 
 
 class ViewRegistry(dict[str, View]):
@@ -32,10 +31,6 @@ class ViewRegistry(dict[str, View]):
         """Those that the group's state names."""
         for own in self._catalog.log.state.views.values():
             self._enter(View(self._catalog, own))
-
-    def lines(self) -> list[str]:
-        """As ctl lines."""
-        return [f"bind {quote(view.name)} {quote(text)}" for view in self.values() for text in view.state.patterns]
 
     def _enter(self, view: View) -> None:
         self[view.name] = view

@@ -113,4 +113,4 @@ def _kind(node: File, reads: bool, writes: bool) -> type[OpenFile]:
         return SnapshotHandle
     if node.name == ".cursor" and not (reads and writes):
         raise errors.Denied(".cursor is opened for reading and writing")
-    return _OPENS.get(node.name, TextHandle)
+    return _OPENS.get(node.name, TextHandle) if writes or node.name != "ctl" else TextHandle

@@ -11,7 +11,7 @@ import pytest
 from mqfs.errors import MqfsError
 from mqfs.wait import Wait
 from tests.support.calls import calls
-from tests.support.queues import Queues
+from tests.support.queues import Queues, read, say
 
 
 def beside(over: list[str], count: int) -> Queues:
@@ -148,3 +148,29 @@ class Campaign:
 @pytest.mark.parametrize("seed", range(12))
 def test_a_write_comes_to_the_consumers_that_cover_its_stream(seed: int) -> None:
     Campaign(seed).run()
+
+
+@pytest.mark.parametrize("settings", [("replay off",), ("replay all",), ("replay off", "deliver one")])
+@pytest.mark.parametrize("gone", [("all",), ("one", "view"), ("one", "later", "dead"), ("all", "one", "view", "later")])
+def test_consumers_removed_by_one_write_or_each_by_itself(settings: tuple[str, ...], gone: tuple[str, ...]) -> None:
+    """What only they had not acknowledged goes with them, in each stream that one of them is over."""
+    found = []
+    for together in (True, False):
+        queues = Queues(*settings)
+        for name in ("a.1", "a.2", "b", "dead"):
+            queues.stream(name)
+        queues.ctl("bind v a.*", "consumer all", "consumer one a.1", "consumer view v", "consumer later later")
+        queues.ctl("consumer dead dead", "consumer stays b")
+        for name in ("a.1", "a.2", "b", "dead"):
+            queues.write(name, b"1", b"2")
+        for reader in ("one", "view", "stays"):
+            worker = queues.worker(reader)
+            read(worker)
+            say(worker, "ack")
+            worker.close()
+        lines = [f"remove {name}" for name in gone]
+        for some in [lines] if together else [[line] for line in lines]:
+            queues.ctl(*some)
+        found.append([queues.row(name)["messages"] for name in ("a.1", "a.2", "b", "dead")])
+    assert found[0] == found[1]
+    assert settings != ("replay off",) or gone != ("all", "one", "view", "later") or found[0] == [0, 0, 1, 2]

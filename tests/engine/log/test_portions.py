@@ -87,6 +87,86 @@ def test_an_answer_of_a_cursor_comes_when_it_is_made() -> None:
     assert json.loads(cursor.read(1 << 20)) == json.loads(whole)
 
 
+def with_much_in_ctl() -> tuple[Queues, HastyClock, str]:
+    """And what it prints."""
+    queues, clock = group_of()
+    queues.ctl(*(f"bind v{number} a.{number}" for number in range(40)))
+    queues.ctl(*(f"consumer c{number} s" for number in range(40)))
+    return queues, clock, queues.text("ctl")
+
+
+def test_ctl_is_printed_in_portions() -> None:
+    """Open for reading only it has a size when it is made; else it is printed by a read of its beginning."""
+    queues, clock, whole = with_much_in_ctl()
+    clock.hasty = True
+    handle = queues.open("ctl")
+    step = handle.read(1 << 20)
+    assert handle.size is None
+    assert finish(queues, step) > 8
+    assert step.result().decode() == whole
+    assert handle.size == len(whole)
+    both = queues.open("ctl", os.O_RDWR)
+    step = both.read(100)
+    assert not step.cancel(), "with O_NONBLOCK it would begin each time"
+    assert finish(queues, step) > 8
+    assert (step.result() + both.read(1 << 20, 100)).decode() == whole
+    assert both.read(9, len(whole)) == b""
+
+
+@pytest.mark.parametrize("at", range(0, 20, 2))
+def test_ctl_has_all_of_a_write_or_nothing(at: int) -> None:
+    queues, clock, whole = with_much_in_ctl()
+    clock.hasty = True
+    step = queues.open("ctl").read(1 << 20)
+    for _ in range(at):
+        queues.tree.run_timers()
+    clock.hasty = False
+    queues.ctl("retries 7", "unbind v39", "remove c0", "remove c39", "consumer c40 v38")
+    clock.hasty = True
+    finish(queues, step)
+    clock.hasty = False
+    assert step.result().decode() in (whole, queues.text("ctl"))
+
+
+def test_ctl_is_printed_though_it_changes_all_the_time() -> None:
+    queues, clock, whole = with_much_in_ctl()
+    texts = {whole}
+    clock.hasty = True
+    step = queues.open("ctl").read(1 << 20)
+    for number in range(1_000):
+        if step.settled:
+            break
+        clock.hasty = False
+        queues.ctl(f"retries {number}", f"lease {number}s")
+        texts.add(queues.text("ctl"))
+        clock.hasty = True
+        queues.tree.run_timers()
+    assert 20 < number < 999
+    assert step.result().decode() in texts
+
+
+def test_a_long_write_is_looked_at_in_portions() -> None:
+    """Each of its lines; what others changed meanwhile is seen."""
+    for meanwhile in ((), ("other",), ("new",)):
+        queues, clock = group_of(*NAMES[:80])
+        clock.hasty = True
+        lines = [f"clear {name}\n" for name in NAMES[:80]] + ["bind new a\n"]
+        step = queues.open("ctl", os.O_WRONLY).write("".join(lines).encode())
+        for _ in range(4):  # two portions of its lines are read, two are checked
+            assert not step.settled
+            queues.tree.run_timers()
+        clock.hasty = False
+        for name in meanwhile:
+            queues.stream(name)
+        clock.hasty = True
+        finish(queues, step)
+        if meanwhile == ("new",):
+            with pytest.raises(errors.Exists):
+                step.result()
+        else:
+            assert step.result() == sum(map(len, lines))
+
+
 def test_two_of_them_go_on_in_turns() -> None:
     queues, clock = group_of(*NAMES[:40])
     clock.hasty = True

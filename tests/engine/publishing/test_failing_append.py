@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from mqfs import errors
+from mqfs.engine.files import status_files
+from mqfs.engine.log.portions import exhaust
 from tests.engine.publishing.test_crash import Lying
 from tests.support.campaign import seed
 from tests.support.hand import ROOT
@@ -110,7 +112,8 @@ def seen(u: Lying, *, claims: bool = True) -> dict[str, Any]:
     what = {key: own[key] for key in ("mode", "ctl", "files", "views", "ids", "producers", "next_stream")}
     what["streams"] = [row[:6] for row in own["streams"]]
     what["kept"] = {name: (s.kept.count, s.kept.size) for name, s in u.group.streams.items()}
-    what["names"] = [sorted(u.group.streams), sorted(u.group.consumers), sorted(u.group.views), u.group.lines()]
+    what["names"] = [sorted(u.group.streams), sorted(u.group.consumers), sorted(u.group.views)]
+    what["ctl"] = exhaust(status_files.ctl(u.group, ROOT))
     return {**what, "held": len(u.group.held), "consumers": rows}
 
 

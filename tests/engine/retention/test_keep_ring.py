@@ -74,8 +74,8 @@ def test_names_and_settings_outlive_the_server_and_no_sequence_comes_twice(tmp_p
     stop(tree)
     tree = started(tmp_path / "store")
     again: Any = tree.find(ME, "g")
-    assert "keep ring" in again.lines()
-    assert "depth 7" in again.lines()
+    assert "keep ring" in again.settings.lines()
+    assert "depth 7" in again.settings.lines()
     assert again.streams["s"].kept.first_kept() == 0
     opened(tree, os.O_WRONLY).write(b"new")
     assert again.streams["s"].kept.first_kept() >= seen

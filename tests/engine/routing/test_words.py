@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mqfs
+from mqfs.engine.files import status_files
 from mqfs.engine.language.settings import parse_settings
+from mqfs.engine.log.portions import exhaust
 from mqfs.errors import BadCommand, Busy, MqfsError
 from mqfs.syntax.patterns import DOTTED, Patterns, Words, compile_pattern, has_wildcard, is_pattern
 from mqfs.wait import Wait
@@ -118,8 +120,9 @@ def test_what_ctl_prints_makes_another_group_like_it(hand: Hand) -> None:
     hand.ctl("words : + -", "bind v a:-", "bind v 'prefix:\"a*\"'")
     other = hand.mkdir("h")
     hand.group, first = other, hand.group
-    hand.ctl(*(first.lines()))
-    assert other.lines() == first.lines()
+    text = exhaust(status_files.ctl(first, ROOT))
+    hand.ctl(*text.splitlines())
+    assert exhaust(status_files.ctl(other, ROOT)) == text
 
 
 def test_patterns_that_are_bound_keep_the_words(hand: Hand) -> None:

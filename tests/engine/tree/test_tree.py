@@ -10,6 +10,7 @@ import pytest
 
 from mqfs import errors, limits
 from mqfs.engine.control import actions
+from mqfs.engine.files import status_files
 from mqfs.engine.log.portions import exhaust
 from mqfs.engine.nodes.own_files import META_FILES, Folder, Meta
 from mqfs.engine.nodes.txn_nodes import TxnCtl, TxnFolder
@@ -98,7 +99,7 @@ def test_a_store_with_such_names_is_served_and_they_can_be_renamed_and_removed(t
     for view in list(group.views):
         q.tree.unlink(ROOT, group, view)
     q.ctl("dead dead")
-    assert not any(name in line for line in group.lines())
+    assert not any(name in line for line in exhaust(status_files.ctl(group, ROOT)).splitlines())
 
 
 def test_making_what_exists(hand: Hand) -> None:
