@@ -112,7 +112,7 @@ class Work:
     @property
     def most_s(self) -> float:
         """How long a piece of work may be now, in seconds."""
-        return limits.PIECE_S if self._began else 2 * limits.LOOKING_S
+        return limits.PIECE_S if self._began else limits.LOOKING_S
 
     async def begin(self) -> None:
         """Wait for the turn."""

@@ -9,6 +9,7 @@ import json
 import os
 import select
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -100,9 +101,9 @@ def lines(tree: Tree, group: Any, *some: str) -> None:
 
 
 def build(folder: Path, count: int) -> None:
-    """A store with a group for each; none but root may do anything there."""
+    """A store with a group for each; none but root may do anything there. Of now: nothing is due, and no id too old."""
     store = DiskStore(str(folder))
-    tree = Tree(store, ManualClock(), owner=ROOT, defaults=RESTORED)
+    tree = Tree(store, ManualClock(time.time_ns()), owner=ROOT, defaults=RESTORED)
     for name, make in MUCH.items():
         tree.mkdir(ROOT, tree.root, name, 0o700)
         group: Any = tree.root.groups[name]
