@@ -91,7 +91,12 @@ def files_in(directory: Group | Folder) -> Work[list[Node]]:
             yield
         found.update((node.name, node) for node in some)
     names = yield from in_order(found)
-    return [found[name] for name in names]
+    nodes: list[Node] = []
+    while len(nodes) < len(names):
+        if nodes:
+            yield
+        nodes += [found[name] for name in names[len(nodes) : len(nodes) + 16 * _LISTED]]
+    return nodes
 
 
 def _files_in(directory: Group | Folder) -> Iterable[Node]:
