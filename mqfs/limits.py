@@ -66,6 +66,7 @@ KEPT_COPY_MESSAGES = 1_024  # where it has no more: to read them one by one take
 KEPT_MESSAGE_BYTES = 72  # of a quota `kept=`, for a message beside body and headers: 32 in the log and its index each
 GROUP_BYTES = 16 << 30  # log of one group on disk; above it the group's `full` decides as at `depth`
 SLICE_S = 0.01  # of work in one piece: longer work continues later, and others are served between
+COALESCED_MESSAGES = 512  # that a read under `data coalesce` gathers: 1 to 2 milliseconds
 PASSED_MESSAGES = 256  # that a read passes over in one piece, in search of one that is selected: 1 to 2 milliseconds
 SCANNED_MESSAGES = 4  # of streams that are not selected: they count as one that is passed over
 PASSED_BYTES = 4_096  # of a body that count as one more: a program may search it

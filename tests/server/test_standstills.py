@@ -371,6 +371,24 @@ def many_lines_that_clear(client: Client) -> Act:
     return lambda: write(client, "theirs/own/ctl", "clear empty\nclear\n" * 2_000)
 
 
+def many_small_messages_at_once(client: Client) -> Act:
+    """One read under `data coalesce` gets many."""
+    write(client, "theirs/own/ctl", "data coalesce\n")
+    create(client, "theirs/own/s")
+    frames = frame("s", b"x") * LARGE
+    with client.open(BATCH[1:], "w") as batch:
+        for _ in range(5):
+            batch.write(frames)
+    with client.open("theirs/own/s") as file:
+        assert 1 < len(file.read(1 << 20)) <= LARGE
+
+    def read() -> None:
+        with client.open("theirs/own/s") as again:
+            again.read(1 << 20)
+
+    return read
+
+
 def many_consumers_made(client: Client) -> Act:
     """By one write, beside many streams that each of them is over."""
     names(client, LARGE, b"x")
@@ -401,7 +419,7 @@ WORK = (
     batch_with_a_bad_end, batch_of_many_names, batch_of_too_many_messages, batch_of_headers,
     batch_of_lines, batch_of_newlines, batch_of_one_line, batch_of_another, lines_of_another, write_with_a_bad_end,
     write_of_many_names, programs_that_search, programs_bound_together, many_lines_that_clear, many_consumers_made,
-    many_consumers_removed, many_words,
+    many_small_messages_at_once, many_consumers_removed, many_words,
     many_open_files, many_open_files_and_tversion, many_reads_that_wait, many_requests_at_once, many_names,
     many_names_of_kept, many_names_over_http, metrics_of_many_groups,
     totals_of_many_consumers, stats_of_many_users,

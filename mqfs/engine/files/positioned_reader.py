@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mqfs import errors
+from mqfs import errors, limits
 from mqfs.engine.files.searcher import Searcher
 from mqfs.model import Kind, Record, User
 from mqfs.wait import Step, Wait
@@ -90,10 +90,10 @@ class Reader(Searcher):
         return rest if data is None else data
 
     def _fill(self, count: int, offset: int, rest: bytes = b"") -> bytes | None:
-        """`data coalesce`: as much as fits; an end mark ends what stands before it."""
+        """`data coalesce`: as much as fits, of a bounded number of messages; an end mark ends what stands before it."""
         pieces: list[bytes] = [rest] if rest else []
         size = len(rest)
-        while size < count:
+        while size < count and len(pieces) < limits.COALESCED_MESSAGES:
             before = self.position
             try:
                 record = self.find()
