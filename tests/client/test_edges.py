@@ -94,6 +94,7 @@ def test_closing_ends_publishers(tree: Client, name: str) -> None:
     assert raised, "it still publishes"
 
 
+@pytest.mark.process
 def test_a_token_where_the_socket_tells_the_user_is_refused(shared: Server) -> None:
     for transport in ("9p", "auto", "ring"):
         with pytest.raises(errors.BadRequest, match=r"token with unix!.* \(expected tcp!HOST!PORT or tls!HOST!PORT\)"):
