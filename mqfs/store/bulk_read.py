@@ -34,6 +34,8 @@ def read_run(
         return None
     segment.recent = True
     data = segment.read(begin, _end(index, stop - 1) - begin)
+    if len(streams) > stop - ordinal:
+        streams = streams & set(index.streams[ordinal:stop])
     numbers = array("I", sorted(streams))
     found = columns.filter_run(data, numbers)
     if found.end != len(data) or (found.headed and not headed) or not found.rows:

@@ -150,7 +150,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
     def _shape(self, record: Record) -> bytes:
         name = self.group.numbers[record.stream].name
         if self.format == "record":
-            return self.names.wrap(record, name, dict)
+            return self.names.wrap(record, name)
         assert self.shown is not None
         return shape(self.format, record, name, self.shown[1])
 

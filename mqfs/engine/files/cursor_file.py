@@ -288,8 +288,7 @@ class Cursor(LongResponses, Searcher):
     # ------------------------------------------------------------ formats
 
     def _record(self, record: Record) -> bytes:
-        name = self.group.numbers[record.stream].name
-        return self.names.wrap(record, name, lambda: {n: s.name for n, s in self.streams().items()})
+        return self.names.wrap(record, self.group.numbers[record.stream].name)
 
     def _take_records(self, count: int) -> bytes | None:
         """Whole records, as many as fit, behind the names that were not sent yet; the first one always."""
@@ -336,16 +335,17 @@ class Cursor(LongResponses, Searcher):
             return None
         self._look_for_losses()
         first = max(self.position, group.retention.expiry.expired_before())
-        if any(stream.shared or stream.state.floor > first for stream in streams.values()):
-            return None
-        names = {number: stream.name for number, stream in streams.items()}
-        head = self.names.table(first, group.log.end.last_ns, names)
         end = group.log.end.next if self.until is None else self.until
-        found = group.log.reader.read_run(first, end, count - len(head), streams.keys(), not group.ranks)
-        if found is None or not self.names.are_sent({number: names[number] for number in found.streams}):
+        reader, headed = group.log.reader, not group.ranks
+        found = reader.read_run(first, end, count, streams.keys(), headed)
+        if found is None or any(streams[n].shared or streams[n].state.floor > first for n in found.streams):
             return None
-        if head:
-            self.names.mark_sent(names)
+        head = self.names.news(first, group.log.end.last_ns, {number: streams[number].name for number in found.streams})
+        if head and len(head) + sum(map(len, found.pieces)) > count:
+            known, found = found.streams, reader.read_run(first, end, count - len(head), streams.keys(), headed)
+            if found is None:
+                self.names.mark_lost(*known)
+                return None
         self.position, self.shown = found.last + 1, found.newest
         group.counts.read += found.messages
         return self.last.first(b"".join((head, *found.pieces) if head else found.pieces), count, 0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 from mqfs import errors, limits
@@ -101,26 +101,17 @@ class SentNames:
     def __init__(self) -> None:
         self._sent: dict[int, str] = {}
 
-    def wrap(self, record: Record, name: str, table: Callable[[], Mapping[int, str]]) -> bytes:
-        """The record's bytes, behind a NAMES record if its stream's name is news: the first names the whole table."""
-        news = b""
-        if self._sent.get(record.stream) != name:
-            names = {record.stream: name} if self._sent else {**table(), record.stream: name}
-            self._sent.update(names)
-            news = encode_names(record.sequence, record.time_ns, names)
-        return news + encode(*record)
+    def wrap(self, record: Record, name: str) -> bytes:
+        """The record's bytes, behind a NAMES record if its stream's name is news."""
+        return self.news(record.sequence, record.time_ns, {record.stream: name}) + encode(*record)
 
-    def are_sent(self, names: Mapping[int, str]) -> bool:
-        """Whether the reader has all of these names, or none at all."""
-        return not self._sent or all(self._sent.get(number) == name for number, name in names.items())
+    def news(self, sequence: int, time_ns: int, names: Mapping[int, str]) -> bytes:
+        """A NAMES record of those that the reader does not have; empty where it has them all. It has them now."""
+        news = {number: name for number, name in names.items() if self._sent.get(number) != name}
+        self._sent.update(news)
+        return encode_names(sequence, time_ns, news) if news else b""
 
-    def table(self, sequence: int, time_ns: int, names: Mapping[int, str]) -> bytes:
-        """The first record for a reader that has no names: all of them. Empty for one that has some."""
-        return b"" if self._sent else encode_names(sequence, time_ns, names)
-
-    def mark_sent(self, names: Mapping[int, str]) -> None:
-        self._sent.update(names)
-
-    def mark_lost(self, stream: int) -> None:
-        """The name that was sent last did not reach the reader."""
-        self._sent.pop(stream, None)
+    def mark_lost(self, *streams: int) -> None:
+        """The names that were sent last did not reach the reader."""
+        for stream in streams:
+            self._sent.pop(stream, None)

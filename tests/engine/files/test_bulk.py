@@ -17,6 +17,7 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.model import User
 from mqfs.store.store import DiskStore
 from mqfs.wait import Wait
+from tests.support.calls import calls_once
 from tests.support.campaign import seed, size
 
 ROOT, SOMEBODY = User(0, 0), User(1_000, 1_000)
@@ -140,5 +141,45 @@ def test_as_one_by_one(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         user = ROOT if select == "select a\n" else rng.choice((ROOT, SOMEBODY))
         count = rng.choice((40, 300, 5_000, 1 << 20))
         assert scene.records(commands, user, count) == scene.lines(commands, user), (commands, count)
+    scene.tree.close()
+    scene.store.close()
+
+
+def test_other_streams_cost_a_read_nothing(tmp_path: Path) -> None:
+    """It has the names of what it shows, not of all that it may show."""
+    costs, sizes = [], []
+    for count in (10, 1_000):
+        scene = Scene(tmp_path / str(count), random.Random(seed()))
+        for number in range(count):
+            scene.tree.create(ROOT, scene.group, f"t{number}", 0o666)
+        scene.write(20)
+
+        def act(scene: Scene = scene) -> None:
+            handle = scene.open(".cursor", os.O_RDWR)
+            handle.write(b"seek first\nformat record\n")
+            sizes.append(len(handle.read(1 << 20)))
+            handle.close()
+
+        costs.append(calls_once(act))
+        scene.tree.close()
+        scene.store.close()
+    assert costs[1] < costs[0] + 100
+    assert sizes[1] < 2 * sizes[0]
+
+
+@pytest.mark.parametrize("count", [200, 300, 1_000])
+def test_the_names_are_within_the_count(tmp_path: Path, count: int) -> None:
+    """Whole records and their names, as many as fit."""
+    scene = Scene(tmp_path / "store", random.Random(seed()))
+    scene.write(300)
+    handle = scene.open(".cursor", os.O_RDWR)
+    handle.write(b"seek first\nuntil end\nformat record\n")
+    while data := _told(handle, count):
+        parser = RecordDecoder()
+        parser.feed(data)
+        while parser._next() is not None:
+            pass
+        assert len(data) <= count
+        assert parser._at == len(data), "whole records"
     scene.tree.close()
     scene.store.close()
