@@ -33,8 +33,7 @@ def serve(store: str, path: str) -> None:
     from mqfs.clock import SystemClock
     from mqfs.engine.tree.tree import Tree
     from mqfs.model import User
-    from mqfs.ninep.server.listener import listen
-    from mqfs.ninep.server.server import Server
+    from mqfs.ninep.server.server import Server, listen
     from mqfs.store.memory import MemoryStore
     from mqfs.store.store import DiskStore
 
@@ -70,14 +69,14 @@ class Bench:
 
     @contextlib.contextmanager
     def mqfs(self) -> Iterator[tuple[str, str]]:
-        from mqfs.ninep import blocking
+        from mqfs.ninep.client import connection
 
         path = str(self.folder / "9p")
         store = str(self.folder / "store") if self.disk else ""
         server = subprocess.Popen(self.pinned(sys.executable, __file__, "--serve", f"{store}:{path}"))
         try:
             until(lambda: os.path.exists(path))
-            with blocking.connect(f"unix!{path}") as client:
+            with connection.connect(f"unix!{path}") as client:
                 client.mkdir("b")
                 with client.open("b/ctl", "w") as ctl:
                     ctl.write(b"replay all\nsync off\n")

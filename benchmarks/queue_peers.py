@@ -96,9 +96,9 @@ class NinepNext:
     taken = "s"
 
     def __init__(self, where: str, name: str, role: str, synced: bool) -> None:
-        from mqfs.ninep import blocking
+        from mqfs.ninep.client import connection
 
-        self.client, self.group, self.synced = blocking.connect(f"unix!{where}"), name, synced
+        self.client, self.group, self.synced = connection.connect(f"unix!{where}"), name, synced
         if role == "send":
             self.file = self.client.open(f"{name}/s", "w")
         if role == "take":

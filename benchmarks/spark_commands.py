@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 sys.argv[1:] = sys.argv[1:] or ["1000000"]
 
 from benchmarks.spark_read import MESSAGES, SIZE, STREAMS, fill, noop, session  # noqa: E402
-from mqfs.ninep import blocking  # noqa: E402
+from mqfs.ninep.client import connection  # noqa: E402
 from tests.support.server import Server  # noqa: E402
 
 SMALL = 20_000  # messages of the run that warms everything up
@@ -78,7 +78,7 @@ class Ways:
 
     def sink(self, rows: Any) -> None:
         """As fast as rows of an archive are written at all."""
-        with blocking.connect(self.address) as client:
+        with connection.connect(self.address) as client:
             client.mkdir(f"sunk-{self.group}")
             with client.open(f"sunk-{self.group}/ctl", "w") as file:
                 file.write(b"replay all\n")

@@ -24,7 +24,7 @@ MESSAGES = int(sys.argv[2]) if len(sys.argv) > 2 else 100_000
 sys.argv[1:] = []
 
 from benchmarks.spark_read import FRAME, SIZE, noop, session, timed  # noqa: E402
-from mqfs.ninep import blocking  # noqa: E402
+from mqfs.ninep.client import connection  # noqa: E402
 from tests.support.server import Server  # noqa: E402
 
 BATCHES = 15  # of each floor; the first ones warm up and do not count
@@ -84,7 +84,7 @@ def one_row() -> type:
 
 
 def floors(
-    spark: Any, folder: Path, address: str, client: blocking.Client
+    spark: Any, folder: Path, address: str, client: connection.Client
 ) -> Iterator[tuple[str, list[dict[str, int]]]]:
     """Of Spark's rate source, of the least source in Python, of mqfs to nothing, of mqfs to mqfs."""
 
@@ -130,7 +130,7 @@ def tell_floors(found: dict[str, list[dict[str, int]]]) -> None:
 # ---------------------------------------------------------------- many streams
 
 
-def fill(client: blocking.Client, root: str, streams: int, groups: bool) -> None:
+def fill(client: connection.Client, root: str, streams: int, groups: bool) -> None:
     """The messages, shared out, by batches of whole frames a group."""
     make(client, root)
     each = MESSAGES // streams
@@ -148,13 +148,13 @@ def fill(client: blocking.Client, root: str, streams: int, groups: bool) -> None
                 file.write(b"".join(frames[at : at + per]))
 
 
-def make(client: blocking.Client, group: str) -> None:
+def make(client: connection.Client, group: str) -> None:
     client.mkdir(group)
     with client.open(f"{group}/ctl", "w") as file:
         file.write(b"replay all\nsync off\n")
 
 
-def many(spark: Any, folder: Path, address: str, client: blocking.Client, streams: int, groups: bool) -> None:
+def many(spark: Any, folder: Path, address: str, client: connection.Client, streams: int, groups: bool) -> None:
     root = f"{'groups' if groups else 'streams'}{streams}"
     fill(client, root, streams, groups)
     options = {"address": address, "subscribePattern": f"{root}/.*"}
@@ -188,7 +188,7 @@ def main() -> None:
         address = f"unix!{folder}/9p"
         with (
             Server("--store", str(folder / "store"), "--listen", address, cwd=folder),
-            blocking.connect(address, msize=1 << 20) as client,
+            connection.connect(address, msize=1 << 20) as client,
         ):
             make(client, "floor")
             spark = session(folder)

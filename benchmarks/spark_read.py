@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from mqfs.ninep import blocking  # noqa: E402
+from mqfs.ninep.client import connection  # noqa: E402
 from tests.support.server import Server  # noqa: E402
 
 MESSAGES = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
@@ -54,7 +54,7 @@ def session(folder: Path) -> Any:
 
 def fill(address: str, group: str = "bench", messages: int = MESSAGES) -> None:
     """By batches of whole frames, each a mixture of the streams."""
-    with blocking.connect(address, msize=1 << 20) as client:
+    with connection.connect(address, msize=1 << 20) as client:
         client.mkdir(group)
         with client.open(f"{group}/ctl", "w") as file:
             file.write(b"replay all\nsync off\n")
@@ -93,10 +93,10 @@ def by_row(spark: Any, address: str) -> Any:
             import datetime
 
             from mqfs.log import record
-            from mqfs.ninep import blocking
+            from mqfs.ninep.client import connection
 
             zone = datetime.UTC
-            with blocking.connect(address, msize=1 << 20) as client, client.open("bench/.cursor", "r+") as file:
+            with connection.connect(address, msize=1 << 20) as client, client.open("bench/.cursor", "r+") as file:
                 file.write(b"format record\nseek first\nuntil %d\n" % (MESSAGES // 10))
                 while data := file.receive(1 << 20):
                     at = 0

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.spark_read import MESSAGES, SIZE, STREAMS, session  # noqa: E402
-from mqfs.ninep import blocking  # noqa: E402
+from mqfs.ninep.client import connection  # noqa: E402
 from tests.support.server import Server  # noqa: E402
 
 SMALL = 100_000
@@ -162,7 +162,7 @@ def main() -> None:
         folder = Path(name)
         address = f"unix!{folder}/9p"
         with Server("--store", str(folder / "store"), "--listen", address, cwd=folder):
-            with blocking.connect(address) as client:
+            with connection.connect(address) as client:
                 client.mkdir("sink")
                 with client.open("sink/ctl", "w") as file:
                     file.write(b"replay all\n")

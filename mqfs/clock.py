@@ -7,10 +7,54 @@ on by the boot clock's difference within one boot, else by the wall clock's, cla
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 from mqfs import limits
-from mqfs.seams import Anchor
+
+# ------------------------------------------------------------ clock api
+
+# What the engine asks of a clock.
+
+class Anchor(NamedTuple):
+    """The clocks read at one moment: what turns a record's wall time into engine time. `wall_ns` is what a record got
+    then: where the wall clock went back, that is more than what it showed, `shown_ns` (0: the same)."""
+
+    engine_ns: int
+    wall_ns: int
+    boot_ns: int = 0
+    boot: str = ""
+    shown_ns: int = 0
+
+
+class Clock(Protocol):
+    """Wall time and engine time, injected."""
+
+    def wall_ns(self) -> int: ...
+
+    def engine_ns(self) -> int:
+        """Never goes back and never jumps while serving; see "Time" in mqfs(4)."""
+        ...
+
+    def anchor(self) -> Anchor:
+        """All clocks at once."""
+        ...
+
+    def resume(self, last: Sequence[tuple[Anchor, int]]) -> None:
+        """Go on behind the newest (anchor, wall time of the newest record under it) of an earlier run."""
+        ...
+
+
+class ProcessWatcher(Protocol):
+    """Notice of the end of processes."""
+
+    def watch(self, pid: int, then: Callable[[], None]) -> Callable[[], None] | None:
+        """Call `then` once when the process has ended, never before this returns; what is returned stops the watch.
+        None: it has ended already, or never was."""
+        ...
+
+
+# ------------------------------------------------------------ clock
 
 DAY_NS = 86_400 * 10**9
 

@@ -1,20 +1,107 @@
-"""Quotas: what the operator lets one user have at once and do in a second, in lines of `--limit`.
+"""Shares of bounded resources: no single user can take all of one.
 
-Owns that language: USER KEY=VALUE..., USER a name, a number, or `*` for each user without a line of its own but root
-and the server's. A user without a quota is bounded by its shares alone: shares.py.
+Owns counts and the rule: a user gets at most half of the whole. Of the last places some are for users of this machine,
+whom the kernel names, and the very last for root and the server's user.
+
+A user is a number, or what distinguishes clients without one: over TCP the block of addresses of their host, as one
+who has an address has its neighbours, too (of 127.0.0.0/8 every user of this machine has all).
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
 
 import attrs
 
-from mqfs.errors import BadCommand, BadConfig
+from mqfs import limits
+from mqfs.errors import BadCommand, BadConfig, OverLimit
 from mqfs.net import identity
+from mqfs.syntax.duration import MOST, parse_number, parse_size
 from mqfs.syntax.quoting import split
-from mqfs.syntax.size import MOST, parse_number, parse_size
+
+
+def require_share(what: str, total: int, user: Hashable, mine: int, used: int) -> None:
+    """Check that a user may have `mine` of `total`, and all users `used`. Raises OverLimit, which names `what`."""
+    kept = 0 if user in (0, os.geteuid()) else 1 if isinstance(user, int) else 2
+    open_to_all = total - kept * (total // limits.SHARE_KEPT)
+    if mine > max(total // 2, 1) or used > open_to_all:
+        raise OverLimit(f"at most {max(total // 2, 1)} {what} a user, {total} in all")
+
+
+@lru_cache(limits.HTTP_ADDRESSES)
+def block_of(host: str) -> str:
+    """The block of addresses that counts as one user. A text that is no address is its own block."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    address = getattr(address, "ipv4_mapped", None) or address
+    if address.is_loopback:
+        return "loopback"
+    bits = limits.BLOCK_BITS_IPV4 if address.version == 4 else limits.BLOCK_BITS_IPV6
+    return str(ipaddress.ip_network(f"{str(address).partition('%')[0]}/{bits}", strict=False))
+
+
+def counted(user: Hashable) -> Hashable:
+    """The one that a user counts as: of an address its block."""
+    return block_of(user) if isinstance(user, str) else user
+
+
+class Shares:
+    """The shares of one resource. `limit` names its bound in limits.py, `what` the resource in an error."""
+
+    __slots__ = ("_limit", "_taken", "_what", "most", "used")
+
+    def __init__(self, what: str, limit: str) -> None:
+        self.used = 0  # of all users
+        self.most = 0  # highest after a `change`; malloc_tuning resets it
+        self._what, self._limit = what, limit
+        self._taken: dict[Hashable, int] = {}
+
+    def of(self, user: Hashable) -> int:
+        """The amount that a user has."""
+        return self._taken.get(counted(user), 0)
+
+    def check(self, user: Hashable, amount: int = 1) -> None:
+        """Check that a user may get more. Raises OverLimit."""
+        total: int = getattr(limits, self._limit)
+        user = counted(user)
+        require_share(self._what, total, user, self._taken.get(user, 0) + amount, self.used + amount)
+
+    def take(self, user: Hashable, amount: int = 1) -> None:
+        """Give a user more. Raises OverLimit, and changes nothing then."""
+        self.check(user, amount)
+        self.give(user, -amount)
+
+    def give(self, user: Hashable, amount: int = 1) -> None:
+        """Take an amount back from a user."""
+        self.used -= amount
+        user = counted(user)
+        left = self._taken.get(user, 0) - amount
+        if left:
+            self._taken[user] = left
+        else:
+            self._taken.pop(user, None)
+
+    def change(self, user: Hashable, before: int, after: int, *, refuse: bool = True) -> int:
+        """Change a user's amount for one purpose to `after`, and return that. Raises OverLimit, if it may `refuse`."""
+        if after > before and refuse:
+            self.take(user, after - before)
+            self.most = max(self.most, self.used)
+        else:
+            self.give(user, before - after)
+        return after
+
+
+# ------------------------------------------------------------ quotas
+
+# Quotas: what the operator lets one user have at once and do in a second, in lines of `--limit`.
+#
+# Owns that language: USER KEY=VALUE..., USER a name, a number, or `*` for each user without a line of its own but root
+# and the server's. A user without a quota is bounded by its shares alone: quotas.py.
 
 OTHERS = "*"
 
@@ -78,3 +165,6 @@ def _parse_line(line: str) -> tuple[str, Quota]:
             f"--limit {line!r}: malformed (expected USER KEY=NUMBER..., keys {keys}, 10M for sizes)"
         ) from None
     return name, Quota(**values)
+
+
+__all__ = ["Shares", "counted", "require_share"]

@@ -15,8 +15,8 @@ import attrs
 
 from mqfs.errors import MqfsError, NotDirectory, NotFound
 from mqfs.limits import CTL_BYTES, CURSOR_NAMES, MESSAGE_BYTES
-from mqfs.ninep.blocking import Client, File
 from mqfs.ninep.client.channel import Procedure
+from mqfs.ninep.client.connection import Client, File
 from mqfs.syntax.quoting import quote_word
 from pyspark_mqfs.options import OptionError, Options, invalid
 

@@ -16,8 +16,8 @@ from pyspark import TaskContext
 from mqfs import limits
 from mqfs.errors import BadAddress, Denied, Disconnected
 from mqfs.net.address import ADDRESS_FORMS, UnixAddress, is_loopback, parse_address
-from mqfs.ninep import blocking
-from mqfs.ninep.blocking import Client
+from mqfs.ninep.client import connection
+from mqfs.ninep.client.connection import Client
 from pyspark_mqfs.options import OptionError, Options, invalid
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ class Link:
         if self._client is None:
             server = self.server
             try:
-                self._client = blocking.connect(
+                self._client = connection.connect(
                     server.address,
                     user=server.user,
                     msize=server.msize,

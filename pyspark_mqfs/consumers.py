@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from mqfs.errors import Busy, Denied, Disconnected, MqfsError, NotFound, NotPermitted
 from mqfs.limits import MESSAGE_BYTES
-from mqfs.ninep.blocking import Client, File
+from mqfs.ninep.client.connection import Client, File
 from mqfs.syntax.quoting import quote_word
 from pyspark_mqfs.catalog import Group, ServerCatalog, path_of
 from pyspark_mqfs.options import OptionError

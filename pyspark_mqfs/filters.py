@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from mqfs.ninep.blocking import Client
+from mqfs.ninep.client.connection import Client
 from pyspark_mqfs.catalog import ServerCatalog
 from pyspark_mqfs.positions import at_time
 

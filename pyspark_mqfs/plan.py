@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import attrs
 from pyspark.sql.datasource import InputPartition
 
-from mqfs.ninep.blocking import Client
+from mqfs.ninep.client.connection import Client
 from pyspark_mqfs.catalog import Group, ServerCatalog, Split, measure, path_of, split
 from pyspark_mqfs.options import OptionError, Options
 

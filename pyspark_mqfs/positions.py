@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from mqfs.ninep.blocking import Client
+from mqfs.ninep.client.connection import Client
 from pyspark_mqfs.catalog import ANY, Group, ServerCatalog, Stream, measure
 from pyspark_mqfs.options import OptionError, Options, invalid
 

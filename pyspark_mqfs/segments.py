@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from mqfs.log.record import HEAD_BYTES, padded
-from mqfs.store.segment.index_file import HEAD_SIZE, SEALED, IndexPart, SealedIndex, columns_pass, decode_part, rows_end
+from mqfs.store.segment.index import HEAD_SIZE, SEALED, IndexPart, SealedIndex, columns_pass, decode_part, rows_end
 from pyspark_mqfs.arrow import ArrowDecoder
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.plan import Range

@@ -17,8 +17,8 @@ import attrs
 
 from mqfs import limits
 from mqfs.errors import Disconnected, Exists, MqfsError, NotFound
-from mqfs.ninep.blocking import Client
 from mqfs.ninep.client.channel import Channel
+from mqfs.ninep.client.connection import Client
 from mqfs.ninep.codec.messages import Twrite
 from pyspark_mqfs.batch_encoder import Frames
 from pyspark_mqfs.catalog import path_of

@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from mqfs.ninep.blocking import Client
+from mqfs.ninep.client.connection import Client
 from pyspark_mqfs import schema
 from pyspark_mqfs.catalog import Selection, ServerCatalog, path_of
 from pyspark_mqfs.connection import Server

@@ -17,11 +17,11 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from mqfs import malloc_tuning
 from mqfs.errors import Disconnected, FellBehind, NotDirectory, NotFound
-from mqfs.ninep.blocking import Client, File
+from mqfs.ninep.client.connection import Client, File
 from mqfs.ninep.codec.messages import Rread, Tread
 from mqfs.ninep.codec.wire import IO_OVERHEAD
+from mqfs.serving import memory
 from pyspark_mqfs.arrow import ArrowDecoder
 from pyspark_mqfs.catalog import ServerCatalog, measure, path_of, select, stream_positions
 from pyspark_mqfs.connection import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link, Server
@@ -41,7 +41,7 @@ def _freeze_modules() -> None:
     if not _frozen and TaskContext.get() is not None:
         _frozen.append(True)
         gc.freeze()
-        malloc_tuning.keep()
+        memory.keep()
 
 
 class DataLoss(RuntimeError):

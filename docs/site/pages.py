@@ -1,7 +1,7 @@
 """A hook of mkdocs: pages that have their source elsewhere in the project.
 
 The manual is mdoc (man/), the changelog and the benchmarks stand where their readers look for them, and the table of
-claims is `mqfs.ack_state.LIFE`. Nothing is written to the sources.
+claims is `mqfs.state.acks.LIFE`. Nothing is written to the sources.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from mqfs import ack_state
 from mqfs.http import openapi
 from mqfs.http.routes import ROUTES
+from mqfs.state import acks
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = {"CHANGELOG.md": "reference/changelog.md", "benchmarks/README.md": "reference/benchmarks.md"}
@@ -168,7 +168,7 @@ def changelog() -> str:
 def claims() -> str:
     """The life of a message at a consumer, as a table."""
     table = "| state | event | next | recorded step | failed deliveries |\n|---|---|---|---|---|\n"
-    for row in ack_state.LIFE:
+    for row in acks.LIFE:
         step, failed = row.step.name if row.step else "—", "+ 1" if row.is_counted else ""
         table += f"| {row.state} | {row.event} | {row.next} | {step} | {failed} |\n"
     return table

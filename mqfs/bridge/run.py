@@ -13,13 +13,11 @@ from collections.abc import Callable, Iterator
 import attrs
 
 from mqfs import limits
-from mqfs.bridge.changes import Changes
 from mqfs.bridge.exporter import FileWriter, Lifetimes, MultiExporter, SinglesExporter
-from mqfs.bridge.folder import Folder
-from mqfs.bridge.importer import Importer, Singles
+from mqfs.bridge.folder import Changes, Folder
+from mqfs.bridge.importer import Importer, Seen, Singles
 from mqfs.bridge.link import GroupLink
 from mqfs.bridge.names import Origin, Topics
-from mqfs.bridge.seen import Seen
 from mqfs.bridge.singles import SinglesImporter
 from mqfs.errors import BadConfig, Interrupted
 from mqfs.syntax.duration import parse_duration, print_duration

@@ -71,7 +71,7 @@ def fsq(direction: str, token_file: str | None, no_singles: bool, no_sync: bool,
     """
     from mqfs.bridge.names import Topics  # here, so that the other commands need none of it
     from mqfs.bridge.run import Options, run
-    from mqfs.logs import set_up
+    from mqfs.server.logs import set_up
 
     encoded, split_at = not options.pop("raw_topics"), options.pop("split_topic_at")
     theirs, ours = options.pop("separator")
@@ -127,7 +127,7 @@ def fq(broker: dict[str, Any], password_file: str | None, token_file: str | None
     Runs until SIGTERM or SIGINT. May be killed at any moment.
     """
     from mqfs.bridge.fq import Options, run  # here, so that the other commands need none of it
-    from mqfs.logs import set_up
+    from mqfs.server.logs import set_up
 
     set_up()
     password, token = _secret(password_file), _secret(token_file)

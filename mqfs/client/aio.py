@@ -7,34 +7,356 @@ event loop.
 
 from __future__ import annotations
 
+import inspect
+import threading
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial, wraps
-from typing import Concatenate, ParamSpec
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import anyio
+import anyio.from_thread
+import anyio.lowlevel
+import attrs
 
 from mqfs.client import client as sync
-from mqfs.client.async_bridge import InLoop, Loop, in_thread, lifted
-from mqfs.client.async_handles import (
-    AsyncClaim,
-    AsyncClaims,
-    AsyncHandler,
-    AsyncRegistration,
-    AsyncSubscription,
-    AsyncWorker,
-    AsyncWriter,
-    release,
-)
+from mqfs.client.callbacks import Registration, Worker
 from mqfs.client.delivery import Claim, Claims
 from mqfs.client.group import Group
+from mqfs.client.large import BodyWriter
 from mqfs.client.message import Message
-from mqfs.client.types import Duration, Filters, Patterns, Subscription
-from mqfs.client.workers import Worker
+from mqfs.client.types import Body, Duration, Filters, Patterns, Subscription
+from mqfs.errors import Interrupted, MqfsError
+
+# ------------------------------------------------------------ async bridge
+
+# Threads and the event loop: sync calls in threads, waits that can be cancelled, handlers in the loop.
+#
+# Owns the meeting of threads and cancellation, for trio and asyncio. Imports no call of the library.
 
 P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S")
+T_co = TypeVar("T_co", covariant=True)
 
+
+async def in_thread(call: Callable[[], T]) -> T:
+    """Run a call to its end, also if cancelled."""
+    limiter = anyio.CapacityLimiter(1)  # one a call: any number may wait
+    with anyio.CancelScope(shield=True):
+        value = await anyio.to_thread.run_sync(call, limiter=limiter)
+    return value
+
+
+def lifted(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, P], Awaitable[T]]:
+    """The async twin of a method of `self.sync`."""
+
+    @wraps(method)
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await in_thread(partial(method, self.sync, *args, **kwargs))
+
+    return call
+
+
+class Loop:
+    """The event loop of a client, in which threads of the library run handlers."""
+
+    def __init__(self) -> None:
+        self._token = anyio.lowlevel.current_token()
+        self._scopes: set[anyio.CancelScope] = set()
+        self._cancelled = False
+
+    def call(self, handler: Callable[..., object], *args: object) -> bool:
+        """Run a handler, from a thread. False: it was cancelled. Raises what the handler does."""
+        return anyio.from_thread.run(self._call, handler, *args, token=self._token)
+
+    async def _call(self, handler: Callable[..., object], *args: object) -> bool:
+        with anyio.CancelScope() as scope:
+            self._scopes.add(scope)
+            try:
+                if self._cancelled:
+                    scope.cancel()
+                    await anyio.lowlevel.checkpoint()
+                result = handler(*args)
+                if inspect.isawaitable(result):
+                    await result
+            finally:
+                self._scopes.discard(scope)
+        return not scope.cancelled_caught
+
+    def cancel(self) -> None:
+        """Cancel the handlers under way, and those to come."""
+        self._cancelled = True
+        for scope in list(self._scopes):
+            scope.cancel()
+
+
+@attrs.frozen
+class InLoop:
+    """A handler for the sync library. Equal for the same handler, which is registered once."""
+
+    loop: Loop
+    handler: Callable[..., object]
+
+    @property
+    def shown(self) -> Callable[..., object]:
+        """For filters of the group."""
+        return self.handler
+
+    def __call__(self, *args: object) -> None:
+        self.loop.call(self.handler, *args)
+
+
+class _Source(Protocol[T_co]):
+    """The common part of subscriptions and claims."""
+
+    def get(self, timeout: float | None = None) -> T_co: ...
+
+    def interrupt(self) -> None: ...
+
+
+class Waiter(Generic[T]):
+    """Waits for what a source gives, one task at a time."""
+
+    def __init__(self, source: _Source[T]) -> None:
+        self._source = source
+        self._ready: deque[T] = deque()  # received by a wait that was cancelled
+        self._interrupt_requested = False  # `interrupt` was called, and no `get` has raised it yet
+
+    async def get(self, timeout: float | None = None) -> T:
+        """The next item. Being cancelled interrupts the wait; an item that arrives all the same is kept."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._ready:
+            await self._wait(None if deadline is None else max(deadline - time.monotonic(), 0.0))
+        return self._ready.popleft()
+
+    async def next(self) -> T:
+        try:
+            return await self.get()
+        except EOFError:
+            raise StopAsyncIteration from None
+
+    async def interrupt(self) -> None:
+        self._interrupt_requested = True
+        await in_thread(self._source.interrupt)
+
+    async def _wait(self, timeout: float | None) -> None:
+        ended = anyio.Event()
+        failed: list[BaseException] = []
+
+        async def work() -> None:
+            try:
+                self._ready.append(await in_thread(partial(self._source.get, timeout)))
+            except Interrupted as error:
+                if self._interrupt_requested:  # else by a cancelled wait, this one or one before it
+                    self._interrupt_requested = False
+                    failed.append(error)
+            except BaseException as error:
+                failed.append(error)
+            ended.set()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(work)
+            try:
+                await ended.wait()
+            except BaseException:
+                # In a thread, as it may wait for a lock.
+                threading.Thread(target=self._source.interrupt, name="mqfs-interrupt", daemon=True).start()
+                with anyio.CancelScope(shield=True):
+                    await ended.wait()
+                raise
+        for error in failed:
+            raise error
+
+
+# ------------------------------------------------------------ async handles
+
+# The async twins of what a group gives: subscriptions, claims, writers, registrations, workers.
+
+AsyncHandler: TypeAlias = Callable[[Message], object]  # a coroutine function, or a plain one
+
+
+class AsyncSubscription:
+    """See `Subscription`; one task at a time."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self.sync = subscription
+        self._waiting: Waiter[Message] = Waiter(subscription)
+
+    async def get(self, timeout: float | None = None) -> Message:
+        """See `Subscription.get`."""
+        return await self._waiting.get(timeout)
+
+    async def interrupt(self) -> None:
+        """See `Subscription.interrupt`."""
+        await self._waiting.interrupt()
+
+    def lost(self, error: Exception) -> bool:
+        """See `Subscription.lost`."""
+        return self.sync.lost(error)
+
+    close = lifted(Subscription.close)
+    aclose = close
+
+    def __aiter__(self) -> AsyncSubscription:
+        return self
+
+    async def __anext__(self) -> Message:
+        return await self._waiting.next()
+
+    async def __aenter__(self) -> AsyncSubscription:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncClaim:
+    """See `Claim`. Its block's clean exit acknowledges, an exception is a nack, being cancelled a release."""
+
+    def __init__(self, claim: Claim) -> None:
+        self.sync = claim
+        self.message, self.deliveries = claim.message, claim.deliveries
+
+    @property
+    def settled(self) -> bool:
+        return self.sync.settled
+
+    @property
+    def sequence(self) -> int:
+        return self.sync.sequence
+
+    @property
+    def stream(self) -> str:
+        return self.message.stream
+
+    @property
+    def time_ns(self) -> int:
+        return self.message.time_ns
+
+    @property
+    def body(self) -> bytes:
+        return self.message.body
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self.message.headers
+
+    @property
+    def size(self) -> int:
+        return self.message.size
+
+    @property
+    def topic(self) -> str:
+        return self.message.topic
+
+    def json(self) -> Any:
+        """See `Claim.json`; not awaited, as all of the body is there."""
+        return self.message.json()
+
+    ack = lifted(Claim.ack)
+    nack = lifted(Claim.nack)
+    release = lifted(Claim.release)
+    dead = lifted(Claim.dead)
+    touch = lifted(Claim.touch)
+
+    async def __aenter__(self) -> AsyncClaim:
+        self.sync.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, anyio.get_cancelled_exc_class()):
+            await in_thread(partial(release, self.sync))
+        await in_thread(partial(self.sync.__exit__, kind, error, trace))
+
+
+def release(claim: Claim) -> None:
+    """Release a claim, unless it is settled."""
+    if not claim.settled:
+        with suppress(MqfsError):  # it is requeued already
+            claim.release()
+
+
+class AsyncClaims:
+    """See `Claims`; one task at a time claims, any may settle."""
+
+    def __init__(self, claims: Claims) -> None:
+        self.sync = claims
+        self._waiting: Waiter[Claim] = Waiter(claims)
+
+    async def get(self, timeout: float | None = None) -> AsyncClaim:
+        """See `Claims.get`."""
+        return AsyncClaim(await self._waiting.get(timeout))
+
+    async def interrupt(self) -> None:
+        """See `Claims.interrupt`."""
+        await self._waiting.interrupt()
+
+    finish = lifted(Claims.finish)
+    close = lifted(Claims.close)
+
+    def __aiter__(self) -> AsyncClaims:
+        return self
+
+    async def __anext__(self) -> AsyncClaim:
+        return AsyncClaim(await self._waiting.next())
+
+
+class AsyncWriter:
+    """See `BodyWriter`. From an `async with`, of which a clean exit publishes the body."""
+
+    def __init__(self, body: BodyWriter) -> None:
+        self.sync = body
+
+    async def write(self, data: Body) -> int:
+        """Append to the body."""
+        return await in_thread(partial(self.sync.write, data))
+
+    def writable(self) -> bool:
+        return True
+
+    close = lifted(BodyWriter.close)
+    abort = lifted(BodyWriter.abort)
+
+
+class AsyncRegistration:
+    """See `Registration`."""
+
+    def __init__(self, registration: Registration, handler: AsyncHandler) -> None:
+        self.sync, self.patterns, self.handler = registration, registration.patterns, handler
+
+    @property
+    def active(self) -> bool:
+        return self.sync.active
+
+    unsubscribe = lifted(Registration.unsubscribe)
+    join = lifted(Registration.join)
+
+
+class AsyncWorker:
+    """See `Worker`."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.sync = worker
+
+    stop = lifted(Worker.stop)
+    close = lifted(Worker.close)
+    join = lifted(Worker.join)
+
+    async def __aenter__(self) -> AsyncWorker:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+
+# ------------------------------------------------------------ aio
 
 def opened(
     method: Callable[Concatenate[Group, P], Subscription],
@@ -241,3 +563,9 @@ def opening(make: Callable[P, sync.Client]) -> Callable[P, AbstractAsyncContextM
 connect = opening(sync.connect)
 open = opening(sync.open)
 AsyncReading = AsyncSubscription  # its name in version 0.1
+
+
+__all__ = [
+    "AsyncClaim", "AsyncClaims", "AsyncHandler", "AsyncRegistration", "AsyncSubscription", "AsyncWorker",
+    "AsyncWriter", "InLoop", "Loop", "Waiter", "in_thread", "lifted", "release",
+]

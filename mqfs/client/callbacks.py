@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import enum
 import logging
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Literal, Protocol, TypeAlias
 
+from mqfs.client.delivery import Claim, Claims
 from mqfs.client.message import Message
-from mqfs.client.threads import Threads
 from mqfs.client.types import Filter
+from mqfs.errors import MqfsError
 
 log = logging.getLogger("mqfs.client")
 
@@ -267,3 +269,95 @@ class Listener:
             except Exception as error:
                 self.report(error, message)
         inside.reset(token)
+
+
+# ------------------------------------------------------------ threads
+
+# Threads for handlers: one for each that runs, of which some stay for the next.
+
+IDLE = 8  # threads that stay
+
+
+class Threads:
+    """Runs calls at once, however many there are."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._closed = False
+        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+
+    def run(self, call: Callable[[], object]) -> None:
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+                self._calls.put(call)
+                return
+        threading.Thread(target=self._work, args=(call,), name="mqfs-handler", daemon=True).start()
+
+    def _work(self, call: Callable[[], object] | None) -> None:
+        while call is not None:
+            call()
+            with self._lock:
+                if self._closed or self._idle >= IDLE:
+                    return
+                self._idle += 1
+            call = self._calls.get()
+
+    def close(self) -> None:
+        """End the idle ones, and the others when their calls return."""
+        with self._lock:
+            self._closed, idle, self._idle = True, self._idle, 0
+        for _ in range(idle):
+            self._calls.put(None)
+
+
+# ------------------------------------------------------------ workers
+
+# Workers: threads that call a handler with each claim.
+
+class Worker:
+    """Threads, one for each handle on a consumer. `Group.work` starts them, `stop` ends them."""
+
+    def __init__(self, handles: Sequence[Claims], handler: Callable[[Claim], object]) -> None:
+        self._handles, self._handler = handles, handler
+        self._threads = [threading.Thread(target=self._run, args=(claims,), daemon=True) for claims in handles]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, claims: Claims) -> None:
+        inside.set(frozenset((self,)))
+        with claims:
+            try:
+                for claim in claims:
+                    self._handle(claim)
+            except MqfsError as error:
+                log.error("worker stopped: %s", error)
+
+    def _handle(self, claim: Claim) -> None:
+        try:
+            with claim:
+                self._handler(claim)
+        except Exception as error:
+            log.error("message %d of %s: %s", claim.sequence, claim.stream, error, exc_info=error)
+
+    def stop(self) -> None:
+        """Claim no more, and wait for the handlers under way, unless this is called by one of them."""
+        for claims in self._handles:
+            claims.finish()
+        if self not in inside.get():
+            self.join()
+
+    def close(self) -> None:
+        """The same as `stop`, by the name that subscriptions and claims have for it."""
+        self.stop()
+
+    def join(self, timeout: float | None = None) -> None:
+        for thread in self._threads:
+            thread.join(timeout)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Unpack
 
-from mqfs.client.callbacks import Handler, OnError, Registration
+from mqfs.client.callbacks import Handler, OnError, Registration, Worker
 from mqfs.client.delivery import Claim, Claims, consumer_opener, opener
 from mqfs.client.dispatching import Registry
 from mqfs.client.large import BodyWriter
@@ -19,7 +19,6 @@ from mqfs.client.publisher import Publisher
 from mqfs.client.subscription import CursorSubscription, names_of, require_patterns
 from mqfs.client.taking import Streams
 from mqfs.client.types import Body, Duration, File, Filters, Link, Moment, Patterns, Subscription, read_whole
-from mqfs.client.workers import Worker
 from mqfs.errors import BadRequest
 from mqfs.syntax.duration import format_moment, parse_duration
 from mqfs.syntax.escape import escape, stream_name

@@ -15,8 +15,7 @@ from typing import Any
 
 from mqfs.client.backoff import FIRST_PAUSE_S, Backoff
 from mqfs.client.large import MultipartAssembler
-from mqfs.client.message import Message
-from mqfs.client.record_decoder import RecordDecoder
+from mqfs.client.message import Message, RecordDecoder
 from mqfs.client.types import File, Filter, Filters, Link, Patterns, Subscription, read_whole
 from mqfs.client.waiting import Waiting
 from mqfs.errors import BadRequest, Disconnected, DiskFailed, FellBehind, Interrupted, NotFound

@@ -1,13 +1,17 @@
 """The public name of the async library: aio.py."""
 
-from mqfs.client.aio import AsyncClient, AsyncGroup, AsyncReading, connect, open
-from mqfs.client.async_handles import (
+from mqfs.client.aio import (
     AsyncClaim,
     AsyncClaims,
+    AsyncClient,
+    AsyncGroup,
+    AsyncReading,
     AsyncRegistration,
     AsyncSubscription,
     AsyncWorker,
     AsyncWriter,
+    connect,
+    open,
 )
 
 __all__ = [

@@ -10,33 +10,32 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from mqfs import errors, group_state, limits
+from mqfs import errors, limits
 from mqfs.audit import Audit
-from mqfs.engine.delivery.consumer_registry import Consumers
+from mqfs.clock import Clock, ProcessWatcher
+from mqfs.engine.core.faults import Refusals, Refused
+from mqfs.engine.core.log import Counts, GroupLog
+from mqfs.engine.core.portions import CommandQueue, Portions
+from mqfs.engine.core.timers import Timers
 from mqfs.engine.delivery.fanout import Fanout
-from mqfs.engine.delivery.priority_index import PriorityIndex
-from mqfs.engine.delivery.wait_list import Waiting
+from mqfs.engine.delivery.priorities import PriorityIndex
+from mqfs.engine.delivery.registry import Consumers
+from mqfs.engine.delivery.waiting import Waiting
 from mqfs.engine.language.settings import Settings, parse_settings
-from mqfs.engine.log.command_queue import CommandQueue
-from mqfs.engine.log.counts import Counts
-from mqfs.engine.log.group_log import GroupLog
-from mqfs.engine.log.portions import Portions
-from mqfs.engine.log.refusals import Refusals, Refused
-from mqfs.engine.log.timers import Timers
-from mqfs.engine.publishing.deduplication import DeduplicationWindow
+from mqfs.engine.publishing.admission import DeduplicationWindow
+from mqfs.engine.publishing.batch import Staging
 from mqfs.engine.publishing.delayed import DelayedMessages
 from mqfs.engine.publishing.kept_quotas import KeptQuotas
 from mqfs.engine.publishing.publisher import Publisher
-from mqfs.engine.publishing.staged_batch import Staging
 from mqfs.engine.publishing.transactions import Transactions
 from mqfs.engine.retention.retention import Retention
-from mqfs.engine.routing.view_registry import ViewRegistry
+from mqfs.engine.routing.views import ViewRegistry
 from mqfs.engine.stream import Stream
-from mqfs.group_state import Change, State
 from mqfs.model import NEVER, QTDIR, Qid, User
-from mqfs.quotas import Quotas
-from mqfs.seams import Bucket, Clock, ProcessWatcher, RingPort, Store
-from mqfs.shares import Shares
+from mqfs.quotas import Quotas, Shares
+from mqfs.state import group as group_state
+from mqfs.state.group import Change, State
+from mqfs.store.api import Bucket, RingPort, Store
 
 _RESHAPE = frozenset({"remove", "rename", "bind", "unbind", "consumer", "forget"})  # see routing_version
 _LOOSENS = frozenset({"remove", "floor", "drop", "ctl", "forget"})  # changes after which less is wanted, perhaps

@@ -9,23 +9,21 @@ from __future__ import annotations
 from typing import Protocol
 
 from mqfs import errors
+from mqfs.clock import Clock
+from mqfs.engine.core.log import GroupLog
 from mqfs.engine.delivery.consumer import Consumer
-from mqfs.engine.delivery.consumer_registry import Consumers
-from mqfs.engine.delivery.exclusive_messages import ExclusiveMessages
+from mqfs.engine.delivery.exclusive_messages import NEVER_CONSUMED, ExclusiveMessages, HeldExclusives, NeverConsumed
 from mqfs.engine.delivery.fanout import Fanout
-from mqfs.engine.delivery.priority_index import PriorityIndex
-from mqfs.engine.delivery.scopes import NO_ROUTES, Routes
-from mqfs.engine.delivery.sharers import NEVER_CONSUMED, HeldExclusives, NeverConsumed
-from mqfs.engine.delivery.wait_list import PollList, PositionedReader, Waiting, WaitList
-from mqfs.engine.language.node import Numbered
-from mqfs.engine.log.group_log import GroupLog
+from mqfs.engine.delivery.priorities import PriorityIndex
+from mqfs.engine.delivery.registry import NO_ROUTES, Consumers, Routes
+from mqfs.engine.delivery.waiting import PollList, PositionedReader, Waiting, WaitList
+from mqfs.engine.language.permissions import Numbered
 from mqfs.engine.publishing.admission import WriteRequest
-from mqfs.engine.publishing.blocked_writers import refuse_all
-from mqfs.engine.retention.kept_range import KeptRange
+from mqfs.engine.publishing.publisher import refuse_all
+from mqfs.engine.retention.retained import KeptRange
 from mqfs.engine.retention.retention import Retention
-from mqfs.group_state import StreamState
-from mqfs.seams import Clock
-from mqfs.wait import Wait
+from mqfs.model import Wait
+from mqfs.state.group import StreamState
 
 
 class Host(Protocol):

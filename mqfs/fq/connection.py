@@ -15,7 +15,6 @@ import attrs
 import trio
 
 from mqfs import limits
-from mqfs.channel import Channel, Gone
 from mqfs.errors import BadCommand, MqfsError, OverLimit
 from mqfs.fq import codec
 from mqfs.fq.codec import HOP_BYTES, CommandParser, Malformed, Message, MessageParser
@@ -25,7 +24,8 @@ from mqfs.fq.publishing import Publisher, address, origin
 from mqfs.fq.queues import Queue
 from mqfs.model import User
 from mqfs.net.peer import Peer
-from mqfs.turns import Turn, Work
+from mqfs.serving.fairness import Turn, Work
+from mqfs.serving.stream import Channel, Gone
 
 log = logging.getLogger("mqfs.fq")
 LEAST_BEAT_S = 0.01

@@ -21,22 +21,21 @@ import attrs
 import trio
 
 from mqfs import limits
-from mqfs.cache import cache_short
-from mqfs.channel import Channel, Gone
-from mqfs.engine.files.consumer_file import ConsumerHandle
+from mqfs.engine.files.consumer import ConsumerHandle
 from mqfs.errors import BadCommand, MqfsError, OverQuota, Stale, StreamFull
 from mqfs.fq.codec import HOP_BYTES, ID_BYTES, NAME_BYTES, hop_list, name, payload
 from mqfs.fq.exchanges import Counts, Exchange, Exchanges
 from mqfs.fq.publishing import HOPS, ID, ID_HEAD, SENDER, address
 from mqfs.fq.queues import Queue
 from mqfs.log import headers
-from mqfs.model import Record, User
+from mqfs.model import Record, User, Wait
 from mqfs.net import identity
-from mqfs.settle import settle
+from mqfs.serving.await_step import settle
+from mqfs.serving.fairness import Turn, Work
+from mqfs.serving.stream import Channel, Gone
+from mqfs.syntax.cache import cache_short
+from mqfs.syntax.duration import parse_number
 from mqfs.syntax.escape import text_of
-from mqfs.syntax.size import parse_number
-from mqfs.turns import Turn, Work
-from mqfs.wait import Wait
 
 log = logging.getLogger("mqfs.fq")
 WHOLE = 1 << 30  # bytes of a read: all there is

@@ -18,11 +18,10 @@ from mqfs.fq.codec import HOP_BYTES, Message
 from mqfs.fq.exchanges import Counts, Exchange, Exchanges
 from mqfs.fq.queues import Queue
 from mqfs.log import headers
-from mqfs.model import User
-from mqfs.seams import Handle
-from mqfs.settle import settle
+from mqfs.model import Step, User, Wait
+from mqfs.serving.await_step import settle
+from mqfs.store.api import Handle
 from mqfs.syntax.escape import escape
-from mqfs.wait import Step, Wait
 
 SENDER, HOPS, ID = "fq-sender", "fq-hops", "fq-id"
 _FRAME = struct.Struct("<IHH")  # of `.batch`

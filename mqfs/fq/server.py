@@ -15,7 +15,6 @@ import attrs
 import trio
 
 from mqfs import limits
-from mqfs.channel import Channel, Gone
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MqfsError
 from mqfs.fq import codec
@@ -25,14 +24,15 @@ from mqfs.fq.exchanges import Exchanges
 from mqfs.fq.queues import Queue, Refused, parse_wish
 from mqfs.fq.users import Users
 from mqfs.fq.web import Web
-from mqfs.http.browser import BrowserRules
-from mqfs.http.refusals import Unauthorized
+from mqfs.http.answers import Unauthorized
+from mqfs.http.gate import BrowserRules
 from mqfs.http.server import HttpServer, Listener
 from mqfs.model import Grant
 from mqfs.net.certificates import ServerTls
 from mqfs.net.peer import Peer
 from mqfs.net.tokens import Tokens
-from mqfs.turns import Turns
+from mqfs.serving.fairness import Turns
+from mqfs.serving.stream import Channel, Gone
 
 log = logging.getLogger("mqfs.fq")
 

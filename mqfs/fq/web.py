@@ -5,26 +5,35 @@ Owns the table of these routes, and their answers, which are fq's own.
 
 from __future__ import annotations
 
+import os
+import re
 import secrets
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import attrs
+
+from mqfs import limits
+from mqfs.engine.tree.attributes import CHANGE
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import MqfsError, NotFound
-from mqfs.fq.checkpoints import Checkpoints
+from mqfs.errors import Denied, MqfsError, NotFound
 from mqfs.fq.codec import ID_BYTES, NAME_BYTES, Message
-from mqfs.fq.exchanges import Counts, Exchanges
+from mqfs.fq.connection import Client
+from mqfs.fq.exchanges import Binding, Counts, Exchange, Exchanges
 from mqfs.fq.publishing import Publisher, address, origin
-from mqfs.fq.queues import Refused
-from mqfs.fq.stats import stats
+from mqfs.fq.queues import Queue, Refused, owns, point, points
 from mqfs.fq.users import Users
 from mqfs.http.answers import JSON, Answer, as_json
-from mqfs.http.browser import name_of
 from mqfs.http.call import Call
+from mqfs.http.gate import name_of
 from mqfs.http.route import MESSAGE, Route, Sends
 from mqfs.http.routes import Table
 from mqfs.http.target import Path, Target
 from mqfs.model import User
+from mqfs.serving.await_step import settle
+from mqfs.syntax.quoting import quote
+from mqfs.version import __version__
 
 KIND = "fq"
 WEB = b"_web"  # who sends what says no sender
@@ -143,3 +152,185 @@ def _resolve(tree: Tree, user: User, path: Path) -> Target:
 def _problem(error: MqfsError, plain: bool) -> tuple[str, bytes]:
     body: Any = as_json({"error": str(error)}).body
     return JSON, body
+
+
+# ------------------------------------------------------------ stats
+
+# `/stats.json`: counters of exchanges, routes, queues and clients, as fq names them.
+
+def stats(exchanges: Exchanges, user: User) -> dict[str, Any]:
+    """Of this run: the exchanges that a user may read, and the queues that are bound to one of them, or to none and its
+    own."""
+    shown = [exchange for exchange in exchanges if _may_read(exchanges, user, exchange)]
+    names = {exchange.name for exchange in shown}
+    queues = [
+        queue
+        for queue in exchanges.queues.values()
+        if queue.exchanges & names or (not queue.exchanges and owns(user, queue.owner))
+    ]
+    return {
+        "version": __version__,
+        "exchanges": {
+            **{_text(exchange.name): _exchange(exchange) for exchange in shown},
+            "_aggregate": {
+                **_counts(exchanges.counts),
+                "no_exchange": exchanges.counts.no_exchange,
+                "size_dropped": exchanges.counts.size_dropped,
+            },
+        },
+        "queues": {_text(queue.name): _queue(queue, shown) for queue in queues},
+    }
+
+
+def _may_read(exchanges: Exchanges, user: User, exchange: Exchange) -> bool:
+    try:
+        exchanges.tree.access(user, exchange.group, os.R_OK)
+    except Denied:
+        return False
+    return True
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")
+
+
+def _counts(counts: Counts) -> dict[str, int]:
+    return {
+        "messages": counts.msgs_in,
+        "octets": counts.octets_in,
+        "no_route": counts.no_route,
+        "routed": counts.routed,
+        "dropped": counts.dropped,
+    }
+
+
+def _exchange(exchange: Exchange) -> dict[str, Any]:
+    routes = {str(binding.route): _route(binding, exchange) for binding in exchange.bindings.values()}
+    group = exchange.group  # of which checkpoints speak
+    return {**_counts(exchange.counts), "group": group.number, "next": group.log.end.next, "routes": routes}
+
+
+def _route(binding: Binding, exchange: Exchange) -> dict[str, Any]:
+    return {
+        "route_id": binding.route,
+        "prefix": binding.prefix,
+        "queue": _text(binding.queue.name),
+        "permanent": binding.permanent,
+        "invocations": exchange.counts.msgs_in - binding.before,
+        "avg_ns": 0,
+        "program": binding.text,
+    }
+
+
+def _queue(queue: Queue, exchanges: list[Exchange]) -> dict[str, Any]:
+    consumers = [exchange.consumer(queue) for exchange in exchanges if exchange.name in queue.exchanges]
+    return {
+        "private": queue.wish.private,
+        "type": queue.wish.type or "disk",
+        "policy": queue.wish.policy,
+        "backlog_limit": queue.wish.backlog,
+        "backlog": sum(consumer.backlog.size() for consumer in consumers if consumer is not None),
+        "dropped_to": queue.dropped_to,
+        "refcnt": len(queue.members) + 1,
+        "clients": [_client(member) for member in queue.members if isinstance(member, Client)],
+    }
+
+
+def _client(client: Client) -> dict[str, Any]:
+    found = {
+        "user": _text(client.name),
+        "remote_addr": socket.inet_ntoa(client.address),
+        "remote_port": str(client.port),
+    }
+    if client.delivery is None:
+        return found
+    counts = attrs.asdict(client.counts)
+    del counts["dropped_in"]
+    return {**found, "mode": "peer" if client.is_peer else "client", **{key: str(n) for key, n in counts.items()}}
+
+
+# ------------------------------------------------------------ checkpoints
+
+# Checkpoints: places of a permanent queue with a name, to which it can be set back.
+#
+# Each is a consumer that is never opened, in the group of every exchange that the queue is bound to: what is behind it
+# is kept.
+
+RESERVED = b"fq"
+_PLACE = re.compile(r"([0-9]{1,18}):([0-9]{1,18})\Z")
+
+
+class Checkpoints:
+    """Of all queues."""
+
+    def __init__(self, exchanges: Exchanges) -> None:
+        self._exchanges = exchanges
+
+    async def add(self, user: User, queue_name: bytes, name: bytes, place: str) -> None:
+        """`place`: GROUP:SEQUENCE, a message that is not to be delivered again; of other groups it is where the queue
+        is now. Raises Refused, MqfsError."""
+        queue, found = self._find(user, queue_name, name)
+        if (match := _PLACE.match(place)) is None:
+            raise Refused("'chkptid' must be of format: [0-9]*:[0-9]*")
+        number, sequence = int(match[1]), int(match[2])
+        for exchange in found:
+            group = exchange.group
+            if len(points(queue, group.consumers)) >= limits.FQ_POINTS and point(queue, name) not in group.consumers:
+                raise Refused(f"at most {limits.FQ_POINTS} checkpoints of a queue")
+            end = group.log.end.next
+            if group.number == number and not (group.log.reader.first - 1 <= sequence < end):
+                raise Refused("'chkptid' is out of range of the queue")
+        if all(exchange.group.number != number for exchange in found):
+            raise Refused("'chkptid' is out of range of the queue")
+        for exchange in found:
+            now = exchange.consumer(queue).state.progress.ack_floor
+            at = sequence + 1 if exchange.group.number == number else now
+            line = f"consumer {quote(point(queue, name))} {quote(queue.view)}"
+            await self._exchanges.command(user, exchange.group, line)
+            await self._seek(user, exchange, point(queue, name), at)
+
+    async def remove(self, user: User, queue_name: bytes, name: bytes) -> None:
+        """Raises Refused, MqfsError."""
+        queue, found = self._find(user, queue_name, name)
+        for exchange in self._having(queue, name, found):
+            await self._exchanges.command(user, exchange.group, f"remove {quote(point(queue, name))}")
+
+    async def go_back(self, user: User, queue_name: bytes, name: bytes) -> None:
+        """Deliver again what is behind it. Raises Refused, MqfsError."""
+        queue, found = self._find(user, queue_name, name)
+        for exchange in self._having(queue, name, found):
+            floor = exchange.group.consumers[point(queue, name)].state.progress.ack_floor
+            await self._seek(user, exchange, queue.consumer, floor)
+
+    def _find(self, user: User, queue_name: bytes, name: bytes) -> tuple[Queue, list[Exchange]]:
+        """The queue, and its exchanges. Raises Refused, Denied."""
+        if name == RESERVED:
+            raise Refused("'fq' is a reserved name, cannot be used for a checkpoint name")
+        queue = self._exchanges.queues.get(queue_name)
+        if queue is None:
+            raise Refused(f"Cannot find registered queue '{queue_name.decode(errors='replace')}'")
+        if not queue.permanent:
+            raise Refused("Checkpoints on ephemeral queues not supported")
+        if queue.wish.type == "mem":
+            raise Refused("Checkpoints on memory queues not supported")
+        found = [exchange for exchange in self._exchanges if exchange.consumer(queue) is not None]
+        for exchange in found:
+            self._exchanges.require(user, exchange, queue)
+            self._exchanges.tree.access(user, exchange.group, CHANGE)  # as for a consumer that is made or moved
+        return queue, found
+
+    @staticmethod
+    def _having(queue: Queue, name: bytes, found: list[Exchange]) -> list[Exchange]:
+        mine = [exchange for exchange in found if point(queue, name) in exchange.group.consumers]
+        if not mine:
+            raise Refused("Checkpoint does not exist")
+        return mine
+
+    async def _seek(self, user: User, exchange: Exchange, consumer: str, at: int) -> None:
+        tree = self._exchanges.tree
+        folder: Any = tree.walk(user, exchange.group, ".consumers")
+        handle = tree.open(user, tree.walk(user, folder, consumer), os.O_WRONLY)
+        try:
+            await settle(handle.write(f"seek {at}\n".encode()))
+        finally:
+            handle.close()

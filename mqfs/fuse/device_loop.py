@@ -22,12 +22,11 @@ import trio
 
 from mqfs import errors, limits
 from mqfs.engine.tree.tree import Tree
-from mqfs.fuse import identity, protocol
-from mqfs.fuse.device import Device
+from mqfs.fuse import operations, protocol
+from mqfs.fuse.device import Device, ParkedRequests
 from mqfs.fuse.handlers import Handlers
 from mqfs.fuse.nodes import File, Files, Nodes
-from mqfs.fuse.parked import ParkedRequests
-from mqfs.seams import Handle
+from mqfs.store.api import Handle
 
 log = logging.getLogger("mqfs.fuse")
 
@@ -190,7 +189,7 @@ class DeviceLoop:
         thread = protocol.U32.unpack_from(self.device.buffer, protocol.THREAD)[0]
         if thread != file.thread:
             file.thread = thread
-            file.process = identity.membership(thread)[0] if thread else 0  # 0: of another pid namespace
+            file.process = operations.membership(thread)[0] if thread else 0  # 0: of another pid namespace
         file.handle.reader_pid = file.process
 
     def _write(self, unique: int, fh: int, offset: int, count: int, flags: int) -> None:

@@ -13,17 +13,15 @@ from collections.abc import Callable
 from typing import Any
 
 from mqfs import errors
-from mqfs.engine.nodes.places import Node
-from mqfs.engine.tree.listing import Listing
+from mqfs.engine.nodes import Node
+from mqfs.engine.tree.attributes import Listing
 from mqfs.engine.tree.tree import Tree
-from mqfs.file_locks import Held, Key
-from mqfs.fuse import identity, protocol
-from mqfs.fuse.device import Device
+from mqfs.fuse import operations, protocol
+from mqfs.fuse.device import Device, ParkedRequests
 from mqfs.fuse.nodes import Files, Nodes
 from mqfs.fuse.operations import BLOCK_BYTES, known_name
-from mqfs.fuse.parked import ParkedRequests
-from mqfs.model import Stat
-from mqfs.wait import Wait
+from mqfs.model import Stat, Wait
+from mqfs.state.file_locks import Held, Key
 
 SIZE_UNKNOWN = 1  # in a lookup: the kernel asks for it later; with 0 sendfile would end without a read
 READABLE, WRITABLE = select.POLLIN | select.POLLRDNORM, select.POLLOUT | select.POLLWRNORM
@@ -173,7 +171,7 @@ class Handlers:
     def _lookup(self, unique: int) -> None:
         size, _, _, parent, uid, gid, thread = protocol.HEADER.unpack_from(self._device.buffer)
         name = known_name(bytes(self._device.view[protocol.IN_HEADER : size - 1]))
-        node = self._tree.walk(identity.user(uid, gid, thread), self._nodes.node(parent), name)
+        node = self._tree.walk(operations.user(uid, gid, thread), self._nodes.node(parent), name)
         found = self._tree.stat(node)
         attributes = pack_attributes(found, None if node.directory else found.size or SIZE_UNKNOWN)
         nodeid = self._nodes.enter(node, thread)
@@ -208,7 +206,7 @@ class Handlers:
 
     def _opendir(self, unique: int) -> None:
         _, _, _, nodeid, uid, gid, thread = protocol.HEADER.unpack_from(self._device.buffer)
-        user, node = identity.user(uid, gid, thread), self._nodes.directory(nodeid)
+        user, node = operations.user(uid, gid, thread), self._nodes.directory(nodeid)
         self._tree.access(user, node, os.R_OK)
         fh = self._files.add_listing(Listing(self._tree, user, node, uid))
         if not self._device.send(protocol.OPENED.pack(32, 0, unique, fh, 0, 0)):

@@ -18,10 +18,10 @@ import itertools
 from typing import Any, TypeAlias
 
 from mqfs import errors, limits
-from mqfs.engine.nodes.places import Node
-from mqfs.engine.tree.listing import Listing
+from mqfs.engine.nodes import Node
+from mqfs.engine.tree.attributes import Listing
 from mqfs.engine.tree.tree import Tree
-from mqfs.seams import Handle
+from mqfs.store.api import Handle
 
 ROOT = 1  # the kernel's name for the root directory
 Directory: TypeAlias = Any  # a node with `directory`: a group, or one of its folders

@@ -23,15 +23,12 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
 
 from mqfs import errors, limits
-from mqfs.engine.nodes.own_files import Meta, SnapshotNode
-from mqfs.engine.nodes.places import Node
-from mqfs.engine.tree.node_stat import disk_space
+from mqfs.engine.nodes import Meta, Node, SnapshotNode
+from mqfs.engine.tree.attributes import disk_space
 from mqfs.engine.tree.tree import Tree
-from mqfs.fuse import identity
 from mqfs.fuse.nodes import Files, Nodes
-from mqfs.model import User
-from mqfs.settle import settle
-from mqfs.wait import Step
+from mqfs.model import Step, User
+from mqfs.serving.await_step import settle
 
 log = logging.getLogger("mqfs.fuse")
 P = ParamSpec("P")
@@ -107,7 +104,7 @@ class Operations(pyfuse3.Operations):
         return self.attributes(node, self.nodes.enter(node, ctx.pid))
 
     def user(self, ctx: RequestContext, *, process: bool = False) -> User:
-        return identity.user(ctx.uid, ctx.gid, ctx.pid, process=process)
+        return user(ctx.uid, ctx.gid, ctx.pid, process=process)
 
     @answering
     async def setattr(
@@ -233,3 +230,34 @@ class Operations(pyfuse3.Operations):
                 raise
         info = self.open_file(user, node, flags, made=made)
         return info, self.attributes(node, self.nodes.enter(node, alone=True))
+
+
+# ------------------------------------------------------------ identity
+
+# The user of a request, from its header and /proc.
+#
+# Owns no state. The kernel names uid, gid and thread; supplementary groups and the process are looked up where they
+# matter, when a file is named or opened, never for a read or a write.
+
+def user(uid: int, gid: int, thread: int, *, process: bool = False) -> User:
+    """The user of a request. Root needs no groups; `process` has the process looked up for root too."""
+    if uid == 0 and not process:
+        return User(uid, gid, frozenset(), thread, "fuse")
+    pid, groups = membership(thread)
+    return User(uid, gid, groups, pid, "fuse")
+
+
+def membership(thread: int) -> tuple[int, frozenset[int]]:
+    """(process, supplementary groups) of a thread; what is known where it is gone or in another pid namespace."""
+    pid, groups = thread, frozenset[int]()
+    try:
+        with open(f"/proc/{thread}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"Tgid:"):
+                    pid = int(line[5:])
+                elif line.startswith(b"Groups:"):
+                    groups = frozenset(map(int, line[7:].split()))
+                    break
+    except (OSError, ValueError):
+        pass
+    return pid, groups

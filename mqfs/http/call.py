@@ -13,11 +13,9 @@ from mqfs.errors import BadRequest, TooLong
 from mqfs.http.claims import Claims
 from mqfs.http.target import Path, Target
 from mqfs.http.wire import Request
-from mqfs.model import User
-from mqfs.shares import counted
-from mqfs.syntax.duration import parse_duration
-from mqfs.syntax.size import parse_number
-from mqfs.wait import Step
+from mqfs.model import Step, User
+from mqfs.quotas import counted
+from mqfs.syntax.duration import parse_duration, parse_number
 
 T = TypeVar("T")
 WHOLE = 1 << 30  # bytes of a read: all there is

@@ -18,11 +18,11 @@ from typing import Any
 import attrs
 
 from mqfs import limits
-from mqfs.engine.log.timers import CONSUMERS, Alarm
+from mqfs.engine.core.timers import CONSUMERS, Alarm
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadRequest, Denied, MqfsError, OverLimit, Stale
 from mqfs.model import Grant, User
-from mqfs.seams import Handle
+from mqfs.store.api import Handle
 
 MAC_BYTES = 16
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from time import perf_counter
 from typing import Any, Protocol, TypeVar, cast
@@ -18,27 +20,24 @@ from typing import Any, Protocol, TypeVar, cast
 import trio
 
 from mqfs import limits
-from mqfs.channel import Channel, Gone
+from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MqfsError, OverLimit, TooLong
 from mqfs.http import target, wire
-from mqfs.http.answers import Answer, Cut
-from mqfs.http.browser import BrowserRules
+from mqfs.http.answers import Answer, Cut, TooSlow, Unauthorized
 from mqfs.http.call import Call, TimedOut, Traffic
 from mqfs.http.claims import Claims
-from mqfs.http.gate import OPEN, Gate
-from mqfs.http.proxies import Proxies, is_encrypted
-from mqfs.http.refusals import TooSlow, Unauthorized
-from mqfs.http.repeated import RepeatedPublish, repeatable
+from mqfs.http.gate import OPEN, BrowserRules, Gate, Proxies, is_encrypted
+from mqfs.http.publishing import is_plain, keys, place_of, publish, publish_to, put_there
 from mqfs.http.route import Route
 from mqfs.http.routes import Table
 from mqfs.http.target import Path
 from mqfs.http.wire import Request, RequestParser
-from mqfs.model import Grant, User
+from mqfs.model import Grant, Step, User, Wait
 from mqfs.net.peer import Peer
-from mqfs.settle import settle
-from mqfs.turns import Turns, Work
-from mqfs.wait import Step, Wait
+from mqfs.serving.await_step import settle
+from mqfs.serving.fairness import Turns, Work
+from mqfs.serving.stream import Channel, Gone
 
 log = logging.getLogger("mqfs.http")
 T = TypeVar("T")
@@ -397,3 +396,71 @@ class Connection:
     def lost(self) -> None:
         """It is gone: whatever is done for it ends, having taken nothing."""
         self.scope.cancel()
+
+
+# ------------------------------------------------------------ repeated
+
+# A publish like the one before it on the same connection: its head was checked then, and its stream stays open.
+#
+# Owns what must not have changed since: the bytes of the head but for the length of the body, and the state of each
+# group from the stream's to the root. Whatever is no such request is parsed and checked as any other.
+
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)[ \t]*\r\n", re.IGNORECASE)
+_HEAD_END = b"\r\n\r\n"
+
+
+class RepeatedPublish:
+    """`before` and `behind`: the head around the length of the body."""
+
+    def __init__(self, call: Call, before: bytes, behind: bytes) -> None:
+        self._call, self._before, self._behind = call, before, behind
+        self.request = call.request
+        self._place = place_of(call)
+        self._handle: OpenFile | None = None
+        self._logs = [(group.log, group.log.changes) for group in _up(call.group)]
+
+    def take(self, data: bytes) -> bool:
+        """Whether that is one more such request, whole and alone; its body is then the request's."""
+        end = data.find(b"\r", len(self._before))
+        body = end + len(self._behind)
+        head = b"%b%d%b" % (self._before, len(data) - body, self._behind)
+        if len(data) == body or not data.startswith(head):
+            return False
+        if any(log.changes != changes for log, changes in self._logs) or self._call.group.ring is not None:
+            return False
+        self.request.body = data[body:]
+        return True
+
+    async def publish(self) -> Answer:
+        """Raises MqfsError."""
+        call, handle = self._call, self._handle
+        if handle is None or handle.closed:
+            handle = self._handle = call.tree.open(call.user, call.target.node, os.O_WRONLY)
+        answer = await publish_to(handle, call, self._place)
+        return answer if answer is not None else await publish(call)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.close()
+
+
+def _up(group: Any) -> Iterator[Any]:
+    """The group and those above it, to the root."""
+    yield group
+    while group.parent is not group:
+        group = group.parent
+        yield group
+
+
+def repeatable(call: Call, route: Route, data: bytes) -> RepeatedPublish | None:
+    """For more publishes like that one, which is done. `data`: the bytes it came in, whole and alone."""
+    request = call.request
+    if route.call not in (publish, put_there) or call.target.kind == "new stream" or not request.keep_alive:
+        return None
+    quota = call.tree.quotas.of(call.user.uid) if call.tree.quotas is not None else None
+    if quota is not None and quota.handles:
+        return None  # the stream would count as open
+    found, end = _LENGTH.search(data), data.find(_HEAD_END) + len(_HEAD_END)
+    if found is None or found.end() > end or keys(call) or not is_plain(call.group) or request.expects_continue:
+        return None
+    return RepeatedPublish(call, data[: found.start(1)], data[found.end(1) : end])

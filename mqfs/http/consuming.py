@@ -9,19 +9,18 @@ from functools import partial
 from typing import Any, cast
 
 from mqfs import limits
-from mqfs.engine.files.consumer_file import ConsumerHandle
-from mqfs.engine.files.peek_file import PeekHandle
+from mqfs.engine.files.claiming import PeekHandle
+from mqfs.engine.files.consumer import ConsumerHandle
 from mqfs.engine.language.message_formats import shape
 from mqfs.errors import BadRequest, Busy, Exists, MqfsError, Stale
 from mqfs.http import answers
-from mqfs.http.answers import LINES, NO_STORE, SANDBOX, Answer, Format
+from mqfs.http.answers import LINES, NO_STORE, SANDBOX, Answer, Format, problem
 from mqfs.http.call import WHOLE, Call, TimedOut
 from mqfs.http.claims import OpenClaim
 from mqfs.http.groups import mode, write
-from mqfs.http.refusals import problem
+from mqfs.model import Wait
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.quoting import command_lines, quote_word
-from mqfs.wait import Wait
 
 CONSUMER_MODE = 0o664
 _WORDS = ("transient", "private", "memory")  # flags of `consumer` in ctl

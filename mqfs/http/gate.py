@@ -6,11 +6,16 @@ Owns the count of wrong tokens of each address.
 from __future__ import annotations
 
 import base64
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from urllib.parse import urlsplit
+
+import attrs
 
 from mqfs import limits
-from mqfs.errors import Denied, MqfsError
-from mqfs.http.refusals import NoToken, Unauthorized
+from mqfs.errors import BadAddress, Denied, MqfsError
+from mqfs.http.answers import Answer, Headers, NoToken, Unauthorized
+from mqfs.http.wire import Request
 from mqfs.model import User
 from mqfs.net import identity
 from mqfs.net.peer import TOKEN_NEEDED, Peer
@@ -70,3 +75,181 @@ def _secret(authorization: str) -> bytes:
         return base64.b64decode(rest.strip(), validate=True).partition(b":")[2]
     except ValueError:
         return b""
+
+
+# ------------------------------------------------------------ browser
+
+# What a browser may not be made to do by another site's page: write here, or read through a name of its own.
+#
+# Owns the checks of Host, Origin and Sec-Fetch-Site, and the headers of CORS.
+
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})  # most requests come to these: they are not parsed
+_SAME = ("same-origin", "none")
+
+
+@attrs.frozen
+class BrowserRules:
+    """`origins` may read and write from their pages, `hosts` are names of this server beside those of loopback."""
+
+    origins: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+    def check(self, request: Request, rebindable: bool) -> None:
+        """Raises Denied. `rebindable`: a page whose own name leads here now would reach it: no certificate says whose
+        name it is."""
+        host = request.headers.get("host", "")
+        if rebindable and host and not self._is_ours(host):
+            expected = "localhost, an address, or one of --http-host"
+            raise Denied(f"host {host!r}: not a name of this server (expected {expected})")
+        if request.method not in SAFE:
+            self.check_change(request)
+
+    def check_change(self, request: Request, encrypted: bool = True) -> None:
+        """Check one that changes something, whatever its method. Raises Denied."""
+        given = request.headers
+        host, origin, site = given.get("host", ""), given.get("origin"), given.get("sec-fetch-site")
+        if site in _SAME or (origin is not None and origin in self.origins):
+            return
+        if site is not None or (origin is not None and _host_of(origin) != host):
+            raise Denied("a request of another site's page (expected one of --http-origin)")
+        # A browser sends Origin with any other method, and Sec-Fetch-Site by TLS and to loopback. Of a GET by plain
+        # HTTP it tells nothing: any page can have made it, but for a header that needs our leave.
+        tells = encrypted or not host or _is_loopback(host)
+        if request.method in SAFE and not tells and not _is_deliberate(request):
+            raise Denied("a GET that changes something (expected POST, or the header X-Requested-With)")
+
+    def _is_ours(self, host: str) -> bool:
+        if host in LOCAL or (name := name_of(host)) in LOCAL or name in self.hosts or host in self.hosts:
+            return True
+        return name.lower() in LOCAL or _address(name) is not None
+
+    def headers(self, request: Request) -> Headers:
+        """Of every answer to a page of a listed origin."""
+        origin = request.headers.get("origin")
+        if not self.origins:
+            return []
+        if origin is None or origin not in self.origins:
+            return [("Vary", "Origin")]
+        exposed = "Location, ETag, Mqfs-First, Mqfs-Next, Mqfs-Sequence, Mqfs-Time, Mqfs-Messages, Mqfs-Bytes"
+        return [
+            ("Access-Control-Allow-Origin", origin),
+            ("Access-Control-Expose-Headers", exposed),
+            ("Vary", "Origin"),
+        ]
+
+    def preflight(self, request: Request) -> Answer | None:
+        """The answer to the question of a page of a listed origin whether it may; None: it is no such question."""
+        given = request.headers
+        if request.method != "OPTIONS" or "access-control-request-method" not in given:
+            return None
+        if given.get("origin") not in self.origins:
+            return Answer(204)
+        return Answer(
+            204,
+            headers=[
+                ("Access-Control-Allow-Methods", "GET, HEAD, PUT, POST, DELETE"),
+                ("Access-Control-Allow-Headers", given.get("access-control-request-headers", "authorization")),
+                ("Access-Control-Max-Age", "600"),
+            ],
+        )
+
+
+def name_of(host: str) -> str:
+    """Without the port."""
+    return host if host.endswith("]") else host.rpartition(":")[0] or host
+
+
+def _address(name: str) -> IPv4Address | IPv6Address | None:
+    """None: it is a name, which may lead elsewhere tomorrow."""
+    try:
+        return ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return None
+
+
+def _is_loopback(host: str) -> bool:
+    name = name_of(host).lower()
+    address = _address(name)
+    return name == "localhost" or (address is not None and address.is_loopback)
+
+
+def _is_deliberate(request: Request) -> bool:
+    """Whether it has a header that a page of another site may not send unasked."""
+    given = request.headers
+    return "x-requested-with" in given or given.get("authorization", "").lower().startswith("bearer ")
+
+
+def _host_of(origin: str) -> str | None:
+    """None where it has none, as that of a page in a sandbox."""
+    try:
+        return urlsplit(origin).netloc or None
+    except ValueError:
+        return None
+
+
+# ------------------------------------------------------------ proxies
+
+# Reverse proxies: what they say of a client's address, and of the way it came.
+#
+# Owns what X-Forwarded-For and X-Forwarded-Proto mean. Only the proxies of `--http-proxy` are believed.
+
+Network = IPv4Network | IPv6Network
+USER = "user:"
+
+
+def parse_proxy(text: str) -> Network | int:
+    """A network, or the number of a user. Raises BadAddress."""
+    if text.startswith(USER):
+        uid = identity.user_number(text.removeprefix(USER))
+        if uid is None:
+            raise BadAddress(f"unknown user {text!r} (expected {USER} and one of getent passwd)")
+        return uid
+    try:
+        return ip_network(text)
+    except ValueError:
+        expected = f"such as 10.1.2.0/24 or ::1/128, or {USER}NAME"
+        raise BadAddress(f"invalid network {text!r} (expected {expected})") from None
+
+
+class Proxies:
+    """Networks, and users of this machine who come by a unix socket, whose connections are those of proxies."""
+
+    def __init__(self, proxies: Iterable[str] = ()) -> None:
+        """Raises BadAddress."""
+        parsed = list(map(parse_proxy, proxies))
+        self._networks = tuple(one for one in parsed if not isinstance(one, int))
+        self._users = frozenset(one for one in parsed if isinstance(one, int))
+
+    def has(self, account: Hashable) -> bool:
+        """Whether connections of a host, or of a user by a unix socket, are a proxy's."""
+        if not isinstance(account, str):
+            return account in self._users
+        address = _address_and_port(account) if self._networks else None
+        return address is not None and any(address in network for network in self._networks)
+
+    def client(self, host: Hashable, forwarded: str) -> Hashable:
+        """The rightmost address that is no proxy's: each proxy adds at the right who came to it. `host`: of the
+        connection, or its user; `forwarded`: the header, of which a client may have written all but what proxies
+        added."""
+        words = forwarded.split(",")
+        while words and self.has(host):
+            address = _address_and_port(words.pop().strip())
+            if address is None:
+                break
+            host = str(address)
+        return host
+
+
+def is_encrypted(proto: str) -> bool:
+    """Whether a request came over TLS all the way, by X-Forwarded-Proto."""
+    return all(word.strip().lower() == "https" for word in proto.split(","))
+
+
+def _address_and_port(text: str) -> IPv4Address | IPv6Address | None:
+    """None: it is none, or names no host."""
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address

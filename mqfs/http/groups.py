@@ -4,20 +4,41 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from base64 import urlsafe_b64encode
 from bisect import bisect_right
+from collections.abc import AsyncIterator
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from mqfs import limits
-from mqfs.engine.files import status_files
+from mqfs.engine.files import status as status_files
+from mqfs.engine.files.kept import SnapshotHandle
 from mqfs.engine.group import Group
-from mqfs.engine.routing.view import View
+from mqfs.engine.routing.views import View
 from mqfs.engine.stream import Stream
-from mqfs.errors import BadRequest, Denied, Exists, NotFound
-from mqfs.http import page, reading
-from mqfs.http.answers import JSON, LINES, NO_STORE, SANDBOX, TEXT, Answer, accepted, as_json, json_answer
+from mqfs.errors import BadRequest, Denied, Exists, MqfsError, NotFound
+from mqfs.http import reading
+from mqfs.http.answers import (
+    JSON,
+    LINES,
+    NO_STORE,
+    RAW,
+    SANDBOX,
+    TEXT,
+    Answer,
+    BadRange,
+    Cut,
+    Headers,
+    NotTrue,
+    accepted,
+    as_json,
+    json_answer,
+)
 from mqfs.http.call import WHOLE, Call
-from mqfs.http.refusals import NotTrue
 
 GROUP_MODE, STREAM_MODE = 0o775, 0o664
 LISTED = 1_000
@@ -35,7 +56,7 @@ async def show(call: Call) -> Answer:
     if call.option("select") is not None:
         return await reading.read(call)
     if not call.path.options and "text/html" in accepted(call.request.headers.get("accept", "")):
-        return page.lead_to(call.path.text)
+        return lead_to(call.path.text)
     count = call.number("count", limits.HTTP_LISTED) or LISTED
     types = _types(call.option("type"))
     group, after, detail = call.target.node, call.option("after"), call.flag("detail")
@@ -165,3 +186,118 @@ async def ready(call: Call) -> Answer:
     """Whether the server can be sent work, else why not."""
     troubles = call.front.troubles()
     return as_json({"status": "not ready" if troubles else "ok", "reasons": troubles}, 503 if troubles else 200)
+
+
+# ------------------------------------------------------------ kept
+
+# `.kept/STREAM` as a file of the web: ranges and entity tags.
+
+PIECE_BYTES = 256 << 10
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z")
+
+
+async def read(call: Call) -> Answer:
+    """The whole file, or a range of it."""
+    handle = cast(SnapshotHandle, call.tree.open(call.user, call.target.node, os.O_RDONLY))
+    try:
+        return _answer(call, handle)
+    except BaseException:
+        handle.close()
+        raise
+
+
+def entity_tag(stream: Any, size: int) -> str:
+    return f'"{stream.kept.first_kept()}-{stream.kept.newest_kept()}-{size}"'
+
+
+def _answer(call: Call, handle: SnapshotHandle) -> Answer:
+    given, size = call.request.headers, handle.size
+    tag = entity_tag(handle.node.stream, size)
+    head: Headers = [("ETag", tag), ("Accept-Ranges", "bytes"), ("Cache-Control", "no-cache"), SANDBOX]
+    if call.has_tag(tag):
+        handle.close()
+        return Answer(304, headers=head)
+    first, last, status = 0, size - 1, 200
+    if (wanted := given.get("range")) is not None and given.get("if-range", tag) == tag:
+        found = _range(wanted, size)
+        if found is not None:
+            first, last, status = *found, 206
+            head.append(("Content-Range", f"bytes {first}-{last}/{size}"))
+    head.append(("Content-Length", str(last + 1 - first)))
+    return Answer(status, _pieces(call, handle, first, last + 1), RAW.kind, head, lambda _: handle.close())
+
+
+def _range(text: str, size: int) -> tuple[int, int] | None:
+    """First and last byte; None where it is to be ignored: malformed, or several. Raises BadRange."""
+    match = _RANGE.match(text)
+    if match is None or text == "bytes=-":
+        return None
+    begin, end = match[1], match[2]
+    if begin and end and int(begin) > int(end):
+        return None
+    first = int(begin) if begin else max(size - int(end), 0)
+    last = min(int(end), size - 1) if begin and end else size - 1
+    if first > last:
+        raise BadRange(size)
+    return first, last
+
+
+async def _pieces(call: Call, handle: SnapshotHandle, at: int, end: int) -> AsyncIterator[bytes]:
+    while at < end:
+        try:
+            data = handle.read(min(PIECE_BYTES, end - at), at)
+        except MqfsError as error:  # it went meanwhile
+            raise Cut from error
+        assert isinstance(data, bytes)
+        if not data:
+            raise Cut
+        at += len(data)
+        yield data
+        await call.front.pause()
+
+
+# ------------------------------------------------------------ page
+
+# The page at `/.web/`: files of the package, sent as they are. What it shows comes from the other routes.
+
+PLACE = "/.web/"
+KINDS = {
+    "index.html": "text/html; charset=utf-8",
+    "page.css": "text/css; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+_SECURE: Headers = [
+    (
+        "Content-Security-Policy",
+        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cache-Control", "no-cache"),
+]
+
+
+@cache
+def _file(name: str) -> tuple[bytes, str]:
+    """A file of the page, and its entity tag."""
+    data = files("mqfs.http").joinpath("web", name).read_bytes()
+    return data, f'"{urlsafe_b64encode(sha256(data).digest()[:12]).decode()}"'
+
+
+async def serve(call: Call) -> Answer:
+    """A file of the page. Raises NotFound."""
+    if call.path.text + "/" == PLACE:
+        return Answer(308, headers=[("Location", PLACE)])
+    name = call.target.name or "index.html"
+    if name not in KINDS:
+        raise NotFound(name)
+    data, tag = _file(name)
+    head = [("ETag", tag), *_SECURE]
+    if call.has_tag(tag):
+        return Answer(304, headers=head)
+    return Answer(200, data, KINDS[name], head)
+
+
+def lead_to(path: str) -> Answer:
+    """The way to what the page shows of a group."""
+    return Answer(303, headers=[("Location", f"{PLACE}#{path}"), ("Vary", "Accept"), ("Cache-Control", "no-store")])

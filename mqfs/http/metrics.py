@@ -7,22 +7,98 @@ only where asked for: there may be a million of them.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import os
+import resource
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from mqfs import limits
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import R
 from mqfs.engine.stream import Stream
-from mqfs.engine.tree.grants import permit, permit_walk
+from mqfs.engine.tree.attributes import permit, permit_walk
 from mqfs.errors import Denied, MqfsError, NotFound
-from mqfs.histogram import Histogram
-from mqfs.http import process
 from mqfs.http.answers import NO_STORE, Answer, accepted
 from mqfs.http.call import Call
-from mqfs.http.exposition import END, OPEN_METRICS, OPEN_METRICS_1, TEXT, Family, labels, samples
+from mqfs.store.api import Histogram
 from mqfs.syntax.patterns import compile_pattern
 from mqfs.version import __version__
+
+# ------------------------------------------------------------ exposition
+
+# The formats of Prometheus: text 0.0.4, and OpenMetrics 1.0. A family is all samples of one name.
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_METRICS = "application/openmetrics-text"
+OPEN_METRICS_1 = f"{OPEN_METRICS}; version=1.0.0; charset=utf-8"
+END = "# EOF\n"  # of OpenMetrics
+
+_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+
+
+class Family(NamedTuple):
+    """`kind`: counter, gauge or histogram. `about` has no backslash and no line end."""
+
+    name: str
+    kind: str
+    about: str
+
+    def head(self, open_metrics: bool) -> str:
+        """The lines before its samples. In OpenMetrics the suffix of a counter is no part of its name."""
+        name = self.name.removesuffix("_total") if open_metrics and self.kind == "counter" else self.name
+        return f"# HELP {name} {self.about}\n# TYPE {name} {self.kind}\n"
+
+
+def labels(**values: str) -> str:
+    """With their braces, or "" where there are none."""
+    words = (f'{name}="{value.translate(_ESCAPES)}"' for name, value in values.items())
+    text = ",".join(words)
+    return f"{{{text}}}" if text else ""
+
+
+def samples(name: str, rows: Iterable[tuple[str, float]]) -> str:
+    """A line for each row of labels and value."""
+    return "".join([f"{name}{text} {value}\n" for text, value in rows])
+
+
+# ------------------------------------------------------------ process
+
+# Metrics that Prometheus expects of every process: its time, memory, descriptors and start.
+
+FAMILIES = (
+    Family("process_cpu_seconds_total", "counter", "User and system time."),
+    Family("process_resident_memory_bytes", "gauge", "Resident memory."),
+    Family("process_virtual_memory_bytes", "gauge", "Virtual memory."),
+    Family("process_open_fds", "gauge", "Open descriptors."),
+    Family("process_max_fds", "gauge", "How many there may be."),
+    Family("process_start_time_seconds", "gauge", "UNIX time of its start."),
+)
+
+
+def values() -> tuple[float, ...]:
+    """One of each family."""
+    with open("/proc/self/statm") as file:
+        virtual, resident = (int(word) * resource.getpagesize() for word in file.read().split()[:2])
+    return (
+        time.process_time(),
+        resident,
+        virtual,
+        len(os.listdir("/proc/self/fd")) - 1,  # without that of the list itself
+        resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        _started(),
+    )
+
+
+def _started() -> float:
+    with open("/proc/self/stat") as file:
+        after_name = file.read().rpartition(")")[2].split()
+    since_boot = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
+    return round(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot, 2)
+
+
+# ------------------------------------------------------------ metrics
 
 log = logging.getLogger("mqfs.http")
 COUNTER, GAUGE = "counter", "gauge"
@@ -193,7 +269,7 @@ class Scrape:
 
     def _singles(self) -> Iterator[tuple[Family, Sequence[tuple[str, float]]]]:
         """Families of the process."""
-        for family, value in zip(process.FAMILIES, process.values(), strict=True):
+        for family, value in zip(FAMILIES, values(), strict=True):
             yield family, [("", value)]
         yield BUILD, [(labels(version=__version__), 1)]
         traffic = self._front.traffic

@@ -20,7 +20,7 @@ from mqfs.http.answers import Answer, base64_body
 from mqfs.http.call import WHOLE, Call, TimedOut
 from mqfs.http.groups import is_there, make_stream, write
 from mqfs.log import headers
-from mqfs.wait import Step, Wait
+from mqfs.model import Step, Wait
 
 FRAMES = "application/vnd.mqfs.frames"
 NAMED = "mqfs-h-"

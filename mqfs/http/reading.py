@@ -14,15 +14,15 @@ from typing import Any, cast
 import attrs
 
 from mqfs import limits
-from mqfs.engine.files.cursor_file import Cursor
-from mqfs.engine.files.status_files import cut
+from mqfs.engine.files.cursor import Cursor
+from mqfs.engine.files.status import cut
 from mqfs.engine.stream import Stream
 from mqfs.errors import BadRequest, Damaged, FellBehind, MqfsError, NotFound, OverLimit
 from mqfs.http import answers
 from mqfs.http.answers import NO_STORE, SANDBOX, Answer, Cut, Format, Headers
 from mqfs.http.call import WHOLE, Call, TimedOut
+from mqfs.model import Step, Wait
 from mqfs.syntax.quoting import command_lines, quote_word
-from mqfs.wait import Step, Wait
 
 PIECE_BYTES = 65_536  # of an answer that are sent at once
 RECORD_BYTES = 256 << 10  # of one read in `format record`

@@ -13,12 +13,11 @@ import attrs
 
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import IsDirectory, MqfsError, NotFound
-from mqfs.http import consuming, groups, kept, metrics, openapi, page, publishing, reading
-from mqfs.http.answers import FORMATS, JSON, RAW, TEXT, Answer, Headers
+from mqfs.http import consuming, groups, metrics, openapi, publishing, reading
+from mqfs.http.answers import FORMATS, JSON, RAW, TEXT, Answer, BadRange, Headers, NotAllowed, problem
 from mqfs.http.answers import LINES as JSON_LINES
-from mqfs.http.exposition import OPEN_METRICS
 from mqfs.http.gate import CHALLENGES
-from mqfs.http.refusals import BadRange, NotAllowed, problem
+from mqfs.http.metrics import OPEN_METRICS
 from mqfs.http.route import BATCH, COMMANDS, LINES, MESSAGE, STAGED, Route, Sends
 from mqfs.http.target import Path, Target, resolve
 from mqfs.http.wire import Request
@@ -80,7 +79,7 @@ ROUTES: tuple[Route, ...] = (
           sends=Sends((RAW.kind,), (*_PLACES, "Mqfs-Messages", "Mqfs-Bytes", "Mqfs-Written"))),
     Route("HEAD", "view", "/shop/view", reading.look, "Where the next message will be.", options=reading.OPTIONS,
           sends=Sends((RAW.kind,), ("Mqfs-Next",))),
-    Route("GET", "kept", "/shop/.kept/orders", kept.read, "What a stream keeps, as a file.",
+    Route("GET", "kept", "/shop/.kept/orders", groups.read, "What a stream keeps, as a file.",
           statuses=(200, 206, 304, 416), sends=Sends((RAW.kind,), ("ETag", "Accept-Ranges", "Content-Range"))),
     Route("POST", ".batch", "/shop/.batch", publishing.batch, "Publish many messages, all or none.",
           options=("wait",), body=BATCH, statuses=(201,), sends=Sends((TEXT,), ("Mqfs-Sequence",)),
@@ -119,8 +118,8 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "stream", "/shop/jobs/take", consuming.take, "Take from a stream under `deliver one`.", "take",
           ("max", "wait", "format"), statuses=(200, 204, 409),
           sends=Sends((RAW.kind, TEXT, JSON_LINES))),
-    Route("GET", "web", "/.web/", page.serve, "The page, for a browser.", statuses=(200, 304, 404),
-          sends=Sends((page.KINDS["index.html"],), ("ETag",))),
+    Route("GET", "web", "/.web/", groups.serve, "The page, for a browser.", statuses=(200, 304, 404),
+          sends=Sends((groups.KINDS["index.html"],), ("ETag",))),
     Route("GET", "health", "/.health", groups.health, "Whether the process lives.", sends=_JSON),
     Route("GET", "ready", "/.ready", groups.ready, "Whether it can be sent work.", statuses=(200, 503), sends=_JSON),
     Route("GET", "metrics", "/.metrics", metrics.show, "Counters of the groups that the user may read, for Prometheus.",

@@ -17,16 +17,12 @@ from typing import Protocol
 import trio
 
 from mqfs import limits
-from mqfs.arrival import look_up, peer_at, shake_hands
-from mqfs.channel import ENDS, GONE, Channel
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadAddress, OverLimit, printable
 from mqfs.http.answers import Answer
-from mqfs.http.browser import BrowserRules
 from mqfs.http.claims import Claims
 from mqfs.http.connection import Connection
-from mqfs.http.gate import Gate
-from mqfs.http.proxies import Proxies
+from mqfs.http.gate import BrowserRules, Gate, Proxies
 from mqfs.http.routes import TREE, Table
 from mqfs.http.wire import Request
 from mqfs.model import Grant
@@ -35,8 +31,10 @@ from mqfs.net.address import Address, TcpAddress, TlsAddress, UnixAddress, is_lo
 from mqfs.net.certificates import ServerTls
 from mqfs.net.peer import Peer
 from mqfs.net.tokens import Tokens
-from mqfs.shares import Shares
-from mqfs.turns import Turns
+from mqfs.quotas import Shares
+from mqfs.serving.accept import look_up, peer_at, shake_hands
+from mqfs.serving.fairness import Turns
+from mqfs.serving.stream import ENDS, GONE, Channel
 
 log = logging.getLogger("mqfs.http")
 FULL = (

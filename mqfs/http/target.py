@@ -10,16 +10,15 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from mqfs import limits
-from mqfs.cache import cache_short
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.group import Group
-from mqfs.engine.nodes.own_files import SnapshotNode, TakeFile
-from mqfs.engine.nodes.txn_nodes import PartFolder, StagedStream, TxnCtl
-from mqfs.engine.routing.view import View
+from mqfs.engine.nodes import PartFolder, SnapshotNode, StagedStream, TakeFile, TxnCtl
+from mqfs.engine.routing.views import View
 from mqfs.engine.stream import Stream
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadRequest, NotDirectory, NotFound
 from mqfs.model import User
+from mqfs.syntax.cache import cache_short
 
 OWN = {".health": "health", ".ready": "ready", ".metrics": "metrics", ".openapi.json": "openapi", ".web": "web"}
 _BAD_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")

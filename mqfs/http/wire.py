@@ -15,7 +15,7 @@ from typing import Any
 
 from mqfs import limits
 from mqfs.errors import BadRequest, MqfsError
-from mqfs.http.refusals import BadVersion, TooManyHeaders, UnknownCoding
+from mqfs.http.answers import BadVersion, TooManyHeaders, UnknownCoding
 
 try:
     import httptools

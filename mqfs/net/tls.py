@@ -7,8 +7,11 @@ files are those of certificates.py.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import ssl
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 PIECE_BYTES = 16_384  # of plaintext in one TLS record: more at once would only grow the buffers, which never shrink
 UNASKED_BYTES = 65_536  # of answers to the peer's messages of TLS itself, not taken yet: no honest peer needs as many
@@ -99,4 +102,131 @@ def explain(error: ssl.SSLError) -> str:
     return f"TLS failed: {reason or error}"
 
 
-__all__ = ["PIECE_BYTES", "TlsMachine", "explain"]
+# ------------------------------------------------------------ tls calls
+
+# The descriptor of a connection over TLS.
+#
+# Owns the bytes between the machine of net/tls.py and the descriptor. A connection calls it as it calls os, and waits
+# by itself where a call would block.
+
+RECEIVE_BYTES = 65_536
+
+
+class DescriptorCalls(Protocol):
+    """The system calls of a connection: those of os, or of TlsCalls."""
+
+    def read(self, fd: int, length: int, /) -> bytes: ...
+    def write(self, fd: int, data: bytes | memoryview, /) -> int: ...
+    def writev(self, fd: int, buffers: Sequence[bytes | memoryview], /) -> int: ...
+
+
+class TlsCalls:
+    """Reads and writes the plaintext of one nonblocking descriptor.
+
+    `failed` gets the reason where TLS fails; the caller sees the end of the connection.
+    """
+
+    def __init__(self, machine: TlsMachine, failed: Callable[[str], None]) -> None:
+        self.machine, self._failed = machine, failed
+        self.ready = False  # the handshake is complete, and its last message has left
+        self._early = b""  # plaintext that came with the end of the handshake
+        self._encrypted = memoryview(b"")  # taken from the machine, not by the descriptor yet
+        self._covered = 0  # bytes of plaintext that left the caller in it, and do not count as written yet
+
+    def read(self, fd: int, length: int, /) -> bytes:
+        """Plaintext; b"" at the end. Raises BlockingIOError where one read of the descriptor completes none, so that a
+        peer that never completes any delays no other."""
+        plain, self._early = self._early, b""
+        if not plain and not self.machine.ended and (data := os.read(fd, min(length, RECEIVE_BYTES))):
+            plain = self._decrypt(fd, data)
+            if not plain and not self.machine.ended:
+                raise BlockingIOError
+        return plain
+
+    def write(self, fd: int, data: bytes | memoryview, /) -> int:
+        """Write plaintext: the number of bytes that left, encrypted. Raises BlockingIOError where there are none.
+
+        The next call has to begin with the rest: some of it may be encrypted already.
+        """
+        rest, written = memoryview(data), 0
+        while self._flush(fd):
+            written += self._covered
+            self._covered = 0
+            if written >= len(rest):
+                return written
+            self._covered = len(piece := rest[written : written + PIECE_BYTES])
+            try:
+                self.machine.send(piece)
+            except ssl.SSLError as error:
+                raise BrokenPipeError(errno.EPIPE, str(error)) from None
+        if not written:
+            raise BlockingIOError
+        return written
+
+    def writev(self, fd: int, buffers: Sequence[bytes | memoryview], /) -> int:
+        """As `write`, of several buffers."""
+        written = 0
+        for buffer in buffers:
+            try:
+                count = self.write(fd, buffer)
+            except BlockingIOError:
+                if not written:
+                    raise
+                break
+            written += count
+            if count < len(buffer):
+                break
+        return written
+
+    def push(self, fd: int, data: bytes) -> None:
+        """Write a few bytes; what the descriptor does not take leaves before the next write."""
+        with contextlib.suppress(ssl.SSLError):
+            self.machine.send(data)
+            self._flush(fd)
+
+    def end(self, fd: int) -> None:
+        """Announce the end, if the descriptor takes that at once."""
+        self.machine.close()
+        with contextlib.suppress(OSError):
+            self._flush(fd)
+
+    def shake_hands(self, fd: int) -> str:
+        """Continue the handshake by one read: what it waits for then, "read" or "write"; "": nothing. Raises OSError
+        where TLS fails or the peer goes."""
+        if not self.machine.ready and not self._encrypted:
+            try:
+                data = os.read(fd, RECEIVE_BYTES)
+            except BlockingIOError:
+                return "read"
+            if not data:
+                raise ConnectionResetError(errno.ECONNRESET, "end of the connection in the handshake")
+            self._early = self._decrypt(fd, data)
+        if not self._flush(fd):
+            return "write"
+        self.ready = self.machine.ready
+        return ""
+
+    def _decrypt(self, fd: int, data: bytes) -> bytes:
+        """The plaintext of these bytes. Raises ConnectionResetError where TLS fails."""
+        try:
+            return self.machine.receive(data)
+        except ssl.SSLError as error:
+            self._failed(reason := explain(error))
+            raise ConnectionResetError(errno.ECONNRESET, reason) from None
+        finally:
+            with contextlib.suppress(OSError):
+                self._flush(fd)  # what TLS itself answers: a new key, or an alert
+
+    def _flush(self, fd: int) -> bool:
+        """Write what is encrypted; False: the descriptor takes no more at present."""
+        while self._encrypted or (taken := self.machine.take()):
+            self._encrypted = self._encrypted or memoryview(taken)
+            try:
+                sent = os.write(fd, self._encrypted)
+            except BlockingIOError:
+                return False
+            self._encrypted = self._encrypted[sent:]
+        return True
+
+
+__all__ = ["PIECE_BYTES", "DescriptorCalls", "TlsCalls", "TlsMachine", "explain"]

@@ -10,13 +10,15 @@ import contextlib
 import functools
 import logging
 import os
+import resource
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import trio
 
-from mqfs import limits, logs, malloc_tuning
+from mqfs import limits
 from mqfs.audit import LEVELS, Audit
 from mqfs.clock import SystemClock
 from mqfs.engine.language.settings import parse_settings
@@ -27,22 +29,62 @@ from mqfs.net import identity, tokens
 from mqfs.net.address import UnixAddress, parse_address
 from mqfs.net.certificates import ServerTls
 from mqfs.net.sockets import SocketFile
-from mqfs.ninep.server.listener import Listener, listen
+from mqfs.ninep.server.server import Listener, listen
 from mqfs.ninep.server.server import Server as NinepServer
 from mqfs.quotas import parse_quotas
 from mqfs.ring import MISSING
 from mqfs.ring.server import attach_socket
 from mqfs.ring.server.registry import RingRegistry
-from mqfs.seams import Store
-from mqfs.server import http_options, tracing
-from mqfs.server.http_options import Served
+from mqfs.server import logs, tracing, web
 from mqfs.server.options import Options, name_space, service_address
-from mqfs.server.process import Terminal, notify, raise_file_limit
-from mqfs.settle import settle
+from mqfs.server.web import Served
+from mqfs.serving import memory
+from mqfs.serving.await_step import settle
+from mqfs.serving.fairness import Turns
+from mqfs.store.api import Store
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from mqfs.syntax.names import check_name
-from mqfs.turns import Turns
+
+# ------------------------------------------------------------ process
+
+# The process of a server: its limits, and what it tells the service manager.
+
+def raise_file_limit() -> None:
+    """Every connection, bucket and open file may need a descriptor."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def notify(text: str) -> None:
+    """Notify the service manager, if there is one (sd_notify(3))."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address[:1] not in ("/", "@"):
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.connect("\0" + address[1:] if address[0] == "@" else address)
+        sender.send(text.encode())
+
+
+class Terminal:
+    """The terminal that this process was started in: none under nohup, or where it has none."""
+
+    def __init__(self) -> None:
+        self._file = -1
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            with contextlib.suppress(OSError):
+                self._file = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def is_gone(self) -> bool:
+        """Whether it was closed, which SIGHUP says, too."""
+        try:
+            return self._file >= 0 and not os.tcgetpgrp(self._file)
+        except OSError:
+            return True
+
+
+# ------------------------------------------------------------ app
 
 log = logging.getLogger("mqfs")
 LEAST_WAIT_S = 0.0003  # between two runs of timers
@@ -56,7 +98,7 @@ def run(options: Options) -> int:
     check_words(options)
     check_standard_files(options)
     raise_file_limit()
-    malloc_tuning.keep()
+    memory.keep()
     return trio.run(Server(options).run)
 
 
@@ -76,8 +118,8 @@ def check_words(options: Options) -> None:
         raise BadConfig(f"--listen {error.detail}") from None
     except (BadCommand, BadName) as error:
         raise BadConfig(f"--default {error.detail}") from None
-    http_options.check(options)
-    dials = [*options.listen, *(address for address, _ in http_options.addresses(options)), options.service or ""]
+    web.check(options)
+    dials = [*options.listen, *(address for address, _ in web.addresses(options)), options.service or ""]
     encrypted = [text for text in dials if text.startswith("tls!")]
     if encrypted and options.tls_cert is None:
         raise BadConfig(f"{encrypted[0]}: no certificate (expected --tls-cert FILE)")
@@ -91,7 +133,7 @@ def check_words(options: Options) -> None:
 
 def check_standard_files(options: Options) -> None:
     """Check that standard input and output are open where 9P is to be spoken on them. Raises BadConfig."""
-    if options.mount is None and options.service is None and not (options.listen or http_options.addresses(options)):
+    if options.mount is None and options.service is None and not (options.listen or web.addresses(options)):
         try:
             os.fstat(0)
             os.fstat(1)
@@ -178,7 +220,7 @@ class Server:
             for text in dials:
                 listeners.append(self.listen_at(text))
                 self.listen_for_rings(listeners[-1])
-            for text, served in http_options.addresses(self.options):
+            for text, served in web.addresses(self.options):
                 self.http_listeners[self.listen_at(text)] = served
         except BaseException:
             self.close_all(listeners)
@@ -234,7 +276,7 @@ class Server:
         if line := tracing.printer("engine", self.traced):
             tracing.trace_tree(tree, line)
         if self.owns_process:
-            malloc_tuning.spare_collector()
+            memory.spare_collector()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.stop_on, signals)
             nursery.start_soon(self.guard, "maintenance", functools.partial(self.maintain, tree, rings))
@@ -381,7 +423,7 @@ class Server:
         while not self.stopping.is_set():
             if trio.current_time() >= tick_at:
                 tick_at = trio.current_time() + TICK_S
-                for step in (tree.tick, rings.tick, functools.partial(malloc_tuning.give_back, tree.memory)):
+                for step in (tree.tick, rings.tick, functools.partial(memory.give_back, tree.memory)):
                     self.contain(step)
                 self.contain(self.audit.tick)
                 if self.tokens is not None:

@@ -15,8 +15,8 @@ from typing import Any
 from mqfs.engine.tree.audited import CHANGES, LOOKS, explain
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadConfig, MqfsError, printable
+from mqfs.model import Wait
 from mqfs.store.disk import Disk
-from mqfs.wait import Wait
 
 FACES = ("9p", "fuse", "http")  # of -D without classes
 CLASSES = (*FACES, "engine", "store", "ring")

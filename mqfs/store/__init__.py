@@ -1,1 +1,1 @@
-"""Where groups keep their logs: in memory or on disk, behind the seam `Store` of mqfs/seams.py."""
+"""Where groups keep their logs: in memory or on disk, behind the seam `Store` of mqfs/store/api.py."""

@@ -6,24 +6,26 @@ sequences must be on disk before its first number is given.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import logging
+import os
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Any, NoReturn
 
 from mqfs import errors, limits
-from mqfs.log.record import SETTLED, encode, padded
-from mqfs.model import Draft, Kind
-from mqfs.store.batch_encoder import BatchEncoder, measure
-from mqfs.store.chain import Chain
-from mqfs.store.disk import write_all
+from mqfs.log.batch import RecordBatch, finalize
+from mqfs.log.record import HEAD_BYTES, INNER, MORE, SETTLED, Row, encode, padded, row_at, settled
+from mqfs.model import Buffer, Columns, Draft, Kind
+from mqfs.store.chain import Chain, StoreContext
+from mqfs.store.disk import Disk, read_all, write_all
 from mqfs.store.group_commit import GroupCommit
-from mqfs.store.history import last_sequence
+from mqfs.store.recovery import last_sequence
 from mqfs.store.segment.file import Segment
 from mqfs.store.segment.index import NonMessageRecords, OpenIndex, pack_other
-from mqfs.store.segment_head import write_head
 from mqfs.store.sequences import SequenceBlocks, reserve_body
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -35,7 +37,7 @@ def _no_state() -> bytes:
 
 
 class Appender:
-    """See `LogWriter` in mqfs/seams.py."""
+    """See `LogWriter` in mqfs/store/api.py."""
 
     __slots__ = ("_chain", "_commit", "_disk", "_end", "_held", "_holding", "_pwrite", "_sequences", "state")
 
@@ -340,4 +342,241 @@ class Appender:
             self.roll()
 
 
-__all__ = ["Appender"]
+# ------------------------------------------------------------ batch encoder
+
+# An atomic batch to records, a piece at a time.
+#
+# Owns the marks MORE and INNER of the records. Writes nothing.
+
+_END = int(Kind.END)
+
+
+def measure(drafts: Sequence[Draft]) -> tuple[int, int]:
+    """(bytes they take, how many take a sequence)."""
+    if isinstance(drafts, RecordBatch):
+        return drafts.stored_bytes, drafts.sequence_count
+    need = sum(padded(32 + len(draft.headers) + len(draft.body)) for draft in drafts)
+    return need, sum(draft.kind <= _END for draft in drafts)
+
+
+class BatchEncoder:
+    """The records of one atomic batch, encoded piece by piece: it may be too large to hold."""
+
+    __slots__ = ("_drafts", "_marks", "_position", "_sequence", "_time_ns", "first", "messages", "others", "stamped")
+
+    def __init__(self, drafts: Sequence[Draft], sequence: int, time_ns: int, position: int, marks: int) -> None:
+        self.stamped: list[Columns] = []
+        self.messages: OpenIndex | None = None
+        self.others: list[Row] = []
+        self.first = -1  # sequence in the first record
+        self._drafts, self._sequence, self._time_ns = drafts, sequence, time_ns
+        self._position, self._marks = position, marks | MORE
+
+    def encoded(self) -> Iterator[bytes]:
+        drafts: Sequence[Draft] = self._drafts
+        if isinstance(drafts, RecordBatch):
+            yield from self._stamped(drafts)
+            drafts = drafts.tail
+        if len(drafts):
+            yield from self._encoded(drafts)
+
+    def _stamped(self, drafts: RecordBatch) -> Iterator[bytes]:
+        """The unsequenced records, finalized."""
+        left = drafts.sequence_count if not drafts.tail else 0
+        for blanks, numbers in drafts.pieces():
+            try:
+                data, rows = finalize(
+                    blanks, numbers, self._sequence + 1, self._time_ns, self._marks, MORE | INNER, left, self._position
+                )
+            except ValueError as error:
+                raise errors.DiskFailed(f"staged records cannot be read back: {error}") from None
+            if not rows.end:
+                continue
+            yield data
+            count = len(rows.sequences)
+            self._sequence += count
+            self._position += rows.end
+            left = max(left - count, 0)
+            self._begun(rows.sequences[0])
+            self.stamped.append(rows)
+
+    def _begun(self, sequence: int) -> None:
+        self.first = sequence if self.first < 0 else self.first
+        self._marks = MORE | INNER  # none of the others is marked SETTLED
+
+    def _encoded(self, drafts: Sequence[Draft]) -> Iterator[bytes]:
+        index = self.messages = OpenIndex()
+        sequence, time_ns, position = self._sequence, self._time_ns, self._position
+        parts: list[bytes] = []
+        size, last, marks = 0, len(drafts) - 1, self._marks
+        for number, (kind, stream, body, headers) in enumerate(drafts):
+            sequence += kind <= _END
+            if number == last:
+                marks &= ~MORE
+            data = encode(sequence, time_ns, stream, kind, marks, headers, body)
+            if kind <= _END:
+                index.sequences.append(sequence)
+                index.positions.append(position)
+                index.bodies.append(len(body))
+                index.streams.append(stream)
+                index.headers.append(len(headers))
+                index.kinds.append(kind)
+            else:
+                self.others.append(Row(sequence, time_ns, position, len(body), stream, len(headers), kind, marks))
+            if not number:
+                self._begun(sequence)
+                marks = self._marks
+            parts.append(data)
+            size += len(data)
+            position += len(data)
+            if size >= limits.UNIT_PIECE_BYTES:
+                yield b"".join(parts)
+                parts, size = [], 0
+        index.times.extend([time_ns] * len(index))
+        if parts:
+            yield b"".join(parts)
+
+
+# ------------------------------------------------------------ segment head
+
+# The head of a segment: the group's state, then a reserve record.
+#
+# Owns making the file of a new segment.
+
+def write_head(
+    context: StoreContext, folder: str, group: int, first: int, state: bytes, reserve: int, now_ns: int
+) -> tuple[NonMessageRecords, int, int]:
+    """Make the file of a new segment in `folder`, with its head; the name is not synced. Returns the head's rows, its
+    bytes, and a descriptor: a file that could not be opened, and has its name, would hide the records behind it in the
+    old segment. Raises OSError."""
+    step = limits.STATE_RECORD_BYTES
+    bodies = [state[at : at + step] for at in range(0, len(state), step)] or [b""]
+    bodies.append(reserve_body(reserve))
+    rows = NonMessageRecords()
+    records: list[bytes] = []
+    position = 0
+    for body in bodies:
+        is_last = len(rows) == len(bodies) - 1
+        kind, flags = Kind.CHANGE if is_last else Kind.STATE, (0 if is_last else MORE) | (INNER if len(rows) else 0)
+        rows.append(Row(first - 1, now_ns, position, len(body), 0, 0, kind, flags))
+        records.append(encode(first - 1, now_ns, 0, kind, flags, b"", body))
+        position += len(records[-1])
+    staged = f"{context.staging}/{group}-{first:020d}.log"
+    fd = context.disk.open(staged, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    try:
+        write_all(context.disk, fd, b"".join(records), 0)
+        context.disk.rename(staged, f"{folder}/{first:020d}.log")
+    except BaseException:
+        context.disk.close(fd)
+        raise
+    return rows, position, fd
+
+
+def read_heads(disk: Disk, folder: str) -> Iterator[bytes]:
+    """The first records of the states at the heads of its segments, the newest first, as far as they can be read."""
+    with contextlib.suppress(OSError):
+        for name in sorted((name for name in disk.listdir(folder) if name.endswith(".log")), reverse=True):
+            with contextlib.suppress(OSError):
+                yield from _read_head(disk, f"{folder}/{name}")
+
+
+def _read_head(disk: Disk, path: str) -> Iterator[bytes]:
+    fd = disk.open(path, os.O_RDONLY)
+    try:
+        size = int.from_bytes(read_all(disk, fd, 4, 0), "little")
+        data = read_all(disk, fd, min(size, HEAD_BYTES + limits.STATE_RECORD_BYTES), 0)
+    finally:
+        disk.close(fd)
+    row = row_at(data, 0)
+    if row is not None and row.kind == Kind.STATE:
+        yield data[HEAD_BYTES : row.size]
+
+
+# ------------------------------------------------------------ range writer
+
+# Appending records that others encoded and numbered.
+#
+# Owns the bytes of a ring on their way into the log. Checks nothing: its caller has.
+
+log = logging.getLogger("mqfs.store")
+
+
+class DiskRangeWriter:
+    """See `RangeWriter` in mqfs/store/api.py."""
+
+    __slots__ = ("_appender", "_chain", "_commit", "_end", "_sequences")
+
+    def __init__(self, chain: Chain, commit: GroupCommit, sequences: SequenceBlocks, appender: Appender) -> None:
+        self._chain, self._commit, self._sequences, self._appender = chain, commit, sequences, appender
+        self._end = chain.end
+
+    def reserve_space(self, size: int, messages: int) -> int:
+        end = self._end
+        if end.failed is not None:
+            raise errors.ReadOnly(str(end.failed))
+        segment = self._chain.open
+        if segment is None or segment.used + size > segment.room:
+            segment = self._appender.make_room(size)
+        if messages and end.next + messages > self._sequences.refill:
+            segment = self._appender.reserve(size, end.next + messages)
+        return segment.used
+
+    def hold_room(self, size: int) -> None:
+        if size and self._end.failed is not None:
+            raise errors.ReadOnly(str(self._end.failed))
+        self._appender.hold_room(size)
+
+    def append_range(self, data: Buffer, rows: Columns) -> None:
+        end, commit, segment = self._end, self._commit, self._chain.open
+        if end.failed is not None:
+            raise errors.ReadOnly(str(end.failed))
+        assert segment is not None
+        assert segment.used == rows.positions[0]
+        if commit.synced == commit.written:
+            data = settled(data)
+        index = segment.load()
+        assert isinstance(index, OpenIndex)
+        fd = segment.open()
+        try:
+            write_all(self._chain.disk, fd, data, segment.used)
+        except OSError as error:
+            self._appender.roll_back(segment, len(data), error)
+        segment.used += len(data)
+        commit.written += len(data)
+        end.last_ns = max(end.last_ns, rows.times[-1])
+        index.extend_by(rows)
+        end.next = rows.sequences[-1] + 1
+
+    def skip_to(self, sequence: int) -> None:
+        self._end.next = max(self._end.next, sequence)
+
+    def continue_at(self, sequence: int) -> None:
+        counts = (segment.counts() for segment in reversed(self._chain.segments))
+        newest = next((last for messages, _, last in counts if messages), 0)
+        if sequence > self._sequences.reserved:
+            sequence = 0  # no ring was allowed to give that one
+        self._end.next = max(sequence, newest + 1, self._chain.firsts[-1])
+        self._sequences.continue_at(self._end.next)
+
+    def on_sequences_reserved(self, granted: Callable[[int], None] | None) -> None:
+        sequences, end = self._sequences, self._end
+        sequences.give_to(granted)
+        if granted is None or not sequences.is_low(end.next) or end.failed is not None:
+            return
+        try:
+            self._appender.make_room(64)
+            bound = self._appender.announce(end.next)
+        except errors.MqfsError as error:  # the bound of before is granted; `reserve_space` tries again
+            log.warning("group %d: %s", self._chain.group, error)
+            return
+        self._commit.sync(lambda error: None if error else sequences.confirm(bound))
+
+    def quarantine(self, data: bytes, why: str) -> None:
+        group = self._chain.group
+        try:
+            self._chain.context.quarantine.copy(group, self._end.next, 0, data, why)
+        except OSError as error:
+            log.warning("group %d: %d bytes were not copied: %s", group, len(data), error)
+
+
+__all__ = ["Appender", "BatchEncoder", "DiskRangeWriter", "measure", "read_heads", "write_head"]

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
+from typing import Protocol
 
 from mqfs.log.record import Row, decode
 from mqfs.model import Record
-from mqfs.store.context import StoreContext
-from mqfs.store.log_end import StoredEnd
-from mqfs.store.segment.file import Segment
+from mqfs.store.api import Histogram
+from mqfs.store.commit_thread import SyncScheduler
+from mqfs.store.disk import Disk
+from mqfs.store.quarantine import Quarantine
+from mqfs.store.segment.file import Descriptors, Segment
 
 log = logging.getLogger("mqfs.store")
 
@@ -109,4 +112,40 @@ class Chain:
             segment.close_idle()
 
 
-__all__ = ["Chain"]
+# ------------------------------------------------------------ context
+
+# What a bucket needs of its store.
+
+class StoreContext(Protocol):
+    disk: Disk
+    descriptors: Descriptors
+    committer: SyncScheduler
+    sync_times: Histogram
+    quarantine: Quarantine
+    staging: str
+    full: dict[int, int]  # groups that the disk had no room for, and for how many bytes
+
+    def close_later(self, fd: int) -> None:
+        """Close a descriptor on the committer's thread."""
+        ...
+
+
+# ------------------------------------------------------------ log end
+
+# Where a log ends, shared by the parts of a bucket.
+#
+# Owns three values and nothing else. The writer sets `next` and `last_ns`; whoever finds the disk broken sets
+# `failed`.
+
+class StoredEnd:
+    """See `LogEnd` in mqfs/store/api.py."""
+
+    __slots__ = ("failed", "last_ns", "next")
+
+    def __init__(self) -> None:
+        self.next = 1
+        self.last_ns = 0
+        self.failed: OSError | None = None
+
+
+__all__ = ["Chain", "StoreContext", "StoredEnd"]

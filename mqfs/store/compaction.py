@@ -17,11 +17,19 @@ from mqfs.model import Kind
 from mqfs.store.chain import Chain
 from mqfs.store.disk import write_all, write_file
 from mqfs.store.group_commit import GroupCommit
-from mqfs.store.history import last_sequence
+from mqfs.store.recovery import last_sequence
 from mqfs.store.removal import SegmentRemoval
 from mqfs.store.segment.file import Segment
-from mqfs.store.segment.index import Index, NonMessageRecords, OpenIndex, size_of, weight
-from mqfs.store.segment.index_file import SEALED, SealedIndex, encode_part
+from mqfs.store.segment.index import (
+    SEALED,
+    Index,
+    NonMessageRecords,
+    OpenIndex,
+    SealedIndex,
+    encode_part,
+    size_of,
+    weight,
+)
 from mqfs.store.segment.liveness import Liveness
 from mqfs.store.sequences import reserve_body
 

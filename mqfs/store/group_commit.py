@@ -14,7 +14,7 @@ from collections import deque
 from typing import NamedTuple
 
 from mqfs import errors, limits
-from mqfs.seams import Committed
+from mqfs.store.api import Committed
 from mqfs.store.chain import Chain
 from mqfs.store.segment.file import Segment
 

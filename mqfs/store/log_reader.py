@@ -5,24 +5,25 @@ Owns finding, counting, and the check of each record. Never writes to a log.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from itertools import chain
+from operator import itemgetter
 
 from mqfs import errors, limits
-from mqfs.log.record import decode
+from mqfs.log import columns
+from mqfs.log.record import HEAD_BYTES, decode, padded
 from mqfs.model import Kind, Listed, Record, RecordRun, Split
-from mqfs.store import bulk_read
 from mqfs.store.chain import Chain
-from mqfs.store.listing import listed, pick
 from mqfs.store.segment.file import Segment
 from mqfs.store.segment.index import Index, seek, seek_before, with_headers
-from mqfs.store.split_points import PORTIONS, SplitPlanner, chosen
 
 _END = bytes([Kind.END])
 
 
 class DiskLogReader:
-    """See `LogReader` and `LogMetrics` in mqfs/seams.py."""
+    """See `LogReader` and `LogMetrics` in mqfs/store/api.py."""
 
     __slots__ = ("_chain", "_pread")
 
@@ -75,7 +76,7 @@ class DiskLogReader:
             return None
         segment, index, ordinal = place
         end = min(end, self._chain.end_of(bisect_right(self._chain.firsts, index.sequences[ordinal]) - 1))
-        return bulk_read.read_run(segment, index, ordinal, end, most_bytes, streams, headed)
+        return read_run(segment, index, ordinal, end, most_bytes, streams, headed)
 
     def locate(self, stream: int, sequence: int) -> tuple[int, int] | None:
         place = self._where(stream, sequence)
@@ -204,4 +205,170 @@ class DiskLogReader:
         return None
 
 
-__all__ = ["DiskLogReader"]
+# ------------------------------------------------------------ bulk read
+
+# Bulk reads: many messages as they lie in the log.
+#
+# Owns reading a range of one segment with one call, checking it in one pass, and leaving out the other streams. Runs
+# that need more care than that are read record by record.
+
+_LEAST = 4  # messages; fewer are read one by one
+
+
+def read_run(
+    segment: Segment, index: Index, ordinal: int, end: int, most_bytes: int, streams: Set[int], headed: bool
+) -> RecordRun | None:
+    """From the message `ordinal` on, below sequence `end`: see `LogReader.read_run`."""
+    if columns.MISSING:
+        return None
+    positions = index.positions
+    begin = positions[ordinal]
+    stop = min(bisect_left(index.sequences, end), bisect_right(positions, begin + most_bytes))
+    while stop > ordinal and _end(index, stop - 1) > begin + most_bytes:
+        stop -= 1
+    if stop - ordinal < _LEAST:
+        return None
+    segment.recent = True
+    data = segment.read(begin, _end(index, stop - 1) - begin)
+    if len(streams) > stop - ordinal:
+        streams = streams & set(index.streams[ordinal:stop])
+    numbers = array("I", sorted(streams))
+    found = columns.filter_run(data, numbers)
+    if found.end != len(data) or (found.headed and not headed) or not found.rows:
+        return None
+    seen = {number for number, some in zip(numbers, found.seen, strict=True) if some}
+    size = int.from_bytes(data[found.newest : found.newest + 4], "little")
+    newest = decode(data[found.newest : found.newest + size])
+    assert newest is not None
+    return RecordRun([data if found.kept is None else found.kept], seen, found.rows, found.last, newest)
+
+
+def _end(index: Index, ordinal: int) -> int:
+    return index.positions[ordinal] + padded(HEAD_BYTES + index.headers[ordinal] + index.bodies[ordinal])
+
+
+# ------------------------------------------------------------ listing
+
+# Which messages of some streams a log has, from its index: nothing is read, and nothing is looked at one by one.
+#
+# Owns the columns of that answer. A portion is what one segment has.
+
+def listed(index: Index, floors: Mapping[int, int], begin: int, stop: int) -> Listed:
+    """The messages of a segment in [begin, stop), of those streams, each from its floor on; without end marks."""
+    low, high = bisect_left(index.sequences, begin), bisect_left(index.sequences, stop)
+    runs = [run for number, floor in _present(index, floors) if (run := _run(index, number, floor, low, high))]
+    if _END in bytes(index.kinds[low:high]):
+        kinds = index.kinds
+        runs = [[ordinal for ordinal in run if kinds[ordinal] != Kind.END] for run in runs]
+    return Listed(sum(map(len, runs)), lambda newest: _columns(index, runs, newest))
+
+
+def _present(index: Index, floors: Mapping[int, int]) -> Iterable[tuple[int, int]]:
+    present = index.present()
+    if len(present) < len(floors):
+        return [(number, floors[number]) for number in present if number in floors]
+    return floors.items()
+
+
+def _run(index: Index, stream: int, floor: int, low: int, high: int) -> Sequence[int]:
+    posting = index.posting(stream)
+    if low < high and index.sequences[low] < floor:
+        low = bisect_left(index.sequences, floor, low, high)
+    at = bisect_left(posting, low)
+    return posting[at : bisect_left(posting, high, at)]
+
+
+def _columns(index: Index, runs: Sequence[Sequence[int]], newest: int) -> tuple[Sequence[int], Sequence[int]]:
+    some = [run[-newest:] for run in runs] if newest else []
+    ordinals = some[0] if len(some) == 1 else sorted(chain.from_iterable(some))[-newest:]
+    return pick(index.sequences, ordinals), pick(index.bodies, ordinals)
+
+
+def pick(column: Sequence[int], ordinals: Sequence[int]) -> Sequence[int]:
+    """What those messages have in a column."""
+    if len(ordinals) < 2:
+        return [column[ordinal] for ordinal in ordinals]
+    first, last = ordinals[0], ordinals[-1]
+    if last - first + 1 == len(ordinals):
+        return column[first : last + 1]
+    return itemgetter(*ordinals)(column)  # type: ignore[no-any-return]
+
+
+# ------------------------------------------------------------ split points
+
+# Splits: where a long run of messages may be divided among bulk readers.
+#
+# Owns that arithmetic, from indexes alone. Reads no log.
+
+PORTIONS = 16  # into which a log without sealed segments is split
+
+
+def chosen(index: Index, begin: int, end: int, streams: Set[int] | None) -> Sequence[int]:
+    """The ordinals of those messages in [begin, end) of a segment that are of the streams (None: of any)."""
+    present = [stream for stream in index.present() if streams is None or stream in streams]
+    if len(present) == len(index.present()):
+        return range(begin, end)
+    found: list[int] = []
+    for stream in present:
+        posting = index.posting(stream)
+        at = bisect_left(posting, begin)
+        found.extend(posting[at : bisect_left(posting, end, at)])
+    found.sort()
+    return found
+
+
+class SplitPlanner:
+    """Takes runs of messages, segment by segment, and splits them."""
+
+    def __init__(self, messages: int, size: int, most: int) -> None:
+        self.messages, self.size, self.most = messages, size, most
+        self.found: list[Split] = []
+        self._count = self._bytes = self._last = 0
+
+    @property
+    def full(self) -> bool:
+        return len(self.found) >= self.most
+
+    def take(self, index: Index, those: Sequence[int], begin: int, end: int) -> None:
+        """`those` of the messages [begin, end): each is taken to be as large as they are on average where some were
+        left out, since only positions are at hand."""
+        share = len(those) / (end - begin) if end > begin else 1.0
+        at = 0
+        while at < len(those) and not self.full:
+            to = min(len(those), at + self.messages - self._count)
+            first = index.positions[those[at]]
+            room = first + int((self.size - self._bytes) / share)
+            to = bisect_right(those, room, at, to, key=index.positions.__getitem__)
+            if to > at + 1 and _end(index, those[to - 1]) > room:
+                to -= 1
+            self._count += to - at
+            self._bytes += int((_end(index, those[to - 1]) - first) * share)
+            self._last = index.sequences[those[to - 1]]
+            at = to
+            if at < len(those) or self._count >= self.messages or self._bytes >= self.size:
+                self.close()
+
+    def close(self) -> None:
+        """End the split that was begun."""
+        if self._count:
+            self.found.append(Split(self._last + 1, self._count, self._bytes))
+        self._count = self._bytes = 0
+
+
+def of_sizes(rows: Iterable[tuple[int, int]], messages: int, size: int, most: int) -> list[Split]:
+    """The same of (sequence, bytes) one by one."""
+    found: list[Split] = []
+    count = weight = last = 0
+    for sequence, taken in rows:
+        if count and (count >= messages or weight + taken > size):
+            found.append(Split(last + 1, count, weight))
+            count = weight = 0
+            if len(found) >= most:
+                return found
+        count, weight, last = count + 1, weight + taken, sequence
+    if count:
+        found.append(Split(last + 1, count, weight))
+    return found
+
+
+__all__ = ["PORTIONS", "DiskLogReader", "SplitPlanner", "chosen", "listed", "of_sizes", "pick", "read_run"]

@@ -9,15 +9,14 @@ import uuid
 from collections.abc import Iterable, Sequence
 
 from mqfs import errors
-from mqfs.histogram import Histogram
-from mqfs.seams import Bucket
+from mqfs.store.api import Bucket, Histogram
 from mqfs.store.memory_log import MemoryBucket
 from mqfs.store.memory_only import MemoryOnlyLog
 from mqfs.store.spool import MemoryStaged
 
 
 class MemoryStore:
-    """See `Store` in mqfs/seams.py."""
+    """See `Store` in mqfs/store/api.py."""
 
     path = ""
 

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from mqfs import errors, limits
 from mqfs.log.record import HEAD_BYTES, INNER, padded
 from mqfs.model import MORE, Buffer, Columns, Draft, Kind, Listed, Record, RecordRun, Split
-from mqfs.seams import Committed
-from mqfs.store.log_end import StoredEnd
-from mqfs.store.split_points import PORTIONS, of_sizes
+from mqfs.store.api import Committed
+from mqfs.store.chain import StoredEnd
+from mqfs.store.log_reader import PORTIONS, of_sizes
 
 _CHANGED_BYTES = 64 << 10  # kept behind the state before a new one is taken; of a large state, a quarter of it
 
 
 class MemoryLog:
-    """The records. See `LogUpkeep` in mqfs/seams.py."""
+    """The records. See `LogUpkeep` in mqfs/store/api.py."""
 
     __slots__ = (
         "_changed",
@@ -113,7 +113,7 @@ class MemoryLog:
 
 
 class MemoryLogReader:
-    """See `LogReader` and `LogMetrics` in mqfs/seams.py."""
+    """See `LogReader` and `LogMetrics` in mqfs/store/api.py."""
 
     __slots__ = ("_log",)
 
@@ -199,7 +199,7 @@ class MemoryLogReader:
 
 
 class MemoryAppender:
-    """See `LogWriter` and `RangeWriter` in mqfs/seams.py."""
+    """See `LogWriter` and `RangeWriter` in mqfs/store/api.py."""
 
     __slots__ = ("_end", "_log", "state")
 
@@ -278,7 +278,7 @@ class MemoryAppender:
 
 
 class MemoryBucket:
-    """See `Bucket` in mqfs/seams.py."""
+    """See `Bucket` in mqfs/store/api.py."""
 
     __slots__ = ("end", "id", "metrics", "ranges", "reader", "upkeep", "writer")
 

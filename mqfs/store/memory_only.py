@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from mqfs import limits
 from mqfs.log.record import HEAD_BYTES, padded
 from mqfs.model import Buffer, Columns, Draft, Kind
-from mqfs.seams import Bucket, LogEnd, LogUpkeep
+from mqfs.store.api import Bucket, LogEnd, LogUpkeep
 from mqfs.store.memory_log import MemoryBucket
 
 _IN_MEMORY = frozenset({Kind.MESSAGE, Kind.END, Kind.ACK})
 
 
 class _CombinedEnd:
-    """See `LogEnd` in mqfs/seams.py."""
+    """See `LogEnd` in mqfs/store/api.py."""
 
     __slots__ = ("_disk", "_memory")
 
@@ -40,7 +40,7 @@ class _CombinedEnd:
 
 
 class _Writer:
-    """See `LogWriter` and `RangeWriter` in mqfs/seams.py."""
+    """See `LogWriter` and `RangeWriter` in mqfs/store/api.py."""
 
     __slots__ = ("_bound", "_disk", "_memory")
 
@@ -129,7 +129,7 @@ class _Writer:
 
 
 class _Upkeep:
-    """See `LogUpkeep` in mqfs/seams.py."""
+    """See `LogUpkeep` in mqfs/store/api.py."""
 
     __slots__ = ("_disk", "_memory", "close", "fail", "history", "lost", "sync")
 
@@ -152,7 +152,7 @@ class _Upkeep:
 
 
 class MemoryOnlyLog:
-    """See `Bucket` in mqfs/seams.py. Hands on the memory's reader."""
+    """See `Bucket` in mqfs/store/api.py. Hands on the memory's reader."""
 
     __slots__ = ("end", "id", "metrics", "ranges", "reader", "upkeep", "writer")
 

@@ -6,15 +6,20 @@ takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from math import inf
+from typing import Protocol
 
 from mqfs import errors, limits
-from mqfs.model import Kind
+from mqfs.log.record import HEAD_BYTES, INNER, MORE, Row, decode, padded
+from mqfs.model import Kind, Record
 from mqfs.store.chain import Chain
 from mqfs.store.group_commit import GroupCommit
 from mqfs.store.segment.file import Segment
-from mqfs.store.sequences import reserved_by
+from mqfs.store.segment.index import NonMessageRecords, Plain
+from mqfs.store.segment.recovery import is_reserve
+from mqfs.store.sequences import RESERVE, reserved_by
 
 
 def recover(chain: Chain, commit: GroupCommit) -> int:
@@ -86,4 +91,175 @@ def _reserves(chain: Chain, segment: Segment) -> Iterator[int]:
                 yield bound
 
 
-__all__ = ["recover"]
+# ------------------------------------------------------------ history
+
+# The history of a group: its newest state, and the records behind it that are no messages.
+#
+# Read once at a start, and by a check. The state is whole if none of these records is damaged. A state that is damaged
+# at the head of a segment is replaced by the one before and the changes since, if the two segments join.
+
+_GAP = 4_096  # bytes between two of these records that are read along rather than passed over
+_PIECE = 1 << 20  # bytes of one read
+
+
+class Source(Protocol):
+    """One segment of a log: as it is served, and as it is checked."""
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def doubtful(self) -> set[int]:
+        """Where damage may have been more than a message, as far as no index lists what was there."""
+        ...
+
+    @property
+    def damaged_head(self) -> int:
+        """Doubtful places below it were a part of the state at the head."""
+        ...
+
+    def rows(self) -> NonMessageRecords: ...
+
+    def counts(self) -> tuple[int, int, int]:
+        """Messages, and the sequences of the first and the last."""
+        ...
+
+    def read(self, position: int, size: int) -> bytes: ...
+
+    def report_corruption(self, position: int, data: bytes) -> None: ...
+
+    @property
+    def index(self) -> object | None:
+        """None while its messages are not read or written."""
+        ...
+
+    def drop_index_cache(self) -> None: ...
+
+
+class History:
+    """Iterate once: `lost` is complete then."""
+
+    def __init__(self, newest_first: Iterable[Source]) -> None:
+        self.state: bytes | None = None  # the newest whole one
+        self.lost: list[str] = []  # what is damaged, and changes the state that is read here
+        self._ranges: list[tuple[Source, int]] = []
+        self._begun = 0  # where the state begins
+        self.is_newest = True  # it is in the newest segment
+        for source in newest_first:
+            rows = source.rows()
+            if self._ranges and rows and last_sequence(source) != self._ranges[-1][0].first - 1:
+                self.lost.append(f"what was between {source.first} and {self._ranges[-1][0].first}")
+            self.state, begin, self._begun = self._newest_state(source, rows)
+            self._ranges.append((source, begin))
+            if self.state is not None:
+                self.is_newest = len(self._ranges) == 1
+                return
+        self.lost = ["no state is whole"]
+
+    def _newest_state(self, source: Source, rows: NonMessageRecords) -> tuple[bytes | None, int, int]:
+        """The newest state in it, the number of the record behind it, and where it begins; None, 0, 0 if none there is
+        whole."""
+        for unit in _states_in(rows):
+            if (body := _state(source, rows, unit)) is not None:
+                return body, unit[-1] + 1, rows[unit[0]].position
+        return None, 0, 0
+
+    def __iter__(self) -> Iterator[Record]:
+        """The records of each segment behind the state, in order, without states and reserve records."""
+        change, state = int(Kind.CHANGE), int(Kind.STATE)
+        for source, begin in reversed(self._ranges):
+            is_oldest = source is self._ranges[-1][0]
+            least = self._begun if is_oldest and self.state is not None else source.damaged_head
+            self.lost += [_place(source, at) for at in sorted(source.doubtful) if at >= least]
+            for portion in source.rows().portions(begin):
+                for record in self._read_rows(source, [row for row in portion if row[5] != state]):
+                    if record.kind != change or not record.body.startswith(RESERVE):
+                        yield record
+            if source.index is None:
+                source.drop_index_cache()
+
+    def _read_rows(self, source: Source, rows: list[Plain]) -> Iterator[Record]:
+        """Those records, by large reads; one that does not pass is read again by itself. Raises DiskFailed."""
+        at = 0
+        while at < len(rows):
+            begin, stop, to = rows[at][1], _end(rows[at]), at + 1
+            while to < len(rows) and rows[to][1] - stop <= _GAP and _end(rows[to]) - begin <= _PIECE:
+                stop, to = _end(rows[to]), to + 1
+            data = source.read(begin, stop - begin)
+            for sequence, position, body, stream, headers, kind, flags in rows[at:to]:
+                record = decode(data[position - begin : position - begin + HEAD_BYTES + headers + body])
+                if record is None:
+                    record = _record(source, Row(sequence, 0, position, body, stream, headers, kind, flags))
+                if record is not None:
+                    yield record
+                elif not is_reserve(kind, stream, body):
+                    self.lost.append(_place(source, position))
+            at = to
+
+
+def last_sequence(source: Source) -> int:
+    """Of its last record: less than the next segment's first less one if something is missing between them."""
+    rows = source.rows()
+    return max([source.counts()[2], *(rows[number].sequence for number in range(len(rows))[-1:])])
+
+
+def _states_in(rows: NonMessageRecords) -> Iterator[list[int]]:
+    """The numbers of the records of each state, the newest state first; some may be missing."""
+    numbers = rows.of_kind(Kind.STATE)
+    while numbers:
+        unit = [numbers.pop()]
+        while rows[unit[0]].flags & INNER and numbers and numbers[-1] == unit[0] - 1:
+            unit.insert(0, numbers.pop())
+        yield unit
+
+
+def whole_states(source: Source) -> set[int]:
+    """Where the records of its whole states begin."""
+    rows = source.rows()
+    units = [unit for unit in _states_in(rows) if _state(source, rows, unit) is not None]
+    return {rows[number].position for unit in units for number in unit}
+
+
+def _state(source: Source, rows: NonMessageRecords, unit: list[int]) -> bytes | None:
+    """The state in those records; None if they are not all of it: each begins where the one before ends, and so does
+    what follows; where that is damaged a whole object tells."""
+    pieces = [rows[number] for number in unit]
+    ends = [piece.position + padded(piece.size) for piece in pieces]
+    if pieces[0].flags & INNER or any(end != piece.position for end, piece in zip(ends, pieces[1:], strict=False)):
+        return None
+    records = [_record(source, piece) for piece in pieces]
+    body = b"".join(record.body for record in records if record is not None)
+    if None in records:
+        return None
+    behind = unit[-1] + 1
+    joins = behind < len(rows) and rows[behind].position == ends[-1]
+    return body if joins or not pieces[-1].flags & MORE or is_json(body) else None
+
+
+def _record(source: Source, row: Row) -> Record | None:
+    """The record of that row; None, and reported, if it does not pass its check. Raises DiskFailed."""
+    data = source.read(row.position, row.size)
+    record = decode(data)
+    if record is None:
+        source.report_corruption(row.position, data)
+    return record
+
+
+def is_json(body: bytes) -> bool:
+    """Whether it is one object."""
+    try:
+        return isinstance(json.loads(body), dict)
+    except ValueError:
+        return False
+
+
+def _place(source: Source, position: int) -> str:
+    return f"the record at {position} of {source.first:020d}.log"
+
+
+def _end(row: Plain) -> int:
+    """Where its record ends, without the padding."""
+    return row[1] + HEAD_BYTES + row[4] + row[2]
+
+
+__all__ = ["History", "Source", "is_json", "last_sequence", "recover", "whole_states"]

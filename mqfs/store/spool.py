@@ -13,7 +13,7 @@ from mqfs.store.disk import Disk, read_all, write_all
 
 
 class MemoryStaged:
-    """See `SpoolFile` in mqfs/seams.py."""
+    """See `SpoolFile` in mqfs/store/api.py."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -33,7 +33,7 @@ class MemoryStaged:
 
 
 class DiskStaged:
-    """See `SpoolFile` in mqfs/seams.py."""
+    """See `SpoolFile` in mqfs/store/api.py."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk, self._path = disk, path

@@ -14,18 +14,17 @@ from mqfs.store.appender import Appender
 from mqfs.store.chain import Chain
 from mqfs.store.compaction import Compaction
 from mqfs.store.group_commit import GroupCommit
-from mqfs.store.history import History
-from mqfs.store.removal import SegmentRemoval
+from mqfs.store.recovery import History
+from mqfs.store.removal import SegmentRemoval, trim
 from mqfs.store.segment.file import Segment
-from mqfs.store.segment.index_file import CLEAN
+from mqfs.store.segment.index import CLEAN
 from mqfs.store.segment.liveness import Liveness
-from mqfs.store.trimming import trim
 
 log = logging.getLogger("mqfs.store")
 
 
 class DiskUpkeep:
-    """See `LogUpkeep` in mqfs/seams.py."""
+    """See `LogUpkeep` in mqfs/store/api.py."""
 
     def __init__(self, chain: Chain, commit: GroupCommit, appender: Appender) -> None:
         self._chain, self._commit, self._appender = chain, commit, appender

@@ -13,8 +13,8 @@ import hashlib
 import re
 
 from mqfs import limits
-from mqfs.cache import cache_short
 from mqfs.errors import BadName
+from mqfs.syntax.cache import cache_short
 
 _ENDED = ("", "ctl", "order")  # no names, though each of their bytes may be in one
 _ESCAPED = re.compile("[%/\x00-\x1f\x7f\udc80-\udcff]|^\\.")

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 import attrs
 
 from mqfs.errors import MqfsError, NotFound
-from mqfs.ninep.blocking import Client
+from mqfs.ninep.client.connection import Client
 from mqfs.syntax.quoting import quote_word
 from pyspark_mqfs.catalog import path_of
 from pyspark_mqfs.commands.sources import Source

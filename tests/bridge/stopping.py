@@ -17,7 +17,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from mqfs.bridge import folder, run, seen  # loaded once, for all of them
+from mqfs.bridge import (
+    folder,
+    importer,  # loaded once, for all of them
+    run,
+)
 from mqfs.cli.main import command
 from mqfs.ninep.client.shared_connection import SharedConnection
 
@@ -52,7 +56,7 @@ def watch_disk(before: Callable[[], None]) -> None:
     for name in DISK:
         watch(os, name, before)
     watch(fcntl, "flock", before)
-    for module in (folder, seen):
+    for module in (folder, importer):
         module.open = io.open  # type: ignore[attr-defined]
         watch(module, "open", before)
 

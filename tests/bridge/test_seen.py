@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mqfs.bridge import seen
-from mqfs.bridge.seen import Import, Seen
+from mqfs.bridge import importer
+from mqfs.bridge.importer import Import, Seen
 
 
 def test_bridges_know_what_each_other_imported(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_file_that_is_lost_is_written_again(tmp_path: Path) -> None:
 
 
 def test_what_is_forgotten_leaves_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seen, "REWRITE_LINES", 10)
+    monkeypatch.setattr(importer, "REWRITE_LINES", 10)
     path = tmp_path / "seen"
     one, other = Seen(str(path)), Seen(str(path))
     one.add([Import(str(number), number) for number in range(20)])

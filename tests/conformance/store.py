@@ -1,7 +1,7 @@
 """What every store must do, whatever it keeps its logs on: a new one proves itself with one line.
 
 `check_store(maker)` calls `maker` for a fresh store again and again, and checks the seam `Store` and `Bucket` of
-mqfs/types.py. Nothing here knows a store by name.
+mqfs/store/api.py. Nothing here knows a store by name.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from mqfs.errors import NotFound
 from mqfs.model import Draft, Kind, Record
-from mqfs.seams import Bucket, Store
+from mqfs.store.api import Bucket, Store
 
 STATE = b'{"state":1}'
 A, B, C = 16, 17, 18

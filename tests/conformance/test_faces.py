@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mqfs.ninep import blocking
+from mqfs.ninep.client import connection
 from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec.dialect import Dialect
 from tests.conformance.face import MESSAGE_BYTES, check_face
@@ -85,7 +85,7 @@ class Spoken:
     """A 9P connection."""
 
     def __init__(self, address: str, dialect: Dialect, group: str) -> None:
-        self.client, self.group = blocking.connect(address, dialect=dialect, timeout=HANG_S), group
+        self.client, self.group = connection.connect(address, dialect=dialect, timeout=HANG_S), group
         self.client.mkdir(group)
         self.largest = self.client.caller.msize - 24
 
@@ -139,7 +139,7 @@ def test_a_lock_is_seen_over_both_faces(server: Server) -> None:
     group.create("s")
     with (server.path / "locked" / "s").open("wb", buffering=0) as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
-        with blocking.connect(server.address, dialect=Dialect.LINUX, timeout=HANG_S) as client:
+        with connection.connect(server.address, dialect=Dialect.LINUX, timeout=HANG_S) as client:
             channel = client.do(client.caller.open("locked/s", os.O_RDWR))
 
             def status() -> Any:

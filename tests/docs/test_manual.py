@@ -10,7 +10,7 @@ import pytest
 
 from mqfs import limits
 from mqfs.engine.language.settings import Settings
-from mqfs.engine.nodes.own_files import META_FILES
+from mqfs.engine.nodes import META_FILES
 from tests.docs.pages import PAGES
 from tests.support import ROOT
 

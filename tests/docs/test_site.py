@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from mqfs.ack_state import LIFE
 from mqfs.http.openapi import template
 from mqfs.http.routes import ROUTES
 from mqfs.server.options import KEYS
+from mqfs.state.acks import LIFE
 from pyspark_mqfs.options import READ
 from tests.docs.pages import PAGES
 from tests.support import ROOT

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 
-from mqfs.http.page import KINDS
+from mqfs.http.groups import KINDS
 from tests.docs.pages import PAGES
 from tests.support import ROOT
 from tests.support.clone import clone

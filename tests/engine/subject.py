@@ -7,12 +7,11 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-from mqfs.engine.nodes.own_files import META_FILES, Meta
+from mqfs.engine.nodes import META_FILES, Meta
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MqfsError
-from mqfs.model import User
-from mqfs.seams import Store
-from mqfs.wait import Wait
+from mqfs.model import User, Wait
+from mqfs.store.api import Store
 from tests.models.pubsub import WAIT
 from tests.support.clock import ManualClock
 from tests.support.parked import parked

@@ -23,7 +23,7 @@ from mqfs.client import Group, Outgoing
 from mqfs.errors import Disconnected
 from mqfs.fq import codec
 from mqfs.fq.codec import Message, MessageParser
-from mqfs.ninep import blocking
+from mqfs.ninep.client import connection
 from tests.fq.client import Client, serve
 from tests.support import ROOT, campaign
 from tests.support.certificates import Authority
@@ -218,7 +218,7 @@ def test_it_waits_while_its_user_may_open_no_file() -> None:
     limit = ("--limit", f"{os.geteuid()} handles=1")
     with bridged_from_peer(*limit) as (here, listener, bridge):
         eventually(lambda: select.select([listener], [], [], 0)[0], "the bridge to connect")
-        with blocking.connect(here.server.address) as files, files.open("fq/ex/ctl"):
+        with connection.connect(here.server.address) as files, files.open("fq/ex/ctl"):
             serving = threading.Thread(target=serve_peer, args=(listener, [message(1)], 1))
             serving.start()
             eventually(lambda: "waiting for room" in bridge.log.read_text(), "the bridge to wait")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mqfs.engine.language import programs
 from mqfs.errors import BadCommand
-from mqfs.fq.programs import translate
+from mqfs.fq.exchanges import translate
 from mqfs.limits import NAME_BYTES
 from mqfs.syntax.escape import escape, escape_prefix, text_of
 from mqfs.syntax.names import check_name

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from mqfs.fq import codec
-from mqfs.ninep.blocking import connect
 from mqfs.ninep.client.connection import Client as NinepClient
+from mqfs.ninep.client.connection import connect
 from tests.fq.client import Client, Refused, port, stats
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server, mqfs, short_folder

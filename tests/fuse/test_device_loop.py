@@ -14,8 +14,8 @@ import trio.testing
 
 from mqfs import limits
 from mqfs.clock import SystemClock
-from mqfs.engine.nodes.own_files import Meta
-from mqfs.engine.tree.listing import Listing
+from mqfs.engine.nodes import Meta
+from mqfs.engine.tree.attributes import Listing
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import Stale
 from mqfs.fuse import protocol

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mqfs.file_locks import Held, Key, Locks
-from mqfs.wait import Wait
+from mqfs.model import Wait
+from mqfs.state.file_locks import Held, Key, Locks
 from tests.fuse.served_by import FCNTL, FLOCK, Child, Served, calls
 from tests.support.campaign import size
 from tests.support.eventually import HANG_S, eventually

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import pytest
 import trio
 
-from mqfs.fuse.processes import Watcher
+from mqfs.fuse.mount import Watcher
 from tests.support.campaign import size
 from tests.support.eventually import HANG_S, eventually_async
 

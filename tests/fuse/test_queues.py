@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mqfs.ninep import blocking
+from mqfs.ninep.client import connection
 from tests.fuse.served_by import READ, Child, Served, libc
 from tests.fuse.test_data import sh
 from tests.support.campaign import size
@@ -330,7 +330,7 @@ def test_a_mount_that_is_ended_by_force_gives_back_all_claims(tmp_path: Path) ->
         libc.umount2(os.fsencode(mount), 1)
         with pytest.raises(OSError, match=r"not connected|abort"):
             os.write(fd, b"ack")
-        with blocking.connect(f"unix!{tmp_path}/sock", timeout=HANG_S) as client:
+        with connection.connect(f"unix!{tmp_path}/sock", timeout=HANG_S) as client:
             again = client.open(".consumers/w", "r+")
             assert again.receive(10, 10) == b"1"
             assert json.loads(client.open(".stats").receive(65536, 10))["consumers"]["w"]["handles"] == 1

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mqfs.wait import Wait
+from mqfs.model import Wait
 from tests.house.today import check
 from tests.support.calls import calls, calls_once
 from tests.support.queues import Queues

@@ -10,7 +10,7 @@ from tests.house.today import check, name_of, sources
 
 # Recovery applies what it reads; a ring's log is a log itself, over that of the store.
 RINGS = {"mqfs/ring/server/ring_log.py", "mqfs/ring/server/intake.py"}
-WRITERS = {"mqfs/engine/log/group_log.py", "mqfs/engine/tree/recovery.py", *RINGS}
+WRITERS = {"mqfs/engine/core/log.py", "mqfs/engine/tree/recovery.py", *RINGS}
 APPENDS = {"append", "append_unit", "append_many", "append_batch", "skip", "reserve_space", "skip_to"}
 LOGS = {"bucket", "writer"}  # what a group's log is called where it is used
 APPLIES = {"apply"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mqfs.engine.language.settings import USAGE, Settings
-from mqfs.engine.nodes.own_files import META_FILES
+from mqfs.engine.nodes import META_FILES
 from tests.support import ROOT
 
 BIN = Path(sys.executable).parent

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mqfs.ninep import blocking
+from mqfs.ninep.client import connection as blocking
 from tests.http.hasty_server import HASTE
 from tests.http.web import Web
 from tests.support.eventually import HANG_S, eventually

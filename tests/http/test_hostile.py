@@ -12,8 +12,8 @@ from urllib.parse import quote
 import pytest
 
 from mqfs.http.dialects import ntfy, qpubs
-from mqfs.http.dialects.ntfy_notes import PARTS
-from mqfs.http.options import option
+from mqfs.http.dialects.ntfy import PARTS
+from mqfs.http.openapi import option
 from mqfs.http.route import Route
 from mqfs.http.routes import ROUTES, TREE
 from tests.http.web import Web

@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from mqfs.ninep import blocking
+from mqfs.ninep.client import connection
 from tests.http.hasty_server import HASTE
 from tests.http.web import USER, Web
 from tests.support import ROOT
@@ -187,7 +187,7 @@ def narrow() -> Iterator[Web]:
         tokens = folder / "tokens"
         tokens.touch(0o600)
         web = Web(folder, "--tcp-user", "nobody", "--token-file", str(tokens), "--audit", "changes", program=program)
-        with web.server, blocking.connect(web.server.address) as client:
+        with web.server, connection.connect(web.server.address) as client:
             for path in ("open", "open/in", "listed", "listed/in", "closed", "closed/in"):
                 client.mkdir(path)
             for number in range(HASTE["HTTP_METRIC_LINES"]):

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mqfs.errors import BadRequest
-from mqfs.http.dialects.ntfy_times import parse_delay
+from mqfs.http.dialects.ntfy import parse_delay
 from tests.http.node.run import Events, node
 from tests.http.web import USER, Reply, Web
 from tests.support.certificates import Authority

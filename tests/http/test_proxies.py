@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from mqfs.errors import BadAddress
-from mqfs.http.gate import Gate
-from mqfs.http.proxies import Proxies, is_encrypted
-from mqfs.http.refusals import Unauthorized
+from mqfs.http.answers import Unauthorized
+from mqfs.http.gate import Gate, Proxies, is_encrypted
 from mqfs.net import tokens
 from mqfs.net.peer import Peer
-from mqfs.ninep import blocking
+from mqfs.ninep.client import connection as blocking
 from tests.http.hasty_server import HASTE
 from tests.http.proxies import PROXIES, Through, nginx
 from tests.http.test_events import SSE, start

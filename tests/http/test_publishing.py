@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mqfs.ninep import blocking as ninep
+from mqfs.ninep.client import connection as ninep
 from tests.http.web import Web, statuses
 from tests.support.eventually import eventually
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 import mqfs
-from mqfs.ninep import blocking as ninep
+from mqfs.ninep.client import connection as ninep
 from tests.http.web import Web, statuses
 from tests.support.server import short_folder
 

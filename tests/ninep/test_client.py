@@ -17,7 +17,7 @@ import pytest
 from mqfs import errors, limits
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import Stat
-from mqfs.ninep import blocking
+from mqfs.ninep.client import connection as blocking
 from mqfs.ninep.client.machine import ClientMachine
 from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Rclunk, Rread, Rwrite, Tclunk, Tread, Twalk, Twrite

@@ -22,7 +22,7 @@ import mqfs
 from mqfs import ring
 from mqfs.errors import MqfsError, RemoteError
 from mqfs.model import Draft
-from mqfs.ninep.blocking import Client, connect
+from mqfs.ninep.client.connection import Client, connect
 from tests.ninep.hostile import Hostile
 from tests.support.campaign import seed, size
 from tests.support.eventually import HANG_S

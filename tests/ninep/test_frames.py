@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mqfs.ninep.blocking import connect
+from mqfs.ninep.client.connection import connect
 from mqfs.ninep.codec import messages as m
 from mqfs.ninep.codec.wire import encode
 from tests.ninep.test_fuzz import VERSIONS, Fuzzer

@@ -18,8 +18,7 @@ from mqfs.net.peer import Peer
 from mqfs.ninep.client.machine import ClientMachine
 from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec import messages as m
-from mqfs.ninep.codec.dialect import Dialect
-from mqfs.ninep.codec.numbers import NUMBERS, TYPES
+from mqfs.ninep.codec.dialect import NUMBERS, TYPES, Dialect
 from mqfs.ninep.codec.wire import Framer, decode, encode, layout
 from mqfs.ninep.server.session import Session
 from tests.support.campaign import seed, size

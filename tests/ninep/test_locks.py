@@ -10,8 +10,8 @@ import pytest
 
 from mqfs import limits
 from mqfs.errors import OverLimit
-from mqfs.file_locks import END, Held, Key, Locks
-from mqfs.wait import Wait
+from mqfs.model import Wait
+from mqfs.state.file_locks import END, Held, Key, Locks
 from tests.support.campaign import seed, size
 
 BYTES = 12

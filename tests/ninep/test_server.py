@@ -21,11 +21,10 @@ from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadAddress, Denied, DiskFailed
 from mqfs.net import identity
-from mqfs.ninep import blocking
+from mqfs.ninep.client import connection as blocking
 from mqfs.ninep.codec.messages import Tread, Tversion, Twrite
 from mqfs.ninep.codec.wire import encode
-from mqfs.ninep.server.listener import listen
-from mqfs.ninep.server.server import Server
+from mqfs.ninep.server.server import Server, listen
 from tests.support.eventually import HANG_S, eventually
 from tests.support.ninep import (
     ME,

@@ -21,10 +21,9 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadConfig, Denied, Disconnected
 from mqfs.net import tls
 from mqfs.net.certificates import ServerTls, client_context
-from mqfs.net.tls import TlsMachine
-from mqfs.net.tls_calls import TlsCalls
+from mqfs.net.tls import TlsCalls, TlsMachine
 from mqfs.net.tokens import Tokens
-from mqfs.ninep import blocking
+from mqfs.ninep.client import connection as blocking
 from mqfs.ninep.codec.messages import Tversion
 from mqfs.ninep.codec.wire import encode
 from tests.support.certificates import Authority

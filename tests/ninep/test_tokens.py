@@ -20,7 +20,7 @@ from mqfs.model import QTDIR, Qid
 from mqfs.net import challenge, tokens
 from mqfs.net.identity import NONUNAME
 from mqfs.net.peer import Peer
-from mqfs.ninep import blocking
+from mqfs.ninep.client import connection
 from mqfs.ninep.codec import messages as m
 from mqfs.ninep.codec.messages import Fcall
 from mqfs.ninep.codec.wire import Framer, decode, encode
@@ -69,18 +69,18 @@ def test_over_tcp(tmp_path: Path) -> None:
     with Server(*options, cwd=tmp_path) as server:
         found = re.search(r"9P at (tcp!\S+)", server.text())
         assert found is not None
-        with blocking.connect(found[1], token=SECRET) as client:
+        with connection.connect(found[1], token=SECRET) as client:
             client.mkdir("g")
             client.create("g/s").close()
             client.chmod("g/s", 0o600)
-        with blocking.connect(found[1]) as client, pytest.raises(Denied):
+        with connection.connect(found[1]) as client, pytest.raises(Denied):
             client.open("g/s", "w")
         with mqfs.connect(found[1], token=SECRET + "\n", user=me) as library:
             library.group("g").publish("s", b"mine")
         for token, user in (("nonsense-nonsense", ""), (OTHER, me), ("", "")):
             if token:
                 with pytest.raises(Denied, match="unknown token"):
-                    blocking.connect(found[1], token=token, user=user)
+                    connection.connect(found[1], token=token, user=user)
         assert SECRET not in server.text()
 
 
@@ -90,13 +90,13 @@ def test_a_server_without_tokens(tmp_path: Path) -> None:
         found = re.search(r"9P at (tcp!\S+)", server.text())
         assert found is not None
         with pytest.raises(Denied, match="server without tokens"):
-            blocking.connect(found[1], token=SECRET)
+            connection.connect(found[1], token=SECRET)
 
 
 @pytest.mark.process
 def test_over_a_unix_socket_the_system_says_who_it_is(tmp_path: Path) -> None:
     address = f"unix!{tmp_path}/9p"
-    with Server("--listen", address, cwd=tmp_path), blocking.connect(address, token="whatever this is") as client:
+    with Server("--listen", address, cwd=tmp_path), connection.connect(address, token="whatever this is") as client:
         client.mkdir("g")
 
 
@@ -156,7 +156,7 @@ def test_a_token_to_read_locks_nobody_out(tmp_path: Path, scope: str, locks: boo
     secret = f"mq_0a0b_{'x' * 43}"
     path = token_file(tmp_path, f"{os.geteuid()} sha256:0a0b:{digest(secret.encode()).hex()} scope={scope}\n")
     with Server.at(tmp_path, "--listen", "tcp!127.0.0.1!0", "--token-file", str(path)) as server:
-        with blocking.connect(server.address) as client:
+        with connection.connect(server.address) as client:
             client.mkdir("g")
             client.create("g/s").close()
         _, host, port = re.findall(r"9P at (tcp!\S+)", server.text())[0].split("!")
@@ -222,15 +222,15 @@ class Port:
 def test_a_token_does_not_go_to_who_has_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither to one without a challenge, nor to one with: that learns nothing, and is found out."""
     with Port(m.Rread(0, b"")) as silent, pytest.raises(Denied, match="server without a challenge"):
-        blocking.connect(silent.address, token=SECRET, timeout=HANG_S)
+        connection.connect(silent.address, token=SECRET, timeout=HANG_S)
     with Port(m.Rread(0, challenge.line("ab" * 32))) as asking, pytest.raises(Denied, match="another server"):
-        blocking.connect(asking.address, token=SECRET, timeout=HANG_S)
+        connection.connect(asking.address, token=SECRET, timeout=HANG_S)
     for port in (silent, asking):
         assert SECRET.encode() not in port.got
         assert digest(SECRET.encode()).hex().encode() not in port.got
     monkeypatch.setenv("MQFS_PLAIN_TOKEN", "yes")
     with Port(m.Rread(0, b"")) as told:
-        blocking.connect(told.address, token=SECRET, timeout=HANG_S).close()
+        connection.connect(told.address, token=SECRET, timeout=HANG_S).close()
     assert SECRET.encode() in told.got
 
 
@@ -272,8 +272,8 @@ def test_the_library_never_sends_a_token_over_tcp(tmp_path: Path) -> None:
             assert token.encode() not in relay.seen
             assert challenge.NAME.encode() in relay.seen
         with pytest.raises(Denied, match="without a token"):
-            blocking.connect(f"tcp!{host}!{port}", timeout=HANG_S)
-        with blocking.connect(server.address) as client:
+            connection.connect(f"tcp!{host}!{port}", timeout=HANG_S)
+        with connection.connect(server.address) as client:
             assert client.list("g")
 
 

@@ -15,7 +15,7 @@ from mqfs.errors import BadFrame
 from mqfs.model import Qid
 from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec import messages as m
-from mqfs.ninep.codec.numbers import TYPES
+from mqfs.ninep.codec.dialect import TYPES
 from mqfs.ninep.codec.wire import Framer, decode, encode
 from tests.support.ninep import messages
 

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from mqfs import limits
-from mqfs.client.transport.attach_client import AttachClient
+from mqfs.client.transport.ring_attachment import AttachClient
 from mqfs.errors import Disconnected, MqfsError
-from mqfs.ninep.blocking import connect
+from mqfs.ninep.client.connection import connect
 from mqfs.ninep.codec.linux_messages import Rlerror, Tlock, Tlopen, Tmkdir  # fmt: skip
 from mqfs.ninep.codec.messages import NOFID, NONUNAME, Fcall, Tattach, Tflush, Tread, Tversion, Twalk, Twrite
 from mqfs.ninep.codec.wire import Framer, decode, encode

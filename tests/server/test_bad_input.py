@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mqfs.ninep.blocking import connect
+from mqfs.ninep.client.connection import connect
 from tests.support.server import COMMAND, Server, environment, mounted, mqfs, unmount
 
 USAGE, FAILED = 2, 1

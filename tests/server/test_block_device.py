@@ -19,7 +19,7 @@ import pytest
 import mqfs
 from mqfs import ring
 from mqfs.errors import MqfsError
-from mqfs.ninep.blocking import connect
+from mqfs.ninep.client.connection import connect
 from mqfs.store.check import check
 from tests.support import ROOT
 from tests.support.campaign import seed, size, whole

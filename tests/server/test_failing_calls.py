@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from mqfs.errors import MqfsError, NotFound
-from mqfs.ninep.blocking import Client, connect
+from mqfs.ninep.client.connection import Client, connect
 from tests.ring.memory.build import compiler
 from tests.server.test_block_device import read_all
 from tests.support import ROOT

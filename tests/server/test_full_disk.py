@@ -17,7 +17,7 @@ import pytest
 import mqfs
 from mqfs import ring
 from mqfs.errors import DiskFull
-from mqfs.ninep.blocking import connect
+from mqfs.ninep.client.connection import connect
 from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec.dialect import Dialect
 from tests.server.test_block_device import mount_point, mounted, read_all, run

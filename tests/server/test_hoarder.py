@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mqfs import limits
-from mqfs.ninep.blocking import connect
+from mqfs.ninep.client.connection import connect
 from tests.server.watched import GREEDY, POLITE, user
 from tests.support import ROOT, campaign
 from tests.support.eventually import patient

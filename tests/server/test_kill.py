@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from mqfs.errors import MqfsError
-from mqfs.ninep.blocking import connect
+from mqfs.ninep.client.connection import connect
 from tests.support.campaign import seed, size
 from tests.support.eventually import HANG_S
 from tests.support.server import COMMAND, Server, environment, mqfs, unmount

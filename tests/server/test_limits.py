@@ -13,7 +13,7 @@ import pytest
 
 from mqfs.errors import Again, MqfsError, OverQuota
 from mqfs.log import headers
-from mqfs.ninep import blocking
+from mqfs.ninep.client import connection
 from mqfs.ninep.codec.dialect import Dialect
 from tests.support.server import Server, can_mount
 from tests.support.server import mqfs as run
@@ -26,7 +26,7 @@ def test_a_rate_and_a_bound_over_9p(tmp_path: Path) -> None:
     (tmp_path / "mqfs.toml").write_text(f'limit = ["{ME} messages=5 parked=1", "* handles=9"]\n')
     with (
         Server.at(tmp_path, "--config", "mqfs.toml") as server,
-        blocking.connect(server.address, dialect=Dialect.LINUX) as client,
+        connection.connect(server.address, dialect=Dialect.LINUX) as client,
     ):
         client.create("s").close()
         writer = client.open("s", "w", nonblocking=True)
@@ -38,7 +38,7 @@ def test_a_rate_and_a_bound_over_9p(tmp_path: Path) -> None:
                 refused += 1
         assert refused > 0
         assert client.open("s", "w").write(b"waits for its turn") == 18
-        with blocking.connect(server.address) as other, pytest.raises(TimeoutError):
+        with connection.connect(server.address) as other, pytest.raises(TimeoutError):
             other.open("s").receive(timeout=0.01)
         row = json.loads(client.open(".stats").receive())["quotas"][ME]
         assert row["bounds"] == {"messages": 5, "parked": 1}
@@ -108,7 +108,7 @@ TIMES = 4  # that the disk may have of a quota: man/mqfs.1
 @pytest.mark.parametrize("way", WAYS)
 def test_a_quota_of_kept_bytes_bounds_the_disk(tmp_path: Path, way: str) -> None:
     path, made = WAYS[way]
-    with Server.at(tmp_path, "--limit", f"{ME} kept={KEPT}") as server, blocking.connect(server.address) as client:
+    with Server.at(tmp_path, "--limit", f"{ME} kept={KEPT}") as server, connection.connect(server.address) as client:
         client.mkdir("g")
         client.open("g/ctl", "w").write(b"replay all\nsync off\n")
         client.create("g/s").close()

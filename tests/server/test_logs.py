@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from mqfs import errors, limits
-from mqfs.logs import OneLine, Sparing
+from mqfs.server.logs import OneLine, Sparing
 
 log = logging.getLogger("tests.logs")
 

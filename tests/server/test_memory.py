@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 from mqfs import limits
-from mqfs.ninep.blocking import connect
+from mqfs.ninep.client.connection import connect
 from mqfs.ninep.codec.messages import NOFID, NONUNAME, Fcall, Tattach, Topen, Tread, Tversion, Twalk, Twrite
 from mqfs.ninep.codec.wire import encode
 from tests.support.eventually import eventually

@@ -18,7 +18,7 @@ import pytest
 
 import mqfs
 from mqfs.errors import MqfsError
-from mqfs.ninep.blocking import Client, connect
+from mqfs.ninep.client.connection import Client, connect
 from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Fcall, Rerror, Tclunk, Twrite
 from mqfs.ninep.codec.wire import Framer, decode

@@ -20,7 +20,7 @@ import pexpect
 import pytest
 
 from mqfs import __version__, limits
-from mqfs.ninep.blocking import Client, connect
+from mqfs.ninep.client.connection import Client, connect
 from mqfs.ninep.codec.messages import Rversion, Tread, Tversion
 from mqfs.ninep.codec.wire import decode, encode
 from mqfs.server.options import KEYS

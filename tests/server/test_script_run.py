@@ -14,7 +14,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from mqfs.ninep.blocking import connect
+from mqfs.ninep.client.connection import connect
 from tests.support.clone import clone, installed
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import mounted, unmount

@@ -20,7 +20,7 @@ import mqfs
 from mqfs import limits
 from mqfs.errors import MqfsError
 from mqfs.http.publishing import FRAMES
-from mqfs.ninep.blocking import Client, connect
+from mqfs.ninep.client.connection import Client, connect
 from mqfs.ninep.codec.messages import Topen, Tread, Tversion, Twalk
 from tests.fq import client as fq
 from tests.server.users import park, send, settle

@@ -18,7 +18,7 @@ import pytest
 
 from mqfs.errors import BadConfig, Denied, MqfsError, NotFound
 from mqfs.net import tokens
-from mqfs.ninep import blocking
+from mqfs.ninep.client import connection
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import COMMAND, Server, environment
 from tests.support.server import mqfs as run
@@ -153,12 +153,12 @@ def test_scope_and_path_over_tcp(tmp_path: Path) -> None:
     _, writer = new(tmp_path, "--scope", "write", "--path", "/shop/eu")
     _, reader = new(tmp_path, "--scope", "read")
     with served(tmp_path) as (server, address):
-        with blocking.connect(address, token=admin) as client:
+        with connection.connect(address, token=admin) as client:
             for name in ("shop", "shop/eu", "other"):
                 client.mkdir(name)
             for name in ("shop/eu/s", "shop/x"):
                 client.create(name).close()
-        with blocking.connect(address, token=writer) as client:
+        with connection.connect(address, token=writer) as client:
             file = client.open("shop/eu/s", "w")
             assert file.write(b"hello") == 5
             for call in (
@@ -170,11 +170,11 @@ def test_scope_and_path_over_tcp(tmp_path: Path) -> None:
             ):
                 with pytest.raises((Denied, NotFound)):  # 9P tells no more of a walk that came half the way
                     call()
-        with blocking.connect(address, token=writer, aname="shop/eu") as client:
+        with connection.connect(address, token=writer, aname="shop/eu") as client:
             assert "s" in client.list()
         with pytest.raises(Denied, match="has path /shop/eu, not /other"):
-            blocking.connect(address, token=writer, aname="other")
-        with blocking.connect(address, token=reader) as client:
+            connection.connect(address, token=writer, aname="other")
+        with connection.connect(address, token=reader) as client:
             assert client.open("shop/eu/ctl").receive()
             with pytest.raises(Denied, match="has scope read for s"):
                 client.open("shop/eu/s", "w")
@@ -186,8 +186,8 @@ def test_a_revoked_token_ends_its_connections_and_its_claims_go_back(tmp_path: P
     _, kept = new(tmp_path)
     with (
         served(tmp_path) as (server, address),
-        blocking.connect(address, token=kept) as other,
-        blocking.connect(address, token=worker_token) as worker,
+        connection.connect(address, token=kept) as other,
+        connection.connect(address, token=worker_token) as worker,
     ):
         worker.mkdir("g")
         worker.open("g/ctl", "w").write(b"deliver one\nack next\nbackoff 10ms 10ms\n")
@@ -201,19 +201,19 @@ def test_a_revoked_token_ends_its_connections_and_its_claims_go_back(tmp_path: P
             claimed.receive(100)
         assert other.open("g/jobs", "r+").receive(100) == b"a job"
         with pytest.raises(Denied, match="unknown token"):
-            blocking.connect(address, token=worker_token)
+            connection.connect(address, token=worker_token)
         assert worker_token not in server.text()
 
 
 def test_an_expired_token_ends(tmp_path: Path) -> None:
     made, secret = new(tmp_path, "--expires", "4s")
-    with served(tmp_path) as (server, address), blocking.connect(address, token=secret) as client:
+    with served(tmp_path) as (server, address), connection.connect(address, token=secret) as client:
         client.mkdir("g")
         eventually(lambda: f"token {made} revoked, changed or expired" in server.text(), "its connection ends")
         with pytest.raises((MqfsError, ConnectionError)):
             client.mkdir("h")
         with pytest.raises(Denied, match="unknown token"):
-            blocking.connect(address, token=secret)
+            connection.connect(address, token=secret)
         assert listed(tmp_path)[0][4].endswith("(expired)")
 
 
@@ -226,13 +226,13 @@ def test_a_new_token_is_known_at_once_by_sighup_and_soon_without(tmp_path: Path)
             if tells:
                 tell(server)
             eventually(lambda before=before: server.text().count("tokens read") > before, "it is read")
-            blocking.connect(address, token=secret).close()
+            connection.connect(address, token=secret).close()
 
 
 def test_a_bad_new_file_is_logged_and_the_old_tokens_stay(tmp_path: Path) -> None:
     _, secret = new(tmp_path)
     file = tmp_path / "tokens"
-    with served(tmp_path) as (server, address), blocking.connect(address, token=secret) as client:
+    with served(tmp_path) as (server, address), connection.connect(address, token=secret) as client:
         bad = [
             (f"{ME} sha256:x\n", 0o600, "line 1: malformed hash (expected sha256:ID:HEX, 64 digits)"),
             (f"{ME} {OLDER}\n", 0o644, "open to others (expected mode 600"),
@@ -248,21 +248,21 @@ def test_a_bad_new_file_is_logged_and_the_old_tokens_stay(tmp_path: Path) -> Non
         eventually(lambda: "No such file or directory" in server.text(), "it is missed")
         assert server.text().count("the tokens stay as they were") >= 3
         client.mkdir("still")
-        blocking.connect(address, token=secret).close()
+        connection.connect(address, token=secret).close()
         assert OLDER not in server.text()
 
 
 def test_a_changed_scope_ends_connections_of_before(tmp_path: Path) -> None:
     made, secret = new(tmp_path)
     file = tmp_path / "tokens"
-    with served(tmp_path) as (server, address), blocking.connect(address, token=secret) as client:
+    with served(tmp_path) as (server, address), connection.connect(address, token=secret) as client:
         client.mkdir("g")
         fresh = tmp_path / "fresh"
         fresh.touch(0o600)
         fresh.write_text(file.read_text().replace("scope=admin", "scope=read note='it''s new'"))
         fresh.rename(file)
         eventually(lambda: f"token {made} revoked" in server.text(), "its connection ends")
-        with blocking.connect(address, token=secret) as again, pytest.raises(Denied, match="has scope read"):
+        with connection.connect(address, token=secret) as again, pytest.raises(Denied, match="has scope read"):
             again.mkdir("h")
 
 
@@ -272,7 +272,7 @@ def test_older_lines_have_one_warning(tmp_path: Path) -> None:
     file.write_text(f"{ME} {OLDER}\n{ME} {OLDER}-2\n")
     with served(tmp_path) as (server, address):
         for secret in (OLDER, f"{OLDER}-2"):
-            blocking.connect(address, token=secret).close()
+            connection.connect(address, token=secret).close()
         tell(server)
         eventually(lambda: "2 tokens read" in server.text(), "it is read")
         assert server.text().count("2 lines USER SECRET (expected hashes: mqfs token new)") == 1
@@ -282,12 +282,12 @@ def test_older_lines_have_one_warning(tmp_path: Path) -> None:
 def test_the_audit_of_a_server(tmp_path: Path) -> None:
     made, secret = new(tmp_path)
     with served(tmp_path, "--audit", "changes") as (server, address):
-        with blocking.connect(address, token=secret) as client:
+        with connection.connect(address, token=secret) as client:
             client.mkdir("g")
-        with blocking.connect(address, token=secret) as client:
+        with connection.connect(address, token=secret) as client:
             assert "g" in client.list()
         with pytest.raises(Denied):
-            blocking.connect(address, token="mq_00000000_" + "x" * 43)
+            connection.connect(address, token="mq_00000000_" + "x" * 43)
         rows = audit_rows(server)
         assert [(row["method"], row["status"], row["detail"]) for row in rows] == [
             ("token", "ok", "first use"),
@@ -306,7 +306,7 @@ def audit_rows(server: Server) -> list[dict[str, Any]]:
 
 
 def test_of_audit_lines_none_is_left_out(tmp_path: Path) -> None:
-    with Server.at(tmp_path, "--audit", "changes") as server, blocking.connect(server.address) as client:
+    with Server.at(tmp_path, "--audit", "changes") as server, connection.connect(server.address) as client:
         for number in range(100):
             client.mkdir(f"g{number}")
         assert len([row for row in audit_rows(server) if row["method"] == "mkdir"]) == 100

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mqfs.errors import DiskFailed, Exists
-from mqfs.ninep.blocking import Client, connect
+from mqfs.ninep.client.connection import Client, connect
 from tests.support.eventually import eventually
 from tests.support.server import Server
 

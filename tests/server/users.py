@@ -24,7 +24,7 @@ from contextlib import suppress
 
 from mqfs import limits
 from mqfs.errors import MqfsError
-from mqfs.ninep.blocking import Client, connect
+from mqfs.ninep.client.connection import Client, connect
 from mqfs.ninep.codec.messages import Fcall, Tflush, Tread, Twrite
 from mqfs.ninep.codec.wire import Framer, encode
 

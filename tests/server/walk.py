@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from mqfs import limits
 from mqfs.engine.language import settings
-from mqfs.engine.nodes.own_files import FOLDERS, META_FILES
+from mqfs.engine.nodes import FOLDERS, META_FILES
 from mqfs.engine.tree.tree import Tree
 from mqfs.http.dialects import ntfy, qpubs
 from mqfs.http.routes import TREE

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from mqfs.ninep.blocking import connect
+from mqfs.ninep.client.connection import connect
 from tests.support import ROOT
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server, environment, short_folder

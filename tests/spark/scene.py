@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mqfs.ninep import blocking
-from mqfs.ninep.blocking import Client
+from mqfs.ninep.client import connection
+from mqfs.ninep.client.connection import Client
 from tests.support.server import Server
 
 
@@ -38,7 +38,7 @@ class Scene:
     @property
     def client(self) -> Client:
         if self._client is None:
-            self._client = blocking.connect(self.address, msize=1 << 20)
+            self._client = connection.connect(self.address, msize=1 << 20)
         return self._client
 
     def group(self, path: str, *lines: str) -> None:

@@ -13,7 +13,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from mqfs import limits
 from mqfs.errors import MqfsError
-from mqfs.ninep import blocking
+from mqfs.ninep.client import connection
 from pyspark_mqfs import sink, writer
 from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import OptionError, Options
@@ -248,7 +248,7 @@ def test_live_publishers_do_not_get_between(spark: Any, scene: Scene) -> None:
     stop, sent = threading.Event(), [0, 0]
 
     def publish(which: int) -> None:
-        with blocking.connect(scene.address) as client, client.open("g/a", "w") as file:
+        with connection.connect(scene.address) as client, client.open("g/a", "w") as file:
             while not stop.is_set():
                 file.write(b"live%d" % which)
                 sent[which] += 1

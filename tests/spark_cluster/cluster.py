@@ -18,8 +18,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, cast
 
-from mqfs.ninep import blocking
-from mqfs.ninep.blocking import Client
+from mqfs.ninep.client import connection
+from mqfs.ninep.client.connection import Client
 from tests.spark.kills import kill, session
 from tests.support import ROOT
 from tests.support.eventually import HANG_S
@@ -143,7 +143,7 @@ class Cluster:
             cwd=self.folder, program=self.driver.inside(*COMMAND, "serve"),
         )  # fmt: skip
         self._stack.callback(self.server.stop)
-        self.client: Client = self._stack.enter_context(blocking.connect(self.local, msize=1 << 20))
+        self.client: Client = self._stack.enter_context(connection.connect(self.local, msize=1 << 20))
 
     def close(self) -> None:
         self._stack.close()

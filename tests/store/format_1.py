@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mqfs.engine.tree.tree import Tree
+from mqfs.model import Wait
 from mqfs.store.store import DiskStore
-from mqfs.wait import Wait
 from tests.support.batches import Units, frame
 from tests.support.clock import ManualClock
 from tests.support.hand import ROOT

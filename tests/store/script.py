@@ -14,7 +14,7 @@ import attrs
 
 from mqfs.errors import Damaged, MqfsError, NotFound
 from mqfs.model import Draft, Kind, Record
-from mqfs.seams import Bucket
+from mqfs.store.api import Bucket
 from mqfs.store.commit_thread import Done, Job, run
 from mqfs.store.store import DiskStore
 from tests.support.lying_disk import LyingDisk

@@ -11,8 +11,7 @@ import attrs
 import pytest
 
 from mqfs.model import Draft, Kind
-from mqfs.store.bucket import DiskBucket
-from mqfs.store.store import DiskStore
+from mqfs.store.store import DiskBucket, DiskStore
 from tests.support.lying_disk import LyingDisk, Stopped
 from tests.support.temp_store import SMALL, lowered
 

@@ -16,7 +16,7 @@ import pytest
 
 from mqfs.errors import DiskFailed, ReadOnly
 from mqfs.model import Kind
-from mqfs.seams import Bucket
+from mqfs.store.api import Bucket
 from mqfs.store.commit_thread import CommitThread
 from mqfs.store.disk import Disk
 from mqfs.store.store import DiskStore

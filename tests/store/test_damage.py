@@ -15,7 +15,7 @@ from mqfs import limits
 from mqfs.errors import Damaged
 from mqfs.log.record import HEAD, SETTLED, encode, next_good, padded
 from mqfs.model import Draft, Kind, Record
-from mqfs.seams import Bucket
+from mqfs.store.api import Bucket
 from mqfs.store.segment.index import NonMessageRecords, OpenIndex
 from mqfs.store.segment.recovery import scan_segment
 from mqfs.store.sequences import RESERVE

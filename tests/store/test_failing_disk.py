@@ -15,9 +15,8 @@ import pytest
 from mqfs import limits
 from mqfs.errors import BadStore, DiskFailed, DiskFull, ReadOnly
 from mqfs.model import Draft, Kind
-from mqfs.seams import Bucket
-from mqfs.store.bucket import DiskBucket
-from mqfs.store.store import DiskStore
+from mqfs.store.api import Bucket
+from mqfs.store.store import DiskBucket, DiskStore
 from tests.store.script import PATH, Script, Unstarted
 from tests.support.campaign import seed, size
 from tests.support.lying_disk import LyingDisk

@@ -16,17 +16,16 @@ from typing import Any, NamedTuple
 import attrs
 import pytest
 
-from mqfs.ack_state import AckState
 from mqfs.engine.group import Group
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadStore, Damaged, ReadOnly
-from mqfs.group_state import State
 from mqfs.log.record import INNER, SETTLED, Row, padded, row_at
-from mqfs.model import Kind
+from mqfs.model import Kind, Wait
+from mqfs.state.acks import AckState
+from mqfs.state.group import State
 from mqfs.store.check import check
-from mqfs.store.segment.index_file import decode_part
+from mqfs.store.segment.index import decode_part
 from mqfs.store.store import DiskStore
-from mqfs.wait import Wait
 from tests.support.batches import Units, frame
 from tests.support.campaign import seed, size
 from tests.support.clock import ManualClock

@@ -13,7 +13,7 @@ import pytest
 
 from mqfs.errors import BadStore, Damaged, MqfsError
 from mqfs.model import Kind
-from mqfs.seams import Bucket
+from mqfs.store.api import Bucket
 from mqfs.store.check import check
 from mqfs.store.store import DiskStore
 from tests.support.campaign import seed, size

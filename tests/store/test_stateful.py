@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mqfs.model import Draft, Kind, Record
-from mqfs.seams import Bucket
+from mqfs.store.api import Bucket
 from mqfs.store.memory import MemoryStore
 from mqfs.store.memory_log import MemoryBucket
 from mqfs.store.store import DiskStore

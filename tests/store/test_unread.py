@@ -12,10 +12,9 @@ import pytest
 
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadStore, DiskFailed, Exists
-from mqfs.model import Kind
+from mqfs.model import Kind, Wait
 from mqfs.store.disk import remove_tree
 from mqfs.store.store import DiskStore
-from mqfs.wait import Wait
 from tests.support.clock import ManualClock
 from tests.support.hand import ROOT
 from tests.support.lying_disk import LyingDisk

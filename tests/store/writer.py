@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 
 from mqfs.model import Draft, Kind
-from mqfs.seams import Bucket
+from mqfs.store.api import Bucket
 from mqfs.store.store import DiskStore
 from tests.support.temp_store import SMALL, lowered
 

@@ -6,10 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from mqfs.engine.log.portions import exhaust
+from mqfs.engine.core.portions import exhaust
 from mqfs.log import headers
-from mqfs.model import User
-from mqfs.wait import Wait
+from mqfs.model import User, Wait
 from tests.support.hand import ROOT
 from tests.support.queues import Queues
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from mqfs.clock import resumed
-from mqfs.seams import Anchor
+from mqfs.clock import Anchor, resumed
 
 SECOND = 10**9
 

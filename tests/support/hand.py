@@ -6,9 +6,8 @@ import os
 from typing import Any
 
 from mqfs.engine.tree.tree import Tree
-from mqfs.model import User
+from mqfs.model import User, Wait
 from mqfs.store.memory import MemoryStore
-from mqfs.wait import Wait
 from tests.support.clock import ManualClock
 
 ROOT = User(0, 0)

@@ -19,16 +19,15 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadFrame
 from mqfs.model import Qid, Record, User
 from mqfs.net.peer import Peer
-from mqfs.ninep import blocking
+from mqfs.ninep.client import connection
+from mqfs.ninep.codec.dialect import NUMBERS
 from mqfs.ninep.codec.linux_messages import Entry
 from mqfs.ninep.codec.messages import Dir, Fcall
 from mqfs.ninep.codec.notation import parse, show
-from mqfs.ninep.codec.numbers import NUMBERS
 from mqfs.ninep.codec.wire import Framer, decode, encode, layout
-from mqfs.ninep.server.listener import listen
-from mqfs.ninep.server.server import Server
+from mqfs.ninep.server.server import Server, listen
 from mqfs.ninep.server.session import Session
-from mqfs.seams import Committed
+from mqfs.store.api import Committed
 from mqfs.store.memory import MemoryStore
 from mqfs.store.memory_log import MemoryAppender, MemoryBucket, MemoryLog, MemoryLogReader
 from tests.support.eventually import HANG_S
@@ -147,8 +146,8 @@ class Running:
         if self.error is not None:
             raise self.error
 
-    def connect(self, **options: Any) -> blocking.Client:
-        return blocking.connect(self.address, timeout=HANG_S, **options)
+    def connect(self, **options: Any) -> connection.Client:
+        return connection.connect(self.address, timeout=HANG_S, **options)
 
     def socket(self) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX)

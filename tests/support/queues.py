@@ -12,10 +12,9 @@ import pytest
 
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MqfsError
-from mqfs.model import User
+from mqfs.model import User, Wait
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
-from mqfs.wait import Wait
 from tests.support.clock import ManualClock
 from tests.support.hand import ROOT, Hand
 

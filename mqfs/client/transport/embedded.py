@@ -18,16 +18,15 @@ from typing import Any, TypeVar
 from mqfs import limits
 from mqfs.client.types import READ_BYTES, Direct, File
 from mqfs.clock import SystemClock
-from mqfs.engine.log.portions import exhaust
+from mqfs.engine.core.portions import exhaust
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadStore, Disconnected, Interrupted, MqfsError, NotPermitted
-from mqfs.model import User
+from mqfs.model import Step, User, Wait
 from mqfs.net.identity import file_mask
 from mqfs.ninep.client.connection import flags_of
-from mqfs.seams import Store
+from mqfs.store.api import Store
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
-from mqfs.wait import Step, Wait
 
 T = TypeVar("T")
 

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 
+from mqfs import limits
 from mqfs.client.transport.ninep import NinepTransport
-from mqfs.client.transport.ring_attachment import RingAttachment
-from mqfs.client.transport.ring_group import RingGroup
-from mqfs.client.types import Direct
+from mqfs.client.transport.ring_attachment import LOOK_S, Attached, RingAttachment
+from mqfs.client.transport.ring_subscription import NotInRing, RingSubscription
+from mqfs.client.types import Direct, Filters, Link, Patterns, Subscription
+from mqfs.errors import Again, BadRing, Busy, Disconnected, MqfsError, NotFound, Stale, TooLong
+from mqfs.model import Kind
 from mqfs.net import identity
 from mqfs.net.address import UnixAddress, parse_address
 from mqfs.ninep.client.shared_connection import SharedConnection
-from mqfs.ring import MISSING, protocol
+from mqfs.ring import EPHEMERAL, MISSING, protocol
 
 
 def why_not(address: str, user: str) -> str:
@@ -78,3 +84,164 @@ class RingLink(NinepTransport):
         for group in groups:
             group.close()
         super().close()
+
+
+# ------------------------------------------------------------ ring group
+
+# A group's plain messages through its ring.
+#
+# Owns the repetition of a publish over generations of the ring. Messages with options, views, and groups without a
+# ring are left to the files.
+
+SLICE_S = 0.1  # of a wait, between two checks whether the client was closed
+ANSWER_S = 5.0  # in which a server that took over a ring has committed its messages
+_MESSAGE = int(Kind.MESSAGE)
+
+
+class RingGroup:
+    """See `Direct`."""
+
+    def __init__(self, link: Link, path: str, attachment: RingAttachment) -> None:
+        self._link, self._path, self._attachment = link, path, attachment
+
+    # ------------------------------------------------------------ publishing
+
+    def publish_ephemeral(self, stream: str, body: bytes) -> bool:
+        """See `Direct`."""
+        at = self._attachment.usable()
+        return at is not None and at.ephemeral and self.publish(stream, body, False, EPHEMERAL) is not None
+
+    def publish(self, stream: str, body: bytes, committed: bool, flags: int = 0) -> int | None:
+        """See `Direct`."""
+        if len(body) > limits.MESSAGE_BYTES:
+            raise TooLong(f"message of {len(body)} bytes (expected at most {limits.MESSAGE_BYTES})")
+        while True:
+            at = self._attachment.now
+            if at is None or at.is_replaced:
+                at = self._attachment.usable()
+                if at is None:
+                    return None
+            number = at.numbers.get(stream)
+            try:
+                if number is None:
+                    number = self._number(at, stream)
+                    if number is None:
+                        return None
+                with at.publishing:
+                    sequence = at.ring.publish(number, body, b"", _MESSAGE, flags, SLICE_S)
+            except (Again, Stale, BadRing, Busy) as error:
+                self._check_generation(at, error)
+            else:
+                if committed:
+                    self._wait_committed(at, sequence)
+                return sequence
+
+    def publish_many(self, messages: Sequence[tuple[str, bytes]]) -> tuple[int, Callable[[], None] | None]:
+        """See `Direct`."""
+        for _, body in messages:
+            if len(body) > limits.MESSAGE_BYTES:
+                raise TooLong(f"message of {len(body)} bytes (expected at most {limits.MESSAGE_BYTES})")
+        done, wait = 0, None
+        try:
+            while done < len(messages) and (at := self._attachment.usable()) is not None:
+                try:
+                    last = self._publish_all(at, messages[done:] if done else messages)
+                except (Again, Stale, BadRing, Busy) as error:
+                    done += getattr(error, "published", 0)
+                    self._check_generation(at, error)
+                else:
+                    if last is not None:
+                        done, wait = len(messages), partial(self._wait_committed, at, last)
+                    break
+        except MqfsError as error:
+            error.published = done + getattr(error, "published", 0)  # type: ignore[attr-defined]
+            raise
+        return done, wait
+
+    def _publish_all(self, at: Attached, messages: Sequence[tuple[str, bytes]]) -> int | None:
+        numbers = at.numbers
+        for stream in {stream for stream, _ in messages}:
+            if stream not in numbers and self._number(at, stream) is None:
+                return None
+        first = messages[0][0]
+        with at.publishing:
+            if all(stream == first for stream, _ in messages):
+                return at.ring.publish_many(numbers[first], [body for _, body in messages], SLICE_S)
+            return at.ring.publish_drafts([(_MESSAGE, numbers[stream], body) for stream, body in messages], SLICE_S)
+
+    def _number(self, at: Attached, stream: str) -> int | None:
+        """The number of a stream; None: a view. Raises Stale where the generation has changed."""
+        while True:
+            try:
+                return at.number(stream)
+            except Disconnected:
+                if not self._attachment.still_valid(at):
+                    raise Stale("server of the ring was restarted") from None
+
+    def _check_generation(self, at: Attached, error: MqfsError) -> None:
+        """Return where a failed publish is to be repeated, with this generation or the next."""
+        self._attachment.require()
+        if isinstance(error, Stale | BadRing):
+            at.is_replaced = True
+            self._attachment.still_valid(at)
+        elif at.socket.is_lost:
+            self._attachment.still_valid(at)
+        elif isinstance(error, Again):
+            self._require_log(at)
+
+    def _wait_committed(self, at: Attached, sequence: int) -> None:
+        """Wait until a message is as durable as the group's `sync` demands. Raises DiskFailed; DiskFull, where it waits
+        in the ring for room; after Disconnected the outcome is unknown."""
+        look_at = time.monotonic() + LOOK_S
+        while not at.ring.wait_committed(sequence, SLICE_S):
+            self._attachment.require()
+            if time.monotonic() < look_at:
+                continue
+            look_at = time.monotonic() + LOOK_S
+            if not at.socket.is_lost:
+                self._require_log(at)
+            elif not self._attachment.still_valid(at) and not at.ring.wait_committed(sequence, ANSWER_S):
+                raise Disconnected(f"ring of {self._path or '/'} ended: outcome of message {sequence} unknown")
+
+    @staticmethod
+    def _require_log(at: Attached) -> None:
+        """Raises DiskFailed where the group's log has failed, DiskFull where it has no room."""
+        try:
+            at.socket.ask({"stream": ""})  # there is none: the answer is what stands in the way of a publish
+        except (Disconnected, NotFound, Stale):
+            pass
+
+    # ------------------------------------------------------------ subscribing
+
+    def end(self) -> int:
+        """See `Direct`."""
+        at = self._attachment.now
+        return 0 if at is None or at.is_replaced else at.next
+
+    def subscribe(
+        self, patterns: Patterns, *, existing: bool, filters: Filters, reconnect: bool | float
+    ) -> Subscription | None:
+        """See `Direct`."""
+        attachment = self._attachment
+        while (at := attachment.usable()) is not None and at.deliver == "all":
+            try:
+                return RingSubscription(
+                    attachment, at, self._link, self._path, patterns,
+                    existing=existing, filters=filters, reconnect=reconnect,
+                )  # fmt: skip
+            except NotInRing:
+                break
+            except Stale:
+                if not at.is_replaced:
+                    break
+            except Disconnected:
+                if not at.socket.is_lost:
+                    raise
+                attachment.still_valid(at)
+        return None
+
+    def close(self) -> None:
+        self._attachment.close()
+
+
+__all__ = ["RingGroup"]

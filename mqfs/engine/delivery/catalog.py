@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from mqfs import errors
+from mqfs.clock import Clock
+from mqfs.engine.core.log import GroupLog
 from mqfs.engine.delivery.exclusive_messages import ExclusiveMessages
-from mqfs.engine.log.group_log import GroupLog
-from mqfs.engine.retention.kept_range import KeptRange
+from mqfs.engine.retention.retained import KeptRange
 from mqfs.engine.retention.retention import Retention
-from mqfs.engine.routing.catalog import NamedStream
-from mqfs.engine.routing.message_filter import WithViews
-from mqfs.group_state import StreamState
+from mqfs.engine.routing.filter import WithViews
+from mqfs.engine.routing.views import NamedStream
 from mqfs.model import Record
-from mqfs.seams import Clock
+from mqfs.state.group import StreamState
 
 
 class Stream(NamedStream, Protocol):

@@ -10,21 +10,20 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from mqfs import errors
-from mqfs.ack_state import ACK, CLAIM, SEEK, step
+from mqfs.engine.core import faults, log, multipart
+from mqfs.engine.core.timers import CONSUMERS, Alarm, Timers
 from mqfs.engine.delivery import dispatcher, parked_reads
-from mqfs.engine.delivery.backlog import Backlog
+from mqfs.engine.delivery.backlog import Backlog, Coverage
 from mqfs.engine.delivery.claims import Claims, Counts, Holder, InFlight
-from mqfs.engine.delivery.coverage import Coverage
 from mqfs.engine.delivery.dispatcher import Dispatcher
 from mqfs.engine.delivery.exclusive_claims import ExclusiveClaims, SharedStream
 from mqfs.engine.delivery.parked_reads import ParkedReads, ReadEnds
 from mqfs.engine.delivery.redelivery import RedeliveringGroup, Redelivery
-from mqfs.engine.delivery.wait_list import Waiting
-from mqfs.engine.language.node import Numbered
-from mqfs.engine.log import counts, faults, multipart
-from mqfs.engine.log.timers import CONSUMERS, Alarm, Timers
-from mqfs.group_state import Attributes, ConsumerState
+from mqfs.engine.delivery.waiting import Waiting
+from mqfs.engine.language.permissions import Numbered
 from mqfs.model import NEVER, Record
+from mqfs.state.acks import ACK, CLAIM, SEEK, step
+from mqfs.state.group import Attributes, ConsumerState
 from mqfs.syntax.quoting import quote
 
 _AGAIN_NS = 10**9
@@ -44,7 +43,7 @@ class ConsumingGroup(RedeliveringGroup, faults.Group, Protocol):
 
     timers: Timers
     faults: faults.Faults
-    counts: counts.Counts
+    counts: log.Counts
     waiting: Waiting
 
     def unblock(self) -> None:

@@ -12,15 +12,15 @@ from collections.abc import Collection
 from typing import Protocol
 
 from mqfs import errors
-from mqfs.ack_state import ACK, AckState, Unacked, step
+from mqfs.engine.core import multipart
+from mqfs.engine.delivery.backlog import Coverage
 from mqfs.engine.delivery.catalog import Group, Stream, visible_record
 from mqfs.engine.delivery.claims import Claims
-from mqfs.engine.delivery.coverage import Coverage
-from mqfs.engine.delivery.priority_index import ORDINARY, DeliveryAttributes, PriorityIndex
-from mqfs.engine.delivery.wait_list import Waiting
-from mqfs.engine.log import multipart
+from mqfs.engine.delivery.priorities import ORDINARY, DeliveryAttributes, PriorityIndex
+from mqfs.engine.delivery.waiting import Waiting
 from mqfs.log.headers import NORMAL
 from mqfs.model import NEVER, Kind, Record
+from mqfs.state.acks import ACK, AckState, Unacked, step
 
 MESSAGE = int(Kind.MESSAGE)
 _FEW = 64  # messages looked up in less than a millisecond

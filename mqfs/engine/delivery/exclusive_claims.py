@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from mqfs.ack_state import REQUEUE, step
+from mqfs.engine.core.log import AckSteps
+from mqfs.engine.delivery.backlog import Coverage
 from mqfs.engine.delivery.catalog import Group, Stream, visible_record
-from mqfs.engine.delivery.coverage import Coverage
 from mqfs.engine.delivery.dispatcher import Dispatcher
-from mqfs.engine.log.group_log import AckSteps
-from mqfs.group_state import ConsumerState
 from mqfs.model import Record
+from mqfs.state.acks import REQUEUE, step
+from mqfs.state.group import ConsumerState
 
 
 class Contender(Protocol):

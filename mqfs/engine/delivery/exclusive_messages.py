@@ -7,14 +7,15 @@ Owns which of them were claimed. The stream's default consumer acks such a messa
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterator
 from typing import Protocol
 
-from mqfs.ack_state import ACK, REQUEUE, step
+from mqfs.engine.core.log import AckSteps, GroupLog
 from mqfs.engine.delivery.claims import Claims
-from mqfs.engine.log.group_log import AckSteps, GroupLog
-from mqfs.engine.retention.kept_range import KeptRange
+from mqfs.engine.retention.retained import KeptRange
 from mqfs.engine.retention.retention import Retention
-from mqfs.group_state import ConsumerState
+from mqfs.state.acks import ACK, REQUEUE, step
+from mqfs.state.group import ConsumerState
 
 
 class DefaultConsumer(Protocol):
@@ -114,3 +115,44 @@ class ExclusiveMessages:
         sequences = self._index.exclusives(self._stream.number)
         if sequence not in sequences and self._index.is_exclusive(sequence):  # it may have left the log meanwhile
             bisect.insort(sequences, sequence)
+
+
+# ------------------------------------------------------------ sharers
+
+# Stand-ins for the default consumer of a stream, to retention.
+
+class HeldExclusives:
+    """Under `deliver all`: it holds back the exclusive messages that were claimed through it and are not acked."""
+
+    low = 0
+
+    def __init__(self, held: set[int]) -> None:
+        self._held = held
+
+    def is_acked(self, sequence: int) -> bool:
+        return sequence not in self._held
+
+    def acked_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        for sequence in sorted(self._held):
+            if sequence > last:
+                break
+            if first < sequence:
+                yield first, sequence - 1
+            first = max(first, sequence + 1)
+        if first <= last:
+            yield first, last
+
+
+class NeverConsumed:
+    """Under `deliver one`, where no message was ever claimed: it has acked nothing."""
+
+    low = 0
+
+    def is_acked(self, sequence: int) -> bool:
+        return False
+
+    def acked_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        return iter(())
+
+
+NEVER_CONSUMED = NeverConsumed()

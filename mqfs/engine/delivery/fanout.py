@@ -9,13 +9,12 @@ from collections.abc import Collection, Iterable
 from typing import Any, Protocol
 
 from mqfs import limits
-from mqfs.engine.delivery.consumer_registry import Consumers, RoutedStream
-from mqfs.engine.delivery.priority_index import PriorityIndex
-from mqfs.engine.delivery.wait_list import PollList, PositionedReader, Waiting, WaitList
-from mqfs.engine.log.group_log import GroupLog
-from mqfs.engine.retention.expiry import Expiry
-from mqfs.engine.routing.view import View
-from mqfs.engine.routing.view_registry import ViewRegistry
+from mqfs.engine.core.log import GroupLog
+from mqfs.engine.delivery.priorities import PriorityIndex
+from mqfs.engine.delivery.registry import Consumers, RoutedStream
+from mqfs.engine.delivery.waiting import PollList, PositionedReader, Waiting, WaitList
+from mqfs.engine.retention.retained import Expiry
+from mqfs.engine.routing.views import View, ViewRegistry
 from mqfs.model import NEVER, Kind, Record
 
 MESSAGE = int(Kind.MESSAGE)

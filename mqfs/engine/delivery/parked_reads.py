@@ -9,12 +9,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from mqfs import errors
+from mqfs.engine.core.log import GroupLog
 from mqfs.engine.delivery.dispatcher import Dispatcher
-from mqfs.engine.delivery.wait_list import Waiting
-from mqfs.engine.log.group_log import GroupLog
+from mqfs.engine.delivery.waiting import Waiting
 from mqfs.engine.retention.low_watermark import LowWatermark
-from mqfs.model import NEVER
-from mqfs.wait import Wait
+from mqfs.model import NEVER, Wait
 
 
 class Reader(Protocol):

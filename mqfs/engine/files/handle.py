@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mqfs import errors
+from mqfs.engine.core.multipart import LongBody
 from mqfs.engine.group import Group
-from mqfs.engine.log.multipart import LongBody
-from mqfs.engine.nodes.places import path_text
-from mqfs.model import User
-from mqfs.wait import Step
+from mqfs.engine.nodes import path_text
+from mqfs.model import Step, User
 
 
 class OpenFile:

@@ -12,17 +12,16 @@ from typing import Any, Protocol
 
 import attrs
 
-from mqfs.engine.files.claiming_handle import ClaimingHandle
+from mqfs.clock import Clock
+from mqfs.engine.core.faults import Group
+from mqfs.engine.core.timers import PACING, Alarm, Timers
+from mqfs.engine.files.claiming import ClaimingHandle
 from mqfs.engine.files.handle import OpenFile
-from mqfs.engine.files.stream_file import Writer
-from mqfs.engine.log.faults import Group
-from mqfs.engine.log.timers import PACING, Alarm, Timers
+from mqfs.engine.files.stream import Writer
 from mqfs.engine.publishing.kept_quotas import KeptQuotas
 from mqfs.errors import Interrupted, OverQuota
-from mqfs.model import User
+from mqfs.model import Step, User, Wait
 from mqfs.quotas import Quota, Quotas
-from mqfs.seams import Clock
-from mqfs.wait import Step, Wait
 
 SECOND_NS = 10**9
 

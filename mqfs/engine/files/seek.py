@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from mqfs import errors, limits
 from mqfs.engine.group import Group
 from mqfs.engine.language.message_formats import parse_seek
-from mqfs.engine.routing.message_filter import MessageFilter
+from mqfs.engine.routing.filter import MessageFilter
 from mqfs.engine.stream import Stream
 from mqfs.model import NEVER, Kind, Record
 

@@ -14,9 +14,8 @@ from mqfs import errors, limits
 from mqfs.log import headers
 from mqfs.log.record import encode, encode_names
 from mqfs.model import Record
-from mqfs.syntax.duration import parse_duration
+from mqfs.syntax.duration import parse_duration, parse_number
 from mqfs.syntax.names import one_line
-from mqfs.syntax.size import parse_number
 
 FORMATS = ("raw", "line", "nul", "each", "json", "record")
 

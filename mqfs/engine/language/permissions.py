@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import stat
+from typing import Protocol
 
 from mqfs.errors import Denied, NotPermitted
-from mqfs.group_state import Attributes
-from mqfs.model import SCOPES, User
+from mqfs.model import QTDIR, QTFILE, SCOPES, Qid, User
+from mqfs.state.group import Attributes
 
 R, W, X = 4, 2, 1
 ADMIN = 8  # make, remove, rename, set: asked of the scope of a token, never of a file's mode
@@ -59,3 +60,36 @@ def require_unsticky(user: User, directory: Attributes, file: Attributes, name: 
 def bits_for_writers(mode: int) -> int:
     """r and w for each class that has w in `mode`."""
     return sum(0o6 << shift for shift in (0, 3, 6) if mode >> shift & 0o2)
+
+
+# ------------------------------------------------------------ node
+
+# The number of a node in its group: a mixin of streams, consumers, views and a group's own files.
+
+class HasNumber(Protocol):
+    """A group."""
+
+    number: int
+
+
+class InGroup(Protocol):
+    """What the class has that this is a mixin of."""
+
+    directory: bool
+
+    @property
+    def group(self) -> HasNumber: ...
+
+    @property
+    def number(self) -> int: ...
+
+
+class Numbered:
+    """A file that has a number of its own in its group."""
+
+    __slots__ = ()
+    directory = False
+
+    @property
+    def qid(self: InGroup) -> Qid:
+        return Qid(QTDIR if self.directory else QTFILE, 0, self.group.number << 32 | self.number)

@@ -12,10 +12,9 @@ import attrs
 
 from mqfs.engine.language import programs
 from mqfs.errors import BadCommand
-from mqfs.syntax.duration import parse_duration, print_duration
+from mqfs.syntax.duration import MOST, parse_duration, parse_number, parse_size, print_duration, print_size
 from mqfs.syntax.patterns import DOTTED, Words, check_words
 from mqfs.syntax.quoting import quote, split
-from mqfs.syntax.size import MOST, parse_number, parse_size, print_size
 
 SYNC_ALWAYS, SYNC_OFF = 0, -1
 
@@ -184,7 +183,7 @@ def _parse_sync(word: str) -> int:
 
 
 def _parse_stored(word: str) -> str:
-    """A name as it is: stores hold those of older versions. actions.py checks a new one."""
+    """A name as it is: stores hold those of older versions. ctl.py checks a new one."""
     return word
 
 

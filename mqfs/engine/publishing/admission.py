@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import attrs
 
-from mqfs import errors
+from mqfs import errors, limits
+from mqfs.clock import Clock
+from mqfs.engine.core.log import Counts, GroupLog
 from mqfs.engine.delivery.backlog import Backlog
 from mqfs.engine.delivery.fanout import ReadStream
 from mqfs.engine.language.settings import Settings
-from mqfs.engine.log.counts import Counts
-from mqfs.engine.publishing.deduplication import PutId
-from mqfs.engine.retention import cuts
-from mqfs.engine.retention.kept_range import KeptRange
-from mqfs.group_state import ConsumerState, StreamState
-from mqfs.wait import Step, Wait
+from mqfs.engine.retention import retained
+from mqfs.engine.retention.retained import KeptRange
+from mqfs.model import Step, Wait
+from mqfs.quotas import require_share
+from mqfs.state.group import ANYONE, Change, ConsumerState, Known, StreamState
 
 
 class Admission(enum.Enum):
@@ -115,9 +116,9 @@ def has_room(kept: KeptRange, messages: int, size: int) -> bool:
     too_large = (depth.size and size > depth.size) or (depth.messages and messages > depth.messages)
     if too_large and (settings.full != "drop-old" or depth.size):
         raise errors.TooLong("it alone is more than the depth of the stream")
-    if not cuts.fits(depth, kept, messages, size):
+    if not retained.fits(depth, kept, messages, size):
         kept.update_low_watermark()
-    return cuts.fits(depth, kept, messages, size)
+    return retained.fits(depth, kept, messages, size)
 
 
 def lacking_backlog(settings: Settings, messages: Mapping[Stream, int]) -> Stream | None:
@@ -136,3 +137,61 @@ def lacking_backlog(settings: Settings, messages: Mapping[Stream, int]) -> Strea
                 raise errors.StreamFull(f"{wait}: its backlog")
             lacking = lacking or covered[0]
     return lacking
+
+
+# ------------------------------------------------------------ deduplication
+
+# Ids of `.put`: the same id of the same user within `dedup` is accepted and not appended again.
+#
+# Owns how long and how many are remembered; they are in the group's state.
+
+class PutId(NamedTuple):
+    """Whose id it is, and its text."""
+
+    uid: int
+    text: str
+
+
+class DeduplicationWindow:
+    """Of one group."""
+
+    def __init__(self, log: GroupLog, clock: Clock) -> None:
+        self._log, self._clock = log, clock
+
+    def find_duplicate(self, put_id: PutId) -> int:
+        """The sequence of the message that was put under that id not long ago; 0 if none was."""
+        ids, now = self._log.state.ids, self._clock.engine_ns()
+        for uid in (put_id.uid, ANYONE):
+            known = ids.get(uid, {}).get(put_id.text)
+            if known is not None and known.until_ns > now:
+                return known.sequence
+        return 0
+
+    def note(self, put_id: PutId, sequence: int) -> Change:
+        """The change by which an id is remembered. Raises OverLimit."""
+        try:
+            self._require_room(put_id.uid)
+        except errors.OverLimit:
+            self.forget()
+            self._require_room(put_id.uid)
+        until = self._clock.engine_ns() + self._log.settings.dedup
+        return {"do": "id", "id": put_id.text, "uid": put_id.uid, "until": until, "sequence": sequence}
+
+    def _require_room(self, uid: int) -> None:
+        ids = self._log.state.ids
+        mine, used = len(ids.get(uid, ())) + 1, sum(map(len, ids.values())) + 1
+        require_share("ids within 'dedup'", limits.DEDUP_IDS, uid, mine, used)
+
+    def forget(self) -> None:
+        """Those whose time is over."""
+        now = self._clock.engine_ns()
+        ids = self._log.state.ids
+        for uid, mine in list(ids.items()):
+            _forget_old(mine, now)
+            if not mine:
+                del ids[uid]
+
+
+def _forget_old(mine: dict[str, Known], now: int) -> None:
+    while mine and (first := next(iter(mine)), mine[first].until_ns)[1] <= now:
+        del mine[first]

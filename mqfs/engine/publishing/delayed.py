@@ -13,17 +13,17 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from mqfs import errors, limits
-from mqfs.ack_state import ACK, step
-from mqfs.engine.log import faults
-from mqfs.engine.log.group_log import AckSteps
-from mqfs.engine.log.timers import DELAYED, Alarm, Timers
+from mqfs.clock import Clock
+from mqfs.engine.core import faults
+from mqfs.engine.core.log import AckSteps
+from mqfs.engine.core.timers import DELAYED, Alarm, Timers
 from mqfs.engine.publishing.admission import Stream
 from mqfs.engine.publishing.kept_quotas import stored
 from mqfs.engine.publishing.publisher import Publisher
-from mqfs.group_state import PUT, Change
 from mqfs.log import headers
 from mqfs.model import Draft, Kind, Record
-from mqfs.seams import Clock
+from mqfs.state.acks import ACK, step
+from mqfs.state.group import PUT, Change
 
 _AGAIN_NS = 10**9  # where the disk does not take one that is due
 

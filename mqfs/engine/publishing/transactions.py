@@ -12,21 +12,18 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from mqfs import errors, limits
+from mqfs.clock import Clock
+from mqfs.engine.core import faults
+from mqfs.engine.core.timers import PARTS, Alarm, Timers
 from mqfs.engine.language.permissions import W, allowed, require_owner
-from mqfs.engine.log import faults
-from mqfs.engine.log.timers import PARTS, Alarm, Timers
-from mqfs.engine.publishing.admission import Stream
-from mqfs.engine.publishing.atomic_batch import AtomicBatch, StreamTotals, require_fit
-from mqfs.engine.publishing.deduplication import PutId
+from mqfs.engine.publishing.admission import PutId, Stream
+from mqfs.engine.publishing.batch import AtomicBatch, StagedBatch, Staging, StreamTotals, require_fit
 from mqfs.engine.publishing.publisher import Publisher
-from mqfs.engine.publishing.staged_batch import StagedBatch, Staging
-from mqfs.group_state import Attributes, Change
-from mqfs.log.record_batch import Source
-from mqfs.model import User
-from mqfs.seams import Clock
-from mqfs.shares import require_share
+from mqfs.log.batch import Source
+from mqfs.model import Step, User
+from mqfs.quotas import require_share
+from mqfs.state.group import Attributes, Change
 from mqfs.syntax.names import check_control, check_name, one_line
-from mqfs.wait import Step
 
 _SECOND_NS = 10**9
 _NUMBERS = 1 << 63

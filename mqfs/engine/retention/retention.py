@@ -11,15 +11,13 @@ from itertools import islice
 from typing import Any, Protocol
 
 from mqfs import errors, limits
+from mqfs.clock import Clock
+from mqfs.engine.core.log import Counts, GroupLog
+from mqfs.engine.core.timers import EXPIRY, TRIMMING, Alarm, Timers
 from mqfs.engine.language.settings import NO_DEPTH
-from mqfs.engine.log.counts import Counts
-from mqfs.engine.log.group_log import GroupLog
-from mqfs.engine.log.timers import EXPIRY, TRIMMING, Alarm, Timers
-from mqfs.engine.retention import cuts
-from mqfs.engine.retention.expiry import Expiry
-from mqfs.engine.retention.kept_range import KeptRange, Owner
+from mqfs.engine.retention import retained
+from mqfs.engine.retention.retained import Expiry, KeptRange, Owner
 from mqfs.model import NEVER
-from mqfs.seams import Clock
 
 _LOOKED_AT = 1_024  # messages looked up in the log at once: some ms
 _LAPSED = 1_024  # messages that outlived their ttl, counted out at once: some 3 ms
@@ -283,7 +281,7 @@ class Retention:
             return  # what was cut is given back as soon as the disk has that
         self._cut_below = self._log.metrics.stretch_end(self.kept_from)
         ranges = [stream.kept for stream in self._host.numbers.values()]
-        found = {kept: cut for kept in ranges if (cut := cuts.plan_cut_below(kept, self._cut_below))}
+        found = {kept: cut for kept in ranges if (cut := retained.plan_cut_below(kept, self._cut_below))}
         if found:
             self.persist_low_watermarks({kept.number: cut.floor for kept, cut in found.items()})
         for kept, cut in found.items():

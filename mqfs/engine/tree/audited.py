@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any
 
 from mqfs.audit import REFUSALS
-from mqfs.engine.nodes.places import path_of
+from mqfs.engine.nodes import path_of
 from mqfs.model import User
 from mqfs.syntax.token_line import print_path
 

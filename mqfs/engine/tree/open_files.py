@@ -7,30 +7,24 @@ from typing import Any
 
 from mqfs import errors
 from mqfs.engine.delivery.consumer import Consumer
-from mqfs.engine.files import txn_files
-from mqfs.engine.files.audited_writes import audit_writes
-from mqfs.engine.files.batch_file import BatchHandle
-from mqfs.engine.files.consumer_file import ConsumerHandle
-from mqfs.engine.files.ctl_file import CtlHandle
-from mqfs.engine.files.cursor_file import Cursor
+from mqfs.engine.files import txn
+from mqfs.engine.files.claiming import PeekHandle, WorkStreamHandle
+from mqfs.engine.files.consumer import ConsumerHandle
+from mqfs.engine.files.ctl import CtlHandle
+from mqfs.engine.files.cursor import Cursor
 from mqfs.engine.files.handle import OpenFile
+from mqfs.engine.files.kept import SnapshotHandle
 from mqfs.engine.files.metering import Meters
-from mqfs.engine.files.order_file import OrderHandle
-from mqfs.engine.files.peek_file import PeekHandle
-from mqfs.engine.files.put_file import PutHandle
-from mqfs.engine.files.snapshot_file import SnapshotHandle
-from mqfs.engine.files.stream_file import StreamHandle
-from mqfs.engine.files.text import TextHandle
-from mqfs.engine.files.view_file import ViewHandle
-from mqfs.engine.files.work_stream_file import WorkStreamHandle
+from mqfs.engine.files.put import BatchHandle, PutHandle
+from mqfs.engine.files.readers import OrderHandle, ViewHandle
+from mqfs.engine.files.status import TextHandle
+from mqfs.engine.files.stream import StreamHandle
 from mqfs.engine.group import Group
-from mqfs.engine.nodes.own_files import Meta, SnapshotNode, TakeFile
-from mqfs.engine.nodes.places import group_of
-from mqfs.engine.nodes.txn_nodes import StagedStream, TxnCtl
-from mqfs.engine.routing.view import View
+from mqfs.engine.nodes import Meta, SnapshotNode, StagedStream, TakeFile, TxnCtl, group_of
+from mqfs.engine.routing.views import View
 from mqfs.engine.stream import Stream
-from mqfs.model import User
-from mqfs.shares import Shares
+from mqfs.model import Step, User
+from mqfs.quotas import Shares
 
 File = Stream | View | Consumer | Meta | SnapshotNode | TakeFile | StagedStream
 
@@ -104,7 +98,7 @@ def _kind(node: File, reads: bool, writes: bool) -> type[OpenFile]:
     if isinstance(node, Consumer | TakeFile):
         return ConsumerHandle if writes else PeekHandle
     if isinstance(node, StagedStream | TxnCtl):
-        return txn_files.kind(node)
+        return txn.kind(node)
     if writes and node.name not in _WRITTEN:
         raise errors.Denied(f"{node.name} is read-only")
     if isinstance(node, View):
@@ -114,3 +108,19 @@ def _kind(node: File, reads: bool, writes: bool) -> type[OpenFile]:
     if node.name == ".cursor" and not (reads and writes):
         raise errors.Denied(".cursor is opened for reading and writing")
     return _OPENS.get(node.name, TextHandle) if writes or node.name != "ctl" else TextHandle
+
+
+# ------------------------------------------------------------ audited writes
+
+# Audit lines of publishes: `--audit all`.
+
+def audit_writes(handle: OpenFile) -> None:
+    """Leave a line for each write to a handle from now on that is accepted."""
+    write = handle.write
+
+    def audited(data: bytes, offset: int = 0) -> Step[int]:
+        step = write(data, offset)
+        handle.audit("publish", f"{len(data)} bytes")
+        return step
+
+    handle.write = audited  # type: ignore[method-assign]

@@ -11,12 +11,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from mqfs import errors, limits, salvage
+from mqfs import errors, limits
+from mqfs.clock import Clock
+from mqfs.engine.core.faults import report_unserved
 from mqfs.engine.group import Group
-from mqfs.engine.log.faults import report_unserved
-from mqfs.group_state import Attributes, State
 from mqfs.model import User
-from mqfs.seams import Bucket, Clock, Store
+from mqfs.state import salvage
+from mqfs.state.group import Attributes, State
+from mqfs.store.api import Bucket, Store
 from mqfs.syntax.names import with_suffix
 
 ROOT = 1

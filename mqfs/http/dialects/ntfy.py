@@ -11,29 +11,21 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Callable
+from datetime import datetime, timedelta
+from email.errors import HeaderParseError
+from email.header import decode_header, make_header
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+
+import attrs
 
 from mqfs import limits
 from mqfs.engine.language.message_formats import as_json as as_json_line
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import BadRequest, Denied, MqfsError, NotFound, StreamFull
+from mqfs.errors import BadRequest, Denied, MqfsError, NotFound, StreamFull, TooLong
 from mqfs.http import publishing, reading
 from mqfs.http.answers import JSON, LINES, TEXT, Answer, Format, as_json
 from mqfs.http.call import Call
-from mqfs.http.dialects import ntfy_notes
-from mqfs.http.dialects.ntfy_events import (
-    as_event,
-    as_line,
-    as_text,
-    described,
-    filters_of,
-    from_id,
-    from_message,
-    to_id,
-)
-from mqfs.http.dialects.ntfy_notes import UNCACHED_TTL_S, Note, find
-from mqfs.http.dialects.ntfy_times import parse_span
 from mqfs.http.groups import ensure_stream
 from mqfs.http.route import JSON_NOTE, NOTE, Route
 from mqfs.http.routes import Table
@@ -41,7 +33,317 @@ from mqfs.http.target import Path, Target, group_at
 from mqfs.http.wire import Request
 from mqfs.log import headers
 from mqfs.model import User
+from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.names import check_name
+
+# ------------------------------------------------------------ ntfy times
+
+# Times as ntfy has them: `30m`, `2 days`, `1h30m`, UNIX seconds, `tomorrow, 10am`, `monday 17:30`, `9am`.
+#
+# Owns that language; days and hours are local time.
+
+DELAY_LEAST_S, DELAY_MOST_S = 10, 3 * 86_400
+_PART = re.compile(r"(\d{1,9})\s*(days?|d|hours?|hrs?|h|minutes?|mins?|m|seconds?|secs?|s)\s*")
+_SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_CLOCK = re.compile(r"(?:at )?(\d{1,2})(?::(\d\d))?\s*(am|pm)?")
+_DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_EXPECTED = "30m, 2 days, UNIX seconds, or such as `tomorrow, 10am`, `monday 17:30`, `9am`"
+
+
+def parse_span(text: str) -> int | None:
+    """Seconds of a duration; None: it is none."""
+    at, seconds, text = 0, 0, text.strip().lower()
+    while match := _PART.match(text, at):
+        seconds += int(match[1]) * _SECONDS[match[2][0]]
+        at = match.end()
+    return seconds if at and at == len(text) else None
+
+
+def parse_delay(text: str, now: float) -> float:
+    """The UNIX time of a delay of 10 seconds to 3 days. Raises BadRequest."""
+    span = parse_span(text)
+    if span is not None:
+        due = now + span
+    elif text.isascii() and text.isdigit() and len(text) < 12:
+        due = float(text)
+    else:
+        due = _named(text.lower(), datetime.fromtimestamp(now)).timestamp()
+    if not DELAY_LEAST_S <= due - now + 0.5 <= DELAY_MOST_S + 1:
+        raise BadRequest(f"delay {text!r} (expected 10 seconds to 3 days from now)")
+    return due
+
+
+def _named(text: str, now: datetime) -> datetime:
+    """A day, a time of day, or both; a time of day alone is the next one."""
+    words = text.replace(",", " ").split(maxsplit=1)
+    day, rest = (words[0], " ".join(words[1:])) if words else ("", "")
+    ahead = {"today": 0, "tomorrow": 1}.get(day)
+    if day in _DAYS:
+        ahead = (_DAYS.index(day) - now.weekday() - 1) % 7 + 1
+    match = _CLOCK.fullmatch(text.strip() if ahead is None else rest)
+    if match is None or (match[2] is None and match[3] is None):
+        raise BadRequest(f"delay {text!r} (expected {_EXPECTED})")
+    hour, minute = int(match[1]), int(match[2] or 0)
+    if minute > 59 or (hour > 23 if match[3] is None else not 1 <= hour <= 12):
+        raise BadRequest(f"delay {text!r}: no such time of day")
+    if match[3] is not None:
+        hour = hour % 12 + 12 * (match[3] == "pm")
+    moment = (now + timedelta(days=ahead or 0)).replace(hour=hour, minute=minute, second=0, microsecond=0)
+    return moment + timedelta(days=1) if ahead is None and moment <= now else moment
+
+
+# ------------------------------------------------------------ ntfy notes
+
+# A notification of ntfy as a request has it: in headers, in the query, or as JSON; and as a message has it.
+#
+# Owns the names of its parts in all their forms. Publishes nothing.
+
+PARTS = {
+    "message": ("x-message", "message", "m"),
+    "title": ("x-title", "title", "t"),
+    "priority": ("x-priority", "priority", "prio", "p"),
+    "tags": ("x-tags", "tags", "tag", "ta"),
+    "delay": ("x-delay", "delay", "x-at", "at", "x-in", "in"),
+    "click": ("x-click", "click"),
+    "actions": ("x-actions", "actions", "action"),
+    "icon": ("x-icon", "icon"),
+    "markdown": ("x-markdown", "markdown", "md"),
+    "cache": ("x-cache", "cache"),
+    "attach": ("x-attach", "attach", "a"),
+    "filename": ("x-filename", "filename", "file", "f"),
+    "email": ("x-email", "x-e-mail", "email", "e-mail", "mail", "e"),
+    "call": ("x-call", "call"),
+    "template": ("x-template", "template", "tpl"),
+}
+ABSENT = ("attach", "filename", "email", "call", "template")  # what ntfy has and this has not
+KEPT = ("title", "tags", "click", "icon", "actions")  # as headers of the message
+PRIORITIES = ("min", "low", "default", "high", "max")
+EMPTY = "triggered"  # the message of a request that has none
+_OF_HTTP = re.compile(r"(u=\d|i)\b")  # RFC 9218: what browsers say in Priority
+_NO = ("0", "no", "false")
+UNCACHED_TTL_S = 10  # of a message with `cache: no`: for those who subscribe by then
+
+
+@attrs.frozen
+class Note:
+    """A notification. `priority`: 1 to 5, 3 is none; `due`: UNIX time, 0 at once; `headers`: of the message."""
+
+    text: str
+    priority: int
+    due: float
+    cached: bool
+    headers: dict[str, str]
+
+
+def find(call: Call, names: tuple[str, ...]) -> str:
+    """The first of some headers, then of some options, that is not empty."""
+    given = call.request.headers
+    for name in names:
+        value = given.get(name, "").strip()
+        if value and not (name == "priority" and _OF_HTTP.match(value)):
+            return _decoded(value)
+    options = {name.lower(): value.strip() for name, value in call.path.options}
+    return next((options[name] for name in names if options.get(name)), "")
+
+
+def _decoded(value: str) -> str:
+    """A header's text, which may be encoded as RFC 2047 says."""
+    if "=?" not in value:
+        return value
+    try:
+        return str(make_header(decode_header(value)))
+    except (HeaderParseError, LookupError, ValueError):
+        return value
+
+
+def from_request(call: Call, now: float) -> Note:
+    """The body is the message, else one in a header or the query. Raises BadRequest."""
+    parts = {part: find(call, names) for part, names in PARTS.items()}
+    try:
+        text = call.body.decode().strip()
+    except UnicodeDecodeError:
+        raise BadRequest("the message is no UTF-8, and there are no attachments") from None
+    return _note({**parts, "message": text or parts["message"].replace("\\n", "\n")}, now)
+
+
+def from_json(call: Call, now: float) -> tuple[str, Note]:
+    """The topic, and a notification whose parts beat those of headers. Raises BadRequest."""
+    try:
+        given = json.loads(call.body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is no JSON: {error}") from None
+    if not isinstance(given, dict) or not isinstance(given.get("topic"), str):
+        raise BadRequest('the body is no object with a "topic" (expected {"topic": ..., "message": ...})')
+    parts = {part: find(call, names) for part, names in PARTS.items()}
+    parts |= {part: _text(part, given[part]) for part in PARTS if given.get(part) not in (None, "", [])}
+    return given["topic"], _note(parts, now)
+
+
+def _text(part: str, value: Any) -> str:
+    """A part of JSON as a header would have it."""
+    if part == "actions":
+        return json.dumps(value, ensure_ascii=False)
+    if part == "tags" and isinstance(value, list) and all(isinstance(tag, str) for tag in value):
+        return ",".join(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str | int):
+        return str(value)
+    raise BadRequest(f"{part} {str(value)[:80]!r} (expected text)")
+
+
+def _note(parts: dict[str, str], now: float) -> Note:
+    if absent := [part for part in ABSENT if parts[part]]:
+        raise BadRequest(f"{absent[0]}: not supported by this server")
+    cached = parts["cache"].lower() not in _NO
+    if not cached and parts["delay"]:
+        raise BadRequest("cache: a delayed message is always kept")
+    if parts["actions"]:
+        _check_actions(parts["actions"])
+    try:
+        size = len(parts["message"].encode())
+        "".join(parts.values()).encode()
+    except UnicodeEncodeError:
+        raise BadRequest("the notification holds half a character (expected Unicode text)") from None
+    if size > limits.NTFY_BYTES:
+        raise TooLong(f"a message of {size} bytes (expected at most {limits.NTFY_BYTES})")
+    parts["tags"] = ",".join(split_list(parts["tags"]))
+    headers = {part: parts[part] for part in KEPT if parts[part]}
+    if parts["markdown"].lower() in ("1", "yes", "true"):
+        headers["content-type"] = "text/markdown"
+    if not cached:
+        headers["cache"] = "no"
+    return Note(
+        text=parts["message"] or EMPTY,
+        priority=parse_priority(parts["priority"]) if parts["priority"] else 3,
+        due=parse_delay(parts["delay"], now) if parts["delay"] else 0.0,
+        cached=cached,
+        headers=headers,
+    )
+
+
+def _check_actions(text: str) -> None:
+    try:
+        actions = json.loads(text)
+    except (ValueError, RecursionError):
+        actions = None
+    if not isinstance(actions, list) or not all(isinstance(action, dict) for action in actions):
+        raise BadRequest("actions: not an array of objects in JSON (the short form is not supported)")
+
+
+def split_list(text: str) -> list[str]:
+    return [word for part in text.split(",") if (word := part.strip())]
+
+
+def parse_priority(text: str) -> int:
+    """1 to 5. Raises BadRequest."""
+    word = "max" if text.lower() == "urgent" else text.lower()
+    if word in PRIORITIES:
+        return PRIORITIES.index(word) + 1
+    if word not in ("1", "2", "3", "4", "5"):
+        raise BadRequest(f"priority {text[:80]!r} (expected 1 to 5, or {', '.join(PRIORITIES)})")
+    return int(word)
+
+
+# ------------------------------------------------------------ ntfy events
+
+# The events of ntfy: messages as JSON lines, server-sent events and lines of text.
+#
+# Owns what a message looks like to its clients, and which of them a subscriber's filters let through.
+
+ID_DIGITS = 12
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_FIELDS = ("title", "click", "icon")  # of the message's headers, as they are
+
+
+def to_id(sequence: int) -> str:
+    """The sequence in base 36; as long as its clients expect."""
+    text = ""
+    while sequence:
+        sequence, digit = divmod(sequence, 36)
+        text = _DIGITS[digit] + text
+    return text.zfill(ID_DIGITS)
+
+
+def from_id(text: str) -> int | None:
+    """None: it is none of ours."""
+    known = len(text) == ID_DIGITS and not text.strip(_DIGITS)
+    return int(text, 36) if known else None
+
+
+def from_message(message: dict[str, Any]) -> dict[str, Any]:
+    """Of a message as `format json` has it."""
+    given, time = message.get("headers", {}), int(message["time"])
+    event: dict[str, Any] = {"id": to_id(message["sequence"]), "time": time}
+    if headers.TTL in given:
+        event["expires"] = time + parse_duration(given[headers.TTL]) // 10**9
+    event |= {"event": "message", "topic": message["stream"]}
+    event["message"] = message.get("body", message.get("body_base64"))
+    if "body" not in message:
+        event["encoding"] = "base64"
+    return event | described(given)
+
+
+def described(given: dict[str, str]) -> dict[str, Any]:
+    """The parts of a notification that are headers of the message."""
+    event: dict[str, Any] = {name: given[name] for name in _FIELDS if name in given}
+    if headers.PRIORITY in given:
+        event["priority"] = max(1, (int(given[headers.PRIORITY]) + 1) // 2)
+    if "tags" in given:
+        event["tags"] = split_list(given["tags"])
+    if "content-type" in given:
+        event["content_type"] = given["content-type"]
+    try:
+        event["actions"] = json.loads(given["actions"])
+    except (KeyError, ValueError, RecursionError):
+        pass  # there are none, or not from here
+    return event
+
+
+def as_line(event: dict[str, Any]) -> bytes:
+    return json.dumps(event, ensure_ascii=False).encode() + b"\n"
+
+
+def as_event(event: dict[str, Any]) -> bytes:
+    """With the id, which a browser sends when it comes back, of messages only: others stand for no place."""
+    kind = event["event"]
+    head = f"id: {event['id']}\n" if kind == "message" else f"event: {kind}\n"
+    return head.encode() + b"data: " + as_line(event) + b"\n"
+
+
+def as_text(event: dict[str, Any]) -> bytes:
+    """The message on one line; of another event an empty one."""
+    text: str = event.get("message", "")
+    return text.replace("\r\n", " ").replace("\n", " ").encode() + b"\n"
+
+
+class Filters(NamedTuple):
+    """What a subscriber asks for; empty is everything."""
+
+    id: str
+    message: str
+    title: str
+    priorities: frozenset[int]
+    tags: frozenset[str]
+
+    def admit(self, event: dict[str, Any]) -> bool:
+        return (
+            self.id in ("", event["id"])
+            and self.message in ("", event["message"])
+            and self.title in ("", event.get("title"))
+            and (not self.priorities or event.get("priority", 3) in self.priorities)
+            and self.tags <= set(event.get("tags", ()))
+        )
+
+
+def filters_of(call: Call) -> Filters:
+    """Raises BadRequest."""
+    message, title, tags, priority = (find(call, PARTS[part]) for part in ("message", "title", "tags", "priority"))
+    priorities = frozenset(map(parse_priority, split_list(priority)))
+    return Filters(find(call, ("x-id", "id")), message, title, priorities, frozenset(split_list(tags)))
+
+
+# ------------------------------------------------------------ ntfy
 
 TOPIC = re.compile(r"[-_A-Za-z0-9]{1,64}")
 _YES = ("1", "yes", "true")
@@ -97,11 +399,11 @@ def problem(error: MqfsError, plain: bool) -> tuple[str, bytes]:
 
 async def publish(call: Call) -> Answer:
     """The body, or what a header or the query says, is the message."""
-    return await _publish(call, call.target.name, ntfy_notes.from_request(call, time.time()))
+    return await _publish(call, call.target.name, from_request(call, time.time()))
 
 
 async def publish_json(call: Call) -> Answer:
-    topic, note = ntfy_notes.from_json(call, time.time())
+    topic, note = from_json(call, time.time())
     if not TOPIC.fullmatch(topic):
         raise BadRequest(f"topic {topic[:80]!r} (expected 1 to 64 letters, digits, - and _)")
     return await _publish(call, check_name(topic), note)

@@ -14,7 +14,7 @@ from typing import cast
 import attrs
 
 from mqfs import limits
-from mqfs.engine.files.cursor_file import Cursor
+from mqfs.engine.files.cursor import Cursor
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadRequest, Denied, NotFound
 from mqfs.http import answers, publishing, reading

@@ -18,9 +18,8 @@ from mqfs.net.identity import NONUNAME
 from mqfs.ninep.client.channel import Channel, Procedure
 from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec import messages as m
-from mqfs.ninep.codec.dialect import Dialect, raised
+from mqfs.ninep.codec.dialect import NUMBERS, TYPES, Dialect, raised
 from mqfs.ninep.codec.messages import NOFID, NOTAG, Fcall
-from mqfs.ninep.codec.numbers import NUMBERS, TYPES
 from mqfs.ninep.codec.wire import (
     IO_OVERHEAD,
     R_READ,

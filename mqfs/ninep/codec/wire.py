@@ -13,9 +13,9 @@ from typing import Any, get_type_hints
 
 from mqfs.errors import BadFrame
 from mqfs.model import Qid
+from mqfs.ninep.codec.dialect import NUMBERS, TYPES
 from mqfs.ninep.codec.linux_messages import Entry
 from mqfs.ninep.codec.messages import Dir, Fcall
-from mqfs.ninep.codec.numbers import NUMBERS, TYPES
 
 HEADER = struct.Struct("<IBH")  # size of the frame, type, tag
 READ_HEADER = struct.Struct("<IBHI")  # of an Rread, up to its data

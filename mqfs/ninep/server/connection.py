@@ -19,9 +19,9 @@ from mqfs import limits
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadFrame, OverLimit
 from mqfs.net.peer import Peer
-from mqfs.net.tls_calls import DescriptorCalls
+from mqfs.net.tls import DescriptorCalls
 from mqfs.ninep.server.session import Session
-from mqfs.turns import Turns
+from mqfs.serving.fairness import Turns
 
 log = logging.getLogger("mqfs.ninep")
 

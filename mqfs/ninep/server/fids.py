@@ -11,19 +11,18 @@ from collections.abc import Hashable
 from typing import Any
 
 from mqfs import limits
-from mqfs.engine.tree.listing import Listing
+from mqfs.engine.tree.attributes import Listing
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadFid, BadRequest, IsDirectory, MqfsError, NotFound, NotPermitted, OverLimit
-from mqfs.file_locks import Key
-from mqfs.model import QTDIR, Grant, User
+from mqfs.model import QTDIR, Grant, Step, User
 from mqfs.net import identity
 from mqfs.net.tokens import Proof
 from mqfs.ninep.codec.linux_messages import Entry
 from mqfs.ninep.codec.messages import Dir
 from mqfs.ninep.codec.wire import ENTRY, stat_bytes
-from mqfs.seams import Handle
-from mqfs.shares import Shares
-from mqfs.wait import Step
+from mqfs.quotas import Shares
+from mqfs.state.file_locks import Key
+from mqfs.store.api import Handle
 
 log = logging.getLogger("mqfs.ninep")
 

@@ -14,10 +14,9 @@ import attrs
 
 from mqfs import limits
 from mqfs.engine.language.permissions import W, require_scope
-from mqfs.engine.tree.node_stat import disk_space
+from mqfs.engine.tree.attributes import disk_space
 from mqfs.errors import BadFid, BadRequest, Exists, NoAttribute, NotDirectory, NotPermitted, Unsupported
-from mqfs.file_locks import END, Held, Key
-from mqfs.model import User
+from mqfs.model import Step, User
 from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec.messages import Fcall
 from mqfs.ninep.codec.wire import READ_OVERHEAD
@@ -25,7 +24,7 @@ from mqfs.ninep.server.fids import Fid
 from mqfs.ninep.server.operations import become, directory, opened, rename_node, synced
 from mqfs.ninep.server.pending import Later, later
 from mqfs.ninep.server.state import SessionState
-from mqfs.wait import Step
+from mqfs.state.file_locks import END, Held, Key
 
 # Flags of Tlopen and Tlcreate: Linux's numbers on every machine
 O_EXCL, O_NONBLOCK, O_DIRECTORY = 0o200, 0o4000, 0o200000

@@ -12,7 +12,7 @@ from typing import Any
 
 from mqfs import limits
 from mqfs.errors import BadFid, BadRequest, MqfsError, NoAuthentication, NotDirectory, NotFound, NotPermitted
-from mqfs.model import QTDIR, Qid, User
+from mqfs.model import QTDIR, Qid, Step, User
 from mqfs.net import identity
 from mqfs.net.tokens import Proof
 from mqfs.ninep.codec import messages as m
@@ -21,7 +21,6 @@ from mqfs.ninep.codec.wire import IO_OVERHEAD
 from mqfs.ninep.server.fids import Fid, stat
 from mqfs.ninep.server.pending import Later, both, later
 from mqfs.ninep.server.state import SessionState
-from mqfs.wait import Step
 
 QTAUTH = 0x08
 OEXEC, ORDONLY_BITS = 3, 3

@@ -29,12 +29,12 @@ from mqfs.errors import (
     TooLong,
     Unsupported,
 )
+from mqfs.model import Wait
 from mqfs.net.peer import Peer
 from mqfs.net.tokens import Proof
-from mqfs.ninep.codec.dialect import negotiate
+from mqfs.ninep.codec.dialect import TYPES, negotiate
 from mqfs.ninep.codec.messages import Fcall, Rread, Rversion, Rwrite, Tflush, Tread, Tversion, Twrite
 from mqfs.ninep.codec.notation import show
-from mqfs.ninep.codec.numbers import TYPES
 from mqfs.ninep.codec.wire import (
     HEADER,
     IO_OVERHEAD,
@@ -53,10 +53,8 @@ from mqfs.ninep.codec.wire import (
 )
 from mqfs.ninep.server import linux_operations, operations
 from mqfs.ninep.server.fids import NOWHERE, Fid, FidTable, OpenDirectory
-from mqfs.ninep.server.pending import Later, PendingRequests, later
-from mqfs.ninep.server.replies import TRACE_DATA_BYTES, Replies
+from mqfs.ninep.server.pending import TRACE_DATA_BYTES, Later, PendingRequests, Replies, later
 from mqfs.ninep.server.state import Negotiated, SessionState
-from mqfs.wait import Wait
 
 log = logging.getLogger("mqfs.ninep")
 

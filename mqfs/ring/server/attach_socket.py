@@ -20,10 +20,9 @@ from mqfs.errors import BadAddress, BadRequest, DiskFailed, MqfsError, OverLimit
 from mqfs.net.address import UnixAddress, explain_failure
 from mqfs.net.peer import Peer
 from mqfs.net.sockets import SocketFile, peer, peer_groups
+from mqfs.quotas import Shares
 from mqfs.ring import protocol
-from mqfs.ring.server.attachment import Attachment
-from mqfs.ring.server.registry import RingRegistry
-from mqfs.shares import Shares
+from mqfs.ring.server.registry import Attachment, RingRegistry
 
 log = logging.getLogger("mqfs.ring")
 

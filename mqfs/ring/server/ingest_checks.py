@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from mqfs import limits
 from mqfs.engine.group import Group
-from mqfs.group_state import FIRST_STREAM
 from mqfs.log.record import HEAD_BYTES, decode, padded, row_at
 from mqfs.model import Columns, Kind, Record
 from mqfs.ring import EPHEMERAL, OWN
-from mqfs.seams import LogEnd
+from mqfs.state.group import FIRST_STREAM
+from mqfs.store.api import LogEnd
 
 if TYPE_CHECKING:
     from mqfs.ring import Ring

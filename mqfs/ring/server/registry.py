@@ -10,25 +10,22 @@ import errno
 import functools
 import logging
 import os
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits, ring
 from mqfs.engine.group import Group, Tree
 from mqfs.engine.language.permissions import R, W, X, require, require_scope
-from mqfs.engine.language.settings import parse_settings
-from mqfs.model import User
-from mqfs.ring.server.attachment import Attachment
-from mqfs.ring.server.eligibility import is_excluded, why_ended, why_not, why_unseen
-from mqfs.ring.server.follower import Follower, Post
+from mqfs.engine.language.settings import NO_DEPTH, Settings, parse_settings
+from mqfs.model import Step, User, Wait
+from mqfs.quotas import require_share
 from mqfs.ring.server.intake import hold_room
 from mqfs.ring.server.keeper_link import KeeperLink
 from mqfs.ring.server.ring_log import RingLog
-from mqfs.seams import Store
-from mqfs.shares import require_share
-from mqfs.wait import Step, Wait
+from mqfs.store.api import Store
 
 if TYPE_CHECKING:
     from mqfs.ring import Ring
@@ -386,6 +383,173 @@ def _first_untaken(held: Ring) -> int:
         return 0
     finally:
         taker.close()
+
+
+# ------------------------------------------------------------ eligibility
+
+# Which groups may have a ring, and which users may attach to it.
+
+def is_excluded(group: Group, settings: Settings, user: User) -> bool:
+    """Whether `ring owner` excludes a user. All clients of a ring must trust each other with the group's messages: by
+    `ring owner` they are the owner, root and the server's user."""
+    return settings.ring == "owner" and user.uid not in (group.state.uid, 0, os.geteuid())
+
+
+def why_ended(now: Settings, settings: Settings, bounds: Iterable[str]) -> str:
+    """Why new settings end a ring; "" if they do not."""
+    for name in ("ttl", "keep", "words"):  # clients and the ring log have read them
+        if getattr(settings, name) != getattr(now, name):
+            return f"{name} changed"
+    return why_not(settings, bounds)
+
+
+def why_not(settings: Settings, bounds: Iterable[str]) -> str:
+    """Why a group of such settings has no ring, or "": each write must be checked before it is appended. `bounds`: of
+    its consumers with a backlog, the policy of each; "": the group's."""
+    if settings.ring == "off":
+        return "a group with 'ring off' has no ring"
+    if settings.sender:
+        return "a group with 'sender on' has no ring"
+    if settings.data != "message":
+        return f"a group with 'data {settings.data}' has no ring"
+    if settings.full != "drop-old" and settings.depth is not NO_DEPTH:
+        return f"a group with 'depth' and 'full {settings.full}' has no ring"
+    for policy in (own or settings.full for own in bounds):
+        if policy != "drop-old":
+            return f"a group with a consumer with a backlog and 'full {policy}' has no ring"
+    return ""
+
+
+def why_unseen(tree: Tree, user: User, owners: Iterable[int]) -> str:
+    """Why a user may not publish in shared memory, where neither its quota nor the audit sees it; "" if it may.
+    `owners`: of the streams."""
+    if tree.audit.publishes:
+        return "rings: not with '--audit all'"
+    quotas = tree.quotas
+    if quotas is None:
+        return ""
+    if (quota := quotas.of(user.uid)) is not None and (quota.messages or quota.bytes):
+        return "rings: the user has a quota of messages or bytes a second"
+    bounded = quotas.bound_kept and any((own := quotas.of(uid)) is not None and own.kept for uid in set(owners))
+    return "rings: the owner of a stream has a quota of kept bytes" if bounded else ""
+
+
+# ------------------------------------------------------------ follower
+
+# The thread of one ring: it sleeps until something is published, and has the engine take it.
+
+Post = Callable[[Callable[[], None]], None]  # has the engine's thread call a function
+_CHECK_S = 0.25  # between two checks of the ring's lock
+_CHECK_AGAIN_S = 0.05  # while it is held
+_RETRY_S = 0.25  # when the log had no room
+
+
+class Follower:
+    """The thread of one ring."""
+
+    def __init__(self, ring_log: RingLog, post: Post) -> None:
+        self._ring_log, self._ring, self._post = ring_log, ring_log.ring, post
+        self._position = ring_log.ring.tail
+        self._again = threading.Semaphore(0)
+        self._stopped = threading.Event()
+        self._held: tuple[int, int, float] = (0, 0, 0.0)  # (thread, tail, since when)
+        self._thread = threading.Thread(target=self._follow, name="ring", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop it; returns when it does not use the ring any more."""
+        self._stopped.set()
+        self._again.release()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                if self._ring.wait(self._position, _CHECK_AGAIN_S if self._held[0] else _CHECK_S):
+                    self._ask(self._take)
+                elif self._is_held_too_long():
+                    self._ask(self._retire)
+                if self._ring.retired:
+                    return
+        except RuntimeError:
+            log.debug("ring of group %d published after the end of the loop", self._ring_log.group.number)
+
+    def _ask(self, call: Callable[[], None]) -> None:
+        self._post(call)
+        self._again.acquire()
+        if self._ring_log.intake.blocked:
+            self._stopped.wait(_RETRY_S)
+
+    def _take(self) -> None:
+        try:
+            self._ring_log.pump(limits.RING_TURN_BYTES)
+            if not self._ring_log.ended:
+                self._position = self._ring_log.intake.position
+        except Exception:
+            log.exception("ring of group %d: taking failed", self._ring_log.group.number)
+            self._stopped.set()
+        finally:
+            self._again.release()
+
+    def _is_held_too_long(self) -> bool:
+        """Whether one thread has held the lock, and published nothing, for longer than limits.RING_HOLD_S."""
+        now = time.monotonic()
+        thread, tail, since = self._held
+        if not self._ring.holder or (self._ring.holder, self._ring.tail) != (thread, tail):
+            self._held = self._ring.holder, self._ring.tail, now
+            return False
+        return now - since >= limits.RING_HOLD_S
+
+    def _retire(self) -> None:
+        self._ring_log.held_up = True
+        self._ring_log.retire(f"thread {self._held[0]} held its lock too long")
+        self._again.release()
+
+
+# ------------------------------------------------------------ attachment
+
+# The right of one client to use a group's ring.
+
+class Attachment:
+    """One client's right to use a group's ring, for one generation."""
+
+    def __init__(self, user: User, group: Group, ring_log: RingLog, left: Callable[[Attachment], None]) -> None:
+        self.user, self.group, self._ring_log, self._left = user, group, ring_log, left
+        self.generation = ring_log.ring.generation
+
+    def fileno(self) -> int:
+        """The descriptor of the ring's memory."""
+        return self._ring_log.ring.fileno()
+
+    def number(self, name: str) -> int | None:
+        """The number of a stream; None for a view. Raises NotFound, DiskFailed; Stale where the ring was retired;
+        DiskFull while the log has no room for what was published."""
+        self._require()
+        if blocked := self._ring_log.intake.blocked:
+            raise errors.DiskFull(f"the ring is not in the log yet: {blocked}")
+        if self._ring_log.why:
+            raise errors.Stale(f"ring retired: {self._ring_log.why} (expected a new attachment)")
+        stream = self.group.streams.get(name)
+        if stream is not None:
+            return stream.number
+        if name in self.group.views:
+            return None
+        raise errors.NotFound(name)
+
+    def name(self, number: int) -> str:
+        """The name of a stream, also when the ring was retired. Raises NotFound, DiskFailed."""
+        self._require()
+        stream = self.group.numbers.get(number)
+        if stream is None:
+            raise errors.NotFound(f"stream number {number}")
+        return stream.name
+
+    def _require(self) -> None:
+        if self.group.log.end.failed is not None:
+            raise errors.DiskFailed(f"the disk failed: {self.group.log.end.failed}")
+
+    def close(self) -> None:
+        self._left(self)
 
 
 __all__ = ["RingRegistry"]

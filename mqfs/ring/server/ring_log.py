@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from mqfs import errors, limits
 from mqfs.engine.group import Group
 from mqfs.engine.language.settings import SYNC_ALWAYS
+from mqfs.log.batch import RecordBatch
 from mqfs.log.record import HEAD_BYTES, padded
-from mqfs.log.record_batch import RecordBatch
 from mqfs.model import Draft, Kind
 from mqfs.ring import OWN
 from mqfs.ring.server.ingest_checks import is_plausible
@@ -30,7 +30,7 @@ _UNPUBLISHED = (errors.Again, errors.Stale, errors.OverLimit, errors.BadRing, er
 
 
 class RingLog:
-    """A group's ring, as a `Bucket` and as a `RingPort` (mqfs/seams.py).
+    """A group's ring, as a `Bucket` and as a `RingPort` (mqfs/store/api.py).
 
     `judge` returns why a change of the group ends the ring, or "". `on_end` is called once, when the ring has ended and
     what was taken from it is committed.

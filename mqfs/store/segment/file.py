@@ -9,16 +9,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import Any, Protocol
 
 from mqfs import errors, limits
 from mqfs.log.record import MORE, last_byte, padded
 from mqfs.model import NEVER
 from mqfs.store.disk import Disk, read_all, write_all
-from mqfs.store.segment.descriptors import Descriptors
-from mqfs.store.segment.index import Index, NonMessageRecords, OpenIndex
-from mqfs.store.segment.index_file import SEALED, IndexFile, columns_pass, encode_part, load_part
+from mqfs.store.segment.index import (
+    SEALED,
+    Index,
+    IndexFile,
+    NonMessageRecords,
+    OpenIndex,
+    columns_pass,
+    encode_part,
+    load_part,
+)
 from mqfs.store.segment.liveness import LivenessCache
 from mqfs.store.segment.recovery import RecoveryScan, scan_segment
 
@@ -398,3 +407,55 @@ class Segment:
         if self.index is not None and len(self.index.times):
             newest.append(self.index.times[-1])
         return max(newest, default=0)
+
+
+# ------------------------------------------------------------ descriptors
+
+# Which segments have descriptors.
+#
+# Owns the bound on them, limits.OPEN_BUCKETS, and the choice of the one to close.
+
+class Closable(Protocol):
+    """A segment, as to its descriptor and what it has in memory."""
+
+    listed: bool
+    recent: bool  # used since the last look
+    sealed: bool
+    may_close_fd: Callable[[Any], bool]
+
+    @property
+    def is_idle(self) -> bool: ...
+
+    def close_idle(self) -> None: ...
+
+
+class Descriptors:
+    """At most limits.OPEN_BUCKETS of them, closed by second chance."""
+
+    __slots__ = ("_open",)
+
+    def __init__(self) -> None:
+        self._open: deque[Closable] = deque()
+
+    def opened(self, segment: Closable) -> None:
+        self._open.append(segment)
+        for _ in range(2 * len(self._open)):
+            # A sealed one has a descriptor for its index too.
+            bound = limits.OPEN_BUCKETS
+            if 2 * len(self._open) <= bound or sum(1 + s.sealed for s in self._open) <= bound:
+                return
+            self._look_at(self._open.popleft(), segment)
+
+    def _look_at(self, segment: Closable, newest: Closable) -> None:
+        """Second chance: one that was used since the last look stays, once."""
+        if segment.is_idle:
+            segment.listed = False
+        elif segment is newest or segment.recent or not segment.may_close_fd(segment):
+            segment.recent = False
+            self._open.append(segment)
+        else:
+            segment.close_idle()
+            segment.listed = False
+
+
+__all__ = ["Closable", "Descriptors"]

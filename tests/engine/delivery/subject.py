@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mqfs.ninep.client.channel import Procedure
-from mqfs.seams import Store
+from mqfs.store.api import Store
 from tests.engine.nine import NineSubject
 from tests.engine.subject import USER, TreeSubject
 from tests.support.clock import SECOND

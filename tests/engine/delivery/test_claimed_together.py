@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mqfs.errors import DiskFull, MqfsError, ReadOnly
-from mqfs.wait import Wait
+from mqfs.model import Wait
 from tests.support.campaign import size
 from tests.support.queues import BIG, Queues, read, say
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mqfs import errors
-from mqfs.wait import Wait
+from mqfs.model import Wait
 from tests.support.clock import SECOND, MachineClock
 from tests.support.queues import BIG, Queues, drain, read, refusal, say, waits
 

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from mqfs import errors
-from mqfs.engine.log.portions import exhaust
-from mqfs.engine.nodes.own_files import Meta
-from mqfs.model import User
-from mqfs.wait import Wait
+from mqfs.engine.core.portions import exhaust
+from mqfs.engine.nodes import Meta
+from mqfs.model import User, Wait
 from tests.support.batches import frame
 from tests.support.hand import ANNA, BERT, ROOT
 from tests.support.queues import BIG, Queues, drain, read, refusal, say, told, waits

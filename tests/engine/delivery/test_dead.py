@@ -9,8 +9,7 @@ import pytest
 
 from mqfs import errors
 from mqfs.engine.language.permissions import R, W, allowed
-from mqfs.model import User
-from mqfs.wait import Wait
+from mqfs.model import User, Wait
 from tests.support.hand import ROOT
 from tests.support.queues import BIG, Queues, drain, read, refusal, say, told, waits
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from mqfs.ack_state import LIFE, Op, State, Transition
 from mqfs.log.record import padded, row_at
 from mqfs.model import Kind
+from mqfs.state.acks import LIFE, Op, State, Transition
 from tests.support.queues import Queues, read, say, waits
 
 STEP = struct.Struct("<BxxxIQQq")

@@ -12,8 +12,7 @@ import pytest
 
 from mqfs import limits
 from mqfs.errors import MqfsError
-from mqfs.model import Kind
-from mqfs.wait import Wait
+from mqfs.model import Kind, Wait
 from tests.support.queues import Queues
 
 PUTS = ["", ',"single":true', ',"ttl":"3s"', ',"priority":9']

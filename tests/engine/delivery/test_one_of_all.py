@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mqfs.wait import Wait
+from mqfs.model import Wait
 from tests.support import campaign
 from tests.support.queues import BIG, Queues, say
 

@@ -10,9 +10,8 @@ import pytest
 
 from mqfs import errors, limits
 from mqfs.engine.tree.tree import Tree
-from mqfs.group_state import State
-from mqfs.model import Kind, User
-from mqfs.wait import Wait
+from mqfs.model import Kind, User, Wait
+from mqfs.state.group import State
 from tests.support.clock import SECOND
 from tests.support.hand import ANNA, BERT, ROOT
 from tests.support.queues import BIG, Queues, drain, read, waits

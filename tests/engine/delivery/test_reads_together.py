@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mqfs.wait import Wait
+from mqfs.model import Wait
 from tests.support.parked import parked
 from tests.support.queues import Queues
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mqfs import limits
-from mqfs.wait import Wait
+from mqfs.model import Wait
 from tests.support.calls import lines
 from tests.support.queues import Queues, read, say, waits
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mqfs.errors import MqfsError
-from mqfs.wait import Wait
+from mqfs.model import Wait
 from tests.support.calls import calls
 from tests.support.queues import Queues, read, say
 

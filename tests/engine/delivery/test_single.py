@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mqfs.engine.language.message_formats import FORMATS
-from mqfs.wait import Wait
+from mqfs.model import Wait
 from tests.support.queues import BIG, Queues, drain, read, say, waits
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from mqfs import errors
-from mqfs.engine.log.portions import exhaust
-from mqfs.model import User
-from mqfs.wait import Wait
+from mqfs.engine.core.portions import exhaust
+from mqfs.model import User, Wait
 from tests.support.hand import ANNA, ROOT
 from tests.support.queues import BIG, Queues, drain, read, refusal, say, told, waits
 

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits
-from mqfs.client.record_decoder import RecordDecoder
+from mqfs.client.message import RecordDecoder
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
-from mqfs.model import User
+from mqfs.model import User, Wait
 from mqfs.store.store import DiskStore
-from mqfs.wait import Wait
 from tests.support.calls import calls_once
 from tests.support.campaign import seed, size
 

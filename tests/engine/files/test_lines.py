@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mqfs.engine.files.stream_file import LinePost
+from mqfs.engine.files.stream import LinePost
 from mqfs.errors import Interrupted, NotFound, StreamFull
-from mqfs.wait import Wait
+from mqfs.model import Wait
 from tests.support.hand import ROOT, Hand
 
 

@@ -14,7 +14,7 @@ from mqfs import errors, limits
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import User
-from mqfs.seams import Store
+from mqfs.store.api import Store
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from tests.support.hand import finished

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from mqfs import errors
-from mqfs.engine.files.text import TextHandle
-from mqfs.engine.log.portions import Work, in_order
-from mqfs.engine.tree.listing import Listing
-from mqfs.engine.tree.set_attributes import set_attributes
-from mqfs.wait import Wait
+from mqfs.engine.core.portions import Work, in_order
+from mqfs.engine.files.status import TextHandle
+from mqfs.engine.tree.attributes import Listing, set_attributes
+from mqfs.model import Wait
 from tests.support.clock import HastyClock
 from tests.support.hand import ANNA, ROOT
 from tests.support.queues import Queues

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from mqfs import errors
-from mqfs.engine.nodes.own_files import Meta
+from mqfs.engine.nodes import Meta
 from mqfs.engine.tree.tree import Tree
+from mqfs.model import Wait
 from mqfs.store.disk import Disk
 from mqfs.store.store import DiskStore
-from mqfs.wait import Wait
 from tests.support.clock import ManualClock
 from tests.support.hand import ROOT
 

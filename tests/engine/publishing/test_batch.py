@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits
-from mqfs.wait import Wait
+from mqfs.model import Wait
 from tests.support.batches import frame
 from tests.support.hand import ANNA, ROOT
 from tests.support.parked import parked

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors
-from mqfs.wait import Wait
+from mqfs.model import Wait
 from tests.engine.publishing.test_bodies import body
 from tests.support.batches import Units, frame
 from tests.support.campaign import seed, size

@@ -10,8 +10,8 @@ import pytest
 
 from mqfs import errors
 from mqfs.engine.tree.tree import Tree
+from mqfs.model import Wait
 from mqfs.store.store import DiskStore
-from mqfs.wait import Wait
 from tests.store.script import PATH
 from tests.support.batches import Units
 from tests.support.campaign import seed, size

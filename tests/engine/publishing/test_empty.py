@@ -11,7 +11,7 @@ import pytest
 
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadCommand
-from mqfs.wait import Wait
+from mqfs.model import Wait
 from tests.support.hand import ROOT, Hand
 
 NOTHING = b'{"stream":"s"} '

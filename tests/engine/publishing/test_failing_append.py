@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from mqfs import errors
-from mqfs.engine.files import status_files
-from mqfs.engine.log.portions import exhaust
+from mqfs.engine.core.portions import exhaust
+from mqfs.engine.files import status
 from tests.engine.publishing.test_crash import Lying
 from tests.support.campaign import seed
 from tests.support.hand import ROOT
@@ -113,7 +113,7 @@ def seen(u: Lying, *, claims: bool = True) -> dict[str, Any]:
     what["streams"] = [row[:6] for row in own["streams"]]
     what["kept"] = {name: (s.kept.count, s.kept.size) for name, s in u.group.streams.items()}
     what["names"] = [sorted(u.group.streams), sorted(u.group.consumers), sorted(u.group.views)]
-    what["ctl"] = exhaust(status_files.ctl(u.group, ROOT))
+    what["ctl"] = exhaust(status.ctl(u.group, ROOT))
     return {**what, "held": len(u.group.held), "consumers": rows}
 
 

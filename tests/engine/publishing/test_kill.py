@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mqfs.errors import MqfsError
-from mqfs.ninep.blocking import Client, connect
+from mqfs.ninep.client.connection import Client, connect
 from tests.support.batches import frame
 from tests.support.campaign import seed, size
 from tests.support.eventually import HANG_S

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits
-from mqfs.wait import Wait
+from mqfs.model import Wait
 from tests.support.batches import Units, frame
 from tests.support.clock import SECOND
 from tests.support.eventually import eventually

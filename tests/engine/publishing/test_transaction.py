@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits
-from mqfs.engine.log.portions import exhaust
-from mqfs.engine.nodes.txn_nodes import TxnFolder
+from mqfs.engine.core.portions import exhaust
+from mqfs.engine.nodes import TxnFolder
+from mqfs.model import Wait
 from mqfs.store.disk import Disk
 from mqfs.store.spool import DiskStaged, MemoryStaged
-from mqfs.wait import Wait
 from tests.support.batches import Units, frame
 from tests.support.hand import ANNA, BERT, ROOT
 from tests.support.queues import read, say

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits
-from mqfs.wait import Wait
+from mqfs.model import Wait
 from tests.support.clock import HastyClock
 from tests.support.hand import ROOT
 from tests.support.queues import Queues

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors
-from mqfs.wait import Wait
+from mqfs.model import Wait
 from tests.support.calls import calls_once
 from tests.support.hand import ANNA, ROOT, Hand
 from tests.support.queues import Queues

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mqfs
-from mqfs.engine.files import status_files
+from mqfs.engine.core.portions import exhaust
+from mqfs.engine.files import status
 from mqfs.engine.language.settings import parse_settings
-from mqfs.engine.log.portions import exhaust
 from mqfs.errors import BadCommand, Busy, MqfsError
+from mqfs.model import Wait
 from mqfs.syntax.patterns import DOTTED, Patterns, Words, compile_pattern, has_wildcard, is_pattern
-from mqfs.wait import Wait
 from tests.support.hand import ROOT, Hand
 
 MQTT, NATS, CHARACTERS = Words(":", "+", "#"), Words(".", "*", ">"), Words("", "?", "*")
@@ -120,9 +120,9 @@ def test_what_ctl_prints_makes_another_group_like_it(hand: Hand) -> None:
     hand.ctl("words : + -", "bind v a:-", "bind v 'prefix:\"a*\"'")
     other = hand.mkdir("h")
     hand.group, first = other, hand.group
-    text = exhaust(status_files.ctl(first, ROOT))
+    text = exhaust(status.ctl(first, ROOT))
     hand.ctl(*text.splitlines())
-    assert exhaust(status_files.ctl(other, ROOT)) == text
+    assert exhaust(status.ctl(other, ROOT)) == text
 
 
 def test_patterns_that_are_bound_keep_the_words(hand: Hand) -> None:

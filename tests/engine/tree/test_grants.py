@@ -9,11 +9,10 @@ from typing import Any
 import attrs
 import pytest
 
-from mqfs.engine.log.portions import exhaust
+from mqfs.engine.core.portions import exhaust
 from mqfs.errors import Denied, MqfsError
-from mqfs.model import Grant, User
+from mqfs.model import Grant, User, Wait
 from mqfs.ring.server.registry import RingRegistry
-from mqfs.wait import Wait
 from tests.support.hand import ANNA, ROOT
 from tests.support.queues import Queues, drain, read, say
 

@@ -17,12 +17,11 @@ from mqfs.client.large import MultipartAssembler
 from mqfs.client.message import Message
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadCommand, BadStore, MqfsError, ReadOnly
-from mqfs.group_state import PUT
 from mqfs.log import batch, headers
-from mqfs.model import Kind
+from mqfs.model import Kind, Wait
+from mqfs.state.group import PUT
 from mqfs.store.memory import MemoryStore
 from mqfs.syntax.names import check_name
-from mqfs.wait import Wait
 from tests.support.batches import frame
 from tests.support.campaign import seed, size
 from tests.support.clock import SECOND

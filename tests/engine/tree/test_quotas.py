@@ -22,11 +22,11 @@ from mqfs.engine.publishing.kept_quotas import HeaderBytes
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadConfig, Interrupted, OverQuota, Unsupported
 from mqfs.limits import HEADER_BYTES
+from mqfs.model import Wait
 from mqfs.quotas import KEYS, Quota, parse_quotas
 from mqfs.ring.server.registry import RingRegistry
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
-from mqfs.wait import Wait
 from tests.support.batches import Units
 from tests.support.calls import calls
 from tests.support.clock import ManualClock

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mqfs import limits
 from mqfs.errors import OverLimit
-from mqfs.shares import Shares, block_of
+from mqfs.quotas import Shares, block_of
 
 ROOT, ANN, BERT, CARL = 0, 1001, 1002, 1003
 USERS = st.sampled_from([ROOT, ANN, BERT, CARL, "192.0.2.7"])

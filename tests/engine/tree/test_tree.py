@@ -9,17 +9,15 @@ from pathlib import Path
 import pytest
 
 from mqfs import errors, limits
-from mqfs.engine.control import actions
-from mqfs.engine.files import status_files
-from mqfs.engine.log.portions import exhaust
-from mqfs.engine.nodes.own_files import META_FILES, Folder, Meta
-from mqfs.engine.nodes.txn_nodes import TxnCtl, TxnFolder
+from mqfs.engine.core.portions import exhaust
+from mqfs.engine.files import ctl as actions
+from mqfs.engine.files import status
+from mqfs.engine.nodes import META_FILES, Folder, Meta, TxnCtl, TxnFolder
 from mqfs.engine.publishing import transactions
 from mqfs.engine.tree import tree
-from mqfs.model import QTDIR, User
+from mqfs.model import QTDIR, User, Wait
 from mqfs.syntax import names
 from mqfs.syntax.quoting import quote
-from mqfs.wait import Wait
 from tests.support.hand import ANNA, BERT, ROOT, Hand
 from tests.support.queues import Queues
 
@@ -99,7 +97,7 @@ def test_a_store_with_such_names_is_served_and_they_can_be_renamed_and_removed(t
     for view in list(group.views):
         q.tree.unlink(ROOT, group, view)
     q.ctl("dead dead")
-    assert not any(name in line for line in exhaust(status_files.ctl(group, ROOT)).splitlines())
+    assert not any(name in line for line in exhaust(status.ctl(group, ROOT)).splitlines())
 
 
 def test_making_what_exists(hand: Hand) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 import mqfs
 from mqfs.errors import Disconnected
-from mqfs.ninep.blocking import connect
+from mqfs.ninep.client.connection import connect
 from tests.support import ROOT
 from tests.support.eventually import HANG_S
 from tests.support.server import environment

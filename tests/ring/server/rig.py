@@ -15,14 +15,12 @@ from mqfs import ring
 from mqfs.clock import SystemClock
 from mqfs.engine.group import Group
 from mqfs.engine.tree.tree import Tree
-from mqfs.model import User
-from mqfs.ring.server.attachment import Attachment
-from mqfs.ring.server.registry import RingRegistry
-from mqfs.seams import Store
+from mqfs.model import User, Wait
+from mqfs.ring.server.registry import Attachment, RingRegistry
+from mqfs.store.api import Store
 from mqfs.store.disk import Disk
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
-from mqfs.wait import Wait
 from tests.store.script import PATH
 from tests.support.eventually import eventually
 

@@ -25,7 +25,7 @@ import pytest
 
 import mqfs
 from mqfs import errors, limits, ring
-from mqfs.ninep.blocking import connect
+from mqfs.ninep.client.connection import connect
 from mqfs.ring.server.intake import RingIntake
 from mqfs.ring.server.keeper_link import KeeperLink
 from tests.ring.server.crowd import Member, check, check_followers, log_of

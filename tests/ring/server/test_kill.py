@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mqfs import ring
-from mqfs.ninep.blocking import connect
+from mqfs.ninep.client.connection import connect
 from mqfs.ring.server.keeper_link import KeeperLink
 from tests.ring.server import crowd
 from tests.server.test_kill import Campaign, Writer

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors, ring
-from mqfs.model import Draft
-from mqfs.wait import Wait
+from mqfs.model import Draft, Wait
 from tests.ring.server.rig import ME, Client, Rig
 from tests.support.campaign import seed, size
 from tests.support.hand import finished

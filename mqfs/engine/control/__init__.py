@@ -1,1 +1,0 @@
-"""What `ctl` does: settings and actions become changes of a group."""

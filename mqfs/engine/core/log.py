@@ -1,0 +1,250 @@
+"""A group's log, written: the only module that appends to it, and that applies what was appended to the group's state.
+
+Owns that order (a record is in the log before the state says so), the time of each record, and when what was written is
+as safe as `sync` says. What a record means is group_state's and ack_state's; delivery is the fan-out's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+import attrs
+
+from mqfs import errors
+from mqfs.clock import Clock
+from mqfs.engine.language.settings import SYNC_ALWAYS, SYNC_OFF, Settings
+from mqfs.log.batch import RecordBatch
+from mqfs.model import Draft, Kind, Record, Step, Wait
+from mqfs.state.group import Change, ConsumerState, State, encode_change
+from mqfs.store.api import Bucket, LogEnd, LogUpkeep
+
+T = TypeVar("T")
+
+FLOORS: Change = {"do": "floor", "floors": []}  # stands for many
+AckSteps = tuple[ConsumerState, bytes]  # of one consumer, as ack_state.step makes them
+
+
+class GroupLog:
+    """Of one group. `bucket` is what stores it now; `end`, `reader`, `metrics` and `upkeep` are its parts.
+
+    Calls that append raise DiskFailed, DiskFull and ReadOnly; then nothing was appended, nor applied.
+    """
+
+    def __init__(self, bucket: Bucket, state: State, settings: Settings, clock: Clock) -> None:
+        self.use(bucket)
+        self.state, self.settings = state, settings
+        self.times = LogClock(self, clock)
+        self.changes = 0  # of its state that were appended: what was looked up holds while there are no more
+        self.must_retain = False  # whether what is written now is promised to someone who is not there yet
+        self.on_changed: Callable[[Sequence[Change]], None] = _ignore
+        self.on_acknowledged: Callable[[ConsumerState], None] = _ignore
+
+    def use(self, bucket: Bucket) -> None:
+        """From now on that stores it: the store's own log, one in memory, or a ring."""
+        self.bucket, self.end, self.reader, self.metrics = bucket, bucket.end, bucket.reader, bucket.metrics
+        self.writer, self.upkeep = bucket.writer, bucket.upkeep
+
+    def require_writable(self) -> None:
+        if (failed := self.end.failed) is not None:
+            raise errors.ReadOnly(f"the disk failed: {failed}" if failed.errno else str(failed))
+
+    # ------------------------------------------------------------ appending
+
+    def append(self, kind: int, stream: int, body: bytes, time_ns: int) -> int:
+        """One message without headers; its sequence. `time_ns`: of `times.next_ns()`."""
+        try:
+            return self.writer.append(kind, stream, time_ns, body)
+        except OSError as error:
+            raise errors.DiskFailed(str(error)) from error
+
+    def append_batch(
+        self, messages: Sequence[Draft], changes: Sequence[Change] = (), acks: Sequence[AckSteps] = ()
+    ) -> int:
+        """Append messages, changes of the state and steps of consumers, all or none of which will be in the log, and
+        apply the changes and steps. Returns the sequence of the first message."""
+        tail = [Draft(Kind.CHANGE, c.get("stream", 0), encode_change(c)) for c in changes]
+        tail += [Draft(Kind.ACK, own.number, steps) for own, steps in acks]
+        if isinstance(messages, RecordBatch):
+            batch: Sequence[Draft] = messages.with_tail(tail) if tail else messages
+        else:
+            batch = [*messages, *tail]
+        time_ns = self.times.next_ns()
+        try:
+            first = self.writer.append_batch(batch, time_ns)
+        except OSError as error:
+            raise errors.DiskFailed(str(error)) from error
+        self.changes += len(changes)
+        for change in changes:
+            self.state.apply(change)
+        for own, steps in acks:
+            own.progress.apply(steps)
+            self.on_acknowledged(own)
+        return first
+
+    def skip(self) -> int:
+        """Use up a sequence for a message that all who are to have it get now; nothing is stored."""
+        return self.writer.skip()
+
+    def change(self, *changes: Change, acks: Sequence[AckSteps] = (), floors: Sequence[Draft] = ()) -> None:
+        """Change what the group is: its names, permissions, settings, views, consumers. `floors`: changes that the
+        caller applies to the state."""
+        self.require_writable()
+        self.append_batch(floors, changes, acks)
+        self.on_changed((FLOORS, *changes) if floors else changes)
+
+    def acknowledge(self, own: ConsumerState, steps: bytes) -> None:
+        """Record what became of a consumer's messages."""
+        if own.memory:
+            own.progress.apply(steps)
+            self.on_acknowledged(own)
+            return
+        if self.end.failed is not None:
+            self.require_writable()
+        try:
+            self.writer.append(Kind.ACK, own.number, self.times.next_ns(), steps)
+        except OSError as error:
+            raise errors.DiskFailed(str(error)) from error
+        own.progress.apply(steps)
+        self.on_acknowledged(own)
+
+    def acknowledge_all(self, acks: Sequence[AckSteps]) -> None:
+        """As `acknowledge`, of several consumers: recorded together or not at all."""
+        self.require_writable()
+        self.append_batch((), (), acks)
+
+    def append_clock(self, change: Change, wall_ns: int) -> None:
+        """Record how the wall clock stands against the engine's."""
+        self.writer.append(Kind.CLOCK, 0, wall_ns, encode_change(change))
+        self.state.apply(change)
+
+    def persist_low_watermarks(self, floors: Mapping[int, int]) -> None:
+        """Have the log say what these streams do not keep any more, before memory does: a message that was evicted
+        must not come back after a kill. The caller raises them in the state."""
+        change: Change = {"do": "floor", "floors": [[number, floor] for number, floor in floors.items()]}
+        try:
+            self.writer.append_batch([Draft(Kind.CHANGE, 0, encode_change(change))], self.times.next_ns())
+        except OSError as error:
+            raise errors.DiskFailed(str(error)) from error
+
+    # ------------------------------------------------------------ as safe as `sync` says
+
+    def after_data_sync(self, value: T) -> Step[T]:
+        """`value`, when the messages appended so far are as safe as `sync` says."""
+        sync = self.settings.sync
+        if sync == SYNC_OFF or not self.must_retain:
+            return value
+        if sync:
+            self.upkeep.sync(None, sync / 1e9)
+            return value
+        return self.after_sync(value)
+
+    def after_metadata_sync(self, value: T) -> Step[T]:
+        """`value`, when a change of names, modes or settings is as safe as `sync` says."""
+        sync = self.settings.sync
+        if sync > 0:
+            self.upkeep.sync(None, sync / 1e9)
+        return self.after_sync(value) if sync == SYNC_ALWAYS else value
+
+    def after_sync(self, value: T) -> Step[T]:
+        """`value`, once everything appended so far is on disk; DiskFailed where it failed."""
+        wait: Wait[T] = Wait()
+
+        def then(error: OSError | None) -> None:
+            if error is None:
+                wait.settle(value)
+            else:
+                wait.fail(errors.DiskFailed(f"the disk failed: {error}"))
+
+        self.upkeep.sync(then)
+        return wait.result() if wait.settled else wait
+
+
+def _ignore(_: object) -> None:
+    """Until the group has its parts."""
+
+
+# ------------------------------------------------------------ log clock
+
+# The two clocks of a log: the wall times that its records carry, and the engine time that they mean.
+#
+# Owns the anchors that turn one into the other (mqfs(4), "Time").
+
+_SECOND_NS = 10**9
+_COMPARE_NS = _SECOND_NS // 10  # how often the two clocks are compared while messages are written
+
+
+class ClockedLog(Protocol):
+    """The log whose clocks these are."""
+
+    end: LogEnd
+    upkeep: LogUpkeep
+    state: State
+
+    def append_clock(self, change: Change, wall_ns: int) -> None: ...
+
+
+class LogClock:
+    """Of one group."""
+
+    def __init__(self, log: ClockedLog, clock: Clock) -> None:
+        self._log, self._clock = log, clock
+        self._checked_ns = 0  # wall time at which the clocks were last compared
+        self._anchored = False  # the log says how the clocks stand in this boot
+
+    def next_ns(self) -> int:
+        """The wall time of the next record: never before the last one's. Notes a step of the wall clock."""
+        wall = self._clock.wall_ns()
+        last_ns = self._log.end.last_ns
+        if wall < last_ns:
+            wall = last_ns
+        elif 0 <= wall - self._checked_ns < _COMPARE_NS:
+            return wall
+        self._checked_ns, engine = wall, self._clock.engine_ns()
+        anchors = self._log.state.anchors
+        if anchors:
+            last = anchors[-1][1]
+            steady = abs((wall - last.wall_ns) - (engine - last.engine_ns)) < _SECOND_NS
+            if steady and (self._anchored or last.boot == self._clock.anchor().boot):
+                self._anchored = True
+                return wall
+        self._anchored = True
+        self._anchor(wall, engine)
+        return wall
+
+    def _anchor(self, wall: int, engine: int) -> None:
+        """Note how the clocks stand."""
+        now = self._clock.anchor()
+        anchor = now._replace(wall_ns=wall, engine_ns=engine, shown_ns=now.wall_ns)
+        change: Change = {"do": "clock", "sequence": self._log.end.next, "anchor": list(anchor)}
+        self._log.append_clock(change, wall)
+
+    def note_step(self) -> None:
+        """The wall clock was set: let the log say so even if nothing is written, for the next boot to know."""
+        log = self._log
+        if log.end.failed is None:
+            self._anchor(max(self._clock.wall_ns(), log.end.last_ns), self._clock.engine_ns())
+            log.upkeep.sync(None, 1.0)
+
+    def written_ns(self, record: Record) -> int:
+        """When a message was written, on the engine clock."""
+        anchor = self._log.state.anchor_at(record.sequence)
+        return anchor.engine_ns + record.time_ns - anchor.wall_ns if anchor else record.time_ns
+
+
+# ------------------------------------------------------------ counts
+
+# Counts of a group, shown in `.stats`.
+
+@attrs.define
+class Counts:
+    """What happened in a group since the server started; shown in `.stats`."""
+
+    written: int = 0  # messages
+    written_bytes: int = 0
+    read: int = 0  # messages handed to handles
+    discarded: int = 0  # by `full drop-new`
+    cut: int = 0  # by `full drop-old`
+    fell_behind: int = 0  # times it was reported to a reader
+    lost: int = 0  # messages they had not had
+    refused: int = 0  # writes

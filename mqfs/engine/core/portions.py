@@ -1,0 +1,181 @@
+"""Long work of a group that only looks: a portion at a time, so that others are served between.
+
+Such work is a generator, which yields between two rows: what it has looked at may change before it continues. A short
+one is done at once. The next portions of a long one come by an alarm, in turns where there are several; its caller gets
+a Wait, which can be cancelled.
+
+Work that does more than look has that in the log first: what follows is owed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from itertools import chain, islice
+from typing import Any, TypeAlias, TypeVar
+
+from mqfs.clock import Clock
+from mqfs.engine.core.faults import Group
+from mqfs.engine.core.timers import LOOKING, Alarm, Timers
+from mqfs.errors import MqfsError
+from mqfs.model import Step, Wait
+from mqfs.quotas import Shares
+
+T = TypeVar("T")
+
+Work: TypeAlias = Generator[None, None, T]
+_SORTED = 4_096  # at once: about a millisecond
+
+
+class Portions:
+    """The work in hand."""
+
+    def __init__(self, timers: Timers, group: Group, clock: Clock) -> None:
+        self._clock, self._timers = clock, timers
+        self._alarm = Alarm(timers, group, LOOKING, "continuing long work", lambda _: self._resume())
+        self._queue: deque[tuple[Work[Any], Wait[Any]]] = deque()
+        self._owed: list[Work[None]] = []
+        self.count = 0  # grows when others may have been served meanwhile
+
+    def run(self, work: Work[T], *, may_be_cancelled: bool = True) -> Step[T]:
+        """What it returns. Raises what it raises."""
+        wait: Wait[T] = Wait(self._cancel if may_be_cancelled else None)
+        self._perform(work, wait, self._until(False))
+        return wait.result() if wait.settled else wait
+
+    def owe(self, work: Work[None]) -> Work[None]:
+        """Work that the log has already, for the caller to do: at once where the state is written meanwhile."""
+        self._owed.append(work)
+        return self._pay(work)
+
+    def _pay(self, work: Work[None]) -> Work[None]:
+        yield from work
+        if work in self._owed:
+            self._owed.remove(work)
+
+    def finish(self) -> None:
+        """Do what is owed."""
+        while self._owed:
+            exhaust(self._owed.pop())
+
+    def _until(self, continued: bool) -> int:
+        return self._clock.engine_ns() + int(self._timers.piece_s(continued) * 1e9)
+
+    def _resume(self) -> None:
+        self.count += 1
+        until = self._until(True)
+        while self._queue and self._perform(*self._queue.popleft(), until):
+            pass
+
+    def _perform(self, work: Work[Any], wait: Wait[Any], until: int) -> bool:
+        """A portion. Whether that was all."""
+        try:
+            while True:
+                next(work)
+                if self._clock.engine_ns() >= until:
+                    self._queue.append((work, wait))
+                    self._alarm.at(self._clock.engine_ns() + 1)
+                    return False
+        except StopIteration as end:
+            wait.settle(end.value)
+        except Exception as error:
+            wait.fail(error)
+        return True
+
+    def _cancel(self, wait: Wait[Any]) -> bool:
+        for row in list(self._queue):
+            if row[1] is wait:
+                self._queue.remove(row)
+        return True
+
+    def end(self, error: MqfsError) -> None:
+        """The group was removed, or the server stops: what the callers get."""
+        self.finish()
+        while self._queue:
+            self._queue.popleft()[1].fail(error)
+
+
+def exhaust(work: Work[T]) -> T:
+    """What it returns; all of it at once."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+
+
+def in_order(names: Iterable[str]) -> Work[list[str]]:
+    """As `sorted`, in steps. `sorted` merges two runs, too: 100,000 names in 3 ms."""
+    rest, runs = iter(names), list[list[str]]()
+    while some := list(islice(rest, _SORTED)):
+        if runs:
+            yield
+        runs.append(sorted(some))
+    while len(runs) > 1:
+        merged = []
+        for at in range(0, len(runs), 2):
+            merged.append(sorted(chain(*runs[at : at + 2])))
+            yield
+        runs = merged
+    return runs[0] if runs else []
+
+
+# ------------------------------------------------------------ command queue
+
+# Writes to `ctl` of one group, one after the other: each finds the settings and names that those before it left.
+#
+# A short one is done at once. A long one, and what comes meanwhile, is done in portions. None can be cancelled: it is
+# done to its end, and answered, whatever its client does meanwhile. O_NONBLOCK would make it fail each time.
+
+Begin = Callable[[], Work[Step[int]]]
+
+
+class CommandQueue:
+    """Of one group. `memory`: what its users share."""
+
+    def __init__(self, portions: Portions, memory: Shares) -> None:
+        self._portions, self._memory = portions, memory
+        self.count = 0  # of writes that are in force
+        self._asked: deque[tuple[Begin, Wait[int], int, int]] = deque()
+
+    def admit(self, uid: int, size: int) -> None:
+        """So many bytes of that user's memory are a write's, until it is done. Raises OverLimit, if it has to wait."""
+        self._memory.change(uid, 0, size, refuse=bool(self._asked))
+
+    def run(self, begin: Begin, uid: int, size: int) -> Step[int]:
+        """What the work of a write, which was admitted, returns. Raises what it raises."""
+        wait: Wait[int] = Wait()
+        self._asked.append((begin, wait, uid, size))
+        if len(self._asked) == 1:
+            working = self._portions.run(self._work())
+            if isinstance(working, Wait):
+                working.subscribe(self._ended)
+        return wait.result() if wait.settled else wait
+
+    def _work(self) -> Work[None]:
+        while self._asked:
+            try:
+                step = yield from self._asked[0][0]()
+            except Exception as error:
+                self._next().fail(error)
+            else:
+                self._next().follow(step)
+            if self._asked:
+                yield
+
+    def _next(self) -> Wait[int]:
+        _, wait, uid, size = self._asked.popleft()
+        self._memory.give(uid, size)
+        return wait
+
+    def _ended(self, working: Wait[Any]) -> None:
+        """All is done, or the group is removed, or the server stops."""
+        try:
+            working.result()
+        except Exception as error:
+            while self._asked:
+                self._next().fail(error)
+
+
+__all__ = ["Portions", "Work", "exhaust", "in_order"]

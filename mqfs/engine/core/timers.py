@@ -1,0 +1,94 @@
+"""Alarms: one heap of them for all groups of a tree.
+
+Each part that waits for a time has one alarm, set to the earliest moment at which it has something to do; which of its
+messages are due it knows itself. A failure is contained, and the alarm rings again after a second.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+
+from mqfs import limits
+from mqfs.engine.core.faults import Faults, Group
+
+_AGAIN_NS = 10**9  # after a failure
+_SPARE = 64
+EXPIRY, DELAYED, CONSUMERS, PARTS, TRIMMING, PACING, LOOKING = range(7)  # turns
+
+
+class Timers:
+    """Of one tree. All times are engine time, in nanoseconds."""
+
+    def __init__(self, faults: Faults) -> None:
+        self.faults = faults
+        self._heap: list[tuple[int, int, int, Alarm]] = []  # also what alarms were set to before
+        self._most = 0  # rows, before those are dropped
+        self._numbers = count()
+        self.on_sooner: Callable[[], None] | None = None  # called when `next_due_ns` became sooner
+        self.piece_s: Callable[[bool], float] = lambda _: limits.LOOKING_S  # see Turns
+
+    @property
+    def next_due_ns(self) -> int | None:
+        """When `run` has something to do."""
+        return self._heap[0][0] if self._heap else None
+
+    def __len__(self) -> int:
+        """Rows, also of what alarms were set to before."""
+        return len(self._heap)
+
+    def push(self, alarm: Alarm, due_ns: int) -> None:
+        """For Alarm.at."""
+        sooner = not self._heap or due_ns < self._heap[0][0]
+        if len(self._heap) > self._most:
+            self._drop_stale()
+        if not alarm.due_ns:
+            alarm.number = next(self._numbers)
+        alarm.due_ns = due_ns
+        heapq.heappush(self._heap, (due_ns, alarm.turn, alarm.number, alarm))
+        if sooner and self.on_sooner is not None:
+            self.on_sooner()
+
+    def _drop_stale(self) -> None:
+        """Drop rows that an alarm was set to before, so that there are never more than twice as many as alarms."""
+        rows = {row[3]: row for row in self._heap if row[0] == row[3].due_ns and not row[3].group.removed}
+        self._heap = list(rows.values())
+        heapq.heapify(self._heap)
+        self._most = 2 * len(self._heap) + _SPARE
+
+    def run(self, now_ns: int) -> None:
+        """Ring what is due, then let blocked writers of those groups continue."""
+        groups: dict[Group, None] = {}
+        while self._heap and self._heap[0][0] <= now_ns:
+            due_ns, _, _, alarm = heapq.heappop(self._heap)
+            if alarm.due_ns != due_ns or alarm.group.removed:
+                continue  # it was set to another time
+            alarm.due_ns = 0
+            groups[alarm.group] = None
+            if not self.faults.contain(alarm.group, alarm.what, partial(alarm.ring, now_ns)):
+                alarm.at(now_ns + _AGAIN_NS)
+        for group in groups:
+            self.faults.contain(group, "letting writers continue", group.unblock)
+
+
+class Alarm:
+    """Of one part of a group. `ring` is called with the engine time; `what` says in a log line what failed. Of several
+    at one moment the lowest `turn` rings first, then the one that was set first since it rang."""
+
+    __slots__ = ("_timers", "due_ns", "group", "number", "ring", "turn", "what")
+
+    def __init__(self, timers: Timers, group: Group, turn: int, what: str, ring: Callable[[int], None]) -> None:
+        self._timers, self.group, self.turn, self.what, self.ring = timers, group, turn, what, ring
+        self.due_ns = 0  # 0: not set
+        self.number = 0
+
+    def at(self, due_ns: int) -> None:
+        """Ring then, if not before."""
+        if not self.due_ns or due_ns < self.due_ns:
+            self._timers.push(self, due_ns)
+
+    def cancel(self) -> None:
+        """Ring no more."""
+        self.due_ns = 0

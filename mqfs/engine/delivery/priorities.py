@@ -1,0 +1,200 @@
+"""The messages of a group with a priority or ttl of their own, and the exclusive ones.
+
+Owns that index, in memory: about 200 B for each such message that is kept. All others are only in the log.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
+
+from mqfs import errors
+from mqfs.engine.core import multipart
+from mqfs.engine.delivery.catalog import Group, Stream
+from mqfs.log import headers
+from mqfs.log.headers import NORMAL
+from mqfs.model import NEVER, Record
+from mqfs.syntax.duration import parse_duration
+
+ORDINARY = (-NORMAL,)  # less than the key of any message of normal priority, more than that of an urgent one
+_STEPS = 256  # messages between two looks at the clock: some 0.1 ms
+
+
+_PRIORITIES = {str(priority): priority for priority in range(10)}
+
+
+def _duration(text: str) -> int:
+    """Nanoseconds; 0 where the text is no duration: the header did not come through `.put`."""
+    try:
+        return parse_duration(text) if len(text) <= 64 else 0
+    except errors.BadCommand:
+        return 0
+
+
+_PRIORITY, _TTL, _SINGLE = headers.key(headers.PRIORITY), headers.key(headers.TTL), headers.key(headers.SINGLE)
+
+
+class DeliveryAttributes(NamedTuple):
+    """What the headers of a message say of its delivery. `expires_ns`: engine time; NEVER without a ttl of its own.
+    `continued`: it is a part of a body and not the last, by which the body is delivered."""
+
+    stream: int
+    priority: int
+    expires_ns: int
+    exclusive: bool = False
+    continued: bool = False
+
+
+class PriorityIndex:
+    """Of one group. Read from the log when first needed, then kept up to date."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._messages: dict[int, DeliveryAttributes] | None = None
+        self._expiring: list[tuple[int, int]] = []  # (engine ns, sequence); also of messages that were removed
+        self._removed = 0  # of these, how many
+        self._exclusives: dict[int, list[int]] = {}  # stream -> sequences of exclusive messages, ascending
+
+    def _all(self) -> dict[int, DeliveryAttributes]:
+        if self._messages is None:
+            self._messages = {}
+            bucket = self._group.log.bucket
+            for sequence in list(bucket.reader.with_headers(bucket.reader.first)):
+                try:
+                    record = bucket.reader.scan(sequence)
+                except errors.Damaged:
+                    continue
+                if record is not None and record.sequence == sequence and record.stream in self._group.numbers:
+                    self.note(record)
+        return self._messages
+
+    def note(self, record: Record) -> DeliveryAttributes | None:
+        """A message with headers was found or appended."""
+        rank = self._rank(record)
+        if rank is not None:
+            messages = self._all()
+            if record.sequence in messages:  # it was read just now
+                return messages[record.sequence]
+            messages[record.sequence] = rank
+            if rank.expires_ns != NEVER:
+                heapq.heappush(self._expiring, (rank.expires_ns, record.sequence))
+                self._group.retention.expire_at(rank.expires_ns)
+            if rank.exclusive:
+                self._exclusives.setdefault(rank.stream, []).append(record.sequence)
+        return rank
+
+    def _rank(self, record: Record) -> DeliveryAttributes | None:
+        head = record.headers
+        if _PRIORITY not in head and _TTL not in head and _SINGLE not in head:
+            return None
+        texts = headers.decode(head)
+        priority = _PRIORITIES.get(texts.get(headers.PRIORITY, ""), NORMAL)
+        ttl = _duration(texts.get(headers.TTL, ""))
+        expires = self._group.log.times.written_ns(record) + ttl if ttl else NEVER
+        exclusive = headers.SINGLE in texts
+        if priority == NORMAL and expires == NEVER and not exclusive:
+            return None
+        continued = headers.PART in texts and multipart.has_next_part(record)
+        return DeliveryAttributes(record.stream, priority, expires, exclusive, continued)
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def get(self, sequence: int) -> DeliveryAttributes | None:
+        return self._all().get(sequence)
+
+    def exclusives(self, stream: int) -> list[int]:
+        """The sequences of that stream's exclusive messages, claimed or not; see ExclusiveMessages."""
+        self._all()
+        return self._exclusives.setdefault(stream, []) if self._exclusives else []
+
+    def streams_with_exclusives(self) -> Collection[int]:
+        """The streams that have, or had, exclusive messages."""
+        self._all()
+        return self._exclusives.keys()
+
+    def all_exclusives(self) -> set[int]:
+        """The sequences of all exclusive messages, claimed or not."""
+        messages = self._all()
+        return {sequence for sequence, rank in messages.items() if rank.exclusive} if self._exclusives else set()
+
+    def is_exclusive(self, sequence: int) -> bool:
+        rank = self._all().get(sequence)
+        return rank is not None and rank.exclusive
+
+    def is_hidden(self, record: Record) -> bool:
+        """Whether it is exclusive: only a claim shows it."""
+        return bool(record.headers) and self.is_exclusive(record.sequence)
+
+    def over(self, covers: Callable[[Stream], bool]) -> Iterator[tuple[int, DeliveryAttributes]]:
+        """(sequence, attributes) of the messages of the streams for which `covers` is true."""
+        for sequence, rank in self._all().items():
+            stream = self._group.numbers.get(rank.stream)
+            if stream is not None and covers(stream):
+                yield sequence, rank
+
+    def key(self, sequence: int, rank: DeliveryAttributes) -> tuple[int, int, int, int]:
+        """Of an order of delivery: the least is delivered first."""
+        expires = 0
+        if self._group.log.settings.order == "expiry":
+            expires = min(rank.expires_ns, self._group.retention.expiry.expires_by_ttl(sequence))
+        return (-rank.priority, expires, sequence, rank.stream)
+
+    def expired(self, now_ns: int, most: int) -> list[tuple[int, int]]:
+        """(sequence, stream) of messages that outlived their own ttl since the last call, no more than `most`."""
+        messages = self._all()
+        gone: list[tuple[int, int]] = []
+        while self._expiring and self._expiring[0][0] <= now_ns and len(gone) < most:
+            _, sequence = heapq.heappop(self._expiring)
+            rank = messages.get(sequence)
+            if rank is not None:
+                gone.append((sequence, rank.stream))
+        return gone
+
+    def expires_ns(self, sequence: int) -> int:
+        """When a message outlives its own ttl, engine time; NEVER where it has none."""
+        rank = self._all().get(sequence)
+        return rank.expires_ns if rank is not None else NEVER
+
+    def count_expiring(self) -> int:
+        """Rows of messages with an own ttl that may not have ended, also of some that were removed."""
+        return len(self._expiring)
+
+    @property
+    def next_expiry_ns(self) -> int:
+        """When the next own ttl ends, engine time; NEVER where none does."""
+        return self._expiring[0][0] if self._expiring else NEVER
+
+    def remove(self, sequence: int) -> None:
+        """The message is no longer kept."""
+        rank = self._messages.pop(sequence, None) if self._messages is not None else None
+        if rank is not None:
+            self._note_removed(rank)
+        if rank is not None and rank.exclusive:
+            sequences = self._exclusives[rank.stream]
+            at = bisect.bisect_left(sequences, sequence)
+            del sequences[at : bisect.bisect_right(sequences, sequence, at)]
+
+    def _note_removed(self, rank: DeliveryAttributes) -> None:
+        """Keep no more rows of removed messages than of others."""
+        self._removed += rank.expires_ns != NEVER
+        if self._removed > max(len(self._expiring) // 2, _STEPS):
+            messages = self._all()
+            self._expiring = [row for row in self._expiring if row[1] in messages]
+            heapq.heapify(self._expiring)
+            self._removed = 0
+
+    def forget(self) -> Iterator[None]:
+        """Remove all that are no longer kept. In steps."""
+        numbers = self._group.numbers
+        messages = self._messages or {}
+        for count, (sequence, rank) in enumerate(list(messages.items())):
+            stream = numbers.get(rank.stream)
+            if (stream is None or sequence < stream.state.floor) and messages.pop(sequence, None) is not None:
+                self._note_removed(rank)
+            if count % _STEPS == 0:
+                yield
+        for number in self._exclusives.keys() - numbers.keys():
+            del self._exclusives[number]

@@ -1,0 +1,383 @@
+"""The consumers of a group: the named ones, and the default consumers of its streams.
+
+Owns making and removing them, the low watermark that they hold, and the offer of each new message to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from mqfs import errors, limits
+from mqfs.engine.core import multipart
+from mqfs.engine.delivery.catalog import Group, Stream
+from mqfs.engine.delivery.consumer import Consumer, ConsumingGroup
+from mqfs.engine.delivery.exclusive_claims import SharedStream
+from mqfs.engine.delivery.parked_reads import ParkedReads, ReadEnds
+from mqfs.engine.delivery.priorities import DeliveryAttributes, PriorityIndex
+from mqfs.engine.language.permissions import bits_for_writers
+from mqfs.engine.retention.low_watermark import LowWatermark
+from mqfs.model import Record, User
+from mqfs.state.acks import REQUEUE, step
+from mqfs.state.group import Change, ConsumerState
+
+
+class RoutedStream(SharedStream, Protocol):
+    """A stream, with the consumers over it."""
+
+    @property
+    def default_consumer(self) -> Consumer | None: ...
+
+    def own_consumer(self) -> Consumer:
+        """Its default consumer, made if it has none in memory."""
+        ...
+
+    def consumers(self) -> Sequence[Consumer]: ...
+
+    def routes(self) -> Routes: ...
+
+
+class RegistryGroup(ConsumingGroup, Protocol):
+    """The group."""
+
+    @property
+    def streams(self) -> Mapping[str, RoutedStream]: ...
+
+    @property
+    def numbers(self) -> Mapping[int, RoutedStream]: ...
+
+    @property
+    def mark_dirty(self) -> Callable[[], None]: ...
+
+    def update_must_retain(self) -> None:
+        """There are consumers now, or none any more."""
+        ...
+
+
+class Consumers(dict[str, Consumer]):
+    """Of one group: the named ones, by name."""
+
+    def __init__(self, group: RegistryGroup) -> None:
+        super().__init__()
+        self._group, self._log = group, group.log
+        self.scopes, self.read_ends = Scopes(group), ReadEnds(group.log)
+        self.bounded: dict[Consumer, None] = {}  # consumers with a `backlog`
+        self._lowest = LowWatermark()  # of those over the whole group
+
+    def load(self) -> None:
+        """Those that the group's state names."""
+        for own in self._log.state.consumers.values():
+            if own.name:
+                self._enter(Consumer(self._group, self, own))
+
+    def start(self) -> None:
+        """After the log was read: requeue what was claimed, and remove transient consumers."""
+        for own in list(self._log.state.consumers.values()):
+            stream = self._group.numbers.get(own.number)
+            if own.name:
+                self._recover(self[own.name])
+                if own.memory:
+                    self._begin_again(self[own.name])
+            elif stream is not None and own.progress.in_flight:
+                self._recover(stream.own_consumer())
+        for consumer in list(self.values()):
+            if consumer.state.transient:
+                self.remove(consumer)
+
+    def _recover(self, consumer: Consumer) -> None:
+        self._group.faults.contain(self._group, f"starting consumer {consumer.name}", consumer.redelivery.recover)
+
+    def _begin_again(self, consumer: Consumer) -> None:
+        """Where a new one would."""
+        group, own = self._group, consumer.state
+        streams = streams_over(group, own.over)
+        consumer.seek(beginning(group, self._log.settings.replay, streams))
+        for sequence in unclaimed(group, streams):
+            self._log.acknowledge(own, step(REQUEUE, sequence, sequence))
+
+    def every(self) -> list[Consumer]:
+        """The named ones, and the default consumers in memory."""
+        numbers, found = self._group.numbers, list(self.values())
+        for own in self._log.state.consumers.values():
+            stream = numbers.get(own.number) if not own.name else None
+            if stream is not None and stream.default_consumer is not None:
+                found.append(stream.default_consumer)
+        return found
+
+    def on_routing_changed(self) -> None:
+        """A stream was removed, or views and consumers cover other streams: writers that wait may have room."""
+        for consumer in self.bounded:
+            consumer.backlog.recount()
+        self._group.unblock()
+
+    def on_views_changed(self) -> None:
+        self.on_routing_changed()
+        self.invalidate_order()
+
+    def invalidate_order(self) -> None:
+        """Other messages than before are delivered, or in another order."""
+        for consumer in self.every():
+            consumer.invalidate_order()
+
+    @property
+    def slowest(self) -> Consumer | None:
+        """Of those over the whole group, one with the lowest ack floor."""
+        number = self._lowest.name
+        return self[self._log.state.consumers[number].name] if number is not None else None
+
+    def floor(self, stream: RoutedStream) -> int:
+        """The lowest sequence of the stream that a named consumer has not acked."""
+        low = self._lowest.value
+        if len(self) > len(self._lowest):
+            low = min([low, *(consumer.low for consumer in stream.consumers() if consumer.state.over)])
+        return low
+
+    def make_default(self, stream: RoutedStream) -> Consumer:
+        """The default consumer of a stream, for the stream to keep."""
+        own = self._log.state.nameless(stream.number)
+        assert own is not None
+        return Consumer(self._group, self, own, stream)
+
+    def unused_default(self, stream: RoutedStream) -> Consumer:
+        """One like it that the group does not know: nothing was ever claimed from the stream."""
+        return Consumer(self._group, self, ConsumerState(0, 0, 0, stream.number, "", "", 0), stream)
+
+    def _enter(self, consumer: Consumer) -> None:
+        self[consumer.name] = consumer
+        self.scopes.add(consumer)
+        self._note_bound(consumer)
+        self._group.update_must_retain()
+        if not consumer.state.over:
+            self._lowest.set(consumer.number, consumer.low)
+
+    # ------------------------------------------------------------ made and removed
+
+    def _note_bound(self, consumer: Consumer) -> None:
+        if consumer.state.backlog:
+            self.bounded[consumer] = None
+        else:
+            self.bounded.pop(consumer, None)
+
+    def bounds(self) -> list[str]:
+        """Of those with a `backlog`, the policy of each."""
+        return [consumer.state.full for consumer in self.bounded]
+
+    def make(self, name: str, user: User, mode: int) -> Consumer:
+        """A new consumer of the whole group, at the place where `replay` lets readers begin."""
+        if len(self) >= limits.CONSUMERS:
+            raise errors.OverLimit(f"a group has at most {limits.CONSUMERS} consumers")
+        number = self._log.state.next_stream
+        group, replay = self._group, self._log.settings.replay
+        change = plan(group, number, name, "", user, mode, replay, streams_over(group, ""))
+        self._log.change(change)
+        self.refresh(name, number)
+        return self[name]
+
+    def refresh(self, name: str, number: int) -> None:
+        """What the state says of that consumer has changed."""
+        own = self._log.state.consumers.get(number)
+        if own is None:
+            return
+        if name in self and self[name].number == number:
+            self._note_bound(self[name])
+            return
+        consumer = Consumer(self._group, self, own)
+        self._enter(consumer)
+        self._group.routing_version += 1  # it is in the list only now
+
+    def remove(self, consumer: Consumer) -> None:
+        """Raises Busy while it holds claims."""
+        if consumer.claims:
+            raise errors.Busy(f"consumer {consumer.name} holds {len(consumer.claims)} claims")
+        consumer.exclusives.release_all()
+        covered = self.before_removal([consumer])
+        self._log.change({"do": "forget", "number": consumer.number})
+        self.removed([consumer], covered)
+
+    def before_removal(self, consumers: Collection[Consumer]) -> list[RoutedStream]:
+        """The streams of which messages may go with these, as all others have acknowledged them."""
+        settings, overs = self._log.settings, {consumer.state.over for consumer in consumers}
+        if not overs or (settings.deliver == "all" and settings.replay != "off"):
+            return []
+        return [self._group.numbers[stream.number] for stream in streams_over(self._group, *overs)]
+
+    def removed(self, consumers: Iterable[Consumer], covered: Iterable[RoutedStream]) -> None:
+        """The log says so."""
+        for consumer in consumers:
+            del self[consumer.name]
+            self.scopes.remove(consumer)
+            self._lowest.remove(consumer.number)
+            self.read_ends.remove(consumer.number)
+            self.bounded.pop(consumer, None)
+            consumer.end()
+        self._group.update_must_retain()
+        self._group.routing_version += 1
+        for stream in covered:
+            stream.kept.recount()
+        self._group.retention.note_change()
+        self._group.unblock()
+
+    def on_acknowledged(self, own: ConsumerState) -> None:
+        """Its progress has changed."""
+        if own.name and not own.over:
+            self._lowest.set(own.number, own.progress.ack_floor)
+        self._group.mark_dirty()
+
+    # ------------------------------------------------------------ new messages
+
+    def offer(self, stream: RoutedStream, record: Record, rank: DeliveryAttributes | None) -> None:
+        """Count a new message, and serve parked reads."""
+        own, routes = stream.default_consumer, stream.routes()
+        if rank is not None:
+            for consumer in (*routes.consumers, *([own] if own is not None else [])):
+                consumer.dispatcher.add_ranked(record.sequence, rank)
+        for consumer in routes.bounded:
+            self._keep_bound(consumer, record)
+        if own is not None and (rank is not None or not own.coverage.exclusives_only):
+            own.reads.serve()
+        for scope in routes.scopes:
+            if scope.waiting:
+                for reads in list(scope.waiting):
+                    reads.serve()
+        if self._log.end.next >= self.read_ends.next:
+            self.read_ends.end_reads()
+
+    def _keep_bound(self, consumer: Consumer, record: Record) -> None:
+        """A new message for a consumer with a `backlog`: `full drop-new` skips it, `full drop-old` the oldest."""
+        consumer.backlog.on_appended()
+        if self._group.numbers[record.stream].name == self._log.settings.dead:
+            return  # nothing bounds dead letters
+        if (consumer.state.full or self._log.settings.full) == "drop-new":
+            if consumer.backlog.exceeds(0) and not multipart.has_next_part(record):
+                consumer.skip(record)
+            return
+        while consumer.backlog.exceeds(0) and (oldest := next(consumer.backlog.unclaimed(), None)) is not None:
+            consumer.skip(oldest)
+            self._group.counts.cut += 1
+
+
+# ------------------------------------------------------------ new consumers
+
+# New consumers: the change of a group that makes one, and where in the log it begins.
+
+class PlanningGroup(Group, Protocol):
+    """The group."""
+
+    @property
+    def ranks(self) -> PriorityIndex: ...
+
+
+def streams_over(group: Group, *overs: str) -> list[Stream]:
+    """Those that consumers over streams, views or the whole group ("") cover."""
+    named = {group.streams[over]: None for over in overs if over in group.streams}
+    if len(named) == len(overs):
+        return list(named)
+    views = group.views.keys() & set(overs)
+    streams = [stream for stream in group.streams.values() if stream.name != group.log.settings.dead]
+    if len(named) + len(views) == len(overs):
+        streams = [stream for stream in streams if not views.isdisjoint(group.views.of(stream))]
+    return list(dict.fromkeys([*named, *streams]))
+
+
+def plan(
+    group: PlanningGroup,
+    number: int,
+    name: str,
+    over: str,
+    user: User,
+    mode: int,
+    replay: str,
+    streams: Sequence[Stream],
+) -> Change:
+    """The change that makes one; `streams`: those it will cover. The caller has checked that there is room."""
+    return {
+        "do": "consumer", "number": number, "name": name, "over": over, "transient": False, "private": False,
+        "backlog": 0, "mode": mode & bits_for_writers(group.log.state.mode), "uid": user.uid, "gid": user.gid,
+        "time": group.clock.wall_ns(), "low": beginning(group, replay, streams), "open": unclaimed(group, streams),
+    }  # fmt: skip
+
+
+def beginning(group: Group, replay: str, streams: Iterable[Stream]) -> int:
+    """Where `replay` lets a reader begin."""
+    if replay == "off":
+        return group.log.end.next
+    group.retention.advance_all()
+    if replay == "all":
+        return group.log.reader.first
+    return max((stream.kept.newest_kept() for stream in streams), default=0) or group.log.end.next
+
+
+def unclaimed(group: PlanningGroup, streams: Iterable[Stream]) -> list[int]:
+    """Exclusive messages that were not claimed: a new consumer may claim them, wherever it begins."""
+    numbers = group.ranks.streams_with_exclusives()
+    mine = [stream for stream in streams if stream.number in numbers] if numbers else []
+    return sorted(sequence for stream in mine for sequence in stream.exclusives.all_unclaimed())
+
+
+# ------------------------------------------------------------ scopes
+
+# What the named consumers of a group are over: a stream, a view or the whole group.
+#
+# Owns which of them a new message has to look at: those over its stream, and of them those with parked reads.
+
+class Scope:
+    """The consumers over one stream, one view, or the whole group."""
+
+    __slots__ = ("members", "waiting")
+
+    def __init__(self) -> None:
+        self.members: dict[Consumer, None] = {}
+        self.waiting: dict[ParkedReads, None] = {}  # of those with parked reads
+
+
+class Routes(NamedTuple):
+    """The named consumers over a stream, while the group's `routing_version` is this one."""
+
+    version: int
+    scopes: tuple[Scope, ...]
+    consumers: tuple[Consumer, ...]  # in the order in which they were made
+    bounded: tuple[Consumer, ...]  # those with a `backlog`
+
+
+NO_ROUTES = Routes(-1, (), (), ())
+
+
+class Scopes:
+    """Of one group, by the name of the stream or view; "": the whole group."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._scopes: dict[str, Scope] = {}
+
+    def add(self, consumer: Consumer) -> None:
+        scope = self._scopes.setdefault(consumer.state.over, Scope())
+        scope.members[consumer] = None
+        consumer.reads.join(scope.waiting)
+
+    def remove(self, consumer: Consumer) -> None:
+        scope = self._scopes[consumer.state.over]
+        del scope.members[consumer]
+        consumer.reads.stop_waiting()
+        if not scope.members:
+            del self._scopes[consumer.state.over]
+
+    def rename(self, old: str) -> None:
+        """A stream of that name has another now; so the state says of the consumers that were over it."""
+        if (scope := self._scopes.pop(old, None)) is not None:
+            for consumer in scope.members:
+                self.add(consumer)
+
+    def routes(self, stream: Stream) -> Routes:
+        """All consumers that cover the stream: see Coverage."""
+        names = [stream.name]
+        if stream.name != self._group.log.settings.dead:
+            names = ["", stream.name, *self._group.views.of(stream)]
+        scopes = tuple(scope for name in names if (scope := self._scopes.get(name)) is not None)
+        members = sorted((c for scope in scopes for c in scope.members), key=lambda consumer: consumer.number)
+        bounded = tuple(consumer for consumer in members if consumer.state.backlog)
+        return Routes(self._group.routing_version, scopes, tuple(members), bounded)
+
+    def waiting(self) -> Iterator[ParkedReads]:
+        """Of all consumers with parked reads."""
+        for scope in list(self._scopes.values()):
+            yield from list(scope.waiting)

@@ -1,0 +1,273 @@
+"""What open files share that claim messages: a consumer and, under `deliver one`, a stream.
+
+They are the receivers of delivery. Which message a read gets, the consumer decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from mqfs import errors, limits
+from mqfs.engine.core import multipart
+from mqfs.engine.delivery import catalog
+from mqfs.engine.delivery.catalog import Stream
+from mqfs.engine.delivery.claims import InFlight
+from mqfs.engine.delivery.consumer import Consumer
+from mqfs.engine.files.handle import OpenFile, PartialRead
+from mqfs.engine.files.stream import Writer
+from mqfs.engine.language.permissions import R, allowed
+from mqfs.engine.nodes import TakeFile
+from mqfs.model import NEVER, Record, Step, User, Wait
+
+RECORD_OVERHEAD = 80 + limits.NAME_BYTES  # of one in `format record`, beside headers and body: two heads, a name
+
+
+class ClaimingHandle(OpenFile):
+    """A receiver: its claims, its parked reads, and the processes that may ack the claims."""
+
+    parkable = True
+    takes = True
+    end_sequence = NEVER  # reads end there
+    auto_ack = False  # a message is acked by being read
+    acks_next = 0  # claims that the next read acks
+    one_by_one = False  # its claims are counted against a quota
+
+    def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self.consumer: Consumer = self._consumer()
+        self.claims: dict[int, InFlight] = {}
+        self.last = PartialRead()
+        self.waits: dict[Wait[bytes], tuple[int, int, int]] = {}  # count, offset, the process that reads
+        self.claiming_pid = 0  # the process for which a message is being claimed
+        self.scanned_to, self.scanned_version = 0, -1  # up to here the log has nothing for this handle
+        self.guards: dict[int, Callable[[], None]] = {}  # processes that live, and how to stop watching them
+        self.group.retention.apply_depth_after_recovery()
+
+    def on_opened(self) -> None:
+        super().on_opened()
+        self.consumer.opens += 1
+        self.consumer.receivers.add(self)
+
+    def _consumer(self) -> Consumer:
+        raise NotImplementedError
+
+    def may_receive(self, stream: Stream, sequence: int) -> bool:
+        """Whether this handle may have that message of that stream."""
+        return allowed(self.user, stream.state, R)
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether reads get end-of-file from now on."""
+        return self.consumer.removed or self.group.removed
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        if not self.reads:
+            self.require(reading=True)
+        if not self.waits:
+            data = self.at_once(count, offset)
+            if data is not None:
+                return data
+            self.claiming_pid = self.reader_pid
+            data = self.fetch(count, offset)
+            if data is not None:
+                self.group.unblock()
+                return data
+        else:
+            self.consumer.reads.polling.add(self)  # a read before it may leave something for this one
+        wait: Wait[bytes] = Wait(self._unpark)
+        self.waits[wait] = count, offset, self.reader_pid
+        self.consumer.reads.park(wait, self)
+        return wait
+
+    def at_once(self, count: int, offset: int) -> bytes | None:
+        """What a read gets without a new message."""
+        rest = self.last.rest(count, offset, self.sequential)
+        if rest is not None:
+            return rest
+        return b"" if self.has_ended or count <= 0 else None
+
+    def fetch(self, count: int, offset: int) -> bytes | None:
+        """Claim a message; its first part. None: there is none for this handle."""
+        raise NotImplementedError
+
+    def next_data(self, wait: Wait[bytes]) -> bytes | None:
+        """What a parked read gets; None: it stays parked."""
+        count, offset, self.claiming_pid = self.waits[wait]
+        data = self.at_once(count, offset)
+        return self.fetch(count, offset) if data is None else data
+
+    def respond(self, wait: Wait[bytes], result: bytes | errors.MqfsError) -> None:
+        del self.waits[wait]
+        if isinstance(result, bytes):
+            wait.settle(result)
+        else:
+            wait.fail(result)
+
+    def _unpark(self, wait: Wait[bytes]) -> bool:
+        if not self.consumer.reads.cancel(wait):
+            return False
+        del self.waits[wait]
+        return True
+
+    def push_back(self, data: bytes) -> None:
+        self.last.back(data)
+        self.consumer.reads.polling.add(self)
+
+    @property
+    def readable(self) -> bool:  # type: ignore[override]
+        last = self.last
+        if last.can_push_back or self.has_ended or last.given < len(last.body):
+            return True
+        try:
+            return self.consumer.dispatcher.next_message(self) is not None
+        except errors.MqfsError:
+            return True
+
+    def watch(self, then: Callable[[], None] | None) -> None:
+        self.consumer.reads.watch(self, then)
+
+    # ------------------------------------------------------------ the processes behind it
+
+    def guard(self, claim: InFlight) -> None:
+        """Nack a claim when the process that opened the handle and the one that read the message are both gone.
+
+        The last close does not tell: a child that inherited the descriptor keeps it open. Only some front ends know
+        the process that reads.
+        """
+        processes = self.group.tree.processes
+        if claim.pid and processes is not None:
+            for pid in {claim.pid, self.user.pid}:
+                if pid not in self.guards:
+                    stop = processes.watch(pid, lambda pid=pid: self._died(pid))  # type: ignore[misc]
+                    if stop is not None:
+                        self.guards[pid] = stop
+
+    def _died(self, pid: int) -> None:
+        self.guards.pop(pid, None)
+        if self.user.pid not in self.guards:
+            orphans = [claim for claim in self.claims.values() if claim.pid and claim.pid not in self.guards]
+            self.consumer.redelivery.nack_all(orphans, "its reader ended")
+            self.group.unblock()
+
+    def _end(self) -> None:
+        for wait in list(self.waits):
+            self.consumer.reads.cancel(wait)
+            self.respond(wait, b"")
+        for stop in self.guards.values():
+            stop()
+        self.guards.clear()
+        self.consumer.reads.watch(self, None)
+        self.consumer.opens -= 1
+        with ExitStack() as rest:  # what the disk refuses leaves nothing open
+            rest.callback(self.group.unblock)
+            rest.callback(super()._end)
+            rest.callback(self.consumer.closed, self)
+            if self in self.consumer.unconfirmed and self.last.can_push_back and self.last.given == 0:
+                self.consumer.undo_auto_ack(self)
+
+
+# ------------------------------------------------------------ work stream file
+
+# Open streams of a group with `deliver one`: a read claims.
+
+class WorkStreamHandle(ClaimingHandle, Writer):
+    """A stream of a `deliver one` group, opened for reading and writing."""
+
+    node: Stream
+    pending: InFlight | None = None  # `ack next`: what the next read acks
+
+    def _consumer(self) -> Consumer:
+        return self.node.own_consumer()
+
+    def may_receive(self, stream: catalog.Stream, sequence: int) -> bool:
+        return True
+
+    @property
+    def auto_ack(self) -> bool:  # type: ignore[override]
+        return self.group.settings.ack == "read"
+
+    @property
+    def acks_next(self) -> int:  # type: ignore[override]
+        return int(self.pending is not None and self.pending.sequence in self.claims)
+
+    def fetch(self, count: int, offset: int) -> bytes | None:
+        done, consumer = self.pending, self.consumer
+        if done is not None and done.sequence not in self.claims:
+            done = self.pending = None  # its lease ran out
+        record = consumer.claim_next(self, done=done)
+        self.pending = None
+        if record is None and done is not None:
+            self.group.unblock()  # the ack may have made room for a writer that waits
+            record = consumer.claim_next(self)
+        if record is None:
+            return None
+        self.pending = self.claims.get(record.sequence)  # none under `ack read`
+        if record.headers:
+            first = self.pending.entry.first if self.pending is not None else consumer.unconfirmed[self][1]
+            if (long := multipart.whole(self.group.log, record, first)) is not None:
+                return self.last.first_of_many(long, count, offset)
+        return self.last.first(record.body, count, offset)
+
+    def watch(self, then: Callable[[], None] | None) -> None:
+        ClaimingHandle.watch(self, then)
+        Writer.watch(self, then)
+
+
+# ------------------------------------------------------------ peek file
+
+# Consumers and streams open for reading only: a look at the backlog, which changes nothing.
+
+class PeekHandle(OpenFile):
+    """The backlog of a consumer, opened for reading only: oldest first, then end-of-file."""
+
+    def __init__(self, node: Consumer | Stream | TakeFile, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self.last = PartialRead()
+        self.position = 0
+        self.shown: tuple[Record, int] | None = None  # the last message and which delivery its next one is
+        self.opened = self.consumer
+        self.group.retention.apply_depth_after_recovery()
+
+    def on_opened(self) -> None:
+        super().on_opened()
+        self.opened.opens += 1
+
+    @property
+    def consumer(self) -> Consumer:
+        node = self.node.stream if isinstance(self.node, TakeFile) else self.node
+        return node if isinstance(node, Consumer) else node.shown_consumer()
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        rest = self.last.rest(count, offset, sequential=False)
+        if rest is not None:
+            return rest
+        if count <= 0 or self.node.removed:
+            return b""
+        record = self._next()
+        if record is None:
+            return b""
+        self.shown = record, self.consumer.claims.next_delivery(record.sequence)
+        return self.last.first(record.body, count, offset)
+
+    def _next(self) -> Record | None:
+        if self.consumer.coverage.exclusives_only:
+            return None  # only a claim shows those
+        for record in self.consumer.backlog.unclaimed(self.position):
+            self.position = record.sequence + 1
+            hidden = self.group.ranks.is_hidden(record)
+            if not hidden and allowed(self.user, self.group.numbers[record.stream].state, R):
+                return record
+        return None
+
+    def push_back(self, data: bytes) -> None:
+        self.last.back(data)
+
+    def _end(self) -> None:
+        self.opened.opens -= 1
+        self.opened.on_handle_closed()
+        super()._end()

@@ -1,0 +1,346 @@
+"""Open consumers: their commands and formats. Which message a reader gets, the consumer decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mqfs import errors, limits
+from mqfs.engine.core import multipart
+from mqfs.engine.delivery import catalog
+from mqfs.engine.delivery.claims import InFlight
+from mqfs.engine.delivery.consumer import Consumer
+from mqfs.engine.files.claiming import RECORD_OVERHEAD, ClaimingHandle
+from mqfs.engine.files.commands import CommandFile
+from mqfs.engine.files.handle import PartialRead
+from mqfs.engine.files.seek import position
+from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
+from mqfs.engine.language.permissions import ADMIN, R, W, allowed, require, require_scope
+from mqfs.engine.nodes import TakeFile
+from mqfs.engine.routing.filter import MessageFilter, select, split_select
+from mqfs.engine.stream import Stream
+from mqfs.model import NEVER, Record, Step, User
+from mqfs.syntax.duration import parse_duration, parse_number
+
+_AT_ONCE = 256  # messages claimed by one record: about a millisecond
+
+
+class ConsumerHandle(ClaimingHandle, CommandFile):
+    """`.consumers/NAME` or `.consumers/.STREAM`, opened for reading and writing, or for writing: then only to command
+    it."""
+
+    node: Consumer | TakeFile
+    sequential = True
+
+    def __init__(self, node: Consumer | TakeFile, user: User, reads: bool, writes: bool) -> None:
+        if isinstance(node, Consumer) and node.state.private and node.receivers:
+            raise errors.Busy(f"{node.name} is private, and open already")
+        self.format = "raw"
+        self.end_sequence = NEVER
+        self.shown: tuple[Record, int] | None = None  # the last message and its delivery count, for `info`
+        self.current: list[int] = []  # the sequences that the last read claimed
+        self.end_due = False  # `format each`: the 0-byte read that ends the last message
+        self.names = SentNames()
+        self.selects = False  # only some streams and views
+        self.failed: errors.MqfsError | None = None  # for the next read: this one had claimed messages before
+        super().__init__(node, user, reads, writes)
+        self.selection = MessageFilter(self.group)
+
+    def _consumer(self) -> Consumer:
+        return self.node if isinstance(self.node, Consumer) else self.node.stream.own_consumer()
+
+    def may_receive(self, stream: catalog.Stream, sequence: int) -> bool:
+        if sequence >= self.end_sequence or not allowed(self.user, stream.state, R):
+            return False
+        if not self.selects:
+            return True
+        selection = self.selection
+        return selection.has_all_of(stream) or (selection.covers(stream) and self._is_selected(stream, sequence))
+
+    def _is_selected(self, stream: catalog.Stream, sequence: int) -> bool:
+        """Whether a program selects that message."""
+        record = self.group.log.reader.find(stream.number, sequence)
+        return record is not None and record.sequence == sequence and self.selection.selects(stream, record)
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def has_ended(self) -> bool:
+        return self.consumer.removed or self.group.removed or (self.selects and self.selection.over)
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        if self.reads and (self.refusal is not None or self.pending is not None):
+            return self.take_response(count) or b""
+        return super().read(count, offset)
+
+    def at_once(self, count: int, offset: int) -> bytes | None:
+        last = self.last
+        if last.can_push_back or last.given < len(last.body):
+            return last.rest(count, 0, sequential=True)
+        if self.end_due:
+            self.end_due = False
+            return b""
+        if self.failed is not None:
+            error, self.failed = self.failed, None
+            raise error
+        return b"" if self.has_ended or count <= 0 else None
+
+    @property
+    def readable(self) -> bool:  # type: ignore[override]
+        if self.refusal or self.pending or self.end_due or self.failed or self.group.log.end.next >= self.end_sequence:
+            return True
+        return super().readable
+
+    def fetch(self, count: int, offset: int) -> bytes | None:
+        current: list[int] = []
+        pieces: list[bytes] = []
+        room, used = NEVER, 0  # the first message always
+        try:
+            while room > 0 and (record := self.consumer.claim_next(self, room)) is not None:
+                current.append(record.sequence)
+                self.shown = record, self.claims[record.sequence].deliveries
+                pieces.append(record.body if self.format == "raw" else self._shape(record))
+                room = 0
+                if self.format == "record":
+                    used += len(pieces[-1])
+                    used += self._add_behind(record, count - used, current, pieces)
+                    room = count - used - RECORD_OVERHEAD
+        except errors.MqfsError as error:
+            if not pieces:
+                raise
+            self.failed = error
+        if not pieces:
+            return b"" if self.group.log.end.next >= self.end_sequence else None
+        self.current = current
+        self.end_due = self.format == "each"
+        assert self.shown is not None
+        if self.shown[0].headers and (long := self._long(self.shown[0])) is not None:
+            return self.last.first_of_many(long, count, 0)
+        return self.last.first(b"".join(pieces), count, 0)
+
+    def _add_behind(self, record: Record, room: int, current: list[int], pieces: list[bytes]) -> int:
+        """Claim what fits behind a message that was claimed just now. Returns the bytes that it adds."""
+        before = len(pieces)
+        for behind in self.consumer.claim_behind(self, record, _AT_ONCE, room, RECORD_OVERHEAD):
+            current.append(behind.sequence)
+            self.shown = behind, 1
+            pieces.append(self._shape(behind))
+        return sum(map(len, pieces[before:]))
+
+    def claim_behind(self, messages: int, size: int) -> list[Record]:
+        """Claim what reads in `format raw` would give next, behind the message that was read last: ordinary messages,
+        at most that many, of at most `size` bytes of headers and bodies. None where each is to be read by itself."""
+        if self.shown is None or self.waits or self.one_by_one or self.has_ended:
+            return []
+        found = self.consumer.claim_behind(self, self.shown[0], messages, size)
+        if found:
+            self.shown = found[-1], 1
+            self.current = [*self.current, *(record.sequence for record in found)]
+            self.group.unblock()
+        return found
+
+    def _long(self, record: Record) -> multipart.LongBody | None:
+        """The message just claimed, where it is multipart and the format shows all of its body."""
+        if self.format in ("record", "json"):
+            return None
+        end = {"line": b"" if record.body.endswith(b"\n") else b"\n", "nul": b"\0"}.get(self.format, b"")
+        return multipart.whole(self.group.log, record, self.claims[record.sequence].entry.first, end)
+
+    def _shape(self, record: Record) -> bytes:
+        name = self.group.numbers[record.stream].name
+        if self.format == "record":
+            return self.names.wrap(record, name)
+        assert self.shown is not None
+        return shape(self.format, record, name, self.shown[1])
+
+    # ------------------------------------------------------------ commands
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        if not self.writes:
+            self.require(reading=False)
+        try:
+            if self.consumer.removed or self.group.removed:
+                raise errors.Stale(f"{self.node.name} was removed")
+            if (data == b"ack\n" or data == b"ack") and len(self.current) == 1 and not self.partial:
+                claim = self.claims.get(self.current[0])
+                if claim is None:
+                    raise _not_claimed(self.current[0])
+                self.consumer.ack((claim,))
+                self.last, self.end_due = PartialRead(), False
+            else:
+                named: set[int] = set()
+                lines = self.lines_of(data).split("\n")
+                commands = [command for line in lines if (command := self._line(line, named)) is not None]
+                for command in commands:
+                    command()
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+        self.group.unblock()
+        return self.group.log.after_data_sync(len(data))
+
+    def _line(self, line: str, named: set[int]) -> Callable[[], None] | None:
+        try:
+            words = split_select(line)
+            return self._command(words[0], words[1:], named) if words else None
+        except errors.BadCommand as error:
+            raise errors.BadCommand(f"{line.strip()!r}: {error.detail}") from None
+
+    def _command(self, verb: str, words: list[str], named: set[int]) -> Callable[[], None]:
+        claiming = {"ack": self._ack, "nack": self._nack, "release": self._release, "dead": self._dead}
+        if verb in claiming:
+            return claiming[verb](words, named)
+        if verb == "touch":
+            claims = self._claims(words, set())
+            return lambda: self._touch(claims)
+        if verb == "select":
+            return self._select(words)
+        if verb not in _USAGE:
+            known = " ".join([*claiming, "touch", "info", "seek", "select", "until", "format"])
+            raise errors.BadCommand(f"unknown command {verb!r}; there are: {known}")
+        if len(words) != _USAGE[verb]:
+            raise errors.BadCommand(f"{verb} takes {_USAGE[verb] or 'no'} value{'s' * (_USAGE[verb] != 1)}")
+        if verb == "info":
+            return self._info
+        return {"format": self._format, "until": self._until, "seek": self._seek}[verb](words[0])
+
+    def _claims(self, words: list[str], named: set[int]) -> list[InFlight]:
+        """The claims meant: of these sequences, or of the last read. Raises Stale."""
+        sequences = [parse_number(word) for word in words] or self.current
+        if not sequences:
+            raise errors.Stale("no message is claimed; read one first")
+        for sequence in sequences:
+            if sequence not in self.claims or sequence in named:
+                raise _not_claimed(sequence)
+            named.add(sequence)
+        return [self.claims[sequence] for sequence in sequences]
+
+    def _ack(self, words: list[str], named: set[int]) -> Callable[[], None]:
+        claims = self._claims(words, named)
+        return lambda: self._acknowledge(claims)
+
+    def _acknowledge(self, claims: list[InFlight]) -> None:
+        self.consumer.ack(claims)
+        self._drop_unread_rest(claims)
+
+    def _nack(self, words: list[str], named: set[int]) -> Callable[[], None]:
+        sequences = [word for word in words[:1] if word.isdigit()]
+        delays = words[len(sequences) :]
+        if len(delays) > 1:
+            raise errors.BadCommand("usage: nack [SEQUENCE] [DELAY]")
+        delay = parse_duration(delays[0]) if delays else None
+        claims = self._claims(sequences, named)
+        return lambda: self._each(claims, lambda claim: self.consumer.redelivery.nack(claim, "nack", delay))
+
+    def _release(self, words: list[str], named: set[int]) -> Callable[[], None]:
+        claims = self._claims(words, named)
+        return lambda: self._each(claims, self.consumer.redelivery.release)
+
+    def _dead(self, words: list[str], named: set[int]) -> Callable[[], None]:
+        sequences = [word for word in words[:1] if word.isdigit()]
+        reason = " ".join(words[len(sequences) :])[: limits.REASON_BYTES] or "dead"
+        claims = self._claims(sequences, named)
+        for claim in claims:
+            stream = self.group.numbers.get(claim.stream)
+            if stream is not None and stream.name == self.group.settings.dead:
+                raise errors.BadCommand(f"dead: message {claim.sequence} is a dead letter; ack it to be rid of it")
+        return lambda: self._each(claims, lambda claim: self._bury(claim, reason))
+
+    def _bury(self, claim: InFlight, reason: str) -> None:
+        if not self.consumer.redelivery.move_to_dead(claim, reason):
+            raise errors.StreamFull(f"message {claim.sequence} could not be put to the dead letters; see .errors")
+
+    def _touch(self, claims: list[InFlight]) -> None:
+        for claim in claims:
+            self.consumer.claims.renew(claim, self.group.settings.lease)
+
+    def _each(self, claims: list[InFlight], do: Callable[[InFlight], None]) -> None:
+        self._drop_unread_rest(claims)  # before: this very handle may get what is requeued
+        for claim in claims:
+            do(claim)
+
+    def _drop_unread_rest(self, claims: list[InFlight]) -> None:
+        """The unread rest of the message goes with it."""
+        if any(claim.sequence in self.current for claim in claims):
+            self.last, self.end_due = PartialRead(), False
+
+    def _info(self) -> None:
+        if self.shown is None:
+            raise errors.BadCommand("info: no message was read yet")
+        record, deliveries = self.shown
+        stream = self.group.numbers.get(record.stream)
+        self.pending = describe(record, stream.name if stream else "", deliveries)
+
+    def _format(self, word: str) -> Callable[[], None]:
+        if word not in FORMATS:
+            raise errors.BadCommand(f"format {word!r}: write {' or '.join(FORMATS)}")
+
+        def do() -> None:
+            self.format, self.end_due, self.last = word, False, PartialRead()
+
+        return do
+
+    def _until(self, word: str) -> Callable[[], None]:
+        bound = None if word == "end" else parse_number(word) + 1
+
+        def do() -> None:
+            self.end_sequence = self.group.log.end.next if bound is None else bound
+            self.consumer.reads.polling.add(self)
+            if self.waits:
+                self.consumer.reads.note_end(self)
+            self._rescan()
+
+        return do
+
+    def _select(self, words: list[str]) -> Callable[[], None]:
+        if len(words) > limits.CURSOR_NAMES:
+            raise errors.OverLimit(f"select: at most {limits.CURSOR_NAMES} names")
+        selection = select(self.group, words, lambda s: require(self.user, s.state, R, s.name))
+
+        def do() -> None:
+            self.selection, self.selects = selection, bool(words)
+            self.consumer.reads.polling.add(self)  # what it selected may be removed
+            self._rescan()
+
+        return do
+
+    def _seek(self, word: str) -> Callable[[], None]:
+        parse_seek(word)
+        if isinstance(self.node, TakeFile):
+            raise errors.BadCommand("seek: what is taken from a stream has no place that could be moved")
+        require_scope(self.user, ADMIN, f"seek of {self.node.name}")
+        require(self.user, self.node.state, R | W, self.node.name)
+        consumer = self.consumer
+        for number in {claim.stream for claim in consumer.claims.by_sequence.values()}:  # which it makes void
+            if (stream := self.group.numbers.get(number)) is not None:
+                require(self.user, stream.state, R, stream.name)
+
+        def streams() -> list[Stream]:
+            covers, numbers = consumer.coverage.covers, self.group.numbers
+            return [s for s in numbers.values() if covers(s) and allowed(self.user, s.state, R)]
+
+        def do() -> None:
+            consumer.seek(position(self.group, consumer.coverage.filter, word, streams, self._shows))
+            self.end_sequence, self.end_due, self.last, self.current = NEVER, False, PartialRead(), []
+            self.audit("seek", word)
+            self._rescan()
+
+        return do
+
+    def _shows(self, record: Record) -> bool:
+        stream = self.group.numbers.get(record.stream)
+        if stream is None or not allowed(self.user, stream.state, R):
+            return False
+        return self.consumer.coverage.matches(stream, record) and stream.kept.visible(record)
+
+    def _rescan(self) -> None:
+        """Other messages than before are for this handle."""
+        self.scanned_to = 0
+        if self.waits:
+            self.consumer.reads.serve()
+
+
+def _not_claimed(sequence: int) -> errors.Stale:
+    return errors.Stale(f"message {sequence} is not claimed by this handle, or not any more")
+
+
+_USAGE = {"info": 0, "seek": 1, "until": 1, "format": 1}

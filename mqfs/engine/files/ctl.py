@@ -1,0 +1,629 @@
+"""Open `ctl` files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from operator import attrgetter
+from typing import TypeAlias
+
+from mqfs import errors, limits
+from mqfs.engine.core.log import AckSteps
+from mqfs.engine.core.portions import Work, exhaust
+from mqfs.engine.delivery import catalog, redelivery
+from mqfs.engine.delivery.consumer import Consumer
+from mqfs.engine.delivery.registry import plan, streams_over
+from mqfs.engine.files import status
+from mqfs.engine.files.commands import CommandFile
+from mqfs.engine.group import Group
+from mqfs.engine.language import programs
+from mqfs.engine.language.settings import NO_DEPTH, POLICIES, USAGE, Action, Settings, read
+from mqfs.engine.publishing.admission import WriteRequest
+from mqfs.engine.publishing.publisher import RECORD_BYTES
+from mqfs.engine.retention.retained import Clearing, Cut, cut_in_steps, plan_clear
+from mqfs.engine.stream import Stream
+from mqfs.model import Draft, Kind, Step, User
+from mqfs.state.group import Change, encode_change
+from mqfs.syntax.duration import parse_number
+from mqfs.syntax.names import check_name
+from mqfs.syntax.patterns import check_pattern, compile_pattern
+
+_STEPS = 32  # lines between two looks at the clock: some 50 us
+
+
+class CtlHandle(CommandFile):
+    """`ctl`, open for writing: settings and actions of a group. For reading only it is a TextHandle."""
+
+    text = b""  # that is read
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        """From its beginning, how things stand then."""
+        self.require(reading=True)
+        told = self.take_response(count)
+        if told is not None:
+            return told
+        if offset:
+            return self.text[offset : offset + count]
+        return self.group.portions.run(self._print(count), may_be_cancelled=False)
+
+    def _print(self, count: int) -> Work[bytes]:
+        self.text = (yield from status.ctl(self.group, self.user)).encode()
+        return self.text[:count]
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        self.require(reading=False)
+        try:
+            if not (text := self.lines_of(data)):
+                return len(data)
+            self.group.commands.admit(self.user.uid, len(text))
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+        return self.group.commands.run(lambda: self._work(text, len(data)), self.user.uid, len(text))
+
+    def _work(self, text: str, value: int) -> Work[Step[int]]:
+        try:
+            return (yield from self._carry_out(text, value))
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+
+    def _carry_out(self, text: str, value: int) -> Work[Step[int]]:
+        group = self.group
+        parts, losses = yield from self._plan(text)
+        for part in parts:
+            changes = Changes(group, self.user, losses if losses is not None else losses_now(group, part))
+            for settings, action in part:
+                changes.set(settings)
+                if action is not None:
+                    add(changes, group, action)
+            if losses is not None:
+                yield from changes.commit()
+            else:
+                exhaust(changes.commit())
+            if part and (last := part[-1][1]) is not None and last.verb in MESSAGE_ACTIONS:
+                write_messages(group, last)
+        for count, line in enumerate(map(str.strip, text.split("\n")), 1):
+            if line and not line.startswith("#"):
+                self.audit("ctl", line)
+            if count % _STEPS == 0:
+                yield
+        group.unblock()
+        return group.log.after_metadata_sync(value)
+
+    def _plan(self, text: str) -> Work[tuple[list[Steps], Losses | None]]:
+        """The lines, each part of which ends with one that writes messages, but for the last; and what a write that is
+        a single part takes from streams. Raises what would stop one of them."""
+        group = self.group
+        steps = []
+        for count, step in enumerate(read(text, group.settings), 1):
+            steps.append(step)
+            if count % _STEPS == 0:
+                yield
+        portions, changes = group.portions.count, group.log.changes
+        yield from self._check(steps)
+        self._end_ring(steps)
+        parts = parts_of(steps)
+        losses = Losses(group, steps) if len(parts) == 1 else None
+        if losses is not None:
+            yield from losses.find()
+        if group.portions.count != portions:
+            self._check_again(steps, changes)
+        return parts, losses
+
+    def _check(self, steps: Steps) -> Work[None]:
+        """Raises what would stop one of them."""
+        check_settings(self.group, steps)
+        plan = ValidatedChange(self.group)
+        words = self.group.settings.words
+        for count, (settings, action) in enumerate(steps, 1):
+            if settings.words != words:
+                plan.check_words()
+                words = settings.words
+            if action is not None:
+                plan.check(settings, action)
+            if count % _STEPS == 0:
+                yield
+
+    def _check_again(self, steps: Steps, changes: int) -> None:
+        """Others were served since that many changes of the group: nothing else matters to most lines."""
+        verbs = {action.verb for _, action in steps if action is not None}
+        if self.group.log.changes != changes or not verbs.isdisjoint(PASSING):
+            exhaust(self._check(steps))
+        else:
+            check_settings(self.group, steps)
+        self._end_ring(steps)
+
+    def _end_ring(self, steps: Steps) -> None:
+        """Where new settings end the ring, take its messages before anything is planned."""
+        group = self.group
+        if group.ring is not None and steps and steps[-1][0] != group.settings:
+            group.ring.changed([{"do": "ctl", "lines": steps[-1][0].lines(given=True)}])
+
+
+# ------------------------------------------------------------ changes
+
+# What one write to `ctl` changes: recorded as one unit, then put in force.
+#
+# Owns that order: every change is worked out from how things are, the log takes all of them or none, and only then do
+# the group's streams, views and consumers follow. What an action is, ctl.py knows.
+
+class Changes:
+    """Of one group, for one user. `commit` does them; then nothing more is to be added. `losses`: what they take from
+    streams, which was found."""
+
+    def __init__(self, group: Group, user: User, losses: Losses) -> None:
+        self._group, self._user, self._losses = group, user, losses
+        self._settings = group.settings
+        self._changes: list[Change] = []
+        self._steps: list[AckSteps] = []
+        self._after: list[Callable[[], None]] = []
+        self._next = group.state.next_stream  # the number of the next file
+        self._bound: dict[str, list[str]] = {}  # patterns and programs of views, bound here
+        self._dropped: set[int] = set()  # messages that lines before this one drop
+        self._patterns: dict[str, dict[str, None]] = {}  # of views that lines here name: all they will be bound to
+        self._plans: dict[tuple[str, str, int], Change] = {}  # of consumers
+        self._removed: list[Consumer] = []
+        self._numbers: dict[str, int | None] = {}  # of the consumers that are made here; None: removed
+
+    def set(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def drop(self, stream: Stream, sequences: list[int]) -> None:
+        held, group = self._group.held, self._group
+        sequences = [sequence for sequence in sequences if sequence not in self._dropped]
+        self._dropped.update(sequences)
+        waiting = [sequence for sequence in sequences if held.targets(stream, sequence)]
+        stream.kept.update_low_watermark()
+        new = [s for s in sequences if s not in group.state.dropped and s not in waiting]
+        self._steps += held.drop_steps(waiting)
+        if new:
+            self._changes.append({"do": "drop", "stream": stream.number, "sequences": new})
+        self._after.append(lambda: self._put_drop_in_force(stream, waiting))
+
+    def _put_drop_in_force(self, stream: Stream, waiting: list[int]) -> None:
+        self._group.held.dropped(waiting)
+        stream.kept.recount()
+        stream.kept.update_low_watermark()
+
+    def consumer(self, name: str, over: str, options: Change) -> None:
+        """Make one, or change its options."""
+        consumers, number = self._group.consumers, self._number_of(name)
+        if number is None:
+            number, self._next = self._next, self._next + 1
+            self._numbers[name] = number
+            self._changes.append({**self._plan(over), "number": number, "name": name, **options})
+        else:
+            self._changes.append({"do": "consumer", "number": number, **options})
+        self._after.append(lambda: consumers.refresh(name, number))
+
+    def _plan(self, over: str) -> Change:
+        """Of a consumer. A write may make thousands over the same."""
+        group, replay = self._group, self._settings.replay
+        key = over, replay, len(self._bound.get(over, ()))
+        if key not in self._plans:
+            looks = replay == "last" or group.ranks.streams_with_exclusives()
+            streams = self._streams_of(over) if looks else []
+            self._plans[key] = plan(group, 0, "", over, self._user, 0o666, replay, streams)
+        return self._plans[key]
+
+    def _number_of(self, name: str) -> int | None:
+        if name in self._numbers:
+            return self._numbers[name]
+        consumer = self._group.consumers.get(name)
+        return consumer.number if consumer is not None else None
+
+    def _streams_of(self, over: str) -> list[catalog.Stream]:
+        """Also where that view is bound here."""
+        group, bound = self._group, self._bound.get(over, [])
+        streams = streams_over(group, over) if over in group.views or not bound else []
+        if not bound or any(programs.is_program(text) for text in bound):
+            return streams or streams_over(group, "")
+        matches = [compile_pattern(text, self._settings.words) for text in bound]
+        others = [s for s in streams_over(group, "") if s not in streams and any(m(s.name) for m in matches)]
+        return [*streams, *others]
+
+    def remove(self, name: str) -> None:
+        number = self._number_of(name)
+        self._numbers[name] = None
+        self._changes.append({"do": "forget", "number": number})
+        consumer = self._group.consumers.get(name)
+        if consumer is not None and consumer.number == number:
+            consumer.exclusives.release_all()
+            self._removed.append(consumer)
+
+    def bind(self, name: str, pattern: str) -> None:
+        patterns = self._patterns_of(name)
+        if pattern in patterns:
+            return
+        patterns[pattern] = None
+        now = self._group.tree.clock.wall_ns()
+        self._changes.append({"do": "bind", "number": self._next, "name": name, "pattern": pattern, "time": now})
+        self._next += 1
+        self._bound.setdefault(name, []).append(pattern)
+
+    def unbind(self, name: str, pattern: str | None) -> None:
+        patterns = self._patterns_of(name)
+        if pattern is None:
+            patterns.clear()
+        else:
+            patterns.pop(pattern, None)
+        self._changes.append({"do": "unbind", "name": name, "pattern": pattern})
+
+    def _patterns_of(self, name: str) -> dict[str, None]:
+        if name not in self._patterns:
+            view = self._group.views.get(name)
+            self._patterns[name] = dict.fromkeys(view.state.patterns) if view is not None else {}
+        return self._patterns[name]
+
+    def commit(self) -> Work[None]:
+        """Record them, and put them in force: the floors of streams in portions. Raises DiskFailed, DiskFull, ReadOnly;
+        then nothing of them holds."""
+        group, settings, losses = self._group, self._settings, self._losses
+        if settings != group.settings:
+            self._changes.insert(0, {"do": "ctl", "lines": settings.lines(given=True)})
+        covered = group.consumers.before_removal(self._removed)
+        if self._changes or self._steps or losses.floors:
+            group.log.change(*self._changes, acks=self._steps, floors=losses.floors)
+        group.commands.count += 1
+        carrying_out = group.portions.owe(losses.carry_out())
+        respelled = settings.words != group.settings.words
+        if settings != group.settings:
+            group.put_in_force(settings)
+        if self._patterns or respelled:
+            group.views.refresh(*self._patterns)
+        if self._removed:
+            group.consumers.removed(self._removed, covered)
+        for then in self._after:
+            then()
+        yield from carrying_out
+        yield from losses.bound()
+
+
+# ------------------------------------------------------------ losses
+
+# Messages that one write to `ctl` takes from streams: found in portions, recorded together, removed in portions.
+#
+# find of each stream the new floor; others are served between two streams the log has all floors, as one unit with the
+# other changes of the write carry_out floors and counts of streams; without a pause where the state of the group is to
+# be written
+#
+# A floor only rises: one that was found still holds when the log has it. Messages written since the search began stay.
+
+_FLOORS = 512  # in one record
+_LOST_STEPS = 8  # streams between two looks at the clock: some 50 us
+
+
+_RETAINING = attrgetter("replay", "ttl", "depth", "full")
+Steps: TypeAlias = Sequence[tuple[Settings, Action | None]]  # settings and actions of lines
+
+
+class Losses:
+    """Of one write, or of a part of it that ends where messages are written."""
+
+    def __init__(self, group: Group, steps: Steps) -> None:
+        self.group, now = group, group.settings
+        self.floors: list[Draft] = []  # for the log
+        self._end = group.log.end.next  # what has this number or a higher one is not cleared
+        settings = steps[-1][0] if steps else now
+        verbs = {action.verb for _, action in steps if action is not None}
+        named = {action.stream for _, action in steps if action is not None and action.verb == "clear"}
+        self._forgets = _RETAINING(settings) != _RETAINING(now) and (not group.retention.keeps_all or now.ttl > 0)
+        bounds = (settings.depth, settings.full) != (now.depth, now.full) and settings.full == "drop-old"
+        self._depth = settings.depth if bounds and settings.depth is not NO_DEPTH else None
+        self._dead = settings.dead
+        self._is_thinned = not verbs.isdisjoint(("clear", "drop"))  # then a new `depth` has less to cut, or nothing
+        self._clears = None if None in named else {name for name in named if name is not None}
+        self._clearings: list[tuple[Stream, Clearing]] = []
+        self._cuts: list[tuple[Stream, Cut]] = []
+
+    def find(self) -> Work[None]:
+        """Looks only."""
+        rows: list[list[int]] = []
+        for count, stream in enumerate(self._streams(), 1):
+            if count % _LOST_STEPS == 0:
+                yield
+            if not stream.removed and (floor := (yield from self._floor(stream))):
+                rows.append([stream.number, floor])
+            if len(rows) == _FLOORS:
+                self._record(rows)
+                rows = []
+        if rows:
+            self._record(rows)
+
+    def _streams(self) -> list[Stream]:
+        streams = self.group.streams
+        if self._forgets or self._clears is None or self._depth is not None:
+            return list(streams.values())
+        return [streams[name] for name in self._clears if name in streams]
+
+    def _record(self, rows: list[list[int]]) -> None:
+        self.floors.append(Draft(Kind.CHANGE, 0, encode_change({"do": "floor", "floors": rows})))
+
+    def _floor(self, stream: Stream) -> Work[int]:
+        """That it will have. What the old settings did not keep any more must not come back under new ones."""
+        kept = stream.kept
+        if self._clears is None or stream.name in self._clears:
+            clearing = plan_clear(kept, self._end)
+            if clearing.cut.gone or clearing.newest or clearing.cut.floor > kept.state.floor:
+                self._clearings.append((stream, clearing))
+            return clearing.cut.floor
+        kept.update_low_watermark()
+        if self._depth is None or self._is_thinned or stream.name == self._dead:
+            return kept.state.floor
+        cut = yield from cut_in_steps(kept, self._depth)
+        if cut.gone:
+            self._cuts.append((stream, cut))
+        return max(cut.floor, kept.state.floor)
+
+    def carry_out(self) -> Work[None]:
+        """The log has it."""
+        for count, (stream, clearing) in enumerate(self._clearings, 1):
+            stream.kept.cleared(clearing)
+            if count % _LOST_STEPS == 0:
+                yield
+        for count, (stream, cut) in enumerate(self._cuts, 1):
+            stream.kept.carry_out_cut(cut)
+            if count % _LOST_STEPS == 0:
+                yield
+
+    def bound(self) -> Work[None]:
+        """Cut to a new `depth` what came meanwhile, and what was not cut since messages went anyway."""
+        if self._depth is None or not (self._is_thinned or self.group.log.end.next != self._end):
+            return
+        for count, stream in enumerate(list(self.group.streams.values()), 1):
+            if not stream.removed:
+                self.group.retention.bound_depth(stream)
+            if count % _LOST_STEPS == 0:
+                yield
+
+
+# ------------------------------------------------------------ actions
+
+# What the lines of `ctl` do: settings and actions are checked, and become changes of the group, all or nothing.
+#
+# The language itself is in settings.py.
+
+def check_settings(group: Group, steps: Steps) -> None:
+    """Raises Busy where `deliver` or `keep` would change under messages or readers, or dead letters would be kept no
+    more; BadCommand for a new `dead` that no stream can be called."""
+    now = group.settings
+    for name in {settings.dead for settings, _ in steps} - {now.dead}:
+        try:
+            check_name(name)
+        except errors.BadName as error:
+            raise errors.BadCommand(f"dead: {error.detail}") from None
+    letters_of = group.streams.get(now.dead)
+    if letters_of is not None and any(settings.dead != now.dead for settings, _ in steps):
+        letters_of.kept.update_low_watermark()
+        if letters_of.kept.count > 0 and now.deliver == "all" and now.replay != "all":
+            raise errors.Busy(
+                f"dead: {now.dead} keeps {letters_of.kept.count} dead letters; 'redrive' or 'clear' them first"
+            )
+    for what in ("deliver", "keep"):
+        if any(getattr(settings, what) != getattr(now, what) for settings, _ in steps):
+            _require_empty(group, what)
+
+
+def _require_empty(group: Group, what: str) -> None:
+    if what == "keep" and group.ring is not None:
+        group.ring.retire("keep changes")
+    for stream in group.streams.values():
+        if stream.kept.count:
+            stream.kept.update_low_watermark()
+        if stream.kept.count > 0:
+            raise errors.Busy(f"{what}: {stream.name} keeps {stream.kept.count} messages; 'clear' or read them first")
+        if stream.opens:
+            raise errors.Busy(f"{what}: {stream.name} is open")
+    if what == "keep" and (len(group.held) or group.ring is not None):
+        raise errors.Busy("keep: messages of the group wait for their time, or for room on the disk")
+
+
+class ValidatedChange:
+    """What the names will be as the actions of one write are carried out, so that all are checked before the first."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self._consumers: dict[str, str | None] = {}  # named here -> what each will be over; None: removed
+        self._views: dict[str, list[str]] = {}  # named here -> the patterns of each; without any it is removed
+        self._grown = 0  # patterns added to all views together
+        self._searches = group.views.searches  # of the programs that were looked at
+        self._made = 0  # consumers added
+        self._dropped: set[int] = set()
+
+    def over(self, name: str) -> str | None:
+        """What a consumer will be over; None where there will be none of that name."""
+        if name in self._consumers:
+            return self._consumers[name]
+        consumer = self.group.consumers.get(name)
+        return consumer.state.over if consumer is not None else None
+
+    def patterns(self, name: str) -> list[str]:
+        """The patterns that a view will have, for the caller to change; none: no such view."""
+        if name not in self._views:
+            view = self.group.views.get(name)
+            self._views[name] = list(view.state.patterns) if view is not None else []
+        return self._views[name]
+
+    def check_words(self) -> None:
+        """Raises Busy where patterns are bound: they would come to mean something else."""
+        for name in dict.fromkeys([*self.group.views, *self._views]):
+            if any(not programs.is_program(pattern) for pattern in self.patterns(name)):
+                raise errors.Busy(f"words: view {name} is bound to patterns; 'unbind' them first")
+
+    def check(self, settings: Settings, action: Action) -> None:
+        """Raises what would stop the action."""
+        try:
+            getattr(self, f"_check_{action.verb}")(settings, action)
+        except errors.MqfsError as error:
+            if not error.detail.startswith(f"{action.verb}:"):
+                raise type(error)(f"{action.verb}: {error.detail}") from None
+            raise
+
+    def _require_stream(self, action: Action) -> Stream:
+        stream = self.group.streams.get(action.stream or "")
+        if stream is None:
+            raise errors.NotFound(f"{action.verb}: no stream {action.stream!r} in this group")
+        return stream
+
+    def _require_unprotected(self, settings: Settings, action: Action) -> None:
+        if settings.protect:
+            raise errors.NotPermitted(f"{action.verb}: the group is protected; write 'protect off' first")
+
+    def _check_eof(self, settings: Settings, action: Action) -> None:
+        self._require_stream(action)
+        if settings.deliver == "one":
+            raise errors.BadCommand("eof: not supported with 'deliver one'")
+        self.group.retention.reserve_room(RECORD_BYTES)  # it is written when lines before it hold already
+
+    def _check_clear(self, settings: Settings, action: Action) -> None:
+        if action.stream is not None:
+            self._require_stream(action)
+        self._require_unprotected(settings, action)
+
+    def _check_drop(self, settings: Settings, action: Action) -> None:
+        stream = self._require_stream(action)
+        self._require_unprotected(settings, action)
+        group = self.group
+        for sequence in action.sequences:
+            if group.held.targets(stream, sequence):
+                continue
+            found = group.log.reader.locate(stream.number, sequence)
+            gone = sequence < stream.kept.kept_from() or stream.kept.is_deleted(sequence)
+            if gone or found is None or found[0] != sequence:
+                raise errors.NotFound(f"drop: {stream.name} keeps no message {sequence}")
+            self._dropped.add(sequence)
+            if len(group.state.dropped) + len(self._dropped) > limits.DROPPED:
+                raise errors.OverLimit(f"drop: at most {limits.DROPPED} messages dropped one by one")
+
+    def _check_redrive(self, settings: Settings, action: Action) -> None:
+        if action.stream is not None:
+            self._require_stream(action)
+
+    def _check_consumer(self, settings: Settings, action: Action) -> None:
+        name = action.stream or ""
+        over, options = consumer_options(action)
+        if (now := self.over(name)) is None:
+            check_name(name)
+            if len(self.group.consumers) + self._made >= limits.CONSUMERS:
+                raise errors.OverLimit(f"consumer: a group has at most {limits.CONSUMERS} consumers")
+            self._made += 1
+            if over and over not in self.group.streams and over not in self.group.views:
+                check_name(over)
+        elif now != over:
+            raise errors.Exists(f"consumer {name} is over {now or 'the whole group'}; remove it first")
+        known = self.group.consumers.get(name)
+        if known is not None and now is not None and known.state.memory != options.get("memory", False):
+            raise errors.Exists(
+                f"consumer {name} is {'in' if known.state.memory else 'not in'} memory; remove it first"
+            )
+        self._consumers[name] = over
+
+    def _check_remove(self, settings: Settings, action: Action) -> None:
+        name = action.stream or ""
+        if self.over(name) is None:
+            raise errors.NotFound(f"remove: no consumer {name!r} in this group")
+        self._require_unprotected(settings, action)
+        consumer = self.group.consumers.get(name)
+        if consumer is not None and consumer.claims:
+            raise errors.Busy(f"remove: consumer {name} holds {len(consumer.claims)} claims")
+        self._consumers[name] = None
+        self._made -= 1
+
+    def _check_bind(self, settings: Settings, action: Action) -> None:
+        name, pattern = action.stream or "", action.words[0]
+        if name not in self.group.views:
+            check_name(name)
+        if name in self.group.streams or name in self.group.groups:
+            raise errors.Exists(f"bind: {name} is a stream or group; a view has a name of its own")
+        searches = 0
+        if programs.is_program(pattern):
+            searches = programs.parse(pattern).searches
+        else:
+            check_pattern(pattern, settings.words)
+        patterns = self.patterns(name)
+        if pattern in patterns:
+            return
+        if len(patterns) >= limits.VIEW_PATTERNS or self.group.views.bound + self._grown >= limits.PATTERNS:
+            raise errors.OverLimit(f"bind: at most {limits.VIEW_PATTERNS} a view, {limits.PATTERNS} a group")
+        if searches and self._searches + searches > limits.PROGRAM_SEARCHES:
+            raise errors.OverLimit(
+                f"bind: {self._searches + searches} searches of messages (expected at most {limits.PROGRAM_SEARCHES} "
+                "in all programs of a group)"
+            )
+        patterns.append(pattern)
+        self._grown += 1
+        self._searches += searches
+
+    def _check_unbind(self, settings: Settings, action: Action) -> None:
+        name = action.stream or ""
+        patterns = self.patterns(name)
+        pattern = action.words[0] if action.words else None
+        if not patterns or (pattern is not None and pattern not in patterns):
+            raise errors.NotFound(f"unbind: {name!r} is not bound{f' to {pattern!r}' if pattern and patterns else ''}")
+        self._require_unprotected(settings, action)
+        left = self._views[name] = [text for text in patterns if pattern not in (None, text)]
+        self._grown -= len(patterns) - len(left)
+        if (view := self.group.views.get(name)) is not None:
+            self._searches -= sum(p.searches for p in view.programs if p.text in patterns and p.text not in left)
+
+
+def consumer_options(action: Action) -> tuple[str, Change]:
+    """What `consumer NAME ...` makes it over, and its options as in the log. Raises BadCommand."""
+    words = list(action.words)
+    over = words.pop(0) if words and words[0] not in _CONSUMER_WORDS else ""
+    options: Change = {"transient": False, "private": False, "backlog": 0}
+    while words:
+        word = words.pop(0)
+        if word in _CONSUMER_FLAGS:
+            options[word] = True
+        elif word == "backlog" and words:
+            options[word] = parse_number(words.pop(0))
+        elif word == "full" and words and words[0] in POLICIES:
+            options[word] = words.pop(0)
+        else:
+            raise errors.BadCommand(f"consumer: {word!r}; write {USAGE['consumer']}")
+    return over, options
+
+
+_CONSUMER_FLAGS = ("transient", "private", "memory")
+_CONSUMER_WORDS = (*_CONSUMER_FLAGS, "backlog", "full")
+MESSAGE_ACTIONS = frozenset({"eof", "redrive"})
+PASSING = frozenset({"bind", "drop", "remove"})  # what stops them may come without a change of its state: claims, say
+
+
+def parts_of(steps: Steps) -> list[Steps]:
+    """Each ends with an action that writes messages, but for the last."""
+    ends = [n + 1 for n, (_, action) in enumerate(steps) if action is not None and action.verb in MESSAGE_ACTIONS]
+    return [steps[begin:end] for begin, end in pairwise([0, *ends, len(steps)])]
+
+
+def losses_now(group: Group, steps: Steps) -> Losses:
+    """What a part of a write takes from streams, found at once: parts before it are done, and cannot be taken back."""
+    losses = Losses(group, steps)
+    exhaust(losses.find())
+    return losses
+
+
+def write_messages(group: Group, action: Action) -> None:
+    """Carry out an action that was checked, and is no change of the group."""
+    name = action.stream
+    if action.verb == "eof":
+        group.publisher.write(group.streams[name or ""], WriteRequest(Kind.END, (b"",), 0))
+    else:
+        redelivery.redrive(group, name, action.sequences[0] if action.sequences else None)
+
+
+def add(changes: Changes, group: Group, action: Action) -> None:
+    """An action that was checked, to be carried out with others; not one that writes messages, or is a loss."""
+    verb, name = action.verb, action.stream or ""
+    if verb == "drop":
+        changes.drop(group.streams[name], list(dict.fromkeys(action.sequences)))
+    elif verb == "consumer":
+        changes.consumer(name, *consumer_options(action))
+    elif verb == "remove":
+        changes.remove(name)
+    elif verb == "bind":
+        changes.bind(name, action.words[0])
+    elif verb == "unbind":
+        changes.unbind(name, action.words[0] if action.words else None)

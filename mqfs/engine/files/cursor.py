@@ -1,0 +1,392 @@
+"""`.cursor`: every open is a private reader of the group's log that can be positioned, narrowed and shaped.
+
+Owns the commands and formats of mqfs(4), "Cursors". Takes nothing and holds back nothing beyond a small slack.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mqfs import errors, limits
+from mqfs.engine.delivery.waiting import WaitList
+from mqfs.engine.files.commands import LongResponses
+from mqfs.engine.files.handle import PartialRead
+from mqfs.engine.files.readers import Searcher, fell_behind
+from mqfs.engine.files.seek import position
+from mqfs.engine.files.status import places
+from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
+from mqfs.engine.language.permissions import R, allowed, require
+from mqfs.engine.language.settings import parse_depth
+from mqfs.engine.nodes import Meta
+from mqfs.engine.routing.filter import MessageFilter, cover, select, split_select
+from mqfs.engine.stream import Stream
+from mqfs.model import NEVER, Kind, Record, Step, User
+from mqfs.syntax.duration import parse_number
+
+
+class Cursor(LongResponses, Searcher):
+    """An open `.cursor`."""
+
+    node: Meta
+    sequential = True
+
+    def __init__(self, node: Meta, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self.format = "raw"
+        self.selection = MessageFilter(self.group)
+        self.until: int | None = None  # below this sequence
+        self.shown: Record | None = None  # the last message given, for `info`
+        self.end_due = False  # `format each`: the 0-byte read that ends the last message
+        self.names = SentNames()  # `format record`: those that the reader has
+        self.cuts: dict[int, int] = {}
+        self.cuts_seen = -1
+        self.lost = 0  # messages beyond the slack of a `replay off` group, not reported yet
+        self._epoch, self._streams = -1, {}  # type: int, dict[int, Stream]
+        replay = self.group.settings.replay
+        if replay != "off":
+            self._seek("first" if replay == "all" else "last")
+        else:
+            self._skip_past_loss_reports()
+
+    def on_opened(self) -> None:
+        super().on_opened()
+        self.group.fanout.cursors.add(self)
+
+    # ------------------------------------------------------------ what it may show
+
+    def streams(self) -> Mapping[int, Stream]:
+        """The selected streams that the user may read, by number."""
+        group = self.group
+        if self.selection.everything and self.user.uid == 0:
+            return group.numbers
+        if self._epoch != group.catalog_version:
+            covers = self.selection.covers
+            some: Any = self.selection.candidates()
+            self._streams = {s.number: s for s in some if covers(s) and allowed(self.user, s.state, R)}
+            self._epoch = group.catalog_version
+        return self._streams
+
+    @property
+    def over(self) -> bool:
+        """Its group, or every stream it selected, was removed: end-of-file."""
+        return self.group.removed or self.selection.over
+
+    # ------------------------------------------------------------ commands
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        try:
+            # All are understood before the first is done.
+            steps = [step for line in self.lines_of(data).split("\n") if (step := self._line(line)) is not None]
+            for step in steps:
+                step()
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+        self.group.unblock()
+        return len(data)
+
+    def _line(self, line: str) -> Callable[[], None] | None:
+        try:
+            words = split_select(line)
+            return self._command(words) if words else None
+        except errors.BadCommand as error:
+            raise errors.BadCommand(f"{line.strip()!r}: {error.detail}") from None
+
+    def _command(self, words: list[str]) -> Callable[[], None]:
+        verb, arguments = words[0], words[1:]
+        if verb in ("select", "cover"):
+            if len(arguments) > limits.CURSOR_NAMES:
+                raise errors.OverLimit(f"{verb}: at most {limits.CURSOR_NAMES} names")
+            if verb == "cover":
+                covered = cover(self.group, arguments)
+                return lambda: self._select(covered)
+            selection = select(self.group, arguments, lambda s: require(self.user, s.state, R, s.name))
+            return lambda: self._select(selection)
+        usage = {"seek": 1, "until": 1, "format": 1, "info": 0, "measure": 1, "streams": 0, "selected": 0}
+        if verb not in usage:
+            raise errors.BadCommand(
+                f"unknown command {verb!r}; there are: seek select cover until format info measure streams selected"
+            )
+        if len(arguments) != usage[verb]:
+            raise errors.BadCommand(f"{verb} takes {usage[verb] or 'no'} value{'s' * (usage[verb] != 1)}")
+        if verb == "info":
+            return self._info
+        if verb in ("streams", "selected"):
+            return self._places if verb == "streams" else self._selected
+        word = arguments[0]
+        if verb == "format":
+            if word not in FORMATS:
+                raise errors.BadCommand(f"format {word!r}: write {' or '.join(FORMATS)}")
+            return lambda: self._format(word)
+        if verb == "measure":
+            bounds = parse_depth(word, verb)
+            return lambda: self._measure(bounds.messages or NEVER, bounds.size or NEVER)
+        if verb == "until":
+            bound = None if word == "end" else parse_number(word) + 1
+            return lambda: self._until(bound)
+        parse_seek(word)
+        return lambda: self._seek(word)
+
+    def _select(self, selection: MessageFilter) -> None:
+        self.selection, self._epoch = selection, -1
+        self.cuts_seen = -1  # newly selected streams may have lost messages that it had not had
+
+    def _format(self, word: str) -> None:
+        self.format, self.end_due = word, False
+        self.last = PartialRead()
+
+    def _until(self, bound: int | None) -> None:
+        self.until = self.group.log.end.next if bound is None else bound
+
+    def _info(self) -> None:
+        record = self.shown
+        if record is None:
+            raise errors.BadCommand("info: no message was read yet")
+        stream = self.group.numbers.get(record.stream)
+        self.pending = describe(record, stream.name if stream else "")
+
+    def _places(self) -> None:
+        self.respond(places(self.group, self.user))
+
+    def _selected(self) -> None:
+        group, names = self.group, self.selection.names
+        views = [name for name in names if name in group.views]
+        answer = {"next": group.log.end.next, "views": views, "words": group.settings.words.listed}
+        self.pending = (json.dumps(answer, ensure_ascii=False) + "\n").encode()
+
+    def _measure(self, messages: int, size: int) -> None:
+        """Where a read of at most that many messages and bytes would end; the next read returns it."""
+        group = self.group
+        end = group.log.end.next if self.until is None else self.until
+        streams = self.streams()
+        chosen = None if len(streams) == len(group.numbers) else streams.keys()
+        found = group.log.metrics.split_points(self.position, end, chosen, messages, size)
+        self.pending = "".join(f"{one.end} {one.messages} {one.size}\n" for one in found).encode() + b"\n"
+
+    def _seek(self, word: str) -> None:
+        self.position = position(self.group, self.selection, word, lambda: self.streams().values(), self._shows)
+        self.until, self.end_due, self.lost = None, False, 0
+        self.last = PartialRead()
+        self._skip_past_loss_reports()
+
+    def _skip_past_loss_reports(self) -> None:
+        """Cuts before now are no loss for a position that was just taken."""
+        retention = self.group.retention
+        self.cuts_seen, self.cuts = retention.evictions, {}
+        if self.position < retention.evicted_before:
+            ranges = (stream.kept for stream in self.group.numbers.values())
+            self.cuts = {kept.number: kept.evicted_before for kept in ranges if kept.evicted_before}
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        told = self.take_response(count)
+        if told is not None:
+            return told
+        if self.making is not None:
+            return self.await_response(count)
+        data = None
+        if self in self.waits.readers:
+            data = self.rest(count)
+        elif not self.searching:
+            data = self.take(count)
+        return self.wait(count) if data is None else data
+
+    def wait_list(self) -> WaitList:
+        return self.group.fanout.cursor_waits
+
+    def rest(self, count: int, offset: int = 0) -> bytes | None:
+        rest = self.last.rest(count, 0, sequential=True)
+        if rest is not None:
+            return rest
+        if self.end_due:
+            self.end_due = False
+            return b""
+        return b"" if self.over or count <= 0 else None
+
+    def take(self, count: int, offset: int = 0) -> bytes | None:
+        self.passed = 0
+        data = self.rest(count)
+        if data is not None:
+            return data
+        if self.format == "record":
+            data = self._take_records(count)
+        elif (record := self._next()) is not None:
+            data = self._give(record, count)
+        elif self.has_ended:
+            data = b""
+        if data is not None:
+            self.group.unblock()
+        return data
+
+    def _give(self, record: Record, count: int) -> bytes:
+        self.shown = record
+        self.group.counts.read += 1
+        self.end_due = self.format == "each"
+        return self.last.first(shape(self.format, record, self.group.numbers[record.stream].name), count, 0)
+
+    def _next(self) -> Record | None:
+        """The next message to show, the position moved behind it; None, too, where the look is `unfinished`."""
+        self._look_for_losses()
+        most = limits.PASSED_MESSAGES
+        while self.passed < most and (self.until is None or self.position < self.until):
+            try:
+                record = self.selection.find(self.position, limits.SCANNED_MESSAGES)
+            except errors.Damaged as error:
+                self.position = error.sequence + 1
+                raise
+            if record is None or (self.until is not None and record.sequence >= self.until):
+                # Nothing of what it shows stands before the end (or `until`): that far it has been.
+                end = self.group.log.end.next
+                self.position = max(self.position, end if self.until is None else min(end, self.until))
+                return None
+            shown = self._shows(record)  # which may count it as lost, as long as it is not behind the position
+            self.position = record.sequence + 1
+            if shown:
+                return record
+            self.pass_over(record)
+        return None
+
+    def _shows(self, record: Record) -> bool:
+        return self._admits(record) and self.group.numbers[record.stream].kept.visible(record)
+
+    def _admits(self, record: Record) -> bool:
+        """Whether it is one for this cursor, kept or not."""
+        if record.kind != Kind.MESSAGE and self.format != "record":
+            return False
+        if self.group.ranks.is_hidden(record):
+            return False
+        stream = self.group.numbers.get(record.stream)
+        return stream is not None and self.selection.selects(stream, record) and allowed(self.user, stream.state, R)
+
+    def _look_for_losses(self) -> None:
+        group = self.group
+        if self.lost:
+            streams = self.streams().values()
+            for stream in streams:
+                stream.kept.update_low_watermark()  # what goes now is counted, too
+            self.position = max(self.position, min((s.state.floor for s in streams), default=self.position))
+            lost, self.lost = self.lost, 0
+            group.counts.lost += lost
+            self._tell(f"{lost} messages were lost")
+        if group.retention.evictions != self.cuts_seen:
+            self.cuts_seen = group.retention.evictions
+            if self.position >= group.retention.evicted_before:
+                return
+            behind = fell_behind(self.position, self.cuts, self.streams().values())
+            if behind:
+                self._tell(f"messages of {behind} were lost")
+
+    def _tell(self, text: str) -> None:
+        self.group.counts.fell_behind += 1
+        raise errors.FellBehind(text)
+
+    # ------------------------------------------------------------ formats
+
+    def _record(self, record: Record) -> bytes:
+        return self.names.wrap(record, self.group.numbers[record.stream].name)
+
+    def _take_records(self, count: int) -> bytes | None:
+        """Whole records, as many as fit, behind the names that were not sent yet; the first one always."""
+        if (many := self._take_span(count)) is not None:
+            return many
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            before = self.position
+            try:
+                record = self._next()
+            except errors.MqfsError:
+                if not pieces:
+                    raise
+                self.cuts_seen, self.position = -1, before
+                break
+            if record is None:
+                break
+            piece = self._record(record)
+            if pieces and size + len(piece) > count:
+                self.position = before
+                self.names.mark_lost(record.stream)
+                break
+            self.shown = record
+            self.group.counts.read += 1
+            pieces.append(piece)
+            size += len(piece)
+            if size >= count:
+                break
+        if pieces:
+            return self.last.first(b"".join(pieces), count, 0)
+        return b"" if self.has_ended else None
+
+    def _take_span(self, count: int) -> bytes | None:
+        """The same straight from the log, where all that stands there may be shown or left out by its stream alone."""
+        group, streams = self.group, self.streams()
+        if (
+            group.retention.lapsed
+            or group.state.dropped
+            or not self.selection.by_stream
+            or self.has_ended
+            or not streams
+        ):
+            return None
+        self._look_for_losses()
+        first = max(self.position, group.retention.expiry.expired_before())
+        end = group.log.end.next if self.until is None else self.until
+        reader, headed = group.log.reader, not group.ranks
+        found = reader.read_run(first, end, count, streams.keys(), headed)
+        if found is None or any(streams[n].shared or streams[n].state.floor > first for n in found.streams):
+            return None
+        head = self.names.news(first, group.log.end.last_ns, {number: streams[number].name for number in found.streams})
+        if head and len(head) + sum(map(len, found.pieces)) > count:
+            known, found = found.streams, reader.read_run(first, end, count - len(head), streams.keys(), headed)
+            if found is None:
+                self.names.mark_lost(*known)
+                return None
+        self.position, self.shown = found.last + 1, found.newest
+        group.counts.read += found.messages
+        return self.last.first(b"".join((head, *found.pieces) if head else found.pieces), count, 0)
+
+    # ------------------------------------------------------------ waiting
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `until` was reached."""
+        return self.until is not None and self.position >= self.until
+
+    def deliver(self, record: Record, count: int, offset: int) -> bytes | None:
+        if record.sequence < self.position:
+            return None
+        if self.has_ended or (self.until is not None and record.sequence >= self.until):
+            return b""
+        self.position = record.sequence + 1
+        if not self._admits(record):
+            return b"" if self.has_ended else None
+        if self.format != "record":
+            return self._give(record, count)
+        self.shown = record
+        return self.last.first(self._record(record), count, 0)
+
+    @property
+    def readable(self) -> bool:  # type: ignore[override]
+        last = self.last
+        if self.refusal or self.pending or self.end_due or last.can_push_back or last.given < len(last.body):
+            return True
+        if self.over or self.has_ended or self.lost:
+            return True
+        return (
+            self.position < self.group.log.end.next
+            and self.selection.find(self.position, limits.PASSED_MESSAGES) is not None
+        )
+
+    def watch(self, then: Callable[[], None] | None) -> None:
+        self.group.fanout.pollers.watch(self, then)
+
+    def _end(self) -> None:
+        self.stop_making()
+        self.group.fanout.pollers.watch(self, None)
+        self.end()
+        self.group.fanout.cursors.discard(self)
+        self.group.retention.note_change()
+        self.group.unblock()

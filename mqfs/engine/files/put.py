@@ -1,0 +1,208 @@
+"""`.put`: one message with metadata in one write.
+
+Owns the language of mqfs(4), ".put": a JSON object, one blank, tab or newline, and the body.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from mqfs import errors
+from mqfs.engine.files.commands import CommandFile
+from mqfs.engine.language import batch_frames
+from mqfs.engine.language.permissions import W, require
+from mqfs.engine.language.put_request import PutRequest, parse
+from mqfs.engine.publishing.admission import PutId, WriteRequest
+from mqfs.engine.publishing.admission import Stream as Target
+from mqfs.engine.publishing.batch import AtomicBatch, StreamTotals, require_fit
+from mqfs.engine.stream import Stream
+from mqfs.log import batch, headers
+from mqfs.log.batch import Source
+from mqfs.model import Kind, Step
+from mqfs.syntax.duration import print_duration
+
+
+class PutHandle(CommandFile):
+    """An open `.put`."""
+
+    publishes = True
+    text: bytes | None = None  # of the last message
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        told = self.take_response(count)
+        if told is not None:
+            return told
+        if self.text is None:
+            return b""
+        text, rest = self.text[:count], self.text[count:]
+        self.text = rest or None
+        return text
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        self.require(reading=False)
+        try:
+            put, body = parse(data)
+            stream = self.group.streams.get(put.stream)
+            if stream is None:
+                raise errors.NotFound(f"no stream {put.stream!r} in this group")
+            require(self.user, stream.state, W, put.stream)
+            due = self._due_ns(put)
+            step = self._hold(stream, put, body, due, len(data)) if due else self._post(stream, put, body, len(data))
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+        return step
+
+    def _due_ns(self, put: PutRequest) -> int:
+        """When it may be read, engine time; 0: at once."""
+        clock = self.group.tree.clock
+        wait = put.delay if put.delay is not None else 0
+        if put.at_ns is not None:
+            wait = max(put.at_ns - clock.wall_ns(), 0)
+        return clock.engine_ns() + wait if wait else 0
+
+    def _texts(self, put: PutRequest) -> dict[str, str]:
+        texts = {headers.SENDER: str(self.user.uid)}
+        if put.priority != headers.NORMAL:
+            texts[headers.PRIORITY] = str(put.priority)
+        if put.ttl:
+            texts[headers.TTL] = print_duration(put.ttl)
+        if put.id:
+            texts[headers.ID] = put.id
+        if put.single:
+            texts[headers.SINGLE] = "true"
+        return {**texts, **put.headers}
+
+    def _answer(self, stream: Stream, put: PutRequest, due_ns: int, sequence: int) -> None:
+        """The next read tells what is kept."""
+        self.text = f"{sequence}\n".encode()
+        if put.kept:
+            time_ns = self._time_ns(stream, due_ns, sequence)
+            ttl = put.ttl or self.group.settings.ttl
+            self.text = f"{sequence} {time_ns} {time_ns + ttl if ttl else 0}\n".encode()
+
+    def _time_ns(self, stream: Stream, due_ns: int, sequence: int) -> int:
+        """When the message was written, or is due; of an id that was known, 0 where its message is gone."""
+        clock, log = self.group.tree.clock, self.group.log
+        if due_ns:
+            return clock.wall_ns() + due_ns - clock.engine_ns()
+        if sequence == log.end.next - 1:
+            return log.end.last_ns
+        found = log.reader.find(stream.number, sequence)
+        return found.time_ns if found is not None and found.sequence == sequence else 0
+
+    def _post(self, stream: Stream, put: PutRequest, body: bytes, total: int) -> Step[int]:
+        head = headers.encode(self._texts(put))
+        answer = partial(self._answer, stream, put, 0)
+        return self.group.publisher.write(
+            stream, WriteRequest(Kind.MESSAGE, (body,), total, None, head, self._id(put), answer)
+        )
+
+    def _id(self, put: PutRequest) -> PutId | None:
+        return PutId(self.user.uid, put.id) if put.id else None
+
+    def _hold(self, stream: Stream, put: PutRequest, body: bytes, due_ns: int, total: int) -> Step[int]:
+        group = self.group
+        group.log.require_writable()
+        put_id = self._id(put)
+        known = group.ids.find_duplicate(put_id) if put_id else 0
+        if not known:
+            changes = [group.ids.note(put_id, group.log.end.next)] if put_id else []
+            known = group.held.put(stream, body, self._texts(put), due_ns, changes)
+        self._answer(stream, put, due_ns, known)
+        return group.log.after_metadata_sync(total)
+
+
+# ------------------------------------------------------------ batch file
+
+# `.batch`: many messages in one write, as one unit.
+#
+# Owns what such a write is made of messages for; the layout of a frame is in batch_frames.py.
+
+class FramesFile(CommandFile):
+    """A file to which frames are written, those of one write together."""
+
+    publishes = True
+    _prepared: batch_frames.Packing | None = None
+
+    @property
+    def places(self) -> Mapping[bytes, int]:
+        """The streams that are known by their place already."""
+        return {}
+
+    def stream(self, name: str) -> Any:
+        """One that its user may write to. Raises NotFound, Denied."""
+        raise NotImplementedError
+
+    def _post(self, packed: batch.EncodedBatch, value: int) -> Step[int]:
+        """Take the messages of a write, which returns that value."""
+        raise NotImplementedError
+
+    def count_messages(self, data: bytes) -> int:
+        return batch.count_frames(data)
+
+    def prepare(self, data: bytes) -> Iterator[None]:
+        """Check in steps what a write of that data then finds done. Raises what the write would."""
+        self.require(reading=False)
+        try:
+            self._prepared = self._packing(data)
+            yield from self._prepared.steps()
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        self.require(reading=False)
+        packing, self._prepared = self._prepared, None
+        try:
+            if packing is None or packing.data is not data or packing.outdated:
+                packing = self._packing(data)
+            return self._post(packing.whole(), len(data))
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+
+    def _packing(self, data: bytes) -> batch_frames.Packing:
+        sender, always = headers.of_sender(self.user.uid), self.group.settings.sender
+        return batch_frames.Packing(data, self.places, sender, always, self.stream)
+
+
+class BatchHandle(FramesFile):
+    """An open `.batch`."""
+
+    text: bytes | None = None  # the sequence of the last unit's first message
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        told = self.take_response(count)
+        if told is not None:
+            return told
+        text, self.text = self.text or b"", None
+        self.text = text[count:] or None
+        return text[:count]
+
+    def _post(self, packed: batch.EncodedBatch, value: int) -> Step[int]:
+        streams = [self.stream(name) for name in packed.fresh]
+        tallies: dict[Target, StreamTotals] = {
+            streams[row.place]: StreamTotals(row.messages, row.size, row.last) for row in packed.rows
+        }
+        require_fit(packed.messages, len(packed.data))
+        numbers = array("I", [stream.number for stream in streams])
+        source = Source(packed.messages, len(packed.data), numbers, lambda: [packed.data])
+        unit = AtomicBatch(self.group.publisher, [source], tallies, value)
+        unit.done = lambda: self._tell(unit)
+        return unit.write()
+
+    def stream(self, name: str) -> Stream:
+        stream = self.group.streams.get(name)
+        if stream is None:
+            raise errors.NotFound(f"no stream {name!r} in this group")
+        require(self.user, stream.state, W, name)
+        return stream
+
+    def _tell(self, unit: AtomicBatch) -> None:
+        self.text = f"{unit.first}\n".encode() if unit.first else None

@@ -1,0 +1,469 @@
+"""Readers that go on where they are: the offset of a read says what it is to get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from mqfs import errors, limits
+from mqfs.engine.core.portions import Work
+from mqfs.engine.delivery.waiting import WaitList
+from mqfs.engine.files.handle import OpenFile, PartialRead
+from mqfs.engine.language.permissions import R, allowed, sees
+from mqfs.engine.nodes import Meta
+from mqfs.engine.routing.filter import MessageFilter
+from mqfs.engine.routing.views import View
+from mqfs.engine.stream import Stream
+from mqfs.model import Kind, Record, Step, User, Wait
+
+# ------------------------------------------------------------ searcher
+
+# Open files that look through the log for what they show: in portions, and others are served between.
+#
+# A read that finds nothing within one look waits here while the next looks are made. Reads that come meanwhile wait
+# behind it: a client may send several at once, and each gets what follows the one before. At the end of the log all
+# wait for new messages, in the same order.
+
+class Searcher(OpenFile):
+    """A handle with a position in the log, which passes over what it does not show and waits at the end."""
+
+    parkable = True
+    passed = 0  # messages that this look passed over
+
+    def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self.position = self.group.log.end.next
+        self.last = PartialRead()
+        self.waits = self.wait_list()
+        self.searching: dict[Wait[bytes], tuple[int, int]] = {}  # its reads, each with its count and offset
+        self.search: Step[None] = None  # what to wait for while the log is looked through for them
+
+    # What a subclass says: where it waits, and what it gives.
+
+    def wait_list(self) -> WaitList:
+        """Where its reads wait for a new message, as long as it is open."""
+        raise NotImplementedError
+
+    def take(self, count: int, offset: int) -> bytes | None:
+        """What a read gets now; None: it has to wait, or the look was `unfinished`. Raises FellBehind, Damaged,
+        DiskFailed."""
+        raise NotImplementedError
+
+    def rest(self, count: int, offset: int) -> bytes | None:
+        """What a read gets of the message before; None: the next message is due."""
+        raise NotImplementedError
+
+    def deliver(self, record: Record, count: int, offset: int) -> bytes | None:
+        """What a read that waits gets of a new message; None: the message is not for this reader."""
+        raise NotImplementedError
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its reads get end-of-file from now on."""
+        return False
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last look stopped at its bound."""
+        return self.passed >= limits.PASSED_MESSAGES
+
+    def pass_over(self, record: Record) -> None:
+        """That one is not shown."""
+        self.passed += 1 + len(record.body) // limits.PASSED_BYTES
+
+    def unpark(self, wait: Wait[bytes]) -> bool:
+        """Whether that read waited for a new message; it does no more."""
+        return self.waits.cancel(self, wait)
+
+    def push_back(self, data: bytes) -> None:
+        self.last.back(data)
+
+    # ------------------------------------------------------------ in portions
+
+    def wait(self, count: int, offset: int = 0) -> Step[bytes]:
+        """A read of `count` bytes for which the last look found nothing. Raises what further looks do."""
+        wait: Wait[bytes] = Wait(self._cancel_read)
+        if not self.searching and self.passed < limits.PASSED_MESSAGES:
+            self.waits.park(self, wait, count, offset)
+            return wait
+        self.searching[wait] = count, offset
+        if len(self.searching) == 1:
+            step = self.group.portions.run(self._look())
+            self.search = step if self.searching else None
+        return wait.result() if wait.settled else wait
+
+    def _look(self) -> Work[None]:
+        reads = self.searching
+        while reads:
+            wait, (count, offset) = next(iter(reads.items()))
+            try:
+                data = self.take(count, offset)
+            except Exception as error:
+                del reads[wait]
+                wait.fail(error)
+            else:
+                if data is not None:
+                    del reads[wait]
+                    wait.settle(data)
+                elif not self.unfinished:
+                    for wait, (count, offset) in reads.items():
+                        self.waits.park(self, wait, count, offset)
+                    reads.clear()
+            if reads:
+                yield
+        self.search = None
+
+    def _cancel_read(self, wait: Wait[bytes]) -> bool:
+        if self.searching.pop(wait, None) is None:
+            return self.unpark(wait)
+        if not self.searching:
+            self._stop_search()
+        return True
+
+    def _stop_search(self) -> None:
+        if isinstance(self.search, Wait):
+            self.search.cancel()
+        self.search = None
+
+    def end(self) -> None:
+        """End-of-file for reads that wait: the file or its group is gone, or the server stops."""
+        if self.searching:
+            reads = list(self.searching)
+            self.searching.clear()
+            self._stop_search()
+            for wait in reads:
+                wait.settle(b"")
+        self.waits.close(self)
+
+
+# ------------------------------------------------------------ positioned reader
+
+class Reader(Searcher):
+    """A reader that gives a message, or under `data coalesce` what is there, from its position on."""
+
+    shows_only = False  # under `deliver one`: what is there, then end-of-file
+
+    def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self.sequential = reads and writes
+
+    @property
+    def idle(self) -> bool:
+        """It waits, so it has had everything."""
+        return self in self.waits.readers
+
+    # What a subclass says: what it finds.
+
+    def find(self) -> Record | None:
+        """The next record to give, the position moved behind it; None, too, where the look is `unfinished`. Raises
+        FellBehind or Damaged."""
+        raise NotImplementedError
+
+    def is_behind(self) -> bool:
+        """Whether messages that it had not had were cut, and the loss was not reported."""
+        raise NotImplementedError
+
+    def present(self, record: Record) -> bytes:
+        """What the record looks like."""
+        raise NotImplementedError
+
+    @property
+    def over(self) -> bool:
+        """The file is gone: end-of-file for good."""
+        return self.group.removed
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        if not self.reads:
+            self.require(reading=True)
+        if not self.searching:
+            data = self.take(count, offset)
+            if data is not None:
+                return data
+        return self.wait(count, offset)
+
+    def take(self, count: int, offset: int) -> bytes | None:
+        last, group, self.passed = self.last, self.group, 0
+        if last.can_push_back or last.body:
+            rest = last.rest(count, offset, self.sequential)
+            if rest is not None:
+                return rest if len(rest) == count else self._read_on(rest, count, offset)
+        if self.over or count <= 0:
+            return b""
+        if self not in self.waits.readers:
+            if group.settings.data == "coalesce":
+                data = self._fill(count, offset)
+            elif (record := self.find()) is not None:
+                group.counts.read += 1
+                data = last.first(self.present(record), count, offset)
+            else:
+                data = None
+            if data is not None:
+                group.retention.note_change()
+                if group.publisher.blocked.streams:
+                    group.unblock()
+                return data
+        if self.shows_only and group.settings.deliver == "one" and not self.unfinished:
+            return b""
+        return None
+
+    def _read_on(self, rest: bytes, count: int, offset: int) -> bytes:
+        """The rest of a message, and under `data coalesce` what is there behind it."""
+        if self.group.settings.data != "coalesce" or self.last.given < len(self.last.body):
+            return rest
+        if self.over or self.idle or self.is_behind():  # which the next read tells
+            return rest
+        data = self._fill(count, offset, rest)
+        self.group.retention.note_change()
+        self.group.unblock()
+        return rest if data is None else data
+
+    def _fill(self, count: int, offset: int, rest: bytes = b"") -> bytes | None:
+        """`data coalesce`: as much as fits, of a bounded number of messages; an end mark ends what stands before it."""
+        pieces: list[bytes] = [rest] if rest else []
+        size = len(rest)
+        while size < count and len(pieces) < limits.COALESCED_MESSAGES:
+            before = self.position
+            try:
+                record = self.find()
+            except errors.MqfsError:
+                if not pieces:
+                    raise
+                self.position = before  # the next read reports it
+                break
+            if record is None:
+                break
+            if record.kind == Kind.END:
+                if pieces:
+                    self.position = before
+                    break
+                return self.last.first(b"", count, offset)
+            self.group.counts.read += 1
+            pieces.append(self.present(record))
+            size += len(pieces[-1])
+        return self.last.first(b"".join(pieces), count, offset) if pieces else None
+
+    def unpark(self, wait: Wait[bytes]) -> bool:
+        if not super().unpark(wait):
+            return False
+        # Everything for it that came meanwhile was handed over: it need not be looked for again, or be kept.
+        self.position = max(self.position, self.group.log.end.next)
+        return True
+
+    def deliver(self, record: Record, count: int, offset: int) -> bytes | None:
+        self.position = record.sequence + 1
+        self.group.counts.read += 1
+        return self.last.first(self.present(record), count, offset)
+
+    def rest(self, count: int, offset: int) -> bytes | None:
+        return self.last.rest(count, offset, self.sequential)
+
+    @property
+    def readable(self) -> bool:  # type: ignore[override]
+        last = self.last
+        if last.can_push_back or self.over or last.given < len(last.body):
+            return True
+        return self.ahead()
+
+    def ahead(self) -> bool:
+        """Whether something is there to be found."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        self.end()
+        self.group.retention.note_change()
+        super()._end()
+
+
+# ------------------------------------------------------------ order file
+
+# `order`, and what else reads several streams of a group at once in the order of its log.
+#
+# Owns the telling of a reader that messages it had not had were cut.
+
+class MergedReader(Reader):
+    """A reader of several streams at once, in the order of the log."""
+
+    shows_only = True
+
+    def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self.cuts: dict[int, int] = {}  # of each stream, the cut that was reported here
+        self.cuts_seen = self.group.retention.evictions
+        self._start()
+
+    def on_opened(self) -> None:
+        super().on_opened()
+        self.group.fanout.log_readers.add(self)
+
+    def covers(self, stream: Stream) -> bool:
+        """Whether it is to be shown messages of that stream."""
+        return True
+
+    def admits(self, stream: Stream, record: Record) -> bool:
+        """Whether it is to be shown that one."""
+        return record.kind == Kind.MESSAGE and not self.group.ranks.is_hidden(record)
+
+    def wants(self, record: Record) -> bool:
+        """Whether a new message is for it."""
+        return not record.headers or not self.group.ranks.is_hidden(record)
+
+    def deliver(self, record: Record, count: int, offset: int) -> bytes | None:
+        return super().deliver(record, count, offset) if self.wants(record) else None
+
+    def look(self, most: int) -> Record | None:
+        """The next message in the log that may be for it. If none of `most` is, the last of them. Raises Damaged."""
+        raise NotImplementedError
+
+    def _start(self) -> None:
+        replay = "all" if self.group.settings.deliver == "one" else self.group.settings.replay
+        if replay == "off":
+            return
+        self.group.retention.advance_all()
+        if replay == "all":
+            self.position = self.group.log.reader.first
+        else:
+            mine = (s.kept.newest_kept() for s in self.group.numbers.values() if self.covers(s))
+            self.position = max(mine, default=0) or self.position
+        self.cuts = {stream.number: stream.kept.evicted_before for stream in self.group.numbers.values()}
+
+    def find(self) -> Record | None:
+        group = self.group
+        if group.retention.evictions != self.cuts_seen:
+            self._look_for_cuts()
+        while True:
+            try:
+                record = self.look(limits.SCANNED_MESSAGES)
+            except errors.Damaged as error:
+                self.position = error.sequence + 1
+                raise
+            if record is None:
+                return None
+            self.position = record.sequence + 1
+            stream = group.numbers.get(record.stream)
+            if stream is not None and self.admits(stream, record) and stream.kept.visible(record):
+                return record
+            self.pass_over(record)
+            if self.unfinished:
+                return None
+
+    def is_behind(self) -> bool:
+        group = self.group
+        if group.retention.evictions == self.cuts_seen or self.position >= group.retention.evicted_before:
+            return False
+        return bool(fell_behind(self.position, dict(self.cuts), filter(self.covers, group.numbers.values())))
+
+    def _look_for_cuts(self) -> None:
+        group = self.group
+        self.cuts_seen = group.retention.evictions
+        if self.position >= group.retention.evicted_before:
+            return
+        behind = fell_behind(self.position, self.cuts, filter(self.covers, group.numbers.values()))
+        if behind:
+            group.counts.fell_behind += 1
+            raise errors.FellBehind(f"messages of {behind} were lost")
+
+    def ahead(self) -> bool:
+        return self.position < self.group.log.end.next and self.look(limits.PASSED_MESSAGES) is not None
+
+    def watch(self, then: Callable[[], None] | None) -> None:
+        self.group.fanout.pollers.watch(self, then)
+
+    def _end(self) -> None:
+        super()._end()
+        self.group.fanout.log_readers.discard(self)
+        self.group.fanout.pollers.watch(self, None)
+        self.group.unblock()
+
+
+class OrderHandle(MergedReader):
+    """`order`: of each message of the group, its stream's name and a NUL byte."""
+
+    node: Meta
+
+    def covers(self, stream: Stream) -> bool:
+        return sees(self.user, self.group.state, stream.state)
+
+    def admits(self, stream: Stream, record: Record) -> bool:
+        return super().admits(stream, record) and self.covers(stream)
+
+    def wants(self, record: Record) -> bool:
+        return super().wants(record) and self.covers(self.group.numbers[record.stream])
+
+    def look(self, most: int) -> Record | None:
+        group, position = self.group, self.position
+        while (record := group.log.reader.scan(position)) is not None:
+            stream = group.numbers.get(record.stream)
+            most -= 1
+            if not most or (stream is not None and self.covers(stream)):
+                break
+            position = record.sequence + 1
+        return record
+
+    def wait_list(self) -> WaitList:
+        return self.group.fanout.order_waits
+
+    def present(self, record: Record) -> bytes:
+        stream = self.group.numbers.get(record.stream)
+        return (stream.name.encode() if stream else b"") + b"\0"
+
+
+def fell_behind(position: int, reported: dict[int, int], streams: Iterable[Stream]) -> str:
+    """The name of a stream that lost messages at or above `position`, and the loss was not reported; "" if none.
+
+    All cuts of the streams count as reported afterwards.
+    """
+    behind = ""
+    for stream in streams:
+        if stream.kept.evicted_before > position and reported.get(stream.number, 0) < stream.kept.evicted_before:
+            behind = stream.name
+        if stream.kept.evicted_before:
+            reported[stream.number] = stream.kept.evicted_before
+    return behind
+
+
+# ------------------------------------------------------------ view file
+
+# An open view: a position in the log, like `order`, that gives bodies.
+
+class ViewHandle(MergedReader):
+    """A view, open to read."""
+
+    node: View
+
+    def __init__(self, node: View, user: User, reads: bool, writes: bool) -> None:
+        self.selection = MessageFilter(node.group, None, (node.name,))
+        super().__init__(node, user, reads, writes)
+
+    def on_opened(self) -> None:
+        super().on_opened()
+        self.node.readers.add(self)
+
+    def wait_list(self) -> WaitList:
+        return self.group.fanout.waits_of(self.node)
+
+    @property
+    def over(self) -> bool:
+        return self.node.removed or self.group.removed
+
+    def covers(self, stream: Stream) -> bool:
+        return self.selection.covers(stream) and allowed(self.user, stream.state, R)
+
+    def admits(self, stream: Stream, record: Record) -> bool:
+        return self._may_show(stream, record) and self.group.views.selects(self.node.name, stream, record)
+
+    def _may_show(self, stream: Stream, record: Record) -> bool:
+        """Whether it is to be shown that one, if it is in the view."""
+        return super().admits(stream, record) and self.covers(stream)
+
+    def wants(self, record: Record) -> bool:
+        return self._may_show(self.group.numbers[record.stream], record)
+
+    def look(self, most: int) -> Record | None:
+        return self.selection.find(self.position, most)
+
+    def present(self, record: Record) -> bytes:
+        return record.body
+
+    def _end(self) -> None:
+        self.node.readers.discard(self)
+        super()._end()

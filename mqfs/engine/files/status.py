@@ -1,0 +1,394 @@
+"""The texts of `.stats`, `.who` and `.errors`. Reads the tree, changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from functools import cache
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar, cast
+
+import attrs
+
+from mqfs import errors
+from mqfs.engine.core.portions import Work, exhaust, in_order
+from mqfs.engine.delivery.consumer import Consumer
+from mqfs.engine.files.handle import OpenFile
+from mqfs.engine.group import Group
+from mqfs.engine.language.permissions import sees
+from mqfs.engine.routing.views import View
+from mqfs.engine.stream import Stream
+from mqfs.model import Step, User, Wait
+
+T = TypeVar("T")
+_SOME = 8  # lines of `ctl` between two looks at the clock: some 20 us
+_TRIES = 3  # to print it as of one moment
+_MARGIN = "\n  "
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
+
+class Form(NamedTuple):
+    """How an object of objects is written: a row of it, and the whole of the rows."""
+
+    row: Callable[[str, dict[str, Any]], str]
+    whole: Callable[[list[str]], str]
+
+
+_ONE_LINE = Form(lambda name, row: f"{_encode(name)}: {_encode(row)}", lambda rows: f"{{{', '.join(rows)}}}")
+_LINES = Form(
+    lambda name, row: f"{_encode(name)}: {_indented(row, 3)}",
+    lambda rows: f"{{\n  {f',{_MARGIN}'.join(rows)}\n }}" if rows else "{}",
+)
+
+
+def stats(group: Group, user: User) -> Work[str]:
+    """One JSON object: the group, and each stream by name. Counts run since the server started."""
+    counts: dict[object, int] = {}
+    head = _indented(_totals(group, user)).removesuffix("\n}")
+    quotas = yield from _quotas(group, user, _LINES)
+    more = f',\n "quotas": {quotas}' if quotas else ""
+    streams = yield from _rows(group.streams, lambda one: _stream(one, counts), _LINES, lambda one: _seen(one, user))
+    views, readers = yield from _readers(group, user, counts, _LINES)
+    return f'{head}{more},\n "streams": {streams},\n "views": {views},\n "consumers": {readers}\n}}\n'
+
+
+def totals(group: Group, user: User) -> Work[str]:
+    """Of `.stats` all but the streams, in one line."""
+    head = _encode(_totals(group, user)).removesuffix("}")
+    quotas = yield from _quotas(group, user, _ONE_LINE)
+    more = f', "quotas": {quotas}' if quotas else ""
+    views, readers = yield from _readers(group, user, {}, _ONE_LINE)
+    return f'{head}{more}, "views": {views}, "consumers": {readers}}}\n'
+
+
+def _seen(stream: Stream, user: User) -> bool:
+    group: Any = stream.group
+    return not stream.removed and sees(user, group.state, stream.state)
+
+
+def _rows(
+    items: Mapping[str, T], row: Callable[[T], dict[str, Any]], form: Form, has: Callable[[T], bool] | None = None
+) -> Work[str]:
+    """Of an object of objects the text inside that of `.stats`, by name, in steps."""
+    rows = []
+    for name in (yield from in_order(list(items))):
+        one = items.get(name)
+        if one is not None and (has is None or has(one)):
+            rows.append(form.row(name, row(one)))
+        yield
+    return form.whole(rows)
+
+
+def figures(node: Group | Stream | View) -> dict[str, Any]:
+    """Of `.stats` what counts one of a group's files, or a group as a whole."""
+    if isinstance(node, Stream):
+        return _stream(node, {})
+    if isinstance(node, View):
+        return {"readers": len(node.readers)}
+    bucket, counts = node.log.bucket, node.counts
+    return {
+        "written": counts.written,
+        "written_bytes": counts.written_bytes,
+        "log_bytes": bucket.upkeep.size,
+        "read_only": bucket.end.failed is not None,
+        "disk_full": node.number in node.tree.store.full,
+    }
+
+
+def _totals(group: Group, user: User) -> dict[str, Any]:
+    bucket = group.log.bucket
+    failed = bucket.end.failed
+    return {
+        **_log(group),
+        "read_only": failed is not None,
+        "disk_full": group.number in group.tree.store.full,
+        "failure": str(failed) if failed is not None else None,
+        "damaged": bucket.upkeep.damaged,
+        **attrs.asdict(group.counts),
+        "order_readers": len(group.fanout.log_readers) - sum(len(view.readers) for view in group.views.values()),
+        "cursors": len(group.fanout.cursors),
+        "held": len(group.held),
+        "dead_letters": _dead_letters(group, user),
+    }
+
+
+def _dead_letters(group: Group, user: User) -> int:
+    """Those that the user may see."""
+    stream = group.streams.get(group.settings.dead)
+    return stream.kept.count if stream is not None and _seen(stream, user) else 0
+
+
+def _readers(group: Group, user: User, counts: dict[object, int], form: Form) -> Work[tuple[str, str]]:
+    views = yield from _rows(group.views, figures, form)
+    shows = lambda one: not one.removed and _shown(one, user)  # noqa: E731
+    return views, (yield from _rows(group.consumers, lambda one: _consumer(one, counts), form, shows))
+
+
+def _quotas(group: Group, user: User, form: Form) -> Work[str]:
+    """The user's own; of all users for root and the server's user. Nothing where there are none."""
+    rows = []
+    for uid, used in group.tree.open_files.quota_use(None if user.uid in (0, os.geteuid()) else user.uid):
+        rows.append(form.row(uid, used))
+        yield
+    return form.whole(rows) if rows else ""
+
+
+def _indented(value: Any, depth: int = 1) -> str:
+    """As json.dumps(value, indent=1), made of what its encoder in C makes: that in Python takes ten times as long."""
+    margin = "\n" + " " * depth
+    if isinstance(value, dict) and any(isinstance(one, dict | list) for one in value.values()):
+        rows = [f"{_encoder(depth)(key)}: {_indented(one, depth + 1)}" for key, one in value.items()]
+        text = f"{{{f',{margin}'.join(rows)}}}"
+    else:
+        text = _encoder(depth)(value)
+        if not isinstance(value, dict | list) or not value:
+            return text
+    return f"{text[0]}{margin}{text[1:-1]}{margin[:-1]}{text[-1]}"
+
+
+@cache
+def _encoder(depth: int) -> Callable[[Any], str]:
+    return json.JSONEncoder(ensure_ascii=False, separators=(",\n" + " " * depth, ": ")).encode
+
+
+def ctl(group: Group, user: User) -> Work[str]:
+    """What `ctl` prints: settings, views, consumers. It has all that one write changed, or nothing of it."""
+    for _ in range(_TRIES):
+        count = group.commands.count
+        text = yield from _printed(group, user)
+        if group.commands.count == count:
+            return text
+    return exhaust(_printed(group, user))
+
+
+def _printed(group: Group, user: User) -> Work[str]:
+    rows = group.settings.lines()
+    for count, view in enumerate(list(group.views.values())):
+        rows += view.lines()
+        if count % _SOME == _SOME - 1:
+            yield
+    for count, consumer in enumerate(list(group.consumers.values())):
+        if not consumer.removed and _shown(consumer, user):
+            rows.append(consumer.line())
+        if count % _SOME == _SOME - 1:
+            yield
+    return "".join(f"{row}\n" for row in rows)
+
+
+def _shown(consumer: Consumer, user: User) -> bool:
+    stream, group = _over(consumer), consumer.group
+    return stream is None or sees(user, cast(Any, group).state, stream.state)
+
+
+def _over(consumer: Consumer) -> Stream | None:
+    """The stream that it is over, or whose default consumer it is."""
+    stream: Stream | None = consumer.group.streams.get(consumer.state.over)
+    return stream or consumer.group.numbers.get(consumer.number)
+
+
+def places(group: Group, user: User) -> Work[bytes]:
+    """Of `.stats` what a reader needs to plan with: nothing of it is counted, however much is kept or waits."""
+    head = json.dumps({**_log(group), "words": group.settings.words.listed, "streams": {}}, ensure_ascii=False)
+    rows = []
+    for name, stream in list(group.streams.items()):
+        if _seen(stream, user):
+            rows.append(f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(_place(stream))}")
+        yield
+    return f"{head.removesuffix('}}')}{', '.join(rows)}}}}}\n".encode()
+
+
+def _log(group: Group) -> dict[str, Any]:
+    bucket = group.log.bucket
+    return {
+        "store": group.tree.store.uuid,
+        "group": group.number,
+        "groups": sorted(group.groups),
+        "next": bucket.end.next,
+        "log_bytes": bucket.upkeep.size,
+        "plain": _plain(group),
+    }
+
+
+def _plain(group: Group) -> bool:
+    """Whether the log on disk and the floors tell all that there is to be read; the floors are as they are by now.
+    What is below them does not count, however long it is remembered."""
+    if group.settings.keep != "disk" or any(stream.shared for stream in group.streams.values()):
+        return False
+    ranked = ((sequence, rank.stream) for sequence, rank in group.ranks.over(lambda stream: True))
+    special = chain(group.retention.lapsed.items(), group.state.dropped.items(), ranked)
+    streams = group.numbers
+    return not any(number in streams and sequence >= streams[number].state.floor for sequence, number in special)
+
+
+def cut(stream: Stream) -> int:
+    """One above the newest message that a bound or `clear` took from those who had not read it."""
+    stream.kept.update_low_watermark()
+    settings = stream.group.log.settings
+    bounds_only = settings.deliver == "all" and settings.replay == "all" and not settings.ttl
+    return stream.state.floor if bounds_only else stream.kept.evicted_before
+
+
+def _place(stream: Stream) -> dict[str, int | None]:
+    cut_before = cut(stream)
+    newest = stream.kept.newest_kept()
+    return {
+        "number": stream.number,
+        "floor": stream.state.floor,
+        "cut": cut_before,
+        "first": stream.kept.first_kept() or None,
+        "newest": newest if newest >= stream.state.floor and newest else None,
+    }
+
+
+def _stream(stream: Stream, counts: dict[object, int]) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        **_place(stream),
+        "messages": stream.kept.count,
+        "bytes": stream.kept.size,
+        "written": stream.written,
+        "readers": len(stream.readers),
+        "waiting": stream.waits.count_reads(),
+        "blocked": len(stream.blocked),
+    }
+    if stream.group.log.settings.deliver == "one":
+        row["consumer"] = _consumer(stream.shown_consumer(), counts)
+    elif any(singles := _singles(stream)):
+        row["singles"] = dict(zip(("first", "parked"), singles, strict=True))
+    return row
+
+
+def _singles(stream: Stream) -> tuple[int, int]:
+    """The first exclusive message that waits, or 0, and reads that wait for one and no other message."""
+    own = stream.default_consumer
+    return stream.exclusives.first_waiting(), len(own.reads.parked) if own is not None else 0
+
+
+def _consumer(consumer: Consumer, counts: dict[object, int]) -> dict[str, Any]:
+    """`waiting`: neither acknowledged nor claimed; of them `delayed` are not due yet. `oldest`: its time."""
+    waiting, delayed = consumer.backlog.count_unclaimed(counts)
+    oldest = next(consumer.backlog.unclaimed(), None)
+    return {
+        "over": consumer.state.over if consumer.state.name else consumer.name,
+        "low": consumer.low,
+        "claimed": len(consumer.claims),
+        "waiting": waiting,
+        "delayed": delayed,
+        "oldest": oldest.time_ns / 1e9 if oldest is not None else None,
+        "handles": consumer.opens,
+        "parked": len(consumer.reads.parked),
+        **attrs.asdict(consumer.counts),
+    }
+
+
+def who(group: Group, user: User) -> Work[str]:
+    """One JSON object a line for each open file of the group."""
+    lines = []
+    for handle in list(group.tree.open_files.of(group)):
+        yield
+        if handle.closed:
+            continue
+        stream = _stream_of(handle)
+        if stream is not None and not sees(user, group.state, stream.state):
+            continue
+        mode = ("r" if handle.reads else "") + ("w" if handle.writes else "")
+        row: dict[str, Any] = {
+            "file": handle.node.name,
+            "mode": mode,
+            "uid": handle.user.uid,
+            "pid": handle.user.pid,
+            "where": handle.user.where,
+            "since": handle.opened_ns / 1e9,
+        }
+        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+    return "".join(lines)
+
+
+def _stream_of(handle: OpenFile) -> Stream | None:
+    """The stream whose name or reader an open file gives away: itself, one in a part, its `.kept`, its consumer's."""
+    node = handle.node
+    if isinstance(node, Stream):
+        return node
+    if isinstance(node, Consumer):
+        return _over(node)
+    return getattr(node, "stream", None) or handle.group.streams.get(node.name)
+
+
+def refusals(group: Group, user: User) -> Work[str]:
+    """One JSON object a line for each refused write: the user's own, or all for the owner."""
+    everything = user.uid in (0, group.state.uid)
+    known = group.refusals.all() if everything else group.refusals.of(user.uid)
+    rows = ({"time": r.time_ns / 1e9, "uid": r.uid, "pid": r.pid, "file": r.file, "text": r.text} for r in known)
+    yield
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+# ------------------------------------------------------------ text
+
+# Files made when they are opened: `.stats`, `.who`, `.errors`. What they say is in status.py.
+
+class TextHandle(OpenFile):
+    """A file made when it is opened: `.stats`, `.who`, `.errors`. Finite and seekable. One that takes long is made in
+    portions: until it is there its reads wait, and it has no `size`."""
+
+    _MAKE: dict[str, Callable[[Group, User], Work[str]]] = {  # noqa: RUF012 - a table, never altered
+        ".stats": stats,
+        ".who": who,
+        ".errors": refusals,
+        "ctl": ctl,
+    }
+
+    parkable = True
+    text: bytes | None = None  # not yet
+    size: int | None = None
+    _error: Exception | None = None  # why it could not be made
+
+    def on_opened(self) -> None:
+        self._reads: list[tuple[Wait[bytes], int, int]] = []
+        self._making = self.group.portions.run(self._MAKE[self.node.name](self.group, self.user))
+        if isinstance(self._making, Wait):
+            self.opening = Wait()
+            self._making.subscribe(self._made)
+        else:
+            self._keep(self._making, refuse=True)
+        super().on_opened()
+
+    def _keep(self, text: str, *, refuse: bool) -> None:
+        data = text.encode()
+        self.hold(len(data), refuse=refuse)
+        self.text, self.size = data, len(data)
+
+    def _made(self, work: Wait[str]) -> None:
+        """Others were served meanwhile; perhaps its reads wait."""
+        try:
+            self._keep(work.result(), refuse=False)
+        except Exception as error:  # else its reads would wait for ever
+            self._error = error
+            for wait, _, _ in self._reads:
+                wait.fail(error)
+        else:
+            for wait, count, offset in self._reads:
+                wait.settle(self.read(count, offset))  # type: ignore[arg-type]
+        self._reads.clear()
+        if isinstance(self.opening, Wait):
+            self.opening.settle(None)
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        if self.text is not None:
+            return self.text[offset : offset + count]
+        if self._error is not None:
+            raise self._error
+        wait: Wait[bytes] = Wait(self._cancel)
+        self._reads.append((wait, count, offset))
+        return wait
+
+    def _cancel(self, wait: Wait[bytes]) -> bool:
+        self._reads = [read for read in self._reads if read[0] is not wait]
+        return True
+
+    def _end(self) -> None:
+        if isinstance(self._making, Wait):
+            self._making.cancel()
+        for wait, _, _ in self._reads:
+            wait.fail(errors.Interrupted(f"{self.node.name} was closed"))

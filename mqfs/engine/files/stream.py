@@ -1,0 +1,248 @@
+"""A stream, open: writing to it, and under `deliver all` reading it. Claiming handles are in consumer.py.
+
+Owns unfinished lines, and the place of a reader in its stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from mqfs import errors, limits
+from mqfs.engine.delivery.waiting import WaitList
+from mqfs.engine.files.handle import OpenFile
+from mqfs.engine.files.readers import Reader
+from mqfs.engine.publishing.admission import WriteRequest
+from mqfs.engine.stream import Stream
+from mqfs.log import headers
+from mqfs.model import Kind, Record, Step, User, Wait
+
+
+@attrs.define
+class LinePost(WriteRequest):
+    """Whole lines of one handle, which may wait for room. `before` and `rest`: its unfinished line before and after."""
+
+    before: bytes = b""
+    rest: bytes = b""
+    follows: LinePost | None = None  # the handle's next one
+    refused: bool = False
+
+    def give_back(self) -> bool:
+        """It was refused: what follows begins with the unfinished line that was there before. False: nothing does."""
+        self.refused = True
+        behind = self.follows
+        while behind is not None and behind.refused:
+            behind = behind.follows
+        if behind is None:
+            return False
+        size = len(self.rest)
+        behind.before = self.before + behind.before[size:]
+        behind.bodies = [self.before + behind.bodies[0][size:], *behind.bodies[1:]]
+        return True
+
+
+class Writer(OpenFile):
+    """A stream, open to be written: what writing is, whatever else the handle does."""
+
+    node: Stream
+    publishes = True
+    gate: Callable[[], bool] | None = None  # of a user with a rate: whether a write would not wait for its turn
+    newest: LinePost | None = None
+
+    def on_opened(self) -> None:
+        super().on_opened()
+        self.node.opens += 1
+
+    @property
+    def writable(self) -> bool:  # type: ignore[override]
+        return not self.node.blocked and (self.gate is None or self.gate())
+
+    def watch(self, then: Callable[[], None] | None) -> None:
+        self.node.pollers.watch(self, then)
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        if not self.writes:
+            self.require(reading=False)
+        size = len(data)
+        if size > limits.MESSAGE_BYTES:
+            raise errors.TooLong(f"{size} bytes; a message has at most {limits.MESSAGE_BYTES}")
+        if not size:
+            return self.group.publisher.write(self.node, WriteRequest(Kind.END, (b"",), 0))
+        settings = self.group.settings
+        if settings.data == "line":
+            return self._write_lines(data)
+        if settings.sender:
+            return self.group.publisher.write(
+                self.node, WriteRequest(Kind.MESSAGE, (data,), size, headers=self._head())
+            )
+        return self.group.publisher.write_plain(self.node, data)
+
+    def _head(self) -> bytes:
+        """The headers of what is written here."""
+        return headers.of_sender(self.user.uid) if self.group.settings.sender else b""
+
+    def count_messages(self, data: bytes) -> int:
+        return data.count(b"\n") if self.group.settings.data == "line" else 1
+
+    def _write_lines(self, data: bytes) -> Step[int]:
+        """Whole lines are messages, one unit; what follows the last newline waits here."""
+        if self.node.removed:
+            raise errors.NotFound(f"{self.node.name} was removed")
+        *lines, rest = (self.partial + data).split(b"\n")
+        if len(rest) > limits.LINE_BYTES or any(len(line) >= limits.MESSAGE_BYTES for line in lines):
+            raise errors.TooLong(f"a line has at most {limits.MESSAGE_BYTES} bytes")
+        before = self.partial
+        if rest or before:
+            self.keep(rest)
+        if not lines:
+            return len(data)
+        try:
+            whole = [line + b"\n" for line in lines]
+            return self._post_lines(
+                LinePost(Kind.MESSAGE, whole, len(data), headers=self._head(), before=before, rest=rest)
+            )
+        except errors.MqfsError:
+            self.keep(before, refuse=False)
+            raise
+
+    def _post_lines(self, post: LinePost) -> Step[int]:
+        post.undo = lambda: self._undo(post)
+        step = self.group.publisher.write(self.node, post)
+        if not (isinstance(step, Wait) and step in self.node.blocked):  # it is done, and all before it
+            self.newest = post.undo = None
+            return step
+        if self.newest is not None:
+            self.newest.follows = post
+        self.newest = post
+        return step
+
+    def _undo(self, post: LinePost) -> None:
+        if not post.refused and not post.give_back() and not self.closed:
+            self.keep(post.before + self.partial[len(post.rest) :], refuse=False)
+
+    def _end(self) -> None:
+        super()._end()
+        stream = self.node
+        stream.opens -= 1
+        stream.pollers.watch(self, None)
+        stream.unused_since_ns = self.group.tree.clock.engine_ns()
+        if self.partial and not stream.removed:
+            try:
+                self.group.publisher.write(stream, WriteRequest(Kind.MESSAGE, (self.partial,), 0, headers=self._head()))
+            except errors.MqfsError as error:
+                self.group.refuse(self.user, stream.name, f"the last, unfinished line was not written: {error}")
+        self.group.unblock()
+
+
+class StreamHandle(Reader, Writer):
+    """A stream, open to read, to write, or both."""
+
+    node: Stream
+
+    def __init__(self, node: Stream, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self.had = 0  # messages of the stream that fell below the floor or were had, counted as Stream.gone is
+        if reads:
+            self._start()
+
+    def on_opened(self) -> None:
+        super().on_opened()
+        if self.reads:
+            self.node.readers.add(self)
+
+    def _start(self) -> None:
+        stream, replay = self.node, self.group.settings.replay
+        if replay == "all":
+            stream.kept.update_low_watermark()
+            self.position = stream.state.floor
+        elif replay == "last" and (newest := stream.kept.newest_kept()) >= stream.kept.kept_from():
+            self.position = newest or self.position
+        if stream.kept.count < 0:
+            stream.kept.update_low_watermark()
+        ahead = 0 if replay == "off" else self.group.log.metrics.count(stream.number, self.position)[0]
+        self.had = stream.kept.trimmed_count + stream.kept.count - ahead
+
+    def wait_list(self) -> WaitList:
+        return self.node.waits
+
+    @property
+    def over(self) -> bool:
+        return self.node.removed
+
+    def _may_take(self, sequence: int) -> bool:
+        """Whether a message with headers is for this handle; one that is for one taker is then taken."""
+        stream = self.node
+        if not self.group.ranks.is_exclusive(sequence):
+            return True
+        if not self.writes or stream.exclusives.is_taken(sequence):
+            return False
+        stream.exclusives.claim(sequence)
+        return True
+
+    def _find_single(self) -> Record | None:
+        """A message for one taker, written before this handle came and not taken since."""
+        stream = self.node
+        while (sequence := stream.exclusives.first_unclaimed()) and sequence < self.position:
+            record = self.group.log.reader.find(stream.number, sequence)
+            stream.exclusives.claim(sequence)
+            if record is not None and record.sequence == sequence and stream.kept.visible(record):
+                return record
+            self.passed += 1
+            if self.unfinished:
+                break
+        return None
+
+    def find(self) -> Record | None:
+        stream = self.node
+        if self.position < stream.kept.evicted_before:
+            self._fell_behind()
+        if self.writes and ((single := self._find_single()) is not None or self.unfinished):
+            return single
+        while True:
+            try:
+                record = self.group.log.reader.find(stream.number, self.position)
+            except errors.Damaged as error:
+                self.position = error.sequence + 1
+                raise
+            if record is None:
+                return None
+            self.position = record.sequence + 1
+            self.had += 1
+            if stream.kept.visible(record) and (not record.headers or self._may_take(record.sequence)):
+                return record
+            self.pass_over(record)
+            if self.unfinished:
+                return None
+
+    def is_behind(self) -> bool:
+        return self.position < self.node.kept.evicted_before
+
+    def _fell_behind(self) -> None:
+        stream, counts = self.node, self.group.counts
+        lost = max(stream.kept.trimmed_count - self.had, 0)
+        self.had = max(self.had, stream.kept.trimmed_count)
+        self.position = max(stream.kept.evicted_before, stream.state.floor)
+        counts.fell_behind += 1
+        counts.lost += lost
+        raise errors.FellBehind(f"{lost} messages of {stream.name} were lost")
+
+    def deliver(self, record: Record, count: int, offset: int) -> bytes | None:
+        if record.headers and not self._may_take(record.sequence):
+            return None
+        self.had += 1
+        return super().deliver(record, count, offset)
+
+    def present(self, record: Record) -> bytes:
+        return record.body
+
+    def ahead(self) -> bool:
+        stream = self.node
+        return (
+            self.position < stream.kept.evicted_before
+            or self.group.log.reader.locate(stream.number, self.position) is not None
+        )
+
+    def _end(self) -> None:
+        self.node.readers.discard(self)
+        super()._end()

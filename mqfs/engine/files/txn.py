@@ -1,0 +1,156 @@
+"""The files of `.txn`, open: its `ctl`, and what is written in a part.
+
+Owns their commands; parts and commits are in transactions.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mqfs import errors, limits
+from mqfs.engine.files.commands import PrintedCommands
+from mqfs.engine.files.handle import OpenFile
+from mqfs.engine.files.put import FramesFile, PutHandle
+from mqfs.engine.language.put_request import parse
+from mqfs.engine.nodes import StagedStream, TxnCtl
+from mqfs.log import batch, headers
+from mqfs.model import Step, User
+from mqfs.syntax.quoting import split
+
+USAGE = "commit PRODUCER.NUMBER PART..., abort PART... or forget PRODUCER..."
+
+
+class TxnCtlHandle(PrintedCommands):
+    """`.txn/ctl`. One write is one command, with or without its newline: its answer says what became of it."""
+
+    def print(self) -> str:
+        return self.group.transactions.text(self.user)
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        self.require(reading=False)
+        try:
+            return self._perform(data)
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+
+    def _perform(self, data: bytes) -> Step[int]:
+        words = self._words(data)
+        if not words:
+            return len(data)
+        transactions, verb, names = self.group.transactions, words[0], words[1:]
+        if verb == "commit" and names:
+            return transactions.commit(self.user, names[0], names[1:], len(data))
+        if verb == "abort" and names:
+            transactions.abort(self.user, names)
+            return len(data)
+        if verb == "forget" and names:
+            transactions.forget(self.user, names)
+            self.audit("forget", " ".join(names))
+            return self.group.log.after_metadata_sync(len(data))
+        raise errors.BadCommand(f"{verb!r}: write {USAGE}")
+
+    def _words(self, data: bytes) -> list[str]:
+        if len(data) > limits.COMMAND_BYTES:
+            raise errors.TooLong(f"a command has at most {limits.COMMAND_BYTES} bytes")
+        if len(data.split(None, limits.COMMAND_WORDS)) > limits.COMMAND_WORDS:
+            raise errors.OverLimit(f"command: too many words (expected at most {limits.COMMAND_WORDS})")
+        try:
+            lines = [words for line in data.decode().split("\n") if (words := split(line))]
+        except UnicodeDecodeError:
+            raise errors.BadCommand("commands are valid UTF-8") from None
+        if len(lines) > 1:
+            raise errors.BadCommand(f"one write is one command; this one has {len(lines)}")
+        return lines[0] if lines else []
+
+
+class PartWriter(OpenFile):
+    """A stream in a part."""
+
+    node: StagedStream
+    publishes = True
+
+    def __init__(self, node: StagedStream, user: User, reads: bool, writes: bool) -> None:
+        node.part.stream(user, node.name)
+        if reads:
+            raise errors.Denied("a part cannot be read (open it for writing only)")
+        super().__init__(node, user, reads, writes)
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        if not data:
+            raise errors.BadRequest("an end mark is no part of a unit")
+        if len(data) > limits.MESSAGE_BYTES:
+            raise errors.TooLong(f"{len(data)} bytes; a message has at most {limits.MESSAGE_BYTES}")
+        bodies, rest = [data], b""
+        if self.group.settings.data == "line":
+            *lines, rest = (self.partial + data).split(b"\n")
+            bodies = [line + b"\n" for line in lines]
+            if len(rest) > limits.LINE_BYTES or any(len(body) > limits.MESSAGE_BYTES for body in bodies):
+                raise errors.TooLong(f"a line has at most {limits.MESSAGE_BYTES} bytes")
+        self.hold(max(len(rest), self.held))
+        self._add(bodies)
+        self.keep(rest)
+        return len(data)
+
+    def _add(self, bodies: list[bytes]) -> None:
+        part, name = self.node.part, self.node.name
+        head = headers.of_sender(self.user.uid) if self.group.settings.sender else b""
+        part.add(self.user, batch.concatenate([(name, head, body) for body in bodies], part.places))
+
+    def _end(self) -> None:
+        if self.partial and not self.node.removed:
+            try:
+                self._add([self.partial])
+            except errors.MqfsError as error:
+                self.group.refuse(self.user, self.node.name, f"the last, unfinished line was not written: {error}")
+
+
+class PartBatchHandle(FramesFile):
+    """`.batch` in a part."""
+
+    node: StagedStream
+
+    @property
+    def places(self) -> Mapping[bytes, int]:
+        return self.node.part.places
+
+    def stream(self, name: str) -> object:
+        return self.node.part.stream(self.user, name)
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        return self.take_response(count) or b""
+
+    def _post(self, packed: batch.EncodedBatch, value: int) -> Step[int]:
+        self.node.part.add(self.user, packed)
+        return value
+
+
+class PartPutHandle(PutHandle):
+    """`.put` in a part: priority, ttl and id take effect at the commit."""
+
+    node: StagedStream
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        self.require(reading=False)
+        try:
+            put, body = parse(data)
+            if put.delay is not None or put.at_ns is not None:
+                raise errors.BadCommand("delay and at are not for a part: its messages are appended by the commit")
+            self.node.part.stream(self.user, put.stream)
+            head = headers.encode(self._texts(put))
+            part = self.node.part
+            packed = batch.concatenate([(put.stream, head, body)], part.places)
+            ranked = put.priority != headers.NORMAL or bool(put.ttl) or put.single
+            part.add(self.user, packed, ranked=ranked, put_id=self._id(put))
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+        return len(data)
+
+
+def kind(node: StagedStream | TxnCtl) -> type[OpenFile]:
+    """What an open file of that kind is."""
+    if isinstance(node, TxnCtl):
+        return TxnCtlHandle
+    return {".batch": PartBatchHandle, ".put": PartPutHandle}.get(node.name, PartWriter)

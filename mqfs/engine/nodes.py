@@ -1,0 +1,359 @@
+"""A group's own files and directories: `ctl`, `.stats`, `.consumers`, `.kept/STREAM`, `.consumers/.STREAM`, ...
+
+Owns what they are called, their numbers and modes. Streams, views and consumers are files too, with classes of their
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn, cast
+
+from mqfs import errors, limits
+from mqfs.engine.delivery.consumer import Consumer
+from mqfs.engine.group import Group
+from mqfs.engine.language.permissions import Numbered, W, X, bits_for_writers, require
+from mqfs.engine.publishing.batch import StagedBatch
+from mqfs.engine.routing.views import View
+from mqfs.engine.stream import Stream
+from mqfs.errors import NotPermitted
+from mqfs.model import QTDIR, QTFILE, Qid, User
+from mqfs.state import group as group_state
+from mqfs.state.group import Attributes
+from mqfs.syntax.token_line import print_path
+
+META_FILES = {
+    "ctl": (group_state.CTL, 0o644),
+    "order": (group_state.ORDER, 0o444),
+    ".cursor": (group_state.CURSOR, 0o666),
+    ".put": (group_state.PUT, 0o666),
+    ".batch": (group_state.BATCH, 0o666),
+    ".stats": (group_state.STATS, 0o444),
+    ".who": (group_state.WHO, 0o444),
+    ".errors": (group_state.ERRORS, 0o444),
+}
+FOLDERS = {".consumers": group_state.CONSUMERS, ".kept": group_state.KEPT, ".txn": group_state.TXN}
+_KEPT_BIT = 1 << 31  # in the number of `.kept/STREAM`: stream numbers stay below
+_TAKE_BITS = 3 << 30  # in the number of `.consumers/.STREAM`: stream numbers stay below 2**30
+
+
+class Own(Numbered):
+    """A file that is there as long as its group. Two of one number in a group are the same."""
+
+    __slots__ = ()
+    group: Group
+    number: int
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and (other.group, other.number) == (self.group, self.number)
+
+    def __hash__(self) -> int:
+        return hash((self.group, self.number))
+
+    @property
+    def removed(self) -> bool:
+        return self.group.removed
+
+
+class OfStream:
+    """Another file of a stream, there as long as the stream is."""
+
+    __slots__ = ("group", "stream")
+    directory = False
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.group = stream, stream.group
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.stream is self.stream
+
+    def __hash__(self) -> int:
+        return hash(self.stream)
+
+    @property
+    def removed(self) -> bool:
+        return self.stream.removed
+
+
+class Meta(Own):
+    """One of a group's own files: `ctl`, `order`, `.stats`, ..."""
+
+    __slots__ = ("default_mode", "group", "name", "number")
+
+    def __init__(self, group: Group, name: str) -> None:
+        self.group, self.name = group, name
+        self.number, self.default_mode = META_FILES[name]
+
+    def unlink(self, pid: int) -> None:
+        """Nothing is done, so that `rm -r` works. Raises NotPermitted where a process does it again at once: GNU
+        tar removes a file to make it again, and would try for ever."""
+        unlinked, now = self.group.unlinked, self.group.clock.engine_ns()
+        before, then = unlinked.get(self.number, (0, 0))
+        unlinked[self.number] = pid, now
+        if pid and pid == before and now - then < limits.UNLINK_AGAIN_S * 1e9:
+            raise NotPermitted(f"{self.name} is always there; its process removed it a moment ago")
+
+    @property
+    def attributes(self) -> Attributes:
+        """As the owner changed them, else the group's owner and the default mode."""
+        own = self.group.state.files.get(self.number)
+        return own or Attributes(self.default_mode, self.group.state.uid, self.group.state.gid)
+
+
+class Folder(Own):
+    """`.consumers`, `.kept` or `.txn`: a directory that is always there. Owner and mode are the group's."""
+
+    __slots__ = ("group", "name", "number")
+    directory = True
+
+    def __init__(self, group: Group, name: str) -> None:
+        self.group, self.name, self.number = group, name, FOLDERS[name]
+
+    @property
+    def attributes(self) -> Attributes:
+        return self.group.state
+
+
+class SnapshotNode(OfStream):
+    """`.kept/STREAM`: what the stream keeps, as an ordinary file."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        return self.stream.name
+
+    @property
+    def qid(self) -> Qid:
+        return Qid(QTFILE, 0, self.group.number << 32 | _KEPT_BIT | self.stream.number)
+
+    @property
+    def attributes(self) -> Attributes:
+        own = self.stream.state
+        return Attributes(own.mode & 0o444, own.uid, own.gid)
+
+
+class TakeFile(OfStream):
+    """`.consumers/.STREAM`: the consumer that all who take from the stream share, with claims; in no listing."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        return f".{self.stream.name}"
+
+    @property
+    def qid(self) -> Qid:
+        return Qid(QTFILE, 0, self.group.number << 32 | _TAKE_BITS | self.stream.number)
+
+    @property
+    def attributes(self) -> Attributes:
+        return self.stream.state
+
+
+# ------------------------------------------------------------ txn nodes
+
+# The nodes of `.txn`: its folder, `ctl`, the parts, and the files in a part.
+
+_META = {".batch": group_state.BATCH, ".put": group_state.PUT}  # what a part has beside streams
+
+
+class StagingFolder(Folder):
+    """`.txn`, or a part in it: a directory in which little is as in others."""
+
+    __slots__ = ()
+
+    def find(self, name: str) -> PartFolder | StagedStream | TxnCtl | None:
+        raise NotImplementedError
+
+    def files(self) -> Sequence[PartFolder | StagedStream | TxnCtl]:
+        raise NotImplementedError
+
+    def times(self) -> tuple[int, int, int, int]:
+        """(mtime, ctime, bytes kept, links)"""
+        raise NotImplementedError
+
+    def mkdir(self, user: User, name: str, mode: int) -> PartFolder:
+        raise errors.NotPermitted("in a part there are no groups")
+
+    def create(self, user: User, name: str) -> NoReturn:
+        raise errors.NotPermitted(f"in {self.name} nothing is made but parts: mkdir {self.name}/PART")
+
+    def unlink(self, user: User, name: str) -> None:
+        """Nothing is done, so that `rm -r` works."""
+        require(user, self.attributes, W | X, self.name)
+        found = self.find(name)
+        if found is None:
+            raise errors.NotFound(name)
+        if found.directory:
+            raise errors.IsDirectory(name)
+
+    def rmdir(self, user: User, name: str) -> None:
+        raise errors.NotDirectory(name)
+
+
+class TxnFolder(StagingFolder):
+    """`.txn`: who may enter the group may open a part, as in /tmp."""
+
+    __slots__ = ()
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group, ".txn")
+
+    @property
+    def attributes(self) -> Attributes:
+        own = self.group.state
+        return Attributes(0o1777, own.uid, own.gid)
+
+    def find(self, name: str) -> PartFolder | TxnCtl | None:
+        if name == "ctl":
+            return TxnCtl(self.group)
+        part = self.group.transactions.parts.get(name)
+        return PartFolder(self.group, part) if part is not None else None
+
+    def files(self) -> Sequence[PartFolder | TxnCtl]:
+        parts = self.group.transactions.parts.values()
+        return [TxnCtl(self.group), *(PartFolder(self.group, part) for part in parts)]
+
+    def times(self) -> tuple[int, int, int, int]:
+        made = self.group.state.made_ns
+        return max(self.group.log.end.last_ns, made), made, 0, 2 + len(self.group.transactions.parts)
+
+    def mkdir(self, user: User, name: str, mode: int) -> PartFolder:
+        require(user, self.group.state, X, self.group.name)
+        return PartFolder(self.group, self.group.transactions.make(user, name, mode))
+
+    def rmdir(self, user: User, name: str) -> None:
+        if name == "ctl":
+            raise errors.NotDirectory(name)
+        self.group.transactions.abort(user, [name])
+
+
+class TxnCtl(Meta):
+    """`.txn/ctl`."""
+
+    __slots__ = ()
+
+    def __init__(self, group: Group) -> None:
+        self.group, self.name, self.number, self.default_mode = group, "ctl", group_state.TXN_CTL, 0o666
+
+
+class PartFolder(StagingFolder):
+    """`.txn/PART`. In it are the group's streams, to be written to; listed are those that were."""
+
+    __slots__ = ("part",)
+
+    def __init__(self, group: Group, part: StagedBatch) -> None:
+        self.group, self.part, self.name, self.number = group, part, part.name, part.number
+
+    def __eq__(self, other: object) -> bool:  # by the part: its number may be that of a file of the group
+        return isinstance(other, PartFolder) and other.part is self.part
+
+    def __hash__(self) -> int:
+        return hash(self.part)
+
+    @property
+    def attributes(self) -> Attributes:
+        return self.part.attributes
+
+    @property
+    def removed(self) -> bool:
+        return self.part.dropped
+
+    @property
+    def qid(self) -> Qid:
+        return Qid(QTDIR, 0, self.number << 32)
+
+    def find(self, name: str) -> StagedStream | None:
+        if name in _META:
+            return StagedStream(self.group, self.part, name, _META[name])
+        stream = self.group.streams.get(name)
+        return StagedStream(self.group, self.part, name, stream.number) if stream is not None else None
+
+    def files(self) -> Sequence[StagedStream]:
+        found = (self.find(name) for name in [*_META, *self.part.tallies])
+        return [file for file in found if file is not None]
+
+    def times(self) -> tuple[int, int, int, int]:
+        return self.part.mtime_ns, self.part.made_ns, self.part.staged.size, 0 if self.removed else 2
+
+    def create(self, user: User, name: str) -> NoReturn:
+        if self.find(name) is not None:
+            raise errors.Exists(name)
+        raise errors.NotFound(f"no stream {name!r} in this group; make it there before it is written to in a part")
+
+
+class StagedStream:
+    """A stream in a part, or its `.batch` or `.put`."""
+
+    __slots__ = ("group", "name", "number", "part")
+    directory = False
+
+    def __init__(self, group: Group, part: StagedBatch, name: str, number: int) -> None:
+        self.group, self.part, self.name, self.number = group, part, name, number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StagedStream) and (other.part, other.number) == (self.part, self.number)
+
+    def __hash__(self) -> int:
+        return hash((self.part, self.number))
+
+    @property
+    def removed(self) -> bool:
+        return self.part.dropped
+
+    @property
+    def qid(self) -> Qid:
+        return Qid(QTFILE, 0, self.part.number << 32 | self.number)
+
+    @property
+    def attributes(self) -> Attributes:
+        """Written by who may write to the part; of a stream nothing is read."""
+        own = self.part.attributes
+        mode = own.mode & 0o222 if self.name not in _META else bits_for_writers(own.mode)
+        return Attributes(mode, own.uid, own.gid)
+
+    def times(self) -> tuple[int, int, int, int]:
+        tally = self.part.tallies.get(self.name)
+        size = tally.size if tally is not None else 0
+        return self.part.mtime_ns, self.part.made_ns, size, 0 if self.removed else 1
+
+
+# ------------------------------------------------------------ places
+
+# Where a file is in the tree: its group, the directory that it is in, its path.
+
+Node = Group | Stream | View | Consumer | Meta | Folder | SnapshotNode | TakeFile | StagedStream
+
+
+def group_of(node: Node) -> Group:
+    """The group that a file is in. Streams and consumers know it by no more than they need of it."""
+    group: Any = node.group
+    return cast(Group, group)
+
+
+def parent(node: Node) -> Group | Folder:
+    """The directory it is in; the root is in itself."""
+    if isinstance(node, Group):
+        return node.parent
+    if isinstance(node, StagedStream):
+        return PartFolder(group_of(node), node.part)
+    if isinstance(node, PartFolder | TxnCtl):
+        return TxnFolder(group_of(node))
+    if isinstance(node, Consumer | TakeFile):
+        return Folder(group_of(node), ".consumers")
+    return Folder(group_of(node), ".kept") if isinstance(node, SnapshotNode) else group_of(node)
+
+
+def path_of(node: Node) -> tuple[str, ...]:
+    """The names from the root to it, by now."""
+    names: list[str] = []
+    while (above := parent(node)) is not node:
+        names.append(node.name)
+        node = above
+    return tuple(reversed(names))
+
+
+def path_text(node: Node) -> str:
+    """The same, as it is printed."""
+    return print_path(path_of(node))

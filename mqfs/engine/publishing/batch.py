@@ -1,0 +1,347 @@
+"""A unit of messages on its way into the log: for one stream or several, seen together or not at all.
+
+Owns looking at everything that could refuse it before anything is done, the one append, and telling everyone. Where the
+messages come from is the business of put.py and transactions.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice, pairwise
+from typing import TypeVar
+
+import attrs
+
+from mqfs import errors, limits
+from mqfs.clock import Clock
+from mqfs.engine.language.permissions import W, require
+from mqfs.engine.language.settings import NO_DEPTH
+from mqfs.engine.publishing.admission import (
+    Admission,
+    PutId,
+    Stream,
+    WriteRequest,
+    depth_reached,
+    has_room,
+    lacking_backlog,
+)
+from mqfs.engine.publishing.kept_quotas import KeptQuotas, stored
+from mqfs.engine.publishing.publisher import Publisher
+from mqfs.log import batch
+from mqfs.log.batch import RecordBatch, Source
+from mqfs.log.record import HEAD_BYTES
+from mqfs.model import Kind, Step, User
+from mqfs.quotas import Shares
+from mqfs.state.group import Attributes, Change
+from mqfs.store.api import Store
+
+T = TypeVar("T")
+
+MESSAGE = int(Kind.MESSAGE)
+_DELIVERED = 64  # messages delivered between two looks whether anyone still waits
+_ROUNDS = 16  # of cutting the oldest stretch of the log
+
+
+@attrs.define
+class StreamTotals:
+    """What a unit holds for one stream."""
+
+    messages: int = 0
+    size: int = 0  # of their bodies
+    last: int = 0  # which message of the unit is its last one
+
+
+@attrs.define(eq=False)
+class AtomicBatch:
+    """Messages, and what else is recorded with them. `value`: what the write returns."""
+
+    publisher: Publisher
+    sources: Sequence[Source]
+    tallies: dict[Stream, StreamTotals]
+    value: int
+    ranked: bool = False  # some have headers that say how they are served
+    changes: Sequence[Change] = ()
+    ids: Mapping[PutId, int] = attrs.Factory(dict)  # of messages, by their place; a known one makes all of it a repeat
+    done: Callable[[], None] | None = None  # called when it is appended, or discarded
+    undo: Callable[[], None] | None = None  # called when it will not be
+    first: int = 0  # sequence of its first message, once it is appended
+    discarded: bool = False
+    lacking: Stream | None = None  # in which it waits for room
+    size: int = attrs.field(init=False)  # bytes of the messages in the log
+    messages: int = attrs.field(init=False)
+    _waited: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self.size = sum(source.stored_bytes for source in self.sources)
+        self.messages = sum(source.messages for source in self.sources)
+
+    # ------------------------------------------------------------ looking
+
+    def write(self) -> Step[int]:
+        """Append it as one unit, or do with it what `full` says; see Group.write."""
+        self.lacking = self._guarded(self._admit)
+        if self.lacking is None:
+            return self._guarded(self._append)
+        self._waited = True
+        request = WriteRequest(MESSAGE, (), self.value, self.undo, unit=self)
+        return self.publisher.blocked.park(self.lacking, request)
+
+    def admit(self) -> Admission:
+        """Whether it can go on, having waited. Raises what refuses it now."""
+        self.lacking = self._guarded(self._admit)
+        return Admission.APPEND if self.lacking is None else Admission.WAIT
+
+    def append(self) -> Step[int]:
+        return self._guarded(self._append)
+
+    def _guarded(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except BaseException:
+            if self.undo is not None:
+                self.undo()
+            raise
+
+    def _admit(self) -> Stream | None:
+        """Whether everything it needs is there; else the stream on which it waits. Nothing is done yet where it raises
+        or waits."""
+        publisher = self.publisher
+        publisher.log.require_writable()
+        for stream in self.tallies:
+            if stream.removed:
+                raise errors.NotFound(f"{stream.name} was removed")
+        if self._is_repeat():
+            return None
+        if self.size > publisher.retention.bound_bytes():
+            raise errors.TooLong(f"{self.size} bytes; the group's log has at most {publisher.retention.bound_bytes()}")
+        if publisher.kept_quotas is not None and not self._waited:
+            sizes = {stream: stored(tally.messages, tally.size) for stream, tally in self.tallies.items()}
+            plain = sum(HEAD_BYTES * tally.messages + tally.size for tally in self.tallies.values())
+            publisher.kept_quotas.check(sizes, max(self.size - plain, 0))  # of which stream headers are is not known
+        full, lacking = publisher.log.settings.full, self._without_room()
+        if lacking and full == "block":
+            return lacking[0]
+        if lacking and full == "reject":
+            raise depth_reached(lacking[0])
+        self.discarded = bool(lacking) and full == "drop-new"
+        if not self.discarded and (stopped := self._stopped()) is not None:
+            return stopped
+        if not self.discarded and self.tallies and not self._takes_room():
+            if full == "block":
+                return next(iter(self.tallies))
+            if full == "reject":
+                raise publisher.retention.bound_reached()
+            self.discarded = True
+        if not self.discarded:
+            for stream in lacking:
+                stream.kept.cut_to_depth(self.tallies[stream].messages, self.tallies[stream].size)
+        return None
+
+    def _is_repeat(self) -> bool:
+        return any(map(self.publisher.ids.find_duplicate, self.ids))
+
+    def _stopped(self) -> Stream | None:
+        """A stream in which others came first, or for which a consumer's bound leaves no room."""
+        if not self._waited and (first := next((stream for stream in self.tallies if stream.blocked), None)):
+            return first
+        publisher = self.publisher
+        if not publisher.consumers.bounded:
+            return None
+        return lacking_backlog(publisher.log.settings, {s: tally.messages for s, tally in self.tallies.items()})
+
+    def _without_room(self) -> list[Stream]:
+        """The streams in which `depth` leaves no room."""
+        if self.publisher.log.settings.depth is NO_DEPTH:
+            return []
+        return [s for s, tally in self.tallies.items() if not has_room(s.kept, tally.messages, tally.size)]
+
+    def _takes_room(self) -> bool:
+        """Whether the log has room for it. With `full drop-old` it has."""
+        log, retention = self.publisher.log, self.publisher.retention
+        if log.settings.full != "drop-old":
+            return retention.take_room(self.size)
+        retention.reserve_room(self.size)
+        for _ in range(_ROUNDS):
+            if log.upkeep.size + self.size <= retention.bound_bytes():
+                break
+            retention.find_room(self.size)
+        return True
+
+    # ------------------------------------------------------------ appending
+
+    def _append(self) -> Step[int]:
+        publisher = self.publisher
+        if self.discarded:
+            publisher.counts.discarded += self.messages
+        if self.discarded or self._is_repeat():
+            if self.changes:
+                publisher.log.append_batch((), self.changes)
+        elif self.messages or self.changes:
+            end = publisher.log.end.next
+            noted = [publisher.ids.note(put_id, end + place) for put_id, place in self.ids.items()]
+            self._count(publisher.log.append_batch(RecordBatch(self.sources), [*self.changes, *noted]))
+        if self.first:
+            self._deliver(self.first)
+        if self.done is not None:
+            self.done()
+        publisher.mark_dirty()
+        log = publisher.log
+        return log.after_metadata_sync(self.value) if self.changes or self.ids else log.after_data_sync(self.value)
+
+    def _count(self, first: int) -> None:
+        if self.messages:
+            self.first = first
+        for stream, tally in self.tallies.items():
+            stream.kept.appended_many(first + tally.last, tally.messages, tally.size)
+
+    def _deliver(self, first: int) -> None:
+        publisher, streams = self.publisher, {stream.number: stream for stream in self.tallies}
+        rest = {stream: StreamTotals(tally.messages, tally.size) for stream, tally in self.tallies.items()}
+        drafts = enumerate(RecordBatch(self.sources).messages(), first)
+        # A reader that was served has left the wait list, and cannot rejoin before this returns.
+        while (self.ranked or publisher.fanout.is_awaited(self.tallies)) and (some := list(islice(drafts, _DELIVERED))):
+            for sequence, draft in some:
+                stream = streams[draft.stream]
+                publisher.deliver(stream, sequence, draft.body, draft.headers)
+                rest[stream].messages -= 1
+                rest[stream].size -= len(draft.body)
+        self._count_only(rest)
+        depth = publisher.log.settings.depth.messages
+        for stream in self.tallies:
+            if depth and stream.kept.count > depth:
+                publisher.retention.bound_depth(stream)
+
+    def _count_only(self, rest: dict[Stream, StreamTotals]) -> None:
+        """Update counters only; no reader is waiting."""
+        publisher = self.publisher
+        for stream, tally in rest.items():
+            stream.kept.mtime_ns = publisher.log.end.last_ns
+            stream.written += tally.messages
+            publisher.counts.written += tally.messages
+            publisher.counts.written_bytes += tally.size
+            stream.pollers.wake()
+        publisher.fanout.pollers.wake()
+
+
+def require_fit(messages: int, size: int) -> None:
+    """Raises OverLimit for what is too large for one unit."""
+    if messages > limits.UNIT_MESSAGES:
+        raise errors.OverLimit(f"{messages} messages; one unit has at most {limits.UNIT_MESSAGES}")
+    if size > limits.UNIT_BYTES:
+        raise errors.OverLimit(f"{size} bytes in the log; one unit has at most {limits.UNIT_BYTES}")
+
+
+# ------------------------------------------------------------ staged batch
+
+# A part of `.txn`: what is staged, before it is committed.
+
+class Staging:
+    """Where the parts of a tree are staged, and what all of them take together and of each user."""
+
+    def __init__(self, store: Store, kept_quotas: KeptQuotas | None) -> None:
+        self.store, self.kept_quotas = store, kept_quotas
+        self.parts = Shares("parts", "PARTS")
+        self.bytes = Shares("bytes in parts of transactions", "STAGED_BYTES" if store.path else "MEMORY_BYTES")
+
+    def take(self, uid: int, size: int) -> None:
+        """Give a user more. Raises OverLimit, OverQuota."""
+        self.bytes.take(uid, size)
+        try:
+            if self.kept_quotas is not None:
+                self.kept_quotas.stage(uid, size)
+        except errors.OverQuota:
+            self.bytes.give(uid, size)
+            raise
+
+    def give(self, uid: int, size: int, *, charged: bool = True) -> None:
+        """Take bytes back from a user; `charged`: its quota has them."""
+        self.bytes.give(uid, size)
+        if charged:
+            self.charge(uid, -size)
+
+    def charge(self, uid: int, size: int) -> None:
+        """Charge a quota, or give it back where below 0; nothing is refused."""
+        if self.kept_quotas is not None:
+            self.kept_quotas.restage(uid, size)
+
+
+class StagedBatch:
+    """One part; `attributes` are its owner and mode. Raises OverLimit where no more can be opened."""
+
+    def __init__(
+        self, name: str, attributes: Attributes, streams: Mapping[str, Stream], staging: Staging, clock: Clock
+    ) -> None:
+        self.name, self.attributes = name, attributes
+        self._streams, self._staging, self._clock = streams, staging, clock
+        staging.parts.take(attributes.uid)
+        try:
+            self.number = staging.store.number()
+            self.staged = staging.store.stage(self.number)
+        except BaseException:
+            staging.parts.give(attributes.uid)
+            raise
+        self.tallies: dict[str, StreamTotals] = {}  # by the stream's name, in the order of their places
+        self.places: dict[bytes, int] = {}  # in the table of streams that its blanks mean
+        self._names: list[str] = []
+        self._borders = [0]  # of what is read at once
+        self.messages = 0
+        self.ids: dict[PutId, int] = {}  # of its messages, by their place
+        self.ranked = self.committing = self.dropped = False
+        self.made_ns = self.mtime_ns = clock.wall_ns()
+        self.used_ns = clock.engine_ns()
+
+    def stream(self, user: User, name: str) -> Stream:
+        """A stream to be written to. Raises NotFound, Denied."""
+        stream = self._streams.get(name)
+        if stream is None:
+            raise errors.NotFound(f"no stream {name!r} in this group")
+        require(user, stream.state, W, name)
+        return stream
+
+    def add(self, user: User, packed: batch.EncodedBatch, *, ranked: bool = False, put_id: PutId | None = None) -> None:
+        """Put messages into it, or none. `put_id`: of the first. Raises NotFound, Denied, Busy, OverLimit, DiskFull."""
+        if self.dropped:
+            raise errors.NotFound(f"part {self.name} was committed or dropped")
+        if self.committing:
+            raise errors.Busy(f"part {self.name} is being committed")
+        names = [*self._names, *packed.fresh] if packed.fresh else self._names
+        for row in packed.rows:
+            self.stream(user, names[row.place])
+        require_fit(self.messages + packed.messages, self.staged.size + len(packed.data))
+        self._staging.take(self.attributes.uid, len(packed.data))
+        try:
+            self.staged.append(packed.data)
+        except OSError as error:
+            self._staging.give(self.attributes.uid, len(packed.data))
+            raise errors.DiskFull(f"part {self.name}: {error}") from error
+        if put_id is not None:
+            self.ids[put_id] = self.messages
+        self._count(packed)
+        self.ranked = self.ranked or ranked
+        self.mtime_ns = self._clock.wall_ns()
+        self.used_ns = self._clock.engine_ns()
+
+    def _count(self, packed: batch.EncodedBatch) -> None:
+        for name in packed.fresh:
+            self.places[name.encode()] = len(self._names)
+            self._names.append(name)
+            self.tallies[name] = StreamTotals()
+        for row in packed.rows:
+            tally = self.tallies[self._names[row.place]]
+            tally.messages += row.messages
+            tally.size += row.size
+            tally.last = self.messages + row.last
+        self.messages += packed.messages
+        if self.staged.size - self._borders[-1] >= limits.UNIT_PIECE_BYTES:
+            self._borders.append(self.staged.size)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Its messages as blanks, read each time: they may be too many for memory."""
+        for begin, end in pairwise([*self._borders, self.staged.size]):
+            try:
+                data = self.staged.read(begin, end - begin)
+            except OSError as error:
+                raise errors.DiskFailed(f"part {self.name} cannot be read back: {error}") from error
+            if len(data) != end - begin:
+                raise errors.DiskFailed(f"part {self.name} cannot be read back")
+            yield data

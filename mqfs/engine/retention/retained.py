@@ -1,0 +1,550 @@
+"""What one stream keeps: its floor, and the count of what is above it.
+
+Owns that range, the counting, and which messages in it are still to be seen. Why a message goes is the group's
+(retention.py) and `depth`'s (retained.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import attrs
+
+from mqfs import errors
+from mqfs.clock import Clock
+from mqfs.engine.core.log import Counts, GroupLog
+from mqfs.engine.core.portions import Work
+from mqfs.engine.language.settings import Depth
+from mqfs.model import NEVER, Kind, Record
+from mqfs.state.group import StreamState
+
+_STEPS = 256  # messages passed between two looks at the clock: some 0.3 ms
+UNKNOWN, RECOUNT = -2, -1  # a stream's count: not looked at since the start, and to be counted again
+
+
+class Sharer(Protocol):
+    """A consumer of a stream, to those who ask what may go."""
+
+    @property
+    def low(self) -> int:
+        """Everything below is acked."""
+        ...
+
+    def is_acked(self, sequence: int) -> bool: ...
+
+    def acked_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """The parts of [first, last] that are acked."""
+        ...
+
+
+class Exclusives(Protocol):
+    """The messages of a stream that are for one receiver."""
+
+    def first_kept(self) -> int:
+        """The lowest sequence of one that is not acked; 0 where there is none."""
+        ...
+
+
+class Owner(Protocol):
+    """The stream whose range it is."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def kept(self) -> KeptRange: ...
+
+    @property
+    def shared(self) -> bool:
+        """Whether consumers alone are to have its messages, so that one goes when the last of them acked it."""
+        ...
+
+    @property
+    def outlasts_readers(self) -> bool:
+        """Whether what it keeps after a start is what consumers have not acked, whatever `depth` says."""
+        ...
+
+    def interested_consumers(self) -> Sequence[Sharer]:
+        """Where it is shared: all who are to have its messages."""
+        ...
+
+    def is_acked_by_all(self, sequence: int) -> bool: ...
+
+    @property
+    def exclusives(self) -> Exclusives: ...
+
+
+class Rules(Protocol):
+    """Retention of the group, as a stream's range needs it."""
+
+    expiry: Expiry
+    counts: Counts
+    lapsed: dict[int, int]
+
+    def note_eviction(self, messages: int, before: int) -> None: ...
+
+    def expire_messages(self) -> None: ...
+
+    def is_expired(self, sequence: int) -> bool: ...
+
+    def low_watermark(self, stream: Owner) -> int: ...
+
+    def all_exclusives(self) -> set[int]: ...
+
+    def persist_low_watermarks(self, floors: Mapping[int, int]) -> None: ...
+
+    def overtake_cursors(self, stream: Owner, old_floor: int) -> None: ...
+
+
+class KeptRange:
+    """Of one stream. `state.floor` is where it begins."""
+
+    __slots__ = (
+        "_owner",
+        "_retention",
+        "_was_shared",
+        "count",
+        "evicted_before",
+        "log",
+        "mtime_ns",
+        "newest",
+        "number",
+        "size",
+        "state",
+        "trimmed_count",
+    )
+
+    def __init__(self, owner: Owner, state: StreamState, log: GroupLog, retention: Rules) -> None:
+        self._owner, self.log, self._retention = owner, log, retention
+        self.state, self.number = state, state.number
+        self.count = UNKNOWN  # messages kept at or above the floor
+        self.size = 0  # their bytes
+        self.trimmed_count = 0  # messages that fell below the floor since the start
+        self.evicted_before = 0  # one above the newest message that a bound or `clear` took away
+        self.newest = -1  # sequence of the newest message; 0: none; -1: not looked up yet
+        self.mtime_ns = 0  # its time, or 0 where it was not looked up
+        self._was_shared = False  # when it was counted
+
+    def kept_from(self) -> int:
+        """The lowest sequence this stream keeps now."""
+        settings, owner = self.log.settings, self._owner
+        floor = max(self.state.floor, self._retention.expiry.expired_before())
+        if settings.deliver == "one":
+            return max(floor, min(consumer.low for consumer in owner.interested_consumers()))
+        if settings.replay == "all" or self._owner.name == settings.dead:
+            return floor
+        live = self._retention.low_watermark(owner)
+        if exclusive := owner.exclusives.first_kept():
+            live = min(live, exclusive)
+        if settings.replay == "last" and (newest := self.newest_kept()) >= floor and newest:
+            live = min(live, newest)
+        return max(floor, live)
+
+    def update_low_watermark(self) -> None:
+        """Raise the floor to what is kept now, and count what is above it."""
+        self._retention.expire_messages()
+        if self._was_shared != self._owner.shared:
+            self._was_shared = self._owner.shared
+            self.recount()
+        floor = self.kept_from()
+        if self.count < 0 or floor > self.state.floor:
+            self._raise(floor)
+
+    def pass_absent(self) -> Iterator[None]:
+        """Raise the floor past messages that were dropped or outlived their ttl. In steps."""
+        bucket, dropped, lapsed = self.log.bucket, self.log.state.dropped, self._retention.lapsed
+        self.update_low_watermark()
+        first, steps = self.state.floor, 0
+        while True:
+            found = bucket.reader.locate(self.number, first)
+            away = found is not None and (found[0] in lapsed or found[0] in dropped)
+            steps += 1
+            if not away or steps % _STEPS == 0:
+                first = found[0] if found is not None else bucket.end.next
+                if first > self.state.floor:
+                    self._raise(first)
+                yield
+            if not away or found is None:
+                return
+            first = found[0] + 1
+
+    def _raise(self, floor: int) -> None:
+        old, before = self.state.floor, self.count
+        floor = self.state.raise_floor(floor)
+        if before < 0:
+            self.count, self.size = self.counted(floor)
+            settings, owner = self.log.settings, self._owner
+            is_bounded = settings.full == "drop-old" and owner.name != settings.dead
+            if before == UNKNOWN and is_bounded and not owner.outlasts_readers:
+                # Read from a log after a kill: what `depth` had cut since the newest state is still in it.
+                cut = self._retention.counts.cut
+                self.cut_to_depth()
+                self._retention.counts.cut = cut
+            return
+        everything = not before or floor >= self.log.end.next
+        count, size = (before, self.size) if everything else self.counted(old, floor)
+        self.count -= count
+        self.size -= size
+        if count:
+            self.trimmed_count += count
+            self._retention.overtake_cursors(self._owner, old)
+
+    def counted(self, first: int, end: int | None = None) -> tuple[int, int]:
+        """(messages, bytes) in [first, end) of what is still to be counted."""
+        if first >= self.log.end.next:
+            return 0, 0
+        tally = self.log.metrics.count
+        count, size = tally(self.number, first, end)
+        for run_first, run_last in self.acked_by_all(first, end):
+            done, done_size = tally(self.number, run_first, run_last + 1)
+            away = self._deleted_in(run_first, run_last + 1)
+            count -= done - len(away)
+            size -= done_size - sum(away.values())
+        away = self._deleted_in(first, end)
+        return count - len(away), size - sum(away.values())
+
+    def messages(self, first: int, end: int | None = None) -> int:
+        """How many of those in [first, end) were not dropped and did not outlive their own ttl; no end marks."""
+        bucket = self.log.bucket
+        there = bucket.metrics.count(self.number, first, end)[0]
+        return (
+            there - bucket.metrics.count_eof_markers(self.number, first, end) - len(self._deleted_in(first, end))
+            if there
+            else 0
+        )
+
+    def acked_by_all(self, first: int, end: int | None) -> list[tuple[int, int]]:
+        """Where it is shared: the parts of [first, end) that everyone has had."""
+        if not self._owner.shared:
+            return []
+        last = self.log.end.next if end is None else end - 1
+        common = [(first, last)]
+        for consumer in self._owner.interested_consumers():
+            common = [run for begin, stop in common for run in consumer.acked_in(begin, stop)]
+        return common
+
+    def _deleted_in(self, first: int, end: int | None = None) -> dict[int, int]:
+        """Messages in [first, end) that were dropped, or lived as long as their own ttl said: sequence -> bytes."""
+        found = {}
+        end = self.log.end.next if end is None else end
+        for away in (self.log.state.dropped, self._retention.lapsed):
+            mine = range(first, end) if end - first < len(away) else away  # the fewer
+            for sequence in mine:
+                if first <= sequence < end and away.get(sequence) == self.number:
+                    there = self.log.reader.locate(self.number, sequence)
+                    if there is not None and there[0] == sequence:
+                        found[sequence] = there[1]
+        return found
+
+    def is_counted(self, sequence: int) -> bool:
+        """Whether `messages` counts that message."""
+        return (
+            sequence >= self.state.floor
+            and sequence not in self.log.state.dropped
+            and sequence not in self._retention.lapsed
+        )
+
+    def is_deleted(self, sequence: int) -> bool:
+        """Whether a message at or above the floor was dropped, outlived its ttl, or was had by all who share it."""
+        if sequence in self.log.state.dropped or sequence in self._retention.lapsed:
+            return True
+        return self._owner.shared and all(c.is_acked(sequence) for c in self._owner.interested_consumers())
+
+    def on_deleted(self, size: int) -> None:
+        """One message of that size was taken away, by a change that the log has."""
+        if self.count > 0:
+            self.count -= 1
+            self.size -= size
+
+    def recount(self) -> None:
+        """Messages went from the middle: count again when asked."""
+        self.count = min(self.count, RECOUNT)
+
+    def lapse(self, sequence: int) -> None:
+        """A message outlived its own ttl. Not yet in the group's list of those."""
+        if self.count >= 0 and sequence >= self.state.floor and not self.is_deleted(sequence):
+            found = self.log.reader.locate(self.number, sequence)
+            if found is not None and found[0] == sequence:
+                self.count -= 1
+                self.size -= found[1]
+
+    def first_kept(self) -> int:
+        """Sequence of the first message at or above the floor that was not dropped; 0 where there is none."""
+        found = self.log.reader.locate(self.number, self.state.floor)
+        while found is not None and self.is_deleted(found[0]):
+            found = self.log.reader.locate(self.number, found[0] + 1)
+        return found[0] if found else 0
+
+    def newest_kept(self) -> int:
+        """Sequence of the newest message at or above the floor that was not dropped; 0 where there is none."""
+        if self.newest < 0:
+            self._look_up_newest()
+        while self.newest and self.newest >= self.state.floor and self.is_deleted(self.newest):
+            self.newest = self.log.reader.before(self.newest, self.number) or 0
+        return self.newest if self.newest >= self.state.floor else 0
+
+    def _look_up_newest(self) -> None:
+        bucket = self.log.bucket
+        sequence = bucket.reader.before(bucket.end.next, self.number)
+        while sequence is not None:
+            try:
+                record = bucket.reader.find(self.number, sequence)
+            except errors.Damaged:
+                record = None
+            if record is not None and record.kind == Kind.MESSAGE:
+                self.newest, self.mtime_ns = record.sequence, max(self.mtime_ns, record.time_ns)
+                return
+            sequence = bucket.reader.before(sequence, self.number)
+        self.newest = 0
+
+    def visible(self, record: Record, unacked: bool = False) -> bool:
+        """Whether a message found in the log is still to be seen. `unacked`: a consumer over the stream is known that
+        did not ack it."""
+        sequence, retention = record.sequence, self._retention
+        if sequence < self.state.floor or sequence in self.log.state.dropped or retention.expiry.is_expired(record):
+            return False
+        if record.headers and retention.is_expired(sequence):
+            return False
+        return unacked or not self._owner.shared or not self._owner.is_acked_by_all(sequence)
+
+    def appended(self, sequence: int, kind: int, size: int) -> None:
+        """Count a message that the log now holds."""
+        if kind == Kind.MESSAGE:
+            self.newest = sequence
+        if self.count >= 0:
+            self.count += 1
+            self.size += size
+
+    def appended_many(self, newest: int, messages: int, size: int) -> None:
+        """As `appended`, of several messages; `newest` is the last of them."""
+        self.newest = newest
+        if self.count >= 0:
+            self.count += messages
+            self.size += size
+
+    def on_acked(self, sequence: int, size: int) -> None:
+        """A consumer acknowledged a message: where it is shared it counts no more when everyone has."""
+        if self.count < 0 or sequence < self.state.floor or not self._owner.shared:
+            return
+        if not self._was_shared:
+            self.recount()
+        elif self.is_counted(sequence) and self._owner.is_acked_by_all(sequence):
+            self.count -= 1
+            self.size -= size
+
+    # ------------------------------------------------------------ what `depth` and `clear` take away
+
+    def cut_to_depth(self, messages: int = 0, size: int = 0) -> None:
+        """Take away the oldest until the rest fits, and so much more."""
+        cut = plan_cut(self, self.log.settings.depth, messages, size)
+        if cut.floor != self.state.floor and self._owner.outlasts_readers:
+            self._retention.persist_low_watermarks({self.number: cut.floor})
+        self.carry_out_cut(cut)
+
+    def carry_out_cut(self, cut: Cut) -> None:
+        """Raise the floor, which the log has already; readers behind it get FellBehind. More may have been appended."""
+        self.state.raise_floor(cut.floor)
+        self._count_gone(cut)
+        if cut.lost:
+            self.evicted_before = max(self.evicted_before, cut.last_lost + 1)
+            self._retention.counts.cut += cut.lost
+            self._retention.note_eviction(cut.lost, self.evicted_before)
+
+    def _count_gone(self, cut: Cut) -> None:
+        """Count again where messages came or went since the cut was planned."""
+        if (self.count, self.trimmed_count) != (cut.count + cut.gone, cut.before):
+            self.recount()
+        else:
+            self.count, self.size = cut.count, cut.size
+        self.trimmed_count += cut.gone
+
+    def cleared(self, clearing: Clearing) -> None:
+        """The log says so."""
+        self.state.raise_floor(clearing.cut.floor)
+        if clearing.newest:
+            self.evicted_before = max(self.evicted_before, clearing.newest + 1)
+            self._retention.note_eviction(1, self.evicted_before)
+        self._count_gone(clearing.cut)
+
+
+# ------------------------------------------------------------ cuts
+
+# Cuts: what `depth`, a full log or `clear` takes from the beginning of a stream, planned before it is done.
+#
+# The log has a cut before memory does; between the two more may be appended.
+
+_CUT_STEPS = 64  # messages between two looks at the clock: 0.1 ms
+
+
+class Range(Protocol):
+    """What a stream keeps."""
+
+    log: GroupLog
+    state: StreamState
+    number: int
+    count: int
+    size: int
+    trimmed_count: int
+
+    def counted(self, first: int, end: int | None = None) -> tuple[int, int]: ...
+
+    def update_low_watermark(self) -> None: ...
+
+    def newest_kept(self) -> int: ...
+
+    def is_deleted(self, sequence: int) -> bool: ...
+
+
+@attrs.define
+class Cut:
+    """Messages to remove from the beginning of a stream: the new floor, and the counts behind it."""
+
+    floor: int
+    count: int
+    size: int
+    gone: int = 0  # what is taken
+    gone_size: int = 0
+    lost: int = 0  # messages among them
+    last_lost: int = 0
+    before: int = 0  # `trimmed_count` when it was planned
+
+
+class Clearing(NamedTuple):
+    """A stream of which all is to go."""
+
+    newest: int  # message that goes; 0: none
+    cut: Cut
+
+
+def plan_cut(kept: Range, depth: Depth, messages: int = 0, size: int = 0) -> Cut:
+    """The oldest, until the rest and so much more fits."""
+    cut = begin_cut(kept)
+    while cut.count > 0 and not fits(depth, cut, messages, size):
+        extend_cut(kept, cut)
+    return cut
+
+
+def cut_in_steps(kept: Range, depth: Depth) -> Work[Cut]:
+    """As `plan_cut`."""
+    cut, steps = begin_cut(kept), 0
+    while cut.count > 0 and not fits(depth, cut, 0, 0):
+        extend_cut(kept, cut)
+        steps += 1
+        if steps % _CUT_STEPS == 0:
+            yield
+    return cut
+
+
+def plan_cut_below(kept: Range, target: int) -> Cut | None:
+    """All below that sequence; None where nothing is."""
+    bucket, floor = kept.log.bucket, kept.state.floor
+    found = bucket.reader.locate(kept.number, floor)
+    if found is None or found[0] >= target:
+        return None
+    count, size = kept.counted(floor, target)
+    lost = max(count - bucket.metrics.count_eof_markers(kept.number, floor, target), 0)
+    newest = bucket.reader.before(target, kept.number) or 0
+    while (
+        lost
+        and newest >= floor
+        and (kept.is_deleted(newest) or bucket.metrics.count_eof_markers(kept.number, newest, newest + 1))
+    ):
+        newest = bucket.reader.before(newest, kept.number) or 0
+    return Cut(target, kept.count - count, kept.size - size, count, size, lost, newest, kept.trimmed_count)
+
+
+def plan_clear(kept: Range, end: int) -> Clearing:
+    """All that is kept below that sequence."""
+    kept.update_low_watermark()
+    before, floor = kept.log.reader.before, kept.state.floor
+    last = before(end, kept.number) or 0
+    gone, size, newest = kept.count, kept.size, kept.newest_kept()
+    if kept.log.end.next > end and (before(kept.log.end.next, kept.number) or 0) > last:
+        gone, size = kept.counted(floor, end)
+        newest = last if last >= floor else 0
+    cut = Cut(max(floor, last + 1 if last else 0), kept.count - gone, kept.size - size, gone, size)
+    cut.before = kept.trimmed_count
+    return Clearing(newest, cut)
+
+
+def begin_cut(kept: Range) -> Cut:
+    """Nothing of it yet."""
+    return Cut(kept.state.floor, kept.count, kept.size, before=kept.trimmed_count)
+
+
+def extend_cut(kept: Range, cut: Cut) -> None:
+    """By the oldest message that would be left."""
+    found = kept.log.reader.locate(kept.number, cut.floor)
+    if found is None:
+        cut.gone_size += cut.size
+        cut.gone += cut.count
+        cut.count = cut.size = 0
+        return
+    sequence, size = found
+    cut.floor = sequence + 1
+    if not kept.is_deleted(sequence):
+        cut.count -= 1
+        cut.size -= size
+        cut.gone += 1
+        cut.gone_size += size
+        if size:  # an end mark is no loss to anyone
+            cut.lost += 1
+            cut.last_lost = sequence
+
+
+def fits(depth: Depth, kept: Range | Cut, messages: int, size: int) -> bool:
+    """Whether so much more fits below `depth`; not where it was not counted."""
+    if kept.count < 0:
+        return False
+    if depth.messages and kept.count + messages > depth.messages:
+        return False
+    return not (depth.size and kept.size + size > depth.size)
+
+
+# ------------------------------------------------------------ expiry
+
+# The group's `ttl`: which messages have outlived it.
+
+class Expiry:
+    """Of one group."""
+
+    def __init__(self, log: GroupLog, clock: Clock) -> None:
+        self._log, self._clock = log, clock
+        self._before = (-1, 0)  # (engine time asked for, the answer)
+
+    def is_expired(self, record: Record) -> bool:
+        """Whether a message has outlived the group's `ttl`."""
+        ttl = self._log.settings.ttl
+        return bool(ttl) and self._log.times.written_ns(record) + ttl <= self._clock.engine_ns()
+
+    def expired_before(self) -> int:
+        """Every message below this sequence has outlived `ttl`."""
+        ttl = self._log.settings.ttl
+        if not ttl:
+            return 0
+        limit = self._clock.engine_ns() - ttl
+        known_at, known = self._before
+        if known_at == limit:
+            return known
+        floor = 0
+        anchors = self._log.state.anchors
+        for i, (_, anchor) in enumerate(anchors):
+            if anchor.engine_ns > limit and i:
+                break
+            floor = self._log.reader.first_at_time(anchor.wall_ns + limit - anchor.engine_ns + 1)
+            if i + 1 < len(anchors):
+                floor = min(floor, anchors[i + 1][0])
+        self._before = (limit, floor)
+        return floor
+
+    def expires_by_ttl(self, sequence: int) -> int:
+        """Until when the group's `ttl` keeps a message, engine ns; NEVER where it has none."""
+        ttl = self._log.settings.ttl
+        if not ttl:
+            return NEVER
+        record = self._log.reader.scan(sequence)
+        return self._log.times.written_ns(record) + ttl if record is not None else NEVER

@@ -1,0 +1,212 @@
+"""A view: the messages of all streams that a pattern matches or a program selects, to read like a stream.
+
+Owns which messages are in it. Which views a stream is in, the registry knows; an open one is files/readers.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from mqfs import errors
+from mqfs.engine.core.log import GroupLog
+from mqfs.engine.language import programs
+from mqfs.engine.language.permissions import Numbered
+from mqfs.engine.language.programs import Program
+from mqfs.model import Record
+from mqfs.state.group import Attributes, ViewState
+from mqfs.syntax.patterns import Patterns
+from mqfs.syntax.quoting import quote
+
+log = logging.getLogger("mqfs.engine")
+
+
+class View(Numbered):
+    """The file. Bound and unbound by its group."""
+
+    def __init__(self, group: Any, own: ViewState) -> None:
+        self.group, self.state = group, own
+        self.removed = False
+        self.readers: set[Any] = set()  # the open ones
+        self.programs: list[Program] = []
+        self.patterns: list[str] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Its patterns have changed."""
+        known = {program.text: program for program in self.programs}
+        texts = [text for text in self.state.patterns if programs.is_program(text)]
+        self.programs = [program for text in texts if (program := known.get(text) or self._parse(text))]
+        self.patterns = [text for text in self.state.patterns if not programs.is_program(text)]
+        self.bound = len(self.state.patterns)
+        self.searches = sum(program.searches for program in self.programs)
+
+    def lines(self) -> list[str]:
+        """As ctl lines."""
+        return [f"bind {quote(self.name)} {quote(text)}" for text in self.state.patterns]
+
+    def _parse(self, text: str) -> Program | None:
+        """None where a function of it is no longer installed: it selects nothing, and the start continues."""
+        try:
+            return programs.parse(text)
+        except errors.BadCommand as error:
+            log.error("view %s: %s", self.name, error)
+            return None
+
+    @property
+    def name(self) -> str:
+        return self.state.name
+
+    @property
+    def number(self) -> int:
+        return self.state.number
+
+    @property
+    def attributes(self) -> Attributes:
+        return Attributes(0o444, self.group.state.uid, self.group.state.gid)
+
+    def may_route(self, name: str) -> bool:
+        """Whether one of its programs may select messages of a stream of that name."""
+        return any(p.may_route(name) for p in self.programs)
+
+    def has_all_of(self, name: str) -> bool:
+        """Whether one of its programs selects all messages of a stream of that name."""
+        return any(p.by_name and p.may_route(name) for p in self.programs)
+
+    def selects(self, name: str, record: Record) -> bool:
+        """Whether one of its programs selects that message of a stream of that name."""
+        searches = self.group.views.searches
+        return any(p.selects(name, record.body, record.sequence, searches) for p in self.programs)
+
+
+# ------------------------------------------------------------ catalog
+
+# The names of a group, as routing needs them: a Protocol that the group is.
+
+class NamedStream(Protocol):
+    """A stream: its name, and the views that it was found to be in, with the routing version of then."""
+
+    number: int
+    views: tuple[int, frozenset[str], frozenset[str]] | None
+
+    @property
+    def name(self) -> str: ...
+
+
+class Catalog(Protocol):
+    """The streams of a group. `catalog_version` grows with every change of names and permissions, `routing_version`
+    when other views or consumers than before may cover a stream."""
+
+    log: GroupLog
+    catalog_version: int
+    routing_version: int
+
+    @property
+    def streams(self) -> Mapping[str, NamedStream]: ...
+
+    @property
+    def numbers(self) -> Mapping[int, NamedStream]: ...
+
+
+# ------------------------------------------------------------ view registry
+
+# The views of a group, by name: binding, unbinding, and which of them a stream is in.
+#
+# Owns the compiled patterns. What a view looks like to a reader is in views.py.
+
+class ViewRegistry(dict[str, View]):
+    """Of one group. A stream is matched once, when it is new or the patterns have changed."""
+
+    on_refreshed: Callable[[], None]
+    on_removed: Callable[[View], None]
+
+    def __init__(self, catalog: Catalog) -> None:
+        super().__init__()
+        self._catalog = catalog
+        self.bound = 0  # patterns and programs of all of them
+        self.searches = 0  # of these programs
+        self._patterns: Patterns[str] = Patterns(catalog.log.settings.words)
+        self._routing: dict[str, View] = {}  # those with a program
+
+    def load(self) -> None:
+        """Those that the group's state names."""
+        for own in self._catalog.log.state.views.values():
+            self._enter(View(self._catalog, own))
+
+    def _enter(self, view: View) -> None:
+        self[view.name] = view
+        self.bound += view.bound
+        self.searches += view.searches
+        for pattern in view.patterns:
+            self._patterns.add(pattern, view.name)
+        self._note_programs(view)
+
+    def _note_programs(self, view: View) -> None:
+        if view.programs:
+            self._routing[view.name] = view
+        else:
+            self._routing.pop(view.name, None)
+
+    def unbind(self, name: str) -> None:
+        """All patterns and programs of a view."""
+        self._catalog.log.change({"do": "unbind", "name": name, "pattern": None})
+        self.refresh(name)
+
+    def refresh(self, *names: str) -> None:
+        """What the state says of these views has changed."""
+        views = [(name, self.get(name)) for name in names]
+        for _, view in views:
+            if view is not None:
+                self._leave(view)
+        if not len(self._patterns):
+            self._patterns = Patterns(self._catalog.log.settings.words)  # they change while no view has patterns
+        for name, view in views:
+            self._refresh(name, view)
+        self._catalog.routing_version += 1  # streams may have been looked up since the state changed
+        self.on_refreshed()
+
+    def _refresh(self, name: str, view: View | None) -> None:
+        own = self._catalog.log.state.views.get(name)
+        if view is not None and view.state is own:
+            view.refresh()
+            self._enter(view)
+        else:
+            if view is not None:
+                self._end(view)
+            if own is not None:
+                self._enter(View(self._catalog, own))
+
+    def _leave(self, view: View) -> None:
+        """Forget what it is bound to."""
+        self._routing.pop(view.name, None)
+        for pattern in view.patterns:
+            self._patterns.remove(pattern, view.name)
+        self.bound -= view.bound
+        self.searches -= view.searches
+
+    def _end(self, view: View) -> None:
+        del self[view.name]
+        view.removed = True
+        self.on_removed(view)
+
+    def _look_up_views(self, stream: NamedStream) -> tuple[frozenset[str], frozenset[str]]:
+        found = stream.views
+        if found is None or found[0] != self._catalog.routing_version:
+            name, routing = stream.name, self._routing.items()
+            matched = frozenset(self._patterns.match(name)).union(v for v, view in routing if view.has_all_of(name))
+            routed = matched.union(v for v, view in routing if view.may_route(name))
+            stream.views = found = (self._catalog.routing_version, matched, routed)
+        return found[1], found[2]
+
+    def matched(self, stream: NamedStream) -> frozenset[str]:
+        """The views that have all of the stream."""
+        return self._look_up_views(stream)[0]
+
+    def of(self, stream: NamedStream) -> frozenset[str]:
+        """The views that may have messages of the stream."""
+        return self._look_up_views(stream)[1]
+
+    def selects(self, name: str, stream: NamedStream, record: Record) -> bool:
+        """Whether a message of a stream that may be in that view is in it."""
+        return name in self.matched(stream) or self[name].selects(stream.name, record)

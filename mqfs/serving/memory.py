@@ -1,0 +1,50 @@
+"""malloc tuning: how much freed memory this process keeps, and when it returns it to the system.
+
+Owns two calls of the C library, and when Python collects garbage. A request or a reply of a megabyte is allocated and
+freed many times a second. Memory returned to the system each time would come back page by page, each cleared, which
+costs more than the copying.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+
+from mqfs.limits import GARBAGE, KEPT_BYTES, LARGE_BYTES
+from mqfs.quotas import Shares
+
+_TRIM, _MMAP = -1, -3  # of <malloc.h>
+
+
+def keep() -> None:
+    """Keep freed memory of requests for the next ones, where the C library can."""
+    try:
+        tune = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    tune(_MMAP, LARGE_BYTES)
+    tune(_TRIM, KEPT_BYTES)
+
+
+def spare_collector() -> None:
+    """Exempt the objects of the start from garbage collection, and collect the others rarely.
+
+    A full collection takes 100 ns an object and stops the server: 0.1 s beside 30,000 parked reads.
+    """
+    gc.freeze()
+    gc.set_threshold(*GARBAGE)
+
+
+def give_back(memory: Shares) -> None:
+    """Return memory to the system once clients hold less by more than is kept for the next requests.
+
+    The C library does so by itself only at the end of the heap.
+    """
+    if memory.most - memory.used > KEPT_BYTES:
+        memory.most = memory.used
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(KEPT_BYTES)
+
+
+__all__ = ["give_back", "keep", "spare_collector"]

@@ -1,0 +1,131 @@
+"""The bytes of one connection: the one place where they are received and sent."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import socket
+from collections.abc import Callable
+
+import trio
+
+from mqfs import limits
+from mqfs.net.tls import DescriptorCalls, TlsCalls
+
+RECEIVE_BYTES = 65_536
+
+
+class Gone(Exception):
+    """The client is not there any more, or took nothing for too long."""
+
+
+class Channel:
+    """A connected socket that never blocks. `tls`: through TLS, whose handshake is complete."""
+
+    def __init__(self, sock: socket.socket, tls: TlsCalls | None = None) -> None:
+        self.socket, self._descriptor, self._tls = sock, sock.fileno(), tls
+        self.before_wait: Callable[[], object] = bool  # called where it has to wait
+        self.unread = b""  # received, and to be received again
+        self.failed = False  # the end of what came is none that the client announced
+        calls: DescriptorCalls = tls or os
+        self._read, self._write = calls.read, calls.write
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.HTTP_SEND_BUFFER_BYTES)
+
+    @property
+    def encrypted(self) -> bool:
+        return self._tls is not None
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    async def receive(self, deadline: float) -> bytes:
+        """What came; empty at the end. Raises trio.TooSlowError at that time."""
+        if self.unread:
+            data, self.unread = self.unread, b""
+            return data
+        try:
+            try:
+                return self._read(self._descriptor, RECEIVE_BYTES)
+            except BlockingIOError:
+                self.before_wait()
+            with trio.CancelScope(deadline=deadline):
+                while True:
+                    await trio.lowlevel.wait_readable(self._descriptor)
+                    try:
+                        return self._read(self._descriptor, RECEIVE_BYTES)
+                    except BlockingIOError:
+                        continue
+        except OSError:
+            self.failed = True
+            return b""
+        raise trio.TooSlowError
+
+    async def receive_soon(self, seconds: float) -> bytes:
+        """As `receive`, of a client that is about to send: one that can run now has its chance before the wait."""
+        if not self.unread:
+            try:
+                return self._read(self._descriptor, RECEIVE_BYTES)
+            except BlockingIOError:
+                os.sched_yield()
+            except OSError:
+                self.failed = True
+                return b""
+        return await self.receive(trio.current_time() + seconds)
+
+    async def send(self, data: bytes, patience: float = math.inf) -> None:
+        """Send all. Raises Gone where the client is, or takes nothing for that many seconds."""
+        rest: bytes | memoryview = data
+        while rest:
+            try:
+                size = self._write(self._descriptor, rest)
+                if size == len(rest):
+                    return
+                rest = memoryview(rest)[size:]
+            except BlockingIOError:
+                self.before_wait()
+                await self._writable(patience)
+            except OSError as error:
+                raise Gone from error
+
+    async def _writable(self, patience: float) -> None:
+        with trio.move_on_after(patience):
+            try:
+                await trio.lowlevel.wait_writable(self.socket)
+            except OSError as error:
+                raise Gone from error
+            return
+        raise Gone
+
+    def send_now(self, data: bytes) -> None:
+        """Send a few bytes if there is room for them; what becomes of them is seen later."""
+        with contextlib.suppress(OSError):
+            if self._tls is None:
+                os.write(self._descriptor, data)
+            else:
+                self._tls.push(self._descriptor, data)
+
+    def end(self) -> None:
+        """Announce the end, where TLS is spoken."""
+        if self._tls is not None:
+            self._tls.end(self._descriptor)
+
+    async def linger(self) -> None:
+        """End the sending side, and drop what still comes for a while: closing at once would reset the connection, and
+        destroy what was sent."""
+        self.end()
+        try:
+            self.socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+        deadline = trio.current_time() + limits.HTTP_LINGER_S
+        try:
+            while await self.receive(deadline):
+                await trio.lowlevel.checkpoint()
+        except trio.TooSlowError:
+            pass
+
+
+ENDS = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR | select.EPOLLET
+GONE = select.EPOLLHUP | select.EPOLLERR

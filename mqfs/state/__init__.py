@@ -1,0 +1,1 @@
+"""The state of a group and of its messages, as values."""

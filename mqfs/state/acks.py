@@ -1,0 +1,231 @@
+"""How far a consumer is in a log: what it has acked, and the state of the rest that it looked at.
+
+Owns the body of an ACK record, its effect on a consumer's progress, which is the same at run time and in recovery, and
+the life of a message at a consumer as a table. Never does I/O, knows no time.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import attrs
+
+_STEP = struct.Struct("<BxxxIQQq")
+_pack = _STEP.pack
+_MOST = 1 << 63  # sequences
+
+
+class Op(enum.IntEnum):
+    """What one step of an ACK record says of the message `last`; [first, last] is its slot, see `Unacked`."""
+
+    CLAIM = 1  # a receiver has it
+    ACK = 2  # a receiver is done with it
+    REQUEUE = 3  # it is to be delivered again, from `due_ns` on
+    SEEK = 4  # everything below `last` is acked, nothing above
+
+
+CLAIM, ACK, REQUEUE, SEEK = (int(op) for op in Op)
+
+
+def step(op: int, first: int, last: int, failed: int = 0, due_ns: int = 0) -> bytes:
+    """One step; the body of an ACK record is one or more. `failed`: failed deliveries; `due_ns`: engine time."""
+    return _pack(op, failed, first, last, due_ns)
+
+
+def check(body: bytes) -> None:
+    """Raises ValueError where a body read from a log is not whole steps that `apply` knows."""
+    if len(body) % _STEP.size:
+        raise ValueError(f"not an acknowledgement: {len(body)} bytes (expected a multiple of {_STEP.size})")
+    for op, _, first, last, _ in _STEP.iter_unpack(body):
+        if not (CLAIM <= op <= SEEK and first <= last < _MOST):
+            raise ValueError(f"not an acknowledgement: step {op} of {first} to {last}")
+
+
+class Unacked:
+    """A message that was looked at and is not acked; `claimed`: the last step that the log has of it is CLAIM. Its slot
+    [first, sequence] holds no other message for the consumer, so that slots of acked neighbours join to one range."""
+
+    __slots__ = ("claimed", "due_ns", "failed", "first")
+
+    def __init__(self, first: int, failed: int = 0, due_ns: int = 0, claimed: bool = False) -> None:
+        self.first, self.failed, self.due_ns, self.claimed = first, failed, due_ns, claimed
+
+
+class Ranges:
+    """Disjoint ranges of sequences, ends included, ascending; neighbours are joined."""
+
+    __slots__ = ("_lasts", "firsts")
+
+    def __init__(self, ranges: Sequence[Sequence[int]] = ()) -> None:
+        self.firsts = [first for first, _ in ranges]  # empty: there are none
+        self._lasts = [last for _, last in ranges]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(zip(self.firsts, self._lasts, strict=True))
+
+    def end_of(self, sequence: int) -> int:
+        """The end of the range that holds it; 0 if none does."""
+        at = bisect_right(self.firsts, sequence) - 1
+        return self._lasts[at] if at >= 0 and self._lasts[at] >= sequence else 0
+
+    def add(self, first: int, last: int) -> None:
+        begin = bisect_left(self._lasts, first - 1)
+        end = bisect_right(self.firsts, last + 1)
+        if begin < end:
+            first, last = min(first, self.firsts[begin]), max(last, self._lasts[end - 1])
+        self.firsts[begin:end] = [first]
+        self._lasts[begin:end] = [last]
+
+    def remove(self, first: int, last: int) -> None:
+        begin = bisect_left(self._lasts, first)
+        end = bisect_right(self.firsts, last)
+        if begin >= end:
+            return
+        left, right = self.firsts[begin], self._lasts[end - 1]
+        rest = [(left, first - 1)] if left < first else []
+        rest += [(last + 1, right)] if right > last else []
+        self.firsts[begin:end] = [f for f, _ in rest]
+        self._lasts[begin:end] = [x for _, x in rest]
+
+    def pop_below(self, floor: int) -> int:
+        """Remove the ranges that join on to `floor`, and return where the last of them ends."""
+        while self.firsts and self.firsts[0] <= floor:
+            floor = max(floor, self._lasts[0] + 1)
+            del self.firsts[0], self._lasts[0]
+        return floor
+
+
+@attrs.define
+class AckState:
+    """Everything below `ack_floor` is acked, and `acked_ranges` above it; `in_flight` is the rest that was looked at,
+    whether a receiver has it or not."""
+
+    ack_floor: int = 0
+    acked_ranges: Ranges = attrs.Factory(Ranges)
+    in_flight: dict[int, Unacked] = attrs.Factory(dict)
+
+    def is_acked(self, sequence: int) -> bool:
+        if sequence < self.ack_floor or not self.acked_ranges.firsts:
+            return sequence < self.ack_floor
+        return self.acked_ranges.end_of(sequence) > 0
+
+    def acked_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """The parts of [first, last] that are acked."""
+        if first < self.ack_floor:
+            yield first, min(last, self.ack_floor - 1)
+        for begin, end in self.acked_ranges:
+            if end >= first and begin <= last:
+                yield max(begin, first), min(end, last)
+
+    def apply(self, body: bytes) -> None:
+        """Apply the steps of an ACK record."""
+        for op, failed, first, last, due_ns in _STEP.iter_unpack(body):
+            if op == ACK:
+                self.in_flight.pop(last, None)
+                if first <= self.ack_floor <= last and not self.acked_ranges.firsts:
+                    self.ack_floor = last + 1
+                else:
+                    self._mark_acked(first, last)
+            elif op == SEEK:
+                self.ack_floor, self.acked_ranges = last, Ranges()
+                self.in_flight.clear()
+            elif op in (CLAIM, REQUEUE):
+                if last not in self.in_flight and (last < self.ack_floor or self.acked_ranges.firsts):
+                    self._reopen(first, last)
+                self.in_flight[last] = Unacked(first, failed, due_ns, op == CLAIM)
+
+    def _mark_acked(self, first: int, last: int) -> None:
+        """[first, last] is acked."""
+        if first <= self.ack_floor:
+            self.ack_floor = max(self.ack_floor, last + 1)
+        else:
+            self.acked_ranges.add(first, last)
+        if self.acked_ranges.firsts:
+            self.ack_floor = self.acked_ranges.pop_below(self.ack_floor)
+
+    def _reopen(self, first: int, last: int) -> None:
+        """[first, last] is acked no more."""
+        if last < self.ack_floor:
+            if last + 1 < self.ack_floor:
+                self.acked_ranges.add(last + 1, self.ack_floor - 1)
+            self.ack_floor = first
+        else:
+            self.acked_ranges.remove(first, last)
+
+    def encode(self) -> list[object]:
+        entries = [[s, e.first, e.failed, e.due_ns, int(e.claimed)] for s, e in self.in_flight.items()]
+        return [self.ack_floor, list(self.acked_ranges), entries]
+
+    @classmethod
+    def decode(cls, floor: int, ranges: list[list[int]], entries: list[list[int]]) -> AckState:
+        """Raises ValueError where the ranges are not ascending and disjoint."""
+        ends = [floor, *(end for acked in ranges for end in acked)]
+        if any(before > after for before, after in pairwise(ends)):
+            raise ValueError("ranges of acked messages are not in order")
+        unacked = {s: Unacked(first, failed, due, bool(claimed)) for s, first, failed, due, claimed in entries}
+        return cls(floor, Ranges(ranges), unacked)
+
+
+class State(enum.StrEnum):
+    """Where a message is, for one consumer."""
+
+    READY = "ready"
+    IN_FLIGHT = "in flight"  # a receiver has it
+    DELAYED = "delayed"  # after a failed delivery
+    UNCONFIRMED = "unconfirmed"  # acked by being read; its reader may still be found dead
+    ACKED = "acked"
+    DEAD = "dead letter"
+    GONE = "gone"
+    ANY = "any"
+
+
+@attrs.frozen
+class Transition:
+    """The effect of an event on a message, and the step of an ACK record that says so (None: nothing is recorded)."""
+
+    state: State
+    event: str
+    next: State
+    step: Op | None = None
+    is_counted: bool = False  # as a failed delivery
+
+
+# A message at a consumer: a table of the documents, walked by tests/engine/delivery/test_life_of_a_message.py.
+LIFE = (
+    Transition(State.READY, "read, with `ack next` or at a consumer", State.IN_FLIGHT, Op.CLAIM),
+    Transition(State.READY, "read, with `ack read`", State.UNCONFIRMED, Op.ACK),
+    Transition(State.READY, "expired, cut by `depth` or dropped", State.GONE),
+    Transition(State.IN_FLIGHT, "`ack`; with `ack next` the next read", State.ACKED, Op.ACK),
+    Transition(State.IN_FLIGHT, "`touch`: the lease is renewed", State.IN_FLIGHT),
+    Transition(State.IN_FLIGHT, "`release`, or the server stops", State.READY, Op.REQUEUE),
+    Transition(State.IN_FLIGHT, "`nack`, or the lease runs out", State.DELAYED, Op.REQUEUE, True),
+    Transition(State.IN_FLIGHT, "last close, or the claiming process dies", State.READY, Op.REQUEUE, True),
+    Transition(State.IN_FLIGHT, "the server is killed", State.READY, None, True),
+    Transition(State.IN_FLIGHT, "`dead`, or the last of `retries` fails", State.DEAD, Op.ACK),
+    Transition(State.DELAYED, "due", State.READY),
+    Transition(State.UNCONFIRMED, "the next read", State.ACKED),
+    Transition(State.UNCONFIRMED, "its handle is lost before the data was read", State.READY, Op.CLAIM, True),
+    Transition(State.ANY, "`seek` behind it", State.ACKED, Op.SEEK),
+    Transition(State.ANY, "`seek` to it or before it", State.READY, Op.SEEK),
+)
+
+
+__all__ = [
+    "ACK",
+    "CLAIM",
+    "LIFE",
+    "REQUEUE",
+    "SEEK",
+    "AckState",
+    "Op",
+    "Ranges",
+    "State",
+    "Transition",
+    "Unacked",
+    "check",
+    "step",
+]

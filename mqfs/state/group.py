@@ -1,0 +1,532 @@
+"""Checks of decoded JSON: types and ranges. The shape of each record is declared beside its decoder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import attrs
+
+from mqfs import limits
+from mqfs.clock import Anchor
+from mqfs.state import acks
+from mqfs.state.acks import REQUEUE, AckState, step
+
+Shape = Callable[[Any], bool]
+
+_MOST = 1 << 63  # every number of a log fits a signed field of 64 bits
+
+
+def is_number(value: Any) -> bool:
+    """A count, sequence, mode or file number."""
+    return type(value) is int and 0 <= value < _MOST
+
+
+def is_time_ns(value: Any) -> bool:
+    """A time or duration; the engine clock may begin anywhere."""
+    return type(value) is int and -_MOST <= value < _MOST
+
+
+def is_flag(value: Any) -> bool:
+    return type(value) is bool or (type(value) is int and value in (0, 1))
+
+
+def is_text(value: Any) -> bool:
+    """A string that has bytes in UTF-8."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def optional(shape: Shape) -> Shape:
+    return lambda value: value is None or shape(value)
+
+
+def listed(shape: Shape) -> Shape:
+    return lambda value: isinstance(value, list) and all(map(shape, value))
+
+
+def row(*shapes: Shape, least: int = -1) -> Shape:
+    """A list of values in that order, all or at least `least` of them."""
+    fewest = least if least >= 0 else len(shapes)
+
+    def check(value: Any) -> bool:
+        fits = isinstance(value, list) and fewest <= len(value) <= len(shapes)
+        return fits and all(shape(item) for shape, item in zip(shapes, value, strict=False))
+
+    return check
+
+
+def require(value: Any, keys: Mapping[str, Shape], given: Mapping[str, Shape] | None = None) -> None:
+    """Check an object: `keys` are required, `given` are optional. Raises ValueError naming the key."""
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object, got {type(value).__name__}")
+    for key, shape in keys.items():
+        if key not in value:
+            raise ValueError(f"lacks {key!r}")
+        _require_shape(key, shape, value)
+    for key, shape in (given or {}).items():
+        if key in value:
+            _require_shape(key, shape, value)
+
+
+def _require_shape(key: str, shape: Shape, value: Mapping[str, Any]) -> None:
+    if not shape(value[key]):
+        raise ValueError(f"{key!r} has a wrong value: {str(value[key])[:80]!r}")
+
+
+# ------------------------------------------------------------ group shapes
+
+# The shapes of the bodies of STATE, CHANGE and CLOCK records: what is read from a log has them, or is refused.
+
+_OWNED = {"mode": is_number, "uid": is_number, "gid": is_number}
+_STREAM = row(is_number, is_number, is_number, is_number, is_text, is_time_ns, is_number, least=6)
+_ENTRY = row(is_number, is_number, is_number, is_time_ns, is_flag)
+_CONSUMER = row(
+    is_number, is_number, is_number, is_number, is_text, is_text, is_time_ns, is_flag, is_flag, is_number,
+    is_number, listed(row(is_number, is_number)), listed(_ENTRY), is_text, is_flag, least=13,
+)  # fmt: skip
+_ANCHOR = (is_time_ns, is_time_ns, is_time_ns, is_text, is_time_ns)
+STATE: dict[str, Shape] = {
+    **_OWNED,
+    "group": is_number,
+    "parent": is_number,
+    "name": is_text,
+    "made": is_time_ns,
+    "ctl": listed(is_text),
+    "streams": listed(_STREAM),
+    "next_stream": is_number,
+    "files": listed(row(is_number, is_number, is_number, is_number)),
+    "dropped": listed(row(is_number, is_number)),
+    "clock": listed(row(is_number, *_ANCHOR, least=3)),
+}
+STATE_GIVEN: dict[str, Shape] = {
+    "consumers": listed(_CONSUMER),
+    "views": listed(row(is_number, is_text, is_time_ns, listed(is_text))),
+    "ids": listed(row(is_text, is_time_ns, is_number)),
+    "id_users": listed(is_time_ns),
+    "producers": listed(row(is_text, is_number, is_number, is_time_ns)),
+}
+CHANGES: dict[str, dict[str, Shape]] = {
+    "make": {**_OWNED, "stream": is_number, "name": is_text, "time": is_time_ns},
+    "remove": {"stream": is_number},
+    "rename": {"stream": is_number, "name": is_text},
+    "attributes": {**_OWNED, "file": is_number},
+    "ctl": {"lines": listed(is_text)},
+    "floor": {"floors": listed(row(is_number, is_number))},
+    "drop": {"stream": is_number, "sequences": listed(is_number)},
+    "clock": {"sequence": is_number, "anchor": row(*_ANCHOR, least=2)},
+    "consumer": {"number": is_number, "transient": is_flag, "private": is_flag, "backlog": is_number},
+    "forget": {"number": is_number},
+    "bind": {"number": is_number, "name": is_text, "pattern": is_text, "time": is_time_ns},
+    "unbind": {"name": is_text, "pattern": optional(is_text)},
+    "id": {"id": is_text, "until": is_time_ns, "sequence": is_number},
+    "commit": {"producer": is_text, "number": is_number, "uid": is_number, "engine": is_time_ns},
+    "forget producers": {"producers": listed(is_text)},
+}
+CHANGES_GIVEN: dict[str, dict[str, Shape]] = {
+    "consumer": {
+        **_OWNED,
+        "name": is_text,
+        "over": is_text,
+        "time": is_time_ns,
+        "low": is_number,
+        "open": listed(is_number),
+        "full": is_text,
+        "memory": is_flag,
+    },
+    "id": {"uid": is_number},
+    "forget producers": {"uids": listed(is_number)},
+}
+
+
+# ------------------------------------------------------------ group state
+
+# The state of a group as bytes: the body of a STATE record, and the changes of CHANGE and CLOCK records.
+#
+# Owns that JSON and nothing else: `apply` changes a group's State at run time and at recovery, so the two cannot
+# differ. Never does I/O.
+
+FIRST_STREAM = 16  # numbers below are the group's own files
+CTL, ORDER, CURSOR, STATS, WHO, ERRORS = 1, 2, 3, 4, 5, 6
+CONSUMERS, KEPT, PUT, BATCH, TXN, TXN_CTL = 7, 8, 9, 10, 11, 12
+
+Change = dict[str, Any]
+
+
+@attrs.define
+class Attributes:
+    """Owner, group and permission bits of one file."""
+
+    mode: int
+    uid: int
+    gid: int
+
+
+@attrs.define
+class StreamState(Attributes):
+    """One stream of a group. `floor`: its low watermark; messages below this sequence are not retained."""
+
+    number: int
+    name: str
+    made_ns: int
+    floor: int = 0
+
+    def raise_floor(self, floor: int) -> int:
+        """Keep nothing below that sequence; returns the floor."""
+        self.floor = max(self.floor, floor)
+        return self.floor
+
+
+_stream_row = attrgetter(*(field.name for field in attrs.fields(StreamState)))  # astuple takes seven times as long
+
+
+@attrs.define
+class ConsumerState(Attributes):
+    """A consumer. The default one of a stream under `deliver one` has no name and the stream's number; that of PUT is
+    over the delayed messages. `over`: a stream's or view's name; "" the whole group."""
+
+    number: int
+    name: str
+    over: str
+    made_ns: int
+    transient: bool = False
+    private: bool = False
+    backlog: int = 0  # messages; 0 = no bound
+    full: str = ""  # the policy at its backlog; "": the group's
+    memory: bool = False  # its progress is not in the log
+    progress: AckState = attrs.Factory(AckState)
+
+    def set_options(self, change: Change) -> None:
+        self.transient, self.private, self.backlog = change["transient"], change["private"], change["backlog"]
+        self.full, self.memory = change.get("full", ""), change.get("memory", False)
+
+
+@attrs.define
+class ViewState:
+    """A view: the messages of the streams that any of its patterns matches or any of its programs selects."""
+
+    number: int
+    name: str
+    made_ns: int
+    patterns: list[str] = attrs.Factory(list)
+
+
+class Commit(NamedTuple):
+    """The highest transaction that a producer has committed through `.txn/ctl`. `engine_ns`: when."""
+
+    number: int
+    engine_ns: int
+
+
+class Known(NamedTuple):
+    """The message of an idempotency key. `until_ns`: engine time."""
+
+    until_ns: int
+    sequence: int
+
+
+ANYONE = -1  # the user of an id in an older log, which has none
+
+
+@attrs.define
+class State(Attributes):
+    """A group: enough to serve it from this and the records behind it."""
+
+    group: int
+    parent: int
+    name: str
+    made_ns: int
+    ctl: list[str] = attrs.Factory(list)  # settings as ctl lines
+    streams: dict[int, StreamState] = attrs.Factory(dict)
+    next_stream: int = FIRST_STREAM
+    files: dict[int, Attributes] = attrs.Factory(dict)  # of meta files whose attributes were changed
+    dropped: dict[int, int] = attrs.Factory(dict)  # sequence -> stream of messages dropped one by one
+    anchors: list[tuple[int, Anchor]] = attrs.Factory(list)  # (first sequence it holds for, anchor), oldest first
+    consumers: dict[int, ConsumerState] = attrs.Factory(dict)
+    views: dict[str, ViewState] = attrs.Factory(dict)
+    ids: dict[int, dict[str, Known]] = attrs.Factory(dict)  # by user and id, in the order in which they came
+    producers: dict[int, dict[str, Commit]] = attrs.Factory(dict)  # by user and name, the last to commit last
+
+    def encode(self) -> bytes:
+        """The body of a STATE record."""
+        return _dump(
+            {
+                "group": self.group,
+                "parent": self.parent,
+                "name": self.name,
+                "made": self.made_ns,
+                "mode": self.mode,
+                "uid": self.uid,
+                "gid": self.gid,
+                "ctl": self.ctl,
+                "streams": list(map(_stream_row, self.streams.values())),
+                "next_stream": self.next_stream,
+                "files": [[n, f.mode, f.uid, f.gid] for n, f in self.files.items()],
+                "dropped": sorted(self.dropped.items()),
+                "clock": [[sequence, *anchor] for sequence, anchor in self.anchors],
+                "consumers": [_consumer_row(c) for c in self.consumers.values()],
+                "views": [[v.number, v.name, v.made_ns, v.patterns] for v in self.views.values()],
+                "ids": [[id_, *known] for mine in self.ids.values() for id_, known in mine.items()],
+                "id_users": [uid for uid, mine in self.ids.items() for _ in mine],
+                "producers": [
+                    [name, commit.number, uid, commit.engine_ns]
+                    for uid, mine in self.producers.items()
+                    for name, commit in mine.items()
+                ],
+            }
+        )
+
+    @classmethod
+    def decode(cls, body: bytes) -> State:
+        """Raises ValueError."""
+        try:
+            d = json.loads(body)
+            require(d, STATE, STATE_GIVEN)
+            streams = (StreamState(*row) for row in d["streams"])
+            consumers = (_consumer(*row) for row in d.get("consumers", ()))
+            views = (ViewState(*row) for row in d.get("views", ()))
+            return cls(
+                mode=d["mode"],
+                uid=d["uid"],
+                gid=d["gid"],
+                group=d["group"],
+                parent=d["parent"],
+                name=d["name"],
+                made_ns=d["made"],
+                ctl=list(d["ctl"]),
+                streams={s.number: s for s in streams},
+                next_stream=d["next_stream"],
+                files={n: Attributes(mode, uid, gid) for n, mode, uid, gid in d["files"]},
+                dropped=dict(d["dropped"]),
+                anchors=[(sequence, Anchor(*anchor)) for sequence, *anchor in d["clock"]],
+                consumers={c.number: c for c in consumers},
+                views={v.name: v for v in views},
+                ids=_ids(d.get("ids", []), d.get("id_users", [])),
+                producers=_producers(d.get("producers", [])),
+            )
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"not a state: {error}") from error
+
+    def apply(self, change: Change) -> None:
+        """Apply a change. One that names a deleted file does nothing."""
+        do = change.get("do")
+        if do is not None:
+            _DO[do](self, change)
+
+    def acknowledge(self, number: int, body: bytes) -> None:
+        """Apply an ACK record of a log. One of a deleted consumer does nothing. Raises ValueError."""
+        acks.check(body)
+        consumer = self.consumers.get(number) or self.nameless(number)
+        if consumer is not None:
+            consumer.progress.apply(body)
+
+    def nameless(self, number: int) -> ConsumerState | None:
+        """The default consumer of a stream, made if it does not exist yet; None if there is no such stream."""
+        found = self.consumers.get(number)
+        if found is None and (number == PUT or number in self.streams):
+            found = self.consumers[number] = ConsumerState(0, 0, 0, number, "", "", 0)
+        return found
+
+    def attributes(self, file: int) -> Attributes | None:
+        """The attributes of the group (0), of a meta file if they were changed, of a stream or a consumer."""
+        if file == 0:
+            return self
+        if file < FIRST_STREAM:
+            return self.files.get(file)
+        return self.streams.get(file) or self.consumers.get(file)
+
+    def anchor_at(self, sequence: int) -> Anchor | None:
+        """The anchor by which the wall time of a message becomes engine time."""
+        best = None
+        for first, anchor in self.anchors:
+            if first > sequence and best is not None:
+                break
+            best = anchor
+        return best
+
+
+def _consumer_row(c: ConsumerState) -> list[Any]:
+    options = [int(c.transient), int(c.private), c.backlog]
+    more = [c.full, int(c.memory)] if c.full or c.memory else []  # which an older server does not know
+    return [c.mode, c.uid, c.gid, c.number, c.name, c.over, c.made_ns, *options, *c.progress.encode(), *more]
+
+
+def _consumer(*row: Any) -> ConsumerState:
+    mode, uid, gid, number, name, over, made, transient, private, backlog, low, runs, entries, *more = row
+    full, memory = more or ("", False)
+    return ConsumerState(
+        mode, uid, gid, number, name, over, made, bool(transient), bool(private), backlog, full, bool(memory),
+        AckState.decode(low, runs, entries),
+    )  # fmt: skip
+
+
+def _ids(rows: list[list[Any]], uids: list[int]) -> dict[int, dict[str, Known]]:
+    """`uids`: of each row; an older server has written none."""
+    owners = uids if len(uids) == len(rows) else [ANYONE] * len(rows)
+    found: dict[int, dict[str, Known]] = {}
+    for uid, (id_, *known) in zip(owners, rows, strict=True):
+        found.setdefault(uid, {})[id_] = Known(*known)
+    return found
+
+
+def _producers(rows: list[list[Any]]) -> dict[int, dict[str, Commit]]:
+    found: dict[int, dict[str, Commit]] = {}
+    for name, number, uid, engine_ns in rows:
+        found.setdefault(uid, {})[name] = Commit(number, engine_ns)
+    return found
+
+
+def encode_change(change: Change) -> bytes:
+    return _dump(change)
+
+
+def decode_change(body: bytes) -> Change:
+    """Raises ValueError for an invalid or unknown change."""
+    try:
+        change: Change = json.loads(body)
+        require(change, {}, {"do": _DO.__contains__})
+        if "do" in change:
+            require(change, CHANGES[change["do"]], CHANGES_GIVEN.get(change["do"]))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"not a change: {error}: {body[:80]!r}") from error
+    return change
+
+
+def _dump(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _make(state: State, c: Change) -> None:
+    n = c["stream"]
+    state.streams[n] = StreamState(c["mode"], c["uid"], c["gid"], n, c["name"], c["time"])
+    state.next_stream = max(state.next_stream, n + 1)
+
+
+def _remove(state: State, c: Change) -> None:
+    state.streams.pop(c["stream"], None)
+    state.consumers.pop(c["stream"], None)
+
+
+def _rename(state: State, c: Change) -> None:
+    target = state if c["stream"] == 0 else state.streams.get(c["stream"])
+    if target is None:
+        return
+    for consumer in state.consumers.values() if c["stream"] else ():
+        if consumer.over == target.name:
+            consumer.over = c["name"]
+    target.name = c["name"]
+
+
+def _attributes(state: State, c: Change) -> None:
+    file, new = c["file"], Attributes(c["mode"], c["uid"], c["gid"])
+    if 0 < file < FIRST_STREAM:
+        state.files[file] = new
+    elif (old := state.attributes(file)) is not None:
+        old.mode, old.uid, old.gid = new.mode, new.uid, new.gid
+
+
+def _ctl(state: State, c: Change) -> None:
+    state.ctl = list(c["lines"])
+
+
+def _floor(state: State, c: Change) -> None:
+    for number, sequence in c["floors"]:
+        stream = state.streams.get(number)
+        if stream is not None:
+            stream.floor = max(stream.floor, sequence)
+
+
+def _drop(state: State, c: Change) -> None:
+    state.dropped.update(dict.fromkeys(c["sequences"], c["stream"]))
+
+
+def _clock(state: State, c: Change) -> None:
+    state.anchors.append((c["sequence"], Anchor(*c["anchor"])))
+    if len(state.anchors) > limits.ANCHORS:
+        # The second oldest now stands for the oldest's messages: their age is slightly wrong, nothing is lost.
+        first, _ = state.anchors.pop(0)
+        state.anchors[0] = (first, state.anchors[0][1])
+
+
+def _consume(state: State, c: Change) -> None:
+    """A consumer is made, or its options are changed."""
+    number = c["number"]
+    found = state.consumers.get(number)
+    if found is not None:
+        found.set_options(c)
+        return
+    made = state.consumers[number] = ConsumerState(
+        c["mode"], c["uid"], c["gid"], number, c["name"], c["over"], c["time"], progress=AckState(c["low"])
+    )
+    made.set_options(c)
+    for sequence in c.get("open", ()):
+        made.progress.apply(step(REQUEUE, sequence, sequence))
+    state.next_stream = max(state.next_stream, number + 1)
+
+
+def _forget(state: State, c: Change) -> None:
+    state.consumers.pop(c["number"], None)
+
+
+def _bind(state: State, c: Change) -> None:
+    view = state.views.get(c["name"])
+    if view is None:
+        view = state.views[c["name"]] = ViewState(c["number"], c["name"], c["time"])
+        state.next_stream = max(state.next_stream, c["number"] + 1)
+    if c["pattern"] not in view.patterns:
+        view.patterns.append(c["pattern"])
+
+
+def _unbind(state: State, c: Change) -> None:
+    view = state.views.get(c["name"])
+    if view is None:
+        return
+    view.patterns = [p for p in view.patterns if c["pattern"] not in (None, p)]
+    if not view.patterns:
+        del state.views[c["name"]]
+
+
+def _id(state: State, c: Change) -> None:
+    mine = state.ids.setdefault(c.get("uid", ANYONE), {})
+    mine.pop(c["id"], None)
+    mine[c["id"]] = Known(c["until"], c["sequence"])
+
+
+def _commit(state: State, c: Change) -> None:
+    """A transaction of that producer was appended, with this record."""
+    mine = state.producers.setdefault(c["uid"], {})
+    mine.pop(c["producer"], None)
+    mine[c["producer"]] = Commit(c["number"], c["engine"])
+
+
+def _forget_producers(state: State, c: Change) -> None:
+    """`uids`: of each producer; without them, as an older server writes it, all users with one of that name."""
+    for n, producer in enumerate(c["producers"]):
+        for uid in c["uids"][n : n + 1] if "uids" in c else list(state.producers):
+            mine = state.producers.get(uid, {})
+            mine.pop(producer, None)
+            if not mine:
+                state.producers.pop(uid, None)
+
+
+_DO = {
+    "make": _make,
+    "remove": _remove,
+    "rename": _rename,
+    "attributes": _attributes,
+    "ctl": _ctl,
+    "floor": _floor,
+    "drop": _drop,
+    "clock": _clock,
+    "consumer": _consume,
+    "forget": _forget,
+    "bind": _bind,
+    "unbind": _unbind,
+    "id": _id,
+    "commit": _commit,
+    "forget producers": _forget_producers,
+}
