@@ -6,78 +6,36 @@ Composes them, and makes, removes and renames streams and changes settings. Of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
-from mqfs.audit import Audit
-from mqfs.clock import Clock, ProcessWatcher
 from mqfs.engine.core.faults import Refusals, Refused
 from mqfs.engine.core.log import Counts, GroupLog
 from mqfs.engine.core.portions import CommandQueue, Portions
-from mqfs.engine.core.timers import Timers
 from mqfs.engine.delivery.fanout import Fanout
 from mqfs.engine.delivery.priorities import PriorityIndex
 from mqfs.engine.delivery.registry import Consumers
 from mqfs.engine.delivery.waiting import Waiting
 from mqfs.engine.language.settings import Settings, parse_settings
 from mqfs.engine.publishing.admission import DeduplicationWindow
-from mqfs.engine.publishing.batch import Staging
 from mqfs.engine.publishing.delayed import DelayedMessages
-from mqfs.engine.publishing.kept_quotas import KeptQuotas
 from mqfs.engine.publishing.publisher import Publisher
 from mqfs.engine.publishing.transactions import Transactions
 from mqfs.engine.retention.retention import Retention
 from mqfs.engine.routing.views import ViewRegistry
 from mqfs.engine.stream import Stream
 from mqfs.model import NEVER, QTDIR, Qid, User
-from mqfs.quotas import Quotas, Shares
 from mqfs.state import group as group_state
 from mqfs.state.group import Change, State
-from mqfs.store.api import Bucket, RingPort, Store
+from mqfs.store.api import Bucket, RingPort
+
+if TYPE_CHECKING:
+    from mqfs.engine.tree.tree import Tree
 
 _RESHAPE = frozenset({"remove", "rename", "bind", "unbind", "consumer", "forget"})  # see routing_version
 _LOOSENS = frozenset({"remove", "floor", "drop", "ctl", "forget"})  # changes after which less is wanted, perhaps
-
-
-class OpenFiles(Protocol):
-    """The handles of a tree, each of a file of one group."""
-
-    def of(self, group: Group) -> Iterable[Any]: ...
-
-    def closed(self, handle: Any) -> None: ...
-
-    def quota_use(self, uid: int | None) -> Iterable[tuple[str, dict[str, Any]]]:
-        """The use of quotas, each with the number of the user; of one user or of all."""
-        ...
-
-
-class Tree(Protocol):
-    """What all groups of a tree share."""
-
-    store: Store
-    clock: Clock
-    timers: Timers
-    staging: Staging
-    dirty_groups: set[Group]
-    memory: Shares
-    processes: ProcessWatcher | None  # set by a front end that knows the reading process
-    closing: bool
-    audit: Audit
-    quotas: Quotas | None
-    kept_quotas: KeptQuotas | None  # where users have some
-
-    @property
-    def open_files(self) -> OpenFiles: ...
-
-    def find(self, user: User, path: str) -> Any:
-        """The file at a path from the root."""
-        ...
-
-    def access(self, user: User, node: Any, mask: int) -> None:
-        """Raises Denied where the user may not do all of `mask`."""
-        ...
 
 
 class Group:

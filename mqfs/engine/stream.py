@@ -6,38 +6,23 @@ and the order of things between streams, are the group's.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mqfs import errors
-from mqfs.clock import Clock
-from mqfs.engine.core.log import GroupLog
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.delivery.exclusive_messages import NEVER_CONSUMED, ExclusiveMessages, HeldExclusives, NeverConsumed
-from mqfs.engine.delivery.fanout import Fanout
-from mqfs.engine.delivery.priorities import PriorityIndex
-from mqfs.engine.delivery.registry import NO_ROUTES, Consumers, Routes
-from mqfs.engine.delivery.waiting import PollList, PositionedReader, Waiting, WaitList
+from mqfs.engine.delivery.registry import NO_ROUTES, Routes
+from mqfs.engine.delivery.waiting import PollList, WaitList
 from mqfs.engine.language.permissions import Numbered
 from mqfs.engine.publishing.admission import WriteRequest
 from mqfs.engine.publishing.publisher import refuse_all
 from mqfs.engine.retention.retained import KeptRange
-from mqfs.engine.retention.retention import Retention
 from mqfs.model import Wait
 from mqfs.state.group import StreamState
 
-
-class Host(Protocol):
-    """The group, as its streams need it."""
-
-    number: int
-    log: GroupLog
-    clock: Clock
-    waiting: Waiting
-    ranks: PriorityIndex
-    retention: Retention
-    fanout: Fanout
-    consumers: Consumers
-    routing_version: int
+if TYPE_CHECKING:
+    from mqfs.engine.files.readers import Searcher
+    from mqfs.engine.group import Group
 
 
 class Stream(Numbered):
@@ -62,13 +47,13 @@ class Stream(Numbered):
         "written",
     )
 
-    def __init__(self, group: Host, state: StreamState) -> None:
+    def __init__(self, group: Group, state: StreamState) -> None:
         self.group = group
         self.state = state
         self.number = state.number
         self.removed = False
         self.opens = 0
-        self.readers: set[PositionedReader] = set()
+        self.readers: set[Searcher] = set()
         self.waits = WaitList(group.waiting)
         self.blocked: dict[Wait[int], WriteRequest] = {}
         self.pollers = PollList(group.waiting)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import attrs
 
 from mqfs import limits
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadRequest, TooLong
-from mqfs.http.claims import Claims
 from mqfs.http.target import Path, Target
 from mqfs.http.wire import Request
-from mqfs.model import Step, User
+from mqfs.model import User
 from mqfs.quotas import counted
 from mqfs.syntax.duration import parse_duration, parse_number
+
+if TYPE_CHECKING:
+    from mqfs.http.connection import Connection
 
 T = TypeVar("T")
 WHOLE = 1 << 30  # bytes of a read: all there is
@@ -32,43 +34,11 @@ class Traffic(NamedTuple):
     streams: int
 
 
-class Front(Protocol):
-    """The front end and the connection, as a call needs them."""
-
-    tree: Tree
-    claims: Claims
-
-    async def settle(self, step: Step[T], seconds: float | None = None) -> T:
-        """The value of a step. Raises TimedOut after that time, unless it is done by then."""
-        ...
-
-    async def pause(self) -> None:
-        """Let others have their turn, if this call took a slice of time. To be called between steps of long work."""
-        ...
-
-    async def turn(self) -> None:
-        """Wait for the turn of the user."""
-        ...
-
-    def begin_stream(self) -> None:
-        """An answer without an end begins. Raises OverLimit."""
-        ...
-
-    def end_stream(self) -> None: ...
-
-    @property
-    def traffic(self) -> Traffic: ...
-
-    def troubles(self) -> list[str]:
-        """Why the server is not ready."""
-        ...
-
-
 @attrs.define
 class Call:
     """A request with its user and what it is about."""
 
-    front: Front
+    front: Connection
     user: User
     account: Hashable
     request: Request

@@ -11,23 +11,20 @@ import math
 import os
 import re
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from time import perf_counter
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import trio
 
 from mqfs import limits
 from mqfs.engine.files.handle import OpenFile
-from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MqfsError, OverLimit, TooLong
 from mqfs.http import target, wire
 from mqfs.http.answers import Answer, Cut, TooSlow, Unauthorized
 from mqfs.http.call import Call, TimedOut, Traffic
-from mqfs.http.claims import Claims
-from mqfs.http.gate import OPEN, BrowserRules, Gate, Proxies, is_encrypted
+from mqfs.http.gate import OPEN, is_encrypted
 from mqfs.http.publishing import is_plain, keys, place_of, publish, publish_to, put_there
 from mqfs.http.route import Route
 from mqfs.http.routes import Table
@@ -36,8 +33,11 @@ from mqfs.http.wire import Request, RequestParser
 from mqfs.model import Grant, Step, User, Wait
 from mqfs.net.peer import Peer
 from mqfs.serving.await_step import settle
-from mqfs.serving.fairness import Turns, Work
+from mqfs.serving.fairness import Work
 from mqfs.serving.stream import Channel, Gone
+
+if TYPE_CHECKING:
+    from mqfs.http.server import HttpServer
 
 log = logging.getLogger("mqfs.http")
 T = TypeVar("T")
@@ -50,31 +50,10 @@ def _large(body: object) -> int:
     return len(body) if isinstance(body, bytes | bytearray) and len(body) > SMALL_BYTES else 0
 
 
-class Server(Protocol):
-    """The front end, as one of its connections needs it."""
-
-    tree: Tree
-    claims: Claims
-    gate: Gate
-    rules: BrowserRules
-    proxies: Proxies
-    turns: Turns
-    stopping: bool
-    requests: Counter[tuple[str, int]]
-
-    @property
-    def streams(self) -> int: ...
-
-    def begin_stream(self, peer: Peer) -> None: ...
-    def end_stream(self, peer: Peer) -> None: ...
-    def troubles(self) -> list[str]: ...
-    def note(self, peer: Peer, request: Request, answer: Answer) -> None: ...
-
-
 class Connection:
     """A channel, and the requests that come through it. It is also what its calls wait by (call.Front)."""
 
-    def __init__(self, server: Server, channel: Channel, peer: Peer, rebindable: bool, table: Table) -> None:
+    def __init__(self, server: HttpServer, channel: Channel, peer: Peer, rebindable: bool, table: Table) -> None:
         self.server, self.channel, self.rebindable, self.table = server, channel, rebindable, table
         self.peer = peer  # of the request, whom it is charged to
         self._proxy = peer if server.proxies.has(peer.account) else None

@@ -14,19 +14,22 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from math import inf
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mqfs import errors, limits
 from mqfs.log.batch import RecordBatch, finalize
 from mqfs.log.record import HEAD_BYTES, INNER, MORE, SETTLED, Row, encode, padded, row_at, settled
 from mqfs.model import Buffer, Columns, Draft, Kind
-from mqfs.store.chain import Chain, StoreContext
+from mqfs.store.chain import Chain
 from mqfs.store.disk import Disk, read_all, write_all
 from mqfs.store.group_commit import GroupCommit
 from mqfs.store.recovery import last_sequence
 from mqfs.store.segment.file import Segment
 from mqfs.store.segment.index import NonMessageRecords, OpenIndex, pack_other
 from mqfs.store.sequences import SequenceBlocks, reserve_body
+
+if TYPE_CHECKING:
+    from mqfs.store.store import DiskStore
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # the system lacks something, for a while; the disk is sound
@@ -444,7 +447,7 @@ class BatchEncoder:
 # Owns making the file of a new segment.
 
 def write_head(
-    context: StoreContext, folder: str, group: int, first: int, state: bytes, reserve: int, now_ns: int
+    context: DiskStore, folder: str, group: int, first: int, state: bytes, reserve: int, now_ns: int
 ) -> tuple[NonMessageRecords, int, int]:
     """Make the file of a new segment in `folder`, with its head; the name is not synced. Returns the head's rows, its
     bytes, and a descriptor: a file that could not be opened, and has its name, would hide the records behind it in the

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mqfs.log.record import Row, decode
 from mqfs.model import Record
-from mqfs.store.api import Histogram
-from mqfs.store.commit_thread import SyncScheduler
-from mqfs.store.disk import Disk
-from mqfs.store.quarantine import Quarantine
-from mqfs.store.segment.file import Descriptors, Segment
+from mqfs.store.segment.file import Segment
+
+if TYPE_CHECKING:
+    from mqfs.store.store import DiskStore
 
 log = logging.getLogger("mqfs.store")
 
@@ -28,7 +27,7 @@ class Chain:
         "context", "damaged", "disk", "end", "firsts", "folder", "group", "lowest", "open", "sealed_bytes", "segments"
     )  # fmt: skip
 
-    def __init__(self, context: StoreContext, group: int, folder: str) -> None:
+    def __init__(self, context: DiskStore, group: int, folder: str) -> None:
         self.context, self.disk, self.group, self.folder = context, context.disk, group, folder
         self.end = StoredEnd()
         self.damaged = 0  # records met that failed their check
@@ -116,20 +115,6 @@ class Chain:
 
 # What a bucket needs of its store.
 
-class StoreContext(Protocol):
-    disk: Disk
-    descriptors: Descriptors
-    committer: SyncScheduler
-    sync_times: Histogram
-    quarantine: Quarantine
-    staging: str
-    full: dict[int, int]  # groups that the disk had no room for, and for how many bytes
-
-    def close_later(self, fd: int) -> None:
-        """Close a descriptor on the committer's thread."""
-        ...
-
-
 # ------------------------------------------------------------ log end
 
 # Where a log ends, shared by the parts of a bucket.
@@ -148,4 +133,4 @@ class StoredEnd:
         self.failed: OSError | None = None
 
 
-__all__ = ["Chain", "StoreContext", "StoredEnd"]
+__all__ = ["Chain", "StoredEnd"]

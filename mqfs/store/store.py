@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from mqfs import errors, limits
 from mqfs.store.api import Bucket, Histogram
 from mqfs.store.appender import Appender, DiskRangeWriter, read_heads, write_head
-from mqfs.store.chain import Chain, StoreContext
+from mqfs.store.chain import Chain
 from mqfs.store.commit_thread import CommitThread, Inline, Post, SyncScheduler
 from mqfs.store.disk import Disk, read_file, remove_tree, write_all, write_file
 from mqfs.store.group_commit import GroupCommit
@@ -219,11 +219,11 @@ def _refusing(what: str) -> Iterator[None]:
 # One group's log on disk: composition of its parts, and nothing else.
 
 class DiskBucket:
-    """See `Bucket` in mqfs/store/api.py. With `fresh` its segment was just made, with a block of sequences, and synced."""
+    """See `Bucket` in mqfs/store/api.py. With `fresh` its segment was just made, with a block of sequences, synced."""
 
     __slots__ = ("chain", "commit", "end", "id", "metrics", "ranges", "reader", "upkeep", "writer")
 
-    def __init__(self, context: StoreContext, number: int, folder: str, *, fresh: bool = False) -> None:
+    def __init__(self, context: DiskStore, number: int, folder: str, *, fresh: bool = False) -> None:
         self.id = number
         self.chain = chain = Chain(context, number, folder)
         self.commit = commit = GroupCommit(chain)

@@ -1,5 +1,1 @@
-"""The log of one group as the engine sees it: its clock, bodies in parts."""
-
-from __future__ import annotations
-
-
+"""The log of one group with its one writer, and what all rooms of the engine use: alarms, portions, faults."""

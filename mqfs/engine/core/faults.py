@@ -9,24 +9,16 @@ import errno
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from mqfs import errors, limits
 from mqfs.clock import Clock
-from mqfs.engine.core.log import GroupLog
 from mqfs.errors import shortened
 
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+
 log = logging.getLogger("mqfs.engine")
-
-
-class Group(Protocol):
-    """Whose fault it is."""
-
-    number: int
-    log: GroupLog
-    removed: bool
-
-    def unblock(self) -> None: ...
 
 
 class Faults:

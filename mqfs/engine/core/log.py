@@ -1,13 +1,13 @@
 """A group's log, written: the only module that appends to it, and that applies what was appended to the group's state.
 
 Owns that order (a record is in the log before the state says so), the time of each record, and when what was written is
-as safe as `sync` says. What a record means is group_state's and ack_state's; delivery is the fan-out's.
+as safe as `sync` says. What a record means is in state/; delivery is the fan-out's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import attrs
 
@@ -17,12 +17,12 @@ from mqfs.engine.language.settings import SYNC_ALWAYS, SYNC_OFF, Settings
 from mqfs.log.batch import RecordBatch
 from mqfs.model import Draft, Kind, Record, Step, Wait
 from mqfs.state.group import Change, ConsumerState, State, encode_change
-from mqfs.store.api import Bucket, LogEnd, LogUpkeep
+from mqfs.store.api import Bucket
 
 T = TypeVar("T")
 
 FLOORS: Change = {"do": "floor", "floors": []}  # stands for many
-AckSteps = tuple[ConsumerState, bytes]  # of one consumer, as ack_state.step makes them
+AckSteps = tuple[ConsumerState, bytes]  # of one consumer, as state.acks.step makes them
 
 
 class GroupLog:
@@ -174,20 +174,10 @@ _SECOND_NS = 10**9
 _COMPARE_NS = _SECOND_NS // 10  # how often the two clocks are compared while messages are written
 
 
-class ClockedLog(Protocol):
-    """The log whose clocks these are."""
-
-    end: LogEnd
-    upkeep: LogUpkeep
-    state: State
-
-    def append_clock(self, change: Change, wall_ns: int) -> None: ...
-
-
 class LogClock:
     """Of one group."""
 
-    def __init__(self, log: ClockedLog, clock: Clock) -> None:
+    def __init__(self, log: GroupLog, clock: Clock) -> None:
         self._log, self._clock = log, clock
         self._checked_ns = 0  # wall time at which the clocks were last compared
         self._anchored = False  # the log says how the clocks stand in this boot

@@ -12,14 +12,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from itertools import chain, islice
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from mqfs.clock import Clock
-from mqfs.engine.core.faults import Group
 from mqfs.engine.core.timers import LOOKING, Alarm, Timers
 from mqfs.errors import MqfsError
 from mqfs.model import Step, Wait
 from mqfs.quotas import Shares
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
 
 T = TypeVar("T")
 

@@ -10,9 +10,13 @@ import heapq
 from collections.abc import Callable
 from functools import partial
 from itertools import count
+from typing import TYPE_CHECKING
 
 from mqfs import limits
-from mqfs.engine.core.faults import Faults, Group
+from mqfs.engine.core.faults import Faults
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
 
 _AGAIN_NS = 10**9  # after a failure
 _SPARE = 64

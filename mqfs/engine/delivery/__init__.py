@@ -1,1 +1,21 @@
-"""The ways out: named consumers, claims, dead letters."""
+"""The ways out: who gets a message, and what becomes of it until it is acknowledged.
+
+A new message takes one way, in this order:
+
+    fanout.py            all reads that wait: the stream's, `order`'s, cursors', views' (waiting.py), then consumers'
+      registry.py        the consumers of the group by name, and which of them are over which streams
+        parked_reads.py  the reads of one consumer that wait, in the order in which they are served
+          dispatcher.py  which message its next receiver gets: requeued and urgent ones first, then the log
+        consumer.py      claims it: one record of the log, and one entry in claims.py
+
+A claim ends in one of three ways: `ack` (consumer.py, counted by backlog.py), a release or failure (redelivery.py: the
+message is requeued, waits for its backoff, or becomes a dead letter), or retention removes its message.
+
+    sequences of one consumer       1 2 3 4 5 6 7 8 9      log end
+                                    ─────┬───┬─────┬─
+                     acked: below `low` ─┘   │     └─ not looked at yet: only in the log
+            unacked: 3 and 4 are claimed, 5 is acked, 6 is requeued; each has a row in `progress.in_flight`
+
+The memory of a consumer is those rows. priorities.py indexes the messages with a priority or a ttl of their own;
+exclusive_messages.py and exclusive_claims.py have those that the first consumer of all gets alone (`single`).
+"""

@@ -6,14 +6,19 @@ Owns the count, and reports each ack to retention. Acks nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from mqfs import errors
-from mqfs.engine.delivery.catalog import Group, Stream, visible_record
+from mqfs.engine.delivery.catalog import visible_record
 from mqfs.engine.delivery.claims import Claims
 from mqfs.engine.delivery.priorities import PriorityIndex
 from mqfs.engine.routing.filter import MessageFilter
 from mqfs.model import Kind, Record
 from mqfs.state.group import ConsumerState
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
 
 MESSAGE = int(Kind.MESSAGE)
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 
 from mqfs import limits
 from mqfs.clock import Clock
 from mqfs.engine.core import multipart
-from mqfs.model import Record, User
+from mqfs.model import Record
 from mqfs.state.acks import AckState, Unacked
+
+if TYPE_CHECKING:
+    from mqfs.engine.files.claiming import ClaimingHandle
 
 
 @attrs.define
@@ -29,24 +32,12 @@ class Counts:
     dead: int = 0  # messages that became dead letters
 
 
-class Holder(Protocol):
-    """A receiver, as its claims need it."""
-
-    user: User
-    claims: dict[int, InFlight]
-    claiming_pid: int  # the process for which a message is being claimed; 0 where the front end does not say
-
-    def guard(self, claim: InFlight) -> None:
-        """Nack the claim once no process is left that may ack it."""
-        ...
-
-
 class InFlight:
     """A message that a receiver has and did not ack."""
 
     __slots__ = ("deadline_ns", "deliveries", "entry", "is_multipart", "pid", "receiver", "sequence", "size", "stream")
 
-    def __init__(self, receiver: Holder, record: Record, entry: Unacked) -> None:
+    def __init__(self, receiver: ClaimingHandle, record: Record, entry: Unacked) -> None:
         self.receiver, self.entry = receiver, entry
         self.deliveries = entry.failed + 1
         self.sequence, self.stream, self.size = record.sequence, record.stream, len(record.body)
@@ -76,7 +67,7 @@ class Claims:
         entry = self._progress.in_flight.get(sequence)
         return 1 if entry is None else entry.failed + 1
 
-    def add(self, receiver: Holder, record: Record) -> InFlight:
+    def add(self, receiver: ClaimingHandle, record: Record) -> InFlight:
         """The log says that the receiver has it."""
         claim = InFlight(receiver, record, self._progress.in_flight[record.sequence])
         self.by_sequence[claim.sequence] = receiver.claims[claim.sequence] = claim

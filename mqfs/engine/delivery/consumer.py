@@ -7,79 +7,55 @@ consumers of `.consumers` and the default consumer that each stream has under `d
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mqfs import errors
-from mqfs.engine.core import faults, log, multipart
-from mqfs.engine.core.timers import CONSUMERS, Alarm, Timers
-from mqfs.engine.delivery import dispatcher, parked_reads
+from mqfs.engine.core import multipart
+from mqfs.engine.core.timers import CONSUMERS, Alarm
+from mqfs.engine.delivery import dispatcher
 from mqfs.engine.delivery.backlog import Backlog, Coverage
-from mqfs.engine.delivery.claims import Claims, Counts, Holder, InFlight
+from mqfs.engine.delivery.claims import Claims, Counts, InFlight
 from mqfs.engine.delivery.dispatcher import Dispatcher
-from mqfs.engine.delivery.exclusive_claims import ExclusiveClaims, SharedStream
-from mqfs.engine.delivery.parked_reads import ParkedReads, ReadEnds
-from mqfs.engine.delivery.redelivery import RedeliveringGroup, Redelivery
-from mqfs.engine.delivery.waiting import Waiting
+from mqfs.engine.delivery.exclusive_claims import ExclusiveClaims
+from mqfs.engine.delivery.parked_reads import ParkedReads
+from mqfs.engine.delivery.redelivery import Redelivery
 from mqfs.engine.language.permissions import Numbered
 from mqfs.model import NEVER, Record
 from mqfs.state.acks import ACK, CLAIM, SEEK, step
 from mqfs.state.group import Attributes, ConsumerState
 from mqfs.syntax.quoting import quote
 
+if TYPE_CHECKING:
+    from mqfs.engine.delivery.registry import Consumers
+    from mqfs.engine.files.claiming import ClaimingHandle
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
+
 _AGAIN_NS = 10**9
-
-
-class Receiver(dispatcher.Candidate, parked_reads.Reader, Holder, Protocol):
-    """An open file that claims messages: of a consumer, or of a stream under `deliver one`."""
-
-    @property
-    def auto_ack(self) -> bool:
-        """Whether a message is acked by being read (`ack read`)."""
-        ...
-
-
-class ConsumingGroup(RedeliveringGroup, faults.Group, Protocol):
-    """The group."""
-
-    timers: Timers
-    faults: faults.Faults
-    counts: log.Counts
-    waiting: Waiting
-
-    def unblock(self) -> None:
-        """Room may have been made for writers that wait."""
-        ...
-
-
-class Registry(Protocol):
-    """The consumers of the group."""
-
-    read_ends: ReadEnds
-
-    def remove(self, consumer: Consumer) -> None: ...
 
 
 class Consumer(Numbered):
     """Made and removed by its registry. `stream`: whose default consumer it is; a named one has none."""
 
     def __init__(
-        self, group: ConsumingGroup, registry: Registry, own: ConsumerState, stream: SharedStream | None = None
+        self, group: Group, registry: Consumers, own: ConsumerState, stream: Stream | None = None
     ) -> None:
         self.group: Any = group  # as the tree knows it
-        self._group, self._registry, self._log, self.state = group, registry, group.log, own
+        self._group, self._registry, self._log = group, registry, group.log
+        self.state: ConsumerState = own
         self.removed = False
         self.opens = 0  # handles, those too which only peek
         self.removal_due = False  # it is transient and its last handle went, but the log did not take its removal
-        self.receivers: set[Receiver] = set()
-        self.unconfirmed: dict[Receiver, dispatcher.Next] = {}  # `ack read`: the message that each one got last
+        self.receivers: set[ClaimingHandle] = set()
+        self.unconfirmed: dict[ClaimingHandle, dispatcher.Next] = {}  # `ack read`: the message that each one got last
         self.counts = Counts()
         held = self.held_exclusives = set[int]()  # exclusive messages that it claimed first and did not ack
         self.coverage = Coverage(group, group.ranks, own, stream, held)
         what = f"ending leases and delays of {self.name}"
         self.alarm = Alarm(group.timers, group, CONSUMERS, what, self._on_alarm)
         set_alarm = self.alarm.at
-        self.claims = Claims(own.progress, group.clock, set_alarm)
-        self.dispatcher = Dispatcher(
+        self.claims: Claims = Claims(own.progress, group.clock, set_alarm)
+        self.dispatcher: Dispatcher = Dispatcher(
             group, group.ranks, group.waiting, own.progress, self.coverage, self.claims, self.receivers
         )
         self.reads = ParkedReads(own.number, group.waiting, self.dispatcher, registry.read_ends)
@@ -145,7 +121,7 @@ class Consumer(Numbered):
 
     # ------------------------------------------------------------ claim and ack
 
-    def claim_next(self, receiver: Receiver, most: int = NEVER, done: InFlight | None = None) -> Record | None:
+    def claim_next(self, receiver: ClaimingHandle, most: int = NEVER, done: InFlight | None = None) -> Record | None:
         """Claim the next message for a receiver; None: there is none, or it has more than `most` bytes. `done`: a claim
         that is acked by the same record. Raises Damaged, DiskFailed, ReadOnly; then nothing has changed."""
         steps = step(ACK, done.entry.first, done.sequence) if done is not None else b""
@@ -161,7 +137,7 @@ class Consumer(Numbered):
             self.ack((done,), recorded=True)
         return found[0] if found is not None else None
 
-    def _claim(self, receiver: Receiver, found: dispatcher.Next, steps: bytes) -> None:
+    def _claim(self, receiver: ClaimingHandle, found: dispatcher.Next, steps: bytes) -> None:
         record, first, failed = found
         sequence, auto_ack = record.sequence, receiver.auto_ack
         if self.dispatcher.gaps:
@@ -182,7 +158,9 @@ class Consumer(Numbered):
         else:
             self._hand_over(receiver, (record,))
 
-    def claim_behind(self, receiver: Receiver, record: Record, messages: int, size: int, each: int = 0) -> list[Record]:
+    def claim_behind(
+        self, receiver: ClaimingHandle, record: Record, messages: int, size: int, each: int = 0
+    ) -> list[Record]:
         """Claim ordinary messages behind one that was claimed just now, by one record of the log: at most that many, of
         at most `size` bytes of headers, bodies and `each` for each. Raises DiskFailed, ReadOnly; then nothing has
         changed."""
@@ -198,7 +176,7 @@ class Consumer(Numbered):
             self._hand_over(receiver, found)
         return found
 
-    def _hand_over(self, receiver: Receiver, records: Sequence[Record]) -> None:
+    def _hand_over(self, receiver: ClaimingHandle, records: Sequence[Record]) -> None:
         """The log says that the receiver claimed them."""
         self.counts.delivered += len(records)
         self._group.counts.read += len(records)
@@ -226,7 +204,7 @@ class Consumer(Numbered):
             self.claims.remove(claim)
             self.backlog.on_acked(claim.sequence, claim.stream, claim.size, claim.is_multipart)
 
-    def undo_auto_ack(self, receiver: Receiver) -> None:
+    def undo_auto_ack(self, receiver: ClaimingHandle) -> None:
         """Claim again what a receiver got under `ack read`, for it is lost before it was read."""
         record, first, failed = self.unconfirmed.pop(receiver)
         self._log.acknowledge(self.state, step(CLAIM, first, record.sequence, failed))
@@ -260,7 +238,7 @@ class Consumer(Numbered):
 
     # ------------------------------------------------------------ receivers
 
-    def closed(self, receiver: Receiver) -> None:
+    def closed(self, receiver: ClaimingHandle) -> None:
         """Nack the claims of a receiver that is gone."""
         self.receivers.discard(receiver)
         self.reads.polling.discard(receiver)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mqfs import errors
 from mqfs.engine.core import multipart
 from mqfs.engine.delivery.backlog import Coverage
-from mqfs.engine.delivery.catalog import Group, Stream, visible_record
+from mqfs.engine.delivery.catalog import visible_record
 from mqfs.engine.delivery.claims import Claims
 from mqfs.engine.delivery.priorities import ORDINARY, DeliveryAttributes, PriorityIndex
 from mqfs.engine.delivery.waiting import Waiting
@@ -22,22 +22,14 @@ from mqfs.log.headers import NORMAL
 from mqfs.model import NEVER, Kind, Record
 from mqfs.state.acks import ACK, AckState, Unacked, step
 
+if TYPE_CHECKING:
+    from mqfs.engine.files.claiming import ClaimingHandle
+    from mqfs.engine.group import Group
+
 MESSAGE = int(Kind.MESSAGE)
 _FEW = 64  # messages looked up in less than a millisecond
 Key = tuple[int, int, int, int]  # (-priority, expiry, sequence, stream): the least is delivered first
 Next = tuple[Record, int, int]  # a message, where its slot begins, its failed deliveries
-
-
-class Candidate(Protocol):
-    """A receiver, as the search needs it."""
-
-    end_sequence: int  # it gets no message from there on
-    scanned_to: int  # up to here the log has nothing for it,
-    scanned_version: int  # while this is the group's catalog version
-
-    def may_receive(self, stream: Stream, sequence: int) -> bool:
-        """Whether it may have that message of that stream."""
-        ...
 
 
 class Dispatcher:
@@ -150,7 +142,7 @@ class Dispatcher:
             return False
         return self._coverage.exclusives_only or self._scan_position >= self._group.log.end.next
 
-    def next_message(self, receiver: Candidate) -> Next | None:
+    def next_message(self, receiver: ClaimingHandle) -> Next | None:
         """The next one for this receiver, not claimed yet. Raises Damaged, once for each such record."""
         if self._ready is None:
             self._load_ready()
@@ -165,7 +157,7 @@ class Dispatcher:
             return found
         return best[1]
 
-    def run_from(self, position: int, receiver: Candidate, messages: int, size: int, each: int) -> list[Record]:
+    def run_from(self, position: int, receiver: ClaimingHandle, messages: int, size: int, each: int) -> list[Record]:
         """Messages from there on, where the search is: at most that many, of at most `size` bytes of headers, bodies
         and `each` for each. Anything but an ordinary message that is its own body ends them."""
         found: list[Record] = []
@@ -195,7 +187,7 @@ class Dispatcher:
         if sequence >= self._scan_position and first == self._gap_start:
             self._gap_start = self._scan_position = sequence + 1
 
-    def _best_ready(self, receiver: Candidate) -> tuple[Key, Next] | None:
+    def _best_ready(self, receiver: ClaimingHandle) -> tuple[Key, Next] | None:
         """The best one of those known that this receiver may have."""
         heap = self._ready
         assert heap is not None
@@ -224,7 +216,7 @@ class Dispatcher:
             return not self._progress.is_acked(sequence)
         return not entry.claimed and entry.due_ns <= self._group.clock.engine_ns()
 
-    def _next_best(self, receiver: Candidate, heap: list[Key]) -> Key | None:
+    def _next_best(self, receiver: ClaimingHandle, heap: list[Key]) -> Key | None:
         """The best one that this receiver may have. Sorts the heap; what is not free, or there twice, goes when it has
         doubled."""
         if len(heap) > 2 * self._looked_through + _FEW:
@@ -233,7 +225,7 @@ class Dispatcher:
         heap.sort()
         return next((key for key in heap if self._is_free(key[2]) and self._may_have(receiver, key)), None)
 
-    def _may_have(self, receiver: Candidate, key: Key) -> bool:
+    def _may_have(self, receiver: ClaimingHandle, key: Key) -> bool:
         stream = self._group.numbers.get(key[3])
         return stream is None or receiver.may_receive(stream, key[2])  # of a removed one the message is found absent
 
@@ -245,7 +237,7 @@ class Dispatcher:
 
     # ------------------------------------------------------------ the scan of the log
 
-    def _scan(self, receiver: Candidate) -> Next | None:
+    def _scan(self, receiver: ClaimingHandle) -> Next | None:
         """The first message in the log that no receiver had and this one may have."""
         group = self._group
         position, aside = self._scan_position, False

@@ -5,43 +5,20 @@ Owns such a claim against the other consumers of the stream, and its release to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from mqfs.engine.core.log import AckSteps
 from mqfs.engine.delivery.backlog import Coverage
-from mqfs.engine.delivery.catalog import Group, Stream, visible_record
+from mqfs.engine.delivery.catalog import visible_record
 from mqfs.engine.delivery.dispatcher import Dispatcher
 from mqfs.model import Record
 from mqfs.state.acks import REQUEUE, step
 from mqfs.state.group import ConsumerState
 
-
-class Contender(Protocol):
-    """A consumer."""
-
-    @property
-    def exclusives(self) -> ExclusiveClaims: ...
-
-
-class SharedStream(Stream, Protocol):
-    """A stream, with its consumers."""
-
-    @property
-    def default_consumer(self) -> Contender | None:
-        """The one without a name, where the stream has one in memory."""
-        ...
-
-    def consumers(self) -> Sequence[Contender]:
-        """The named ones over it."""
-        ...
-
-
-class SharedStreams(Group, Protocol):
-    """A group of such streams."""
-
-    @property
-    def numbers(self) -> Mapping[int, SharedStream]: ...
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
 
 
 class ExclusiveClaims:
@@ -51,7 +28,7 @@ class ExclusiveClaims:
 
     def __init__(
         self,
-        group: SharedStreams,
+        group: Group,
         own: ConsumerState,
         coverage: Coverage,
         dispatcher: Dispatcher,
@@ -77,7 +54,7 @@ class ExclusiveClaims:
                 self.offer(self._group.numbers[record.stream], sequence)
             self._held.discard(sequence)
 
-    def offer(self, stream: SharedStream, sequence: int, *also: AckSteps) -> None:
+    def offer(self, stream: Stream, sequence: int, *also: AckSteps) -> None:
         """Let the other consumers of the stream claim a message that this one held, and record those steps with it."""
         others = [other.exclusives for other in stream.consumers() if other.exclusives is not self]
         offers = [steps for other in others if (steps := other._steps_to_offer(sequence)) is not None]

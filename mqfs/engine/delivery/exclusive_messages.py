@@ -8,44 +8,15 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mqfs.engine.core.log import AckSteps, GroupLog
-from mqfs.engine.delivery.claims import Claims
-from mqfs.engine.retention.retained import KeptRange
 from mqfs.engine.retention.retention import Retention
 from mqfs.state.acks import ACK, REQUEUE, step
-from mqfs.state.group import ConsumerState
 
-
-class DefaultConsumer(Protocol):
-    state: ConsumerState
-    claims: Claims
-    held_exclusives: set[int]  # that were claimed through it first, and are not acked
-
-
-class Stream(Protocol):
-    number: int
-    kept: KeptRange
-
-    @property
-    def default_consumer(self) -> DefaultConsumer | None:
-        """None: there is none in memory."""
-        ...
-
-    def own_consumer(self) -> DefaultConsumer:
-        """The same, made if it is not there."""
-        ...
-
-
-class Index(Protocol):
-    """The exclusive messages of a group."""
-
-    def exclusives(self, stream: int) -> list[int]:
-        """Those of that stream, claimed or not; claimed ones may be deleted from the list."""
-        ...
-
-    def is_exclusive(self, sequence: int) -> bool: ...
+if TYPE_CHECKING:
+    from mqfs.engine.delivery.priorities import PriorityIndex
+    from mqfs.engine.stream import Stream
 
 
 class ExclusiveMessages:
@@ -53,7 +24,7 @@ class ExclusiveMessages:
 
     __slots__ = ("_index", "_log", "_retention", "_stream")
 
-    def __init__(self, stream: Stream, log: GroupLog, index: Index, retention: Retention) -> None:
+    def __init__(self, stream: Stream, log: GroupLog, index: PriorityIndex, retention: Retention) -> None:
         self._stream, self._log, self._index, self._retention = stream, log, index, retention
 
     def is_taken(self, sequence: int) -> bool:

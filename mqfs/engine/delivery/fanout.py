@@ -5,58 +5,24 @@ Owns the order in which they are served, and the list of the readers that are op
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from mqfs import limits
 from mqfs.engine.core.log import GroupLog
 from mqfs.engine.delivery.priorities import PriorityIndex
-from mqfs.engine.delivery.registry import Consumers, RoutedStream
-from mqfs.engine.delivery.waiting import PollList, PositionedReader, Waiting, WaitList
+from mqfs.engine.delivery.registry import Consumers
+from mqfs.engine.delivery.waiting import PollList, Waiting, WaitList
 from mqfs.engine.retention.retained import Expiry
 from mqfs.engine.routing.views import View, ViewRegistry
 from mqfs.model import NEVER, Kind, Record
 
+if TYPE_CHECKING:
+    from mqfs.engine.files.cursor import Cursor
+    from mqfs.engine.files.readers import MergedReader, Searcher
+    from mqfs.engine.stream import Stream
+
 MESSAGE = int(Kind.MESSAGE)
-
-
-class LogReader(PositionedReader, Protocol):
-    """An open `order` or view."""
-
-    @property
-    def idle(self) -> bool:
-        """Whether it does not read."""
-        ...
-
-    def covers(self, stream: Any) -> bool: ...
-
-
-class CursorReader(PositionedReader, Protocol):
-    """An open cursor."""
-
-    lost: int  # messages that were evicted unread
-
-    @property
-    def over(self) -> bool:
-        """Whether all streams that it selects were removed."""
-        ...
-
-    def streams(self) -> Collection[int]:
-        """The numbers of those that it shows."""
-        ...
-
-
-class ReadStream(RoutedStream, Protocol):
-    """A stream, with its readers."""
-
-    readers: set[PositionedReader]
-    waits: WaitList
-    pollers: PollList
-
-    @property
-    def is_attended(self) -> bool:
-        """Whether a consumer has to look at each of its messages."""
-        ...
 
 
 class Fanout:
@@ -73,14 +39,14 @@ class Fanout:
     ) -> None:
         self._log, self._expiry, self._ranks = log, expiry, ranks
         self._views, self._consumers, self._waiting = views, consumers, waiting
-        self.log_readers: set[LogReader] = set()  # of `order` and views
+        self.log_readers: set[MergedReader] = set()  # of `order` and views
         self.order_waits = WaitList(waiting)
-        self.cursors: set[CursorReader] = set()
+        self.cursors: set[Cursor] = set()
         self.cursor_waits = WaitList(waiting)
         self.view_waits: dict[View, WaitList] = {}
         self.pollers = PollList(waiting)  # of `order`, views and cursors
 
-    def all_wait(self, stream: ReadStream) -> bool:
+    def all_wait(self, stream: Stream) -> bool:
         """Whether all open readers of the stream are parked: a message for them need not be stored."""
         return (
             len(stream.waits.readers) == len(stream.readers)
@@ -88,7 +54,7 @@ class Fanout:
             and len(self.cursor_waits.readers) == len(self.cursors)
         )
 
-    def low_watermark(self, stream: ReadStream) -> int:
+    def low_watermark(self, stream: Stream) -> int:
         """The lowest sequence of the stream that an open reader has not had. Cursors hold back at most
         `CURSOR_SLACK_MESSAGES`."""
         low = NEVER
@@ -104,7 +70,7 @@ class Fanout:
             low = min(low, max(cursor.position, slack))
         return low
 
-    def overtake_cursors(self, stream: ReadStream, old_floor: int) -> None:
+    def overtake_cursors(self, stream: Stream, old_floor: int) -> None:
         """Count messages of the stream that were evicted as lost for the cursors that had not had them."""
         if not self.cursors:
             return
@@ -116,11 +82,11 @@ class Fanout:
             if cursor.position <= gone and stream.number in cursor.streams():
                 cursor.lost += stream.kept.messages(max(cursor.position, old_floor), floor)
 
-    def has_live_readers(self, streams: Iterable[ReadStream]) -> bool:
+    def has_live_readers(self, streams: Iterable[Stream]) -> bool:
         """Whether a reader of these streams is open, parked or not."""
         return bool(self.log_readers or self.cursors or any(stream.readers for stream in streams))
 
-    def is_awaited(self, streams: Iterable[ReadStream]) -> bool:
+    def is_awaited(self, streams: Iterable[Stream]) -> bool:
         """Whether each new message of these streams is to be delivered by itself: for a parked reader or a bound."""
         consumers = self._consumers
         if self._log.end.next >= consumers.read_ends.next:
@@ -133,7 +99,7 @@ class Fanout:
             return True
         return any(waits.readers for waits in self.view_waits.values())
 
-    def deliver(self, stream: ReadStream, record: Record) -> None:
+    def deliver(self, stream: Stream, record: Record) -> None:
         """Serve all parked readers. The message was appended and counted."""
         rank = self._ranks.note(record) if record.headers else None
         consumers = self._consumers
@@ -160,7 +126,7 @@ class Fanout:
         if self.pollers.calls:
             self.pollers.wake()
 
-    def _deliver_to_views(self, stream: ReadStream, record: Record) -> None:
+    def _deliver_to_views(self, stream: Stream, record: Record) -> None:
         """Each view's programs are asked once, whatever the number of its readers."""
         for name in self._views.of(stream):
             waits = self.view_waits.get(self._views[name])
@@ -183,7 +149,7 @@ class Fanout:
     def end(self) -> None:
         """The group is removed, or the server stops: parked reads get end-of-file."""
         self.pollers.wake()
-        readers: list[PositionedReader] = [*self.log_readers, *self.cursors]
+        readers: list[Searcher] = [*self.log_readers, *self.cursors]
         for reader in readers:
             reader.end()
         self.view_waits.clear()

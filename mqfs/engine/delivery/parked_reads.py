@@ -6,7 +6,7 @@ Owns them, and the order in which they are served. Which message a read gets is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mqfs import errors
 from mqfs.engine.core.log import GroupLog
@@ -15,19 +15,8 @@ from mqfs.engine.delivery.waiting import Waiting
 from mqfs.engine.retention.low_watermark import LowWatermark
 from mqfs.model import NEVER, Wait
 
-
-class Reader(Protocol):
-    """A receiver whose reads are parked."""
-
-    end_sequence: int
-
-    def next_data(self, wait: Wait[bytes]) -> bytes | None:
-        """What a parked read gets; None: it stays parked. Claims the message."""
-        ...
-
-    def respond(self, wait: Wait[bytes], result: bytes | errors.MqfsError) -> None:
-        """Settle a read that is not parked any more."""
-        ...
+if TYPE_CHECKING:
+    from mqfs.engine.files.claiming import ClaimingHandle
 
 
 class ReadEnds:
@@ -67,8 +56,8 @@ class ParkedReads:
 
     def __init__(self, number: int, waiting: Waiting, dispatcher: Dispatcher, ends: ReadEnds) -> None:
         self._number, self._waiting, self._dispatcher, self._ends = number, waiting, dispatcher, ends
-        self.parked: dict[Wait[bytes], Reader] = {}  # the first one parked is served first
-        self.polling: set[Reader] = set()  # receivers whose reads may end without a new message
+        self.parked: dict[Wait[bytes], ClaimingHandle] = {}  # the first one parked is served first
+        self.polling: set[ClaimingHandle] = set()  # receivers whose reads may end without a new message
         self._polls: dict[object, Callable[[], None]] = {}
         self._list: dict[ParkedReads, None] = {}
 
@@ -96,13 +85,13 @@ class ParkedReads:
         if not self.parked and not self._polls:
             self.stop_waiting()
 
-    def park(self, wait: Wait[bytes], reader: Reader) -> None:
+    def park(self, wait: Wait[bytes], reader: ClaimingHandle) -> None:
         self.parked[wait] = reader
         self._start_waiting()
         if reader.end_sequence != NEVER:
             self.note_end(reader)
 
-    def note_end(self, reader: Reader) -> None:
+    def note_end(self, reader: ClaimingHandle) -> None:
         """Its parked reads end at its `end_sequence`."""
         end = min(other.end_sequence for other in {reader, *self.parked.values()})
         self._ends.set(self._number, self, end)
@@ -121,7 +110,7 @@ class ParkedReads:
 
     def serve(self) -> None:
         """Settle reads with the messages there are, the first parked first."""
-        passed: set[Reader] = set()
+        passed: set[ClaimingHandle] = set()
         while self.parked:
             exhausted, polling = self._dispatcher.exhausted, self.polling
             if exhausted and not polling:

@@ -8,15 +8,18 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mqfs import errors
 from mqfs.engine.core import multipart
-from mqfs.engine.delivery.catalog import Group, Stream
 from mqfs.log import headers
 from mqfs.log.headers import NORMAL
 from mqfs.model import NEVER, Record
 from mqfs.syntax.duration import parse_duration
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
 
 ORDINARY = (-NORMAL,)  # less than the key of any message of normal priority, more than that of an urgent one
 _STEPS = 256  # messages between two looks at the clock: some 0.1 ms

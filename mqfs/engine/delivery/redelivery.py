@@ -1,30 +1,30 @@
 """Redelivery: what becomes of a claim that is not acked.
 
 It is released, nacked, its lease runs out, or its receiver goes; then the message is requeued, or is made a dead
-letter. The table is ack_state.LIFE.
+letter. The table is LIFE in state/acks.py.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.core import multipart
 from mqfs.engine.core.log import AckSteps, GroupLog
-from mqfs.engine.delivery.backlog import Backlog, Coverage
-from mqfs.engine.delivery.catalog import Group, Stream, visible_record
-from mqfs.engine.delivery.claims import Claims, Counts, InFlight, ReturnedClaims
-from mqfs.engine.delivery.dispatcher import Dispatcher
-from mqfs.engine.delivery.exclusive_claims import ExclusiveClaims, SharedStreams
-from mqfs.engine.delivery.parked_reads import ParkedReads
-from mqfs.engine.delivery.priorities import PriorityIndex
+from mqfs.engine.delivery.catalog import visible_record
+from mqfs.engine.delivery.claims import InFlight, ReturnedClaims
 from mqfs.log import batch, headers
 from mqfs.log.batch import RecordBatch, Source
 from mqfs.model import Kind, Record, User
 from mqfs.state.acks import ACK, REQUEUE, Unacked, step
 from mqfs.state.group import Attributes, Change, ConsumerState
+
+if TYPE_CHECKING:
+    from mqfs.engine.delivery.consumer import Consumer
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
 
 # ------------------------------------------------------------ dead letters
 
@@ -35,32 +35,8 @@ from mqfs.state.group import Attributes, Change, ConsumerState
 _RECORD_BYTES = 100  # of the records, beside body and headers
 
 
-class Publisher(Protocol):
-    def append_message(
-        self, stream: Any, body: bytes, head: bytes, changes: Sequence[Change] = (), acks: Sequence[AckSteps] = ()
-    ) -> int:
-        """Append one message, and with it changes and steps. Returns its sequence."""
-        ...
-
-    def deliver(self, stream: Any, sequence: int, body: bytes, head: bytes) -> None:
-        """Count and deliver a message that was appended."""
-        ...
-
-
-class Letters(Group, Protocol):
-    """A group, as one that has dead letters."""
-
-    @property
-    def ranks(self) -> PriorityIndex: ...
-
-    @property
-    def publisher(self) -> Publisher: ...
-
-    def make_stream(self, name: str, mode: int, user: User) -> Stream: ...
-
-
 def append_dead_letter(
-    group: Letters, own: ConsumerState, record: Record, slot: int, deliveries: int, reason: str
+    group: Group, own: ConsumerState, record: Record, slot: int, deliveries: int, reason: str
 ) -> None:
     """Append a dead letter and the ack of its message as one batch. `slot`: where the message's begins; the parts of a
     body are all copied. Raises StreamFull, DiskFailed, ReadOnly and others."""
@@ -91,7 +67,7 @@ def append_dead_letter(
     group.publisher.deliver(stream, sequence, record.body, head)
 
 
-def _stream_for(group: Letters, origin: Stream) -> Stream:
+def _stream_for(group: Group, origin: Stream) -> Stream:
     """The dead-letter stream, made if it is not there, and narrowed to users who may open the origin."""
     name, own = group.log.settings.dead, origin.state
     stream = group.streams.get(name)
@@ -132,7 +108,7 @@ def _copies(
 
 
 def _append_parts(
-    group: Letters,
+    group: Group,
     stream: Stream,
     copies: RecordBatch,
     size: int,
@@ -146,12 +122,12 @@ def _append_parts(
     return first
 
 
-def _deliver_parts(group: Letters, stream: Stream, copies: RecordBatch, first: int) -> None:
+def _deliver_parts(group: Group, stream: Stream, copies: RecordBatch, first: int) -> None:
     for sequence, draft in enumerate(copies.messages(), first):
         group.publisher.deliver(stream, sequence, draft.body, draft.headers)
 
 
-def redrive(group: Letters, name: str | None, most: int | None) -> int:
+def redrive(group: Group, name: str | None, most: int | None) -> int:
     """Send dead letters back to the streams they came from (`name`: of that one alone), the oldest first. `most`: None,
     or how many at most. Returns their number."""
     dead = group.streams.get(group.log.settings.dead)
@@ -176,7 +152,7 @@ def redrive(group: Letters, name: str | None, most: int | None) -> int:
     return moved
 
 
-def _next_letter(group: Letters, dead: Stream, position: int) -> Record | None:
+def _next_letter(group: Group, dead: Stream, position: int) -> Record | None:
     while True:
         try:
             record = group.log.reader.find(dead.number, position)
@@ -190,7 +166,7 @@ def _next_letter(group: Letters, dead: Stream, position: int) -> Record | None:
         position = record.sequence + 1
 
 
-def _is_claimed(group: Letters, dead: Stream, record: Record) -> bool:
+def _is_claimed(group: Group, dead: Stream, record: Record) -> bool:
     """Whether a receiver of the stream's default consumer has it."""
     own = group.log.state.consumers.get(dead.number)
     if own is None or not own.progress.in_flight:
@@ -201,7 +177,7 @@ def _is_claimed(group: Letters, dead: Stream, record: Record) -> bool:
 
 
 def _send_parts_back(
-    group: Letters, dead: Stream, record: Record, last: Record, origin: Stream, texts: dict[str, str]
+    group: Group, dead: Stream, record: Record, last: Record, origin: Stream, texts: dict[str, str]
 ) -> None:
     more = {key: value for key, value in texts.items() if key not in headers.LETTER}
     copies, size = _copies(group.log, dead.number, record.sequence, last.sequence, origin, more)
@@ -215,7 +191,7 @@ def _send_parts_back(
     dead.kept.recount()
 
 
-def _send_back(group: Letters, dead: Stream, record: Record, origin: Stream, texts: dict[str, str]) -> None:
+def _send_back(group: Group, dead: Stream, record: Record, origin: Stream, texts: dict[str, str]) -> None:
     head = headers.encode({key: value for key, value in texts.items() if key not in headers.LETTER})
     group.retention.reserve_room(len(record.body) + len(head) + _RECORD_BYTES)
     change: Change = {"do": "drop", "stream": dead.number, "sequences": [record.sequence]}
@@ -229,47 +205,12 @@ def _send_back(group: Letters, dead: Stream, record: Record, origin: Stream, tex
 
 # ------------------------------------------------------------ redelivery
 
-class Tree(Protocol):
-    closing: bool  # the server stops
-
-
-class RedeliveringGroup(Letters, SharedStreams, Protocol):
-    """The group."""
-
-    removed: bool
-
-    @property
-    def tree(self) -> Tree: ...
-
-    def refuse(self, user: User, file: str, text: str) -> None:
-        """Show in `.errors` why a write was refused."""
-        ...
-
-
-class Owner(Protocol):
-    """The consumer."""
-
-    state: ConsumerState
-    removed: bool
-    removal_due: bool
-    counts: Counts
-    held_exclusives: set[int]
-    coverage: Coverage
-    claims: Claims
-    dispatcher: Dispatcher
-    reads: ParkedReads
-    exclusives: ExclusiveClaims
-    backlog: Backlog
-
-    def on_handle_closed(self) -> None: ...
-
-
 class Redelivery:
     """Of one consumer. Calls that record raise DiskFailed and ReadOnly; then nothing has changed."""
 
     __slots__ = ("_claims", "_dispatcher", "_group", "_in_flight", "_log", "_owner", "_returned")
 
-    def __init__(self, group: RedeliveringGroup, owner: Owner, set_alarm: Callable[[int], None]) -> None:
+    def __init__(self, group: Group, owner: Consumer, set_alarm: Callable[[int], None]) -> None:
         self._group, self._log, self._owner = group, group.log, owner
         self._claims, self._dispatcher = owner.claims, owner.dispatcher
         self._in_flight = owner.state.progress.in_flight

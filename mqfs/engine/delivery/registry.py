@@ -5,62 +5,33 @@ Owns making and removing them, the low watermark that they hold, and the offer o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from mqfs import errors, limits
 from mqfs.engine.core import multipart
-from mqfs.engine.delivery.catalog import Group, Stream
-from mqfs.engine.delivery.consumer import Consumer, ConsumingGroup
-from mqfs.engine.delivery.exclusive_claims import SharedStream
+from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.delivery.parked_reads import ParkedReads, ReadEnds
-from mqfs.engine.delivery.priorities import DeliveryAttributes, PriorityIndex
+from mqfs.engine.delivery.priorities import DeliveryAttributes
 from mqfs.engine.language.permissions import bits_for_writers
 from mqfs.engine.retention.low_watermark import LowWatermark
 from mqfs.model import Record, User
 from mqfs.state.acks import REQUEUE, step
 from mqfs.state.group import Change, ConsumerState
 
-
-class RoutedStream(SharedStream, Protocol):
-    """A stream, with the consumers over it."""
-
-    @property
-    def default_consumer(self) -> Consumer | None: ...
-
-    def own_consumer(self) -> Consumer:
-        """Its default consumer, made if it has none in memory."""
-        ...
-
-    def consumers(self) -> Sequence[Consumer]: ...
-
-    def routes(self) -> Routes: ...
-
-
-class RegistryGroup(ConsumingGroup, Protocol):
-    """The group."""
-
-    @property
-    def streams(self) -> Mapping[str, RoutedStream]: ...
-
-    @property
-    def numbers(self) -> Mapping[int, RoutedStream]: ...
-
-    @property
-    def mark_dirty(self) -> Callable[[], None]: ...
-
-    def update_must_retain(self) -> None:
-        """There are consumers now, or none any more."""
-        ...
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
 
 
 class Consumers(dict[str, Consumer]):
     """Of one group: the named ones, by name."""
 
-    def __init__(self, group: RegistryGroup) -> None:
+    def __init__(self, group: Group) -> None:
         super().__init__()
         self._group, self._log = group, group.log
-        self.scopes, self.read_ends = Scopes(group), ReadEnds(group.log)
+        self.scopes = Scopes(group)
+        self.read_ends: ReadEnds = ReadEnds(group.log)
         self.bounded: dict[Consumer, None] = {}  # consumers with a `backlog`
         self._lowest = LowWatermark()  # of those over the whole group
 
@@ -125,20 +96,20 @@ class Consumers(dict[str, Consumer]):
         number = self._lowest.name
         return self[self._log.state.consumers[number].name] if number is not None else None
 
-    def floor(self, stream: RoutedStream) -> int:
+    def floor(self, stream: Stream) -> int:
         """The lowest sequence of the stream that a named consumer has not acked."""
         low = self._lowest.value
         if len(self) > len(self._lowest):
             low = min([low, *(consumer.low for consumer in stream.consumers() if consumer.state.over)])
         return low
 
-    def make_default(self, stream: RoutedStream) -> Consumer:
+    def make_default(self, stream: Stream) -> Consumer:
         """The default consumer of a stream, for the stream to keep."""
         own = self._log.state.nameless(stream.number)
         assert own is not None
         return Consumer(self._group, self, own, stream)
 
-    def unused_default(self, stream: RoutedStream) -> Consumer:
+    def unused_default(self, stream: Stream) -> Consumer:
         """One like it that the group does not know: nothing was ever claimed from the stream."""
         return Consumer(self._group, self, ConsumerState(0, 0, 0, stream.number, "", "", 0), stream)
 
@@ -194,14 +165,14 @@ class Consumers(dict[str, Consumer]):
         self._log.change({"do": "forget", "number": consumer.number})
         self.removed([consumer], covered)
 
-    def before_removal(self, consumers: Collection[Consumer]) -> list[RoutedStream]:
+    def before_removal(self, consumers: Collection[Consumer]) -> list[Stream]:
         """The streams of which messages may go with these, as all others have acknowledged them."""
         settings, overs = self._log.settings, {consumer.state.over for consumer in consumers}
         if not overs or (settings.deliver == "all" and settings.replay != "off"):
             return []
         return [self._group.numbers[stream.number] for stream in streams_over(self._group, *overs)]
 
-    def removed(self, consumers: Iterable[Consumer], covered: Iterable[RoutedStream]) -> None:
+    def removed(self, consumers: Iterable[Consumer], covered: Iterable[Stream]) -> None:
         """The log says so."""
         for consumer in consumers:
             del self[consumer.name]
@@ -225,7 +196,7 @@ class Consumers(dict[str, Consumer]):
 
     # ------------------------------------------------------------ new messages
 
-    def offer(self, stream: RoutedStream, record: Record, rank: DeliveryAttributes | None) -> None:
+    def offer(self, stream: Stream, record: Record, rank: DeliveryAttributes | None) -> None:
         """Count a new message, and serve parked reads."""
         own, routes = stream.default_consumer, stream.routes()
         if rank is not None:
@@ -260,13 +231,6 @@ class Consumers(dict[str, Consumer]):
 
 # New consumers: the change of a group that makes one, and where in the log it begins.
 
-class PlanningGroup(Group, Protocol):
-    """The group."""
-
-    @property
-    def ranks(self) -> PriorityIndex: ...
-
-
 def streams_over(group: Group, *overs: str) -> list[Stream]:
     """Those that consumers over streams, views or the whole group ("") cover."""
     named = {group.streams[over]: None for over in overs if over in group.streams}
@@ -280,7 +244,7 @@ def streams_over(group: Group, *overs: str) -> list[Stream]:
 
 
 def plan(
-    group: PlanningGroup,
+    group: Group,
     number: int,
     name: str,
     over: str,
@@ -307,7 +271,7 @@ def beginning(group: Group, replay: str, streams: Iterable[Stream]) -> int:
     return max((stream.kept.newest_kept() for stream in streams), default=0) or group.log.end.next
 
 
-def unclaimed(group: PlanningGroup, streams: Iterable[Stream]) -> list[int]:
+def unclaimed(group: Group, streams: Iterable[Stream]) -> list[int]:
     """Exclusive messages that were not claimed: a new consumer may claim them, wherever it begins."""
     numbers = group.ranks.streams_with_exclusives()
     mine = [stream for stream in streams if stream.number in numbers] if numbers else []

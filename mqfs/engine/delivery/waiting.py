@@ -6,9 +6,12 @@ All lists of a group share one Waiting, so that a write looks at one number.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mqfs.model import Record, Wait
+
+if TYPE_CHECKING:
+    from mqfs.engine.files.readers import Searcher
 
 
 class Waiting:
@@ -21,33 +24,6 @@ class Waiting:
         self.record_being_delivered: Record | None = None  # the newest message, so that it need not be read again
 
 
-class Reader(Protocol):
-    """An open file whose reads wait."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether its reads get end-of-file from now on."""
-        ...
-
-    def deliver(self, record: Record, count: int, offset: int) -> bytes | None:
-        """What a read of `count` bytes gets of a new message; None: the message is not for it."""
-        ...
-
-    def rest(self, count: int, offset: int) -> bytes | None:
-        """What a read gets of the message before; None: the next message is due."""
-        ...
-
-
-class PositionedReader(Reader, Protocol):
-    """One that reads the log from a position on: the lowest sequence that it has not had."""
-
-    position: int
-
-    def end(self) -> None:
-        """End-of-file for its reads that wait."""
-        ...
-
-
 class WaitList:
     """Readers, each with its reads, in the order in which they began to wait. Each gets every message."""
 
@@ -55,12 +31,12 @@ class WaitList:
 
     def __init__(self, waiting: Waiting) -> None:
         self._waiting = waiting
-        self.readers: dict[Reader, dict[Wait[bytes], tuple[int, int]]] = {}  # each read with its count and offset
+        self.readers: dict[Searcher, dict[Wait[bytes], tuple[int, int]]] = {}  # each read with its count and offset
 
     def count_reads(self) -> int:
         return sum(map(len, self.readers.values()))
 
-    def park(self, reader: Reader, wait: Wait[bytes], count: int, offset: int) -> None:
+    def park(self, reader: Searcher, wait: Wait[bytes], count: int, offset: int) -> None:
         """A read of `count` bytes at that offset waits."""
         reads = self.readers.get(reader)
         if reads is None:
@@ -68,7 +44,7 @@ class WaitList:
             self._waiting.readers += 1
         reads[wait] = count, offset
 
-    def cancel(self, reader: Reader, wait: Wait[bytes]) -> bool:
+    def cancel(self, reader: Searcher, wait: Wait[bytes]) -> bool:
         """Whether that read waited; it does no more."""
         reads = self.readers.get(reader)
         if reads is None or reads.pop(wait, None) is None:
@@ -77,7 +53,7 @@ class WaitList:
             self._forget(reader)
         return True
 
-    def _forget(self, reader: Reader) -> None:
+    def _forget(self, reader: Searcher) -> None:
         del self.readers[reader]
         self._waiting.readers -= 1
 
@@ -99,7 +75,7 @@ class WaitList:
             if reads:
                 self._serve_rest(reader, reads)
 
-    def _serve_rest(self, reader: Reader, reads: dict[Wait[bytes], tuple[int, int]]) -> None:
+    def _serve_rest(self, reader: Searcher, reads: dict[Wait[bytes], tuple[int, int]]) -> None:
         """Settle its next reads without a new message. A subscriber may push back, cancel reads or close the reader."""
         while reads and self.readers.get(reader) is reads:
             wait, (count, offset) = next(iter(reads.items()))
@@ -112,7 +88,7 @@ class WaitList:
             else:
                 break
 
-    def close(self, reader: Reader) -> None:
+    def close(self, reader: Searcher) -> None:
         """Settle all its reads with end-of-file."""
         reads = self.readers.get(reader)
         if reads is not None:

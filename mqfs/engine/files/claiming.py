@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits
 from mqfs.engine.core import multipart
-from mqfs.engine.delivery import catalog
-from mqfs.engine.delivery.catalog import Stream
 from mqfs.engine.delivery.claims import InFlight
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.files.handle import OpenFile, PartialRead
@@ -20,6 +18,9 @@ from mqfs.engine.files.stream import Writer
 from mqfs.engine.language.permissions import R, allowed
 from mqfs.engine.nodes import TakeFile
 from mqfs.model import NEVER, Record, Step, User, Wait
+
+if TYPE_CHECKING:
+    from mqfs.engine.stream import Stream
 
 RECORD_OVERHEAD = 80 + limits.NAME_BYTES  # of one in `format record`, beside headers and body: two heads, a name
 
@@ -183,7 +184,7 @@ class WorkStreamHandle(ClaimingHandle, Writer):
     def _consumer(self) -> Consumer:
         return self.node.own_consumer()
 
-    def may_receive(self, stream: catalog.Stream, sequence: int) -> bool:
+    def may_receive(self, stream: Stream, sequence: int) -> bool:
         return True
 
     @property

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from mqfs import errors, limits
 from mqfs.engine.core import multipart
-from mqfs.engine.delivery import catalog
 from mqfs.engine.delivery.claims import InFlight
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.files.claiming import RECORD_OVERHEAD, ClaimingHandle
@@ -48,7 +47,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
     def _consumer(self) -> Consumer:
         return self.node if isinstance(self.node, Consumer) else self.node.stream.own_consumer()
 
-    def may_receive(self, stream: catalog.Stream, sequence: int) -> bool:
+    def may_receive(self, stream: Stream, sequence: int) -> bool:
         if sequence >= self.end_sequence or not allowed(self.user, stream.state, R):
             return False
         if not self.selects:
@@ -56,7 +55,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         selection = self.selection
         return selection.has_all_of(stream) or (selection.covers(stream) and self._is_selected(stream, sequence))
 
-    def _is_selected(self, stream: catalog.Stream, sequence: int) -> bool:
+    def _is_selected(self, stream: Stream, sequence: int) -> bool:
         """Whether a program selects that message."""
         record = self.group.log.reader.find(stream.number, sequence)
         return record is not None and record.sequence == sequence and self.selection.selects(stream, record)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from mqfs import errors, limits
 from mqfs.engine.core.log import AckSteps
 from mqfs.engine.core.portions import Work, exhaust
-from mqfs.engine.delivery import catalog, redelivery
+from mqfs.engine.delivery import redelivery
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.delivery.registry import plan, streams_over
 from mqfs.engine.files import status
@@ -213,7 +213,7 @@ class Changes:
         consumer = self._group.consumers.get(name)
         return consumer.number if consumer is not None else None
 
-    def _streams_of(self, over: str) -> list[catalog.Stream]:
+    def _streams_of(self, over: str) -> list[Stream]:
         """Also where that view is bound here."""
         group, bound = self._group, self._bound.get(over, [])
         streams = streams_over(group, over) if over in group.views or not bound else []

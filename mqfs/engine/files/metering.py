@@ -8,12 +8,11 @@ for its turn, in the order of all of the user's; a read beyond a bound is refuse
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from mqfs.clock import Clock
-from mqfs.engine.core.faults import Group
 from mqfs.engine.core.timers import PACING, Alarm, Timers
 from mqfs.engine.files.claiming import ClaimingHandle
 from mqfs.engine.files.handle import OpenFile
@@ -22,6 +21,9 @@ from mqfs.engine.publishing.kept_quotas import KeptQuotas
 from mqfs.errors import Interrupted, OverQuota
 from mqfs.model import Step, User, Wait
 from mqfs.quotas import Quota, Quotas
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
 
 SECOND_NS = 10**9
 
@@ -64,10 +66,6 @@ class Counts:
     refused: int = 0  # reads, writes and opens
 
 
-class RefusingGroup(Protocol):
-    def refuse(self, user: User, file: str, text: str) -> None: ...
-
-
 class Meter:
     """Of one user."""
 
@@ -89,14 +87,14 @@ class Meter:
         """Held, and to be held by reads that wait."""
         return sum(len(handle.claims) for handle in self._claiming) + self._claims_to_come
 
-    def refusal(self, group: RefusingGroup, user: User, file: str, what: str, most: int) -> OverQuota:
+    def refusal(self, group: Group, user: User, file: str, what: str, most: int) -> OverQuota:
         """The error of a bound, which also is a line of `.errors`."""
         self.counts.refused += 1
         error = OverQuota(f"uid {self.uid} has {what} (expected at most {most})")
         group.refuse(user, file, str(error))
         return error
 
-    def admit(self, user: User, group: RefusingGroup, file: str, handles: int) -> None:
+    def admit(self, user: User, group: Group, file: str, handles: int) -> None:
         """Check that the user may open one more file. Raises OverQuota."""
         if self.quota.handles and handles >= self.quota.handles:
             raise self.refusal(group, user, file, f"{handles} open files", self.quota.handles)

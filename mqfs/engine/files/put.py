@@ -16,7 +16,6 @@ from mqfs.engine.language import batch_frames
 from mqfs.engine.language.permissions import W, require
 from mqfs.engine.language.put_request import PutRequest, parse
 from mqfs.engine.publishing.admission import PutId, WriteRequest
-from mqfs.engine.publishing.admission import Stream as Target
 from mqfs.engine.publishing.batch import AtomicBatch, StreamTotals, require_fit
 from mqfs.engine.stream import Stream
 from mqfs.log import batch, headers
@@ -187,7 +186,7 @@ class BatchHandle(FramesFile):
 
     def _post(self, packed: batch.EncodedBatch, value: int) -> Step[int]:
         streams = [self.stream(name) for name in packed.fresh]
-        tallies: dict[Target, StreamTotals] = {
+        tallies: dict[Stream, StreamTotals] = {
             streams[row.place]: StreamTotals(row.messages, row.size, row.last) for row in packed.rows
         }
         require_fit(packed.messages, len(packed.data))

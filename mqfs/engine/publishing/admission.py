@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import attrs
 
 from mqfs import errors, limits
 from mqfs.clock import Clock
 from mqfs.engine.core.log import Counts, GroupLog
-from mqfs.engine.delivery.backlog import Backlog
-from mqfs.engine.delivery.fanout import ReadStream
 from mqfs.engine.language.settings import Settings
 from mqfs.engine.retention import retained
 from mqfs.engine.retention.retained import KeptRange
-from mqfs.model import Step, Wait
+from mqfs.model import Step
 from mqfs.quotas import require_share
-from mqfs.state.group import ANYONE, Change, ConsumerState, Known, StreamState
+from mqfs.state.group import ANYONE, Change, Known
+
+if TYPE_CHECKING:
+    from mqfs.engine.delivery.consumer import Consumer
+    from mqfs.engine.stream import Stream
 
 
 class Admission(enum.Enum):
@@ -28,30 +30,6 @@ class Admission(enum.Enum):
     CUT = enum.auto()  # the oldest messages make room, then it is appended
     DISCARD = enum.auto()
     WAIT = enum.auto()
-
-
-class Consumer(Protocol):
-    """One with a bound of its own."""
-
-    state: ConsumerState
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def backlog(self) -> Backlog: ...
-
-
-class Stream(ReadStream, Protocol):
-    """A stream, as those who write to it need it. `bounded_consumers` have a `backlog`."""
-
-    removed: bool
-    state: StreamState
-    blocked: dict[Wait[int], WriteRequest]  # in the order in which they came
-    written: int
-
-    @property
-    def bounded_consumers(self) -> Sequence[Consumer]: ...
 
 
 class Batch(Protocol):

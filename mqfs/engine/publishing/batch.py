@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
@@ -16,15 +16,7 @@ from mqfs import errors, limits
 from mqfs.clock import Clock
 from mqfs.engine.language.permissions import W, require
 from mqfs.engine.language.settings import NO_DEPTH
-from mqfs.engine.publishing.admission import (
-    Admission,
-    PutId,
-    Stream,
-    WriteRequest,
-    depth_reached,
-    has_room,
-    lacking_backlog,
-)
+from mqfs.engine.publishing.admission import Admission, PutId, WriteRequest, depth_reached, has_room, lacking_backlog
 from mqfs.engine.publishing.kept_quotas import KeptQuotas, stored
 from mqfs.engine.publishing.publisher import Publisher
 from mqfs.log import batch
@@ -34,6 +26,9 @@ from mqfs.model import Kind, Step, User
 from mqfs.quotas import Shares
 from mqfs.state.group import Attributes, Change
 from mqfs.store.api import Store
+
+if TYPE_CHECKING:
+    from mqfs.engine.stream import Stream
 
 T = TypeVar("T")
 

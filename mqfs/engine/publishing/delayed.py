@@ -9,43 +9,29 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
-from mqfs.clock import Clock
-from mqfs.engine.core import faults
 from mqfs.engine.core.log import AckSteps
-from mqfs.engine.core.timers import DELAYED, Alarm, Timers
-from mqfs.engine.publishing.admission import Stream
+from mqfs.engine.core.timers import DELAYED, Alarm
 from mqfs.engine.publishing.kept_quotas import stored
-from mqfs.engine.publishing.publisher import Publisher
 from mqfs.log import headers
 from mqfs.model import Draft, Kind, Record
 from mqfs.state.acks import ACK, step
 from mqfs.state.group import PUT, Change
 
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
+
 _AGAIN_NS = 10**9  # where the disk does not take one that is due
-
-
-class Host(faults.Group, Protocol):
-    """The group, as its delayed messages need it."""
-
-    clock: Clock
-    timers: Timers
-    faults: faults.Faults
-
-    @property
-    def numbers(self) -> Mapping[int, Stream]: ...
-
-    @property
-    def publisher(self) -> Publisher: ...
 
 
 class DelayedMessages:
     """Of one group."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Group) -> None:
         self._host, self._log = host, host.log
         self._due: list[tuple[int, int]] = []  # (engine ns, sequence)
         self._streams: dict[int, int] = {}  # sequence -> the stream it is for

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from mqfs import limits
-from mqfs.engine.publishing.admission import Stream
 from mqfs.errors import OverQuota
 from mqfs.quotas import Quotas
+
+if TYPE_CHECKING:
+    from mqfs.engine.stream import Stream
 
 PORTION = 256  # streams looked at in a row: about a millisecond
 STRETCHES = 64  # of one stream; more are joined

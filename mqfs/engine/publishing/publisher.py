@@ -3,50 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mqfs import errors
-from mqfs.engine.core.log import AckSteps, Counts, GroupLog
-from mqfs.engine.delivery.fanout import Fanout
-from mqfs.engine.delivery.registry import Consumers
-from mqfs.engine.delivery.waiting import Waiting
+from mqfs.engine.core.log import AckSteps
 from mqfs.engine.language.settings import NO_DEPTH
 from mqfs.engine.publishing import admission
-from mqfs.engine.publishing.admission import Admission, DeduplicationWindow, Stream, WriteRequest
-from mqfs.engine.publishing.kept_quotas import KeptQuotas, stored
-from mqfs.engine.retention.retention import Retention
+from mqfs.engine.publishing.admission import Admission, WriteRequest
+from mqfs.engine.publishing.kept_quotas import stored
 from mqfs.model import Draft, Kind, Record, Step, Wait
 from mqfs.state.group import Change
-from mqfs.store.api import RingPort
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
 
 MESSAGE = int(Kind.MESSAGE)
 RECORD_BYTES = 40  # of a message in the log, beside its body
 
 
-class Host(Protocol):
-    """The group, as its publisher needs it."""
-
-    log: GroupLog
-    retention: Retention
-    consumers: Consumers
-    fanout: Fanout
-    waiting: Waiting
-    counts: Counts
-    ids: DeduplicationWindow
-    ring: RingPort | None
-    past_rings: set[RingPort]
-    kept_quotas: KeptQuotas | None
-
-    @property
-    def mark_dirty(self) -> Callable[[], None]:
-        """Have maintenance look at the group."""
-        ...
-
-
 class Publisher:
     """Of one group."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Group) -> None:
         self._host, self.log, self.retention, self.consumers = host, host.log, host.retention, host.consumers
         self.counts, self.fanout, self.mark_dirty = host.counts, host.fanout, host.mark_dirty
         self._waiting, self.ids, self.kept_quotas = host.waiting, host.ids, host.kept_quotas

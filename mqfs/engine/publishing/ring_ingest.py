@@ -7,26 +7,17 @@ mqfs/ring/server/ring_log.py appends them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mqfs import errors
 from mqfs.engine.language.settings import NO_DEPTH
-from mqfs.engine.publishing.admission import Stream
-from mqfs.engine.publishing.publisher import Publisher
 from mqfs.model import Buffer, Columns, Kind, Record
 
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
+
 HEAD_BYTES = 32  # of a record
-
-
-class Group(Protocol):
-    """Whose ring it was."""
-
-    @property
-    def publisher(self) -> Publisher: ...
-
-    @property
-    def numbers(self) -> Mapping[int, Stream]: ...
 
 
 def ingest(group: Group, data: Buffer, base: int, rows: Columns) -> None:

@@ -8,47 +8,32 @@ server. The commit is a record of the batch that it appends: after a crash both 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
-from mqfs.clock import Clock
-from mqfs.engine.core import faults
-from mqfs.engine.core.timers import PARTS, Alarm, Timers
+from mqfs.engine.core.timers import PARTS, Alarm
 from mqfs.engine.language.permissions import W, allowed, require_owner
-from mqfs.engine.publishing.admission import PutId, Stream
-from mqfs.engine.publishing.batch import AtomicBatch, StagedBatch, Staging, StreamTotals, require_fit
-from mqfs.engine.publishing.publisher import Publisher
+from mqfs.engine.publishing.admission import PutId
+from mqfs.engine.publishing.batch import AtomicBatch, StagedBatch, StreamTotals, require_fit
 from mqfs.log.batch import Source
 from mqfs.model import Step, User
 from mqfs.quotas import require_share
 from mqfs.state.group import Attributes, Change
 from mqfs.syntax.names import check_control, check_name, one_line
 
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
+
 _SECOND_NS = 10**9
 _NUMBERS = 1 << 63
-
-
-class Host(faults.Group, Protocol):
-    """The group, as its transactions need it."""
-
-    clock: Clock
-    timers: Timers
-    staging: Staging
-
-    @property
-    def streams(self) -> Mapping[str, Stream]: ...
-
-    @property
-    def publisher(self) -> Publisher: ...
-
-    def refuse(self, user: User, file: str, text: str) -> None: ...
 
 
 class Transactions:
     """Of one group."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Group) -> None:
         self._host, self._log, self._staging = host, host.log, host.staging
         self.parts: dict[str, StagedBatch] = {}
         self._alarm = Alarm(host.timers, host, PARTS, "dropping idle parts", self._drop_idle)

@@ -6,98 +6,25 @@ Owns that range, the counting, and which messages in it are still to be seen. Wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
 
 from mqfs import errors
 from mqfs.clock import Clock
-from mqfs.engine.core.log import Counts, GroupLog
+from mqfs.engine.core.log import GroupLog
 from mqfs.engine.core.portions import Work
 from mqfs.engine.language.settings import Depth
 from mqfs.model import NEVER, Kind, Record
 from mqfs.state.group import StreamState
 
+if TYPE_CHECKING:
+    from mqfs.engine.retention.retention import Retention
+    from mqfs.engine.stream import Stream
+
 _STEPS = 256  # messages passed between two looks at the clock: some 0.3 ms
 UNKNOWN, RECOUNT = -2, -1  # a stream's count: not looked at since the start, and to be counted again
-
-
-class Sharer(Protocol):
-    """A consumer of a stream, to those who ask what may go."""
-
-    @property
-    def low(self) -> int:
-        """Everything below is acked."""
-        ...
-
-    def is_acked(self, sequence: int) -> bool: ...
-
-    def acked_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """The parts of [first, last] that are acked."""
-        ...
-
-
-class Exclusives(Protocol):
-    """The messages of a stream that are for one receiver."""
-
-    def first_kept(self) -> int:
-        """The lowest sequence of one that is not acked; 0 where there is none."""
-        ...
-
-
-class Owner(Protocol):
-    """The stream whose range it is."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def number(self) -> int: ...
-
-    @property
-    def kept(self) -> KeptRange: ...
-
-    @property
-    def shared(self) -> bool:
-        """Whether consumers alone are to have its messages, so that one goes when the last of them acked it."""
-        ...
-
-    @property
-    def outlasts_readers(self) -> bool:
-        """Whether what it keeps after a start is what consumers have not acked, whatever `depth` says."""
-        ...
-
-    def interested_consumers(self) -> Sequence[Sharer]:
-        """Where it is shared: all who are to have its messages."""
-        ...
-
-    def is_acked_by_all(self, sequence: int) -> bool: ...
-
-    @property
-    def exclusives(self) -> Exclusives: ...
-
-
-class Rules(Protocol):
-    """Retention of the group, as a stream's range needs it."""
-
-    expiry: Expiry
-    counts: Counts
-    lapsed: dict[int, int]
-
-    def note_eviction(self, messages: int, before: int) -> None: ...
-
-    def expire_messages(self) -> None: ...
-
-    def is_expired(self, sequence: int) -> bool: ...
-
-    def low_watermark(self, stream: Owner) -> int: ...
-
-    def all_exclusives(self) -> set[int]: ...
-
-    def persist_low_watermarks(self, floors: Mapping[int, int]) -> None: ...
-
-    def overtake_cursors(self, stream: Owner, old_floor: int) -> None: ...
 
 
 class KeptRange:
@@ -118,7 +45,7 @@ class KeptRange:
         "trimmed_count",
     )
 
-    def __init__(self, owner: Owner, state: StreamState, log: GroupLog, retention: Rules) -> None:
+    def __init__(self, owner: Stream, state: StreamState, log: GroupLog, retention: Retention) -> None:
         self._owner, self.log, self._retention = owner, log, retention
         self.state, self.number = state, state.number
         self.count = UNKNOWN  # messages kept at or above the floor
@@ -380,25 +307,6 @@ class KeptRange:
 _CUT_STEPS = 64  # messages between two looks at the clock: 0.1 ms
 
 
-class Range(Protocol):
-    """What a stream keeps."""
-
-    log: GroupLog
-    state: StreamState
-    number: int
-    count: int
-    size: int
-    trimmed_count: int
-
-    def counted(self, first: int, end: int | None = None) -> tuple[int, int]: ...
-
-    def update_low_watermark(self) -> None: ...
-
-    def newest_kept(self) -> int: ...
-
-    def is_deleted(self, sequence: int) -> bool: ...
-
-
 @attrs.define
 class Cut:
     """Messages to remove from the beginning of a stream: the new floor, and the counts behind it."""
@@ -420,7 +328,7 @@ class Clearing(NamedTuple):
     cut: Cut
 
 
-def plan_cut(kept: Range, depth: Depth, messages: int = 0, size: int = 0) -> Cut:
+def plan_cut(kept: KeptRange, depth: Depth, messages: int = 0, size: int = 0) -> Cut:
     """The oldest, until the rest and so much more fits."""
     cut = begin_cut(kept)
     while cut.count > 0 and not fits(depth, cut, messages, size):
@@ -428,7 +336,7 @@ def plan_cut(kept: Range, depth: Depth, messages: int = 0, size: int = 0) -> Cut
     return cut
 
 
-def cut_in_steps(kept: Range, depth: Depth) -> Work[Cut]:
+def cut_in_steps(kept: KeptRange, depth: Depth) -> Work[Cut]:
     """As `plan_cut`."""
     cut, steps = begin_cut(kept), 0
     while cut.count > 0 and not fits(depth, cut, 0, 0):
@@ -439,7 +347,7 @@ def cut_in_steps(kept: Range, depth: Depth) -> Work[Cut]:
     return cut
 
 
-def plan_cut_below(kept: Range, target: int) -> Cut | None:
+def plan_cut_below(kept: KeptRange, target: int) -> Cut | None:
     """All below that sequence; None where nothing is."""
     bucket, floor = kept.log.bucket, kept.state.floor
     found = bucket.reader.locate(kept.number, floor)
@@ -457,7 +365,7 @@ def plan_cut_below(kept: Range, target: int) -> Cut | None:
     return Cut(target, kept.count - count, kept.size - size, count, size, lost, newest, kept.trimmed_count)
 
 
-def plan_clear(kept: Range, end: int) -> Clearing:
+def plan_clear(kept: KeptRange, end: int) -> Clearing:
     """All that is kept below that sequence."""
     kept.update_low_watermark()
     before, floor = kept.log.reader.before, kept.state.floor
@@ -471,12 +379,12 @@ def plan_clear(kept: Range, end: int) -> Clearing:
     return Clearing(newest, cut)
 
 
-def begin_cut(kept: Range) -> Cut:
+def begin_cut(kept: KeptRange) -> Cut:
     """Nothing of it yet."""
     return Cut(kept.state.floor, kept.count, kept.size, before=kept.trimmed_count)
 
 
-def extend_cut(kept: Range, cut: Cut) -> None:
+def extend_cut(kept: KeptRange, cut: Cut) -> None:
     """By the oldest message that would be left."""
     found = kept.log.reader.locate(kept.number, cut.floor)
     if found is None:
@@ -496,7 +404,7 @@ def extend_cut(kept: Range, cut: Cut) -> None:
             cut.last_lost = sequence
 
 
-def fits(depth: Depth, kept: Range | Cut, messages: int, size: int) -> bool:
+def fits(depth: Depth, kept: KeptRange | Cut, messages: int, size: int) -> bool:
     """Whether so much more fits below `depth`; not where it was not counted."""
     if kept.count < 0:
         return False

@@ -8,81 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits
-from mqfs.clock import Clock
-from mqfs.engine.core.log import Counts, GroupLog
-from mqfs.engine.core.timers import EXPIRY, TRIMMING, Alarm, Timers
+from mqfs.engine.core.timers import EXPIRY, TRIMMING, Alarm
 from mqfs.engine.language.settings import NO_DEPTH
 from mqfs.engine.retention import retained
-from mqfs.engine.retention.retained import Expiry, KeptRange, Owner
+from mqfs.engine.retention.retained import Expiry
 from mqfs.model import NEVER
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
 
 _LOOKED_AT = 1_024  # messages looked up in the log at once: some ms
 _LAPSED = 1_024  # messages that outlived their ttl, counted out at once: some 3 ms
 _TRIM_AGAIN_NS = 10**8
 _STEPS = 64  # looked at between two looks at the clock: 0.1 ms
-
-
-class Attributes(Protocol):
-    """The messages whose headers say how long they live, or that they are for one receiver."""
-
-    @property
-    def next_expiry_ns(self) -> int: ...
-
-    def expired(self, now_ns: int, most: int) -> list[tuple[int, int]]:
-        """(sequence, stream) of those that outlived their own ttl since this was last asked."""
-        ...
-
-    def expires_ns(self, sequence: int) -> int: ...
-
-    def all_exclusives(self) -> set[int]: ...
-
-    def remove(self, sequence: int) -> None: ...
-
-    def forget(self) -> Iterator[None]: ...
-
-
-class Bounded(Protocol):
-    """A stream that has a `depth`."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def kept(self) -> KeptRange: ...
-
-
-class Host(Protocol):
-    """The group, as retention needs it."""
-
-    number: int
-    removed: bool
-    log: GroupLog
-    counts: Counts
-    clock: Clock
-    timers: Timers
-    in_memory: bool  # the store is
-
-    @property
-    def numbers(self) -> Mapping[int, Owner]:
-        """Its streams."""
-        ...
-
-    @property
-    def ranks(self) -> Attributes: ...
-
-    def before_trim(self) -> dict[int, int]:
-        """Where logs of the group begin that are no streams, by number."""
-        ...
-
-    @property
-    def mark_dirty(self) -> Callable[[], None]:
-        """Have maintenance look at the group."""
-        ...
-
-    def unblock(self) -> None: ...
 
 
 class Retention:
@@ -91,7 +33,7 @@ class Retention:
 
     overtake_cursors: Callable[[Any, int], None]
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Group) -> None:
         self._host, self._log, self.counts = host, host.log, host.counts
         self.expiry = Expiry(host.log, host.clock)
         self.interests: list[Callable[[Any], int]] = []
@@ -110,7 +52,7 @@ class Retention:
         self._trim_again_ns = 0  # engine time, before which writers that wait have nothing trimmed
         self._trim_alarm = Alarm(host.timers, host, TRIMMING, "giving back room", lambda _: self.trim())
 
-    def low_watermark(self, stream: Owner) -> int:
+    def low_watermark(self, stream: Stream) -> int:
         """The lowest sequence of the stream that a reader present now, or a consumer, has not had."""
         return min([self._log.end.next, *(interest(stream) for interest in self.interests)])
 
@@ -314,7 +256,7 @@ class Retention:
                 stream.kept.update_low_watermark()
         self._cuts_settled = True
 
-    def bound_depth(self, stream: Bounded) -> None:
+    def bound_depth(self, stream: Stream) -> None:
         """Cut a stream to its `depth`, with `full drop-old`: messages accepted earlier were appended beyond it."""
         settings = self._log.settings
         if settings.full == "drop-old" and settings.depth is not NO_DEPTH and stream.name != settings.dead:

@@ -6,26 +6,22 @@ Owns finding the next such message in the log. Knows nothing of permissions, pos
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mqfs import errors
 from mqfs.engine.language import programs
 from mqfs.engine.language.programs import Program
-from mqfs.engine.routing.views import Catalog, NamedStream, ViewRegistry
+from mqfs.engine.routing.views import NamedStream
 from mqfs.model import NEVER, Record
 from mqfs.syntax.patterns import Patterns, check_pattern, has_wildcard
 from mqfs.syntax.quoting import split
 
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+
 FEW = 16  # streams: up to here each one's postings are searched, above it the log is walked
 _LOOKED_THROUGH = 1_024  # streams of a group that are tried one by one against a pattern, in the hope of few
 _NONE, _SOME, _ALL = range(3)  # of the messages of a stream that it covers; some: a program says which
-
-
-class WithViews(Catalog, Protocol):
-    """A group."""
-
-    @property
-    def views(self) -> ViewRegistry: ...
 
 
 class MessageFilter:
@@ -38,7 +34,7 @@ class MessageFilter:
 
     def __init__(
         self,
-        group: WithViews,
+        group: Group,
         numbers: Collection[int] | None = None,
         names: Collection[str] | None = None,
         program: Program | None = None,
@@ -65,7 +61,7 @@ class MessageFilter:
         listed = self._listed()
         return self.group.numbers.values() if listed is None else listed
 
-    def _listed(self) -> list[NamedStream] | None:
+    def _listed(self) -> Sequence[NamedStream] | None:
         """The same where it is made of numbers and names, some twice. None: patterns or programs say more."""
         if self.everything or self._program is not None or self._is_wild:
             return None
@@ -189,14 +185,14 @@ def split_select(line: str) -> list[str]:
     return ["select", *found] if found is not None and found[0] == "program" else split(line)
 
 
-def cover(group: WithViews, words: Sequence[str]) -> MessageFilter:
+def cover(group: Group, words: Sequence[str]) -> MessageFilter:
     """What `cover NAME...` says: streams that are there or will be, and patterns. Raises BadCommand."""
     for word in words:
         check_pattern(word, group.log.settings.words)
     return MessageFilter(group, None, words)
 
 
-def select(group: WithViews, words: Sequence[str], may_read: Callable[[Any], None]) -> MessageFilter:
+def select(group: Group, words: Sequence[str], may_read: Callable[[Any], None]) -> MessageFilter:
     """What `select NAME...` says: streams, views, patterns, or `program` and one; no names: everything.
 
     Raises NotFound, BadCommand, and what `may_read` raises."""

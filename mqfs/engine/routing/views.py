@@ -6,11 +6,10 @@ Owns which messages are in it. Which views a stream is in, the registry knows; a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mqfs import errors
-from mqfs.engine.core.log import GroupLog
 from mqfs.engine.language import programs
 from mqfs.engine.language.permissions import Numbered
 from mqfs.engine.language.programs import Program
@@ -18,6 +17,9 @@ from mqfs.model import Record
 from mqfs.state.group import Attributes, ViewState
 from mqfs.syntax.patterns import Patterns
 from mqfs.syntax.quoting import quote
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
 
 log = logging.getLogger("mqfs.engine")
 
@@ -94,21 +96,6 @@ class NamedStream(Protocol):
     def name(self) -> str: ...
 
 
-class Catalog(Protocol):
-    """The streams of a group. `catalog_version` grows with every change of names and permissions, `routing_version`
-    when other views or consumers than before may cover a stream."""
-
-    log: GroupLog
-    catalog_version: int
-    routing_version: int
-
-    @property
-    def streams(self) -> Mapping[str, NamedStream]: ...
-
-    @property
-    def numbers(self) -> Mapping[int, NamedStream]: ...
-
-
 # ------------------------------------------------------------ view registry
 
 # The views of a group, by name: binding, unbinding, and which of them a stream is in.
@@ -121,7 +108,7 @@ class ViewRegistry(dict[str, View]):
     on_refreshed: Callable[[], None]
     on_removed: Callable[[View], None]
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Group) -> None:
         super().__init__()
         self._catalog = catalog
         self.bound = 0  # patterns and programs of all of them

@@ -11,17 +11,18 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
 from mqfs import limits
-from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadFrame, OverLimit
 from mqfs.net.peer import Peer
 from mqfs.net.tls import DescriptorCalls
 from mqfs.ninep.server.session import Session
-from mqfs.serving.fairness import Turns
+
+if TYPE_CHECKING:
+    from mqfs.ninep.server.server import Server
 
 log = logging.getLogger("mqfs.ninep")
 
@@ -32,27 +33,11 @@ GATHER = 1_000  # buffers of one writev; the system takes 1,024
 _GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ETIMEDOUT, errno.EBADF, errno.EIO)
 
 
-class Connections(Protocol):
-    """The server, as one of its connections needs it."""
-
-    tree: Tree
-    turns: Turns
-    nursery: trio.Nursery
-    inside: int  # batches being performed: connections they wake are flushed at their end
-    batches: int
-
-    def tracer(self, where: str) -> Callable[[str], None] | None: ...
-    def woken(self, connection: Connection) -> None:
-        """A connection has replies that no batch of its own will send. Called from inside the engine."""
-
-    def flush_woken(self) -> None: ...
-
-
 class Connection:
     """Two descriptors (often one) and the session between them."""
 
     def __init__(
-        self, server: Connections, peer: Peer, incoming: int, outgoing: int, calls: DescriptorCalls = os
+        self, server: Server, peer: Peer, incoming: int, outgoing: int, calls: DescriptorCalls = os
     ) -> None:
         self.server, self.incoming, self.outgoing = server, incoming, outgoing
         self._read, self._write, self._writev = calls.read, calls.write, calls.writev

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -23,8 +23,10 @@ from mqfs.ninep.codec.wire import READ_OVERHEAD
 from mqfs.ninep.server.fids import Fid
 from mqfs.ninep.server.operations import become, directory, opened, rename_node, synced
 from mqfs.ninep.server.pending import Later, later
-from mqfs.ninep.server.state import SessionState
 from mqfs.state.file_locks import END, Held, Key
+
+if TYPE_CHECKING:
+    from mqfs.ninep.server.session import Session
 
 # Flags of Tlopen and Tlcreate: Linux's numbers on every machine
 O_EXCL, O_NONBLOCK, O_DIRECTORY = 0o200, 0o4000, 0o200000
@@ -38,7 +40,7 @@ BLOCK_BYTES, STAT_BLOCK_BYTES = 4_096, 512
 # ---------------------------------------------------------------- opening and making
 
 
-def lopen(session: SessionState, request: linux.Tlopen) -> Fcall:
+def lopen(session: Session, request: linux.Tlopen) -> Fcall:
     fid = session.fids.find(request.fid).closed()
     if request.flags & O_DIRECTORY and not fid.node.directory:
         raise NotDirectory
@@ -51,7 +53,7 @@ def acting(user: User, gid: int) -> User:
     return attrs.evolve(user, gid=gid) if gid != user.gid and gid in user.groups else user
 
 
-def lcreate(session: SessionState, request: linux.Tlcreate) -> Fcall | Later:
+def lcreate(session: Session, request: linux.Tlcreate) -> Fcall | Later:
     fid = session.fids.find(request.fid).closed()
     group = directory(fid)
     flags, nonblocking = request.flags & os.O_ACCMODE, bool(request.flags & O_NONBLOCK)
@@ -71,13 +73,13 @@ def lcreate(session: SessionState, request: linux.Tlcreate) -> Fcall | Later:
     return later(step, then, calls=True)
 
 
-def mkdir(session: SessionState, request: linux.Tmkdir) -> Fcall | Later:
+def mkdir(session: Session, request: linux.Tmkdir) -> Fcall | Later:
     fid = session.fids.find(request.dfid)
     step = session.tree.mkdir(acting(fid.user, request.gid), directory(fid), request.name, request.mode & 0o777)
     return later(step, lambda node: linux.Rmkdir(request.tag, node.qid))
 
 
-def mknod(session: SessionState, request: linux.Tmknod) -> Fcall | Later:
+def mknod(session: Session, request: linux.Tmknod) -> Fcall | Later:
     """Make a stream, which is a regular file here. Raises NotPermitted for any other type."""
     if stat.S_IFMT(request.mode) not in (0, stat.S_IFREG):
         raise NotPermitted("only streams and groups can be made")
@@ -86,18 +88,18 @@ def mknod(session: SessionState, request: linux.Tmknod) -> Fcall | Later:
     return later(step, lambda node: linux.Rmknod(request.tag, node.qid))
 
 
-def symlink(session: SessionState, request: linux.Tsymlink) -> Fcall:
+def symlink(session: Session, request: linux.Tsymlink) -> Fcall:
     directory(session.fids.find(request.fid))
     raise NotPermitted("symbolic links are not supported")
 
 
-def link(session: SessionState, request: linux.Tlink) -> Fcall:
+def link(session: Session, request: linux.Tlink) -> Fcall:
     directory(session.fids.find(request.dfid))
     session.fids.find(request.fid)
     raise NotPermitted("links are not supported")
 
 
-def readlink(session: SessionState, request: linux.Treadlink) -> Fcall:
+def readlink(session: Session, request: linux.Treadlink) -> Fcall:
     session.fids.find(request.fid)
     raise BadRequest("not a symbolic link")
 
@@ -105,20 +107,20 @@ def readlink(session: SessionState, request: linux.Treadlink) -> Fcall:
 # ---------------------------------------------------------------- renaming and removing
 
 
-def rename(session: SessionState, request: linux.Trename) -> Fcall | Later:
+def rename(session: Session, request: linux.Trename) -> Fcall | Later:
     to = directory(session.fids.find(request.dfid))
     step = rename_node(session, session.fids.find(request.fid), request.name, to)
     return later(step, lambda _: linux.Rrename(request.tag))
 
 
-def renameat(session: SessionState, request: linux.Trenameat) -> Fcall | Later:
+def renameat(session: Session, request: linux.Trenameat) -> Fcall | Later:
     fid = session.fids.find(request.olddirfid)
     to = directory(session.fids.find(request.newdirfid))
     step = session.tree.rename(fid.user, directory(fid), request.oldname, to, request.newname)
     return later(step, lambda _: linux.Rrenameat(request.tag))
 
 
-def unlinkat(session: SessionState, request: linux.Tunlinkat) -> Fcall | Later:
+def unlinkat(session: Session, request: linux.Tunlinkat) -> Fcall | Later:
     fid = session.fids.find(request.dirfd)
     take = session.tree.rmdir if request.flags & AT_REMOVEDIR else session.tree.unlink
     return later(take(fid.user, directory(fid), request.name), lambda _: linux.Runlinkat(request.tag))
@@ -127,7 +129,7 @@ def unlinkat(session: SessionState, request: linux.Tunlinkat) -> Fcall | Later:
 # ---------------------------------------------------------------- reading directories
 
 
-def readdir(session: SessionState, request: linux.Treaddir) -> Fcall | Later:
+def readdir(session: Session, request: linux.Treaddir) -> Fcall | Later:
     fid = session.fids.find(request.fid)
     if (listing := fid.listing) is None:
         raise NotDirectory if fid.open else BadFid(f"fid {request.fid} is not open")
@@ -142,7 +144,7 @@ def readdir(session: SessionState, request: linux.Treaddir) -> Fcall | Later:
 # ---------------------------------------------------------------- attributes
 
 
-def getattr_(session: SessionState, request: linux.Tgetattr) -> Fcall:
+def getattr_(session: Session, request: linux.Tgetattr) -> Fcall:
     fid = session.fids.find(request.fid)
     it = session.tree.stat(fid.node)
     mtime, mtime_ns = divmod(it.mtime_ns, 10**9)
@@ -172,7 +174,7 @@ def getattr_(session: SessionState, request: linux.Tgetattr) -> Fcall:
     )
 
 
-def setattr_(session: SessionState, request: linux.Tsetattr) -> Fcall | Later:
+def setattr_(session: Session, request: linux.Tsetattr) -> Fcall | Later:
     """Size and times are accepted and dropped."""
     fid = session.fids.find(request.fid)
     wanted = {"mode": (SET_MODE, request.mode & 0o777), "uid": (SET_UID, request.uid), "gid": (SET_GID, request.gid)}
@@ -181,7 +183,7 @@ def setattr_(session: SessionState, request: linux.Tsetattr) -> Fcall | Later:
     return later(step, lambda _: linux.Rsetattr(request.tag))
 
 
-def statfs(session: SessionState, request: linux.Tstatfs) -> Fcall:
+def statfs(session: Session, request: linux.Tstatfs) -> Fcall:
     """The figures of the store's disk, as a mount shows them."""
     session.fids.find(request.fid)
     disk = disk_space(session.tree.store.path)
@@ -199,14 +201,14 @@ def statfs(session: SessionState, request: linux.Tstatfs) -> Fcall:
     )
 
 
-def fsync(session: SessionState, request: linux.Tfsync) -> Fcall | Later:
+def fsync(session: Session, request: linux.Tfsync) -> Fcall | Later:
     fid = session.fids.find(request.fid)
     if not fid.open:
         raise BadFid(f"fid {request.fid} is not open")
     return later(synced(session, fid), lambda _: linux.Rfsync(request.tag))
 
 
-def xattrwalk(session: SessionState, request: linux.Txattrwalk) -> Fcall:
+def xattrwalk(session: Session, request: linux.Txattrwalk) -> Fcall:
     """No file has extended attributes: their list is empty, none is found."""
     fid = session.fids.find(request.fid)
     if request.name:
@@ -218,7 +220,7 @@ def xattrwalk(session: SessionState, request: linux.Txattrwalk) -> Fcall:
     return linux.Rxattrwalk(request.tag, 0)
 
 
-def xattrcreate(session: SessionState, request: linux.Txattrcreate) -> Fcall:
+def xattrcreate(session: Session, request: linux.Txattrcreate) -> Fcall:
     session.fids.find(request.fid)
     raise Unsupported("extended attributes")
 
@@ -230,7 +232,7 @@ READ_LOCK, WRITE_LOCK, UNLOCK = 0, 1, 2
 GRANTED, BLOCKED = 0, 1
 
 
-def _lock(session: SessionState, fid: Fid, request: linux.Tlock | linux.Tgetlock) -> tuple[Key, Held]:
+def _lock(session: Session, fid: Fid, request: linux.Tlock | linux.Tgetlock) -> tuple[Key, Held]:
     if fid.handle is None and fid.listing is None:
         raise BadFid(f"fid {fid.number} is not open")
     end = min(request.start + request.length, END) if request.length else END  # 0: to the end of the file
@@ -240,7 +242,7 @@ def _lock(session: SessionState, fid: Fid, request: linux.Tlock | linux.Tgetlock
     return Key(fid.node.qid.path, False), held
 
 
-def lock(session: SessionState, request: linux.Tlock) -> Fcall:
+def lock(session: Session, request: linux.Tlock) -> Fcall:
     """Granted or refused at once: a client that gets BLOCKED asks again."""
     fid = session.fids.find(request.fid)
     key, wanted = _lock(session, fid, request)
@@ -256,7 +258,7 @@ def lock(session: SessionState, request: linux.Tlock) -> Fcall:
     return linux.Rlock(request.tag, GRANTED if granted else BLOCKED)
 
 
-def getlock(session: SessionState, request: linux.Tgetlock) -> Fcall:
+def getlock(session: Session, request: linux.Tgetlock) -> Fcall:
     """The conflicting lock, or the request's own with type UNLOCK."""
     fid = session.fids.find(request.fid)
     held = session.tree.locks.conflict(*_lock(session, fid, request))
@@ -268,7 +270,7 @@ def getlock(session: SessionState, request: linux.Tgetlock) -> Fcall:
     return linux.Rgetlock(request.tag, kind, held.start, length, held.pid, client_id)
 
 
-OPERATIONS: dict[type[Any], Callable[[SessionState, Any], Fcall | Later]] = {
+OPERATIONS: dict[type[Any], Callable[[Session, Any], Fcall | Later]] = {
     linux.Tlopen: lopen,
     linux.Tlcreate: lcreate,
     linux.Tmkdir: mkdir,

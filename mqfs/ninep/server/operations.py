@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mqfs import limits
 from mqfs.errors import BadFid, BadRequest, MqfsError, NoAuthentication, NotDirectory, NotFound, NotPermitted
@@ -20,7 +20,10 @@ from mqfs.ninep.codec.messages import NOFID, Fcall
 from mqfs.ninep.codec.wire import IO_OVERHEAD
 from mqfs.ninep.server.fids import Fid, stat
 from mqfs.ninep.server.pending import Later, both, later
-from mqfs.ninep.server.state import SessionState
+
+if TYPE_CHECKING:
+    from mqfs.ninep.server.session import Session
+
 
 QTAUTH = 0x08
 OEXEC, ORDONLY_BITS = 3, 3
@@ -35,7 +38,7 @@ FILLS = (",v9fs", "!v9fs")  # behind the aname (mount(8) lets no comma through):
 # ---------------------------------------------------------------- beginning and walking
 
 
-def auth(session: SessionState, request: m.Tauth) -> Fcall:
+def auth(session: Session, request: m.Tauth) -> Fcall:
     """Make the fid to which a token is written. Only over TCP, to a server with tokens."""
     tokens = session.peer.tokens
     if tokens is None:
@@ -46,7 +49,7 @@ def auth(session: SessionState, request: m.Tauth) -> Fcall:
     return m.Rauth(request.tag, Qid(QTAUTH, 0, 0))
 
 
-def _attached(session: SessionState, request: m.Tattach) -> User:
+def _attached(session: Session, request: m.Tattach) -> User:
     """The user of an attach: the token's, or the socket's."""
     if request.afid == NOFID:
         return session.peer.attach(request.uname, request.n_uname)
@@ -58,7 +61,7 @@ def _attached(session: SessionState, request: m.Tattach) -> User:
     return identity.user(grant.uid, session.peer.where, grant=grant)
 
 
-def attach(session: SessionState, request: m.Tattach) -> Fcall:
+def attach(session: Session, request: m.Tattach) -> Fcall:
     session.fids.check_new(request.fid)
     user = _attached(session, request)
     path = request.aname
@@ -72,7 +75,7 @@ def attach(session: SessionState, request: m.Tattach) -> Fcall:
     return m.Rattach(request.tag, root.qid)
 
 
-def walk(session: SessionState, request: m.Twalk) -> Fcall:
+def walk(session: Session, request: m.Twalk) -> Fcall:
     fid = session.fids.find(request.fid)
     if len(request.names) > limits.WALK_NAMES:
         raise BadRequest(f"{len(request.names)} names in one walk (expected at most {limits.WALK_NAMES})")
@@ -100,19 +103,19 @@ def walk(session: SessionState, request: m.Twalk) -> Fcall:
 # ---------------------------------------------------------------- opening and making
 
 
-def _flags(session: SessionState, fid: Fid, mode: int) -> int:
+def _flags(session: Session, fid: Fid, mode: int) -> int:
     """The flags of open(2) for a mode of Topen or Tcreate."""
     if mode & ~(ORDONLY_BITS | OTRUNC | OCEXEC | ORCLOSE | (OAPPEND if session.negotiated.unix else 0)):
         raise BadRequest(f"invalid open mode {mode:#x}")
     return os.O_RDONLY if mode & 3 == OEXEC else mode & 3
 
 
-def _may_remove(session: SessionState, fid: Fid, node: Any) -> None:
+def _may_remove(session: Session, fid: Fid, node: Any) -> None:
     session.tree.access(fid.user, session.tree.parent(node), os.W_OK)
 
 
 def opened(
-    session: SessionState, fid: Fid, flags: int, *, nonblocking: bool = False, made: bool = False
+    session: Session, fid: Fid, flags: int, *, nonblocking: bool = False, made: bool = False
 ) -> tuple[Qid, int]:
     """Open a fid's file: the qid and the iounit of the reply."""
     fid.open_node(session.tree, flags, session.peer.account, nonblocking=nonblocking, made=made)
@@ -121,7 +124,7 @@ def opened(
     return fid.node.qid, session.negotiated.msize - IO_OVERHEAD
 
 
-def open_(session: SessionState, request: m.Topen) -> Fcall:
+def open_(session: Session, request: m.Topen) -> Fcall:
     fid = session.fids.find(request.fid).closed()
     flags = _flags(session, fid, request.mode)
     if request.mode & 3 == OEXEC:
@@ -140,7 +143,7 @@ def directory(fid: Fid) -> Any:
     return fid.node
 
 
-def create(session: SessionState, request: m.Tcreate) -> Fcall | Later:
+def create(session: Session, request: m.Tcreate) -> Fcall | Later:
     fid = session.fids.find(request.fid).closed()
     group = directory(fid)
     flags = _flags(session, fid, request.mode)
@@ -166,7 +169,7 @@ def create(session: SessionState, request: m.Tcreate) -> Fcall | Later:
 
 
 def become(
-    session: SessionState, fid: Fid, node: Any, flags: int, *, nonblocking: bool = False, made: bool = True
+    session: Session, fid: Fid, node: Any, flags: int, *, nonblocking: bool = False, made: bool = True
 ) -> tuple[Qid, int]:
     """Make a group's fid that of a file just made in it (or found there), and open it."""
     if session.fids.by_number.get(fid.number) is not fid:
@@ -183,14 +186,14 @@ def become(
 # ---------------------------------------------------------------- closing and removing
 
 
-def clunk(session: SessionState, request: m.Tclunk) -> Fcall:
+def clunk(session: Session, request: m.Tclunk) -> Fcall:
     if session.fids.proofs.pop(request.fid, None) is not None:
         return m.Rclunk(request.tag)
     session.clunk(session.fids.find(request.fid))
     return m.Rclunk(request.tag)
 
 
-def remove(session: SessionState, request: m.Tremove) -> Fcall | Later:
+def remove(session: Session, request: m.Tremove) -> Fcall | Later:
     """Remove a file; the fid is clunked even if that fails."""
     fid = session.fids.find(request.fid)
     fid.remove_at_close = False
@@ -204,12 +207,12 @@ def remove(session: SessionState, request: m.Tremove) -> Fcall | Later:
 # ---------------------------------------------------------------- attributes
 
 
-def stat_(session: SessionState, request: m.Tstat) -> Fcall:
+def stat_(session: Session, request: m.Tstat) -> Fcall:
     fid = session.fids.find(request.fid)
     return m.Rstat(request.tag, stat(session.tree, fid.node, fid.size))
 
 
-def wstat(session: SessionState, request: m.Twstat) -> Fcall | Later:
+def wstat(session: Session, request: m.Twstat) -> Fcall | Later:
     """Change name, mode, owner and group, all or none; length and times are accepted and dropped."""
     fid, wanted = session.fids.find(request.fid), request.stat
     changes = _changes(session, fid, wanted)
@@ -222,14 +225,14 @@ def wstat(session: SessionState, request: m.Twstat) -> Fcall | Later:
     return later(step, lambda _: m.Rwstat(request.tag))
 
 
-def synced(session: SessionState, fid: Fid) -> Step[None]:
+def synced(session: Session, fid: Fid) -> Step[None]:
     """Have all that was written to a fid's group on disk. Its writers wait for that, so it needs write permission."""
     if fid.writer is None:
         session.tree.access(fid.user, fid.node, os.W_OK)
     return session.tree.sync(fid.node)
 
 
-def _changes(session: SessionState, fid: Fid, wanted: m.Dir) -> dict[str, int]:
+def _changes(session: Session, fid: Fid, wanted: m.Dir) -> dict[str, int]:
     """The attributes that a Twstat changes, as arguments of the tree's setattr."""
     changes = {}
     qid = fid.node.qid
@@ -248,7 +251,7 @@ def _changes(session: SessionState, fid: Fid, wanted: m.Dir) -> dict[str, int]:
     return changes
 
 
-def _change(session: SessionState, fid: Fid, name: str, changes: dict[str, int]) -> Step[None]:
+def _change(session: Session, fid: Fid, name: str, changes: dict[str, int]) -> Step[None]:
     """Rename first, which fails most; undo that if the rest is refused."""
     tree, node = session.tree, fid.node
     old = node.name
@@ -263,7 +266,7 @@ def _change(session: SessionState, fid: Fid, name: str, changes: dict[str, int])
     return both(moved, changed)
 
 
-def rename_node(session: SessionState, fid: Fid, name: str, to: Any = None) -> Step[None]:
+def rename_node(session: Session, fid: Fid, name: str, to: Any = None) -> Step[None]:
     """Rename a fid's file, in its group or (for the tree to refuse) to another."""
     node = fid.node
     if node is session.tree.root:
@@ -274,7 +277,7 @@ def rename_node(session: SessionState, fid: Fid, name: str, to: Any = None) -> S
     return session.tree.rename(fid.user, directory, node.name, directory if to is None else to, name)
 
 
-OPERATIONS: dict[type[Any], Callable[[SessionState, Any], Fcall | Later]] = {
+OPERATIONS: dict[type[Any], Callable[[Session, Any], Fcall | Later]] = {
     m.Tauth: auth,
     m.Tattach: attach,
     m.Twalk: walk,

@@ -54,11 +54,11 @@ from mqfs.ninep.codec.wire import (
 from mqfs.ninep.server import linux_operations, operations
 from mqfs.ninep.server.fids import NOWHERE, Fid, FidTable, OpenDirectory
 from mqfs.ninep.server.pending import TRACE_DATA_BYTES, Later, PendingRequests, Replies, later
-from mqfs.ninep.server.state import Negotiated, SessionState
+from mqfs.ninep.server.state import Negotiated
 
 log = logging.getLogger("mqfs.ninep")
 
-Operation = Callable[[SessionState, Any], Fcall | Later]
+Operation = Callable[["Session", Any], Fcall | Later]
 OPERATIONS: dict[type[Any], Operation] = {**operations.OPERATIONS, **linux_operations.OPERATIONS}
 
 _numbers = itertools.count(1)

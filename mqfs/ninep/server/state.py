@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from mqfs import limits
-from mqfs.engine.tree.tree import Tree
-from mqfs.net.peer import Peer
 from mqfs.ninep.codec.dialect import Dialect
-from mqfs.ninep.server.fids import Fid, FidTable
 
 
 class Negotiated:
@@ -26,15 +21,3 @@ class Negotiated:
         self.v9fs = False  # its Tattach declared that the client is Linux v9fs
 
 
-class SessionState(Protocol):
-    """The server's half of one connection. `number` is its own among all connections of the process."""
-
-    tree: Tree
-    peer: Peer
-    number: int
-    negotiated: Negotiated
-    attached: bool  # at least once
-    fids: FidTable
-
-    def clunk(self, fid: Fid) -> None:
-        """Forget a fid: its parked reads fail with Interrupted, its parked writes are answered when they are done."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits, ring
-from mqfs.engine.group import Group, Tree
+from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import R, W, X, require, require_scope
 from mqfs.engine.language.settings import NO_DEPTH, Settings, parse_settings
 from mqfs.model import Step, User, Wait
@@ -29,6 +29,11 @@ from mqfs.store.api import Store
 
 if TYPE_CHECKING:
     from mqfs.ring import Ring
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mqfs.engine.tree.tree import Tree
 
 log = logging.getLogger("mqfs.ring")
 

@@ -12,7 +12,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, Protocol
 
 from mqfs import errors, limits
 from mqfs.log.record import MORE, last_byte, padded
@@ -415,29 +414,15 @@ class Segment:
 #
 # Owns the bound on them, limits.OPEN_BUCKETS, and the choice of the one to close.
 
-class Closable(Protocol):
-    """A segment, as to its descriptor and what it has in memory."""
-
-    listed: bool
-    recent: bool  # used since the last look
-    sealed: bool
-    may_close_fd: Callable[[Any], bool]
-
-    @property
-    def is_idle(self) -> bool: ...
-
-    def close_idle(self) -> None: ...
-
-
 class Descriptors:
     """At most limits.OPEN_BUCKETS of them, closed by second chance."""
 
     __slots__ = ("_open",)
 
     def __init__(self) -> None:
-        self._open: deque[Closable] = deque()
+        self._open: deque[Segment] = deque()
 
-    def opened(self, segment: Closable) -> None:
+    def opened(self, segment: Segment) -> None:
         self._open.append(segment)
         for _ in range(2 * len(self._open)):
             # A sealed one has a descriptor for its index too.
@@ -446,7 +431,7 @@ class Descriptors:
                 return
             self._look_at(self._open.popleft(), segment)
 
-    def _look_at(self, segment: Closable, newest: Closable) -> None:
+    def _look_at(self, segment: Segment, newest: Segment) -> None:
         """Second chance: one that was used since the last look stays, once."""
         if segment.is_idle:
             segment.listed = False
@@ -456,6 +441,3 @@ class Descriptors:
         else:
             segment.close_idle()
             segment.listed = False
-
-
-__all__ = ["Closable", "Descriptors"]

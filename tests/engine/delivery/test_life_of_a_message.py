@@ -1,4 +1,4 @@
-"""Each row of `ack_state.LIFE` is what the engine does with a message, and what it writes into the log about it."""
+"""Each row of `acks.LIFE` is what the engine does with a message, and what it writes into the log about it."""
 
 from __future__ import annotations
 
