@@ -1,17 +1,25 @@
-"""No package is a circle, imports for types counted."""
+"""Folders are layers: no circle at run time. What is imported for types alone stays within a room.
+
+Front ends know little of the engine: what more they import is listed in today.json.
+"""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 import grimp
 
-from tests.house.today import PACKAGES, ROOT, check
+from tests.house.today import PACKAGES, ROOT, check, name_of, sources
+
+FRONT_ENDS = "http", "ninep", "fq", "fuse", "client", "ring"
+ABOVE = {"__init__.py", "ring"}  # what they import for types is below them
+FOR_FRONT_ENDS = {"mqfs.engine.tree.tree", "mqfs.engine.files.handle", "mqfs.engine.language.message_formats"}
 
 
 def circles() -> Iterator[tuple[str, int]]:
     """Each package of whose modules some import each other in a circle, and how many those are."""
-    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=False, cache_dir=None)  # a cache may be stale
+    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)  # a cache may be stale
     packages = {name.rpartition(".")[0] for name in graph.modules} - {""}
     for package in sorted(packages):
         below = {
@@ -58,14 +66,42 @@ def reached(edges: dict[str, set[str]], start: str) -> set[str]:
     return done
 
 
+def reaches() -> Iterator[tuple[str, int]]:
+    """Each front end's file, and how many modules of the engine it imports beside those that are for front ends."""
+    for front in FRONT_ENDS:
+        for path in sorted((ROOT / "mqfs" / front).rglob("*.py")):
+            modules = {
+                node.module
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mqfs.engine.")
+            }
+            if more := modules - FOR_FRONT_ENDS:
+                yield name_of(path), len(more)
+
+
 def breaches() -> dict[str, int]:
-    return dict(circles())
+    return {**dict(circles()), **dict(reaches())}
 
 
-def test_no_package_is_a_circle() -> None:
+def test_no_package_is_a_circle_and_front_ends_know_little() -> None:
     check("imports", breaches())
 
 
-def test_the_engine_imports_nothing_for_types_alone() -> None:
-    sources = (ROOT / "mqfs" / "engine").rglob("*.py")
-    assert [path.name for path in sources if "TYPE_CHECKING" in path.read_text()] == []
+def for_types(tree: ast.Module) -> Iterator[str]:
+    """The modules that are imported for types alone."""
+    for node in tree.body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            yield from (one.module or "" for one in node.body if isinstance(one, ast.ImportFrom))
+
+
+def test_imports_for_types_stay_in_a_room() -> None:
+    """Else a lower room would know a higher one."""
+    strange = [
+        f"{name_of(path)}: {module}"
+        for path in sources("mqfs")
+        for module in for_types(ast.parse(path.read_text()))
+        if module.startswith("mqfs.")
+        and path.relative_to(ROOT / "mqfs").parts[0] not in ABOVE
+        and module.split(".")[1] != path.relative_to(ROOT / "mqfs").parts[0]
+    ]
+    assert strange == []

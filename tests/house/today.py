@@ -16,7 +16,8 @@ from tests.support import ROOT
 
 FILE = Path(__file__).with_name("today.json")
 PACKAGES = ("mqfs", "pyspark_mqfs", "mq_cat", "mq_tools")
-RULES = ("words", "size", "one_writer", "imports", "budgets")  # each a module test_RULE.py with a function `breaches`
+# Each is a module test_RULE.py with a function `breaches`.
+RULES = ("words", "size", "one_writer", "imports", "protocols", "budgets")
 
 
 def sources(*packages: str) -> Iterator[Path]:
