@@ -16,6 +16,7 @@ from mqfs import limits
 
 # What the engine asks of a clock.
 
+
 class Anchor(NamedTuple):
     """The clocks read at one moment: what turns a record's wall time into engine time. `wall_ns` is what a record got
     then: where the wall clock went back, that is more than what it showed, `shown_ns` (0: the same)."""

@@ -1,4 +1,4 @@
-"""The values that all packages share: messages, records, users, files. Owns no behaviour."""
+"""The values that all packages share: messages, records, users, files, and Wait, a result that is not there yet."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Shares of bounded resources: no single user can take all of one.
+"""What one user may have at once: a share of each bounded resource, and what the operator allows (`--limit`).
 
-Owns counts and the rule: a user gets at most half of the whole. Of the last places some are for users of this machine,
-whom the kernel names, and the very last for root and the server's user.
+Shares: no single user can take all of a resource. A user gets at most half of the whole. Of the last places some are
+for users of this machine, whom the kernel names, and the very last for root and the server's user.
 
 A user is a number, or what distinguishes clients without one: over TCP the block of addresses of their host, as one
 who has an address has its neighbours, too (of 127.0.0.0/8 every user of this machine has all).
@@ -98,10 +98,9 @@ class Shares:
 
 # ------------------------------------------------------------ quotas
 
-# Quotas: what the operator lets one user have at once and do in a second, in lines of `--limit`.
-#
-# Owns that language: USER KEY=VALUE..., USER a name, a number, or `*` for each user without a line of its own but root
-# and the server's. A user without a quota is bounded by its shares alone: quotas.py.
+# What the operator lets one user have at once and do in a second, in lines of `--limit`: USER KEY=VALUE... USER is a
+# name, a number, or `*` for each user without a line of its own but root and the server's. A user without a quota is
+# bounded by its shares alone.
 
 OTHERS = "*"
 

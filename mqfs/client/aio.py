@@ -358,6 +358,7 @@ class AsyncWorker:
 
 # ------------------------------------------------------------ aio
 
+
 def opened(
     method: Callable[Concatenate[Group, P], Subscription],
 ) -> Callable[Concatenate[AsyncGroup, P], Awaitable[AsyncSubscription]]:

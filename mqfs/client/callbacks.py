@@ -316,6 +316,7 @@ class Threads:
 
 # Workers: threads that call a handler with each claim.
 
+
 class Worker:
     """Threads, one for each handle on a consumer. `Group.work` starts them, `stop` ends them."""
 

@@ -79,6 +79,7 @@ class Kept(NamedTuple):
 #
 # Owns the bytes of a record of which only a part was read. Reads no file.
 
+
 class RecordDecoder:
     """Messages of the records fed so far. Learns the names of streams from the records that carry them."""
 

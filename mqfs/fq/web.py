@@ -158,6 +158,7 @@ def _problem(error: MqfsError, plain: bool) -> tuple[str, bytes]:
 
 # `/stats.json`: counters of exchanges, routes, queues and clients, as fq names them.
 
+
 def stats(exchanges: Exchanges, user: User) -> dict[str, Any]:
     """Of this run: the exchanges that a user may read, and the queues that are bound to one of them, or to none and its
     own."""

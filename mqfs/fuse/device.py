@@ -101,6 +101,7 @@ def _show_reply(reply: Any) -> str:
 
 # Requests of a mount that wait for the engine, and their interrupts.
 
+
 class ParkedRequest:
     """A request without a reply yet. Called by the engine with the result of its wait."""
 

@@ -239,6 +239,7 @@ class Operations(pyfuse3.Operations):
 # Owns no state. The kernel names uid, gid and thread; supplementary groups and the process are looked up where they
 # matter, when a file is named or opened, never for a read or a write.
 
+
 def user(uid: int, gid: int, thread: int, *, process: bool = False) -> User:
     """The user of a request. Root needs no groups; `process` has the process looked up for root too."""
     if uid == 0 and not process:

@@ -1,4 +1,4 @@
-"""Who a request acts as: the peer of its socket, or the user of its token.
+"""Who a request acts as: the peer of its socket, the user of its token, or whom a proxy names; and what a browser may.
 
 Owns the count of wrong tokens of each address.
 """

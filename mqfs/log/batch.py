@@ -197,6 +197,7 @@ def postings(streams: Buffer | array[int], begin: int) -> Iterable[tuple[int, by
 # An atomic batch whose messages are encoded already, but for what only the log knows (batch.py), and read a piece at a
 # time: they may be too many for memory.
 
+
 @attrs.frozen
 class Source:
     """Unsequenced messages. `pieces` reads them, whole ones in each piece, every time it is called."""

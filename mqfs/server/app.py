@@ -50,6 +50,7 @@ from mqfs.syntax.names import check_name
 
 # The process of a server: its limits, and what it tells the service manager.
 
+
 def raise_file_limit() -> None:
     """Every connection, bucket and open file may need a descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

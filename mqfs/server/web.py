@@ -96,6 +96,7 @@ def _node(options: Options, listeners: Iterable[Listener], store: str) -> bytes:
 
 # The options of HTTP and fq: what they may say, and at which addresses these are served. Opens nothing.
 
+
 class Served(NamedTuple):
     """A service at an address. `group`: the one that ntfy is of, or the exchanges of fq."""
 

@@ -1,4 +1,8 @@
-"""Checks of decoded JSON: types and ranges. The shape of each record is declared beside its decoder."""
+"""The state of a group: how it is recorded as STATE, CHANGE and CLOCK records, checked, and changed.
+
+`apply` changes a State when a record is written and when a log is read again, so the two cannot differ. JSON from
+a log is checked first: its types and ranges, then the shape of each record.
+"""
 
 from __future__ import annotations
 
@@ -146,9 +150,6 @@ CHANGES_GIVEN: dict[str, dict[str, Shape]] = {
 # ------------------------------------------------------------ group state
 
 # The state of a group as bytes: the body of a STATE record, and the changes of CHANGE and CLOCK records.
-#
-# Owns that JSON and nothing else: `apply` changes a group's State at run time and at recovery, so the two cannot
-# differ. Never does I/O.
 
 FIRST_STREAM = 16  # numbers below are the group's own files
 CTL, ORDER, CURSOR, STATS, WHO, ERRORS = 1, 2, 3, 4, 5, 6

@@ -1,4 +1,4 @@
-"""The seams between packages: small Protocols, declared by what their user needs, which other packages implement."""
+"""What the engine asks of a store and a ring, and front ends of an open file: Protocols."""
 
 from __future__ import annotations
 

@@ -446,6 +446,7 @@ class BatchEncoder:
 #
 # Owns making the file of a new segment.
 
+
 def write_head(
     context: DiskStore, folder: str, group: int, first: int, state: bytes, reserve: int, now_ns: int
 ) -> tuple[NonMessageRecords, int, int]:

@@ -122,6 +122,7 @@ class Chain:
 # Owns three values and nothing else. The writer sets `next` and `last_ns`; whoever finds the disk broken sets
 # `failed`.
 
+
 class StoredEnd:
     """See `LogEnd` in mqfs/store/api.py."""
 

@@ -387,6 +387,7 @@ def _free_names(path: str, disk: Disk) -> Iterator[str]:
 #
 # Owns which bytes of it are damaged and which are a torn tail. Writes nothing.
 
+
 def least_of(index: OpenIndex, others: NonMessageRecords, first: int) -> int:
     """The lowest sequence a log holds: of a message, or the one that its head says it begins with; else `first`."""
     heads = [others[0].sequence + 1] if len(others) else []

@@ -253,6 +253,7 @@ def _end(index: Index, ordinal: int) -> int:
 #
 # Owns the columns of that answer. A portion is what one segment has.
 
+
 def listed(index: Index, floors: Mapping[int, int], begin: int, stop: int) -> Listed:
     """The messages of a segment in [begin, stop), of those streams, each from its floor on; without end marks."""
     low, high = bisect_left(index.sequences, begin), bisect_left(index.sequences, stop)

@@ -218,6 +218,7 @@ def _refusing(what: str) -> Iterator[None]:
 
 # One group's log on disk: composition of its parts, and nothing else.
 
+
 class DiskBucket:
     """See `Bucket` in mqfs/store/api.py. With `fresh` its segment was just made, with a block of sequences, synced."""
 

@@ -69,6 +69,7 @@ def report_unserved(number: int, why: object) -> None:
 #
 # Owns the last ones of each user: the refusals of one user never push out those of another.
 
+
 class Refused(NamedTuple):
     """One line of `.errors`."""
 

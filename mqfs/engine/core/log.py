@@ -226,6 +226,7 @@ class LogClock:
 
 # Counts of a group, shown in `.stats`.
 
+
 @attrs.define
 class Counts:
     """What happened in a group since the server started; shown in `.stats`."""

@@ -161,6 +161,7 @@ class Backlog:
 #
 # Owns that question. Knows nothing of positions, claims and permissions.
 
+
 class Coverage:
     """Of one consumer. `stream`: the one whose default consumer it is; None: it has a name and `state.over`."""
 

@@ -92,6 +92,7 @@ class ExclusiveMessages:
 
 # Stand-ins for the default consumer of a stream, to retention.
 
+
 class HeldExclusives:
     """Under `deliver all`: it holds back the exclusive messages that were claimed through it and are not acked."""
 

@@ -205,6 +205,7 @@ def _send_back(group: Group, dead: Stream, record: Record, origin: Stream, texts
 
 # ------------------------------------------------------------ redelivery
 
+
 class Redelivery:
     """Of one consumer. Calls that record raise DiskFailed and ReadOnly; then nothing has changed."""
 

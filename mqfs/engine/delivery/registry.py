@@ -231,6 +231,7 @@ class Consumers(dict[str, Consumer]):
 
 # New consumers: the change of a group that makes one, and where in the log it begins.
 
+
 def streams_over(group: Group, *overs: str) -> list[Stream]:
     """Those that consumers over streams, views or the whole group ("") cover."""
     named = {group.streams[over]: None for over in overs if over in group.streams}
@@ -283,6 +284,7 @@ def unclaimed(group: Group, streams: Iterable[Stream]) -> list[int]:
 # What the named consumers of a group are over: a stream, a view or the whole group.
 #
 # Owns which of them a new message has to look at: those over its stream, and of them those with parked reads.
+
 
 class Scope:
     """The consumers over one stream, one view, or the whole group."""

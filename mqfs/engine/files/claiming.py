@@ -1,4 +1,4 @@
-"""What open files share that claim messages: a consumer and, under `deliver one`, a stream.
+"""Open files that claim messages: what a consumer and a stream under `deliver one` share, and such a stream.
 
 They are the receivers of delivery. Which message a read gets, the consumer decides.
 """
@@ -175,6 +175,7 @@ class ClaimingHandle(OpenFile):
 
 # Open streams of a group with `deliver one`: a read claims.
 
+
 class WorkStreamHandle(ClaimingHandle, Writer):
     """A stream of a `deliver one` group, opened for reading and writing."""
 
@@ -221,6 +222,7 @@ class WorkStreamHandle(ClaimingHandle, Writer):
 # ------------------------------------------------------------ peek file
 
 # Consumers and streams open for reading only: a look at the backlog, which changes nothing.
+
 
 class PeekHandle(OpenFile):
     """The backlog of a consumer, opened for reading only: oldest first, then end-of-file."""

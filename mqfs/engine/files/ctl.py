@@ -1,4 +1,8 @@
-"""Open `ctl` files."""
+"""`ctl`: a write to it is parsed and checked in portions, recorded as one unit, and then put in force.
+
+From the open file down: CtlHandle (the write), Changes (what it changes), Losses (what it takes from streams), and what
+each line of it does.
+"""
 
 from __future__ import annotations
 
@@ -145,8 +149,9 @@ class CtlHandle(CommandFile):
 
 # What one write to `ctl` changes: recorded as one unit, then put in force.
 #
-# Owns that order: every change is worked out from how things are, the log takes all of them or none, and only then do
-# the group's streams, views and consumers follow. What an action is, ctl.py knows.
+# Every change is worked out from how things are, the log takes all of them or none, and only then do the group's
+# streams, views and consumers follow.
+
 
 class Changes:
     """Of one group, for one user. `commit` does them; then nothing more is to be added. `losses`: what they take from
@@ -284,9 +289,9 @@ class Changes:
 
 # Messages that one write to `ctl` takes from streams: found in portions, recorded together, removed in portions.
 #
-# find of each stream the new floor; others are served between two streams the log has all floors, as one unit with the
-# other changes of the write carry_out floors and counts of streams; without a pause where the state of the group is to
-# be written
+#     find        of each stream the new floor; others are served between two streams
+#     the log     has all floors, as one unit with the other changes of the write
+#     carry_out   floors and counts of streams; without a pause where the state of the group is to be written
 #
 # A floor only rises: one that was found still holds when the log has it. Messages written since the search began stay.
 
@@ -383,6 +388,7 @@ class Losses:
 # What the lines of `ctl` do: settings and actions are checked, and become changes of the group, all or nothing.
 #
 # The language itself is in settings.py.
+
 
 def check_settings(group: Group, steps: Steps) -> None:
     """Raises Busy where `deliver` or `keep` would change under messages or readers, or dead letters would be kept no

@@ -1,6 +1,6 @@
-"""`.put`: one message with metadata in one write.
+"""`.put`, one message with metadata in one write, and `.batch`, many messages in one write.
 
-Owns the language of mqfs(4), ".put": a JSON object, one blank, tab or newline, and the body.
+A write to `.put` is a JSON object, one blank, tab or newline, and the body: mqfs(4), ".put".
 """
 
 from __future__ import annotations
@@ -121,6 +121,7 @@ class PutHandle(CommandFile):
 # `.batch`: many messages in one write, as one unit.
 #
 # Owns what such a write is made of messages for; the layout of a frame is in batch_frames.py.
+
 
 class FramesFile(CommandFile):
     """A file to which frames are written, those of one write together."""

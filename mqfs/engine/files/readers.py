@@ -1,4 +1,4 @@
-"""Readers that go on where they are: the offset of a read says what it is to get."""
+"""Readers of the log: what all share that look through it in portions, and those of a stream, `order` and a view."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from mqfs.model import Kind, Record, Step, User, Wait
 # A read that finds nothing within one look waits here while the next looks are made. Reads that come meanwhile wait
 # behind it: a client may send several at once, and each gets what follows the one before. At the end of the log all
 # wait for new messages, in the same order.
+
 
 class Searcher(OpenFile):
     """A handle with a position in the log, which passes over what it does not show and waits at the end."""
@@ -137,6 +138,7 @@ class Searcher(OpenFile):
 
 
 # ------------------------------------------------------------ positioned reader
+
 
 class Reader(Searcher):
     """A reader that gives a message, or under `data coalesce` what is there, from its position on."""
@@ -279,6 +281,7 @@ class Reader(Searcher):
 # `order`, and what else reads several streams of a group at once in the order of its log.
 #
 # Owns the telling of a reader that messages it had not had were cut.
+
 
 class MergedReader(Reader):
     """A reader of several streams at once, in the order of the log."""
@@ -424,6 +427,7 @@ def fell_behind(position: int, reported: dict[int, int], streams: Iterable[Strea
 # ------------------------------------------------------------ view file
 
 # An open view: a position in the log, like `order`, that gives bodies.
+
 
 class ViewHandle(MergedReader):
     """A view, open to read."""

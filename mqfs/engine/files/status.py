@@ -1,4 +1,4 @@
-"""The texts of `.stats`, `.who` and `.errors`. Reads the tree, changes nothing."""
+"""The texts of `ctl`, `.stats`, `.who` and `.errors`, and the files that show them. Reads the tree, changes nothing."""
 
 from __future__ import annotations
 
@@ -325,7 +325,8 @@ def refusals(group: Group, user: User) -> Work[str]:
 
 # ------------------------------------------------------------ text
 
-# Files made when they are opened: `.stats`, `.who`, `.errors`. What they say is in status.py.
+# Files whose text is made when they are opened.
+
 
 class TextHandle(OpenFile):
     """A file made when it is opened: `.stats`, `.who`, `.errors`. Finite and seekable. One that takes long is made in

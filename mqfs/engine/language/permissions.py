@@ -66,6 +66,7 @@ def bits_for_writers(mode: int) -> int:
 
 # The number of a node in its group: a mixin of streams, consumers, views and a group's own files.
 
+
 class HasNumber(Protocol):
     """A group."""
 

@@ -123,6 +123,7 @@ def lacking_backlog(settings: Settings, messages: Mapping[Stream, int]) -> Strea
 #
 # Owns how long and how many are remembered; they are in the group's state.
 
+
 class PutId(NamedTuple):
     """Whose id it is, and its text."""
 

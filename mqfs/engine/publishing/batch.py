@@ -230,6 +230,7 @@ def require_fit(messages: int, size: int) -> None:
 
 # A part of `.txn`: what is staged, before it is committed.
 
+
 class Staging:
     """Where the parts of a tree are staged, and what all of them take together and of each user."""
 

@@ -187,6 +187,7 @@ class Publisher:
 
 # Writers that wait for room (`full block`): each stream's in their order.
 
+
 class BlockedWriters:
     """Of one group; each stream's are in `stream.blocked`. `admit` and `append` are the publisher's."""
 

@@ -417,6 +417,7 @@ def fits(depth: Depth, kept: KeptRange | Cut, messages: int, size: int) -> bool:
 
 # The group's `ttl`: which messages have outlived it.
 
+
 class Expiry:
     """Of one group."""
 

@@ -86,6 +86,7 @@ class View(Numbered):
 
 # The names of a group, as routing needs them: a Protocol that the group is.
 
+
 class NamedStream(Protocol):
     """A stream: its name, and the views that it was found to be in, with the routing version of then."""
 
@@ -101,6 +102,7 @@ class NamedStream(Protocol):
 # The views of a group, by name: binding, unbinding, and which of them a stream is in.
 #
 # Owns the compiled patterns. What a view looks like to a reader is in views.py.
+
 
 class ViewRegistry(dict[str, View]):
     """Of one group. A stream is matched once, when it is new or the patterns have changed."""

@@ -1,4 +1,4 @@
-"""Nodes of the tree: found by name, their parents, and what stat(2) says of them."""
+"""Nodes of the tree: found by name, listed, what stat(2) says of them, who may change them, and chmod and chown."""
 
 from __future__ import annotations
 
@@ -222,6 +222,7 @@ def _require_path(grant: Grant, path: tuple[str, ...], *, through: bool = False)
 
 # chmod and chown of a file of the tree.
 
+
 def set_attributes(user: User, node: Node, mode: int | None, uid: int | None, gid: int | None) -> Step[None]:
     """For the owner; a new owner only by root, a new group only one of the user's. Raises NotFound, NotPermitted,
     Denied."""
@@ -252,6 +253,7 @@ def set_attributes(user: User, node: Node, mode: int | None, uid: int | None, gi
 #
 # So files that are removed meanwhile make a reader skip none and repeat none. Owns what that counts of the user's
 # share of the server's memory.
+
 
 class Listing:
     """One open directory."""

@@ -114,6 +114,7 @@ def _kind(node: File, reads: bool, writes: bool) -> type[OpenFile]:
 
 # Audit lines of publishes: `--audit all`.
 
+
 def audit_writes(handle: OpenFile) -> None:
     """Leave a line for each write to a handle from now on that is accepted."""
     write = handle.write

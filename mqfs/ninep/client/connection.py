@@ -353,6 +353,7 @@ class File(io.RawIOBase):
 #
 # Owns the handshake and the lock of the machine: one thread may receive while another sends.
 
+
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
     """Raises ConnectionError with the reason in words where TLS fails."""
@@ -422,11 +423,6 @@ class TlsSocket:
         with contextlib.suppress(OSError):
             self.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-
-
-# ------------------------------------------------------------ blocking
-
-# The public name of the blocking 9P client: client/connection.py.
 
 
 __all__ = ["Client", "File", "TlsSocket", "connect"]

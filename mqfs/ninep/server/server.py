@@ -288,6 +288,7 @@ def _nonblocking(descriptor: int) -> Iterator[None]:
 
 # Listening: on a unix socket or a TCP port, with TLS or without.
 
+
 class Listener:
     """One address and its listening socket."""
 

@@ -394,6 +394,7 @@ def _first_untaken(held: Ring) -> int:
 
 # Which groups may have a ring, and which users may attach to it.
 
+
 def is_excluded(group: Group, settings: Settings, user: User) -> bool:
     """Whether `ring owner` excludes a user. All clients of a ring must trust each other with the group's messages: by
     `ring owner` they are the owner, root and the server's user."""
@@ -514,6 +515,7 @@ class Follower:
 # ------------------------------------------------------------ attachment
 
 # The right of one client to use a group's ring.
+
 
 class Attachment:
     """One client's right to use a group's ring, for one generation."""

@@ -414,6 +414,7 @@ class Segment:
 #
 # Owns the bound on them, limits.OPEN_BUCKETS, and the choice of the one to close.
 
+
 class Descriptors:
     """At most limits.OPEN_BUCKETS of them, closed by second chance."""
 
