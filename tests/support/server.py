@@ -19,8 +19,11 @@ from mqfs.client import Client
 from mqfs.ring.server import fd_keeper
 from tests.support import ROOT
 from tests.support.eventually import HANG_S, eventually
+from tests.support.forked import Forked, Forker
 
 COMMAND = [sys.executable, "-m", "mqfs"]
+SERVE = (*COMMAND, "serve")
+AT_START = ("PYTHON", "LD_", "MALLOC_")  # variables that a process reads when it begins
 NO_FUSE = "/dev/fuse is missing or may not be opened: load the fuse module, or chmod 666 /dev/fuse"
 
 
@@ -66,14 +69,15 @@ class Ready:
 
 
 class Server:
-    """A server that is ready. What it prints is in `log`. `program` is what is run instead of `mqfs serve`."""
+    """A server that is ready. What it prints is in `log`. `program` is what is run instead of `mqfs serve`, which is
+    forked from a process that has imported it (forked.py)."""
 
     def __init__(
         self,
         *arguments: str,
         cwd: Path,
         mount: Path | None = None,
-        program: Sequence[str] = (*COMMAND, "serve"),
+        program: Sequence[str] = SERVE,
         transport: str = "9p",
         **more: str,
     ) -> None:
@@ -95,14 +99,7 @@ class Server:
         ready = Ready(self.folder)
         try:
             with open(self.log, "ab") as log:
-                self.process = subprocess.Popen(
-                    [*self.program, *self.arguments],
-                    cwd=self.folder,
-                    env=environment(NOTIFY_SOCKET=ready.address, **self.more),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                )
+                self.process = self._run(log.fileno(), environment(NOTIFY_SOCKET=ready.address, **self.more))
             try:
                 eventually(lambda: self._is_ready(ready), f"the server: {self.text()}")
             except BaseException:
@@ -110,6 +107,12 @@ class Server:
                 raise
         finally:
             ready.close()
+
+    def _run(self, log: int, environ: dict[str, str]) -> subprocess.Popen[bytes] | Forked:
+        if tuple(self.program) == SERVE and not any(name.startswith(AT_START) for name in self.more):
+            return Forker.one(environment()).start(["serve", *self.arguments], self.folder, environ, log)
+        command = [*self.program, *self.arguments]
+        return subprocess.Popen(command, cwd=self.folder, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def _is_ready(self, ready: Ready) -> bool:
         assert self.process.poll() is None, f"ended with {self.process.returncode}: {self.text()}"
