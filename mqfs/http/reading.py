@@ -137,7 +137,7 @@ class Source:
         settings = cursor.group.settings
         if settings.replay != "all" and settings.deliver == "all":  # what no reader waits for leaves no trace
             piece = self.poll() or b""
-            while not piece and self.cursor.search is not None:
+            while not piece and not self.over and self.cursor.search is not None:
                 await self.pause()
                 piece = self.poll() or b""
             floor = max(floor, self.first or cursor.group.log.end.next)

@@ -88,7 +88,7 @@ class Searcher(OpenFile):
             self.waits.park(self, wait, count, offset)
             return wait
         self.searching[wait] = count, offset
-        if len(self.searching) == 1:
+        if not isinstance(self.search, Wait) or self.search.settled:
             step = self.group.portions.run(self._look())
             self.search = step if self.searching else None
         return wait.result() if wait.settled else wait
@@ -118,22 +118,18 @@ class Searcher(OpenFile):
         if self.searching.pop(wait, None) is None:
             return self.unpark(wait)
         if not self.searching:
-            self._stop_search()
+            if isinstance(self.search, Wait):
+                self.search.cancel()
+            self.search = None
         return True
 
-    def _stop_search(self) -> None:
-        if isinstance(self.search, Wait):
-            self.search.cancel()
-        self.search = None
-
     def end(self) -> None:
-        """End-of-file for reads that wait: the file or its group is gone, or the server stops."""
-        if self.searching:
-            reads = list(self.searching)
-            self.searching.clear()
-            self._stop_search()
-            for wait in reads:
-                wait.settle(b"")
+        """End-of-file for reads that wait: the file or its group is gone, or the server stops. A search has nothing
+        more to look for and ends by itself: some wait for it."""
+        reads = list(self.searching)
+        self.searching.clear()
+        for wait in reads:
+            wait.settle(b"")
         self.waits.close(self)
 
 

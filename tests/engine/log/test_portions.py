@@ -427,6 +427,7 @@ def test_a_search_ends_with_its_file(kind: str, how: str) -> None:
     queues = search.queues
     step = file.read(100)
     queues.tree.run_timers()
+    over = file.search  # which HTTP waits for
     if how == "close":
         file.close()
     elif how == "stop":
@@ -440,6 +441,7 @@ def test_a_search_ends_with_its_file(kind: str, how: str) -> None:
                 queues.tree.unlink(ROOT, queues.group, "t")
             queues.tree.rmdir(ROOT, queues.tree.root, "g")
     assert step.result() == b""
+    finish(queues, over)
 
 
 def test_a_directory_is_read_in_portions() -> None:
