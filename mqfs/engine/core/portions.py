@@ -37,6 +37,7 @@ class Portions:
         self._alarm = Alarm(timers, group, LOOKING, "continuing long work", lambda _: self._resume())
         self._queue: deque[tuple[Work[Any], Wait[Any]]] = deque()
         self._owed: list[Work[None]] = []
+        self._over: MqfsError | None = None  # why no alarm rings any more
         self.count = 0  # grows when others may have been served meanwhile
 
     def run(self, work: Work[T], *, may_be_cancelled: bool = True) -> Step[T]:
@@ -75,6 +76,8 @@ class Portions:
             while True:
                 next(work)
                 if self._clock.engine_ns() >= until:
+                    if self._over is not None:
+                        raise self._over
                     self._queue.append((work, wait))
                     self._alarm.at(self._clock.engine_ns() + 1)
                     return False
@@ -91,8 +94,9 @@ class Portions:
         return True
 
     def end(self, error: MqfsError) -> None:
-        """The group was removed, or the server stops: what the callers get."""
+        """The group was removed, or the server stops: what the callers get, and those of later long work."""
         self.finish()
+        self._over = error
         while self._queue:
             self._queue.popleft()[1].fail(error)
 
@@ -150,9 +154,13 @@ class CommandQueue:
         wait: Wait[int] = Wait()
         self._asked.append((begin, wait, uid, size))
         if len(self._asked) == 1:
-            working = self._portions.run(self._work())
-            if isinstance(working, Wait):
-                working.subscribe(self._ended)
+            try:
+                working = self._portions.run(self._work())
+            except MqfsError as error:
+                self._fail(error)
+            else:
+                if isinstance(working, Wait):
+                    working.subscribe(self._ended)
         return wait.result() if wait.settled else wait
 
     def _work(self) -> Work[None]:
@@ -176,8 +184,11 @@ class CommandQueue:
         try:
             working.result()
         except Exception as error:
-            while self._asked:
-                self._next().fail(error)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        while self._asked:
+            self._next().fail(error)
 
 
 __all__ = ["Portions", "Work", "exhaust", "in_order"]

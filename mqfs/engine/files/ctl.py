@@ -56,6 +56,8 @@ class CtlHandle(CommandFile):
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         self.require(reading=False)
+        if self.group.removed:
+            raise errors.NotFound("the group was removed")
         try:
             if not (text := self.lines_of(data)):
                 return len(data)

@@ -191,6 +191,32 @@ def test_closed_files_and_removed_groups_want_no_more() -> None:
         step.result()
 
 
+def test_an_open_file_of_a_removed_group_is_answered() -> None:
+    """No alarm of the group rings any more."""
+    queues, clock, _ = with_much_in_ctl()
+    handle = queues.open("ctl", os.O_RDWR)
+    queues.tree.unlink(ROOT, queues.group, "s")
+    queues.tree.rmdir(ROOT, queues.tree.root, "g")
+    clock.hasty = True
+    for lines in (1, 100, 1):
+        with pytest.raises(errors.NotFound):
+            handle.write(b"retries 3\n" * lines)
+    with pytest.raises(errors.NotFound):
+        handle.read(100)
+
+
+@pytest.mark.parametrize("written", [b"retries 3\n" * 100, b"#" * 200])
+def test_a_command_behind_the_end_of_the_server_is_answered(written: bytes) -> None:
+    queues, clock, _ = with_much_in_ctl()
+    handles = [queues.open("ctl", os.O_RDWR) for _ in range(2)]
+    queues.tree.close()
+    clock.hasty = True
+    for handle in handles:
+        with pytest.raises(errors.Interrupted):
+            handle.write(written.replace(b"#", b"#\n"))
+    assert not queues.tree.memory.used
+
+
 def test_a_server_that_stops_does_not_say_that_a_group_is_gone() -> None:
     """A bridge ended by that: it repeats what is interrupted only."""
     queues, clock = group_of()
