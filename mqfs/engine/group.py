@@ -216,6 +216,8 @@ class Group:
     def end(self) -> None:
         """The group is gone, or the server stops: whoever waits is answered."""
         gone = errors.NotFound("the group was removed") if self.removed else errors.Interrupted("the server stops")
+        if not self.removed:
+            self.commands.finish()
         self.portions.end(gone)
         self.fanout.end()
         for consumer in self.consumers.every():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
+from contextlib import suppress
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -143,6 +144,8 @@ class CommandQueue:
     def __init__(self, portions: Portions, memory: Shares) -> None:
         self._portions, self._memory = portions, memory
         self.count = 0  # of writes that are in force
+        self._before = 0  # `count` when the first of `_asked` had not begun
+        self._working = self._work()
         self._asked: deque[tuple[Begin, Wait[int], int, int]] = deque()
 
     def admit(self, uid: int, size: int) -> None:
@@ -154,9 +157,11 @@ class CommandQueue:
         wait: Wait[int] = Wait()
         self._asked.append((begin, wait, uid, size))
         if len(self._asked) == 1:
+            self._working = self._work()
             try:
-                working = self._portions.run(self._work())
+                working = self._portions.run(self._working)
             except MqfsError as error:
+                self.finish()
                 self._fail(error)
             else:
                 if isinstance(working, Wait):
@@ -177,7 +182,16 @@ class CommandQueue:
     def _next(self) -> Wait[int]:
         _, wait, uid, size = self._asked.popleft()
         self._memory.give(uid, size)
+        self._before = self.count
         return wait
+
+    def finish(self) -> None:
+        """The server stops: a write that is in force is done to its end, and answered."""
+        asked = len(self._asked)
+        if self.count != self._before:
+            with suppress(StopIteration):
+                while len(self._asked) == asked:
+                    next(self._working)
 
     def _ended(self, working: Wait[Any]) -> None:
         """All is done, or the group is removed, or the server stops."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits
+from mqfs.audit import Audit
 from mqfs.model import Wait
 from tests.support.clock import HastyClock
 from tests.support.hand import ROOT
@@ -238,3 +240,27 @@ def test_a_group_that_is_removed_answers(queues: Queues) -> None:
     queues.tree.rmdir(ROOT, queues.tree.root, "g")
     with pytest.raises(errors.NotFound):
         step.result()
+
+
+@pytest.mark.parametrize("more", [0, 1, 3, 9])
+def test_a_write_in_force_is_answered_by_a_server_that_stops(
+    queues: Queues, more: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When it has done all that it does; what has not begun is interrupted."""
+    queues.ctl("full drop-old", "depth 2")
+    queues.tree.audit, before = Audit("changes"), queues.group.commands.count
+    caplog.set_level(logging.INFO, "mqfs.audit")
+    step, later = begin(queues, "depth 1", *["retries 7"] * 400), begin(queues, "retries 8")
+    while queues.group.commands.count == before:
+        rounds(queues, 1)
+    rounds(queues, more)
+    assert not step.settled
+    queues.clock.hasty = False
+    queues.tree.close()
+    assert step.result() == len("depth 1\n" + "retries 7\n" * 400)
+    assert len(caplog.messages) == 401
+    with pytest.raises(errors.Interrupted):
+        later.result()
+    assert queues.group.settings.retries == 7
+    assert all(stream.kept.count == 1 for stream in queues.group.streams.values() if stream.name in STREAMS)
+    assert queues.tree.memory.used == 0
