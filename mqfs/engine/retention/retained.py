@@ -274,24 +274,25 @@ class KeptRange:
 
     def carry_out_cut(self, cut: Cut) -> None:
         """Raise the floor, which the log has already; readers behind it get FellBehind. More may have been appended."""
-        self.state.raise_floor(cut.floor)
-        self._count_gone(cut)
+        cut = self._count_gone(cut)
         if cut.lost:
             self.evicted_before = max(self.evicted_before, cut.last_lost + 1)
             self._retention.counts.cut += cut.lost
             self._retention.note_eviction(cut.lost, self.evicted_before)
 
-    def _count_gone(self, cut: Cut) -> None:
-        """Count again where messages came or went since the cut was planned."""
+    def _count_gone(self, cut: Cut) -> Cut:
+        """Raise the floor. The cut, planned again where messages came or went since."""
         if (self.count, self.trimmed_count) != (cut.count + cut.gone, cut.before):
             self.recount()
+            cut = plan_cut_below(self, cut.floor) or Cut(cut.floor, RECOUNT, 0)
         else:
             self.count, self.size = cut.count, cut.size
+        self.state.raise_floor(cut.floor)
         self.trimmed_count += cut.gone
+        return cut
 
     def cleared(self, clearing: Clearing) -> None:
         """The log says so."""
-        self.state.raise_floor(clearing.cut.floor)
         if clearing.newest:
             self.evicted_before = max(self.evicted_before, clearing.newest + 1)
             self._retention.note_eviction(1, self.evicted_before)

@@ -232,6 +232,26 @@ def test_a_new_depth_cuts_all_streams(queues: Queues, at: int) -> None:
     assert [queues.shows(f".kept/{name}") for name in STREAMS] == expected
 
 
+@pytest.mark.parametrize("line", ["clear", "depth 5"])
+@pytest.mark.parametrize("at", range(14))
+def test_what_goes_by_itself_meanwhile_is_lost_once(queues: Queues, line: str, at: int) -> None:
+    """By the `depth` that holds before the write does."""
+    queues.ctl("full drop-old", "depth 10")
+    queues.write("s", *[b"x"] * 10)
+    reader = queues.at("s")
+    step = begin(queues, line)
+    rounds(queues, at)
+    queues.clock.hasty = False
+    queues.write("s", *[b"y"] * 6)
+    queues.clock.hasty = True
+    finish(queues, step)
+    lost = 16 - len(b"".join(queues.shows(".kept/s")))
+    with pytest.raises(errors.FellBehind, match=rf": {lost} messages of s were lost"):
+        reader.read(100)
+    if line != "clear":
+        assert queues.group.counts.cut == lost
+
+
 def test_a_group_that_is_removed_answers(queues: Queues) -> None:
     step = begin(queues, "retries 4", "clear")
     queues.clock.hasty = False
