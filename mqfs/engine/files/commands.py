@@ -33,8 +33,9 @@ class CommandFile(OpenFile):
         except UnicodeDecodeError:
             raise errors.BadCommand("commands are valid UTF-8") from None
 
-    def refused(self, error: errors.MqfsError) -> None:
-        if self.partial:
+    def refused(self, error: errors.MqfsError, rest: bytes | None = None) -> None:
+        """A write was refused, and with it the unfinished line: `rest`, unless later writes changed it; None: any."""
+        if self.partial and (rest is None or self.partial is rest):
             self.keep(b"")
         self.refusal = f"{shortened(str(error))}\n".encode()
         self.group.refuse(self.user, self.node.name, str(error))

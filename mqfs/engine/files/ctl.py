@@ -65,13 +65,14 @@ class CtlHandle(CommandFile):
         except errors.MqfsError as error:
             self.refused(error)
             raise
-        return self.group.commands.run(lambda: self._work(text, len(data)), self.user.uid, len(text))
+        rest = self.partial
+        return self.group.commands.run(lambda: self._work(text, len(data), rest), self.user.uid, len(text))
 
-    def _work(self, text: str, value: int) -> Work[Step[int]]:
+    def _work(self, text: str, value: int, rest: bytes) -> Work[Step[int]]:
         try:
             return (yield from self._carry_out(text, value))
         except errors.MqfsError as error:
-            self.refused(error)
+            self.refused(error, rest)
             raise
 
     def _carry_out(self, text: str, value: int) -> Work[Step[int]]:

@@ -171,6 +171,23 @@ def test_writes_are_carried_out_in_their_order(queues: Queues) -> None:
     assert queues.tree.memory.used == 0
 
 
+@pytest.mark.parametrize("rest", [b"", b"retries 6"])
+def test_a_refused_write_takes_its_own_unfinished_line_only(queues: Queues, rest: bytes) -> None:
+    handle = queues.open("ctl", os.O_WRONLY)
+    queues.clock.hasty = True
+    step = handle.write(b"clear\n" * 40 + b"remove none\n" + rest)
+    later = b"" if rest else b"retries"
+    if later:
+        assert handle.write(later) == len(later)
+    finish(queues, step)
+    with pytest.raises(errors.NotFound):
+        step.result()
+    assert handle.partial == later
+    if later:
+        assert handle.write(b" 7\n") == 3
+        assert queues.group.settings.retries == 7
+
+
 def test_writes_that_wait_are_their_users_memory(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HELD_BYTES", 2_000)
     step = begin(queues, "clear")
