@@ -66,6 +66,7 @@ class LongResponses(CommandFile):
 
     making: Wait[bytes] | None = None
     _reading: tuple[Wait[bytes], int] | None = None  # the read that waits, and its size
+    _failed: Exception | None = None  # what the next read raises: a bug
 
     def respond(self, work: Work[bytes]) -> None:
         """The next read returns what that work gives."""
@@ -83,9 +84,22 @@ class LongResponses(CommandFile):
             self.pending = making.result()
         except errors.MqfsError as error:
             self.refused(error)
+        except Exception as error:  # else its read would wait for ever
+            self._failed = error
         if read is not None:
-            read[0].settle(self.take_response(read[1]) or b"")
+            try:
+                answer = self.take_response(read[1]) or b""
+            except Exception as error:
+                read[0].fail(error)
+            else:
+                read[0].settle(answer)
         self.group.fanout.pollers.wake()
+
+    def take_response(self, count: int) -> bytes | None:
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+        return super().take_response(count)
 
     def await_response(self, count: int) -> Wait[bytes]:
         """What a read gets while one is made. Raises Busy for a second read."""

@@ -86,6 +86,34 @@ def test_an_answer_of_a_cursor_comes_when_it_is_made() -> None:
     assert json.loads(cursor.read(1 << 20)) == json.loads(whole)
 
 
+@pytest.mark.parametrize("error", [errors.DiskFailed("a"), ValueError("b")])
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_answer_that_cannot_be_made_is_an_error_once(error: Exception, waits: bool) -> None:
+    def fail() -> Work[bytes]:
+        yield
+        yield
+        raise error
+
+    queues, clock = group_of()
+    cursor = queues.open(".cursor", os.O_RDWR)
+    clock.hasty = True
+    cursor.respond(fail())
+    step = cursor.read(100) if waits else None
+    while cursor.making is not None:
+        queues.tree.run_timers()
+    clock.hasty = False
+
+    def answer() -> object:
+        return step.result() if step is not None else cursor.read(100)
+
+    if isinstance(error, errors.MqfsError):
+        assert answer() == f"{error}\n".encode()
+    else:
+        with pytest.raises(ValueError, match="b"):
+            answer()
+    assert cursor.read(100).cancel()
+
+
 def with_much_in_ctl() -> tuple[Queues, HastyClock, str]:
     """And what it prints."""
     queues, clock = group_of()
