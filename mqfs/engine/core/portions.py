@@ -136,6 +136,7 @@ def in_order(names: Iterable[str]) -> Work[list[str]]:
 # done to its end, and answered, whatever its client does meanwhile. O_NONBLOCK would make it fail each time.
 
 Begin = Callable[[], Work[Step[int]]]
+_ROW_BYTES = 512  # of memory, about, for a write that waits, beside its text
 
 
 class CommandQueue:
@@ -149,8 +150,8 @@ class CommandQueue:
         self._asked: deque[tuple[Begin, Wait[int], int, int]] = deque()
 
     def admit(self, uid: int, size: int) -> None:
-        """So many bytes of that user's memory are a write's, until it is done. Raises OverLimit, if it has to wait."""
-        self._memory.change(uid, 0, size, refuse=bool(self._asked))
+        """A write takes memory of its user until it is done. Raises OverLimit, if it has to wait."""
+        self._memory.change(uid, 0, size + _ROW_BYTES, refuse=bool(self._asked))
 
     def run(self, begin: Begin, uid: int, size: int) -> Step[int]:
         """What the work of a write, which was admitted, returns. Raises what it raises."""
@@ -181,7 +182,7 @@ class CommandQueue:
 
     def _next(self) -> Wait[int]:
         _, wait, uid, size = self._asked.popleft()
-        self._memory.give(uid, size)
+        self._memory.give(uid, size + _ROW_BYTES)
         self._before = self.count
         return wait
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,24 @@ def test_writes_that_wait_are_their_users_memory(queues: Queues, monkeypatch: py
     finish(queues, step)
     assert queues.open("ctl", os.O_WRONLY).write(b"#" * 1_200 + b"\n") == 1_201
     assert len(queues.errors()) == 1
+
+
+def test_short_writes_that_wait_count_as_what_they_take(queues: Queues) -> None:
+    """20,000 of one byte took 10 MB, and counted as 20,000 bytes."""
+    step, handle = begin(queues, "clear"), queues.open("ctl", os.O_WRONLY)
+    used, begun = queues.tree.memory.used, tracemalloc.is_tracing()
+    tracemalloc.start()
+    taken = tracemalloc.get_traced_memory()[0]
+    steps = [handle.write(b"\n") for _ in range(2_000)]
+    taken = tracemalloc.get_traced_memory()[0] - taken
+    if not begun:
+        tracemalloc.stop()
+    assert taken / 2 < queues.tree.memory.used - used < 2 * taken
+    finish(queues, step)
+    queues.clock.forward(1)
+    rounds(queues, 1)
+    assert all(step.result() == 1 for step in steps)
+    assert queues.tree.memory.used == 0
 
 
 def remove(queues: Queues) -> None:
