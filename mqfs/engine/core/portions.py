@@ -9,7 +9,7 @@ Work that does more than look has that in the log first: what follows is owed.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from itertools import chain, islice
@@ -36,7 +36,7 @@ class Portions:
     def __init__(self, timers: Timers, group: Group, clock: Clock) -> None:
         self._clock, self._timers = clock, timers
         self._alarm = Alarm(timers, group, LOOKING, "continuing long work", lambda _: self._resume())
-        self._queue: deque[tuple[Work[Any], Wait[Any]]] = deque()
+        self._queue: OrderedDict[Wait[Any], Work[Any]] = OrderedDict()
         self._owed: list[Work[None]] = []
         self._over: MqfsError | None = None  # why no alarm rings any more
         self.count = 0  # grows when others may have been served meanwhile
@@ -44,7 +44,7 @@ class Portions:
     def run(self, work: Work[T], *, may_be_cancelled: bool = True) -> Step[T]:
         """What it returns. Raises what it raises."""
         wait: Wait[T] = Wait(self._cancel if may_be_cancelled else None)
-        self._perform(work, wait, self._until(False))
+        self._perform(wait, work, self._until(False))
         return wait.result() if wait.settled else wait
 
     def owe(self, work: Work[None]) -> Work[None]:
@@ -68,10 +68,10 @@ class Portions:
     def _resume(self) -> None:
         self.count += 1
         until = self._until(True)
-        while self._queue and self._perform(*self._queue.popleft(), until):
+        while self._queue and self._perform(*self._queue.popitem(last=False), until):
             pass
 
-    def _perform(self, work: Work[Any], wait: Wait[Any], until: int) -> bool:
+    def _perform(self, wait: Wait[Any], work: Work[Any], until: int) -> bool:
         """A portion. Whether that was all."""
         try:
             while True:
@@ -79,7 +79,7 @@ class Portions:
                 if self._clock.engine_ns() >= until:
                     if self._over is not None:
                         raise self._over
-                    self._queue.append((work, wait))
+                    self._queue[wait] = work
                     self._alarm.at(self._clock.engine_ns() + 1)
                     return False
         except StopIteration as end:
@@ -89,9 +89,7 @@ class Portions:
         return True
 
     def _cancel(self, wait: Wait[Any]) -> bool:
-        for row in list(self._queue):
-            if row[1] is wait:
-                self._queue.remove(row)
+        self._queue.pop(wait, None)
         return True
 
     def end(self, error: MqfsError) -> None:
@@ -99,7 +97,7 @@ class Portions:
         self.finish()
         self._over = error
         while self._queue:
-            self._queue.popleft()[1].fail(error)
+            self._queue.popitem(last=False)[0].fail(error)
 
 
 def exhaust(work: Work[T]) -> T:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,28 @@ def test_an_error_is_for_later_reads_too(error: Exception, monkeypatch: pytest.M
         step.result()
     with pytest.raises(type(error)):
         handle.read(100)
+
+
+def cost_of_leaving(count: int) -> float:
+    """Of one of that many works that wait for their next portion, seconds."""
+
+    def work() -> Work[None]:
+        yield
+        yield
+
+    costs = []
+    for _ in range(3):
+        queues, clock = group_of()
+        clock.hasty = True
+        steps = [queues.group.portions.run(work()) for _ in range(count)]
+        begun = time.thread_time()
+        assert all(step.cancel() for step in reversed(steps))
+        costs.append((time.thread_time() - begun) / count)
+    return min(costs)
+
+
+def test_to_leave_costs_the_same_beside_any_number() -> None:
+    assert cost_of_leaving(5_000) < 4 * cost_of_leaving(500)
 
 
 NO = 12_000  # messages that a search passes over
