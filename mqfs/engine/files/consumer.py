@@ -147,7 +147,9 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
     def _shape(self, record: Record) -> bytes:
         name = self.group.numbers[record.stream].name
         if self.format == "record":
-            return self.names.wrap(record, name)
+            piece = self.names.wrap(record, name)
+            self.names.given({record.stream: name})
+            return piece
         assert self.shown is not None
         return shape(self.format, record, name, self.shown[1])
 
@@ -164,6 +166,8 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
                 if claim is None:
                     raise _not_claimed(self.current[0])
                 self.consumer.ack((claim,))
+                if self.last.given < len(self.last.body):
+                    self._drop_rest()
                 self.last, self.end_due = PartialRead(), False
             else:
                 named: set[int] = set()
@@ -260,7 +264,12 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
     def _drop_unread_rest(self, claims: list[InFlight]) -> None:
         """The unread rest of the message goes with it."""
         if any(claim.sequence in self.current for claim in claims):
-            self.last, self.end_due = PartialRead(), False
+            self._drop_rest()
+
+    def _drop_rest(self) -> None:
+        if self.last.given < len(self.last.body):
+            self.names = SentNames()  # there may be names in what was not given
+        self.last, self.end_due = PartialRead(), False
 
     def _info(self) -> None:
         if self.shown is None:
@@ -274,7 +283,8 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
             raise errors.BadCommand(f"format {word!r}: write {' or '.join(FORMATS)}")
 
         def do() -> None:
-            self.format, self.end_due, self.last = word, False, PartialRead()
+            self.format = word
+            self._drop_rest()
 
         return do
 
@@ -319,7 +329,8 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
 
         def do() -> None:
             consumer.seek(position(self.group, consumer.coverage.filter, word, streams, self._shows))
-            self.end_sequence, self.end_due, self.last, self.current = NEVER, False, PartialRead(), []
+            self.end_sequence, self.current = NEVER, []
+            self._drop_rest()
             self.audit("seek", word)
             self._rescan()
 

@@ -135,6 +135,11 @@ class Cursor(LongResponses, Searcher):
 
     def _format(self, word: str) -> None:
         self.format, self.end_due = word, False
+        self._drop_rest()
+
+    def _drop_rest(self) -> None:
+        if self.last.given < len(self.last.body):
+            self.names = SentNames()  # there may be names in what was not given
         self.last = PartialRead()
 
     def _until(self, bound: int | None) -> None:
@@ -168,7 +173,7 @@ class Cursor(LongResponses, Searcher):
     def _seek(self, word: str) -> None:
         self.position = position(self.group, self.selection, word, lambda: self.streams().values(), self._shows)
         self.until, self.end_due, self.lost = None, False, 0
-        self.last = PartialRead()
+        self._drop_rest()
         self._skip_past_loss_reports()
 
     def _skip_past_loss_reports(self) -> None:
@@ -285,9 +290,6 @@ class Cursor(LongResponses, Searcher):
 
     # ------------------------------------------------------------ formats
 
-    def _record(self, record: Record) -> bytes:
-        return self.names.wrap(record, self.group.numbers[record.stream].name)
-
     def _take_records(self, count: int) -> bytes | None:
         """Whole records, as many as fit, behind the names that were not sent yet; the first one always."""
         if (many := self._take_span(count)) is not None:
@@ -305,11 +307,12 @@ class Cursor(LongResponses, Searcher):
                 break
             if record is None:
                 break
-            piece = self._record(record)
+            name = self.group.numbers[record.stream].name
+            piece = self.names.wrap(record, name)
             if pieces and size + len(piece) > count:
                 self.position = before
-                self.names.mark_lost(record.stream)
                 break
+            self.names.given({record.stream: name})
             self.shown = record
             self.group.counts.read += 1
             pieces.append(piece)
@@ -338,12 +341,13 @@ class Cursor(LongResponses, Searcher):
         found = reader.read_run(first, end, count, streams.keys(), headed)
         if found is None or any(streams[n].shared or streams[n].state.floor > first for n in found.streams):
             return None
-        head = self.names.news(first, group.log.end.last_ns, {number: streams[number].name for number in found.streams})
+        names = {number: streams[number].name for number in found.streams}
+        head = self.names.news(first, group.log.end.last_ns, names)
         if head and len(head) + sum(map(len, found.pieces)) > count:
-            known, found = found.streams, reader.read_run(first, end, count - len(head), streams.keys(), headed)
+            found = reader.read_run(first, end, count - len(head), streams.keys(), headed)
             if found is None:
-                self.names.mark_lost(*known)
                 return None
+        self.names.given(names)
         self.position, self.shown = found.last + 1, found.newest
         group.counts.read += found.messages
         return self.last.first(b"".join((head, *found.pieces) if head else found.pieces), count, 0)
@@ -365,8 +369,10 @@ class Cursor(LongResponses, Searcher):
             return b"" if self.has_ended else None
         if self.format != "record":
             return self._give(record, count)
-        self.shown = record
-        return self.last.first(self._record(record), count, 0)
+        self.shown, name = record, self.group.numbers[record.stream].name
+        data = self.last.first(self.names.wrap(record, name), count, 0)
+        self.names.given({record.stream: name})
+        return data
 
     @property
     def readable(self) -> bool:  # type: ignore[override]

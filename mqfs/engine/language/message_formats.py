@@ -105,12 +105,10 @@ class SentNames:
         return self.news(record.sequence, record.time_ns, {record.stream: name}) + encode(*record)
 
     def news(self, sequence: int, time_ns: int, names: Mapping[int, str]) -> bytes:
-        """A NAMES record of those that the reader does not have; empty where it has them all. It has them now."""
+        """A NAMES record of those that the reader does not have; empty where it has them all."""
         news = {number: name for number, name in names.items() if self._sent.get(number) != name}
-        self._sent.update(news)
         return encode_names(sequence, time_ns, news) if news else b""
 
-    def mark_lost(self, *streams: int) -> None:
-        """The names that were sent last did not reach the reader."""
-        for stream in streams:
-            self._sent.pop(stream, None)
+    def given(self, names: Mapping[int, str]) -> None:
+        """The reader has these now."""
+        self._sent.update(names)

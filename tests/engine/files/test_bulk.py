@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -14,10 +15,13 @@ from mqfs import errors, limits
 from mqfs.client.message import RecordDecoder
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
-from mqfs.model import User, Wait
+from mqfs.model import Kind, User, Wait
 from mqfs.store.store import DiskStore
+from tests.engine.publishing.test_crash import Lying
 from tests.support.calls import calls_once
 from tests.support.campaign import seed, size
+from tests.support.lying_disk import LyingDisk
+from tests.support.queues import Queues
 
 ROOT, SOMEBODY = User(0, 0), User(1_000, 1_000)
 
@@ -182,3 +186,72 @@ def test_the_names_are_within_the_count(tmp_path: Path, count: int) -> None:
         assert parser._at == len(data), "whole records"
     scene.tree.close()
     scene.store.close()
+
+
+def sequences(parser: RecordDecoder, data: bytes) -> list[int]:
+    """Of the messages in it, whose streams' names the parser has."""
+    parser.feed(data)
+    found = []
+    while (message := parser.next()) is not None:
+        assert message.stream in ("s", "t")
+        found.append(message.sequence)
+    return found
+
+
+def test_the_names_come_behind_a_look_that_failed() -> None:
+    disk = LyingDisk()
+    queues = Lying(disk)
+    queues.ctl("replay all", "sync off")
+    for name in "st":
+        queues.stream(name)
+        queues.write(name, *(b"%100d" % number for number in range(20)))
+    disk.fail_with, failures = errno.EIO, 0
+    for look in range(1, 9):
+        cursor, parser = queues.at(".cursor", os.O_RDWR), RecordDecoder()
+        cursor.write(b"seek first\nuntil end\nformat record\n")
+        disk.fail_look_at, found = disk.looks + look, list[int]()
+        while True:
+            try:
+                data = cursor.read(1_000)
+            except errors.DiskFailed:
+                failures += 1
+                continue
+            if not data:
+                break
+            found += sequences(parser, data)
+        assert len(found) == 40
+        cursor.close()
+    assert failures > 4
+
+
+@pytest.mark.parametrize("given", [1, 60, 170, 4_096])
+@pytest.mark.parametrize(
+    ("path", "commands"),
+    [
+        (".cursor", "seek first"),
+        (".cursor", "format raw\nseek first\nformat record"),
+        (".consumers/w", "release"),
+        (".consumers/w", "ack"),
+        (".consumers/w", "format raw\nrelease\nformat record"),
+        (".consumers/w", "seek first"),
+    ],
+)
+def test_names_of_which_a_part_was_not_read_come_again(path: str, commands: str, given: int) -> None:
+    """Only then."""
+    queues = Queues("replay all", "consumer w")
+    queues.write("s", *[b"x" * 100] * 3)
+    queues.consumer()
+    handle, parser = queues.at(path, os.O_RDWR), RecordDecoder()
+    handle.write(b"format record\n")
+    if path == ".cursor":
+        handle.write(b"seek first\n")
+    data = handle.read(given)
+    known = given >= 4_096
+    if known:
+        assert len(sequences(parser, data)) == 3
+    handle.write(f"{commands}\n".encode())
+    if known and commands == "ack":
+        queues.write("s", b"more")
+    data = handle.read(4_096)
+    assert (data[28] == Kind.NAMES) is not known
+    assert sequences(parser, data)
