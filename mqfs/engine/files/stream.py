@@ -208,8 +208,10 @@ class StreamHandle(Reader, Writer):
             if record is None:
                 return None
             self.position = record.sequence + 1
-            self.had += 1
-            if stream.kept.visible(record) and (not record.headers or self._may_take(record.sequence)):
+            visible = stream.kept.visible(record)
+            if visible or not stream.kept.is_deleted(record.sequence):
+                self.had += 1
+            if visible and (not record.headers or self._may_take(record.sequence)):
                 return record
             self.pass_over(record)
             if self.unfinished:

@@ -320,3 +320,21 @@ def test_a_write_in_force_is_answered_by_a_server_that_stops(
     assert queues.group.settings.retries == 7
     assert all(stream.kept.count == 1 for stream in queues.group.streams.values() if stream.name in STREAMS)
     assert queues.tree.memory.used == 0
+
+
+@pytest.mark.parametrize("how", ["drop", "ttl"])
+def test_a_reader_had_none_of_what_it_passed_over(how: str) -> None:
+    """So that does not lessen its loss."""
+    queues = Queues("replay all", "depth 10")
+    reader, first = queues.at("s"), queues.group.log.end.next
+    for number in range(6):
+        queues.put(b"gone", ttl="5s" if how == "ttl" else "1h")
+        if how == "drop":
+            queues.ctl(f"drop s {first + number}")
+    queues.pass_time(6)
+    queues.write("s", b"had", b"lost")
+    assert reader.read(100) == b"had"
+    queues.write("s", *[b"lost"] * 6, *[b"kept"] * 10)
+    with pytest.raises(errors.FellBehind, match=r": 7 messages of s were lost"):
+        reader.read(100)
+    assert reader.read(100) == b"kept"
