@@ -258,12 +258,13 @@ def set_attributes(user: User, node: Node, mode: int | None, uid: int | None, gi
 class Listing:
     """One open directory."""
 
-    __slots__ = ("_account", "_closed", "_held", "_tree", "node", "nodes", "user")
+    __slots__ = ("_account", "_closed", "_held", "_tree", "is_there", "node", "nodes", "user")
 
     def __init__(self, tree: Tree, user: User, node: Any, account: Hashable) -> None:
         """`node`: a group, or one of its folders. `account`: whose share it is of. Raises OverLimit."""
         self._tree, self._account, self.user, self.node = tree, account, user, node
         self.nodes: list[Node] = []
+        self.is_there = False  # they were read
         self._closed = False
         self._held = tree.memory.change(account, 0, limits.LISTING_BYTES)
 
@@ -277,7 +278,7 @@ class Listing:
         if self._closed:
             return
         self._hold(limits.LISTING_BYTES + len(nodes) * limits.LISTED_BYTES)
-        self.nodes = nodes
+        self.nodes, self.is_there = nodes, True
 
     @property
     def parent(self) -> Node:

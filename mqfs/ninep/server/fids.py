@@ -217,17 +217,13 @@ class OpenDirectory:
 
     def __init__(self, listing: Listing) -> None:
         self._listing = listing
-        self._begun = False
         self._next = 0
         self._offset = 0
         self._left = 0  # bytes of the last read's count that it did not fill
 
     def begin(self, offset: int) -> Step[None]:
         """To be done before a read there: at the beginning, read what it holds now."""
-        if offset and self._begun:
-            return None
-        self._begun = True
-        return self._listing.begin()
+        return None if offset and self._listing.is_there else self._listing.begin()
 
     def close(self) -> None:
         self._listing.close()

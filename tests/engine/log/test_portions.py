@@ -15,6 +15,7 @@ from mqfs.engine.core.portions import Work, in_order
 from mqfs.engine.files.status import TextHandle
 from mqfs.engine.tree.attributes import Listing, set_attributes
 from mqfs.model import Wait
+from mqfs.ninep.server.fids import Fid, OpenDirectory
 from tests.support.clock import HastyClock
 from tests.support.hand import ANNA, ROOT
 from tests.support.queues import Queues
@@ -540,6 +541,27 @@ def test_a_directory_is_read_in_portions() -> None:
     assert isinstance(step, Wait)
     finish(queues, step)
     assert not queues.tree.memory.used
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_directory_is_not_at_its_end_before_it_was_read(given_up: bool) -> None:
+    """For a client that sends its next read before it has the answer to the first, or gives the first up."""
+    queues, clock = group_of(*NAMES[:600])
+    listing = Listing(queues.tree, ROOT, queues.group, 0)
+    directory, fid = OpenDirectory(listing), Fid(1, ROOT, queues.tree.root, queues.group, False)
+    clock.hasty = True
+    first = directory.begin(0)
+    assert isinstance(first, Wait)
+    if given_up:
+        assert first.cancel()
+    step = directory.begin(500)
+    assert isinstance(step, Wait)
+    finish(queues, step)
+    names = [entry.name for entry in directory.entries(fid, 500, 1 << 20)]
+    assert names == [node.name for node in listing.nodes][498:][: len(names)]
+    assert names
+    assert first.settled is not given_up
+    assert directory.begin(600) is None
 
 
 def test_sorted_in_steps() -> None:
