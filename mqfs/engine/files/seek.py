@@ -26,9 +26,9 @@ def position(
     counts."""
     kind, value = parse_seek(word)
     bucket = group.log.bucket
-    group.retention.advance_all()
     if kind == "end":
         return bucket.end.next
+    group.retention.advance_all()
     if kind == "sequence":
         return value
     if kind == "time":
@@ -40,9 +40,13 @@ def position(
         if near is not None:
             return near
     streams = selected()
-    if kind == "first" and len(streams) == len(group.numbers) and group.retention.keeps_all:
-        # A little before it, without a look at each stream.
-        return min(max(bucket.reader.first, group.retention.kept_from), bucket.end.next)
+    if kind == "first" and len(streams) == len(group.numbers):  # without a look at each stream
+        below = min(max(bucket.reader.first, group.retention.kept_from), bucket.end.next)
+        if group.retention.keeps_all:
+            return below  # a little before it
+        near = _first_kept(group, below)
+        if near is not None:
+            return near
     if kind == "first":
         return min((s.kept.first_kept() or bucket.end.next for s in streams), default=bucket.end.next)
     if kind == "last":
@@ -50,6 +54,21 @@ def position(
     if selection.by_stream and not any(s.kept.acked_by_all(s.state.floor, None) for s in streams):
         return _back(group, value, streams, shows)
     return _walk_back(group, selection, value, shows) or bucket.end.next
+
+
+def _first_kept(group: Group, below: int) -> int | None:
+    """The first message that is kept. None: it is not among the next ones, or one is damaged."""
+    for _ in range(limits.PASSED_MESSAGES):
+        try:
+            record = group.log.reader.scan(below)
+        except errors.Damaged:
+            return None
+        if record is None:
+            return group.log.end.next
+        stream, below = group.numbers.get(record.stream), record.sequence + 1
+        if stream and record.sequence >= stream.state.floor and not stream.kept.is_deleted(record.sequence):
+            return record.sequence
+    return None
 
 
 def _back(group: Group, count: int, streams: Collection[Stream], shows: Callable[[Record], bool]) -> int:

@@ -111,12 +111,17 @@ class Retention:
     @property
     def keeps_all(self) -> bool:
         """Whether nothing but time and commands decide what is kept."""
+        return not self.is_up_to_readers and self._log.settings.depth is NO_DEPTH
+
+    @property
+    def is_up_to_readers(self) -> bool:
+        """Whether what they have had is not kept. Where it is, floors rise at once; only time is looked at later."""
         settings = self._log.settings
-        return settings.replay == "all" and settings.deliver == "all" and settings.depth is NO_DEPTH
+        return settings.replay != "all" or settings.deliver != "all"
 
     def advance_all(self) -> None:
-        """Raise all floors, unless only time decides: removed messages stay removed for readers that seek back."""
-        if not self.keeps_all:
+        """Raise all floors that readers decide: removed messages stay removed for those that seek back."""
+        if self.is_up_to_readers:
             for stream in self._host.numbers.values():
                 if stream.kept.count:
                     stream.kept.update_low_watermark()

@@ -299,11 +299,12 @@ def test_a_log_is_plain_again_when_what_was_special_is_below_the_floor() -> None
     "lines",
     ["seek first", "seek -3", "cover b\nseek first", "cover b nothing\nseek -3", "select view a\nseek last"],
 )
-def test_other_streams_cost_a_cursor_nothing(lines: str) -> None:
+@pytest.mark.parametrize("settings", ["replay all", "replay all\ndepth 9", "replay all\nttl 1h"])
+def test_other_streams_cost_a_cursor_nothing(lines: str, settings: str) -> None:
     """Of whom root reads, one stream or all: neither its open nor its seek looks at each."""
     costs = []
     for count in (100, 2_000):
-        hand = Hand("replay all", "bind view b")
+        hand = Hand(settings, "bind view b")
         for name in ("a", "b", *(f"t{number}" for number in range(count))):
             hand.stream(name)
         for name in "abab":
@@ -337,3 +338,27 @@ def test_near_and_far_seeks_back_lead_to_the_same(count: int, form: str, monkeyp
             cursor = hand.cursor(f"format {form}", f"seek -{count}", user=user)
             found.add((user, cursor.position))
     assert len(found) == 2
+
+
+@pytest.mark.parametrize("settings", ["replay all\ndepth 2", "replay last", "replay off"])
+def test_near_and_far_seeks_to_the_first_lead_to_the_same(settings: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever stands before: what `depth` cut, what was dropped, what its stream was removed with."""
+    hand = Hand(settings)
+    for name in "abc":
+        hand.stream(name)
+    found = [hand.cursor("seek first").position]
+    holder = hand.cursor("select b")
+    hand.write("a", b"1")
+    hand.write("c", b"2")
+    for _ in range(5):
+        hand.write("b", b"3")
+    hand.tree.unlink(ROOT, hand.group, "c")
+    for change in ((), ("clear a",), ("drop b 6",), ("eof a",), ("clear b",)):
+        hand.ctl(*change)
+        near = hand.cursor("seek first").position
+        with monkeypatch.context() as patch:
+            patch.setattr(limits, "PASSED_MESSAGES", 0)
+            assert hand.cursor("seek first").position == near
+        found.append(near)
+    assert len(set(found)) > 2
+    holder.close()
