@@ -169,6 +169,7 @@ class Changes:
         self._next = group.state.next_stream  # the number of the next file
         self._bound: dict[str, list[str]] = {}  # patterns and programs of views, bound here
         self._dropped: set[int] = set()  # messages that lines before this one drop
+        self._waiting: dict[int, list[int]] = {}  # of streams of which messages are dropped: those that are delayed
         self._patterns: dict[str, dict[str, None]] = {}  # of views that lines here name: all they will be bound to
         self._plans: dict[tuple[str, str, int], Change] = {}  # of consumers
         self._removed: list[Consumer] = []
@@ -187,10 +188,13 @@ class Changes:
         self._steps += held.drop_steps(waiting)
         if new:
             self._changes.append({"do": "drop", "stream": stream.number, "sequences": new})
-        self._after.append(lambda: self._put_drop_in_force(stream, waiting))
+        if stream.number not in self._waiting:
+            self._waiting[stream.number] = []
+            self._after.append(lambda: self._put_drops_in_force(stream))
+        self._waiting[stream.number] += waiting
 
-    def _put_drop_in_force(self, stream: Stream, waiting: list[int]) -> None:
-        self._group.held.dropped(waiting)
+    def _put_drops_in_force(self, stream: Stream) -> None:
+        self._group.held.dropped(self._waiting[stream.number])
         stream.kept.recount()
         stream.kept.update_low_watermark()
 
