@@ -33,6 +33,7 @@ from mqfs.syntax.names import check_name
 from mqfs.syntax.patterns import check_pattern, compile_pattern
 
 _STEPS = 32  # lines between two looks at the clock: some 50 us
+_CHECKS = 3  # in portions, where the group changes meanwhile; then one at once
 
 
 class CtlHandle(CommandFile):
@@ -107,7 +108,7 @@ class CtlHandle(CommandFile):
             steps.append(step)
             if count % _STEPS == 0:
                 yield
-        portions, changes = group.portions.count, group.log.changes
+        portions, seen = group.portions.count, self._version()
         yield from self._check(steps)
         self._end_ring(steps)
         parts = parts_of(steps)
@@ -115,7 +116,7 @@ class CtlHandle(CommandFile):
         if losses is not None:
             yield from losses.find()
         if group.portions.count != portions:
-            self._check_again(steps, changes)
+            yield from self._check_again(steps, seen)
         return parts, losses
 
     def _check(self, steps: Steps) -> Work[None]:
@@ -132,10 +133,19 @@ class CtlHandle(CommandFile):
             if count % _STEPS == 0:
                 yield
 
-    def _check_again(self, steps: Steps, changes: int) -> None:
-        """Others were served since that many changes of the group: nothing else matters to most lines."""
+    def _version(self) -> tuple[int, int]:
+        """Grows with what most lines are checked against; the second with groups in the group, too."""
+        return self.group.log.changes, self.group.catalog_version
+
+    def _check_again(self, steps: Steps, seen: tuple[int, int]) -> Work[None]:
+        """Others were served since the check of that version. In portions, unless there is no end of changes."""
+        for _ in range(_CHECKS):
+            if self._version() == seen:
+                break
+            seen = self._version()
+            yield from self._check(steps)
         verbs = {action.verb for _, action in steps if action is not None}
-        if self.group.log.changes != changes or not verbs.isdisjoint(PASSING):
+        if self._version() != seen or not verbs.isdisjoint(PASSING):
             exhaust(self._check(steps))
         else:
             check_settings(self.group, steps)
@@ -602,7 +612,7 @@ def consumer_options(action: Action) -> tuple[str, Change]:
 _CONSUMER_FLAGS = ("transient", "private", "memory")
 _CONSUMER_WORDS = (*_CONSUMER_FLAGS, "backlog", "full")
 MESSAGE_ACTIONS = frozenset({"eof", "redrive"})
-PASSING = frozenset({"bind", "drop", "remove"})  # what stops them may come without a change of its state: claims, say
+PASSING = frozenset({"drop", "remove"})  # what stops them may come without a change of its state: claims, say
 
 
 def parts_of(steps: Steps) -> list[Steps]:

@@ -174,26 +174,30 @@ def test_ctl_is_printed_though_it_changes_all_the_time() -> None:
     assert step.result().decode() in texts
 
 
-def test_a_long_write_is_looked_at_in_portions() -> None:
-    """Each of its lines; what others changed meanwhile is seen."""
-    for meanwhile in ((), ("other",), ("new",)):
-        queues, clock = group_of(*NAMES[:80])
-        clock.hasty = True
-        lines = [f"clear {name}\n" for name in NAMES[:80]] + ["bind new a\n"]
-        step = queues.open("ctl", os.O_WRONLY).write("".join(lines).encode())
-        for _ in range(4):  # two portions of its lines are read, two are checked
-            assert not step.settled
-            queues.tree.run_timers()
-        clock.hasty = False
-        for name in meanwhile:
-            queues.stream(name)
-        clock.hasty = True
-        finish(queues, step)
-        if meanwhile == ("new",):
-            with pytest.raises(errors.Exists):
-                step.result()
-        else:
-            assert step.result() == sum(map(len, lines))
+@pytest.mark.parametrize("made", ["", "stream other", "stream new", "group new"])
+def test_a_long_write_is_looked_at_in_portions(made: str) -> None:
+    """Each of its lines; what others changed meanwhile is seen, and then it is looked at again, in portions too."""
+    queues, clock = group_of(*NAMES[:80])
+    clock.hasty = True
+    lines = [f"clear {name}\n" for name in NAMES[:80]] + ["bind new a\n"]
+    step = queues.open("ctl", os.O_WRONLY).write("".join(lines).encode())
+    for _ in range(4):  # two portions of its lines are read, two are checked
+        assert not step.settled
+        queues.tree.run_timers()
+    clock.hasty = False
+    kind, _, name = made.partition(" ")
+    if kind == "stream":
+        queues.stream(name)
+    elif kind:
+        queues.tree.mkdir(ROOT, queues.group, name, 0o777)
+    clock.hasty = True
+    rounds = finish(queues, step)
+    if name == "new":
+        with pytest.raises(errors.Exists):
+            step.result()
+    else:
+        assert step.result() == sum(map(len, lines))
+        assert rounds == (14 if made else 12)
 
 
 def test_two_of_them_go_on_in_turns() -> None:
