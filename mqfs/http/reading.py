@@ -131,6 +131,8 @@ class Source:
     async def begin(self) -> bytes:
         """The bytes before what is polled next: of a gap, and where that must be looked at, of the first message."""
         since, cursor, piece = self._wish.since, self.cursor, b""
+        while not (cursor.over or cursor.arrive()):
+            await self.pause()
         if not since.isdigit():
             return self._wish.form.begin
         floor, first = lost_before(cursor), max(int(since), 1)

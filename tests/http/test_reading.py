@@ -241,6 +241,21 @@ def test_a_page_of_what_is_rare(web: Web, group: str, options: str) -> None:
     assert read.next == 20_003
 
 
+@pytest.mark.parametrize(
+    ("options", "body", "following"), [("", b"yes", 10_002), ("&until=7000", b"yes", 7_001), ("&until=9", b"", 5_001)]
+)
+def test_a_place_before_what_is_rare(web: Web, group: str, options: str, body: bytes, following: int) -> None:
+    """It is looked for in portions, and known before the head of the answer is made."""
+    web.put(f"{group}/s")
+    web.post(f"{group}/ctl", 'bind view prefix:"" payload_contains("yes")\n')
+    lines = ['{"stream":"s","body":"no"}\n'] * 10_001
+    lines[5_000] = '{"stream":"s","body":"yes"}\n'
+    web.post(f"{group}/.batch", "".join(lines), Content_Type="application/x-ndjson")
+    read = web.get(f"{group}/view?since=-1{options}")
+    assert (read.status, read.body) == (200, body)
+    assert (int(read.headers["Mqfs-First"]), read.next) == (5_001, following)
+
+
 def test_a_rare_message_is_waited_for(web: Web, group: str) -> None:
     web.put(f"{group}/s")
     web.post(f"{group}/ctl", 'bind view prefix:"" payload_contains("yes")\n')

@@ -11,7 +11,7 @@ from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.files.claiming import RECORD_OVERHEAD, ClaimingHandle
 from mqfs.engine.files.commands import CommandFile
 from mqfs.engine.files.handle import PartialRead
-from mqfs.engine.files.seek import position
+from mqfs.engine.files.seek import WalkBack, position
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
 from mqfs.engine.language.permissions import ADMIN, R, W, allowed, require, require_scope
 from mqfs.engine.nodes import TakeFile
@@ -328,7 +328,11 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
             return [s for s in numbers.values() if covers(s) and allowed(self.user, s.state, R)]
 
         def do() -> None:
-            consumer.seek(position(self.group, consumer.coverage.filter, word, streams, self._shows))
+            place = position(self.group, consumer.coverage.filter, word, streams, self._shows)
+            if isinstance(place, WalkBack):
+                place.go_on(NEVER)
+                place = place.found
+            consumer.seek(place)
             self.end_sequence, self.current = NEVER, []
             self._drop_rest()
             self.audit("seek", word)

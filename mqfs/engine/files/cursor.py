@@ -14,7 +14,7 @@ from mqfs.engine.delivery.waiting import WaitList
 from mqfs.engine.files.commands import LongResponses
 from mqfs.engine.files.handle import PartialRead
 from mqfs.engine.files.readers import Searcher, fell_behind
-from mqfs.engine.files.seek import position
+from mqfs.engine.files.seek import WalkBack, position
 from mqfs.engine.files.status import places
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
 from mqfs.engine.language.permissions import R, allowed, require
@@ -36,6 +36,7 @@ class Cursor(LongResponses, Searcher):
         super().__init__(node, user, reads, writes)
         self.format = "raw"
         self.selection = MessageFilter(self.group)
+        self.walk: WalkBack | None = None  # to the position that a seek asked for
         self.until: int | None = None  # below this sequence
         self.shown: Record | None = None  # the last message given, for `info`
         self.end_due = False  # `format each`: the 0-byte read that ends the last message
@@ -130,6 +131,7 @@ class Cursor(LongResponses, Searcher):
         return lambda: self._seek(word)
 
     def _select(self, selection: MessageFilter) -> None:
+        self._arrive_at_once()
         self.selection, self._epoch = selection, -1
         self.cuts_seen = -1  # newly selected streams may have lost messages that it had not had
 
@@ -163,6 +165,7 @@ class Cursor(LongResponses, Searcher):
 
     def _measure(self, messages: int, size: int) -> None:
         """Where a read of at most that many messages and bytes would end; the next read returns it."""
+        self._arrive_at_once()
         group = self.group
         end = group.log.end.next if self.until is None else self.until
         streams = self.streams()
@@ -171,10 +174,25 @@ class Cursor(LongResponses, Searcher):
         self.pending = "".join(f"{one.end} {one.messages} {one.size}\n" for one in found).encode() + b"\n"
 
     def _seek(self, word: str) -> None:
-        self.position = position(self.group, self.selection, word, lambda: self.streams().values(), self._shows)
+        place = position(self.group, self.selection, word, lambda: self.streams().values(), self._shows)
         self.until, self.end_due, self.lost = None, False, 0
         self._drop_rest()
+        self.walk = place if isinstance(place, WalkBack) else None
+        self.position = place.found if isinstance(place, WalkBack) else place
         self._skip_past_loss_reports()
+
+    def arrive(self) -> bool:
+        """Look a little further for where it was sent. Whether it is there. Raises DiskFailed."""
+        if self.walk is not None:
+            if not self.walk.go_on(limits.PASSED_MESSAGES):
+                return False
+            self.position, self.walk = self.walk.found, None
+            self._skip_past_loss_reports()
+        return True
+
+    def _arrive_at_once(self) -> None:
+        while not self.arrive():
+            pass
 
     def _skip_past_loss_reports(self) -> None:
         """Cuts before now are no loss for a position that was just taken."""
@@ -216,6 +234,9 @@ class Cursor(LongResponses, Searcher):
         data = self.rest(count)
         if data is not None:
             return data
+        if not self.arrive():
+            self.passed = limits.PASSED_MESSAGES
+            return None
         if self.format == "record":
             data = self._take_records(count)
         elif (record := self._next()) is not None:
@@ -379,7 +400,7 @@ class Cursor(LongResponses, Searcher):
         last = self.last
         if self.refusal or self.pending or self.end_due or last.can_push_back or last.given < len(last.body):
             return True
-        if self.over or self.has_ended or self.lost:
+        if self.over or self.walk is not None or self.has_ended or self.lost:
             return True
         return (
             self.position < self.group.log.end.next

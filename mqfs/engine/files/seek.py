@@ -1,6 +1,7 @@
 """Where `seek` leads: from a place in words to a sequence.
 
-Owns that search. Moves nothing; the caller says which messages may be shown.
+Owns that search. Moves nothing; the caller says which messages may be shown. Where each has to be looked at, it is
+for the caller to look on.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from mqfs.engine.group import Group
 from mqfs.engine.language.message_formats import parse_seek
 from mqfs.engine.routing.filter import MessageFilter
 from mqfs.engine.stream import Stream
-from mqfs.model import NEVER, Kind, Record
+from mqfs.model import Kind, Record
 
 
 def position(
@@ -21,9 +22,9 @@ def position(
     word: str,
     selected: Callable[[], Collection[Stream]],
     shows: Callable[[Record], bool],
-) -> int:
-    """The sequence that `seek word` goes to. `selected`: those which the user may read; `shows`: whether a message
-    counts."""
+) -> int | WalkBack:
+    """The sequence that `seek word` goes to, or a walk there. `selected`: those which the user may read; `shows`:
+    whether a message counts."""
     kind, value = parse_seek(word)
     bucket = group.log.bucket
     if kind == "end":
@@ -35,10 +36,10 @@ def position(
         return bucket.reader.first_at_time(value)
     if kind == "ago":
         return bucket.reader.first_at_time(group.tree.clock.wall_ns() - value)
-    if kind == "back" and selection.is_sparse() is None:  # as a rule they are near
-        near = _walk_back(group, selection, value, shows, limits.PASSED_MESSAGES)
-        if near is not None:
-            return near
+    walk = WalkBack(group, selection, value, shows)
+    # As a rule they are near.
+    if kind == "back" and selection.is_sparse() is None and walk.go_on(limits.PASSED_MESSAGES) and not walk.damaged:
+        return walk.found
     streams = selected()
     if kind == "first" and len(streams) == len(group.numbers):  # without a look at each stream
         below = min(max(bucket.reader.first, group.retention.kept_from), bucket.end.next)
@@ -53,7 +54,7 @@ def position(
         return max((s.kept.newest_kept() for s in streams), default=0) or bucket.end.next
     if selection.by_stream and not any(s.kept.acked_by_all(s.state.floor, None) for s in streams):
         return _back(group, value, streams, shows)
-    return _walk_back(group, selection, value, shows) or bucket.end.next
+    return walk
 
 
 def _first_kept(group: Group, below: int) -> int | None:
@@ -102,25 +103,28 @@ def _is_shown(group: Group, sequence: int, shows: Callable[[Record], bool]) -> b
     return record is not None and record.sequence == sequence and shows(record)
 
 
-def _walk_back(
-    group: Group, selection: MessageFilter, count: int, shows: Callable[[Record], bool], most: int = NEVER
-) -> int | None:
-    """The same where each message has to be looked at. None: it is not among the newest `most`, or one is damaged."""
-    bucket = group.log.bucket
-    at = found_at = bucket.end.next
-    while count > 0:
-        found = selection.before(at)
-        if found is None:
-            break
-        if not most:
-            return None
-        at, most = found, most - 1
-        try:
-            record = bucket.reader.scan(at)
-        except errors.Damaged:
-            if most < limits.PASSED_MESSAGES:
-                return None
-            continue
-        if record is not None and record.kind == Kind.MESSAGE and shows(record):
-            count, found_at = count - 1, at
-    return found_at
+class WalkBack:
+    """To the count-th message before the end, where each has to be looked at."""
+
+    def __init__(self, group: Group, selection: MessageFilter, count: int, shows: Callable[[Record], bool]) -> None:
+        self._reader, self._selection, self._count, self._shows = group.log.bucket.reader, selection, count, shows
+        self._at = self.found = group.log.end.next  # the sequence of the oldest one so far
+        self.damaged = False  # one of those that it passed is, which does not count
+
+    def go_on(self, most: int) -> bool:
+        """By at most that many messages. Whether it is there. Raises DiskFailed."""
+        while self._count > 0 and (at := self._selection.before(self._at)) is not None:
+            if most <= 0:
+                return False
+            most -= 1
+            try:
+                record = self._reader.scan(at)
+            except errors.Damaged:
+                self._at, self.damaged = at, True
+                continue
+            self._at = at
+            if record is not None and record.kind == Kind.MESSAGE and self._shows(record):
+                self._count, self.found = self._count - 1, at
+            if record is not None:
+                most -= len(record.body) // limits.PASSED_BYTES
+        return True

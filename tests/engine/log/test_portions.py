@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from mqfs import errors
+from mqfs import errors, limits
 from mqfs.engine.core.portions import Work, in_order
 from mqfs.engine.files.status import TextHandle
 from mqfs.engine.tree.attributes import Listing, set_attributes
 from mqfs.model import Wait
 from mqfs.ninep.server.fids import Fid, OpenDirectory
+from tests.support.calls import calls_once
 from tests.support.clock import HastyClock
 from tests.support.hand import ANNA, ROOT
 from tests.support.queues import Queues
@@ -384,6 +385,49 @@ def test_what_a_search_does_not_find_is_waited_for(kind: str) -> None:
     expected = search.show(b"yes, late")
     finish(search.queues, step)
     assert step.result() == expected
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_seek_back_looks_in_portions(count: int) -> None:
+    """And leads to the same message, whatever is written and asked for meanwhile."""
+    search, cursor = searching("cursor")
+    search.hide(NO)
+    expected = [b"yes", *(search.show(b"yes %d" % number) for number in range(2))][-count:]
+    search.hide(NO)
+    search.clock.hasty = True
+    looks = calls_once(lambda: cursor.write(b"seek -%d\n" % count))
+    assert looks < 40 * limits.PASSED_MESSAGES
+    assert cursor.readable
+    cursor.write(b"until end\nformat json\nformat raw\n")
+    step = cursor.read(100)
+    assert isinstance(step, Wait)
+    search.show(b"behind the end")
+    assert finish(search.queues, step) > 5
+    found = [step.result()]
+    while found[-1]:
+        step = cursor.read(100)
+        if isinstance(step, Wait):
+            finish(search.queues, step)
+            step = step.result()
+        found.append(step)
+    assert found == [*expected, b""]
+
+
+@pytest.mark.parametrize("then", ["select a", "measure 1", "seek end", "seek first"])
+def test_what_a_seek_back_means_is_what_was_selected(then: str) -> None:
+    search, cursor = searching("cursor")
+    search.queues.stream("a")
+    search.queues.write("a", b"a")
+    search.hide(NO)
+    cursor.write(f"seek -1\n{then}\n".encode())
+    if then == "measure 1":
+        assert cursor.read(1 << 20).startswith(b"%d 1 " % (NO + 2))
+    step = cursor.read(100)
+    if isinstance(step, Wait) and then != "seek end":
+        finish(search.queues, step)
+        step = step.result()
+    expected = {"select a": b"a", "measure 1": b"yes", "seek first": b"yes"}
+    assert step == expected[then] if then in expected else step.cancel()
 
 
 def test_a_search_ends_where_its_cursor_does() -> None:
