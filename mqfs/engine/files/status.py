@@ -330,7 +330,7 @@ def refusals(group: Group, user: User) -> Work[str]:
 
 class TextHandle(OpenFile):
     """A file made when it is opened: `.stats`, `.who`, `.errors`. Finite and seekable. One that takes long is made in
-    portions: until it is there its reads wait, and it has no `size`."""
+    portions: until it is there its reads wait, and it has no `size`. `ctl` is made again by a read of its beginning."""
 
     _MAKE: dict[str, Callable[[Group, User], Work[str]]] = {  # noqa: RUF012 - a table, never altered
         ".stats": stats,
@@ -344,15 +344,20 @@ class TextHandle(OpenFile):
     size: int | None = None
     _error: Exception | None = None  # why it could not be made
 
+    _begun = False  # its beginning was read
+
     def on_opened(self) -> None:
         self._reads: list[tuple[Wait[bytes], int, int]] = []
+        self._make(refuse=True)
+        super().on_opened()
+
+    def _make(self, *, refuse: bool) -> None:
         self._making = self.group.portions.run(self._MAKE[self.node.name](self.group, self.user))
         if isinstance(self._making, Wait):
-            self.opening = Wait()
+            self.text, self.opening = None, Wait()
             self._making.subscribe(self._made)
         else:
-            self._keep(self._making, refuse=True)
-        super().on_opened()
+            self._keep(self._making, refuse=refuse)
 
     def _keep(self, text: str, *, refuse: bool) -> None:
         data = text.encode()
@@ -368,15 +373,19 @@ class TextHandle(OpenFile):
             for wait, _, _ in self._reads:
                 wait.fail(error)
         else:
+            text, self._begun = self.text or b"", True
             for wait, count, offset in self._reads:
-                wait.settle(self.read(count, offset))  # type: ignore[arg-type]
+                wait.settle(text[offset : offset + count])
         self._reads.clear()
         if isinstance(self.opening, Wait):
             self.opening.settle(None)
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)
+        if self._begun and not offset and self.text is not None and self.node.name == "ctl":
+            self._make(refuse=False)
         if self.text is not None:
+            self._begun = self._begun or not offset
             return self.text[offset : offset + count]
         if self._error is not None:
             raise self._error

@@ -143,6 +143,32 @@ def test_ctl_is_printed_in_portions() -> None:
     assert both.read(9, len(whole)) == b""
 
 
+@pytest.mark.parametrize("hasty", [False, True])
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR])
+def test_ctl_read_again_shows_how_things_stand_then(flags: int, hasty: bool) -> None:
+    queues, clock, whole = with_much_in_ctl()
+
+    def read(handle: Any, count: int, offset: int = 0) -> str:
+        clock.hasty = hasty
+        step = handle.read(count, offset)
+        if isinstance(step, Wait):
+            finish(queues, step)
+            step = step.result()
+        clock.hasty = False
+        return str(step.decode())
+
+    handle = queues.open("ctl", flags)
+    assert read(handle, 100) + read(handle, 1 << 20, 100) == whole
+    for retries in (7, 8):
+        queues.ctl(f"retries {retries}")
+        now = queues.text("ctl")
+        assert read(handle, 1 << 20, 100) == whole[100:]
+        assert read(handle, 100) + read(handle, 1 << 20, 100) == now
+        whole = now
+    handle.close()
+    assert not queues.tree.memory.used
+
+
 @pytest.mark.parametrize("at", range(0, 20, 2))
 def test_ctl_has_all_of_a_write_or_nothing(at: int) -> None:
     queues, clock, whole = with_much_in_ctl()
