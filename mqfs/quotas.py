@@ -57,7 +57,7 @@ class Shares:
 
     def __init__(self, what: str, limit: str) -> None:
         self.used = 0  # of all users
-        self.most = 0  # highest after a `change`; malloc_tuning resets it
+        self.most = 0  # highest after a `change`; serving/memory.py resets it
         self._what, self._limit = what, limit
         self._taken: dict[Hashable, int] = {}
 

@@ -13,9 +13,9 @@ PROGRAM = """
 import resource, sys
 import pytest
 
-from mqfs import malloc_tuning
+from mqfs.serving import memory
 if sys.argv[1] == "keep":
-    malloc_tuning.keep()
+    memory.keep()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(100):
     held = [bytes([1]) * (1 << 18) for _ in range(4)]
