@@ -251,16 +251,17 @@ class PeekHandle(OpenFile):
             return rest
         if count <= 0 or self.node.removed:
             return b""
-        record = self._next()
+        consumer = self.consumer  # which may be made for this look
+        record = self._next(consumer)
         if record is None:
             return b""
-        self.shown = record, self.consumer.claims.next_delivery(record.sequence)
+        self.shown = record, consumer.claims.next_delivery(record.sequence)
         return self.last.first(record.body, count, offset)
 
-    def _next(self) -> Record | None:
-        if self.consumer.coverage.exclusives_only:
+    def _next(self, consumer: Consumer) -> Record | None:
+        if consumer.coverage.exclusives_only:
             return None  # only a claim shows those
-        for record in self.consumer.backlog.unclaimed(self.position):
+        for record in consumer.backlog.unclaimed(self.position):
             self.position = record.sequence + 1
             hidden = self.group.ranks.is_hidden(record)
             if not hidden and allowed(self.user, self.group.numbers[record.stream].state, R):
