@@ -259,7 +259,7 @@ def _from_lines(body: bytes, admit: Callable[[str], object]) -> Iterator[bytes]:
 
 def _from_line(line: bytes) -> tuple[str, bytes]:
     """The stream, and the frame."""
-    value = json.loads(line) if len(line) <= _SHORT_BYTES else strings_of(line)
+    value = json.loads(line.decode()) if len(line) <= _SHORT_BYTES else strings_of(line)
     if not isinstance(value, dict) or not isinstance(value.get("stream"), str):
         raise BadRequest('expected an object with "stream" and "body" or "body_base64"')
     if unknown := value.keys() - {"stream", "body", "body_base64", "headers"}:
