@@ -184,7 +184,7 @@ class Claims(Waiting[Claim]):
         return file
 
     def _reopen(self) -> None:
-        file = Backoff(self._reconnect, self._closed).retry(self._open, Disconnected)
+        file = Backoff(self._reconnect, self._closed).retry(self._open, Disconnected, Interrupted)
         with self._lock:
             self._file, self._refusals, self._partial_line = file, [], b""
 

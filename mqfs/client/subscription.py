@@ -234,7 +234,7 @@ class CursorSubscription(Waiting[Message], Subscription):
     def _reopen(self) -> None:
         """Open a new cursor behind the last message, once the server is back."""
         self._was_away = True
-        self._file = Backoff(self._reconnect, self._closed).retry(self._open, Disconnected)
+        self._file = Backoff(self._reconnect, self._closed).retry(self._open, Disconnected, Interrupted)
 
     def _on_end_of_file(self) -> None:
         """End of file: its streams were removed, or the server stops."""

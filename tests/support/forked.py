@@ -8,6 +8,7 @@ input, output and error, and a pipe for how it ends. The answer is its process n
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -16,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from select import select
 from typing import NoReturn
@@ -28,7 +30,10 @@ class Forked:
 
     def __init__(self, pid: int, status: int) -> None:
         self.pid, self.returncode = pid, None  # type: int, int | None
-        self._status = status
+        self._status, self._lock = status, threading.Lock()
+
+    def __del__(self) -> None:
+        os.close(self._status)
 
     def poll(self) -> int | None:
         return self._read(0)
@@ -40,14 +45,15 @@ class Forked:
 
     def _read(self, timeout: float | None) -> int | None:
         if self.returncode is None and select([self._status], [], [], timeout)[0]:
-            text = os.read(self._status, 32)
-            os.close(self._status)
-            self.returncode = int(text or -signal.SIGKILL)  # empty: the process that forked it has ended
+            with self._lock:
+                if self.returncode is None:  # empty: the process that forked it has ended
+                    self.returncode = int(os.read(self._status, 32) or -signal.SIGKILL)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ended a moment ago
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
