@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from mqfs import errors
-from mqfs.engine.delivery.catalog import visible_record
-from mqfs.engine.delivery.claims import Claims
+from mqfs.engine.delivery.claims import Claims, visible_record
 from mqfs.engine.delivery.priorities import PriorityIndex
 from mqfs.engine.routing.filter import MessageFilter
 from mqfs.model import Kind, Record

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from mqfs import limits
+from mqfs import errors, limits
 from mqfs.clock import Clock
 from mqfs.engine.core import multipart
 from mqfs.model import Record
@@ -20,6 +20,19 @@ from mqfs.state.acks import AckState, Unacked
 
 if TYPE_CHECKING:
     from mqfs.engine.files.claiming import ClaimingHandle
+    from mqfs.engine.group import Group
+
+
+def visible_record(group: Group, sequence: int) -> Record | None:
+    """The message of that sequence; None where it is damaged, expired, evicted, dropped, or its stream was removed."""
+    try:
+        record = group.log.reader.scan(sequence)
+    except errors.Damaged:
+        return None
+    if record is None or record.sequence != sequence:
+        return None
+    stream = group.numbers.get(record.stream)
+    return record if stream is not None and stream.kept.visible(record) else None
 
 
 @attrs.define

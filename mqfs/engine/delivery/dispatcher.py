@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from mqfs import errors
 from mqfs.engine.core import multipart
 from mqfs.engine.delivery.backlog import Coverage
-from mqfs.engine.delivery.catalog import visible_record
-from mqfs.engine.delivery.claims import Claims
+from mqfs.engine.delivery.claims import Claims, visible_record
 from mqfs.engine.delivery.priorities import ORDINARY, DeliveryAttributes, PriorityIndex
 from mqfs.engine.delivery.waiting import Waiting
 from mqfs.log.headers import NORMAL

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mqfs.engine.core.log import AckSteps
 from mqfs.engine.delivery.backlog import Coverage
-from mqfs.engine.delivery.catalog import visible_record
+from mqfs.engine.delivery.claims import visible_record
 from mqfs.engine.delivery.dispatcher import Dispatcher
 from mqfs.model import Record
 from mqfs.state.acks import REQUEUE, step

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from mqfs import errors, limits
 from mqfs.engine.core import multipart
 from mqfs.engine.core.log import AckSteps, GroupLog
-from mqfs.engine.delivery.catalog import visible_record
-from mqfs.engine.delivery.claims import InFlight, ReturnedClaims
+from mqfs.engine.delivery.claims import InFlight, ReturnedClaims, visible_record
 from mqfs.log import batch, headers
 from mqfs.log.batch import RecordBatch, Source
 from mqfs.model import Kind, Record, User

@@ -28,12 +28,8 @@ from mqfs.ring.server.ring_log import RingLog
 from mqfs.store.api import Store
 
 if TYPE_CHECKING:
-    from mqfs.ring import Ring
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
     from mqfs.engine.tree.tree import Tree
+    from mqfs.ring import Ring
 
 log = logging.getLogger("mqfs.ring")
 
