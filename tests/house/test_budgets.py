@@ -1,4 +1,4 @@
-"""What the common ways cost, in calls of Python functions: they may only become shorter."""
+"""What the common ways cost, in calls of Python functions: they may only become shorter. `trace.py` lists the calls."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 
 from mqfs.model import Wait
 from tests.house.today import check
+from tests.house.trace import operations
 from tests.support.calls import calls, calls_once
 from tests.support.queues import Queues
 
@@ -52,6 +53,7 @@ def breaches() -> dict[str, int]:
     with TemporaryDirectory() as folder:
         disk = Path(folder)
         claim, acknowledged = worked(Queues("replay all"))
+        traces = dict(operations(disk))
         return {
             "write": written(Queues("replay all")),
             "write, on disk": written(Queues("replay all", path=disk / "write")),
@@ -59,6 +61,10 @@ def breaches() -> dict[str, int]:
             "write beside an idle consumer": beside_a_consumer(Queues("replay all")),
             "claim": claim,
             "ack": acknowledged,
+            "claim, files": traces["claim"].files,
+            "redelivery": len(traces["redelivery"].calls),
+            "redelivery, files": traces["redelivery"].files,
+            "redelivery, moves between files": traces["redelivery"].moves,
         }
 
 
