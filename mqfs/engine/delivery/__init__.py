@@ -17,5 +17,5 @@ message is requeued, waits for its backoff, or becomes a dead letter), or retent
             unacked: 3 and 4 are claimed, 5 is acked, 6 is requeued; each has a row in `progress.in_flight`
 
 The memory of a consumer is those rows. priorities.py indexes the messages with a priority or a ttl of their own;
-exclusive_messages.py and exclusive_claims.py have those that the first consumer of all gets alone (`single`).
+exclusive_messages.py has those that the first consumer of all gets alone (`single`).
 """

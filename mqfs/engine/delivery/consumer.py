@@ -13,10 +13,10 @@ from mqfs import errors
 from mqfs.engine.core import multipart
 from mqfs.engine.core.timers import CONSUMERS, Alarm
 from mqfs.engine.delivery import dispatcher
-from mqfs.engine.delivery.backlog import Backlog, Coverage
+from mqfs.engine.delivery.backlog import Backlog
 from mqfs.engine.delivery.claims import Claims, Counts, InFlight
-from mqfs.engine.delivery.dispatcher import Dispatcher
-from mqfs.engine.delivery.exclusive_claims import ExclusiveClaims
+from mqfs.engine.delivery.dispatcher import Coverage, Dispatcher
+from mqfs.engine.delivery.exclusive_messages import ExclusiveClaims
 from mqfs.engine.delivery.parked_reads import ParkedReads
 from mqfs.engine.delivery.redelivery import Redelivery
 from mqfs.engine.language.permissions import Numbered
@@ -37,9 +37,7 @@ _AGAIN_NS = 10**9
 class Consumer(Numbered):
     """Made and removed by its registry. `stream`: whose default consumer it is; a named one has none."""
 
-    def __init__(
-        self, group: Group, registry: Consumers, own: ConsumerState, stream: Stream | None = None
-    ) -> None:
+    def __init__(self, group: Group, registry: Consumers, own: ConsumerState, stream: Stream | None = None) -> None:
         self.group: Any = group  # as the tree knows it
         self._group, self._registry, self._log = group, registry, group.log
         self.state: ConsumerState = own

@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors
 from mqfs.engine.core import multipart
-from mqfs.engine.delivery.backlog import Coverage
 from mqfs.engine.delivery.claims import Claims, visible_record
-from mqfs.engine.delivery.priorities import ORDINARY, DeliveryAttributes, PriorityIndex
+from mqfs.engine.delivery.priorities import DeliveryAttributes, PriorityIndex
 from mqfs.engine.delivery.waiting import Waiting
+from mqfs.engine.routing.filter import MessageFilter
 from mqfs.log.headers import NORMAL
 from mqfs.model import NEVER, Kind, Record
 from mqfs.state.acks import ACK, AckState, Unacked, step
+from mqfs.state.group import ConsumerState
 
 if TYPE_CHECKING:
     from mqfs.engine.files.claiming import ClaimingHandle
     from mqfs.engine.group import Group
+    from mqfs.engine.stream import Stream
 
 MESSAGE = int(Kind.MESSAGE)
 _FEW = 64  # messages looked up in less than a millisecond
@@ -146,7 +148,9 @@ class Dispatcher:
         if self._ready is None:
             self._load_ready()
         best = self._best_ready(receiver) if self._ready else None
-        if best is not None and best[0] < ORDINARY:
+        # A scan finds messages of normal priority only, and none below its position. So one that is urgent, or requeued
+        # and older, comes first, and the log need not be asked. Where an earlier expiry counts, it has to be.
+        if best is not None and best[0] < (-NORMAL, 0, self._scan_position):
             return best[1]
         if self._coverage.exclusives_only or self._scan_position >= self._group.log.end.next:
             found = None
@@ -304,3 +308,73 @@ class Dispatcher:
 
 
 _CLAIMABLE, _SKIPPED, _KNOWN = range(3)  # what the scan finds of a message
+
+
+# ------------------------------------------------------------ coverage
+
+
+class Coverage:
+    """Which messages of a group are for a consumer, wherever it is: those of the stream, view or group that it is over.
+
+    `stream`: the one whose default consumer it is; None: it has a name and `state.over`.
+    """
+
+    __slots__ = ("_filter", "_filter_version", "_group", "_held", "_own", "_ranks", "exclusives_only", "stream")
+
+    def __init__(
+        self, group: Group, ranks: PriorityIndex, own: ConsumerState, stream: Stream | None, held: set[int]
+    ) -> None:
+        self._group, self._ranks, self._own, self.stream = group, ranks, own, stream
+        self._held = held  # exclusive messages that this consumer claimed first
+        self.exclusives_only = False  # a default consumer under `deliver all` has no others
+        self._filter: MessageFilter | None = None
+        self._filter_version = -1
+
+    @property
+    def filter(self) -> MessageFilter:
+        """Finds its messages in the log, and others that `matches` leaves out."""
+        group = self._group
+        if self._filter is None or self._filter_version != group.catalog_version:
+            self._filter_version = group.catalog_version
+            numbers, names = self._over()
+            old = self._filter
+            if old is None or (old.numbers, tuple(old.names)) != (numbers, names):
+                self._filter = MessageFilter(group, numbers, names)
+        assert self._filter is not None
+        return self._filter
+
+    def _over(self) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
+        """Numbers of streams, names of views."""
+        if self.stream is not None:
+            return (self.stream.number,), ()
+        over = self._own.over
+        if not over:
+            return None, ()
+        if over in self._group.views:
+            return None, (over,)
+        stream = self._group.streams.get(over)
+        return (stream.number,) if stream else (), ()
+
+    def covers(self, stream: Stream) -> bool:
+        """Whether messages of the stream may be for it. Dead letters are only for a consumer over their stream."""
+        if self.stream is not None:
+            return stream is self.stream
+        name, over = stream.state.name, self._own.over
+        if name == self._group.log.settings.dead and name != over:
+            return False
+        return not over or self.filter.covers(stream)
+
+    def matches(self, stream: Stream, record: Record) -> bool:
+        """Whether the message is for this consumer, acked or not. An exclusive one is for the first that claims it."""
+        if self.exclusives_only:
+            return self._ranks.is_hidden(record)
+        if self.stream is not None:
+            return True
+        if self._own.over:
+            if not (self.covers(stream) and self.filter.selects(stream, record)):
+                return False
+        elif stream.state.name == self._group.log.settings.dead:
+            return False
+        if not record.headers or not self._ranks.is_exclusive(record.sequence):
+            return True
+        return record.sequence in self._held or not stream.exclusives.is_taken(record.sequence)

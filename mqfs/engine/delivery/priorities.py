@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
-ORDINARY = (-NORMAL,)  # less than the key of any message of normal priority, more than that of an urgent one
 _STEPS = 256  # messages between two looks at the clock: some 0.1 ms
 
 

@@ -190,7 +190,7 @@ class Consumers(dict[str, Consumer]):
 
     def on_acknowledged(self, own: ConsumerState) -> None:
         """Its progress has changed."""
-        if own.name and not own.over:
+        if own.name and not own.over and self._lowest.get(own.number) != own.progress.ack_floor:
             self._lowest.set(own.number, own.progress.ack_floor)
         self._group.mark_dirty()
 

@@ -7,33 +7,29 @@ import heapq
 from mqfs.model import NEVER
 
 
-class LowWatermark:
-    """`value` costs nothing while no more than the greater ones change."""
+class LowWatermark(dict[int, int]):
+    """name -> value. `value` costs nothing while no more than the greater ones change."""
 
-    __slots__ = ("_heap", "_values")
+    __slots__ = ("_heap",)
 
     def __init__(self) -> None:
-        self._values: dict[int, int] = {}
         self._heap: list[tuple[int, int]] = []  # (value, name)
 
-    def __len__(self) -> int:
-        return len(self._values)
-
     def set(self, name: int, value: int) -> None:
-        if self._values.get(name) == value:
+        if self.get(name) == value:
             return
-        self._values[name] = value
+        self[name] = value
         heapq.heappush(self._heap, (value, name))
-        if len(self._heap) > 2 * len(self._values) + 16:
-            self._heap = [(value, name) for name, value in self._values.items()]
+        if len(self._heap) > 2 * len(self) + 16:
+            self._heap = [(value, name) for name, value in self.items()]
             heapq.heapify(self._heap)
 
     def remove(self, name: int) -> None:
-        self._values.pop(name, None)
+        self.pop(name, None)
 
     def _least(self) -> tuple[int, int] | None:
-        heap, values = self._heap, self._values
-        while heap and values.get(heap[0][1]) != heap[0][0]:
+        heap = self._heap
+        while heap and self.get(heap[0][1]) != heap[0][0]:
             heapq.heappop(heap)
         return heap[0] if heap else None
 
