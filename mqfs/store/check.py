@@ -210,6 +210,7 @@ class Checker:
 
     def _segments(self, number: int, folder: str, names: list[str]) -> None:
         last, bound, bad = 0, 0, False
+        names = self._without_unwritten(number, folder, names)
         history = History(self._newest_first(folder, names))
         whole, state = self._state(number, folder, names, history)
         newest: Log | None = None
@@ -229,6 +230,14 @@ class Checker:
         assert newest is not None
         if self.fix and (bad or not whole):
             self._write_newest(number, newest, bound, whole, state)
+
+    def _without_unwritten(self, number: int, folder: str, names: list[str]) -> list[str]:
+        """Without the newest ones whose heads never reached the disk, as a start sees it: nothing behind a head is on
+        disk before it, so nothing is missing between what is left and these."""
+        while len(names) > 1 and not (log := Log(self.disk, folder, names[-1], names)).found.end:
+            self._records(number, log)
+            names = names[:-1]
+        return names
 
     def _newest_first(self, folder: str, names: list[str]) -> Iterator[Log]:
         """The bytes of one at a time are in memory, however many have no whole state."""

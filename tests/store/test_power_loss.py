@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import random
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from mqfs.store.check import check
 from mqfs.store.store import DiskStore
 from tests.store.script import PATH, Script
 from tests.support.campaign import seed, size
@@ -74,8 +77,22 @@ def test_stop_at_every_call(after: After, slow: bool) -> None:
         _recover(script, after(disk, luck), luck, after, everything=after is killed)
 
 
+def sound(disk: LyingDisk) -> None:
+    """`mqfs check` reports no damage: whatever is missing, a stop tore. An index is never synced, and the script's
+    states are no JSON."""
+    if not disk.exists(f"{PATH}/mqfs"):
+        return  # stopped before the store was made to the end
+    lines: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        disk.save(Path(folder, "disk"))
+        check(f"{folder}/disk{PATH}", report=lines.append)
+    damage = [line for line in lines if not line.startswith("note: ") and ".idx " not in line and "JSON" not in line]
+    assert not damage, damage
+
+
 def _recover(script: Script, disk: LyingDisk, luck: random.Random, after: After, *, everything: bool) -> None:
     """Start, perhaps being stopped in that too; check; go on; stop; check again."""
+    sound(disk)
     disk.stop_at = luck.choice([0, luck.randint(1, 12)])
     try:
         store = DiskStore(PATH, disk=disk)
@@ -90,4 +107,5 @@ def _recover(script: Script, disk: LyingDisk, luck: random.Random, after: After,
     disk.stop_at = disk.calls + luck.randint(1, 150)
     stopped = run_until(script, disk, 40)
     disk = after(disk, luck) if stopped else disk.after_kill()
+    sound(disk)
     script.check(DiskStore(PATH, disk=disk), everything=everything or not stopped)

@@ -11,6 +11,7 @@ import errno
 import os
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from mqfs.store.disk import Disk
@@ -137,6 +138,10 @@ class LyingDisk(Disk):
 
     def after_power_loss(self, luck: random.Random | None) -> LyingDisk:
         return LyingDisk(self.root.survivor(luck))
+
+    def save(self, to: Path) -> None:
+        """Write the files as they are now to a folder of the real file system."""
+        _save(self.root, to)
 
     def after_kill(self) -> LyingDisk:
         """The program is gone, the page cache is not."""
@@ -312,6 +317,15 @@ class LyingDisk(Disk):
 
     def lock(self, path: str, flags: int = os.O_RDWR | os.O_CREAT) -> int:
         return self.open(path, flags)
+
+
+def _save(folder: Folder, to: Path) -> None:
+    to.mkdir()
+    for name, node in folder.entries.items():
+        if isinstance(node, Folder):
+            _save(node, to / name)
+        else:
+            (to / name).write_bytes(node.data)
 
 
 def _copy(folder: Folder) -> Folder:

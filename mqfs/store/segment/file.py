@@ -325,7 +325,10 @@ class Segment:
             self._aside(self, scan.end, data[scan.end : scan.written], why)  # a batch without its end
         index.collect()
         self.used, self.others, self._started = size, others, True
-        self._write_index(index, others, save=save and not scan.doubtful)  # it would hide what is missing
+        # It would hide what is missing. That bytes are torn only the index says from then on: if a part of it reached
+        # the disk, they would be damage, and the rest of their batch would be there again.
+        is_torn = bool(scan.torn) or scan.end < size
+        self._write_index(index, others, save=save and not scan.doubtful, sync=is_torn)
         return index, others
 
     # ------------------------------------------------------------ writing
@@ -372,7 +375,7 @@ class Segment:
         assert isinstance(index, OpenIndex)
         self._write_index(index, self.rows(), save=not self.doubtful)
 
-    def _write_index(self, index: OpenIndex, others: NonMessageRecords, *, save: bool) -> None:
+    def _write_index(self, index: OpenIndex, others: NonMessageRecords, *, save: bool, sync: bool = False) -> None:
         self._summary = (len(index), index.sequences[0], index.sequences[-1]) if len(index) else (0, 0, 0)
         data = encode_part(index, others.packed, 0, len(index), 0, self.used, self._identity(), SEALED, self.last_ns())
         self.idx.replace_parts(data)
@@ -382,7 +385,7 @@ class Segment:
         # Best effort: the index in memory serves as well, only larger, and is made again at the next start.
         with contextlib.suppress(OSError):
             if save:
-                self.idx.save(data)
+                self.idx.save(data, sync=sync)
                 self.index = self.others = None
 
     def counts(self) -> tuple[int, int, int]:

@@ -541,9 +541,9 @@ class IndexFile:
         """Take that sealed part for all there are; `save` writes it."""
         self.parts, self.checked = [_head_of(data, 0)], False
 
-    def save(self, data: bytes) -> None:
-        """Replace the file. Raises OSError."""
-        write_file(self._disk, self._staged, data, sync=False)
+    def save(self, data: bytes, *, sync: bool = False) -> None:
+        """Replace the file; with `sync`, by one that is on disk. Raises OSError."""
+        write_file(self._disk, self._staged, data, sync=sync)
         self._disk.rename(self._staged, self.path)
         self.checked = True
 
