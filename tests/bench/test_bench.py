@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.eventually import HANG_S, eventually
-from tests.support.server import COMMAND, Server, environment, mqfs, short_folder
+from tests.support.server import COMMAND, Server, environment, mqfs, short_folder, start
 
 LATENCIES = ["count", "p50", "p90", "p99", "p99.9", "max"]
 
@@ -109,7 +109,7 @@ def test_its_own_store_is_below_the_directory_and_gone_afterwards(tmp_path: Path
 
 
 def started(cwd: Path, *arguments: str, **more: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return start(
         [*COMMAND, "bench", *arguments],
         cwd=cwd,
         env=environment(**more),

@@ -21,7 +21,7 @@ from mqfs.bridge.folder import Folder
 from mqfs.client import Client, Group
 from tests.support import ROOT
 from tests.support.eventually import HANG_S, eventually
-from tests.support.server import COMMAND, Server, environment, short_folder
+from tests.support.server import COMMAND, Server, environment, short_folder, start
 
 PACKAGES = ROOT / ".cache" / "bridge-tests" / "node_modules"
 PROGRAM = Path(__file__).parent / "node" / "fsq.js"
@@ -117,9 +117,9 @@ class Bridge:
 
     def start(self) -> None:
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(
-                self._words, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            settings: Any = {"env": self._environment, "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            kind = start if self._words[: len(COMMAND)] == COMMAND else subprocess.Popen
+            self.process = kind(self._words, cwd=ROOT, **settings)
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")

@@ -20,7 +20,7 @@ from mqfs.client import Client
 from mqfs.errors import FellBehind
 from tests.support import ROOT
 from tests.support.eventually import HANG_S, patient
-from tests.support.server import environment
+from tests.support.server import environment, start
 
 Spec = dict[str, Any]
 Result = dict[str, Any]
@@ -127,9 +127,7 @@ class Actor:
         if client is None:
             command = [sys.executable, "-m", "tests.client.rush", json.dumps(spec)]
             pipe = subprocess.PIPE
-            self._process = subprocess.Popen(
-                command, cwd=ROOT, env=environment(), stdin=pipe, stdout=pipe, stderr=pipe, text=True
-            )
+            self._process = start(command, cwd=ROOT, env=environment(), stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         else:
             self._thread = threading.Thread(target=self._run, args=(client,), daemon=True)
             self._thread.start()

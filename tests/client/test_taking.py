@@ -19,8 +19,9 @@ import pytest
 import mqfs
 from mqfs import Client, errors, limits
 from mqfs.client import Claims, Group, tasks
+from tests.support import ROOT
 from tests.support.eventually import HANG_S, eventually
-from tests.support.server import Server, environment, short_folder
+from tests.support.server import Server, environment, short_folder, start
 
 
 def work(tree: Client, name: str, *ctl: str, deliver: str = "one") -> Group:
@@ -474,8 +475,8 @@ def test_a_taker_that_is_killed_gives_back(server: Server) -> None:
         group.publish("s", b"x")
         for delivery in (1, 2):
             command = [sys.executable, "-c", TAKE, server.address, server.transport]
-            with subprocess.Popen(
-                command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            with start(
+                command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             ) as taker:
                 assert taker.stdout is not None
                 assert taker.stdout.readline() == f"x {delivery}\n"

@@ -9,7 +9,6 @@ import re
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -29,7 +28,7 @@ from tests.support import ROOT, campaign
 from tests.support.certificates import Authority
 from tests.support.eventually import HANG_S, eventually
 from tests.support.ports import free_port
-from tests.support.server import Server, environment, mqfs, short_folder
+from tests.support.server import Server, environment, mqfs, short_folder, start
 
 SETTINGS = ("replay all", "dedup 1h", "retries 0", "sync off")
 
@@ -67,7 +66,7 @@ class Bridge:
 
     def start(self) -> None:
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(self._words, cwd=ROOT, env=environment(), stdout=log, stderr=log)
+            self.process = start(self._words, cwd=ROOT, env=environment(), stdout=log, stderr=log)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
@@ -157,7 +156,7 @@ def test_over_tls(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         secrets = ("--name", "root", "--password-file", str(folder / "secret"))
         command = [sys.executable, "-m", "mqfs", *words, *secrets]
-        process = subprocess.Popen(command, cwd=ROOT, env=environment())
+        process = start(command, cwd=ROOT, env=environment())
         stack.callback(process.wait, HANG_S)
         stack.callback(process.terminate)
         with there.connect() as tree:
@@ -354,7 +353,7 @@ def test_a_triangle_under_kills() -> None:
             eventually(lambda: queue_is_bound(one, f"bridge-{other.address}-ex"), "all to be bound")  # noqa: B023
         for writer in writers:
             writer.start()
-        for _ in range(campaign.size(60, 20)):
+        for _ in range(campaign.size(60, least=3)):
             victim = choose.choice([*all_three, *bridges])
             if isinstance(victim, Bridge):
                 victim.stop(signal.SIGKILL)

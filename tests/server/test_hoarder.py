@@ -19,7 +19,7 @@ from mqfs.ninep.client.connection import connect
 from tests.server.watched import GREEDY, POLITE, user
 from tests.support import ROOT, campaign
 from tests.support.eventually import patient
-from tests.support.server import Server, environment, short_folder
+from tests.support.server import Server, environment, short_folder, start
 
 MIB = 1 << 20
 PART = 1.0 if campaign.whole() else 0.04
@@ -41,7 +41,7 @@ def resident(server: Server) -> int:
 def hoarder(address: str, uid: int, part: float) -> Iterator[dict[str, int]]:
     """What it has, while it has it."""
     command = [sys.executable, "-m", "tests.server.hoarder", address, str(uid), str(part)]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = start(command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         poll = select.poll()

@@ -1,71 +1,88 @@
-"""Servers forked from one process that has imported them: most of what a start takes is importing.
+"""Processes of Python forked from one that has imported mqfs: most of what a start takes is importing.
 
     python -m tests.support.forked DESCRIPTOR
 
-A message of the socket is a request: arguments, folder and environment of `mqfs`, with four descriptors: standard
-input, output and error, and a pipe for how it ends. The answer is its process number.
+A message of the socket is a request: the words behind `python`, a folder and an environment, with four descriptors:
+standard input, output and error, and a pipe for how it ends. The answer is its process number.
 """
 
 from __future__ import annotations
 
-import contextlib
+import atexit
+import gc
 import importlib
 import json
 import os
 import pkgutil
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
+import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from select import select
-from typing import NoReturn
+from types import ModuleType
+from typing import Any, NoReturn
 
 REQUEST_BYTES = 1 << 20
+ROOMS = (
+    "mqfs.bench", "mqfs.bridge", "mqfs.cli", "mqfs.client", "mqfs.engine", "mqfs.fq", "mqfs.fuse", "mqfs.http",
+    "mqfs.ninep", "mqfs.ring", "mqfs.server", "mqfs.store", "mq_cat", "mq_tools",
+)  # fmt: skip
 
 
-class Forked:
-    """As subprocess.Popen, of one such server."""
+class Forked(subprocess.Popen[Any]):
+    """subprocess.Popen of [sys.executable, "-m" or "-c", ...], whose modules of ours are imported already."""
 
-    def __init__(self, pid: int, status: int) -> None:
-        self.pid, self.returncode = pid, None  # type: int, int | None
-        self._status, self._lock = status, threading.Lock()
+    def __init__(self, words: list[str], *, cwd: Path, env: Mapping[str, str], **more: Any) -> None:
+        self._status = -1
+        super().__init__(words, cwd=cwd, env=env, **more)
 
-    def __del__(self) -> None:
-        os.close(self._status)
+    def _execute_child(  # type: ignore[no-untyped-def]
+        self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
+        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, restore_signals, gid, gids, uid, umask,
+        start_new_session, process_group,
+    ) -> None:  # fmt: skip
+        """In the place of fork and exec."""
+        assert args[0] == sys.executable, args
+        assert not any((preexec_fn, pass_fds, shell)), "no such processes are forked here"
+        ends = [own if end == -1 else end for own, end in enumerate((p2cread, c2pwrite, errwrite))]
+        self.pid, self._status = Forker.one(env).start([start_new_session, args[1:], str(cwd), env], ends)
+        self._child_created = self._closed_child_pipe_fds = True
+        devnull = getattr(self, "_devnull", -1)
+        pairs = ((p2cwrite, p2cread), (c2pread, c2pwrite), (errread, errwrite))
+        for end in {devnull, *(its for ours, its in pairs if ours != -1)} - {-1}:
+            os.close(end)
 
-    def poll(self) -> int | None:
-        return self._read(0)
-
-    def wait(self, timeout: float | None = None) -> int:
-        if (found := self._read(timeout)) is None:
-            raise subprocess.TimeoutExpired(f"server {self.pid}", timeout or 0)
+    def _wait(self, timeout: float | None) -> int:
+        if (found := self._look(timeout)) is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
         return found
 
-    def _read(self, timeout: float | None) -> int | None:
+    def _internal_poll(self, _deadstate: int | None = None) -> int | None:
+        return self._look(0)
+
+    def _look(self, timeout: float | None) -> int | None:
         if self.returncode is None and select([self._status], [], [], timeout)[0]:
-            with self._lock:
+            with self._waitpid_lock:  # type: ignore[attr-defined]
                 if self.returncode is None:  # empty: the process that forked it has ended
                     self.returncode = int(os.read(self._status, 32) or -signal.SIGKILL)
+                    os.close(self._status)
         return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it ended a moment ago
-                os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
 
 
 class Forker:
-    """The process that forks them; one in each process of pytest, started with the first server."""
+    """The process that forks them; one in each process of pytest, started with the first of them."""
 
     _one: Forker | None = None
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.pid = os.getpid()
+        self._lock = threading.Lock()
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "tests.support.forked", str(other.fileno())]
         with other:
@@ -79,22 +96,20 @@ class Forker:
             cls._one = cls(environment)
         return cls._one
 
-    def start(self, arguments: list[str], folder: Path, environment: dict[str, str], log: int) -> Forked:
-        """`mqfs` with those arguments; what it prints goes to the descriptor `log`."""
-        sys.audit("subprocess.Popen", "mqfs", arguments, folder, environment)  # see Guard in conftest.py
+    def start(self, request: list[Any], standard: list[int]) -> tuple[int, int]:
+        """Its process number, and the pipe from which to read how it ends."""
+        sys.audit("subprocess.Popen", sys.executable, *request[1:])  # see Guard in conftest.py
         status, ended = os.pipe()
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        request = json.dumps([arguments, str(folder), environment]).encode()
         try:
-            socket.send_fds(self._socket, [request], [nothing, log, log, ended])
+            with self._lock:
+                socket.send_fds(self._socket, [json.dumps(request).encode()], [*standard, ended])
+                return int(self._socket.recv(32)), status
         finally:
-            os.close(nothing)
             os.close(ended)
-        return Forked(int(self._socket.recv(32)), status)
 
 
 def serve(link: socket.socket) -> None:
-    """Fork a server for each request, and pass on how each ends; until the link ends."""
+    """Fork a process for each request, and pass on how each ends; until the link ends."""
     ends: dict[int, int] = {}
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -114,8 +129,7 @@ def serve(link: socket.socket) -> None:
                 signal.set_wakeup_fd(-1)
                 for descriptor in (link.detach(), woken, wake, *ends.values()):
                     os.close(descriptor)
-                arguments, folder, environment = json.loads(request)
-                run(arguments, folder, environment, list(descriptors))
+                become(json.loads(request), list(descriptors))
             *standard, ends[pid] = descriptors
             for descriptor in standard:
                 os.close(descriptor)
@@ -132,31 +146,58 @@ def reap(ends: dict[int, int]) -> None:
         os.close(end)
 
 
-def run(arguments: list[str], folder: str, environment: dict[str, str], descriptors: list[int]) -> NoReturn:
-    """Be `mqfs` with those arguments: `main` exits, and with it this process."""
-    from mqfs.cli.main import main
-
+def become(request: list[Any], descriptors: list[int]) -> NoReturn:
+    """Be `python WORDS`, and end as it does."""
+    alone, words, folder, environment = request
     for number, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, number)
     for descriptor in descriptors:
         os.close(descriptor)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if alone:
+        os.setsid()
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = ["mqfs", *arguments]
-    main()
+    time.tzset()
+    if "PYTHONUNBUFFERED" not in environment:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    how, what, *sys.argv[1:] = words
+    code: Any = 0
+    try:
+        if how == "-m":
+            runpy.run_module(what, run_name="__main__", alter_sys=True)
+        else:
+            main = sys.modules["__main__"] = ModuleType("__main__")
+            exec(compile(what, "<string>", "exec"), main.__dict__)
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    leave(code)
+
+
+def leave(code: Any) -> NoReturn:
+    """As Python ends, but for the tens of milliseconds in which it takes all that was imported apart."""
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(code if isinstance(code, int) else bool(code))
 
 
 def import_all() -> None:
-    """What a server may need, whatever its options."""
-    import mqfs
-
-    for room in ("server", "engine", "store", "ninep", "http", "fq", "fuse", "ring"):
-        package = importlib.import_module(f"mqfs.{room}")
-        for module in pkgutil.walk_packages(package.__path__, f"mqfs.{room}."):
-            importlib.import_module(module.name)
-    assert mqfs
+    """What a process may need, whatever it is."""
+    for room in ROOMS:
+        package = importlib.import_module(room)
+        for module in pkgutil.walk_packages(package.__path__, f"{room}."):
+            if not module.name.endswith(".__main__"):
+                importlib.import_module(module.name)
+    gc.freeze()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,11 +19,11 @@ from mqfs.client import Client
 from mqfs.ring.server import fd_keeper
 from tests.support import ROOT
 from tests.support.eventually import HANG_S, eventually
-from tests.support.forked import Forked, Forker
+from tests.support.forked import Forked
 
 COMMAND = [sys.executable, "-m", "mqfs"]
 SERVE = (*COMMAND, "serve")
-AT_START = ("PYTHON", "LD_", "MALLOC_")  # variables that a process reads when it begins
+AT_START = ("PYTHON", "LD_", "MALLOC_", "LC_", "LANG")  # variables that a process reads when it begins
 NO_FUSE = "/dev/fuse is missing or may not be opened: load the fuse module, or chmod 666 /dev/fuse"
 
 
@@ -34,15 +34,27 @@ def environment(**more: str) -> dict[str, str]:
 
 def mqfs(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a command that is to end by itself; standard input is empty."""
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        cwd=cwd,
-        env=environment(**more),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-    )
+    return run([*COMMAND, *arguments], cwd=cwd, env=environment(**more), text=True)
+
+
+def start(command: Sequence[str], *, cwd: Path, env: Mapping[str, str], **more: Any) -> subprocess.Popen[Any]:
+    """subprocess.Popen of a Python that imports modules of ours: forked from one that has, where that is the same."""
+    ours = environment()
+    changed = (name for name in {*ours, *env} - {"PYTHONUNBUFFERED"} if env.get(name) != ours.get(name))
+    same = command[0] == sys.executable and not any(name.startswith(AT_START) for name in changed)
+    return (Forked if same else subprocess.Popen)([*command], cwd=cwd, env=env, **more)
+
+
+def run(command: Sequence[str], *, input: Any = None, **more: Any) -> subprocess.CompletedProcess[Any]:
+    """Such a process from its beginning to its end, and what it printed."""
+    stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
+    with start(command, **{"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}) as process:
+        try:
+            output, errors = process.communicate(input, timeout=HANG_S)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 class Ready:
@@ -69,8 +81,8 @@ class Ready:
 
 
 class Server:
-    """A server that is ready. What it prints is in `log`. `program` is what is run instead of `mqfs serve`, which is
-    forked from a process that has imported it (forked.py)."""
+    """A server that is ready. What it prints is in `log`. `program` is what is run instead of `mqfs serve`; a module of
+    Python is forked from a process that has imported ours (forked.py)."""
 
     def __init__(
         self,
@@ -108,11 +120,10 @@ class Server:
         finally:
             ready.close()
 
-    def _run(self, log: int, environ: dict[str, str]) -> subprocess.Popen[bytes] | Forked:
-        if tuple(self.program) == SERVE and not any(name.startswith(AT_START) for name in self.more):
-            return Forker.one(environment()).start(["serve", *self.arguments], self.folder, environ, log)
+    def _run(self, log: int, environ: dict[str, str]) -> subprocess.Popen[Any]:
+        kind = start if tuple(self.program[:2]) == SERVE[:2] else subprocess.Popen
         command = [*self.program, *self.arguments]
-        return subprocess.Popen(command, cwd=self.folder, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return kind(command, cwd=self.folder, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def _is_ready(self, ready: Ready) -> bool:
         assert self.process.poll() is None, f"ended with {self.process.returncode}: {self.text()}"

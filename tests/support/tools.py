@@ -14,8 +14,7 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.anyone import python_for_anyone
-from tests.support.eventually import HANG_S
-from tests.support.server import NO_FUSE, Server, can_mount
+from tests.support.server import NO_FUSE, Server, can_mount, run, start
 
 NOT_OURS = {"MQFS", "PIN", "PIN_DETACH", "COLUMNS", "LINES"}  # a terminal of a test has its own size
 MODULES = {"mq": "mq_tools.mq", "mq-cat": "mq_cat", "mq-work": "mq_tools.work", "pin": "mq_tools.pin"}
@@ -51,9 +50,8 @@ def say(stream: Path, *bodies: str | bytes) -> None:
 def tool(name: str, *arguments: object, env: Mapping[str, str] | None = None, **more: Any) -> Any:
     """Run a tool to its end."""
     command, more = _command(name, arguments, more)
-    settings: dict[str, Any] = {"capture_output": True, "timeout": HANG_S, "check": False, "cwd": ROOT}
-    settings["env"] = environment(**(env or {}))
-    return subprocess.run(command, **(settings | more))
+    settings: dict[str, Any] = {"cwd": ROOT, "env": environment(**(env or {}))}
+    return run(command, **(settings | more))
 
 
 def _command(name: str, arguments: Sequence[object], more: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
@@ -87,7 +85,7 @@ def running(name: str, *arguments: object, **more: Any) -> Iterator[subprocess.P
     command, more = _command(name, arguments, more)
     settings: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": ROOT, "bufsize": 0}
     settings["env"] = environment()
-    process = subprocess.Popen(command, **(settings | more))
+    process = start(command, **(settings | more))
     try:
         yield process
     finally:

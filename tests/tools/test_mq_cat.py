@@ -166,7 +166,7 @@ def test_each_message_is_one_write(server: Server) -> None:
     say(group / "a", "1", "2", "3")
     for format_, bodies in (("each", ["1", "2", "3"]), ("raw", ["123"])):
         with (other / "b").open("wb", buffering=0) as out:
-            assert mq_cat("-e", "-f", format_, group, stdout=out, capture_output=False).returncode == 0
+            assert mq_cat("-e", "-f", format_, group, stdout=out).returncode == 0
         rows = mq_cat("-e", "--json", other).stdout.splitlines()
         assert [json.loads(row)["body"] for row in rows] == bodies
         (other / "ctl").write_text("clear\n")

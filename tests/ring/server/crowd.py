@@ -25,7 +25,7 @@ from mqfs.errors import Disconnected
 from mqfs.ninep.client.connection import connect
 from tests.support import ROOT
 from tests.support.eventually import HANG_S
-from tests.support.server import environment
+from tests.support.server import environment, start
 
 Log = dict[int, tuple[str, str]]  # sequence: stream, body
 PAUSE_S = float(os.environ.get("CROWD_PAUSE", "0.0005"))  # between two messages: kills are not to fill a disk
@@ -101,7 +101,7 @@ class Member:
         self.file.touch()
         self.errors = folder / f"errors-{name}"
         with open(self.errors, "wb") as errors:
-            self.process = subprocess.Popen(
+            self.process = start(
                 [sys.executable, "-m", "tests.ring.server.crowd", address, path, stream, name, mode, str(self.file)],
                 cwd=ROOT,
                 env=environment(),

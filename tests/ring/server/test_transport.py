@@ -22,10 +22,11 @@ from mqfs.client import Client, Group
 from mqfs.client.transport import ring_attachment
 from mqfs.client.transport.ring_subscription import RingSubscription
 from mqfs.net import identity
+from tests.support import ROOT
 from tests.support.anyone import NOBODY, plain_environment, python_for_anyone
 from tests.support.campaign import size
 from tests.support.eventually import HANG_S, eventually
-from tests.support.server import COMMAND, Server, environment, short_folder
+from tests.support.server import COMMAND, Server, environment, short_folder, start
 
 pytestmark = [pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING), pytest.mark.process]
 
@@ -111,7 +112,7 @@ with mqfs.connect(sys.argv[1], transport=sys.argv[2]) as client:
 
 def publisher(away: Server, transport: str, name: str, count: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", PUBLISHER, away.address, transport, name, str(count)]
-    return subprocess.Popen(command, env=environment())
+    return start(command, cwd=ROOT, env=environment())
 
 
 @pytest.mark.slow
@@ -421,7 +422,7 @@ def test_a_reader_that_is_stopped_holds_up_nobody(away: Server) -> None:
         group = client.group("g", create=True, ctl=["sync off"])
         group.create("s")
         command = [sys.executable, "-c", READER, away.address, "80"]
-        process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE)
+        process = start(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE)
         assert process.stdout is not None
         assert process.stdout.readline() == b"reads\n"
         body = bytes(500_000)
