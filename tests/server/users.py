@@ -3,9 +3,9 @@
     python -m tests.server.users ADDRESS UID greedy KIND
     python -m tests.server.users ADDRESS UID polite
 
-Owns what each does. Everything is imported before it becomes the user, who may not be able to read the sources. Each
-prints a line when it is at work: greedy once, polite for every number of seconds that
-it reads, when each round trip began, when its write was answered, and when its read was, as JSON.
+Everything is imported before it becomes the user, who may not be able to read the sources. Each prints a line when it
+is at work: greedy once, polite for every line "SECONDS PAUSE" that it reads, when each round trip began, when its write
+was answered, and when its read was, as JSON.
 """
 
 from __future__ import annotations
@@ -335,8 +335,8 @@ def polite(reach: Callable[[], Client]) -> None:
     client = reach()
     reader, writer = client.open("ours/s"), client.open("ours/s", "w")
     for line in sys.stdin:
-        times = []
-        end = time.monotonic() + float(line)
+        seconds, pause_s = map(float, line.split())
+        times, end = [], time.monotonic() + seconds
         for number in itertools.count():
             if (began := time.monotonic()) >= end and number >= LEAST_TRIPS:
                 break
@@ -344,6 +344,8 @@ def polite(reach: Callable[[], Client]) -> None:
             written = time.monotonic()
             assert reader.receive() == b"%d" % number
             times.append((began, written, time.monotonic()))
+            if pause_s:
+                time.sleep(pause_s)
         print(json.dumps(times), flush=True)
 
 

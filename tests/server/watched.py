@@ -20,7 +20,7 @@ from typing import NamedTuple
 from mqfs.ninep.client.connection import connect
 from tests.support import ROOT
 from tests.support.eventually import HANG_S, eventually
-from tests.support.server import Server, environment, short_folder
+from tests.support.server import Server, environment, short_folder, start
 
 GREEDY, POLITE = 65_533, 65_534
 
@@ -33,7 +33,7 @@ class User:
     """A program that acts as a user."""
 
     def __init__(self, address: str, uid: int, *role: str) -> None:
-        self.process = subprocess.Popen(
+        self.process = start(
             [sys.executable, "-m", "tests.server.users", address, str(uid), *role],
             cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
@@ -54,10 +54,10 @@ class User:
         times = self.times()
         return p99(times), max(times)
 
-    def begin(self, seconds: float) -> None:
-        """Round trips for so long."""
+    def begin(self, seconds: float, pause_s: float = 0.0) -> None:
+        """Round trips for so long, so far apart."""
         assert self.process.stdin is not None
-        self.process.stdin.write(b"%f\n" % seconds)
+        self.process.stdin.write(b"%f %f\n" % (seconds, pause_s))
         self.process.stdin.flush()
 
     def times(self) -> list[float]:
