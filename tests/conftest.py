@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.campaign import seed
 from tests.support.eventually import HANG_S
 from tests.support.java import SHORT_LIVED
 from tests.support.queues import Queues
@@ -41,6 +43,7 @@ FIRST = ["spark", "spark_cluster"]
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 
 os.environ.setdefault("PYTEST_TIMEOUT", str(2 * HANG_S))
+os.environ.setdefault("MQFS_SEED", str(random.randrange(1, 10_000)))  # workers have ours
 # Tests start hundreds of servers and a few dozen JVMs, each for seconds. Without byte code every server compiles all
 # modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -103,6 +106,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         guard.watched = None
+
+
+def pytest_report_header() -> str:
+    return f"campaigns: MQFS_SEED={seed()}"
+
+
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int) -> None:
+    """Where the header has scrolled away."""
+    if exitstatus:
+        terminalreporter.write_line(f"campaigns: MQFS_SEED={seed()} repeats them")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -58,7 +58,7 @@ class OverDisk(Machine):
 def run(machine: type[RuleBasedStateMachine], examples: int) -> Any:
     case = seed(campaign.seed())(machine).TestCase  # on the machine: that of a TestCase counts for nothing
     case.settings = settings(
-        max_examples=campaign.size(examples, 40),
+        max_examples=campaign.size(examples),
         stateful_step_count=40,
         deadline=None,
         suppress_health_check=list(HealthCheck),

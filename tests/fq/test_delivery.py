@@ -21,7 +21,7 @@ import pytest
 from tests.fq.client import Client, port, serve, stats
 from tests.support import ROOT, campaign
 from tests.support.eventually import HANG_S, eventually
-from tests.support.server import Server, environment, short_folder
+from tests.support.server import Server, environment, short_folder, start
 
 KIND = "disk:public,permanent,backlog=100000"
 COUNT = 10_000
@@ -42,7 +42,7 @@ def had(file: Path) -> Counter[str]:
 
 def reader(server: Server, file: Path) -> subprocess.Popen[bytes]:
     words = [sys.executable, "-m", "tests.fq.reader", f"{server.folder}/fq", "kills", KIND, str(file)]
-    return subprocess.Popen(words, cwd=ROOT, env=environment())
+    return start(words, cwd=ROOT, env=environment())
 
 
 def seen(file: Path) -> int:
@@ -54,7 +54,7 @@ def seen(file: Path) -> int:
 
 def test_killed_clients_lose_nothing() -> None:
     choose = random.Random(campaign.seed())
-    count = campaign.size(COUNT, 10)
+    count = campaign.size(COUNT)
     with short_folder() as folder, serve(folder) as server:
         address, file = f"{folder}/fq", folder / "had"
         file.touch()
@@ -62,7 +62,7 @@ def test_killed_clients_lose_nothing() -> None:
             asks.bind("kills")
             writer = threading.Thread(target=publish, args=(address, count))
             writer.start()
-            for _ in range(campaign.size(40, 10)):
+            for _ in range(campaign.size(40, least=3)):
                 process = reader(server, file)
                 enough = len(had(file)) + choose.randrange(1, count // 50)
                 eventually(lambda: len(had(file)) >= min(enough, count), "progress")  # noqa: B023
@@ -107,7 +107,7 @@ class Wire:
 @pytest.mark.root
 def test_cut_links_lose_nothing() -> None:
     choose = random.Random(campaign.seed())
-    count = campaign.size(COUNT, 10)
+    count = campaign.size(COUNT)
     wire = Wire()
     with contextlib.closing(wire), short_folder() as folder:
         listen = ("--fq", f"tcp!{wire.near}!0", "--insecure")
@@ -126,7 +126,7 @@ def test_cut_links_lose_nothing() -> None:
                 writer.start()
                 process = subprocess.Popen(in_space, cwd=ROOT, env=environment())
                 try:
-                    for _ in range(campaign.size(20, 5)):
+                    for _ in range(campaign.size(20, least=2)):
                         enough = len(had(file)) + choose.randrange(1, count // 20)
                         eventually(lambda: len(had(file)) >= min(enough, count), "progress")  # noqa: B023
                         wire.set("down")

@@ -164,7 +164,7 @@ def test_killed_at_random_under_all_kinds_of_clients(web: Web) -> None:
     def published() -> int:
         return sum(len(publisher.published) for publisher in publishers)
 
-    for _ in range(campaign.size(200, 40)):
+    for _ in range(campaign.size(200)):
         enough = published() + PROGRESS + choose.randrange(PROGRESS)
         eventually(lambda: published() >= enough, "publishes")  # noqa: B023
         web.server.restart()

@@ -167,7 +167,7 @@ def test_whatever_it_allows_is_answered(own: Web) -> None:
 
             @seed(campaign.seed())
             @settings(
-                max_examples=campaign.size(300, 30),
+                max_examples=campaign.size(300),
                 deadline=None,
                 database=None,
                 suppress_health_check=list(HealthCheck),

@@ -178,7 +178,7 @@ def pause(seconds: float) -> None:
 @pytest.mark.timeout(1800)
 def test_kill(tmp_path: Path) -> None:
     dice = random.Random(seed())
-    rounds, done, began = size(200, 25), 0, time.monotonic()
+    rounds, done, began = size(200, least=4), 0, time.monotonic()
     acknowledged = 0
     while done < rounds:
         folder = tmp_path / str(done)

@@ -45,7 +45,7 @@ def test_hostile_rows(spark: Any, scene: Scene) -> None:
     scene.stream("g/witness")
     sent: dict[tuple[int, str], set[bytes]] = {}  # by batch and group
     written, refused = set[int](), set[int]()
-    for number in range(size(80)):
+    for number in range(size(80, least=6)):
         rows: list[Row] = []
         for turn in range(dice.choice([1, 2, 20])):
             tag, group = b"<%d.%d>" % (number, turn), dice.choice("gh")

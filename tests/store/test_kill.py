@@ -50,7 +50,7 @@ def killed(path: str, number: int, moment: int) -> list[bytes]:
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     path, luck = f"{tmp_path}/store", random.Random(seed())
     told: dict[tuple[int, int], bytes] = {}
-    for number in range(size(200)):
+    for number in range(size(200, least=5)):
         for line in killed(path, number, luck.choice([1, 100, 3_000, luck.randint(1, 20_000)])):
             group, sequence, body = line.split(b" ", 2)
             assert (int(group), int(sequence)) not in told, "a sequence was given twice"

@@ -197,7 +197,7 @@ def test_files_changed_about(mutation: Mutation, tmp_path: Path) -> None:
     path, luck = tmp_path / "store", random.Random(seed())
     fill(str(path))
     good = {number: found for number, (found, _) in contents(str(path)).items()}
-    for number in range(size(390, 20)):
+    for number in range(size(390)):
         served, fixed = tmp_path / f"served{number}", tmp_path / f"fixed{number}"
         shutil.copytree(path, served)
         mutation(luck, served)

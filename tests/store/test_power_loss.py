@@ -51,7 +51,7 @@ def calls_of(script_seed: int, slow: bool) -> int:
 
 def indexes(script_seed: int, slow: bool, luck: random.Random) -> list[int]:
     calls = calls_of(script_seed, slow)
-    count = size(calls, 20)
+    count = size(calls)
     return list(range(1, calls + 1)) if count == calls else sorted(luck.sample(range(1, calls + 1), count))
 
 

@@ -1,17 +1,26 @@
-"""How long a campaign runs: a seeded part by default, whole under `make soak` (MQFS_SOAK=1)."""
+"""How long a campaign runs: a fiftieth, or what MQFS_SAMPLE says, or whole under `make soak` (MQFS_SOAK=1)."""
 
 import os
+from fractions import Fraction
+
+PART = 50
 
 
 def whole() -> bool:
     return os.environ.get("MQFS_SOAK") == "1"
 
 
-def size(full: int, part: int = 10) -> int:
-    """How many rounds of `full` to run now: all, or a tenth, or less where a round costs much."""
-    return full if whole() else max(1, full // part)
+def size(full: int, part: int = PART, *, least: int = 1) -> int:
+    """How many rounds of `full` to run now: all, or a fiftieth, or a smaller `part` where a round costs much.
+
+    MQFS_SAMPLE=1/10 stands for the fiftieth; a smaller part grows by as much.
+    """
+    if whole():
+        return full
+    sample = min(Fraction(1), Fraction(os.environ.get("MQFS_SAMPLE", "1/50")) * PART / part)
+    return max(min(least, full), int(full * sample))
 
 
 def seed() -> int:
-    """The seed of every random campaign; MQFS_SEED repeats a run."""
+    """The seed of every random campaign: another in each run (conftest.py), which MQFS_SEED repeats."""
     return int(os.environ.get("MQFS_SEED", "1"))

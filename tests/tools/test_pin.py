@@ -450,7 +450,7 @@ while read -r line; do echo "got $line"; [ "$line" = quit ] && exit 9; done
 
 
 def test_output_goes_on_over_kills_of_the_server(tmp_path: Path) -> None:
-    count = size(3000)
+    count = size(3000, least=300)
     program = f"i=0; while [ $i -lt {count} ]; do echo n$i; i=$((i + 1)); sleep 0.005; done; exit 3"
     with tools_server(tmp_path) as server:
         session = create(server.path, "counting", "sh", "-c", program)

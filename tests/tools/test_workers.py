@@ -97,7 +97,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 @pytest.mark.timeout(600)
 def test_workers_killed_in_the_middle_of_jobs(scene: Scene) -> None:
-    luck, kills = random.Random(seed()), size(200)
+    luck, kills = random.Random(seed()), size(200, least=10)
     for _ in range(kills):
         scene.put(4)
         scene.work()
@@ -115,7 +115,7 @@ def test_workers_killed_in_the_middle_of_jobs(scene: Scene) -> None:
 
 @pytest.mark.timeout(900)
 def test_the_server_killed_in_the_middle_of_jobs(scene: Scene) -> None:
-    luck, kills = random.Random(seed()), size(200, 25)
+    luck, kills = random.Random(seed()), size(200, least=4)
     for _ in range(kills):
         scene.put(20)
         scene.work()

@@ -61,7 +61,7 @@ class OverDisk(Machine):
 def run(machine: type[Machine], examples: int) -> Any:
     case = seed(campaign.seed())(machine.TestCase)
     case.settings = settings(
-        max_examples=campaign.size(examples, 40),
+        max_examples=campaign.size(examples),
         stateful_step_count=40,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -114,7 +114,7 @@ def test_stop_at_every_call(after: After) -> None:
     luck = random.Random(seed())
     seen = set()
     making = range(1, 31)  # of the store itself
-    for index in sorted({*making, *luck.sample(range(1, total + 1), max(40, size(total)))}):
+    for index in sorted({*making, *luck.sample(range(1, total + 1), size(total, least=20))}):
         disk, done = LyingDisk(), list[int]()
         disk.stop_at, disk.luck = index, random.Random(index)
         try:
@@ -135,7 +135,7 @@ def test_a_disk_that_fails_once(number: int) -> None:
     total = calls()
     luck = random.Random(seed())
     failures = 0
-    for index in sorted(luck.sample(range(1, total + 1), max(40, size(total)))):
+    for index in sorted(luck.sample(range(1, total + 1), size(total, least=20))):
         disk, done = LyingDisk(), list[int]()
         disk.luck = random.Random(index)
         u = Lying(disk)

@@ -91,7 +91,7 @@ def test_killed_while_units_are_committed() -> None:
                 for name in "st":
                     client.create(f"g/{name}").close()
             nexts = dict.fromkeys((f"p{n}" for n in range(PRODUCERS)), 0)
-            for _ in range(size(60)):
+            for _ in range(size(60, least=3)):
                 producers = [Producer(label, number, server.address) for label, number in nexts.items()]
                 for producer in producers:
                     producer.start()

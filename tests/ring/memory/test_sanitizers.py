@@ -54,7 +54,7 @@ def run(folder: Path, *arguments: str) -> None:
         "PYTHONDONTWRITEBYTECODE": "1",
         "MQFS_TEST_PATIENCE": "10",
         "PYTEST_TIMEOUT": "1800",
-        "MQFS_SOAK": "0",  # a tenth: all is some times slower
+        "MQFS_SOAK": "0",  # a part: all is some times slower
     }
     done = subprocess.run(
         [sys.executable, "-m", *arguments],

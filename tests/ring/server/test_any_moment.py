@@ -59,15 +59,15 @@ def tell(number: int, stops: int, dice: random.Random) -> int:
 def test_any_moment(keeper: Any) -> None:
     told = 0
     with small():
-        for number in range(seed() * 10_000, seed() * 10_000 + size(3_000, 30)):
+        for number in range(seed() * 10_000, seed() * 10_000 + size(3_000)):
             try:
                 told += tell(number, 4, random.Random(number))
             except Exception as error:
                 raise AssertionError(f"story {number}: {type(error).__name__}: {error}") from error
             finally:
                 keeper("").quit()
-    assert told > 50 * size(3_000, 30)
-    print(f"{size(3_000, 30)} stories, {4 * size(3_000, 30)} stops, {told} messages")
+    assert told > 50 * size(3_000)
+    print(f"{size(3_000)} stories, {4 * size(3_000)} stops, {told} messages")
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def test_no_ring_ends_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     mount = tmp_path / "mq"
     mount.mkdir()
     address = f"unix!{tmp_path / 's'}"
-    seconds = size(20, 20)
+    seconds = size(20)
     with Server("--store", "store", "--listen", "unix!s", cwd=tmp_path, mount=mount) as server:
         group = mount / "a"
         group.mkdir()

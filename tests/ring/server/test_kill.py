@@ -24,7 +24,7 @@ from tests.support.server import Server, mqfs, unmount
 
 pytestmark = [pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING), pytest.mark.process, pytest.mark.slow]
 
-ROUNDS_A_STORE = size(10, 3)
+ROUNDS_A_STORE = size(10, least=2)
 MODES = {
     "p1": ("own-1", "published"),
     "p2": ("shared", "published"),
@@ -108,7 +108,7 @@ def test_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if quick:
         monkeypatch.setenv("CROWD_PAUSE", "0.003")
     dice = random.Random(seed())
-    rounds, done, told, seen, began = size(200, 25), 0, 0, 0, time.monotonic()
+    rounds, done, told, seen, began = size(200, least=6), 0, 0, 0, time.monotonic()
     while done < rounds:
         folder = tmp_path / str(done)
         folder.mkdir()
