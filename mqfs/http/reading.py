@@ -21,6 +21,7 @@ from mqfs.errors import BadRequest, Damaged, FellBehind, MqfsError, NotFound, Ov
 from mqfs.http import answers
 from mqfs.http.answers import NO_STORE, SANDBOX, Answer, Cut, Format, Headers
 from mqfs.http.call import WHOLE, Call, TimedOut
+from mqfs.log.record import HEAD
 from mqfs.model import Step, Wait
 from mqfs.syntax.quoting import command_lines, quote_word
 
@@ -113,7 +114,8 @@ class Source:
             self.over = True
             return None
         self._shown = shown
-        self.first = self.first or (at if self._many else shown.sequence)
+        if not self.first:
+            self.first = HEAD.unpack_from(data)[2] if self._many else shown.sequence
         self.messages += 1
         self.over = self.messages == self._wish.count
         return self._wish.form.message(data)

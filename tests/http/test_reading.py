@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mqfs.log.record import HEAD
 from tests.http.web import Web, rest
 from tests.support.eventually import eventually
 from tests.support.server import COMMAND, short_folder
@@ -254,6 +255,18 @@ def test_a_place_before_what_is_rare(web: Web, group: str, options: str, body: b
     read = web.get(f"{group}/view?since=-1{options}")
     assert (read.status, read.body) == (200, body)
     assert (int(read.headers["Mqfs-First"]), read.next) == (5_001, following)
+
+
+@pytest.mark.parametrize("options", ["", "&wait=20s"])
+def test_records_begin_with_the_first_of_them(web: Web, group: str, options: str) -> None:
+    """Also where a search passed over others before it."""
+    web.put(f"{group}/s")
+    web.post(f"{group}/ctl", 'bind view prefix:"" payload_contains("yes")\n')
+    lines = ['{"stream":"s","body":"no"}\n'] * 10_001
+    lines[5_000] = '{"stream":"s","body":"yes"}\n'
+    web.post(f"{group}/.batch", "".join(lines), Content_Type="application/x-ndjson")
+    read = web.get(f"{group}/view?format=record{options}")
+    assert int(read.headers["Mqfs-First"]) == HEAD.unpack_from(read.body)[2] == 5_001
 
 
 def test_a_rare_message_is_waited_for(web: Web, group: str) -> None:
