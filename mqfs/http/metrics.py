@@ -221,7 +221,7 @@ class Scrape:
             await self._front.pause()
             if consumer.group.removed:
                 raise NotFound("its group was removed")
-        claimed, delayed = backlog.count_in_flight()
+        claimed, delayed = backlog.count_claimed_and_delayed()
         oldest = next(backlog.unclaimed(), None) if unacked > claimed else None
         age_ns = consumer.group.clock.wall_ns() - oldest.time_ns if oldest is not None else 0
         return (

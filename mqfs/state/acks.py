@@ -1,7 +1,12 @@
 """How far a consumer is in a log: what it has acked, and the state of the rest that it looked at.
 
-Owns the body of an ACK record, its effect on a consumer's progress, which is the same at run time and in recovery, and
-the life of a message at a consumer as a table. Never does I/O, knows no time.
+    sequences     1 2 3 4 5 6 7 8 9      ack_floor 3: 1 and 2 are acked
+                  a a c a a d . . .      acked_ranges 4-5; unacked: 3 is claimed, 6 delayed; from 7 on not looked at
+    `ack` 3       a a a a a d . . .      3 is the floor, and 4-5 join on to it: ack_floor 6
+
+Each event of a message is a step of an ACK record; the table LIFE says which step may follow which state. A step has
+the same effect at run time and when the log is read again. Then none is refused: what was recorded did happen. There is
+no I/O and no time in here.
 """
 
 from __future__ import annotations
@@ -32,8 +37,59 @@ CLAIM, ACK, REQUEUE, SEEK = (int(op) for op in Op)
 
 
 def step(op: int, first: int, last: int, failed: int = 0, due_ns: int = 0) -> bytes:
-    """One step; the body of an ACK record is one or more. `failed`: failed deliveries; `due_ns`: engine time."""
+    """One step; the body of an ACK record is one or more. `failed`: failed deliveries; `due_ns`: engine time. For
+    messages of a consumer see AckState.step."""
     return _pack(op, failed, first, last, due_ns)
+
+
+class State(enum.StrEnum):
+    """Where a message is, for one consumer."""
+
+    READY = "ready"
+    IN_FLIGHT = "in flight"  # a receiver has it
+    DELAYED = "delayed"  # after a failed delivery
+    UNCONFIRMED = "unconfirmed"  # acked by being read; its reader may still be found dead
+    ACKED = "acked"
+    DEAD = "dead letter"
+    GONE = "gone"
+    ANY = "any"
+
+
+@attrs.frozen
+class Transition:
+    """The effect of an event on a message, and the step of an ACK record that says so (None: nothing is recorded)."""
+
+    state: State
+    event: str
+    next: State
+    step: Op | None = None
+    is_counted: bool = False  # as a failed delivery
+
+
+# A message at a consumer. A step that no row has is refused (AckState.step); the documents show the table.
+LIFE = (
+    Transition(State.READY, "read, with `ack next` or at a consumer", State.IN_FLIGHT, Op.CLAIM),
+    Transition(State.READY, "read, with `ack read`", State.UNCONFIRMED, Op.ACK),
+    Transition(State.READY, "expired, cut by `depth` or dropped", State.GONE),
+    Transition(State.READY, "left out, for the consumer has its `backlog`", State.ACKED, Op.ACK),
+    Transition(State.IN_FLIGHT, "`ack`; with `ack next` the next read", State.ACKED, Op.ACK),
+    Transition(State.IN_FLIGHT, "`touch`: the lease is renewed", State.IN_FLIGHT),
+    Transition(State.IN_FLIGHT, "`release`, or the server stops", State.READY, Op.REQUEUE),
+    Transition(State.IN_FLIGHT, "`nack`, or the lease runs out", State.DELAYED, Op.REQUEUE, True),
+    Transition(State.IN_FLIGHT, "last close, or the claiming process dies", State.READY, Op.REQUEUE, True),
+    Transition(State.IN_FLIGHT, "the server is killed", State.READY, None, True),
+    Transition(State.IN_FLIGHT, "`dead`, or the last of `retries` fails", State.DEAD, Op.ACK),
+    Transition(State.DELAYED, "due", State.READY),
+    Transition(State.UNCONFIRMED, "the next read", State.ACKED),
+    Transition(State.UNCONFIRMED, "its handle is lost before the data was read", State.READY, Op.CLAIM, True),
+    Transition(State.ANY, "another consumer releases an exclusive message", State.READY, Op.REQUEUE),
+    Transition(State.ANY, "`seek` behind it", State.ACKED, Op.SEEK),
+    Transition(State.ANY, "`seek` to it or before it", State.READY, Op.SEEK),
+)
+
+_STEPS = {state: {row.step for row in LIFE if row.step and row.state in (state, State.ANY)} for state in State}
+_READY, _IN_FLIGHT = State.READY, State.IN_FLIGHT  # looked up for each message
+_STEPS[State.DELAYED] |= _STEPS[State.READY]  # that it is due is not recorded
 
 
 def check(body: bytes) -> None:
@@ -101,12 +157,12 @@ class Ranges:
 
 @attrs.define
 class AckState:
-    """Everything below `ack_floor` is acked, and `acked_ranges` above it; `in_flight` is the rest that was looked at,
+    """Everything below `ack_floor` is acked, and `acked_ranges` above it; `unacked` is the rest that was looked at,
     whether a receiver has it or not."""
 
     ack_floor: int = 0
     acked_ranges: Ranges = attrs.Factory(Ranges)
-    in_flight: dict[int, Unacked] = attrs.Factory(dict)
+    unacked: dict[int, Unacked] = attrs.Factory(dict)
 
     def is_acked(self, sequence: int) -> bool:
         if sequence < self.ack_floor or not self.acked_ranges.firsts:
@@ -121,22 +177,42 @@ class AckState:
             if end >= first and begin <= last:
                 yield max(begin, first), min(end, last)
 
+    def of(self, sequence: int) -> State:
+        """Where a message is, as far as the log says: ready, in flight, delayed (perhaps due by now) or acked."""
+        entry = self.unacked.get(sequence)
+        if entry is not None:
+            return _IN_FLIGHT if entry.claimed else State.DELAYED if entry.due_ns else _READY
+        if sequence < self.ack_floor or (self.acked_ranges.firsts and self.acked_ranges.end_of(sequence)):
+            return State.ACKED
+        return _READY
+
+    def step(
+        self, op: int, first: int, last: int, failed: int = 0, due_ns: int = 0, state: State | None = None
+    ) -> bytes:
+        """A step to be recorded, as `step` makes it. `state`: where the message is, if not as the log says. Raises
+        ValueError where LIFE has no such step from there."""
+        if state is None:
+            state = self.of(last)
+        if op not in _STEPS[state]:
+            raise ValueError(f"message {last}: {Op(op).name} of one that is {state} (not a step of LIFE)")
+        return _pack(op, failed, first, last, due_ns)
+
     def apply(self, body: bytes) -> None:
         """Apply the steps of an ACK record."""
         for op, failed, first, last, due_ns in _STEP.iter_unpack(body):
             if op == ACK:
-                self.in_flight.pop(last, None)
+                self.unacked.pop(last, None)
                 if first <= self.ack_floor <= last and not self.acked_ranges.firsts:
                     self.ack_floor = last + 1
                 else:
                     self._mark_acked(first, last)
             elif op == SEEK:
                 self.ack_floor, self.acked_ranges = last, Ranges()
-                self.in_flight.clear()
+                self.unacked.clear()
             elif op in (CLAIM, REQUEUE):
-                if last not in self.in_flight and (last < self.ack_floor or self.acked_ranges.firsts):
+                if last not in self.unacked and (last < self.ack_floor or self.acked_ranges.firsts):
                     self._reopen(first, last)
-                self.in_flight[last] = Unacked(first, failed, due_ns, op == CLAIM)
+                self.unacked[last] = Unacked(first, failed, due_ns, op == CLAIM)
 
     def _mark_acked(self, first: int, last: int) -> None:
         """[first, last] is acked."""
@@ -157,7 +233,7 @@ class AckState:
             self.acked_ranges.remove(first, last)
 
     def encode(self) -> list[object]:
-        entries = [[s, e.first, e.failed, e.due_ns, int(e.claimed)] for s, e in self.in_flight.items()]
+        entries = [[s, e.first, e.failed, e.due_ns, int(e.claimed)] for s, e in self.unacked.items()]
         return [self.ack_floor, list(self.acked_ranges), entries]
 
     @classmethod
@@ -168,50 +244,6 @@ class AckState:
             raise ValueError("ranges of acked messages are not in order")
         unacked = {s: Unacked(first, failed, due, bool(claimed)) for s, first, failed, due, claimed in entries}
         return cls(floor, Ranges(ranges), unacked)
-
-
-class State(enum.StrEnum):
-    """Where a message is, for one consumer."""
-
-    READY = "ready"
-    IN_FLIGHT = "in flight"  # a receiver has it
-    DELAYED = "delayed"  # after a failed delivery
-    UNCONFIRMED = "unconfirmed"  # acked by being read; its reader may still be found dead
-    ACKED = "acked"
-    DEAD = "dead letter"
-    GONE = "gone"
-    ANY = "any"
-
-
-@attrs.frozen
-class Transition:
-    """The effect of an event on a message, and the step of an ACK record that says so (None: nothing is recorded)."""
-
-    state: State
-    event: str
-    next: State
-    step: Op | None = None
-    is_counted: bool = False  # as a failed delivery
-
-
-# A message at a consumer: a table of the documents, walked by tests/engine/delivery/test_life_of_a_message.py.
-LIFE = (
-    Transition(State.READY, "read, with `ack next` or at a consumer", State.IN_FLIGHT, Op.CLAIM),
-    Transition(State.READY, "read, with `ack read`", State.UNCONFIRMED, Op.ACK),
-    Transition(State.READY, "expired, cut by `depth` or dropped", State.GONE),
-    Transition(State.IN_FLIGHT, "`ack`; with `ack next` the next read", State.ACKED, Op.ACK),
-    Transition(State.IN_FLIGHT, "`touch`: the lease is renewed", State.IN_FLIGHT),
-    Transition(State.IN_FLIGHT, "`release`, or the server stops", State.READY, Op.REQUEUE),
-    Transition(State.IN_FLIGHT, "`nack`, or the lease runs out", State.DELAYED, Op.REQUEUE, True),
-    Transition(State.IN_FLIGHT, "last close, or the claiming process dies", State.READY, Op.REQUEUE, True),
-    Transition(State.IN_FLIGHT, "the server is killed", State.READY, None, True),
-    Transition(State.IN_FLIGHT, "`dead`, or the last of `retries` fails", State.DEAD, Op.ACK),
-    Transition(State.DELAYED, "due", State.READY),
-    Transition(State.UNCONFIRMED, "the next read", State.ACKED),
-    Transition(State.UNCONFIRMED, "its handle is lost before the data was read", State.READY, Op.CLAIM, True),
-    Transition(State.ANY, "`seek` behind it", State.ACKED, Op.SEEK),
-    Transition(State.ANY, "`seek` to it or before it", State.READY, Op.SEEK),
-)
 
 
 __all__ = [

@@ -6,7 +6,7 @@ A new message takes one way, in this order:
       registry.py        the consumers of the group by name, and which of them are over which streams
         parked_reads.py  the reads of one consumer that wait, in the order in which they are served
           dispatcher.py  which message its next receiver gets: requeued and urgent ones first, then the log
-        consumer.py      claims it: one record of the log, and one entry in claims.py
+        consumer.py      claims it: one record of the log, and one Claim
 
 A claim ends in one of three ways: `ack` (consumer.py, counted by backlog.py), a release or failure (redelivery.py: the
 message is requeued, waits for its backoff, or becomes a dead letter), or retention removes its message.
@@ -14,7 +14,7 @@ message is requeued, waits for its backoff, or becomes a dead letter), or retent
     sequences of one consumer       1 2 3 4 5 6 7 8 9      log end
                                     ─────┬───┬─────┬─
                      acked: below `low` ─┘   │     └─ not looked at yet: only in the log
-            unacked: 3 and 4 are claimed, 5 is acked, 6 is requeued; each has a row in `progress.in_flight`
+            unacked: 3 and 4 are claimed, 5 is acked, 6 is requeued; each has a row in `progress.unacked`
 
 The memory of a consumer is those rows. priorities.py indexes the messages with a priority or a ttl of their own;
 exclusive_messages.py has those that the first consumer of all gets alone (`single`).

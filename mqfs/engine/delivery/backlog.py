@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from mqfs import errors
-from mqfs.engine.delivery.claims import Claims, visible_record
-from mqfs.engine.delivery.dispatcher import Coverage
+from mqfs.engine.delivery.dispatcher import Coverage, visible_record
 from mqfs.model import Kind, Record
 from mqfs.state.group import ConsumerState
 
 if TYPE_CHECKING:
+    from mqfs.engine.delivery.consumer import Claim
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
@@ -26,7 +26,9 @@ class Backlog:
 
     __slots__ = ("_claims", "_coverage", "_group", "_held", "_own", "_size")
 
-    def __init__(self, group: Group, own: ConsumerState, coverage: Coverage, claims: Claims, held: set[int]) -> None:
+    def __init__(
+        self, group: Group, own: ConsumerState, coverage: Coverage, claims: dict[int, Claim], held: set[int]
+    ) -> None:
         self._group, self._own, self._coverage, self._claims = group, own, coverage, claims
         self._held = held  # exclusive messages that are claimed and not acked
         self._size: int | None = None  # None: to be counted
@@ -43,8 +45,8 @@ class Backlog:
     def unclaimed(self, position: int = 0) -> Iterator[Record]:
         """Messages that are neither acked nor in flight, delayed ones too, from that sequence on, oldest first."""
         position = max(position, self._own.progress.ack_floor)
-        in_flight = self._claims.by_sequence
-        bodies = [(claim.entry.first, claim.sequence) for claim in in_flight.values() if claim.is_multipart]
+        claims = self._claims
+        bodies = [(claim.entry.first, claim.sequence) for claim in claims.values() if claim.is_multipart]
         while True:
             try:
                 record = self._coverage.filter.find(position)
@@ -56,7 +58,7 @@ class Backlog:
             position = record.sequence + 1
             if bodies and any(first <= record.sequence <= last for first, last in bodies):
                 continue
-            if record.sequence not in in_flight and self._waits(record):
+            if record.sequence not in claims and self._waits(record):
                 yield record
 
     def _waits(self, record: Record) -> bool:
@@ -95,14 +97,14 @@ class Backlog:
         place = stream, self._own.over, progress.ack_floor, tuple(progress.acked_ranges)
         if place not in counts:
             counts[place] = self.count()
-        claimed, delayed = self.count_in_flight()
+        claimed, delayed = self.count_claimed_and_delayed()
         return counts[place] - claimed, delayed
 
-    def count_in_flight(self) -> tuple[int, int]:
+    def count_claimed_and_delayed(self) -> tuple[int, int]:
         """(messages claimed, messages delayed)."""
         now = self._group.clock.engine_ns()
-        claimed = self._count_kept(self._claims.by_sequence)
-        unacked = self._own.progress.in_flight.items()
+        claimed = self._count_kept(self._claims)
+        unacked = self._own.progress.unacked.items()
         delayed = self._count_kept(s for s, entry in unacked if not entry.claimed and entry.due_ns > now)
         return claimed, delayed
 

@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from mqfs import errors
 from mqfs.engine.core import multipart
 from mqfs.engine.core.timers import CONSUMERS, Alarm
 from mqfs.engine.delivery import dispatcher
 from mqfs.engine.delivery.backlog import Backlog
-from mqfs.engine.delivery.claims import Claims, Counts, InFlight
 from mqfs.engine.delivery.dispatcher import Coverage, Dispatcher
 from mqfs.engine.delivery.exclusive_messages import ExclusiveClaims
 from mqfs.engine.delivery.parked_reads import ParkedReads
-from mqfs.engine.delivery.redelivery import Redelivery
+from mqfs.engine.delivery.redelivery import Deadlines, Redelivery
 from mqfs.engine.language.permissions import Numbered
 from mqfs.model import NEVER, Record
-from mqfs.state.acks import ACK, CLAIM, SEEK, step
+from mqfs.state.acks import ACK, CLAIM, SEEK, State, Unacked
 from mqfs.state.group import Attributes, ConsumerState
 from mqfs.syntax.quoting import quote
 
@@ -34,6 +35,35 @@ if TYPE_CHECKING:
 _AGAIN_NS = 10**9
 
 
+@attrs.define
+class Counts:
+    """Of one consumer, since the server started; shown in `.stats`."""
+
+    delivered: int = 0
+    acknowledged: int = 0
+    failed: int = 0  # deliveries
+    dead: int = 0  # messages that became dead letters
+
+
+class Claim:
+    """A message that a receiver has and did not ack."""
+
+    __slots__ = ("deadline_ns", "deliveries", "entry", "is_multipart", "pid", "receiver", "sequence", "size", "stream")
+
+    def __init__(self, receiver: ClaimingHandle, record: Record, entry: Unacked) -> None:
+        self.receiver, self.entry = receiver, entry
+        self.deliveries = entry.failed + 1
+        self.sequence, self.stream, self.size = record.sequence, record.stream, len(record.body)
+        self.is_multipart = bool(record.headers) and multipart.is_last(record)
+        self.pid = receiver.claiming_pid
+        self.deadline_ns = 0  # engine time; 0: no lease
+
+    def remove(self) -> None:
+        """It has ended."""
+        self.receiver.consumer.claims.pop(self.sequence, None)
+        self.receiver.claims.pop(self.sequence, None)
+
+
 class Consumer(Numbered):
     """Made and removed by its registry. `stream`: whose default consumer it is; a named one has none."""
 
@@ -41,6 +71,7 @@ class Consumer(Numbered):
         self.group: Any = group  # as the tree knows it
         self._group, self._registry, self._log = group, registry, group.log
         self.state: ConsumerState = own
+        self.progress = own.progress
         self.removed = False
         self.opens = 0  # handles, those too which only peek
         self.removal_due = False  # it is transient and its last handle went, but the log did not take its removal
@@ -52,9 +83,10 @@ class Consumer(Numbered):
         what = f"ending leases and delays of {self.name}"
         self.alarm = Alarm(group.timers, group, CONSUMERS, what, self._on_alarm)
         set_alarm = self.alarm.at
-        self.claims: Claims = Claims(own.progress, group.clock, set_alarm)
+        self.claims: dict[int, Claim] = {}  # by sequence
+        self.deadlines = Deadlines(own.progress, self.claims, group.clock, set_alarm)
         self.dispatcher: Dispatcher = Dispatcher(
-            group, group.ranks, group.waiting, own.progress, self.coverage, self.claims, self.receivers
+            group, group.ranks, group.waiting, own.progress, self.coverage, self.deadlines, self.receivers
         )
         self.reads = ParkedReads(own.number, group.waiting, self.dispatcher, registry.read_ends)
         self.exclusives = ExclusiveClaims(group, own, self.coverage, self.dispatcher, held, self.reads.serve)
@@ -107,22 +139,22 @@ class Consumer(Numbered):
     @property
     def low(self) -> int:
         """Every message below is acked, and reached its receiver as far as is known."""
-        low = self.state.progress.ack_floor
+        low = self.progress.ack_floor
         return min(low, *(first for _, first, _ in self.unconfirmed.values())) if self.unconfirmed else low
 
     def is_acked(self, sequence: int) -> bool:
-        return self.state.progress.is_acked(sequence)
+        return self.progress.is_acked(sequence)
 
     def acked_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """The parts of [first, last] that are acked."""
-        return self.state.progress.acked_in(first, last)
+        return self.progress.acked_in(first, last)
 
     # ------------------------------------------------------------ claim and ack
 
-    def claim_next(self, receiver: ClaimingHandle, most: int = NEVER, done: InFlight | None = None) -> Record | None:
+    def claim_next(self, receiver: ClaimingHandle, most: int = NEVER, done: Claim | None = None) -> Record | None:
         """Claim the next message for a receiver; None: there is none, or it has more than `most` bytes. `done`: a claim
         that is acked by the same record. Raises Damaged, DiskFailed, ReadOnly; then nothing has changed."""
-        steps = step(ACK, done.entry.first, done.sequence) if done is not None else b""
+        steps = self.progress.step(ACK, done.entry.first, done.sequence) if done is not None else b""
         found = self.dispatcher.next_message(receiver)
         if found is not None and len(found[0].headers) + len(found[0].body) > most:
             found = None
@@ -140,7 +172,7 @@ class Consumer(Numbered):
         sequence, auto_ack = record.sequence, receiver.auto_ack
         if self.dispatcher.gaps:
             steps = self.dispatcher.gap_steps() + steps
-        steps += step(ACK if auto_ack else CLAIM, first, sequence, failed)
+        steps += self.progress.step(ACK if auto_ack else CLAIM, first, sequence, failed)
         if record.headers and self._is_exclusive(sequence):
             self.exclusives.claim(record, steps)
         else:
@@ -167,7 +199,7 @@ class Consumer(Numbered):
         if found:
             steps = [self.dispatcher.gap_steps()]
             for behind in found:
-                steps.append(step(CLAIM, first, behind.sequence))
+                steps.append(self.progress.step(CLAIM, first, behind.sequence))
                 first = behind.sequence + 1
             self._log.acknowledge(self.state, b"".join(steps))
             self.dispatcher.on_claimed(found[-1].sequence, begin)
@@ -178,11 +210,12 @@ class Consumer(Numbered):
         """The log says that the receiver claimed them."""
         self.counts.delivered += len(records)
         self._group.counts.read += len(records)
-        lease_ns = self._log.settings.lease
+        lease_ns, unacked = self._log.settings.lease, self.progress.unacked
         for record in records:
-            claim = self.claims.add(receiver, record)
+            sequence = record.sequence
+            claim = self.claims[sequence] = receiver.claims[sequence] = Claim(receiver, record, unacked[sequence])
             if lease_ns:
-                self.claims.renew(claim, lease_ns)
+                self.deadlines.renew(claim, lease_ns)
             if claim.pid:
                 receiver.guard(claim)
 
@@ -190,40 +223,46 @@ class Consumer(Numbered):
         coverage = self.coverage
         return (coverage.stream is None or coverage.exclusives_only) and self._group.ranks.is_exclusive(sequence)
 
-    def ack(self, claims: Sequence[InFlight], recorded: bool = False) -> None:
+    def ack(self, claims: Sequence[Claim], recorded: bool = False) -> None:
         """`recorded`: the log says so already. Raises DiskFailed, ReadOnly; then none is acked."""
         if not recorded:
             steps = []
             for claim in claims:
-                steps.append(step(ACK, claim.entry.first, claim.sequence))
+                steps.append(self.progress.step(ACK, claim.entry.first, claim.sequence))
             self._log.acknowledge(self.state, b"".join(steps))
         self.counts.acknowledged += len(claims)
         for claim in claims:
-            self.claims.remove(claim)
+            self.claims.pop(claim.sequence, None)
+            claim.receiver.claims.pop(claim.sequence, None)
             self.backlog.on_acked(claim.sequence, claim.stream, claim.size, claim.is_multipart)
 
     def undo_auto_ack(self, receiver: ClaimingHandle) -> None:
         """Claim again what a receiver got under `ack read`, for it is lost before it was read."""
         record, first, failed = self.unconfirmed.pop(receiver)
-        self._log.acknowledge(self.state, step(CLAIM, first, record.sequence, failed))
+        self._log.acknowledge(
+            self.state, self.progress.step(CLAIM, first, record.sequence, failed, state=State.UNCONFIRMED)
+        )
         self.counts.acknowledged -= 1
         self.backlog.on_appended()
         if (stream := self._group.numbers.get(record.stream)) is not None:
             stream.kept.recount()
-        self.claims.add(receiver, record)
+        claim = Claim(receiver, record, self.progress.unacked[record.sequence])
+        self.claims[claim.sequence] = receiver.claims[claim.sequence] = claim
 
     def skip(self, record: Record) -> None:
         """Ack a message unread, and the rest of its body with it."""
         last = multipart.last_of(self._log, record) or record
-        entry = self.state.progress.in_flight.get(last.sequence)
+        entry = self.progress.unacked.get(last.sequence)
         first = entry.first if entry else multipart.first_of(self._log, last)
-        self._log.acknowledge(self.state, step(ACK, first, last.sequence))
+        self._log.acknowledge(self.state, self.progress.step(ACK, first, last.sequence))
         self.backlog.on_acked(last.sequence, last.stream, len(last.body), first < last.sequence)
 
     def seek(self, position: int) -> None:
         """Ack all below, nothing above; claims are void."""
-        self._log.acknowledge(self.state, step(SEEK, position, position))
-        self.claims.clear()
+        self._log.acknowledge(self.state, self.progress.step(SEEK, position, position))
+        for claim in list(self.claims.values()):
+            claim.remove()
+        self.deadlines.clear()
         self.dispatcher.move(position)
         self.backlog.recount()
         for receiver in self.receivers:

@@ -1,7 +1,7 @@
 """Which message a receiver of a consumer gets next.
 
 Owns the search. Requeued and urgent messages stand in a heap; everything else is only in the log, from `_scan_position`
-on. Each message below that is acked, or unacked and in `progress.in_flight`: so memory grows with what is claimed,
+on. Each message below that is acked, or unacked and in `progress.unacked`: so memory grows with what is claimed,
 requeued or urgent, never with the backlog. Claims nothing.
 """
 
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors
 from mqfs.engine.core import multipart
-from mqfs.engine.delivery.claims import Claims, visible_record
 from mqfs.engine.delivery.priorities import DeliveryAttributes, PriorityIndex
 from mqfs.engine.delivery.waiting import Waiting
 from mqfs.engine.routing.filter import MessageFilter
@@ -23,6 +22,7 @@ from mqfs.state.acks import ACK, AckState, Unacked, step
 from mqfs.state.group import ConsumerState
 
 if TYPE_CHECKING:
+    from mqfs.engine.delivery.redelivery import Deadlines
     from mqfs.engine.files.claiming import ClaimingHandle
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
@@ -33,12 +33,24 @@ Key = tuple[int, int, int, int]  # (-priority, expiry, sequence, stream): the le
 Next = tuple[Record, int, int]  # a message, where its slot begins, its failed deliveries
 
 
+def visible_record(group: Group, sequence: int) -> Record | None:
+    """The message of that sequence; None where it is damaged, expired, evicted, dropped, or its stream was removed."""
+    try:
+        record = group.log.reader.scan(sequence)
+    except errors.Damaged:
+        return None
+    if record is None or record.sequence != sequence:
+        return None
+    stream = group.numbers.get(record.stream)
+    return record if stream is not None and stream.kept.visible(record) else None
+
+
 class Dispatcher:
     """Of one consumer, of which `receivers` are open."""
 
     __slots__ = (
-        "_claims",
         "_coverage",
+        "_deadlines",
         "_gap_start",
         "_group",
         "_looked_through",
@@ -58,11 +70,11 @@ class Dispatcher:
         waiting: Waiting,
         progress: AckState,
         coverage: Coverage,
-        claims: Claims,
+        deadlines: Deadlines,
         receivers: Collection[object],
     ) -> None:
         self._group, self._ranks, self._waiting = group, ranks, waiting
-        self._progress, self._coverage, self._claims, self._receivers = progress, coverage, claims, receivers
+        self._progress, self._coverage, self._deadlines, self._receivers = progress, coverage, deadlines, receivers
         self._scan_position = progress.ack_floor  # where to look next
         self._gap_start = progress.ack_floor  # where the slot of the message found there begins
         self.gaps: dict[int, int] = {}  # slots that hold nothing for it, first -> last: acked with the next claim
@@ -88,7 +100,7 @@ class Dispatcher:
     def release_cache(self) -> None:
         """No receiver is left. Many requeued messages took long to look up, and a worker that opens for each message
         would do so each time: they stay. Urgent ones, which all consumers share, do not."""
-        if self._ready is not None and not _FEW < len(self._ready) <= 2 * len(self._progress.in_flight):
+        if self._ready is not None and not _FEW < len(self._ready) <= 2 * len(self._progress.unacked):
             self._ready = None
 
     def gap_steps(self) -> bytes:
@@ -102,7 +114,7 @@ class Dispatcher:
         if entry.claimed:
             return
         if entry.due_ns > self._group.clock.engine_ns():
-            self._claims.set_timer(entry.due_ns, sequence)
+            self._deadlines.set(entry.due_ns, sequence)
         elif self._ready is not None:
             record = visible_record(self._group, sequence)
             rank = DeliveryAttributes(0, NORMAL, NEVER)  # it is gone: the search finds that, and the log will say so
@@ -127,7 +139,7 @@ class Dispatcher:
         for sequence, rank in self._ranks.over(self._coverage.covers):
             if not (rank.continued or self._progress.is_acked(sequence)) and (rank.exclusive or not only):
                 heapq.heappush(self._ready, self._ranks.key(sequence, rank))
-        for sequence, entry in self._progress.in_flight.items():
+        for sequence, entry in self._progress.unacked.items():
             self.make_ready(sequence, entry)
 
     def _key(self, record: Record) -> Key:
@@ -214,7 +226,7 @@ class Dispatcher:
         return None
 
     def _is_free(self, sequence: int) -> bool:
-        entry = self._progress.in_flight.get(sequence)
+        entry = self._progress.unacked.get(sequence)
         if entry is None:
             return not self._progress.is_acked(sequence)
         return not entry.claimed and entry.due_ns <= self._group.clock.engine_ns()
@@ -234,7 +246,7 @@ class Dispatcher:
 
     def _slot(self, sequence: int, record: Record | None) -> tuple[int, int]:
         """(where it begins, failed deliveries) of a message that is known."""
-        if (entry := self._progress.in_flight.get(sequence)) is not None:
+        if (entry := self._progress.unacked.get(sequence)) is not None:
             return entry.first, entry.failed
         return (sequence if record is None else multipart.first_of(self._group.log, record)), 0
 
@@ -284,7 +296,7 @@ class Dispatcher:
 
     def _judge(self, record: Record) -> int:
         sequence, progress = record.sequence, self._progress
-        if sequence in progress.in_flight or progress.is_acked(sequence):
+        if sequence in progress.unacked or progress.is_acked(sequence):
             return _KNOWN
         stream = self._group.numbers.get(record.stream)
         if stream is None or record.kind != MESSAGE or not self._coverage.matches(stream, record):

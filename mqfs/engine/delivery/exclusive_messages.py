@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from mqfs.engine.core.log import AckSteps, GroupLog
-from mqfs.engine.delivery.claims import visible_record
+from mqfs.engine.delivery.dispatcher import visible_record
 from mqfs.engine.retention.retention import Retention
 from mqfs.model import Record
-from mqfs.state.acks import ACK, REQUEUE, step
+from mqfs.state.acks import ACK, REQUEUE
 from mqfs.state.group import ConsumerState
 
 if TYPE_CHECKING:
@@ -85,13 +85,13 @@ class ExclusiveMessages:
     def claim(self, sequence: int, *also: AckSteps) -> None:
         """Record that it was claimed, and those steps with it. Raises DiskFailed, ReadOnly."""
         own = self._stream.own_consumer().state
-        self._log.acknowledge_all([(own, step(ACK, sequence, sequence)), *also])
+        self._log.acknowledge_all([(own, own.progress.step(ACK, sequence, sequence)), *also])
         self._retention.note_change()
 
     def release(self, sequence: int, *also: AckSteps) -> None:
         """Record that any receiver may claim it, and those steps with it. Raises DiskFailed, ReadOnly."""
         own = self._stream.own_consumer().state
-        self._log.acknowledge_all([*also, (own, step(REQUEUE, sequence, sequence))])
+        self._log.acknowledge_all([*also, (own, own.progress.step(REQUEUE, sequence, sequence))])
         sequences = self._index.exclusives(self._stream.number)
         if sequence not in sequences and self._index.is_exclusive(sequence):  # it may have left the log meanwhile
             bisect.insort(sequences, sequence)
@@ -149,13 +149,13 @@ class ExclusiveClaims:
     def _steps_to_offer(self, sequence: int) -> AckSteps | None:
         """What the log has to say so that this consumer may claim it; None: nothing."""
         self._dispatcher.reopen(sequence)
-        if not self._dispatcher.gaps and sequence in self._own.progress.in_flight:
+        if not self._dispatcher.gaps and sequence in self._own.progress.unacked:
             return None
-        return self._own, self._dispatcher.gap_steps() + step(REQUEUE, sequence, sequence)
+        return self._own, self._dispatcher.gap_steps() + self._own.progress.step(REQUEUE, sequence, sequence)
 
     def _on_offered(self, sequence: int) -> None:
         """The log says so."""
-        if (entry := self._own.progress.in_flight.get(sequence)) is not None:
+        if (entry := self._own.progress.unacked.get(sequence)) is not None:
             self._dispatcher.make_ready(sequence, entry)
         self._serve()
 

@@ -6,22 +6,25 @@ letter. The table is LIFE in state/acks.py.
 
 from __future__ import annotations
 
+import heapq
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
+from mqfs.clock import Clock
 from mqfs.engine.core import multipart
 from mqfs.engine.core.log import AckSteps, GroupLog
-from mqfs.engine.delivery.claims import InFlight, ReturnedClaims, visible_record
+from mqfs.engine.delivery.dispatcher import visible_record
 from mqfs.log import batch, headers
 from mqfs.log.batch import RecordBatch, Source
 from mqfs.model import Kind, Record, User
-from mqfs.state.acks import ACK, REQUEUE, Unacked, step
+from mqfs.state.acks import ACK, REQUEUE, AckState, State, Unacked
 from mqfs.state.group import Attributes, Change, ConsumerState
 
 if TYPE_CHECKING:
-    from mqfs.engine.delivery.consumer import Consumer
+    from mqfs.engine.delivery.consumer import Claim, Consumer
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
@@ -39,7 +42,7 @@ def append_dead_letter(
 ) -> None:
     """Append a dead letter and the ack of its message as one batch. `slot`: where the message's begins; the parts of a
     body are all copied. Raises StreamFull, DiskFailed, ReadOnly and others."""
-    acks = [(own, step(ACK, slot, record.sequence))]
+    acks = [(own, own.progress.step(ACK, slot, record.sequence))]
     origin = group.numbers[record.stream]
     stream = _stream_for(group, origin)
     texts = headers.decode(record.headers)
@@ -168,11 +171,10 @@ def _next_letter(group: Group, dead: Stream, position: int) -> Record | None:
 def _is_claimed(group: Group, dead: Stream, record: Record) -> bool:
     """Whether a receiver of the stream's default consumer has it."""
     own = group.log.state.consumers.get(dead.number)
-    if own is None or not own.progress.in_flight:
+    if own is None or not own.progress.unacked:
         return False
     last = multipart.last_of(group.log, record) or record
-    entry = own.progress.in_flight.get(last.sequence)
-    return entry is not None and entry.claimed
+    return own.progress.of(last.sequence) is State.IN_FLIGHT
 
 
 def _send_parts_back(
@@ -202,21 +204,114 @@ def _send_back(group: Group, dead: Stream, record: Record, origin: Stream, texts
     group.publisher.deliver(origin, sequence, record.body, head)
 
 
+# ------------------------------------------------------------ leases and delays
+
+
+class Deadlines:
+    """When the leases of a consumer's claims end, and the delays of its requeued messages: one alarm, for the first."""
+
+    __slots__ = ("_claims", "_clock", "_progress", "_set_alarm", "_timers")
+
+    def __init__(
+        self, progress: AckState, claims: dict[int, Claim], clock: Clock, set_alarm: Callable[[int], None]
+    ) -> None:
+        self._progress, self._claims, self._clock, self._set_alarm = progress, claims, clock, set_alarm
+        self._timers: list[tuple[int, int]] = []  # (engine ns, sequence); also of claims that ended, until they are due
+
+    def clear(self) -> None:
+        self._timers = []
+
+    def renew(self, claim: Claim, lease_ns: int) -> None:
+        """Begin the lease again; 0: there is none."""
+        claim.deadline_ns = self._clock.engine_ns() + lease_ns if lease_ns else 0
+        if lease_ns:
+            self.set(claim.deadline_ns, claim.sequence)
+
+    def set(self, due_ns: int, sequence: int) -> None:
+        heapq.heappush(self._timers, (due_ns, sequence))
+        if len(self._timers) > 2 * len(self._progress.unacked) + 64:  # most are of claims that ended long ago
+            self._drop_outdated()
+        self._set_alarm(due_ns)
+
+    def _drop_outdated(self) -> None:
+        mine = self._claims
+        self._timers = [(claim.deadline_ns, s) for s, claim in mine.items() if claim.deadline_ns]
+        unacked = self._progress.unacked.items()
+        self._timers += [(entry.due_ns, s) for s, entry in unacked if s not in mine and entry.due_ns]
+        heapq.heapify(self._timers)
+
+    def run(self, now_ns: int, end: Callable[[int, int], None]) -> None:
+        """Call `end(sequence, now_ns)` for each timer that is due. One whose call fails stays."""
+        while self._timers and self._timers[0][0] <= now_ns:
+            timer = heapq.heappop(self._timers)
+            try:
+                end(timer[1], now_ns)
+            except BaseException:
+                heapq.heappush(self._timers, timer)
+                raise
+        if self._timers:
+            self._set_alarm(self._timers[0][0])
+
+
+# ------------------------------------------------------------ returned claims
+
+_AT_ONCE = 256  # claims requeued by one record: about a millisecond
+
+
+class ReturnedClaims:
+    """Claims whose receiver is gone, in flight until they are requeued: in portions, since there may be many.
+
+    `requeue` is called with a portion and the reason.
+    """
+
+    __slots__ = ("_claims", "_clock", "_queue", "_requeue", "_set_alarm")
+
+    def __init__(
+        self,
+        claims: dict[int, Claim],
+        clock: Clock,
+        set_alarm: Callable[[int], None],
+        requeue: Callable[[list[Claim], str], None],
+    ) -> None:
+        self._claims, self._clock, self._set_alarm, self._requeue = claims, clock, set_alarm, requeue
+        self._queue: list[tuple[Iterator[Claim], str]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._queue)
+
+    def add(self, claims: Iterable[Claim], reason: str, whole: bool) -> None:
+        """Requeue them; where it takes long and not `whole` is wanted, the rest at the next alarm."""
+        self._queue.append((iter(claims), reason))
+        self.resume(whole)
+
+    def resume(self, whole: bool) -> None:
+        until = self._clock.engine_ns() + int(limits.SLICE_S * 1e9)
+        while self._queue:
+            claims, reason = self._queue[0]
+            portion = list(islice(claims, _AT_ONCE))
+            if len(portion) < _AT_ONCE:
+                del self._queue[0]
+            self._requeue([claim for claim in portion if self._claims.get(claim.sequence) is claim], reason)
+            if self._queue and self._clock.engine_ns() >= until and not whole:
+                self._set_alarm(self._clock.engine_ns() + 1)
+                return
+
+
 # ------------------------------------------------------------ redelivery
 
 
 class Redelivery:
     """Of one consumer. Calls that record raise DiskFailed and ReadOnly; then nothing has changed."""
 
-    __slots__ = ("_claims", "_dispatcher", "_group", "_in_flight", "_log", "_owner", "_returned")
+    __slots__ = ("_dispatcher", "_group", "_log", "_owner", "_progress", "_returned")
 
     def __init__(self, group: Group, owner: Consumer, set_alarm: Callable[[int], None]) -> None:
         self._group, self._log, self._owner = group, group.log, owner
-        self._claims, self._dispatcher = owner.claims, owner.dispatcher
-        self._in_flight = owner.state.progress.in_flight
+        self._dispatcher = owner.dispatcher
+        self._progress = owner.state.progress
         self._returned = ReturnedClaims(owner.claims, group.clock, set_alarm, self._requeue_returned)
 
-    def release(self, claim: InFlight) -> None:
+    def release(self, claim: Claim) -> None:
         """Requeue at once, not counted as failed. An exclusive message is then for any consumer again."""
         owner, sequence = self._owner, claim.sequence
         stream, held = self._group.numbers.get(claim.stream), owner.held_exclusives
@@ -224,18 +319,20 @@ class Redelivery:
             self._requeue(claim, claim.entry.failed, 0)
             return
         held.discard(sequence)
-        self._claims.remove(claim)  # first: others ask whether it is taken
+        claim.remove()  # first: others ask whether it is taken
         try:
-            owner.exclusives.offer(stream, sequence, (owner.state, step(REQUEUE, claim.entry.first, sequence)))
+            owner.exclusives.offer(
+                stream, sequence, (owner.state, self._progress.step(REQUEUE, claim.entry.first, sequence))
+            )
         except BaseException:
             held.add(sequence)
-            self._claims.restore(claim)
+            owner.claims[sequence] = claim.receiver.claims[sequence] = claim
             raise
-        if (entry := self._in_flight.get(sequence)) is not None:  # else another consumer has claimed it
+        if (entry := self._progress.unacked.get(sequence)) is not None:  # else another consumer has claimed it
             self._dispatcher.make_ready(sequence, entry)
         owner.reads.serve()
 
-    def nack(self, claim: InFlight, reason: str, delay_ns: int | None = None) -> None:
+    def nack(self, claim: Claim, reason: str, delay_ns: int | None = None) -> None:
         """A delivery failed: requeue after that time (None: as `backoff` says), or make it a dead letter."""
         settings, failed = self._log.settings, claim.deliveries
         self._owner.counts.failed += 1
@@ -243,18 +340,18 @@ class Redelivery:
             return
         self._requeue(claim, failed, settings.backoff_after(failed) if delay_ns is None else delay_ns)
 
-    def _requeue(self, claim: InFlight, failed: int, delay_ns: int) -> None:
+    def _requeue(self, claim: Claim, failed: int, delay_ns: int) -> None:
         due_ns = self._group.clock.engine_ns() + delay_ns if delay_ns else 0
-        steps = step(REQUEUE, claim.entry.first, claim.sequence, failed, due_ns)
+        steps = self._progress.step(REQUEUE, claim.entry.first, claim.sequence, failed, due_ns)
         self._log.acknowledge(self._owner.state, steps)
-        self._claims.remove(claim)
-        self._dispatcher.make_ready(claim.sequence, self._in_flight[claim.sequence])
+        claim.remove()
+        self._dispatcher.make_ready(claim.sequence, self._progress.unacked[claim.sequence])
         if not due_ns:
             self._owner.reads.serve()
 
     # ------------------------------------------------------------ dead letters
 
-    def move_to_dead(self, claim: InFlight, reason: str) -> bool:
+    def move_to_dead(self, claim: Claim, reason: str) -> bool:
         """Make it a dead letter. False: it stays, for it is one, or there is no room for it."""
         group, owner = self._group, self._owner
         stream = group.numbers.get(claim.stream)
@@ -262,7 +359,7 @@ class Redelivery:
             return False
         record = visible_record(group, claim.sequence)
         if record is None:
-            self._log.acknowledge(owner.state, step(ACK, claim.entry.first, claim.sequence))
+            self._log.acknowledge(owner.state, self._progress.step(ACK, claim.entry.first, claim.sequence))
             owner.counts.acknowledged += 1
         else:
             try:
@@ -272,13 +369,13 @@ class Redelivery:
                 group.refuse(claim.receiver.user, self._log.settings.dead, text)
                 return False
             owner.counts.dead += 1
-        self._claims.remove(claim)
+        claim.remove()
         owner.backlog.on_acked(claim.sequence, claim.stream, claim.size, claim.is_multipart)
         return True
 
     # ------------------------------------------------------------ receivers that are gone
 
-    def nack_all(self, claims: Iterable[InFlight], reason: str) -> None:
+    def nack_all(self, claims: Iterable[Claim], reason: str) -> None:
         """Requeue the claims of a receiver that is gone; where the server stops their deliveries are not counted as
         failed. Where there are many the rest stays in flight until the next alarm."""
         self._returned.add(claims, reason, self._group.tree.closing)
@@ -288,10 +385,10 @@ class Redelivery:
         """Whether claims of receivers that are gone are still in flight."""
         return bool(self._returned)
 
-    def _requeue_returned(self, claims: list[InFlight], reason: str) -> None:
+    def _requeue_returned(self, claims: list[Claim], reason: str) -> None:
         """By one record; each dead letter and each exclusive message by its own."""
         owner, settings = self._owner, self._log.settings
-        plain: list[InFlight] = []
+        plain: list[Claim] = []
         try:
             if owner.removed or self._group.removed:
                 raise errors.NotFound(f"consumer {owner.state.name!r} was removed")
@@ -303,16 +400,16 @@ class Redelivery:
                     self.nack(claim, reason, 0)
                 else:
                     plain.append(claim)
-            steps = [step(REQUEUE, c.entry.first, c.sequence, c.entry.failed + counted) for c in plain]
+            steps = [self._progress.step(REQUEUE, c.entry.first, c.sequence, c.entry.failed + counted) for c in plain]
             if steps:
                 self._log.acknowledge(owner.state, b"".join(steps))
         except errors.MqfsError:
             for claim in claims:
-                self._claims.remove(claim)  # not recorded: the next start requeues it
+                claim.remove()  # not recorded: the next start requeues it
             return
         owner.counts.failed += len(plain) if counted else 0
         for claim in plain:
-            self._claims.remove(claim)
+            claim.remove()
             self._dispatcher.add_requeued(claim.sequence, claim.stream)
         owner.reads.serve()
 
@@ -323,11 +420,11 @@ class Redelivery:
         if self._returned or self._owner.removal_due:
             self._returned.resume(self._group.tree.closing)
             self._owner.on_handle_closed()
-        self._claims.run_timers(now_ns, self._end_timer)
+        self._owner.deadlines.run(now_ns, self._end_timer)
         self._owner.reads.serve()
 
     def _end_timer(self, sequence: int, now_ns: int) -> None:
-        claim, entry = self._claims.by_sequence.get(sequence), self._in_flight.get(sequence)
+        claim, entry = self._owner.claims.get(sequence), self._progress.unacked.get(sequence)
         if claim is not None:
             if claim.deadline_ns and claim.deadline_ns <= now_ns:
                 self.nack(claim, "the lease ran out")
@@ -338,15 +435,15 @@ class Redelivery:
         """After a start: claims of before are requeued and counted as failed; delays continue."""
         owner, retries = self._owner, self._log.settings.retries
         if owner.coverage.stream is None or owner.coverage.exclusives_only:
-            claimed = (s for s, entry in self._in_flight.items() if entry.claimed or entry.failed)
+            claimed = (s for s, entry in self._progress.unacked.items() if entry.claimed or entry.failed)
             owner.held_exclusives.update(s for s in claimed if self._group.ranks.is_exclusive(s))
-        for sequence, entry in list(self._in_flight.items()):
+        for sequence, entry in list(self._progress.unacked.items()):
             if entry.claimed:
                 entry.claimed, entry.failed, entry.due_ns = False, entry.failed + 1, 0
                 if retries and entry.failed >= retries:
                     self._bury_lost(sequence, entry)
             elif entry.due_ns:
-                self._claims.set_timer(entry.due_ns, sequence)
+                owner.deadlines.set(entry.due_ns, sequence)
 
     def _bury_lost(self, sequence: int, entry: Unacked) -> None:
         """Make a dead letter of a message that was in flight when the server was killed once too often."""

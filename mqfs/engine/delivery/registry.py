@@ -16,7 +16,7 @@ from mqfs.engine.delivery.priorities import DeliveryAttributes
 from mqfs.engine.language.permissions import bits_for_writers
 from mqfs.engine.retention.low_watermark import LowWatermark
 from mqfs.model import Record, User
-from mqfs.state.acks import REQUEUE, step
+from mqfs.state.acks import REQUEUE
 from mqfs.state.group import Change, ConsumerState
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Consumers(dict[str, Consumer]):
                 self._recover(self[own.name])
                 if own.memory:
                     self._begin_again(self[own.name])
-            elif stream is not None and own.progress.in_flight:
+            elif stream is not None and own.progress.unacked:
                 self._recover(stream.own_consumer())
         for consumer in list(self.values()):
             if consumer.state.transient:
@@ -64,7 +64,7 @@ class Consumers(dict[str, Consumer]):
         streams = streams_over(group, own.over)
         consumer.seek(beginning(group, self._log.settings.replay, streams))
         for sequence in unclaimed(group, streams):
-            self._log.acknowledge(own, step(REQUEUE, sequence, sequence))
+            self._log.acknowledge(own, own.progress.step(REQUEUE, sequence, sequence))
 
     def every(self) -> list[Consumer]:
         """The named ones, and the default consumers in memory."""

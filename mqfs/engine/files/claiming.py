@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits
 from mqfs.engine.core import multipart
-from mqfs.engine.delivery.claims import InFlight
-from mqfs.engine.delivery.consumer import Consumer
+from mqfs.engine.delivery.consumer import Claim, Consumer
 from mqfs.engine.files.handle import OpenFile, PartialRead
 from mqfs.engine.files.stream import Writer
 from mqfs.engine.language.permissions import R, allowed
@@ -38,7 +37,7 @@ class ClaimingHandle(OpenFile):
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
         self.consumer: Consumer = self._consumer()
-        self.claims: dict[int, InFlight] = {}
+        self.claims: dict[int, Claim] = {}
         self.last = PartialRead()
         self.waits: dict[Wait[bytes], tuple[int, int, int]] = {}  # count, offset, the process that reads
         self.claiming_pid = 0  # the process for which a message is being claimed
@@ -133,7 +132,7 @@ class ClaimingHandle(OpenFile):
 
     # ------------------------------------------------------------ the processes behind it
 
-    def guard(self, claim: InFlight) -> None:
+    def guard(self, claim: Claim) -> None:
         """Nack a claim when the process that opened the handle and the one that read the message are both gone.
 
         The last close does not tell: a child that inherited the descriptor keeps it open. Only some front ends know
@@ -180,7 +179,7 @@ class WorkStreamHandle(ClaimingHandle, Writer):
     """A stream of a `deliver one` group, opened for reading and writing."""
 
     node: Stream
-    pending: InFlight | None = None  # `ack next`: what the next read acks
+    pending: Claim | None = None  # `ack next`: what the next read acks
 
     def _consumer(self) -> Consumer:
         return self.node.own_consumer()
@@ -255,7 +254,8 @@ class PeekHandle(OpenFile):
         record = self._next(consumer)
         if record is None:
             return b""
-        self.shown = record, consumer.claims.next_delivery(record.sequence)
+        entry = consumer.progress.unacked.get(record.sequence)
+        self.shown = record, 1 if entry is None else entry.failed + 1
         return self.last.first(record.body, count, offset)
 
     def _next(self, consumer: Consumer) -> Record | None:

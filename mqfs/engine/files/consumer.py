@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from mqfs import errors, limits
 from mqfs.engine.core import multipart
-from mqfs.engine.delivery.claims import InFlight
-from mqfs.engine.delivery.consumer import Consumer
+from mqfs.engine.delivery.consumer import Claim, Consumer
 from mqfs.engine.files.claiming import RECORD_OVERHEAD, ClaimingHandle
 from mqfs.engine.files.commands import CommandFile
 from mqfs.engine.files.handle import PartialRead
@@ -206,7 +205,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
             return self._info
         return {"format": self._format, "until": self._until, "seek": self._seek}[verb](words[0])
 
-    def _claims(self, words: list[str], named: set[int]) -> list[InFlight]:
+    def _claims(self, words: list[str], named: set[int]) -> list[Claim]:
         """The claims meant: of these sequences, or of the last read. Raises Stale."""
         sequences = [parse_number(word) for word in words] or self.current
         if not sequences:
@@ -221,9 +220,14 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         claims = self._claims(words, named)
         return lambda: self._acknowledge(claims)
 
-    def _acknowledge(self, claims: list[InFlight]) -> None:
-        self.consumer.ack(claims)
+    def _acknowledge(self, claims: list[Claim]) -> None:
+        if valid := self._valid(claims):
+            self.consumer.ack(valid)
         self._drop_unread_rest(claims)
+
+    def _valid(self, claims: list[Claim]) -> list[Claim]:
+        """Without those that a `seek` in the same write has made void."""
+        return [claim for claim in claims if self.claims.get(claim.sequence) is claim]
 
     def _nack(self, words: list[str], named: set[int]) -> Callable[[], None]:
         sequences = [word for word in words[:1] if word.isdigit()]
@@ -248,20 +252,20 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
                 raise errors.BadCommand(f"dead: message {claim.sequence} is a dead letter; ack it to be rid of it")
         return lambda: self._each(claims, lambda claim: self._bury(claim, reason))
 
-    def _bury(self, claim: InFlight, reason: str) -> None:
+    def _bury(self, claim: Claim, reason: str) -> None:
         if not self.consumer.redelivery.move_to_dead(claim, reason):
             raise errors.StreamFull(f"message {claim.sequence} could not be put to the dead letters; see .errors")
 
-    def _touch(self, claims: list[InFlight]) -> None:
+    def _touch(self, claims: list[Claim]) -> None:
         for claim in claims:
-            self.consumer.claims.renew(claim, self.group.settings.lease)
+            self.consumer.deadlines.renew(claim, self.group.settings.lease)
 
-    def _each(self, claims: list[InFlight], do: Callable[[InFlight], None]) -> None:
+    def _each(self, claims: list[Claim], do: Callable[[Claim], None]) -> None:
         self._drop_unread_rest(claims)  # before: this very handle may get what is requeued
-        for claim in claims:
+        for claim in self._valid(claims):
             do(claim)
 
-    def _drop_unread_rest(self, claims: list[InFlight]) -> None:
+    def _drop_unread_rest(self, claims: list[Claim]) -> None:
         """The unread rest of the message goes with it."""
         if any(claim.sequence in self.current for claim in claims):
             self._drop_rest()
@@ -319,7 +323,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         require_scope(self.user, ADMIN, f"seek of {self.node.name}")
         require(self.user, self.node.state, R | W, self.node.name)
         consumer = self.consumer
-        for number in {claim.stream for claim in consumer.claims.by_sequence.values()}:  # which it makes void
+        for number in {claim.stream for claim in consumer.claims.values()}:  # which it makes void
             if (stream := self.group.numbers.get(number)) is not None:
                 require(self.user, stream.state, R, stream.name)
 

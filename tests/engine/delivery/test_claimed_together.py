@@ -98,7 +98,7 @@ class Side:
     def state(self) -> tuple[Any, ...]:
         progress, stats = self.worker.consumer.state.progress, self.queues.stats()
         kept = {row["sequence"] for stream in "st" for row in self.queues.kept(stream)}
-        unacked = {s: (entry.failed, entry.claimed) for s, entry in progress.in_flight.items() if s in kept}
+        unacked = {s: (entry.failed, entry.claimed) for s, entry in progress.unacked.items() if s in kept}
         return unacked, sorted(self.worker.claims), stats["waiting"], stats["delivered"]
 
     def finish(self) -> int:
@@ -139,8 +139,8 @@ def test_by_one_record_of_the_log(tmp_path: Path) -> None:
     assert side.queues.group.log.end.next == before
     side.queues.restart(clean=False)
     again = side.queues.worker("w", "format record")
-    assert [entry.failed for entry in again.consumer.state.progress.in_flight.values()] == [1] * 50
-    assert list(again.consumer.state.progress.in_flight) == claimed
+    assert [entry.failed for entry in again.consumer.state.progress.unacked.values()] == [1] * 50
+    assert list(again.consumer.state.progress.unacked) == claimed
 
 
 def test_nothing_is_claimed_where_the_disk_failed(tmp_path: Path) -> None:

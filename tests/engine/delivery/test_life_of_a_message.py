@@ -13,11 +13,13 @@ import pytest
 
 from mqfs.log.record import padded, row_at
 from mqfs.model import Kind
-from mqfs.state.acks import LIFE, Op, State, Transition
+from mqfs.state.acks import LIFE, AckState, Op, State, Transition
 from tests.support.queues import Queues, read, say, waits
 
 STEP = struct.Struct("<BxxxIQQq")
 NAMED = ("replay all", "backoff 2s 2s", "retries 3", "lease 1h", "consumer w s")
+BOUNDED = ("replay all", "full drop-old", "consumer w s backlog 1")
+SHARED = (*NAMED, "consumer other s")
 ACK_NEXT = ("deliver one", "ack next", "backoff 2s 2s")
 ACK_READ = ("deliver one", "ack read")
 
@@ -26,9 +28,12 @@ class Life:
     """One message of a stream, and a reader of it: of the consumer `w`, else of the stream itself."""
 
     def __init__(self, path: Path, lines: tuple[str, ...]) -> None:
-        self.path, self.named = path, "consumer w s" in lines
+        self.path, self.named = path, any(line.startswith("consumer w s") for line in lines)
         self.q = Queues(*lines, path=path)
-        self.q.write("s", b"x")
+        if "consumer other s" in lines:
+            self.q.put(b"x", single=True)
+        else:
+            self.q.write("s", b"x")
         self.open()
 
     def open(self) -> None:
@@ -95,6 +100,16 @@ class Life:
             assert read(self.reader) == b"x"
         say(self.reader, "nack")
 
+    def be_left_out(self) -> None:
+        """For the next one, which goes then."""
+        self.q.write("s", b"y")
+        self.q.ctl("drop s 2")
+
+    def let_another_release_it(self) -> None:
+        other = self.q.worker("other")
+        assert read(other) == b"x"
+        say(other, "release")
+
     def acknowledge_and_seek(self) -> None:
         read(self.reader)
         say(self.reader, "ack")
@@ -117,6 +132,8 @@ EVENTS: dict[str, list[Event]] = {
         (NAMED, lambda life: life.q.ctl("drop s 1")),
         (NAMED, lambda life: life.q.ctl("clear s")),
     ],
+    "left out, for the consumer has its `backlog`": [(BOUNDED, Life.be_left_out)],
+    "another consumer releases an exclusive message": [(SHARED, Life.let_another_release_it)],
     "`ack`; with `ack next` the next read": [
         (NAMED, says("ack")),
         (ACK_NEXT, lambda life: waits(life.reader)),
@@ -173,3 +190,34 @@ def test_row(row: Transition, event: Event, tmp_path: Path) -> None:
         assert life.state is State.ACKED
     if row.state is State.IN_FLIGHT and row.next in (State.READY, State.DELAYED):
         assert life.deliveries() == (2 if row.is_counted else 1)
+
+
+@pytest.mark.parametrize(
+    ("come_to", "op"),
+    [
+        ((), Op.CLAIM),  # what is acked below the floor
+        ((Op.CLAIM,), Op.CLAIM),
+        ((Op.ACK,), Op.ACK),
+        ((Op.ACK,), Op.CLAIM),
+        ((Op.CLAIM, Op.ACK), Op.CLAIM),
+    ],
+)
+def test_a_step_that_no_row_has_is_refused(come_to: tuple[Op, ...], op: Op) -> None:
+    progress = AckState(8)
+    at = 9 if come_to else 7
+    for step in come_to:
+        progress.apply(progress.step(step, at, at))
+    with pytest.raises(ValueError, match=f"message {at}: {op.name} of one that is"):
+        progress.step(op, at, at)
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "release", "dead"])
+def test_a_seek_in_the_same_write_makes_the_claim_void(verb: str) -> None:
+    q = Queues("replay all", "consumer w")
+    q.write("s", b"x")
+    worker = q.worker()
+    assert read(worker) == b"x"
+    say(worker, f"seek end\n{verb}")
+    assert waits(worker)
+    say(worker, "seek first")
+    assert read(worker) == b"x"

@@ -64,7 +64,7 @@ def test_each_comes_once_while_the_rest_is_still_claimed(queues: Queues) -> None
     assert len(portions) > 2
     assert consumer.counts.failed == COUNT
     assert not consumer.claims
-    assert not consumer.state.progress.in_flight
+    assert not consumer.state.progress.unacked
 
 
 def test_a_reader_that_waits_is_served_by_the_next_portion(queues: Queues) -> None:
