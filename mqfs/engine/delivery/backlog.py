@@ -1,6 +1,7 @@
 """The backlog of a consumer: the messages for it that are not acked, listed and counted, and the bound of their number.
 
-Owns the count, and reports each ack to retention. Acks nothing.
+The number is counted when it is first asked for, and kept up to date from then on. After what makes it uncertain (a
+stream that is covered no more, a body of many parts) it is counted again when it is next asked for.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MESSAGE = int(Kind.MESSAGE)
 
 
 class Backlog:
-    """Of one consumer."""
+    """The messages that a consumer has not acked. Acks nothing itself."""
 
     __slots__ = ("_claims", "_coverage", "_group", "_held", "_own", "_size")
 

@@ -1,7 +1,7 @@
 """A consumer: a durable position in a group's log, whose messages its receivers share, each message to one of them.
 
-Owns the claim and the ack, and their records in the log; its parts do the rest. The same class serves the named
-consumers of `.consumers` and the default consumer that each stream has under `deliver one`.
+The claim and the ack are here, with their records in the log; its parts do the rest. The same class serves the
+named consumers of `.consumers` and the default consumer that each stream has under `deliver one`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _AGAIN_NS = 10**9
 
 @attrs.define
 class Counts:
-    """Of one consumer, since the server started; shown in `.stats`."""
+    """What a consumer did since the server started; shown in `.stats`."""
 
     delivered: int = 0
     acknowledged: int = 0

@@ -1,8 +1,15 @@
 """Which message a receiver of a consumer gets next.
 
-Owns the search. Requeued and urgent messages stand in a heap; everything else is only in the log, from `_scan_position`
-on. Each message below that is acked, or unacked and in `progress.unacked`: so memory grows with what is claimed,
-requeued or urgent, never with the backlog. Claims nothing.
+Requeued and urgent messages stand in the heap `_ready`; all others are only in the log, from `_scan_position` on. Each
+message below that is acked, or unacked and in `progress.unacked`. So memory grows with what is claimed, requeued or
+urgent, never with the backlog.
+
+    sequences         1 2 3 4 5 6 7 8 9     `.` of other streams, `u` urgent, `r` requeued, `m` not looked at
+                      . r . . m . u m m     `_gap_start` 3, `_scan_position` 3, `_ready` [7, 2]
+    the next claims   7, as it is urgent; 2, as it is older than all that a scan finds; then the scan: 5 in slot [3, 5]
+
+The claim of 5 says `slot 3 to 5`: 3 and 4 have nothing for the consumer, and the acks of neighbours join to one range.
+Past 7, which is known, the slot [6, 6] holds no message. It is a gap, and acked with the next claim.
 """
 
 from __future__ import annotations
@@ -46,7 +53,7 @@ def visible_record(group: Group, sequence: int) -> Record | None:
 
 
 class Dispatcher:
-    """Of one consumer, of which `receivers` are open."""
+    """The search for a consumer, of which `receivers` are open. It claims nothing: see `on_claimed`."""
 
     __slots__ = (
         "_coverage",

@@ -1,6 +1,6 @@
 """Delivery of a new message to all parked readers: of its stream, `order`, cursors, views, consumers, and pollers.
 
-Owns the order in which they are served, and the list of the readers that are open.
+They are served in that order, each before the write returns. While no read is parked a write looks at one number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MESSAGE = int(Kind.MESSAGE)
 
 
 class Fanout:
-    """Of one group."""
+    """The open readers of a group, and what they wait for."""
 
     def __init__(
         self,

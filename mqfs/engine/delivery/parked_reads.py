@@ -1,6 +1,7 @@
 """The reads of a consumer that wait for a message, and the programs that poll for one.
 
-Owns them, and the order in which they are served. Which message a read gets is the dispatcher's.
+The read that was parked first is served first; which message it gets is the dispatcher's. A reader that finds nothing
+is passed over, as another may have other rights or another selection.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ReadEnds:
-    """Of one group: the sequences at which parked reads of its consumers end, whichever stream takes them."""
+    """The sequences at which parked reads of its consumers end, whichever stream takes them."""
 
     def __init__(self, log: GroupLog) -> None:
         self._log = log
@@ -50,7 +51,7 @@ class ReadEnds:
 
 
 class ParkedReads:
-    """Of the consumer of that number."""
+    """Those of the consumer of that number."""
 
     __slots__ = ("_dispatcher", "_ends", "_list", "_number", "_polls", "_waiting", "parked", "polling")
 

@@ -1,6 +1,6 @@
 """The messages of a group with a priority or ttl of their own, and the exclusive ones.
 
-Owns that index, in memory: about 200 B for each such message that is kept. All others are only in the log.
+In memory: about 200 B for each such message that is kept. All others are only in the log.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class DeliveryAttributes(NamedTuple):
 
 
 class PriorityIndex:
-    """Of one group. Read from the log when first needed, then kept up to date."""
+    """Read from the log when first needed, then kept up to date."""
 
     def __init__(self, group: Group) -> None:
         self._group = group

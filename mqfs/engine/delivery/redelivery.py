@@ -2,6 +2,10 @@
 
 It is released, nacked, its lease runs out, or its receiver goes; then the message is requeued, or is made a dead
 letter. The table is LIFE in state/acks.py.
+
+    `nack` of 7, backoff 2 s     REQUEUE 7, due in 2 s     a row in Deadlines; when it is due, 7 is ready
+    a worker with 7 to 9 goes    REQUEUE 7, 8, 9           one record, or several portions of ReturnedClaims
+    the last of `retries`        a dead letter + ACK 7     one batch: in no crash are both there, or neither
 """
 
 from __future__ import annotations
@@ -30,9 +34,7 @@ if TYPE_CHECKING:
 
 # ------------------------------------------------------------ dead letters
 
-# Dead letters: messages that failed too often, put aside in a stream of their group, and sent back from there.
-#
-# Owns what a dead letter looks like. When a message becomes one is the consumer's.
+# Messages that failed too often, put aside in a stream of their group, and sent back from there.
 
 _RECORD_BYTES = 100  # of the records, beside body and headers
 
@@ -301,7 +303,7 @@ class ReturnedClaims:
 
 
 class Redelivery:
-    """Of one consumer. Calls that record raise DiskFailed and ReadOnly; then nothing has changed."""
+    """The ends of claims but `ack`. Calls that record raise DiskFailed and ReadOnly; then nothing has changed."""
 
     __slots__ = ("_dispatcher", "_group", "_log", "_owner", "_progress", "_returned")
 

@@ -1,6 +1,7 @@
 """The consumers of a group: the named ones, and the default consumers of its streams.
 
-Owns making and removing them, the low watermark that they hold, and the offer of each new message to them.
+A new message is offered only to those over its stream, by way of the Scopes: a thousand consumers of other streams cost
+a write nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Consumers(dict[str, Consumer]):
-    """Of one group: the named ones, by name."""
+    """The named ones, by name."""
 
     def __init__(self, group: Group) -> None:
         super().__init__()
@@ -281,9 +282,8 @@ def unclaimed(group: Group, streams: Iterable[Stream]) -> list[int]:
 
 # ------------------------------------------------------------ scopes
 
-# What the named consumers of a group are over: a stream, a view or the whole group.
-#
-# Owns which of them a new message has to look at: those over its stream, and of them those with parked reads.
+# What the named consumers of a group are over: a stream, a view or the whole group. So a new message looks only at
+# those over its stream, and of them at those with parked reads.
 
 
 class Scope:
@@ -309,7 +309,7 @@ NO_ROUTES = Routes(-1, (), (), ())
 
 
 class Scopes:
-    """Of one group, by the name of the stream or view; "": the whole group."""
+    """By the name of the stream or view; "": the whole group."""
 
     def __init__(self, group: Group) -> None:
         self._group = group

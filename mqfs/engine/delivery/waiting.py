@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Waiting:
-    """Of one group."""
+    """What all lists of a group share."""
 
     __slots__ = ("readers", "record_being_delivered")
 

@@ -1,7 +1,14 @@
 """Retention: which messages of a group are kept, and the room that the others give back.
 
-Owns the messages that outlived a ttl of their own, the bound of the log, and the trimming of it in portions. The range
-of one stream is its KeptRange's. Interests tell which messages are still needed.
+Each stream keeps a range of sequences, its KeptRange. The log keeps whole segments: one goes when no stream keeps a
+message of it.
+
+    segments       [1 ... 400] [401 ... 800] [801 ...        `kept_from`: the lowest sequence that any stream keeps
+    streams        a keeps 350 to 900, b keeps 700 to 900    350: nothing can go yet
+    `clear a`      a keeps nothing                           700: the first segment goes with the next trim
+
+A trim looks at all streams, in portions. It begins when the log has grown or something expired or was acked. A message
+in the middle of a range may be gone, too: it was dropped, or outlived a ttl of its own (`lapsed`).
 """
 
 from __future__ import annotations
@@ -28,7 +35,7 @@ _STEPS = 64  # looked at between two looks at the clock: 0.1 ms
 
 
 class Retention:
-    """Of one group. `interests`: each tells the lowest sequence of a stream that some reader, consumer or ring has not
+    """`interests`: each tells the lowest sequence of a stream that some reader, consumer or ring has not
     had. `overtake_cursors` is called with a stream that gave up messages, and its floor before."""
 
     overtake_cursors: Callable[[Any, int], None]
