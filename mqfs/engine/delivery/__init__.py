@@ -4,7 +4,7 @@ A new message takes one way, in this order:
 
     fanout.py            all reads that wait: the stream's, `order`'s, cursors', views' (waiting.py), then consumers'
       registry.py        the consumers of the group by name, and which of them are over which streams
-        parked_reads.py  the reads of one consumer that wait, in the order in which they are served
+        waiting.py       the reads of one consumer that wait, in the order in which they are served
           dispatcher.py  which message its next receiver gets: requeued and urgent ones first, then the log
         consumer.py      claims it: one record of the log, and one Claim
 

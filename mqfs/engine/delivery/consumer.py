@@ -18,8 +18,8 @@ from mqfs.engine.delivery import dispatcher
 from mqfs.engine.delivery.backlog import Backlog
 from mqfs.engine.delivery.dispatcher import Coverage, Dispatcher
 from mqfs.engine.delivery.exclusive_messages import ExclusiveClaims
-from mqfs.engine.delivery.parked_reads import ParkedReads
 from mqfs.engine.delivery.redelivery import Deadlines, Redelivery
+from mqfs.engine.delivery.waiting import ParkedReads
 from mqfs.engine.language.permissions import Numbered
 from mqfs.model import NEVER, Record
 from mqfs.state.acks import ACK, CLAIM, SEEK, State, Unacked

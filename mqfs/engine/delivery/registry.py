@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from mqfs import errors, limits
 from mqfs.engine.core import multipart
 from mqfs.engine.delivery.consumer import Consumer
-from mqfs.engine.delivery.parked_reads import ParkedReads, ReadEnds
 from mqfs.engine.delivery.priorities import DeliveryAttributes
+from mqfs.engine.delivery.waiting import ParkedReads, ReadEnds
 from mqfs.engine.language.permissions import bits_for_writers
 from mqfs.engine.retention.low_watermark import LowWatermark
 from mqfs.model import Record, User

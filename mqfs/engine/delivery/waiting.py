@@ -1,6 +1,10 @@
-"""Reads that wait in one place, and programs that poll there.
+"""Reads that wait, and programs that poll.
 
-All lists of a group share one Waiting, so that a write looks at one number.
+    WaitList       readers of a stream, of `order`, of a view, and cursors: each of them gets every message
+    ParkedReads    readers of a consumer: each message goes to one of them
+    PollList       programs that poll open files: each is called once
+
+All of a group share one Waiting. Its `readers` is how many of them there are, so that a write looks at one number.
 """
 
 from __future__ import annotations
@@ -8,9 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mqfs.model import Record, Wait
+from mqfs import errors
+from mqfs.engine.retention.low_watermark import LowWatermark
+from mqfs.model import NEVER, Record, Wait
 
 if TYPE_CHECKING:
+    from mqfs.engine.core.log import GroupLog
+    from mqfs.engine.delivery.dispatcher import Dispatcher
+    from mqfs.engine.files.claiming import ClaimingHandle
     from mqfs.engine.files.readers import Searcher
 
 
@@ -120,3 +129,146 @@ class PollList:
         self._waiting.readers -= len(calls)
         for then in calls.values():
             then()
+
+
+# ------------------------------------------------------------ the reads of a consumer
+
+# Each message goes to one of them: the read that was parked first is served first; which message it gets is the
+# dispatcher's. A reader that finds nothing is passed over, as another may have other rights or another selection.
+
+
+class ReadEnds:
+    """The sequences at which parked reads of its consumers end, whichever stream takes them."""
+
+    def __init__(self, log: GroupLog) -> None:
+        self._log = log
+        self._ends = LowWatermark()
+        self._reads: dict[int, ParkedReads] = {}
+        self.next = NEVER  # the lowest
+
+    def set(self, number: int, reads: ParkedReads, sequence: int) -> None:
+        """`reads`, of the consumer of that number, have one that ends there."""
+        self._ends.set(number, sequence)
+        self._reads[number] = reads
+        self.next = self._ends.value
+
+    def remove(self, number: int) -> None:
+        self._ends.remove(number)
+        self._reads.pop(number, None)
+        self.next = self._ends.value
+
+    def end_reads(self) -> None:
+        """Settle the reads that end before the next message."""
+        while self.next <= self._log.end.next and (number := self._ends.name) is not None:
+            reads = self._reads[number]
+            self.remove(number)
+            reads.serve()
+            if (end := reads.next_end(self._log.end.next)) != NEVER:
+                self.set(number, reads, end)
+
+
+class ParkedReads:
+    """Those of the consumer of that number."""
+
+    __slots__ = ("_dispatcher", "_ends", "_list", "_number", "_polls", "_waiting", "parked", "polling")
+
+    def __init__(self, number: int, waiting: Waiting, dispatcher: Dispatcher, ends: ReadEnds) -> None:
+        self._number, self._waiting, self._dispatcher, self._ends = number, waiting, dispatcher, ends
+        self.parked: dict[Wait[bytes], ClaimingHandle] = {}  # the first one parked is served first
+        self.polling: set[ClaimingHandle] = set()  # receivers whose reads may end without a new message
+        self._polls: dict[object, Callable[[], None]] = {}
+        self._list: dict[ParkedReads, None] = {}
+
+    def join(self, waiting: dict[ParkedReads, None]) -> None:
+        """Stand in that list, and no other, while a read is parked or a program polls."""
+        if self in self._list:
+            waiting[self] = None
+        self._list = waiting
+
+    @property
+    def is_waiting(self) -> bool:
+        return self in self._list
+
+    def _start_waiting(self) -> None:
+        if self not in self._list:
+            self._list[self] = None
+            self._waiting.readers += 1
+
+    def stop_waiting(self) -> None:
+        if self in self._list:
+            del self._list[self]
+            self._waiting.readers -= 1
+
+    def _stop_if_idle(self) -> None:
+        if not self.parked and not self._polls:
+            self.stop_waiting()
+
+    def park(self, wait: Wait[bytes], reader: ClaimingHandle) -> None:
+        self.parked[wait] = reader
+        self._start_waiting()
+        if reader.end_sequence != NEVER:
+            self.note_end(reader)
+
+    def note_end(self, reader: ClaimingHandle) -> None:
+        """Its parked reads end at its `end_sequence`."""
+        end = min(other.end_sequence for other in {reader, *self.parked.values()})
+        self._ends.set(self._number, self, end)
+
+    def next_end(self, after: int) -> int:
+        """The lowest sequence above that one at which a parked read ends; NEVER where there is none."""
+        ends = (reader.end_sequence for reader in self.parked.values())
+        return min((end for end in ends if end > after), default=NEVER)
+
+    def cancel(self, wait: Wait[bytes]) -> bool:
+        """Whether that read was parked; it is no more."""
+        if self.parked.pop(wait, None) is None:
+            return False
+        self._stop_if_idle()
+        return True
+
+    def serve(self) -> None:
+        """Settle reads with the messages there are, the first parked first."""
+        passed: set[ClaimingHandle] = set()
+        while self.parked:
+            exhausted, polling = self._dispatcher.exhausted, self.polling
+            if exhausted and not polling:
+                break
+            parked = self.parked.items()
+            fit = ((w, r) for w, r in parked if r not in passed and (not exhausted or r in polling))
+            wait, reader = next(fit, (None, None))
+            if wait is None or reader is None:
+                break
+            try:
+                result: bytes | errors.MqfsError | None = reader.next_data(wait)
+            except errors.MqfsError as error:
+                result = error
+            if result is None:
+                passed.add(reader)
+            else:
+                self.cancel(wait)
+                reader.respond(wait, result)
+        self._wake_pollers()
+
+    def watch(self, file: object, then: Callable[[], None] | None) -> None:
+        """Call `then` once when there may be a message for that open file; None: no more."""
+        if then is None:
+            self._polls.pop(file, None)
+            self._stop_if_idle()
+        else:
+            self._polls[file] = then
+            self._start_waiting()
+
+    def _wake_pollers(self) -> None:
+        if not self._polls:
+            return
+        polls, self._polls = self._polls, {}
+        self._stop_if_idle()
+        for then in polls.values():
+            then()
+
+    def close(self) -> None:
+        """Settle all reads with end-of-file: the consumer is removed, or the server stops."""
+        for wait, reader in list(self.parked.items()):
+            self.cancel(wait)
+            reader.respond(wait, b"")
+        self._wake_pollers()
