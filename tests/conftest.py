@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import random
 import signal
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.campaign import seed
+from tests.support.campaign import commit_seed, seed
 from tests.support.eventually import HANG_S
 from tests.support.java import SHORT_LIVED
 from tests.support.queues import Queues
@@ -43,7 +42,7 @@ FIRST = ["spark", "spark_cluster"]
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 
 os.environ.setdefault("PYTEST_TIMEOUT", str(2 * HANG_S))
-os.environ.setdefault("MQFS_SEED", str(random.randrange(1, 10_000)))  # workers have ours
+os.environ.setdefault("MQFS_SEED", str(commit_seed()))  # workers have ours
 # Tests start hundreds of servers and a few dozen JVMs, each for seconds. Without byte code every server compiles all
 # modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
