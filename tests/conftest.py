@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.campaign import commit_seed, seed
+from tests.support.durations import DURATIONS, group_of
 from tests.support.eventually import HANG_S
 from tests.support.java import SHORT_LIVED
 from tests.support.queues import Queues
@@ -35,10 +37,6 @@ MARKS = {
     "spark_cluster": "spark process root slow",
     "tools": "process slow",
 }
-# Folders with one long-lived thing for all: a Java, a cluster. In other folders each file is a group of its own.
-ONE_GROUP = {"spark", "spark_cluster", "house"}
-# What takes longest comes first, so that no worker is left with it at the end.
-FIRST = ["spark", "spark_cluster"]
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 
 os.environ.setdefault("PYTEST_TIMEOUT", str(2 * HANG_S))
@@ -58,11 +56,10 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, lambda *_: None)
 
 
-def group_of(nodeid: str) -> str:
-    """What one worker runs: the tests of a file, or of a folder."""
-    file = nodeid.partition("::")[0]
-    folder = file.split("/")[1] if file.startswith("tests/") else ""
-    return folder if folder in ONE_GROUP else file
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Two a processor: half of the time of a test is waiting for a process, a clock or a disk."""
+    return 2 * (os.cpu_count() or 1)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -80,7 +77,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(HERE).parts[0]
         for mark in MARKS.get(folder, "").split():
             item.add_marker(mark)
-    items.sort(key=lambda item: (FIRST + [group_of(item.nodeid)]).index(group_of(item.nodeid)))
+    # What takes longest comes first, so that no worker is left with it at the end.
+    taken = json.loads(DURATIONS.read_text())["groups"]
+    items.sort(key=lambda item: -taken.get(group_of(item.nodeid), 0))
 
 
 class Guard:
