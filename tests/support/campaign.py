@@ -31,7 +31,7 @@ def seed() -> int:
 
 def commit_seed() -> int:
     """That of the files as they were committed: a second run repeats the first. 1 where there is no repository."""
-    command = ["git", "-C", ROOT, "rev-parse", "--short=4", "HEAD^{tree}"]
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short=4", "HEAD^{tree}"]
     try:
         return int(subprocess.run(command, check=True, capture_output=True).stdout[:4], 16)
     except (OSError, subprocess.CalledProcessError):
