@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.campaign import commit_seed, seed
+from tests.support.campaign import seed
 from tests.support.durations import DURATIONS, group_of
 from tests.support.eventually import HANG_S
 from tests.support.java import SHORT_LIVED
@@ -40,7 +40,6 @@ MARKS = {
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 
 os.environ.setdefault("PYTEST_TIMEOUT", str(2 * HANG_S))
-os.environ.setdefault("MQFS_SEED", str(commit_seed()))  # workers have ours
 # Tests start hundreds of servers and a few dozen JVMs, each for seconds. Without byte code every server compiles all
 # modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -54,12 +53,6 @@ collect_ignore = [] if importlib.util.find_spec("pyfuse3") else ["fuse"]
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Two a processor: half of the time of a test is waiting for a process, a clock or a disk."""
-    return 2 * (os.cpu_count() or 1)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -234,8 +234,12 @@ class Checker:
     def _without_unwritten(self, number: int, folder: str, names: list[str]) -> list[str]:
         """Without the newest ones whose heads never reached the disk, as a start sees it: nothing behind a head is on
         disk before it, so nothing is missing between what is left and these."""
-        while len(names) > 1 and not (log := Log(self.disk, folder, names[-1], names)).found.end:
+        while len(names) > 1:
+            log = Log(self.disk, folder, names[-1], names)
+            if log.found.end or log.found.bad:
+                break
             self._records(number, log)
+            self._index(number, log)  # one that is there says that the head was on disk
             names = names[:-1]
         return names
 
