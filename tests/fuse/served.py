@@ -22,6 +22,7 @@ from mqfs.model import User
 from mqfs.server.app import notify
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
+from tests.support.timers import ring_timers
 
 
 def sizes(tree: Tree, mount: FuseMount) -> str:
@@ -58,6 +59,7 @@ async def run(mountpoint: str, path: str) -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(mount.run)
             nursery.start_soon(house, tree)
+            nursery.start_soon(ring_timers, tree)
             notify("READY=1")
             nursery.start_soon(until_unmounted, mount, nursery.cancel_scope)
             async for number in signals:

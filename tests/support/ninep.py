@@ -31,6 +31,7 @@ from mqfs.store.api import Committed
 from mqfs.store.memory import MemoryStore
 from mqfs.store.memory_log import MemoryAppender, MemoryBucket, MemoryLog, MemoryLogReader
 from tests.support.eventually import HANG_S
+from tests.support.timers import ring_timers
 
 META = [".batch", ".consumers", ".cursor", ".errors", ".kept", ".put", ".stats", ".txn", ".who", "ctl", "order"]
 ME = User(os.getuid(), os.getgid())
@@ -129,10 +130,12 @@ class Running:
         self._stop = trio.Event()
         async with trio.open_nursery() as nursery:
             await nursery.start(self.server.run)
+            nursery.start_soon(ring_timers, self.tree)
             self._ready.set()
             await self._stop.wait()
             self.tree.close()
             await self.server.stop()
+            nursery.cancel_scope.cancel()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function in the server's thread."""
