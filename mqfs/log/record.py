@@ -117,11 +117,6 @@ def decode(data: bytes) -> Record | None:
     return Record(sequence, time_ns, stream, kind, flags, data[HEAD_BYTES:body], data[body:])
 
 
-def checksum(data: bytes) -> int:
-    """What the CRC of a record of those bytes, without padding, has to be."""
-    return int(value(data[:4] + data[8:]))
-
-
 def row_at(data: bytes, at: int, base: int = 0) -> Row | None:
     """The record at `data[at:]` if it is whole and passes its check; `base` is the position of data[0] in the log."""
     if at + HEAD_BYTES > len(data):
@@ -234,7 +229,6 @@ __all__ = [
     "SETTLED",
     "Row",
     "all_zero",
-    "checksum",
     "decode",
     "encode",
     "next_good",

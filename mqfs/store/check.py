@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 
 from mqfs import errors, limits
-from mqfs.log.record import FLAGS_AT, INNER, MORE, Row, checksum, encode, last_byte, padded, with_flags
+from mqfs.log.record import FLAGS_AT, INNER, MORE, Row, decode, encode, last_byte, padded, with_flags
 from mqfs.model import NEVER, Kind
 from mqfs.state.group import Attributes, State
 from mqfs.state.salvage import replay, retain_all, unknown
@@ -474,8 +474,8 @@ class Log:
         path, covered, at = f"{self.path[:-4]}.idx", 0, 0
         data = read_file(disk, path) if disk.exists(path) else b""
         while (part := decode_part(data, at, at)) is not None and part.start == covered:
-            if part.identity != self.identity and not at and part.identity == self._made_checksum():
-                self.identity = part.identity  # only the checksum of the first record is damaged
+            if not at and decode(self.data[: int.from_bytes(self.data[:4], "little")]) is None:
+                self.identity = part.identity  # the first record is damaged, and does not say which log this is
             if part.to > len(self.data) or part.identity != self.identity or not columns_pass(data, part):
                 break
             at, covered = at + part.size, part.to
@@ -518,10 +518,6 @@ class Log:
             now = had & ~(MORE | INNER) | (MORE if behind else 0) | is_inner
             pieces.append(data if now == had else with_flags(data, now))
         return b"".join(pieces)
-
-    def _made_checksum(self) -> int:
-        """What the checksum of the first record has to be."""
-        return checksum(self.data[: int.from_bytes(self.data[:4], "little")])
 
     # ------------------------------------------------------------ see `Source`
 

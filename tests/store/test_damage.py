@@ -13,12 +13,12 @@ import pytest
 
 from mqfs import limits
 from mqfs.errors import Damaged
-from mqfs.log.record import HEAD, SETTLED, encode, next_good, padded
+from mqfs.log.record import HEAD, HEAD_BYTES, INNER, MORE, SETTLED, encode, next_good, padded, row_at
 from mqfs.model import Draft, Kind, Record
 from mqfs.store.api import Bucket
 from mqfs.store.segment.index import NonMessageRecords, OpenIndex
 from mqfs.store.segment.recovery import scan_segment
-from mqfs.store.sequences import RESERVE
+from mqfs.store.sequences import RESERVE, reserved_by
 from mqfs.store.store import DiskStore
 from tests.support.campaign import seed, size
 from tests.support.lying_disk import File, LyingDisk, Stopped
@@ -77,8 +77,9 @@ class Written:
     def files(self) -> list[str]:
         return sorted(self.disk.listdir(FOLDER))
 
-    def check(self, disk: LyingDisk) -> set[int]:
-        """Only what was written is there, units whole; returns the sequences that are missing."""
+    def check(self, disk: LyingDisk, given: int | None = None) -> set[int]:
+        """Only what was written is there, units whole; returns the sequences that are missing. `given`: the last one
+        that the store can know of, unless that is the last message's."""
         store = DiskStore(PATH, disk=disk)
         bucket = store.open(1)
         found, damaged = read(bucket)
@@ -92,7 +93,7 @@ class Written:
         changes = [int(state), *(int(record.body) for record in behind)]
         assert changes[1:] == sorted(set(changes[1:]))
         assert max(changes) <= self.changes
-        assert bucket.end.next > max(self.records)
+        assert bucket.end.next > (max(self.records) if given is None else given)
         missing = set(self.records) - seen
         self.told = bool(bucket.upkeep.damaged or disk.listdir(f"{PATH}/quarantine"))
         return missing
@@ -124,16 +125,21 @@ def file_of(disk: LyingDisk, name: str) -> File:
 @pytest.mark.slow
 @pytest.mark.parametrize("index", [True, False])
 def test_the_last_segment_cut_at_every_byte(index: bool) -> None:
-    """What was synced is on disk, so this is no power loss: the file is shorter than any start expects."""
+    """What was synced is on disk, so this is no power loss: the file is shorter than any start expects. Without the
+    index only the records that are left tell which sequences were given."""
     written = Written(clean=False)
     last = [name for name in written.files() if name.endswith(".log")][-1]
-    used = len(bytes(file_of(written.disk, last).data).rstrip(b"\0"))
-    for length in range(used + 1):
+    data = bytes(file_of(written.disk, last).data).rstrip(b"\0")
+    at, given = 0, int(last[:-4]) - 1
+    for length in range(len(data) + 1):
         disk = written.copy()
+        while (row := row_at(data[:length], at)) is not None:
+            given = max(given, row.kind == Kind.CHANGE and reserved_by(data[at + HEAD_BYTES : at + row.size]) - 1)
+            at += padded(row.size)
         file_of(disk, last).resize(length)
         if not index and disk.exists(f"{FOLDER}/{last[:-4]}.idx"):
             disk.unlink(f"{FOLDER}/{last[:-4]}.idx")
-        missing = written.check(disk)
+        missing = written.check(disk, None if index else given)
         whole = [not missing & set(unit) for unit in written.units]
         assert whole == sorted(whole, reverse=True), "not a prefix"
         assert not missing or min(missing) >= int(last[:-4])
@@ -177,6 +183,21 @@ def test_no_bit_makes_a_change_look_harmless(kind: Kind) -> None:
             found = scan_segment(bytes(data), 0, index, others, covered=0)
             assert found.doubtful == {len(before)}, (length, bit)
             assert list(index.sequences) == [1, 2]
+
+
+@pytest.mark.parametrize("in_state", [False, True])
+def test_noise_is_no_tear_whatever_size_it_says(in_state: bool) -> None:
+    """It reaches past what follows, as a torn message does that holds records; but that has a head of its own."""
+    luck = random.Random(1)
+    before = encode(6, 0, 0, Kind.STATE, MORE, b"", bytes(64)) if in_state else b""
+    rest = encode(6, 0, 0, Kind.CHANGE, INNER, b"", RESERVE) if in_state else b""
+    after = encode(8, 0, 16, Kind.MESSAGE, SETTLED, b"", b"intact")
+    for _ in range(200):
+        noise = luck.randrange(1_000, 1 << 20).to_bytes(4, "little") + luck.randbytes(92)
+        index = OpenIndex()
+        found = scan_segment(before + noise + rest + after, 0, index, NonMessageRecords(), covered=0, tail=True)
+        assert list(index.sequences) == [8]
+        assert [start for start, _ in found.bad] == [len(before)]
 
 
 def test_a_search_is_linear_in_what_it_passes() -> None:
@@ -240,25 +261,45 @@ def test_rot_is_kept_aside_and_told_each_time() -> None:
     first = written.files()[1]
     assert first.endswith(".log")
     file = file_of(disk, first)
-    body = written.records[1].body or written.records[2].body
-    at = bytes(file.data).index(body)
+    message = next(record for record in written.records.values() if record.body and record.body[:1] != b"!")
+    at = bytes(file.data).index(message.body)
     file.write(at, b"!")
     store = DiskStore(PATH, disk=disk)
     bucket = store.open(1)
     for _ in range(2):
         with pytest.raises(Damaged) as caught:
             read_to_end(bucket)
-        assert caught.value.sequence in (1, 2)
+        assert caught.value.sequence == message.sequence
     assert bucket.upkeep.damaged == 1
     kept = disk.listdir(f"{PATH}/quarantine")
     assert len(kept) == 1
-    assert bytes(disk._find(f"{PATH}/quarantine/{kept[0]}").data).find(b"!" + body[1:]) >= 0
+    assert bytes(disk._find(f"{PATH}/quarantine/{kept[0]}").data).find(b"!" + message.body[1:]) >= 0
 
 
 def read_to_end(bucket: Bucket) -> None:
     sequence = 0
     while (record := bucket.reader.scan(sequence)) is not None:
         sequence = record.sequence + 1
+
+
+@pytest.mark.parametrize(
+    "damage", [bytes(512), bytes(40), random.Random(1).randbytes(90)], ids=["sector", "zeros", "noise"]
+)
+@pytest.mark.parametrize("which", [0, 1, -1])
+def test_an_index_counts_where_the_first_record_is_damaged(which: int, damage: bytes) -> None:
+    """That record says of which log an index is. Without the index the segment looks as if a power cut had torn it."""
+    written = Written(clean=True)
+    disk = written.copy()
+    name = [name for name in written.files() if name.endswith(".log")][which]
+    file = file_of(disk, name)
+    data, at, hit = bytes(file.data), 0, set[int]()
+    while (row := row_at(data, at)) is not None:
+        if row.kind <= Kind.END and at < len(damage):
+            hit.add(row.sequence)
+        at += padded(row.size)
+    file.write(0, damage)
+    assert written.check(disk) == hit
+    assert written.told or not hit
 
 
 def test_all_bytes_of_a_new_head_are_zeros() -> None:

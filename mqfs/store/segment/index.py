@@ -17,7 +17,7 @@ import attrs
 from google_crc32c import value
 
 from mqfs.log.batch import postings
-from mqfs.log.record import HEAD_BYTES, Row, checksum
+from mqfs.log.record import HEAD_BYTES, Row, decode
 from mqfs.model import Columns
 from mqfs.store.disk import Buffer, Disk, read_all, read_file, write_all, write_file
 
@@ -469,8 +469,9 @@ class IndexFile:
                 at = 0
                 while (part := self._read_part(fd, at)) is not None:
                     if not parts and part.identity != identity:
-                        # Perhaps only the checksum of the first record is damaged.
-                        identity = checksum(log(min(size, int.from_bytes(head[:4], "little"))))
+                        first = log(min(size, int.from_bytes(head[:4], "little")))
+                        if decode(first) is None:  # it is damaged, and does not say which log this is
+                            identity = part.identity
                     if not _fits(part, parts, size, identity):
                         break
                     parts.append(part)

@@ -195,18 +195,26 @@ def _behind(data: bytes, base: int, at: int, low: int) -> Iterator[tuple[Row, bo
 
 def _reach(data: bytes, base: int, at: int, good: int) -> int:
     """How far the last of the records from `at` to `good` may reach, if a power cut tore them: of each, the sector with
-    its size was written, and says it, or it was not, and is zeros. Anything else is damage, no tear."""
+    its head was written, and says its size, or it was not, and is zeros. Anything else is damage, no tear."""
     if size_to(data, at, good):
         return good
     while at < good:
         size = int.from_bytes(data[at : at + 4], "little")
+        left = _SECTOR_BYTES - (base + at) % _SECTOR_BYTES  # bytes of its sector from here on
         if not size:
-            sector = data[at : at + _SECTOR_BYTES - (base + at) % _SECTOR_BYTES]
-            return good if any(sector) else at + _most()
-        if not HEAD_BYTES <= size <= _most():
+            return good if any(data[at : at + left]) else at + _most()
+        if not HEAD_BYTES <= size <= _most() or (left >= HEAD_BYTES and not _is_head(data, at)):
             return good
         at += padded(size)
     return at
+
+
+def _is_head(data: bytes, at: int) -> bool:
+    """Whether a head that was written whole may be there: noise is none."""
+    size, _, sequence, _, _, kind, flags, headers = HEAD.unpack_from(data, at)
+    if not 0 < kind <= Kind.STATE or flags > MORE | INNER | SETTLED or size < HEAD_BYTES + headers:
+        return False
+    return bool(sequence < 1 << 56)  # a million messages a second for 2,000 years
 
 
 def _most() -> int:
