@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +95,23 @@ sys.addaudithook(guard)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     marks = {mark.name for mark in item.iter_markers()}
     guard.watched = None if marks & {"process", "house"} else item.nodeid
+    bound = item.get_closest_marker("timeout")
+    bound_s = bound.args[0] if bound else float(os.environ["PYTEST_TIMEOUT"])
+    # pytest-timeout interrupts a test once. One that goes on for all that, or whose end hangs, takes its worker along.
+    faulthandler.dump_traceback_later(bound_s + HANG_S, exit=True, file=errors_of(item.config))
     try:
         return (yield)
     finally:
+        faulthandler.cancel_dump_traceback_later()
         guard.watched = None
+
+
+@cache
+def errors_of(config: pytest.Config) -> int:
+    """A descriptor of standard error as it is without pytest's capture."""
+    capture: Any = config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        return os.dup(2)
 
 
 def pytest_report_header() -> str:

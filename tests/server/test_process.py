@@ -26,7 +26,7 @@ from mqfs.ninep.codec.wire import decode, encode
 from mqfs.server.options import KEYS
 from tests.support import ROOT
 from tests.support.eventually import HANG_S, eventually, patient
-from tests.support.server import COMMAND, Ready, Server, environment, mounted, mqfs, unmount
+from tests.support.server import COMMAND, Ready, Server, environment, mounted, mqfs, run, unmount
 
 
 def dial(cwd: Path, name: str = "s") -> str:
@@ -323,3 +323,10 @@ def test_a_server_under_nohup_stays(tmp_path: Path) -> None:
         assert client.list() != []
     os.kill(terminal.pid, signal.SIGTERM)
     eventually(lambda: os.waitpid(terminal.pid, os.WNOHANG)[0] == terminal.pid, "it to end")
+
+
+def test_a_forked_process_ends_beside_an_idle_pool_of_threads(tmp_path: Path) -> None:
+    """As Python does: tests/support/forked.py ends it."""
+    program = "from concurrent.futures import ThreadPoolExecutor as Pool; pool = Pool(); pool.submit(print, 'done')"
+    done = run([sys.executable, "-c", program], cwd=tmp_path, env=environment(), text=True)
+    assert (done.returncode, done.stdout) == (0, "done\n")

@@ -114,6 +114,7 @@ def serve(link: socket.socket) -> None:
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
+    assert len(os.listdir("/proc/self/task")) == 1, "a thread that forked processes would not have"
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
         ready, _, _ = select([link.fileno(), woken], [], [])
@@ -182,9 +183,7 @@ def leave(code: Any) -> NoReturn:
     """As Python ends, but for the tens of milliseconds in which it takes all that was imported apart."""
     if isinstance(code, str):
         print(code, file=sys.stderr)
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     os._exit(code if isinstance(code, int) else bool(code))
@@ -192,6 +191,7 @@ def leave(code: Any) -> NoReturn:
 
 def import_all() -> None:
     """What a process may need, whatever it is."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's threads: what is forked beside one may find a lock held
     for room in ROOMS:
         package = importlib.import_module(room)
         for module in pkgutil.walk_packages(package.__path__, f"{room}."):
