@@ -85,6 +85,13 @@ class Steps:
         found = frame.mapInArrow(look, "host string, rows bigint, seen string").collect()
         return {"tasks": [row.asDict() for row in found], "driver": here(), "sees": sorted(os.listdir(hidden))}
 
+    def archive(self, address: str, token: str, stream: str, path: str) -> int:
+        """The command; how many messages are in the archive."""
+        from pyspark_mqfs.commands import archive
+        from pyspark_mqfs.commands.sources import Source
+
+        return int(archive.run(self.spark, archive.Archive(Source(address, (stream,), token=token), path))["messages"])
+
     def copy(
         self, options: dict[str, str], to: dict[str, str], checkpoint: str, slow: dict[str, str] | None = None
     ) -> int:

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from tests.spark import packages
-from tests.spark_cluster.cluster import PASSING, TOKEN, Cluster
+from tests.spark_cluster.cluster import PASSING, TOKEN, Cluster, Driver
 from tests.support import ROOT
 from tests.support.eventually import HANG_S
 
-UNUSED = re.compile(r"__pycache__|/tests?/|/include/")  # of Arrow and numpy
+# Of Arrow and numpy. Byte code goes along: three machines would compile the modules that they import.
+UNUSED = re.compile(r"/tests?/|/include/|\.(pyx|pxi|pxd|a)$|flight|libarrow_s3|/libarrow\w*\.so(\.\d+\.\d+\.\d+)?$")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def settings(cluster: Cluster) -> Iterator[str]:
     """Room beside the session that lasts."""
     for name, value in (
         ("driver.host", cluster.driver.address), ("driver.bindAddress", cluster.driver.address),
-        ("driver.memory", "512m"), ("executor.memory", PASSING), ("executor.cores", 1), ("cores.max", 2),
+        ("driver.memory", "512m"), ("executor.memory", PASSING), ("executor.cores", 1), ("cores.max", 1),
         ("ui.enabled", "false"),
     ):  # fmt: skip
         yield from ("--conf", f"spark.{name}={value}")
@@ -47,19 +48,16 @@ def run(cluster: Cluster, *words: str, cwd: Path | None = None, **env: str) -> s
     return done
 
 
-def test_archive_and_verify(cluster: Cluster, source: str, tmp_path: Path) -> None:
-    secret = cluster.hidden / "secret"
+def test_archive_and_verify(cluster: Cluster, driver: Driver, source: str, tmp_path: Path) -> None:
+    """Archived by the session that lasts, by both workers; verified by the command, which has a session of its own."""
+    secret, archive = cluster.hidden / "secret", str(tmp_path / "archive")
     secret.write_text(TOKEN)
-
-    def command(name: str, *words: str) -> Any:
-        at = ("--master", cluster.master, "--at", cluster.address, "--token-file", str(secret), "--json")
-        done = run(cluster, sys.executable, "-m", "mqfs", "spark", name, *at, *settings(cluster), *words, source,
-                   PYTHONPATH=str(ROOT))  # fmt: skip
-        return json.loads(done.stdout)
-
-    archive = str(tmp_path / "archive")
-    assert command("archive", archive)["messages"] == 5_000
-    found = command("verify", "--archive", archive)
+    assert driver.do("archive", address=cluster.address, token=TOKEN, stream=source, path=archive) == 5_000
+    done = run(
+        cluster, sys.executable, "-m", "mqfs", "spark", "verify", "--master", cluster.master, "--at", cluster.address,
+        "--token-file", str(secret), "--json", *settings(cluster), "--archive", archive, source, PYTHONPATH=str(ROOT),
+    )  # fmt: skip
+    found = json.loads(done.stdout)
     assert (found["sound"], found["messages"], found["same"]) == (True, 5_000, 5_000)
 
 
@@ -88,8 +86,8 @@ def test_a_zip_that_goes_along(cluster: Cluster, source: str, tmp_path: Path) ->
 def test_an_environment_that_goes_along(cluster: Cluster, source: str, tmp_path: Path) -> None:
     """`--archives`: nothing is installed. It is unpacked where the driver is started, too."""
     packages.python(tmp_path / "env", ours=True)
-    # what is not .tar.gz Spark unpacks without the permissions of files
-    with tarfile.open(tmp_path / "env.tar.gz", "w:gz", dereference=True, compresslevel=1) as tar:
+    # What is not .tar.gz Spark unpacks without the permissions of files. To compress it takes longer than to move it.
+    with tarfile.open(tmp_path / "env.tar.gz", "w:gz", dereference=True, compresslevel=0) as tar:
         tar.add(tmp_path / "env", ".", filter=lambda file: None if UNUSED.search(file.name) else file)
     found = submit(cluster, tmp_path, source, f"programs/{tmp_path.name}", "found", "--archives", "env.tar.gz#env",
                    PYSPARK_PYTHON="./env/bin/python")  # fmt: skip
