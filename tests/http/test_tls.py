@@ -92,7 +92,7 @@ def test_requests_one_after_another_on_one_connection(web: Web, authority: Autho
     connection.close()
 
 
-def test_a_follower_gets_what_comes_and_its_going_is_seen(web: Web, authority: Authority) -> None:
+def test_a_follower_gets_what_comes_and_is_ended_by_what_it_does_not_take(web: Web, authority: Authority) -> None:
     group = web.group()
     web.put(f"{group}/s")
     connection = http.client.HTTPSConnection("127.0.0.1", web.tls_port, timeout=HANG_S, context=authority.trusting())
@@ -104,6 +104,7 @@ def test_a_follower_gets_what_comes_and_its_going_is_seen(web: Web, authority: A
     connection.sock.close()
     connection.close()
     answer.close()
+    web.post(f"{group}/s", "three")  # the next message, or the next beat, finds that nobody is there
     web.eventually_open(group, ".cursor", 0)
 
 
