@@ -20,7 +20,7 @@ from itertools import pairwise
 import attrs
 
 _STEP = struct.Struct("<BxxxIQQq")
-_pack = _STEP.pack
+_pack, _unpack = _STEP.pack, _STEP.iter_unpack
 _MOST = 1 << 63  # sequences
 
 
@@ -43,7 +43,10 @@ def step(op: int, first: int, last: int, failed: int = 0, due_ns: int = 0) -> by
 
 
 class State(enum.StrEnum):
-    """Where a message is, for one consumer."""
+    """Where a message is, for one consumer. `steps`: those that LIFE has from there; on the member, as the hash of one
+    costs a call."""
+
+    steps: frozenset[int]
 
     READY = "ready"
     IN_FLIGHT = "in flight"  # a receiver has it
@@ -87,9 +90,10 @@ LIFE = (
     Transition(State.ANY, "`seek` to it or before it", State.READY, Op.SEEK),
 )
 
-_STEPS = {state: {row.step for row in LIFE if row.step and row.state in (state, State.ANY)} for state in State}
+for _state in State:
+    _from = (_state, State.ANY, State.READY) if _state is State.DELAYED else (_state, State.ANY)  # due: not recorded
+    _state.steps = frozenset(int(row.step) for row in LIFE if row.step and row.state in _from)
 _READY, _IN_FLIGHT = State.READY, State.IN_FLIGHT  # looked up for each message
-_STEPS[State.DELAYED] |= _STEPS[State.READY]  # that it is due is not recorded
 
 
 def check(body: bytes) -> None:
@@ -191,28 +195,28 @@ class AckState:
     ) -> bytes:
         """A step to be recorded, as `step` makes it. `state`: where the message is, if not as the log says. Raises
         ValueError where LIFE has no such step from there."""
-        if state is None:
-            state = self.of(last)
-        if op not in _STEPS[state]:
+        if op not in (state or self.of(last)).steps:
+            state = state or self.of(last)
             raise ValueError(f"message {last}: {Op(op).name} of one that is {state} (not a step of LIFE)")
         return _pack(op, failed, first, last, due_ns)
 
     def apply(self, body: bytes) -> None:
         """Apply the steps of an ACK record."""
-        for op, failed, first, last, due_ns in _STEP.iter_unpack(body):
+        unacked = self.unacked
+        for op, failed, first, last, due_ns in _unpack(body):
             if op == ACK:
-                self.unacked.pop(last, None)
+                unacked.pop(last, None)
                 if first <= self.ack_floor <= last and not self.acked_ranges.firsts:
                     self.ack_floor = last + 1
                 else:
                     self._mark_acked(first, last)
-            elif op == SEEK:
-                self.ack_floor, self.acked_ranges = last, Ranges()
-                self.unacked.clear()
-            elif op in (CLAIM, REQUEUE):
-                if last not in self.unacked and (last < self.ack_floor or self.acked_ranges.firsts):
+            elif op != SEEK:  # CLAIM or REQUEUE
+                if last not in unacked and (last < self.ack_floor or self.acked_ranges.firsts):
                     self._reopen(first, last)
-                self.unacked[last] = Unacked(first, failed, due_ns, op == CLAIM)
+                unacked[last] = Unacked(first, failed, due_ns, op == CLAIM)
+            else:
+                self.ack_floor, self.acked_ranges = last, Ranges()
+                unacked.clear()
 
     def _mark_acked(self, first: int, last: int) -> None:
         """[first, last] is acked."""

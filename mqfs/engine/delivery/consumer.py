@@ -226,9 +226,9 @@ class Consumer(Numbered):
     def ack(self, claims: Sequence[Claim], recorded: bool = False) -> None:
         """`recorded`: the log says so already. Raises DiskFailed, ReadOnly; then none is acked."""
         if not recorded:
-            steps = []
+            steps, step = [], self.progress.step
             for claim in claims:
-                steps.append(self.progress.step(ACK, claim.entry.first, claim.sequence))
+                steps.append(step(ACK, claim.entry.first, claim.sequence))
             self._log.acknowledge(self.state, b"".join(steps))
         self.counts.acknowledged += len(claims)
         for claim in claims:

@@ -1,4 +1,8 @@
-"""The least of many numbers that only grow, each under a name: a heap whose outdated entries are left until met."""
+"""The least of many numbers, each under a name, that mostly grow: a heap in which a row may lag behind its number.
+
+    the numbers     w 7, v 9          w grows to 8, which writes no row: (7, w) is replaced when it is next the least
+    the rows        (7, w) (9, v)     w falls to 5: a row (5, w) is added, and (7, w) goes when it is met
+"""
 
 from __future__ import annotations
 
@@ -8,30 +12,37 @@ from mqfs.model import NEVER
 
 
 class LowWatermark(dict[int, int]):
-    """name -> value. `value` costs nothing while no more than the greater ones change."""
+    """name -> value. Setting a greater one costs no more than in a dict."""
 
     __slots__ = ("_heap",)
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int]] = []  # (value, name)
+        self._heap: list[tuple[int, int]] = []  # (value, name): for each name one that is not above its number
 
     def set(self, name: int, value: int) -> None:
-        if self.get(name) == value:
-            return
+        old = self.get(name)
         self[name] = value
-        heapq.heappush(self._heap, (value, name))
-        if len(self._heap) > 2 * len(self) + 16:
-            self._heap = [(value, name) for name, value in self.items()]
-            heapq.heapify(self._heap)
+        if old is None or value < old:
+            heapq.heappush(self._heap, (value, name))
+            if len(self._heap) > 2 * len(self) + 16:
+                self._heap = [(value, name) for name, value in self.items()]
+                heapq.heapify(self._heap)
 
     def remove(self, name: int) -> None:
         self.pop(name, None)
 
     def _least(self) -> tuple[int, int] | None:
         heap = self._heap
-        while heap and self.get(heap[0][1]) != heap[0][0]:
-            heapq.heappop(heap)
-        return heap[0] if heap else None
+        while heap:
+            value, name = heap[0]
+            now = self.get(name)
+            if now == value:
+                return heap[0]
+            if now is None or now < value:  # removed, or another row says it
+                heapq.heappop(heap)
+            else:
+                heapq.heapreplace(heap, (now, name))
+        return None
 
     @property
     def value(self) -> int:
