@@ -52,15 +52,13 @@ def test_round_trips_go_on_beside_a_greedy_user(
     address = measured.address
     with user(address, POLITE, "polite") as ours:
         ours.trips(RUN_S)  # what is done once is done
-        alone = [run(ours, measured) for _ in range(RUNS)]
+        usual, usually, *_ = run(ours, measured)
         with user(address, GREEDY, "greedy", kind) as theirs:
             assert theirs.line() == b"at work\n"
             beside = [run(ours, measured) for _ in range(RUNS)]
             assert theirs.process.poll() is None, "the greedy one goes on, too"
         after = run(ours, measured)
-    (usual, usually, *_), (work, during, *_) = (
-        map(statistics.median, zip(*runs, strict=True)) for runs in (alone, beside)
-    )
+    work, during, *_ = map(statistics.median, zip(*beside, strict=True))
     least, longest = min(beside)[0], max(run[2] for run in [*beside, after])
     with capsys.disabled():
         print(

@@ -115,6 +115,11 @@ class Work(NamedTuple):
     thread: list[float]  # how long it had worked by then
     served: list[float]  # when it had last served the polite user by then
 
+    @property
+    def share(self) -> float:
+        """The part of the time that it worked."""
+        return (self.thread[-1] - self.thread[0]) / (self.clock[-1] - self.clock[0])
+
     def thread_at(self, moment: float) -> float:
         """How long it had worked at a moment of the monotonic clock."""
         at = min(max(bisect_right(self.clock, moment), 1), len(self.clock) - 1)
