@@ -25,7 +25,7 @@ from tests.support.eventually import eventually
 from tests.support.server import Server
 
 VICTIMS = ("all", "jvm", "worker", "server")
-LEAST_BATCHES, BATCHES_A_MOMENT = 60, 10  # of all messages: it is not to be done before the last moment
+LEAST_BATCHES, BATCHES_A_MOMENT = 30, 10  # of all messages: it is not to be done before the last moment
 
 
 def session(leader: int) -> dict[int, str]:

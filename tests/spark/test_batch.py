@@ -5,11 +5,15 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
 
+from pyspark_mqfs import schema
+from pyspark_mqfs.options import OptionError
+from pyspark_mqfs.reader import BatchReader
 from tests.spark.scene import Scene
 
 
@@ -197,7 +201,13 @@ WRONG: list[tuple[dict[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("options", "text"), WRONG)
-def test_what_is_wrong_is_said(spark: Any, jobs: Scene, options: dict[str, str], text: str) -> None:
+def test_what_is_wrong_is_said(jobs: Scene, options: dict[str, str], text: str) -> None:
+    with pytest.raises(OptionError, match=f"(?i){re.escape(text)}"):  # Spark gives names in lower case
+        BatchReader({"address": jobs.address, **options}, schema.all_columns(headers=False)).partitions()
+
+
+@pytest.mark.parametrize(("options", "text"), [WRONG[0], WRONG[4]], ids=["before a reader is made", "by its plan"])
+def test_what_is_wrong_is_said_by_spark(spark: Any, jobs: Scene, options: dict[str, str], text: str) -> None:
     with pytest.raises(Exception) as caught:
         spark.read.format("mqfs").options(**{"address": jobs.address, **options}).load().collect()
     assert text.lower() in str(caught.value).lower()

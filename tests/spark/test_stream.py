@@ -514,7 +514,8 @@ def test_another_store(query: Callable[..., Query], scene: Scene, tmp_path: Path
         second.stop()
 
 
-def test_nonsense(query: Callable[..., Query], scene: Scene) -> None:
+def test_nonsense(query: Callable[..., Query], scene: Scene, reader: Readers) -> None:
+    """A query fails with what its reader raises."""
     scene.group("g")
     scene.stream("g/s", b"1")
     for options, text in (
@@ -529,8 +530,10 @@ def test_nonsense(query: Callable[..., Query], scene: Scene) -> None:
         ({"maxBytesPerTrigger": "much"}, "option maxBytesPerTrigger: invalid value 'much' (expected bytes"),
         ({"consumer": "a/b"}, "option consumer"),
     ):
-        with pytest.raises(Exception, match=re.escape(text)):
-            query(subscribe="g/s", **options).now()
+        with pytest.raises(OptionError, match=re.escape(text)):
+            reader(scene, subscribe="g/s", **options).initialOffset()
+    with pytest.raises(Exception, match=re.escape(text)):
+        query(subscribe="g/s", **options).now()
 
 
 def test_a_stream_that_is_asked_for_later(scene: Scene, reader: Readers) -> None:
