@@ -350,11 +350,9 @@ def file_requests(group: str) -> Iterator[Ask]:
             yield file(line, group, ".cursor", f"{line}\n")
             yield file(f"seek first, {line}, until end", group, ".cursor", f"seek first\n{line}\nuntil end\n")
     yield file("read", group, "view", flags=0)
-    for key, words in settings._WORDS.items():
-        yield from (ctl(group, f"{key} {word}") for word in words)
+    for key, row in settings.SETTINGS.items():
+        yield from (ctl(group, f"{key} {value}") for value in row.choices or VALUES[key])
         yield from (ctl(group, line) for line in RESTORED if line.startswith(f"{key} "))
-    for key in (*settings._VALUES, *settings._OF_SEVERAL):
-        yield from (ctl(group, f"{key} {value}") for value in VALUES[key])
     assert settings._ACTIONS.keys() == ACTIONS.keys(), "actions of ctl without a sample"
     for some in ACTIONS.values():
         yield from (ctl(group, line) for line in some)

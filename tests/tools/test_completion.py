@@ -68,5 +68,5 @@ def test_where_nothing_is_mounted(bash: pexpect.spawn) -> None:
 
 
 def test_the_words_are_those_of_the_server() -> None:
-    known = {word: " ".join(values) for word, values in settings._WORDS.items()} | {"sync": "always off"}
-    assert known == completion.SETTINGS
+    known = {key: " ".join(row.choices) for key, row in settings.SETTINGS.items() if row.choices}
+    assert known | {"sync": "always off"} == completion.SETTINGS

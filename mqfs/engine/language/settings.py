@@ -5,7 +5,7 @@ Performs nothing. Printed settings, written back, give the same settings.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -29,72 +29,146 @@ class Depth(NamedTuple):
 NO_DEPTH = Depth()
 
 
+class Setting(NamedTuple):
+    """How the value of a setting is read and printed."""
+
+    parse: Callable[..., Any]  # its words; raises BadCommand
+    show: Callable[[Any], str] = str
+    choices: tuple[str, ...] = ()  # the words that it can be; none: any that `parse` takes
+    takes: str = ""  # where it is of several words
+    words: tuple[int, ...] = (1,)  # how many
+    is_newer: bool = False  # its default stays out of the log, which older servers read, too
+
+
+def parse_depth(word: str, verb: str = "depth") -> Depth:
+    """A number of messages, or bytes. Raises BadCommand, which begins with the verb."""
+    size = parse_size(word)
+    if size is None:
+        try:
+            return Depth(messages=parse_number(word)) if parse_number(word) else NO_DEPTH
+        except BadCommand:
+            raise BadCommand(f"{verb} {word!r}: write a number of messages, or bytes as 512B, 64K, 10M, 1G") from None
+    if size > MOST:
+        raise BadCommand(f"{verb} {word!r} is too large")
+    return Depth(size=size) if size else NO_DEPTH
+
+
+def _print_depth(depth: Depth) -> str:
+    return print_size(depth.size) if depth.size else str(depth.messages)
+
+
+def _parse_sync(word: str) -> int:
+    if word in _SYNC:
+        return _SYNC[word]
+    try:
+        value = parse_duration(word)
+    except BadCommand:
+        value = 0
+    if not value:
+        raise BadCommand(f"sync {word!r}: write always, off, or a duration such as 10ms or 1s")
+    return value
+
+
+def _print_sync(value: int) -> str:
+    return next((word for word, known in _SYNC.items() if known == value), "") or print_duration(value)
+
+
+def _parse_backoff(*words: str) -> tuple[int, int]:
+    least, most = map(parse_duration, words)
+    if least > most:
+        raise BadCommand(f"backoff {' '.join(words)}: the shortest time comes first")
+    return least, most
+
+
+def _row(parse: Callable[..., Any], show: Callable[[Any], str] = str, **more: Any) -> dict[str, Setting]:
+    return {"row": Setting(parse, show, **more)}
+
+
+def _choice(*words: str, **more: Any) -> Any:
+    """One of these words; the first is the default."""
+    return attrs.field(default=words[0], metadata=_row(str, choices=words, **more))
+
+
+def _switch(**more: Any) -> Any:
+    return attrs.field(
+        default=False,
+        metadata=_row(lambda word: word == "on", lambda on: "on" if on else "off", choices=("on", "off"), **more),
+    )
+
+
+def _duration(default: int = 0) -> Any:
+    return attrs.field(default=default, metadata=_row(parse_duration, print_duration))
+
+
+_SYNC = {"always": SYNC_ALWAYS, "off": SYNC_OFF}
+POLICIES = ("drop-old", "drop-new", "block", "reject")  # of `full`
+
+
 @attrs.frozen
 class Settings:
-    """The settings of a group. Durations in ns, 0 = never or for ever."""
+    """The settings of a group, a row each, as they are printed. Durations in ns, 0 = never or for ever."""
 
-    data: str = "message"
-    replay: str = "off"
-    depth: Depth = NO_DEPTH
-    ttl: int = 0
-    full: str = "drop-old"
-    full_was_set: bool = False  # else it follows `deliver`
-    sync: int = SYNC_ALWAYS
-    keep: str = "disk"
-    ring: str = "owner"  # who may attach to shared memory
-    deliver: str = "all"
-    ack: str = "read"
-    lease: int = 0
-    retries: int = 5  # 0 = no bound
-    backoff: tuple[int, int] = (10**9, 5 * 60 * 10**9)
-    dead: str = "dead"
-    order: str = "sequence"
-    dedup: int = 2 * 60 * 10**9
-    idle: int = 0
-    protect: bool = False
-    sender: bool = False  # every message gets the header of that name
-    words: Words = DOTTED  # of the patterns of the group
+    data: str = _choice("message", "line", "coalesce")
+    replay: str = _choice("off", "last", "all")
+    depth: Depth = attrs.field(default=NO_DEPTH, metadata=_row(parse_depth, _print_depth))
+    ttl: int = _duration()
+    deliver: str = _choice("all", "one")
+    ack: str = _choice("read", "next")  # printed with `deliver one`
+    full: str = _choice(*POLICIES)
+    sync: int = attrs.field(default=SYNC_ALWAYS, metadata=_row(_parse_sync, _print_sync))
+    keep: str = _choice("disk", "ring")
+    ring: str = _choice("owner", "off", "all", is_newer=True)  # who may attach to shared memory
+    lease: int = _duration()
+    retries: int = attrs.field(default=5, metadata=_row(parse_number))  # 0 = no bound
+    backoff: tuple[int, int] = attrs.field(
+        default=(10**9, 5 * 60 * 10**9),
+        metadata=_row(
+            _parse_backoff,
+            lambda times: " ".join(map(print_duration, times)),
+            takes="the shortest and the longest time, such as 1s 5m",
+            words=(2,),
+        ),
+    )
+    dead: str = attrs.field(
+        default="dead", metadata=_row(str, quote)
+    )  # stores hold names of older versions: see ctl.py
+    order: str = _choice("sequence", "expiry")
+    dedup: int = _duration(2 * 60 * 10**9)
+    idle: int = _duration()
+    protect: bool = _switch()
+    sender: bool = _switch(is_newer=True)  # every message gets that header
+    words: Words = attrs.field(  # of the patterns of the group
+        default=DOTTED,
+        metadata=_row(
+            lambda *words: check_words(Words(*words)),
+            lambda words: " ".join(map(quote, words.listed)),
+            takes="a separator and two or three wildcards, such as . * #",
+            words=(3, 4),
+            is_newer=True,
+        ),
+    )
+    full_was_set: bool = False  # else `full` follows `deliver`
 
     def lines(self, *, given: bool = False) -> list[str]:
         """Every setting as a ctl line; `given`: without what only follows from others."""
-        sync = {SYNC_ALWAYS: "always", SYNC_OFF: "off"}.get(self.sync) or print_duration(self.sync)
-        lines = [
-            f"data {self.data}",
-            f"replay {self.replay}",
-            f"depth {_print_depth(self.depth)}",
-            f"ttl {print_duration(self.ttl)}",
-            f"deliver {self.deliver}",
-            f"full {self.full}",
-            f"sync {sync}",
-            f"keep {self.keep}",
-            f"ring {self.ring}",
-            f"lease {print_duration(self.lease)}",
-            f"retries {self.retries}",
-            f"backoff {' '.join(map(print_duration, self.backoff))}",
-            f"dead {quote(self.dead)}",
-            f"order {self.order}",
-            f"dedup {print_duration(self.dedup)}",
-            f"idle {print_duration(self.idle)}",
-            f"protect {'on' if self.protect else 'off'}",
-            f"sender {'on' if self.sender else 'off'}",
-            f"words {' '.join(map(quote, self.words.listed))}",
-        ]
-        if given and not self.full_was_set:
-            lines.remove(f"full {self.full}")
-        if given and self.ring == "owner":
-            lines.remove("ring owner")  # older servers read the log, too
-        if given and not self.sender:
-            lines.remove("sender off")
-        if given and self.words == DOTTED:
-            lines.pop()  # as above
-        if self.deliver == "one":
-            lines.insert(5, f"ack {self.ack}")
-        return lines
+        values = ((key, row, getattr(self, key)) for key, row in SETTINGS.items())
+        return [f"{key} {row.show(value)}" for key, row, value in values if not self._is_hidden(key, value, given)]
+
+    def _is_hidden(self, key: str, value: Any, given: bool) -> bool:
+        if key == "ack":
+            return self.deliver != "one"
+        if key == "full":
+            return given and not self.full_was_set
+        return given and SETTINGS[key].is_newer and value == _DEFAULTS[key]
 
     def backoff_after(self, failed: int) -> int:
         """How long a message waits after that many failed deliveries, ns: the shortest time, doubled with each."""
         least, most = self.backoff
         return min(most, least << min(failed - 1, 62))
+
+
+SETTINGS: dict[str, Setting] = {field.name: field.metadata["row"] for field in attrs.fields(Settings) if field.metadata}
+_DEFAULTS = attrs.asdict(Settings(), recurse=False)
 
 
 class Action(NamedTuple):
@@ -149,67 +223,6 @@ def parse_settings(lines: Sequence[str]) -> Settings:
     return steps[-1][0] if steps else Settings()
 
 
-def _parse_depth(word: str) -> Depth:
-    return parse_depth(word)
-
-
-def parse_depth(word: str, verb: str = "depth") -> Depth:
-    """A number of messages, or bytes. Raises BadCommand, which begins with the verb."""
-    size = parse_size(word)
-    if size is None:
-        try:
-            return Depth(messages=parse_number(word)) if parse_number(word) else NO_DEPTH
-        except BadCommand:
-            raise BadCommand(f"{verb} {word!r}: write a number of messages, or bytes as 512B, 64K, 10M, 1G") from None
-    if size > MOST:
-        raise BadCommand(f"{verb} {word!r} is too large")
-    return Depth(size=size) if size else NO_DEPTH
-
-
-def _print_depth(depth: Depth) -> str:
-    return print_size(depth.size) if depth.size else str(depth.messages)
-
-
-def _parse_sync(word: str) -> int:
-    if word in ("always", "off"):
-        return SYNC_ALWAYS if word == "always" else SYNC_OFF
-    try:
-        value = parse_duration(word)
-    except BadCommand:
-        value = 0
-    if not value:
-        raise BadCommand(f"sync {word!r}: write always, off, or a duration such as 10ms or 1s")
-    return value
-
-
-def _parse_stored(word: str) -> str:
-    """A name as it is: stores hold those of older versions. ctl.py checks a new one."""
-    return word
-
-
-POLICIES = ("drop-old", "drop-new", "block", "reject")  # of `full`
-_WORDS = {
-    "data": ("message", "line", "coalesce"),
-    "replay": ("off", "last", "all"),
-    "full": POLICIES,
-    "deliver": ("all", "one"),
-    "ack": ("read", "next"),
-    "order": ("sequence", "expiry"),
-    "keep": ("disk", "ring"),
-    "ring": ("owner", "off", "all"),
-    "protect": ("on", "off"),
-    "sender": ("on", "off"),
-}
-_VALUES = {
-    "depth": _parse_depth,
-    "ttl": parse_duration,
-    "sync": _parse_sync,
-    "idle": parse_duration,
-    "lease": parse_duration,
-    "retries": parse_number,
-    "dead": _parse_stored,
-    "dedup": parse_duration,
-}
 _ACTIONS = {
     "eof": (1, 1),
     "clear": (0, 1),
@@ -233,46 +246,24 @@ USAGE = {
 
 
 def _setting(words: list[str], settings: Settings) -> Settings:
-    key = words[0]
-    if key not in _WORDS and key not in _VALUES and key not in _OF_SEVERAL:
-        known = " ".join([*_WORDS, *_VALUES, *_OF_SEVERAL, *_ACTIONS])
-        raise BadCommand(f"unknown command {key!r}; there are: {known}")
-    if key in _OF_SEVERAL:
-        return _OF_SEVERAL[key](words, settings)
-    if len(words) != 2:
-        raise BadCommand(f"{key} takes one value, not {len(words) - 1}")
-    word = words[1]
-    if key in _VALUES:
-        return evolve(settings, key, _VALUES[key](word))
-    if word not in _WORDS[key]:
-        raise BadCommand(f"{key} {word!r}: write {' or '.join(_WORDS[key])}")
+    key, given = words[0], words[1:]
+    row = SETTINGS.get(key)
+    if row is None:
+        raise BadCommand(f"unknown command {key!r}; there are: {' '.join([*SETTINGS, *_ACTIONS])}")
+    if len(given) not in row.words:
+        raise BadCommand(f"{key} takes {row.takes or f'one value, not {len(given)}'}")
+    if row.choices and given[0] not in row.choices:
+        raise BadCommand(f"{key} {given[0]!r}: write {' or '.join(row.choices)}")
+    value = row.parse(*given)
     if key == "deliver":
-        return _set_deliver(word, settings)
+        return _set_deliver(value, settings)
     if key == "ack" and settings.deliver != "one":
         raise BadCommand("ack is a matter of 'deliver one'; write that line first")
-    if key == "data" and word == "coalesce" and settings.deliver == "one":
+    if key == "data" and value == "coalesce" and settings.deliver == "one":
         raise BadCommand("data coalesce has no messages to hand to one reader each; write 'deliver all' first")
     if key == "full":
         settings = evolve(settings, "full_was_set", True)
-    return evolve(settings, key, word == "on" if key in ("protect", "sender") else word)
-
-
-def _set_backoff(words: list[str], settings: Settings) -> Settings:
-    if len(words) != 3:
-        raise BadCommand("backoff takes the shortest and the longest time, such as 1s 5m")
-    least, most = parse_duration(words[1]), parse_duration(words[2])
-    if least > most:
-        raise BadCommand(f"backoff {words[1]} {words[2]}: the shortest time comes first")
-    return evolve(settings, "backoff", (least, most))
-
-
-def _set_words(words: list[str], settings: Settings) -> Settings:
-    if len(words) not in (4, 5):
-        raise BadCommand("words takes a separator and two or three wildcards, such as . * #")
-    return evolve(settings, "words", check_words(Words(*words[1:])))
-
-
-_OF_SEVERAL = {"backoff": _set_backoff, "words": _set_words}  # values
+    return evolve(settings, key, value)
 
 
 def _set_deliver(word: str, settings: Settings) -> Settings:
