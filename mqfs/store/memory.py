@@ -1,18 +1,475 @@
-"""A store that is gone with its process: for tests, and for servers that store nothing on disk.
+"""Logs in memory: those of a store that is gone with its process, and the messages of a group with `keep ring`.
 
-Owns its logs. Never touches a file.
+A MemoryLog has the semantics of a log on disk and is bounded by limits.MEMORY_BYTES. With `keep ring` it is one half:
+
+    MESSAGE, END   ->  MemoryLog, gone with the server
+    CHANGE, CLOCK  ->  the bucket on disk: names, settings, consumers
+    ACK            ->  nowhere: consumers have it in memory
+    sequences      ->  reserved on disk in very large blocks: none is given twice, and no message writes there
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from itertools import islice
 
-from mqfs import errors
-from mqfs.store.api import Bucket, Histogram
-from mqfs.store.memory_log import MemoryBucket
-from mqfs.store.memory_only import MemoryOnlyLog
+from mqfs import errors, limits
+from mqfs.log.record import HEAD_BYTES, INNER, encode, padded
+from mqfs.model import MORE, Buffer, Columns, Draft, Kind, Listed, Record, RecordRun, Split
+from mqfs.store.api import Bucket, Committed, Histogram, LogEnd, LogUpkeep
+from mqfs.store.chain import StoredEnd
+from mqfs.store.log_reader import PORTIONS, of_sizes
 from mqfs.store.spool import MemoryStaged
+
+_CHANGED_BYTES = 64 << 10  # kept behind the state before a new one is taken; of a large state, a quarter of it
+_LEAST = 4  # messages; fewer are read one by one
+
+
+class MemoryLog:
+    """The records. See `LogUpkeep` in mqfs/store/api.py."""
+
+    __slots__ = (
+        "_changed",
+        "_changes",
+        "_group",
+        "damaged",
+        "end",
+        "lost",
+        "records",
+        "sequences",
+        "size",
+        "state",
+        "streams"
+    )  # fmt: skip
+
+    def __init__(self, group: int, state: bytes) -> None:
+        self._group, self.state = group, state
+        self.end = StoredEnd()
+        self.size = 0
+        self.damaged = 0
+        self.lost: list[str] = []
+        self._changes: list[Record] = []  # behind the state
+        self._changed = 0  # bytes of the changes
+        self.records: dict[int, Record] = {}
+        self.sequences: list[int] = []  # of all messages, in order
+        self.streams: dict[int, array[int]] = {}  # of each stream's
+
+    def fail(self, error: OSError) -> None:
+        self.end.failed = self.end.failed or error
+
+    def history(self) -> tuple[bytes | None, Iterable[Record]]:
+        return self.state, list(self._changes)
+
+    def check_room(self, need: int) -> None:
+        """Raises DiskFull."""
+        if self.size + need > limits.MEMORY_BYTES:
+            raise errors.DiskFull(f"group {self._group} may have {limits.MEMORY_BYTES} bytes in memory")
+
+    def add_change(self, record: Record, size: int, state: Callable[[], bytes]) -> None:
+        """Add a record that is no message; `state` makes a new state where there are many."""
+        if record.kind == Kind.STATE:
+            self._renew(record.body)
+            return
+        if self._changed >= max(_CHANGED_BYTES, len(self.state) // 4):
+            self._renew(state())
+        self._changes.append(record)
+        self._changed += size
+        self.size += size
+
+    def _renew(self, state: bytes) -> None:
+        self.state = state
+        self.size -= self._changed
+        self._changed = 0
+        self._changes.clear()
+
+    def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:
+        gone = 0
+        for stream in list(self.streams):
+            floor = floors.get(stream)
+            posting = self.streams[stream]
+            count = len(posting) if floor is None else bisect_left(posting, floor)
+            if count:
+                gone += self._forget(posting[:count])
+                del posting[:count]
+            if not posting:
+                del self.streams[stream]
+        gone += self._drop(dropped)
+        if gone:
+            self.sequences = [s for s in self.sequences if s in self.records]
+
+    def _drop(self, dropped: Set[int]) -> int:
+        """Messages dropped one by one."""
+        gone = [s for s in dropped if s in self.records]
+        for stream in {self.records[s].stream for s in gone}:
+            self.streams[stream] = array("Q", [s for s in self.streams[stream] if s not in dropped])
+        return self._forget(gone)
+
+    def _forget(self, sequences: Sequence[int]) -> int:
+        for sequence in sequences:
+            record = self.records.pop(sequence)
+            self.size -= padded(HEAD_BYTES + len(record.headers) + len(record.body))
+        return len(sequences)
+
+    def sync(self, then: Committed | None = None, within_s: float = 0.0) -> None:
+        if then is not None:
+            then(None)
+
+    def close(self) -> None:
+        pass
+
+
+class MemoryLogReader:
+    """See `LogReader` and `LogMetrics` in mqfs/store/api.py."""
+
+    __slots__ = ("_log",)
+
+    def __init__(self, log: MemoryLog) -> None:
+        self._log = log
+
+    @property
+    def first(self) -> int:
+        log = self._log
+        return log.sequences[0] if log.sequences else log.end.next
+
+    def _search(self, sequence: int, stream: int | None) -> tuple[Sequence[int], int]:
+        sequences: Sequence[int] = self._log.sequences if stream is None else self._log.streams.get(stream, ())
+        return sequences, bisect_left(sequences, sequence)
+
+    def find(self, stream: int, sequence: int) -> Record | None:
+        sequences, at = self._search(sequence, stream)
+        return self._log.records[sequences[at]] if at < len(sequences) else None
+
+    def scan(self, sequence: int) -> Record | None:
+        sequences, at = self._search(sequence, None)
+        return self._log.records[sequences[at]] if at < len(sequences) else None
+
+    def locate(self, stream: int, sequence: int) -> tuple[int, int] | None:
+        record = self.find(stream, sequence)
+        return None if record is None else (record.sequence, len(record.body))
+
+    def read_run(self, sequence: int, end: int, most_bytes: int, streams: Set[int], headed: bool) -> RecordRun | None:
+        sequences, at = self._search(sequence, None)
+        stop = bisect_left(sequences, end, at)
+        if stop - at < _LEAST:
+            return None
+        left, found, newest, pieces, seen = most_bytes, -1, None, list[bytes](), set[int]()
+        for number in islice(sequences, at, stop):
+            record = self._log.records[number]
+            left -= padded(HEAD_BYTES + len(record.headers) + len(record.body))
+            if left < 0:
+                break
+            found = number
+            if record.stream in streams:
+                if record.headers and not headed:
+                    return None
+                newest = record
+                seen.add(record.stream)
+                pieces.append(encode(*record))
+        return None if newest is None else RecordRun(pieces, seen, len(pieces), found, newest)
+
+    def before(self, sequence: int, stream: int | None = None) -> int | None:
+        sequences, at = self._search(sequence, stream)
+        return sequences[at - 1] if at else None
+
+    def first_at_time(self, time_ns: int) -> int:
+        at = bisect_left(self._log.sequences, time_ns, key=lambda sequence: self._log.records[sequence].time_ns)
+        return self._log.sequences[at] if at < len(self._log.sequences) else self._log.end.next
+
+    def count(self, stream: int, sequence: int, end: int | None = None) -> tuple[int, int]:
+        sequences, at = self._search(sequence, stream)
+        to = len(sequences) if end is None else max(at, bisect_left(sequences, end))
+        return to - at, sum(len(self._log.records[s].body) for s in sequences[at:to])
+
+    def streams(self) -> Set[int]:
+        return set(self._log.streams)
+
+    def stretch_end(self, sequence: int) -> int:
+        return min(sequence + (self._log.end.next - sequence) // PORTIONS + 1, self._log.end.next)
+
+    def split_points(self, sequence: int, end: int, streams: Set[int] | None, messages: int, size: int) -> list[Split]:
+        sequences, at = self._search(sequence, None)
+        found = (self._log.records[s] for s in sequences[at : bisect_left(sequences, end, at)])
+        rows = (
+            (r.sequence, padded(HEAD_BYTES + len(r.headers) + len(r.body)))
+            for r in found
+            if streams is None or r.stream in streams
+        )
+        return of_sizes(rows, messages, size, limits.STRETCHES)
+
+    def header_bytes(self, stream: int, sequence: int, end: int | None = None) -> int:
+        sequences, at = self._search(sequence, stream)
+        to = len(sequences) if end is None else max(at, bisect_left(sequences, end))
+        return sum(len(self._log.records[s].headers) for s in sequences[at:to])
+
+    def count_eof_markers(self, stream: int, sequence: int, end: int | None = None) -> int:
+        sequences, at = self._search(sequence, stream)
+        to = len(sequences) if end is None else max(at, bisect_left(sequences, end))
+        return sum(self._log.records[s].kind == Kind.END for s in sequences[at:to])
+
+    def listing(self, floors: Mapping[int, int], end: int) -> Iterator[Listed]:
+        mine: list[int] = []
+        for stream, floor in floors.items():
+            sequences, at = self._search(floor, stream)
+            mine += sequences[at : bisect_left(sequences, end, at)]
+        mine = sorted(s for s in mine if self._log.records[s].kind != Kind.END)
+        yield Listed(
+            len(mine), lambda newest: (mine[-newest:], [len(self._log.records[s].body) for s in mine[-newest:]])
+        )
+
+    def with_headers(self, sequence: int, stream: int | None = None) -> Iterator[int]:
+        sequences, at = self._search(sequence, stream)
+        return iter([s for s in sequences[at:] if self._log.records[s].headers])
+
+
+class MemoryAppender:
+    """See `LogWriter` and `RangeWriter` in mqfs/store/api.py."""
+
+    __slots__ = ("_end", "_log", "state")
+
+    def __init__(self, log: MemoryLog) -> None:
+        self._log, self._end = log, log.end
+        self.state: Callable[[], bytes] = lambda: log.state
+
+    def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"") -> int:
+        return self._add(kind, stream, time_ns, body, headers, 0)
+
+    def append_batch(self, drafts: Sequence[Draft], time_ns: int) -> int:
+        if self._end.failed is not None:
+            raise errors.ReadOnly(str(self._end.failed))
+        messages = [draft for draft in drafts if draft.kind <= Kind.END]
+        self._log.check_room(sum(padded(HEAD_BYTES + len(d.headers) + len(d.body)) for d in messages))
+        sequences = [
+            self._add(
+                d.kind, d.stream, time_ns, d.body, d.headers, (MORE if n < len(drafts) - 1 else 0) | (INNER if n else 0)
+            )
+            for n, d in enumerate(drafts)
+        ]
+        return sequences[0]
+
+    def _add(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes, flags: int) -> int:
+        size = padded(HEAD_BYTES + len(headers) + len(body))
+        if kind > Kind.END:
+            # Not refused where there is no room: what gives room is among them, and they are few.
+            self._end.last_ns = time_ns = max(time_ns, self._end.last_ns)
+            record = Record(self._end.next - 1, time_ns, stream, kind, flags, headers, body)
+            self._log.add_change(record, size, self.state)
+            return record.sequence
+        self._log.check_room(size)
+        self._end.last_ns = time_ns = max(time_ns, self._end.last_ns)
+        sequence = self._end.next
+        self._end.next += 1
+        self._log.records[sequence] = Record(sequence, time_ns, stream, kind, flags, headers, body)
+        self._log.sequences.append(sequence)
+        posting = self._log.streams.get(stream)
+        if posting is None:
+            posting = self._log.streams[stream] = array("Q")
+        posting.append(sequence)
+        self._log.size += size
+        return sequence
+
+    def skip(self) -> int:
+        self._end.next += 1
+        return self._end.next - 1
+
+    def reserve_space(self, size: int, messages: int) -> int:
+        self._log.check_room(size)
+        return 0
+
+    def hold_room(self, size: int) -> None:
+        pass
+
+    def append_range(self, data: Buffer, rows: Columns) -> None:
+        for n, position in enumerate(rows.positions):
+            self._end.next = rows.sequences[n]
+            begin = position + HEAD_BYTES
+            body = begin + rows.headers[n]
+            headers, text = bytes(data[begin:body]), bytes(data[body : body + rows.bodies[n]])
+            self._add(rows.kinds[n], rows.streams[n], rows.times[n], text, headers, rows.flags[n])
+
+    def quarantine(self, data: bytes, why: str) -> None:
+        pass
+
+    def skip_to(self, sequence: int) -> None:
+        self._end.next = max(self._end.next, sequence)
+
+    def continue_at(self, sequence: int) -> None:
+        self._end.next = max(self._end.next, sequence)
+
+    def on_sequences_reserved(self, granted: Callable[[int], None] | None) -> None:
+        if granted is not None:
+            granted((1 << 64) - 1)
+
+
+class MemoryBucket:
+    """See `Bucket` in mqfs/store/api.py."""
+
+    __slots__ = ("end", "id", "metrics", "ranges", "reader", "upkeep", "writer")
+
+    def __init__(self, number: int, state: bytes) -> None:
+        self.id = number
+        self.upkeep = log = MemoryLog(number, state)
+        self.end = log.end
+        self.reader = self.metrics = MemoryLogReader(log)
+        self.writer = self.ranges = MemoryAppender(log)
+
+
+# ------------------------------------------------------------ keep ring
+
+
+class _CombinedEnd:
+    """See `LogEnd` in mqfs/store/api.py."""
+
+    __slots__ = ("_disk", "_memory")
+
+    def __init__(self, memory: LogEnd, disk: LogEnd) -> None:
+        self._memory, self._disk = memory, disk
+
+    @property
+    def next(self) -> int:
+        return self._memory.next
+
+    @property
+    def last_ns(self) -> int:
+        return max(self._memory.last_ns, self._disk.last_ns)
+
+    @property
+    def failed(self) -> OSError | None:
+        return self._disk.failed
+
+
+class _Writer:
+    """See `LogWriter` and `RangeWriter` in mqfs/store/api.py."""
+
+    __slots__ = ("_bound", "_disk", "_memory")
+
+    def __init__(self, memory: MemoryBucket, disk: Bucket) -> None:
+        self._memory, self._disk = memory, disk
+        self._bound = 0
+        self._reserve()
+
+    def _reserve(self) -> None:
+        bound = self._memory.end.next + limits.VOLATILE_SEQUENCES
+        self._disk.ranges.reserve_space(0, limits.VOLATILE_SEQUENCES)
+        self._bound = bound
+
+    def _require_sequences(self, count: int) -> None:
+        """Have as many reserved, before the first is given: what the disk refuses is not in memory."""
+        if self._memory.end.next + count > self._bound:
+            self._reserve()
+
+    def _in_step(self) -> None:
+        """Pass the next sequence to the bucket on disk, which writes it at a clean stop."""
+        self._disk.ranges.skip_to(self._memory.end.next)
+
+    @property
+    def state(self) -> Callable[[], bytes]:
+        return self._disk.writer.state
+
+    @state.setter
+    def state(self, state: Callable[[], bytes]) -> None:
+        self._disk.writer.state = state
+
+    def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"") -> int:
+        if kind == Kind.ACK:
+            return self._memory.end.next - 1  # the consumer has it
+        if kind > Kind.END:
+            return self._disk.writer.append(kind, stream, time_ns, body, headers)
+        self._require_sequences(1)
+        sequence = self._memory.writer.append(kind, stream, time_ns, body, headers)
+        self._in_step()
+        return sequence
+
+    def append_batch(self, drafts: Sequence[Draft], time_ns: int) -> int:
+        messages = [draft for draft in drafts if draft.kind <= Kind.END]
+        durable = [draft for draft in drafts if draft.kind > Kind.END and draft.kind != Kind.ACK]
+        self._require_sequences(len(messages))
+        if durable:
+            # First what the disk may refuse, once memory cannot: nothing of a refused batch is readable.
+            need = sum(padded(HEAD_BYTES + len(d.headers) + len(d.body)) for d in messages)
+            self._memory.ranges.reserve_space(need, 0)
+            self._disk.writer.append_batch(durable, time_ns)
+        if not messages:
+            return self._memory.end.next - 1
+        sequence = self._memory.writer.append_batch(messages, time_ns)
+        self._in_step()
+        return sequence
+
+    def skip(self) -> int:
+        self._require_sequences(1)
+        sequence = self._memory.writer.skip()
+        self._in_step()
+        return sequence
+
+    # ------------------------------------------------------------ records that others encoded and numbered
+
+    def reserve_space(self, size: int, messages: int) -> int:
+        self._require_sequences(messages)
+        return self._memory.ranges.reserve_space(size, messages)
+
+    def hold_room(self, size: int) -> None:
+        pass  # of the disk none is used
+
+    def append_range(self, data: Buffer, rows: Columns) -> None:
+        self._memory.ranges.append_range(data, rows)
+        self._in_step()
+
+    def skip_to(self, sequence: int) -> None:
+        self._memory.ranges.skip_to(sequence)
+        self._in_step()
+
+    def continue_at(self, sequence: int) -> None:
+        if sequence <= self._bound:  # no ring was allowed to give a later one
+            self.skip_to(sequence)
+
+    def on_sequences_reserved(self, granted: Callable[[int], None] | None) -> None:
+        self._memory.ranges.on_sequences_reserved(granted)
+
+    def quarantine(self, data: bytes, why: str) -> None:
+        self._disk.ranges.quarantine(data, why)
+
+
+class _Upkeep:
+    """See `LogUpkeep` in mqfs/store/api.py."""
+
+    __slots__ = ("_disk", "_memory", "close", "fail", "history", "lost", "sync")
+
+    def __init__(self, memory: LogUpkeep, disk: LogUpkeep) -> None:
+        self._memory, self._disk = memory, disk
+        self.history, self.sync, self.fail, self.close = disk.history, disk.sync, disk.fail, disk.close
+        self.lost = disk.lost
+
+    @property
+    def damaged(self) -> int:
+        return self._disk.damaged
+
+    @property
+    def size(self) -> int:
+        return self._memory.size
+
+    def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:
+        self._memory.trim(floors, dropped)
+        self._disk.trim({}, frozenset())
+
+
+class MemoryOnlyLog:
+    """See `Bucket` in mqfs/store/api.py. Hands on the memory's reader."""
+
+    __slots__ = ("end", "id", "metrics", "ranges", "reader", "upkeep", "writer")
+
+    def __init__(self, disk: Bucket) -> None:
+        memory = MemoryBucket(disk.id, b"")
+        memory.end.next = disk.end.next
+        self.id = disk.id
+        self.end = _CombinedEnd(memory.end, disk.end)
+        self.reader, self.metrics = memory.reader, memory.metrics
+        self.writer = self.ranges = _Writer(memory, disk)
+        self.upkeep = _Upkeep(memory.upkeep, disk.upkeep)
+
+
+# ------------------------------------------------------------ store
 
 
 class MemoryStore:
@@ -64,4 +521,4 @@ class MemoryStore:
         pass
 
 
-__all__ = ["MemoryStore"]
+__all__ = ["MemoryAppender", "MemoryBucket", "MemoryLog", "MemoryLogReader", "MemoryOnlyLog", "MemoryStore"]

@@ -12,10 +12,9 @@ from mqfs import errors, limits
 from mqfs.model import Record
 from mqfs.store.appender import Appender
 from mqfs.store.chain import Chain
-from mqfs.store.compaction import Compaction
+from mqfs.store.compaction import Compaction, SegmentRemoval, trim
 from mqfs.store.group_commit import GroupCommit
 from mqfs.store.recovery import History
-from mqfs.store.removal import SegmentRemoval, trim
 from mqfs.store.segment.file import Segment
 from mqfs.store.segment.index import CLEAN
 from mqfs.store.segment.liveness import Liveness

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mqfs.errors import NotFound
+from mqfs.log.record import encode
 from mqfs.model import Draft, Kind, Record
 from mqfs.store.api import Bucket, Store
 
@@ -195,6 +196,41 @@ def check_headed(store: Store) -> None:
     assert {150, 298} <= set(later) <= {40, 41, 150, 298}
 
 
+def check_run(store: Store) -> None:
+    """Many messages at once are the same as one by one; None says that they are to be read so."""
+    bucket = make(store)
+    for number in range(60):
+        kind = Kind.END if number % 20 == 7 else Kind.MESSAGE
+        bucket.writer.append(kind, A + number % 3, number, b"x" * (number % 5))
+        if number % 10 == 0:
+            bucket.writer.append(Kind.CHANGE, 0, number, b'{"do":"nothing"}')
+    read = bucket.reader.read_run
+    for streams in ({A}, {A, C}, {A, B, C, C + 1}):
+        for first, end, most in ((1, 61, 1 << 20), (5, 40, 1 << 20), (3, 61, 400)):
+            got: list[Record] = []
+            while first < end:
+                found = read(first, end, most, streams, True)
+                if found is None:
+                    record = bucket.reader.scan(first)
+                    assert record is not None
+                    got += [record] * (record.stream in streams and record.sequence < end)
+                    first = record.sequence + 1
+                    continue
+                data = b"".join(found.pieces)
+                assert len(data) <= most
+                some = [record for n in range(first, found.last + 1) if (record := bucket.reader.scan(n)) is not None]
+                some = [record for record in some if record.stream in streams]
+                assert data == b"".join(encode(*record) for record in some)
+                assert (found.messages, found.newest, found.streams) == (len(some), some[-1], {r.stream for r in some})
+                got += some
+                first = found.last + 1
+            expected = (bucket.reader.scan(n) for n in range(got[0].sequence, end))
+            assert got == [record for record in expected if record is not None and record.stream in streams]
+    assert read(58, 61, 1 << 20, {A, B, C}, True) is None, "too few"
+    bucket.writer.append(Kind.MESSAGE, A, 60, b"x", b"\1\0k\1\0\0\0v")
+    assert read(1, 62, 1 << 20, {A}, False) is None, "headers where none may be"
+
+
 def check_time(store: Store) -> None:
     """Record times never go back."""
     bucket = make(store)
@@ -290,6 +326,7 @@ CHECKS: list[Callable[[Store], None]] = [
     check_tally,
     check_listing,
     check_headed,
+    check_run,
     check_time,
     check_units,
     check_skip,

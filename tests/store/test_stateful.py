@@ -16,8 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mqfs.model import Draft, Kind, Record
 from mqfs.store.api import Bucket
-from mqfs.store.memory import MemoryStore
-from mqfs.store.memory_log import MemoryBucket
+from mqfs.store.memory import MemoryBucket, MemoryStore
 from mqfs.store.store import DiskStore
 from tests.support.campaign import size
 from tests.support.temp_store import SMALL, abandon, lowered

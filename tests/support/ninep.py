@@ -28,8 +28,7 @@ from mqfs.ninep.codec.wire import Framer, decode, encode, layout
 from mqfs.ninep.server.server import Server, listen
 from mqfs.ninep.server.session import Session
 from mqfs.store.api import Committed
-from mqfs.store.memory import MemoryStore
-from mqfs.store.memory_log import MemoryAppender, MemoryBucket, MemoryLog, MemoryLogReader
+from mqfs.store.memory import MemoryAppender, MemoryBucket, MemoryLog, MemoryLogReader, MemoryStore
 from tests.support.eventually import HANG_S
 from tests.support.timers import ring_timers
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mqfs import limits
-from mqfs.store import removal
+from mqfs.store import compaction
 from tests.support.hand import ROOT
 from tests.support.queues import Queues
 
@@ -22,7 +22,7 @@ def queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queues:
     monkeypatch.setattr(limits, "TRIM_BYTES", 0)
     monkeypatch.setattr(limits, "SEGMENT_BYTES", 4_096)
     monkeypatch.setattr(limits, "SEGMENT_FIRST_BYTES", 4_096)
-    monkeypatch.setattr(removal, "_LOOKS", 1_000)  # segments that one trim looks into
+    monkeypatch.setattr(compaction, "_LOOKS", 1_000)  # segments that one trim looks into
     queues = Queues("replay all", "ttl 1h", path=tmp_path / "store")
     for number in range(STREAMS):
         queues.stream(str(number))
