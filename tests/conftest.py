@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
-from tests.support.campaign import seed
+from tests.support.campaign import seed, size
 from tests.support.durations import DURATIONS, group_of
 from tests.support.eventually import HANG_S
 from tests.support.java import SHORT_LIVED
@@ -46,6 +47,10 @@ os.environ.setdefault("PYTEST_TIMEOUT", str(2 * HANG_S))
 # modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED)
+
+# A machine that does other things meets no deadline.
+settings.register_profile("mqfs", max_examples=size(1_000), deadline=None)
+settings.load_profile("mqfs")
 
 # Nothing imports it where libfuse is missing, and pip could not build it.
 collect_ignore = [] if importlib.util.find_spec("pyfuse3") else ["fuse"]

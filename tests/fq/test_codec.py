@@ -7,7 +7,7 @@ from time import process_time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mqfs import limits
@@ -37,14 +37,12 @@ def read(parser: Any, data: bytes, cuts: list[int]) -> list[Any]:
     return [one for piece in pieces for one in parser.receive(piece)]
 
 
-@settings(deadline=None)
 @given(st.lists(messages, max_size=5), st.lists(st.integers(0, 5_000)))
 def test_messages_of_clients(sent: list[Message], cuts: list[int]) -> None:
     data = b"".join(map(codec.published, sent))
     assert read(MessageParser(relayed=False), data, cuts) == sent
 
 
-@settings(deadline=None)
 @given(st.lists(relayed, max_size=5), st.lists(st.integers(0, 5_000)))
 def test_messages_of_brokers(sent: list[Message], cuts: list[int]) -> None:
     data = b"".join(map(codec.relayed, sent))
@@ -67,7 +65,6 @@ WRITTEN = {
 }
 
 
-@settings(deadline=None)
 @given(st.lists(commands, max_size=5), st.lists(st.integers(0, 5_000)))
 def test_commands(sent: list[Any], cuts: list[int]) -> None:
     first = codec.Auth(b"user", b"queue", b"mem:public", b"secret")
@@ -75,7 +72,6 @@ def test_commands(sent: list[Any], cuts: list[int]) -> None:
     assert read(CommandParser(), data[codec.MAGIC_BYTES :], cuts) == [first, *sent]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 300)))
 def test_answers(cuts: list[int]) -> None:
     data = codec.authenticated(b"k" * 127) + codec.bound(7) + codec.unbound(codec.ILLEGAL)

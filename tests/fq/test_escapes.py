@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mqfs.engine.language import programs
@@ -19,7 +19,6 @@ odd = st.lists(
 routes = st.one_of(st.binary(max_size=127), odd.map(lambda parts: b"".join(parts)[:127]))
 
 
-@settings(deadline=None)
 @given(routes)
 @example(b"")
 @example(b"ctl")
@@ -32,13 +31,11 @@ def test_a_name_is_legal_and_stands_for_its_route(route: bytes) -> None:
         check_name(name)
 
 
-@settings(deadline=None)
 @given(routes, routes)
 def test_two_routes_have_two_names(one: bytes, other: bytes) -> None:
     assert (escape(one) == escape(other)) == (one == other)
 
 
-@settings(deadline=None)
 @given(st.text(max_size=40).map(str.encode), st.text(max_size=40).map(str.encode))
 @example(b"ct", b"l")
 @example(b"orde", b"r")
@@ -51,7 +48,6 @@ def quoted(text: bytes) -> bytes:
     return b'"' + b"".join(b"\\x%02x" % byte for byte in text) + b'"'
 
 
-@settings(deadline=None)
 @given(routes.filter(lambda text: b'"' not in text), routes, st.booleans())
 @example(b"caf\xc3", b"caf\xc3\xa9", False)
 @example(b"ct", b"ctl", False)
@@ -63,7 +59,6 @@ def test_a_program_selects_by_name_what_it_would_by_route(text: bytes, route: by
         assert program.may_route(escape(route))
 
 
-@settings(deadline=None)
 @given(routes, routes)
 @example(b"2", b"a/b")
 @example(b".a", b".a")

@@ -168,7 +168,6 @@ def test_whatever_it_allows_is_answered(own: Web) -> None:
             @seed(campaign.seed())
             @settings(
                 max_examples=campaign.size(300),
-                deadline=None,
                 database=None,
                 suppress_health_check=list(HealthCheck),
             )

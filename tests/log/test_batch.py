@@ -74,7 +74,7 @@ def outcome(data: bytes, known: dict[bytes, int]) -> object:
 
 
 @pytest.mark.slow
-@settings(max_examples=size(3_000), deadline=None)
+@settings(max_examples=size(3_000))
 @given(written(), st.sampled_from([{}, {b"s": 0}, {b"t": 0, b"s0002": 1, b"s": 2}]))
 def test_frames(data: bytes, known: dict[bytes, int]) -> None:
     done = outcome(data, dict(known))
@@ -93,7 +93,7 @@ def test_frames_as_small_as_they_can_be(name: str, frames: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=size(1_000), deadline=None)
+@settings(max_examples=size(1_000))
 @given(st.lists(st.tuples(names, st.dictionaries(st.text(min_size=1, max_size=9), st.text(max_size=9)), bodies)))
 def test_what_is_right_is_done_in_c(rows: list[tuple[str, dict[str, str], bytes]]) -> None:
     looked_at = headers.RESERVED | {headers.PART}  # in Python
@@ -107,7 +107,7 @@ def test_what_is_right_is_done_in_c(rows: list[tuple[str, dict[str, str], bytes]
 
 
 @pytest.mark.slow
-@settings(max_examples=size(1_000), deadline=None)
+@settings(max_examples=size(1_000))
 @given(written(), st.sampled_from([{}, {b"s": 0}]), st.integers(1, 60), st.booleans())
 def test_frames_some_at_a_time(data: bytes, known: dict[bytes, int], piece: int, always: bool) -> None:
     """As in one piece, whatever their size; `sender on` too."""
@@ -131,7 +131,7 @@ def test_frames_are_counted(data: bytes, noise: bytes) -> None:
         assert batch.count_frames(data + noise) == done
 
 
-@settings(max_examples=size(1_000), deadline=None)
+@settings(max_examples=size(1_000))
 @given(st.binary(max_size=200))
 def test_noise(data: bytes) -> None:
     done = outcome(data, {})
@@ -187,7 +187,7 @@ def test_more_headers_and_streams_than_it_looks_at_here() -> None:
             assert outcome(write, {b"s7": 0}) == done
 
 
-@settings(max_examples=size(1_000), deadline=None)
+@settings(max_examples=size(1_000))
 @given(
     st.lists(st.tuples(names, st.sampled_from([b"", SENDER]), bodies), max_size=12),
     st.integers(0, 14),
@@ -236,7 +236,7 @@ def looked_through(log: bytes, tail: bool) -> tuple[object, ...]:
 
 
 @pytest.mark.slow
-@settings(max_examples=size(2_000), deadline=None)
+@settings(max_examples=size(2_000))
 @given(UNITS, st.data())
 def test_units_of_a_log_that_is_looked_through(
     units: list[list[tuple[int, int, bytes, bytes]]], data: st.DataObject
@@ -290,7 +290,7 @@ def log_of(path: Path, steps: list[tuple[str, list[tuple[str, bytes, dict[str, s
 
 
 @pytest.mark.slow
-@settings(max_examples=size(150), deadline=None)
+@settings(max_examples=size(150))
 @given(STEPS)
 def test_both_ways_make_the_same_log(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, list[tuple[str, bytes, dict[str, str]]]]]

@@ -49,7 +49,7 @@ def rows(batches: list[Any]) -> list[tuple[Any, ...]]:
     ]  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(MESSAGES, st.lists(st.integers(1, 400), min_size=1, max_size=5))
 def test_every_message_however_the_bytes_come(messages: Any, cuts: list[int]) -> None:
     data, gathering, batches, at = encoded(messages), ArrowDecoder(WHOLE, "g"), [], 0

@@ -259,4 +259,4 @@ class Stores(RuleBasedStateMachine):
 
 
 TestStores = Stores.TestCase
-TestStores.settings = settings(max_examples=size(500), stateful_step_count=60, deadline=None, derandomize=True)
+TestStores.settings = settings(max_examples=size(500), stateful_step_count=60, derandomize=True)
