@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING
 from mqfs import errors, limits
 from mqfs.clock import Clock
 from mqfs.engine.core import multipart
-from mqfs.engine.core.log import AckSteps, GroupLog
 from mqfs.engine.delivery.dispatcher import visible_record
 from mqfs.log import batch, headers
 from mqfs.log.batch import RecordBatch, Source
-from mqfs.model import Kind, Record, User
+from mqfs.model import Draft, Kind, Record, User
 from mqfs.state.acks import ACK, REQUEUE, AckState, State, Unacked
 from mqfs.state.group import Attributes, Change, ConsumerState
 
@@ -59,16 +58,10 @@ def append_dead_letter(
     )
     if own.name:
         texts[headers.CONSUMER] = own.name
-    head = headers.encode(texts)
     first = multipart.first_of(group.log, record)
-    if slot <= first < record.sequence:
-        copies, size = _copies(group.log, record.stream, first, record.sequence, stream, {**texts, headers.PART: ""})
-        sequence = _append_parts(group, stream, copies, size, acks=acks)
-        _deliver_parts(group, stream, copies, sequence)
-        return
-    group.retention.reserve_room(len(record.body) + len(head) + _RECORD_BYTES)
-    sequence = group.publisher.append_message(stream, record.body, head, acks=acks)
-    group.publisher.deliver(stream, sequence, record.body, head)
+    letter = _copy(group, first if slot <= first else record.sequence, record, stream, texts)
+    sequence = group.publisher.append(stream, *letter, acks=acks)
+    group.publisher.deliver_all(stream, sequence, letter[0])
 
 
 def _stream_for(group: Group, origin: Stream) -> Stream:
@@ -95,40 +88,23 @@ def _open_to(origin: Attributes, letters: Attributes) -> int:
     return user << 6 | group << 3 | other
 
 
-def _copies(
-    log: GroupLog, number: int, first: int, last: int, to: Stream, texts: Mapping[str, str]
-) -> tuple[RecordBatch, int]:
-    """The parts of a body, copied to another stream, and the bytes of the body. `texts`: their headers; `part` is each
-    one's own."""
+def _copy(group: Group, first: int, last: Record, to: Stream, texts: Mapping[str, str]) -> tuple[Sequence[Draft], int]:
+    """A message for another stream, with room for it in the log, and the bytes of its body: all parts from `first` on.
+    `texts`: their headers; `part` is each one's own."""
+    if first == last.sequence:
+        draft = Draft(Kind.MESSAGE, to.number, last.body, headers.encode(texts))
+        group.retention.reserve_room(len(draft.body) + len(draft.headers) + _RECORD_BYTES)
+        return [draft], len(draft.body)
 
     def pieces() -> Iterator[bytes]:
-        for record in multipart.parts(log, number, first, last):
+        for record in multipart.parts(group.log, last.stream, first, last.sequence):
             part = headers.decode(record.headers).get(headers.PART, "")
             head = headers.encode({**texts, headers.PART: part})
             yield batch.concatenate([("", head, record.body)], {}).data
 
-    source = Source(last - first + 1, sum(map(len, pieces())), array("I", [to.number]), pieces)
-    return RecordBatch([source]), log.metrics.count(number, first, last + 1)[1]
-
-
-def _append_parts(
-    group: Group,
-    stream: Stream,
-    copies: RecordBatch,
-    size: int,
-    changes: Sequence[Change] = (),
-    acks: Sequence[AckSteps] = (),
-) -> int:
-    """Append them, and with them changes and steps, without delivery. Returns the first one's sequence."""
-    group.retention.reserve_room(copies.stored_bytes + _RECORD_BYTES)
-    first = group.log.append_batch(copies, changes, acks)
-    stream.kept.appended_many(first + len(copies) - 1, len(copies), size)
-    return first
-
-
-def _deliver_parts(group: Group, stream: Stream, copies: RecordBatch, first: int) -> None:
-    for sequence, draft in enumerate(copies.messages(), first):
-        group.publisher.deliver(stream, sequence, draft.body, draft.headers)
+    source = Source(last.sequence - first + 1, sum(map(len, pieces())), array("I", [to.number]), pieces)
+    group.retention.reserve_room(source.stored_bytes + _RECORD_BYTES)
+    return RecordBatch([source]), group.log.metrics.count(last.stream, first, last.sequence + 1)[1]
 
 
 def redrive(group: Group, name: str | None, most: int | None) -> int:
@@ -148,10 +124,8 @@ def redrive(group: Group, name: str | None, most: int | None) -> int:
         texts = headers.decode(record.headers)
         origin = group.streams.get(texts.get(headers.STREAM, ""))
         if origin is not None and origin is not dead and name in (None, origin.name):
-            if last is not record:
-                _send_parts_back(group, dead, record, last, origin, texts)
-            else:
-                _send_back(group, dead, record, origin, texts)
+            more = {key: value for key, value in texts.items() if key not in headers.LETTER}
+            _send_back(group, dead, record.sequence, last, origin, more)
             moved += 1
     return moved
 
@@ -179,31 +153,18 @@ def _is_claimed(group: Group, dead: Stream, record: Record) -> bool:
     return own.progress.of(last.sequence) is State.IN_FLIGHT
 
 
-def _send_parts_back(
-    group: Group, dead: Stream, record: Record, last: Record, origin: Stream, texts: dict[str, str]
-) -> None:
-    more = {key: value for key, value in texts.items() if key not in headers.LETTER}
-    copies, size = _copies(group.log, dead.number, record.sequence, last.sequence, origin, more)
-    sequences = list(range(record.sequence, last.sequence + 1))
-    change: Change = {"do": "drop", "stream": dead.number, "sequences": sequences}
-    if dead.kept.first_kept() == record.sequence:
+def _send_back(group: Group, dead: Stream, first: int, last: Record, origin: Stream, texts: dict[str, str]) -> None:
+    messages, size = _copy(group, first, last, origin, texts)
+    change: Change = {"do": "drop", "stream": dead.number, "sequences": list(range(first, last.sequence + 1))}
+    if dead.kept.first_kept() == first:
         change = {"do": "floor", "floors": [[dead.number, last.sequence + 1]]}
-    sequence = _append_parts(group, origin, copies, size, [change])
-    _deliver_parts(group, origin, copies, sequence)
+    sequence = group.publisher.append(origin, messages, size, [change])
     group.retention.note_change()
-    dead.kept.recount()
-
-
-def _send_back(group: Group, dead: Stream, record: Record, origin: Stream, texts: dict[str, str]) -> None:
-    head = headers.encode({key: value for key, value in texts.items() if key not in headers.LETTER})
-    group.retention.reserve_room(len(record.body) + len(head) + _RECORD_BYTES)
-    change: Change = {"do": "drop", "stream": dead.number, "sequences": [record.sequence]}
-    if dead.kept.first_kept() == record.sequence:
-        change = {"do": "floor", "floors": [[dead.number, record.sequence + 1]]}
-    sequence = group.publisher.append_message(origin, record.body, head, [change])
-    group.retention.note_change()
-    dead.kept.on_deleted(len(record.body))
-    group.publisher.deliver(origin, sequence, record.body, head)
+    if first == last.sequence:
+        dead.kept.on_deleted(size)
+    else:
+        dead.kept.recount()
+    group.publisher.deliver_all(origin, sequence, messages)
 
 
 # ------------------------------------------------------------ leases and delays

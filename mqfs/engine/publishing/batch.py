@@ -22,7 +22,7 @@ from mqfs.engine.publishing.publisher import Publisher
 from mqfs.log import batch
 from mqfs.log.batch import RecordBatch, Source
 from mqfs.log.record import HEAD_BYTES
-from mqfs.model import Kind, Step, User
+from mqfs.model import Kind, Record, Step, User
 from mqfs.quotas import Shares
 from mqfs.state.group import Attributes, Change
 from mqfs.store.api import Store
@@ -193,11 +193,13 @@ class AtomicBatch:
         publisher, streams = self.publisher, {stream.number: stream for stream in self.tallies}
         rest = {stream: StreamTotals(tally.messages, tally.size) for stream, tally in self.tallies.items()}
         drafts = enumerate(RecordBatch(self.sources).messages(), first)
+        time_ns = publisher.log.end.last_ns
         # A reader that was served has left the wait list, and cannot rejoin before this returns.
         while (self.ranked or publisher.fanout.is_awaited(self.tallies)) and (some := list(islice(drafts, _DELIVERED))):
             for sequence, draft in some:
                 stream = streams[draft.stream]
-                publisher.deliver(stream, sequence, draft.body, draft.headers)
+                record = Record(sequence, time_ns, stream.number, MESSAGE, 0, draft.headers, draft.body)
+                publisher.deliver(stream, record)
                 rest[stream].messages -= 1
                 rest[stream].size -= len(draft.body)
         self._count_only(rest)

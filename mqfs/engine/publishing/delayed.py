@@ -129,13 +129,15 @@ class DelayedMessages:
             texts[headers.HELD] = str(sequence)
             head = headers.encode(texts)
             self._host.publisher.retention.reserve_room(len(record.body) + len(head) + 40)
-            made = self._host.publisher.append_message(stream, record.body, head, acks=self.drop_steps([sequence]))
+            message = [Draft(Kind.MESSAGE, stream.number, record.body, head)]
+            acks = self.drop_steps([sequence])
+            made = self._host.publisher.append(stream, message, len(record.body), acks=acks)
         except (errors.MqfsError, OSError) as error:
             text = f"message {sequence}, which is due, cannot be appended: {error}"
             self._host.faults.report(self._host.number, text)
             return False
         self._forget(sequence)
-        self._host.publisher.deliver(stream, made, record.body, head)
+        self._host.publisher.deliver_all(stream, made, message)
         self._host.publisher.retention.bound_depth(stream)
         return True
 

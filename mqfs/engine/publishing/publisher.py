@@ -115,10 +115,8 @@ class Publisher:
             if request.on_sequence is not None:
                 request.on_sequence(known)
             return self.log.after_data_sync(request.total)
-        if len(request.bodies) > 1:
+        if len(request.bodies) > 1 or request.headers:
             self._append_batch(stream, request)
-        elif request.headers:
-            self._append_with_headers(stream, request)
         else:
             self._append_one(stream, request.kind, request.bodies[0])
         settings = self.log.settings
@@ -134,53 +132,47 @@ class Publisher:
         else:
             sequence = log.append(kind, stream.number, body, time_ns)
             stream.kept.appended(sequence, kind, len(body))
-        self._deliver(stream, sequence, time_ns, kind, body)
+        self.deliver(stream, Record(sequence, time_ns, stream.number, kind, 0, b"", body))
 
     def _append_batch(self, stream: Stream, request: WriteRequest) -> None:
-        kind, bodies, head = request.kind, request.bodies, request.headers
-        first = self.log.append_batch([Draft(kind, stream.number, body, head) for body in bodies])
-        time_ns = self.log.end.last_ns
-        for sequence, body in enumerate(bodies, first):
-            stream.kept.appended(sequence, kind, len(body))
-        for sequence, body in enumerate(bodies, first):
-            self._deliver(stream, sequence, time_ns, kind, body, head)
-
-    def _append_with_headers(self, stream: Stream, request: WriteRequest) -> None:
-        """One message of `.put`, and with it that its id is known."""
-        body = request.bodies[0]
+        """Messages, and with one of `.put` that its id is known."""
         changes = [self.ids.note(request.id, self.log.end.next)] if request.id is not None else []
-        sequence = self.append_message(stream, body, request.headers, changes)
+        drafts = [Draft(request.kind, stream.number, body, request.headers) for body in request.bodies]
+        first = self.append(stream, drafts, request.size, changes)
         if request.on_sequence is not None:
-            request.on_sequence(sequence)
-        self.deliver(stream, sequence, body, request.headers)
+            request.on_sequence(first)
+        self.deliver_all(stream, first, drafts)
 
-    def append_message(
+    def append(
         self,
         stream: Stream,
-        body: bytes,
-        head: bytes,
+        messages: Sequence[Draft],
+        size: int,
         changes: Sequence[Change] = (),
         acks: Sequence[AckSteps] = (),
     ) -> int:
-        """Append one message, and with it changes and steps; `deliver` it afterwards. Returns its sequence."""
-        sequence = self.log.append_batch([Draft(MESSAGE, stream.number, body, head)], changes, acks)
-        stream.kept.appended(sequence, MESSAGE, len(body))
-        return sequence
+        """Append messages of one stream, `size` bytes of bodies, and with them changes and steps. Returns the sequence
+        of the first; `deliver_all` is to follow."""
+        first = self.log.append_batch(messages, changes, acks)
+        stream.kept.appended_many(first + len(messages) - 1, len(messages), size)
+        return first
 
-    def deliver(self, stream: Stream, sequence: int, body: bytes, head: bytes) -> None:
-        """Deliver a message of the batch that was appended last."""
-        self._deliver(stream, sequence, self.log.end.last_ns, MESSAGE, body, head)
+    def deliver_all(self, stream: Stream, first: int, messages: Sequence[Draft]) -> None:
+        """Deliver the batch that was appended last."""
+        time_ns = self.log.end.last_ns  # of all of them: a claim that one is delivered to writes a record
+        for sequence, draft in enumerate(messages, first):
+            self.deliver(stream, Record(sequence, time_ns, draft.stream, draft.kind, 0, draft.headers, draft.body))
 
-    def _deliver(self, stream: Stream, sequence: int, time_ns: int, kind: int, body: bytes, head: bytes = b"") -> None:
+    def deliver(self, stream: Stream, record: Record) -> None:
         """Count it, and serve all who wait before the writer is answered."""
-        if kind == MESSAGE:
+        if record.kind == MESSAGE:
             counts = self.counts
-            stream.kept.mtime_ns = time_ns
+            stream.kept.mtime_ns = record.time_ns
             stream.written += 1
             counts.written += 1
-            counts.written_bytes += len(body)
+            counts.written_bytes += len(record.body)
         self.mark_dirty()
-        self.fanout.deliver(stream, Record(sequence, time_ns, stream.number, kind, 0, head, body))
+        self.fanout.deliver(stream, record)
 
 
 # ------------------------------------------------------------ blocked writers

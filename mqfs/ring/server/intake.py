@@ -351,7 +351,7 @@ class RingIntake:
         self._inner.ranges.reserve_space(padded(HEAD_BYTES + len(record.body)), 1)
         self._inner.writer.append(record.kind, record.stream, record.time_ns, record.body)
         stream.kept.appended(record.sequence, record.kind, len(record.body))
-        self._group.publisher.deliver(stream, record.sequence, record.body, b"")
+        self._group.publisher.deliver(stream, record._replace(flags=0, headers=b""))
         self._group.retention.bound_depth(stream)
 
     def _refuse(self, data: bytes) -> None:

@@ -11,9 +11,10 @@ import pytest
 from mqfs import errors, limits
 from mqfs.model import Wait
 from tests.support.batches import frame
+from tests.support.clock import ManualClock
 from tests.support.hand import ANNA, ROOT
 from tests.support.parked import parked
-from tests.support.queues import read
+from tests.support.queues import Queues, read
 
 MORE, INNER = 1, 2
 
@@ -354,3 +355,24 @@ def test_a_batch_that_has_moved_can_be_ended(made: Any, end: str) -> None:
     u.write("s", b"s2")
     u.ctl("clear")
     assert u.log() == []
+
+
+class RunningClock(ManualClock):
+    """A clock that goes on whenever it is looked at."""
+
+    def wall_ns(self) -> int:
+        self.forward(0.001)
+        return super().wall_ns()
+
+
+def test_messages_of_a_batch_are_delivered_with_the_time_that_the_log_has() -> None:
+    queues = Queues("replay all", clock=RunningClock())
+    queues.stream("t")
+    queues.consumer("w", "s")
+    claimed = queues.worker().read(100)
+    cursor = queues.at(".cursor", os.O_RDWR)
+    cursor.write(b"select t\nformat json\n")
+    wait = cursor.read(1_000)
+    queues.at(".batch", os.O_WRONLY).write(frame("s", b"a") + frame("t", b"b"))
+    assert claimed.settled  # its claim is a record, later than those of the batch
+    assert json.loads(wait.result())["time"] == queues.kept("t")[0]["time"]
