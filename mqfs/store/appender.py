@@ -1,7 +1,12 @@
-"""Appending to a log.
+"""The one writer of a log: it encodes records, writes them behind the last one, and indexes them in memory.
 
-Owns encoding, the roll to a new segment, and reserving sequences. Never waits for a sync, except where a block of
-sequences must be on disk before its first number is given.
+    segment     [state|reserve 65537|m1 m2 .. m9|.......]   `used` is behind m9, `room` at the end of what is allocated
+    sequences   next 10, refill 32769, reserved 65537       a block is reserved again when half of it is left
+    append      m10: room and number, pwrite, then `used`, index and `next`; an error before that leaves nothing
+
+Without room it allocates more or rolls: a new segment begins with the state of the group. Nothing waits for a sync but
+the first number of a block whose reserve record is not on disk. Where everything before a record is on disk when it is
+written, it is marked SETTLED: at a start, what fails before such a record is damage, and no torn tail.
 """
 
 from __future__ import annotations
@@ -348,8 +353,6 @@ class Appender:
 # ------------------------------------------------------------ batch encoder
 
 # An atomic batch to records, a piece at a time.
-#
-# Owns the marks MORE and INNER of the records. Writes nothing.
 
 _END = int(Kind.END)
 
@@ -443,8 +446,6 @@ class BatchEncoder:
 # ------------------------------------------------------------ segment head
 
 # The head of a segment: the group's state, then a reserve record.
-#
-# Owns making the file of a new segment.
 
 
 def write_head(
@@ -499,8 +500,6 @@ def _read_head(disk: Disk, path: str) -> Iterator[bytes]:
 # ------------------------------------------------------------ range writer
 
 # Appending records that others encoded and numbered.
-#
-# Owns the bytes of a ring on their way into the log. Checks nothing: its caller has.
 
 log = logging.getLogger("mqfs.store")
 

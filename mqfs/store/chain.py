@@ -1,7 +1,13 @@
 """The segments of one log, in order.
 
-Owns which segments there are, which of them is open, and what is done with bytes that fail a check. Never decides what
-is retained.
+A segment answers for the sequences from the one in its name up to the name of the next. What it holds above that is in
+the next one too: a compaction was interrupted. It is not looked at.
+
+    firsts      1            40           72             `end.next` 90
+    segments    [1 to 39]    [40 to 75]   [72 to 89]     the last is `open`: it is appended to
+    number_of   73 is number 2, though number 1 holds a 73 as well
+
+Bytes that fail a check are counted here and copied to quarantine/.
 """
 
 from __future__ import annotations
@@ -111,20 +117,8 @@ class Chain:
             segment.close_idle()
 
 
-# ------------------------------------------------------------ context
-
-# What a bucket needs of its store.
-
-# ------------------------------------------------------------ log end
-
-# Where a log ends, shared by the parts of a bucket.
-#
-# Owns three values and nothing else. The writer sets `next` and `last_ns`; whoever finds the disk broken sets
-# `failed`.
-
-
 class StoredEnd:
-    """See `LogEnd` in mqfs/store/api.py."""
+    """See `LogEnd` in mqfs/store/api.py. The writer sets all but `failed`, which stays once it is set."""
 
     __slots__ = ("failed", "last_ns", "next")
 

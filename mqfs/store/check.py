@@ -1,7 +1,7 @@
 """mqfs check: reads a whole store, reports damage, and repairs it.
 
-Owns what `mqfs check` finds: every record, index, state and name. Never deletes what failed a check: damaged segments
-are moved to quarantine/ whole, and their sound records are written to a new file.
+It looks at every record, index, state and name. What failed a check is never deleted: damaged segments are moved to
+quarantine/ whole, and their sound records are written to a new file.
 """
 
 from __future__ import annotations
@@ -397,8 +397,6 @@ def _free_names(path: str, disk: Disk) -> Iterator[str]:
 # ------------------------------------------------------------ whole log
 
 # One segment's log, read whole: what a check looks at.
-#
-# Owns which bytes of it are damaged and which are a torn tail. Writes nothing.
 
 
 def least_of(index: OpenIndex, others: NonMessageRecords, first: int) -> int:

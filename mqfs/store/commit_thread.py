@@ -1,6 +1,6 @@
 """The one thread of the core: it syncs, and makes the few other calls that may take long.
 
-Owns when a job runs, never what it does. A key has one job waiting at most; asking again only makes it earlier, so one
+A key has one job waiting at most; asking again only makes it earlier, so one
 sync serves all its callers. Results are posted to the engine's thread.
 """
 

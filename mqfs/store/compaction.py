@@ -1,6 +1,12 @@
-"""Compaction: rewriting sealed segments of which little is live.
+"""Giving back room: segments without a live message are removed, those with few are rewritten.
 
-Owns the choice and the rewriting, in portions. Never touches a segment that is appended to.
+    sealed        [1: none live]   [40: 2 % live]   [72: 5 % live]   [99: 90 % live]
+    trim          1 is removed
+    compaction    40 and 72 become one segment 40: the live messages of both, the head and the changes of 72
+
+What made messages unwanted is on disk before a segment is removed. Of the segments that one replaces, the others are
+removed from the lowest on, each durably before the next: until all are gone, what is in two places is the same. Work is
+done in portions; a segment that is appended to, or that may hide damage, is left as it is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The calls that the store makes to the operating system: all of them, so that a test can give it a disk that lies.
 
-Owns nothing else; never retries, never hides an error.
+It never retries and never hides an error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
-"""Group commit: one request to the committer at a time serves all callers of `sync`.
+"""Group commit: one sync at a time serves all callers of `sync`.
 
-Owns the callers waiting for a sync and the segments to be synced. Never syncs on the engine's thread, except where its
-caller must have it (`sync_now`).
+    written    0 ........ 40 ........ 90 ... 120      bytes so far; each caller waits until its mark is on disk
+    a sync     read `written`, 90, then fdatasync: `synced` is 90, and the callers with marks up to 90 are answered
+    the next   one for 120, requested at once; all who ask meanwhile share it
+
+The mark is read before the sync, as writers append while it runs. Segments are synced in their order, then the folder;
+a segment whose last byte is on disk is sealed. A failed sync makes the log read-only: none after it passes for success.
 """
 
 from __future__ import annotations

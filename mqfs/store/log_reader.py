@@ -1,6 +1,13 @@
 """Reading a log: its segments as one, in the order of their sequences.
 
-Owns finding, counting, and the check of each record. Never writes to a log.
+A search bisects the names of the segments, then the columns of one index. From the log only the record is read.
+
+    find(17, 41)   firsts 1 40 72: segment 40
+    its index      sequences 40 41 42 43, postings 17: [0, 3]      the first ordinal from 41 on is 3
+    the record     position of ordinal 3: pread, CRC, and it must be message 43 of stream 17
+
+A message at or above the name of the next segment is that one's to give. A record that fails is reported and raises
+Damaged each time; readers continue behind it. Many messages are read with one call and checked in one pass.
 """
 
 from __future__ import annotations
@@ -208,9 +215,6 @@ class DiskLogReader:
 # ------------------------------------------------------------ bulk read
 
 # Bulk reads: many messages as they lie in the log.
-#
-# Owns reading a range of one segment with one call, checking it in one pass, and leaving out the other streams. Runs
-# that need more care than that are read record by record.
 
 _LEAST = 4  # messages; fewer are read one by one
 
@@ -250,8 +254,6 @@ def _end(index: Index, ordinal: int) -> int:
 # ------------------------------------------------------------ listing
 
 # Which messages of some streams a log has, from its index: nothing is read, and nothing is looked at one by one.
-#
-# Owns the columns of that answer. A portion is what one segment has.
 
 
 def listed(index: Index, floors: Mapping[int, int], begin: int, stop: int) -> Listed:
@@ -298,8 +300,6 @@ def pick(column: Sequence[int], ordinals: Sequence[int]) -> Sequence[int]:
 # ------------------------------------------------------------ split points
 
 # Splits: where a long run of messages may be divided among bulk readers.
-#
-# Owns that arithmetic, from indexes alone. Reads no log.
 
 PORTIONS = 16  # into which a log without sealed segments is split
 

@@ -1,7 +1,12 @@
-"""The recovery scan of a group's segments.
+"""Starting a log: its newest segment, where that ends, the next sequence, and the history of the group.
 
-Owns the order: the newest whole segment, its tail, then the next sequence. Never looks into older segments than that
-takes.
+    [1 to 39, sealed]   [40 to 71, sealed]   [72: state|..............|.......|torn]
+     not scanned         not scanned          its index covers 72 to 85, the scan finds 86 to 89; the rest is cut
+    next sequence       the bound of the newest reserve record; after damage, one block more
+
+A newest segment without a whole head was begun just before the stop: it goes to quarantine/, and the one before it is
+the newest. The history is the newest state and the records behind it that are no messages. Where that state is damaged,
+it is the state before and all changes since, if nothing is missing between the two segments.
 """
 
 from __future__ import annotations

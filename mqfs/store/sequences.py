@@ -1,6 +1,6 @@
 """Sequences reserved in blocks: a bound is on disk before the first number below it is given.
 
-Owns the arithmetic and the body of a reserve record; who writes that record is appender.py.
+This is the arithmetic and the body of a reserve record; appender.py writes it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Staged bytes: those of a staged batch until it is committed.
 
-Owns the file in `staging/`, which is opened for each use, for there may be many; small ones stay in memory. A start of
-the server removes them all, so nothing of them is ever synced.
+A file in `staging/` is opened for each use, for there may be many; small ones stay in memory. A start of the server
+removes them all, so nothing of them is ever synced.
 """
 
 from __future__ import annotations

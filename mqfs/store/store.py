@@ -1,6 +1,6 @@
 """A store on disk: its buckets, each made, opened and removed whole.
 
-Owns group numbers and the buckets that are open; a bucket's own files are its own.
+It gives group numbers. The files in a bucket are that bucket's alone.
 """
 
 from __future__ import annotations
@@ -286,8 +286,6 @@ class Quarantine:
 # ------------------------------------------------------------ directory
 
 # The directory of a store: its label, its lock and its folders.
-#
-# Owns their names. Refuses what is not a store of this version before anything is changed.
 
 VERSION = 1
 FOLDERS = ("staging", "buckets", "quarantine")

@@ -1,6 +1,6 @@
 """Upkeep of a bucket: trimming, compaction, idle caches, and its end.
 
-Owns the order of a clean stop. Each portion of a tick is bounded; a failed one is repeated by the next.
+Each portion of a tick is bounded; a failed one is repeated by the next.
 """
 
 from __future__ import annotations

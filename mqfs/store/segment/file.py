@@ -1,7 +1,10 @@
-"""One segment of a log: its bytes, and the records in them.
+"""One segment of a log: its bytes, and what is known of the records in them.
 
-Owns the log file, what was preallocated, and the descriptor, which it gives up when too many are open. Never decides
-what is retained.
+    only a name   nothing was read; `look` reads the heads of its index, or scans the log
+    open          index and rows in memory, or on disk as parts and in `_tail` what no part has; `used` <= `allocated`
+    sealed        whole and on disk: descriptor and index may be given up at any time (Descriptors)
+
+An index that does not fit is made again from the log. One that would hide damage to more than a message is not saved.
 """
 
 from __future__ import annotations
@@ -414,8 +417,6 @@ class Segment:
 # ------------------------------------------------------------ descriptors
 
 # Which segments have descriptors.
-#
-# Owns the bound on them, limits.OPEN_BUCKETS, and the choice of the one to close.
 
 
 class Descriptors:

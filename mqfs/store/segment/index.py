@@ -1,6 +1,13 @@
-"""Where each record of a segment lies, in columns, and the search in them.
+"""Where each record of a segment lies, in columns, the search in them, and the file .idx that keeps them.
 
-Owns the layout of .idx (docs/reference/format.md, "Index") and searching in it. Never reads or writes a file.
+    ordinal      0   1   2   3       a message is a row of the columns
+    sequences   40  41  42  43       ascending: bisected
+    streams     17  16  16  17       postings 16: [1, 2], 17: [0, 3]: the ordinals of each stream
+
+An open segment has an OpenIndex, and its .idx gets a part for each stretch that was synced. A sealed one has a single
+part with postings, mapped and read in place (SealedIndex). Records that are no messages are packed rows of 24 bytes.
+All of it can be made again from the log, but for one thing: what an index covers was on disk, so it is no torn tail.
+The layout is in docs/reference/format.md, "Index".
 """
 
 from __future__ import annotations
@@ -261,9 +268,6 @@ class OpenIndex:
 # ------------------------------------------------------------ index file
 
 # The .idx of a segment: parts, each with the rows and columns of a range of the log.
-#
-# Owns the layout of .idx (docs/reference/format.md, "Index") and its file. Nothing in it is needed: the log has all of
-# it too.
 
 MAGIC = b"mqfsidx1"
 SEALED, CLEAN = 1, 2

@@ -1,6 +1,10 @@
-"""What a log holds that no index tells: a scan of its bytes, record by record.
+"""Which records of a log count where no index lists them: a scan of its bytes, record by record.
 
-Owns which records of a torn tail count. Never reads or writes a file.
+    m1 m2 XX m4 m5S          m5 is SETTLED: XX was on disk before it. That is damage: all but XX count
+    m1 m2 XX m4 m5           nothing says so. It is torn: the newest segment ends behind m2, nothing later was promised
+    m1 m2 [m3 size ... m5S   m5 may be a part of the body of m3, which its writer chose, and proves nothing
+
+A batch counts whole or, where it is torn, not at all; of a damaged one the rest counts. There is no I/O here.
 """
 
 from __future__ import annotations
