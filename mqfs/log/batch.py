@@ -242,14 +242,6 @@ class RecordBatch(Sequence[Draft]):
 
 
 __all__ = [
-    "MISSING",
-    "EncodedBatch",
-    "Row",
-    "concatenate",
-    "count_frames",
-    "decode_batch",
-    "encode_batch",
-    "finalize",
-    "postings",
-    "scan_batch",
-]
+    "MISSING", "EncodedBatch", "Row", "concatenate", "count_frames", "decode_batch", "encode_batch", "finalize",
+    "postings", "scan_batch",
+]  # fmt: skip

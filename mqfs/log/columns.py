@@ -153,15 +153,6 @@ def filter_run(data: Buffer, numbers: array[int]) -> FilteredRun:
 
 
 __all__ = [
-    "HEADERS",
-    "MISSING",
-    "SEQUENCES",
-    "TIMES",
-    "TOPICS",
-    "VALUES",
-    "Columns",
-    "FilteredRun",
-    "NameTable",
-    "columns",
+    "HEADERS", "MISSING", "SEQUENCES", "TIMES", "TOPICS", "VALUES", "Columns", "FilteredRun", "NameTable", "columns",
     "filter_run",
-]
+]  # fmt: skip

@@ -27,7 +27,6 @@ _SMALL_BYTES = 4_096  # below it one copy is cheaper than a second call of the C
 _KINDS = frozenset(kind.value for kind in Kind if kind is not Kind.NAMES)
 _END = Kind.END.value
 _IN_UNIT = MORE | INNER
-_NOT_ZERO = re.compile(rb"[^\0]")
 _KIND = re.compile(b"[%s]" % re.escape(bytes(sorted(_KINDS))))
 _KIND_AT = 28  # in a head
 _SPARE_BYTES, _SPARE_RATE = 64 << 20, 64  # that a search checks: at once, and for each byte that it has passed
@@ -211,31 +210,12 @@ def _fits(sequence: int, kind: int, low: int, high: int) -> bool:
     return (low < sequence if kind <= _END else low <= sequence) and sequence < high
 
 
-def all_zero(data: bytes, at: int = 0) -> bool:
-    """Whether nothing was ever written behind `at`."""
-    return _NOT_ZERO.search(data, at) is None
-
-
 def last_byte(data: bytes) -> int:
     """Bytes up to the last one that is not zero."""
     return len(data.rstrip(b"\0"))
 
 
 __all__ = [
-    "FLAGS_AT",
-    "HEAD_BYTES",
-    "INNER",
-    "MORE",
-    "SETTLED",
-    "Row",
-    "all_zero",
-    "decode",
-    "encode",
-    "next_good",
-    "padded",
-    "row_at",
-    "settled",
-    "size_to",
-    "skim",
-    "with_flags",
-]
+    "FLAGS_AT", "HEAD_BYTES", "INNER", "MORE", "SETTLED", "Row", "decode", "encode", "next_good", "padded", "row_at",
+    "settled", "size_to", "skim", "with_flags",
+]  # fmt: skip

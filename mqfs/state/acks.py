@@ -251,17 +251,6 @@ class AckState:
 
 
 __all__ = [
-    "ACK",
-    "CLAIM",
-    "LIFE",
-    "REQUEUE",
-    "SEEK",
-    "AckState",
-    "Op",
-    "Ranges",
-    "State",
-    "Transition",
-    "Unacked",
-    "check",
+    "ACK", "CLAIM", "LIFE", "REQUEUE", "SEEK", "AckState", "Op", "Ranges", "State", "Transition", "Unacked", "check",
     "step",
-]
+]  # fmt: skip

@@ -32,17 +32,8 @@ class MemoryLog:
     """The records. See `LogUpkeep` in mqfs/store/api.py."""
 
     __slots__ = (
-        "_changed",
-        "_changes",
-        "_group",
-        "damaged",
-        "end",
-        "lost",
-        "records",
-        "sequences",
-        "size",
-        "state",
-        "streams"
+        "_changed", "_changes", "_group", "damaged", "end", "lost", "records", "sequences", "size", "state",
+        "streams",
     )  # fmt: skip
 
     def __init__(self, group: int, state: bytes) -> None:

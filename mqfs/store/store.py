@@ -391,17 +391,6 @@ def folder_of(path: str, number: int) -> str:
 
 
 __all__ = [
-    "FOLDERS",
-    "VERSION",
-    "DiskBucket",
-    "DiskStore",
-    "Quarantine",
-    "begin",
-    "folder_of",
-    "group_folders",
-    "label",
-    "prepare",
-    "read_label",
-    "take_lock",
-    "write_label",
-]
+    "FOLDERS", "VERSION", "DiskBucket", "DiskStore", "Quarantine", "begin", "folder_of", "group_folders", "label",
+    "prepare", "read_label", "take_lock", "write_label",
+]  # fmt: skip

@@ -281,19 +281,9 @@ class SealedIndex:
     """The index of a sealed segment: one part with postings, read in place. Keeps the file mapped while it lives."""
 
     __slots__ = (
-        "_begin",
-        "_map",
-        "_messages",
-        "_present",
-        "bodies",
-        "headers",
-        "kinds",
-        "others",
-        "positions",
-        "sequences",
-        "streams",
-        "times",
-    )
+        "_begin", "_map", "_messages", "_present", "bodies", "headers", "kinds", "others", "positions", "sequences",
+        "streams", "times",
+    )  # fmt: skip
 
     def __init__(self, data: Buffer, part: IndexPart) -> None:
         self._map = data
@@ -568,29 +558,7 @@ def _fits(part: IndexPart, parts: list[IndexPart], size: int, identity: int) -> 
 
 
 __all__ = [
-    "CLEAN",
-    "COLUMNS",
-    "HEAD_SIZE",
-    "NO_ORDINALS",
-    "OTHER",
-    "OTHER_SIZE",
-    "SEALED",
-    "Index",
-    "IndexFile",
-    "IndexPart",
-    "NonMessageRecords",
-    "OpenIndex",
-    "Plain",
-    "SealedIndex",
-    "columns_pass",
-    "decode_part",
-    "encode_part",
-    "load_part",
-    "pack_other",
-    "rows_end",
-    "seek",
-    "seek_before",
-    "size_of",
-    "weight",
-    "with_headers",
-]
+    "CLEAN", "COLUMNS", "HEAD_SIZE", "NO_ORDINALS", "OTHER", "OTHER_SIZE", "SEALED", "Index", "IndexFile",
+    "IndexPart", "NonMessageRecords", "OpenIndex", "Plain", "SealedIndex", "columns_pass", "decode_part",
+    "encode_part", "load_part", "pack_other", "rows_end", "seek", "seek_before", "size_of", "weight", "with_headers",
+]  # fmt: skip
