@@ -27,7 +27,7 @@ from tests.fq import client as fq
 from tests.server.users import park, send, settle
 from tests.server.watched import GREEDY, POLITE, measuring, user
 from tests.support.batches import frame
-from tests.support.eventually import HANG_S, patient
+from tests.support.eventually import HANG_S, eventually, patient
 
 LARGE = 10_000  # of whatever there is much of: what is done with it takes 50 ms to a second
 RUN_S, PAUSE_S = 0.5, 0.002  # of the round trips: they are beside, not what is measured
@@ -228,7 +228,12 @@ def puts(client: Client, count: int, key: str) -> Act:
             value = due if key == "at" else f"{max(int((due - time.time()) * 1e3), 1)}ms"
             put.write(json.dumps({"stream": "empty", key: value}).encode() + b" x")
     time.sleep(max(due - time.time() - RUN_S / 2, 0))
-    return lambda: None
+
+    def messages() -> object:
+        with client.open("theirs/own/.stats") as stats:
+            return json.loads(stats.receive(1 << 20))["streams"]["empty"]["messages"]
+
+    return lambda: eventually(lambda: messages() == (count if key == "at" else 0), "all of them")
 
 
 def a_queue_of_fq_bound_again(client: Client) -> Act:
