@@ -1,1 +1,1 @@
-"""The format of a log: records, batches of them, their columns. Owns no state and never does I/O."""
+"""The format of a log: records, batches of them, their columns. No state, no I/O."""

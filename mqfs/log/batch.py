@@ -1,6 +1,6 @@
 """Many messages at once: from the frames of a write to blanks, from blanks to records of a log, and back to an index.
 
-Owns what a blank is: a record (mqfs/log/record.py) without sequence, time, flags and CRC, whose stream is a place in a
+A blank is a record (mqfs/log/record.py) without sequence, time, flags and CRC, whose stream is a place in a
 table that is given when it is stamped. Names, permissions and limits are its callers', and it never does I/O. The work
 is done in C (`frames.c`, `batch.c`); where that part was not built it is done here.
 """

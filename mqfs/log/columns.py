@@ -1,6 +1,6 @@
 """Runs of records: checked, and copied into Arrow's columns or filtered to some streams.
 
-Owns those two passes. Every record is checked as in recovery, and the first that does not pass ends the run. Imports no
+Every record is checked as in recovery, and the first that does not pass ends the run. Imports no
 Arrow and never does I/O. The work is done in C (`columns.c`); where that part was not built columns are
 made here, slowly.
 """

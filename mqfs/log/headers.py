@@ -1,6 +1,6 @@
 """A record's headers ↔ text: `u8 key length · key · u16 value length · value`, UTF-8, in the order given.
 
-Owns that layout (docs/reference/format.md, "Record") and the names that have a meaning of their own.
+The layout is in docs/reference/format.md, "Record". Some names have a meaning of their own.
 """
 
 from __future__ import annotations

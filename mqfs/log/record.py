@@ -1,6 +1,6 @@
 """One record ↔ bytes, and finding the next good record behind a bad one.
 
-Owns the record layout of docs/reference/format.md. Never does I/O.
+The layout is in docs/reference/format.md. There is no I/O here.
 """
 
 from __future__ import annotations

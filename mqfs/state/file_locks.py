@@ -1,6 +1,6 @@
 """flock and POSIX locks, one table for all front ends: a lock held over one is seen over the others.
 
-Owns the locks held and the locks waited for, by the file's stable number. The two kinds are independent, as everywhere
+Locks held and locks waited for are by the file's stable number. The two kinds are independent, as everywhere
 on Linux (over 9P there is only the POSIX kind). Deadlocks are not detected; a waiting lock can be interrupted.
 """
 

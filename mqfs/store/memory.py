@@ -170,9 +170,13 @@ class MemoryLogReader:
         return self._log.sequences[at] if at < len(self._log.sequences) else self._log.end.next
 
     def count(self, stream: int, sequence: int, end: int | None = None) -> tuple[int, int]:
+        found = self._range(stream, sequence, end)
+        return len(found), sum(len(record.body) for record in found)
+
+    def _range(self, stream: int, sequence: int, end: int | None) -> list[Record]:
         sequences, at = self._search(sequence, stream)
-        to = len(sequences) if end is None else max(at, bisect_left(sequences, end))
-        return to - at, sum(len(self._log.records[s].body) for s in sequences[at:to])
+        to = len(sequences) if end is None else bisect_left(sequences, end, at)
+        return [self._log.records[s] for s in sequences[at:to]]
 
     def streams(self) -> Set[int]:
         return set(self._log.streams)
@@ -183,22 +187,15 @@ class MemoryLogReader:
     def split_points(self, sequence: int, end: int, streams: Set[int] | None, messages: int, size: int) -> list[Split]:
         sequences, at = self._search(sequence, None)
         found = (self._log.records[s] for s in sequences[at : bisect_left(sequences, end, at)])
-        rows = (
-            (r.sequence, padded(HEAD_BYTES + len(r.headers) + len(r.body)))
-            for r in found
-            if streams is None or r.stream in streams
-        )
+        some = (record for record in found if streams is None or record.stream in streams)
+        rows = ((r.sequence, padded(HEAD_BYTES + len(r.headers) + len(r.body))) for r in some)
         return of_sizes(rows, messages, size, limits.STRETCHES)
 
     def header_bytes(self, stream: int, sequence: int, end: int | None = None) -> int:
-        sequences, at = self._search(sequence, stream)
-        to = len(sequences) if end is None else max(at, bisect_left(sequences, end))
-        return sum(len(self._log.records[s].headers) for s in sequences[at:to])
+        return sum(len(record.headers) for record in self._range(stream, sequence, end))
 
     def count_eof_markers(self, stream: int, sequence: int, end: int | None = None) -> int:
-        sequences, at = self._search(sequence, stream)
-        to = len(sequences) if end is None else max(at, bisect_left(sequences, end))
-        return sum(self._log.records[s].kind == Kind.END for s in sequences[at:to])
+        return sum(record.kind == Kind.END for record in self._range(stream, sequence, end))
 
     def listing(self, floors: Mapping[int, int], end: int) -> Iterator[Listed]:
         mine: list[int] = []
