@@ -1,7 +1,6 @@
 """`ctl`: a write to it is parsed and checked in portions, recorded as one unit, and then put in force.
 
-From the open file down: CtlHandle (the write), Changes (what it changes), Losses (what it takes from streams), and what
-each line of it does.
+From the open file down: CtlHandle (the write), Plan (what its lines change), Losses (what it takes from streams).
 """
 
 from __future__ import annotations
@@ -80,15 +79,13 @@ class CtlHandle(CommandFile):
         group = self.group
         parts, losses = yield from self._plan(text)
         for part in parts:
-            changes = Changes(group, self.user, losses if losses is not None else losses_now(group, part))
+            plan, lost = Plan(group, self.user), losses or losses_now(group, part)
             for settings, action in part:
-                changes.set(settings)
-                if action is not None:
-                    add(changes, group, action)
+                plan.add(settings, action)
             if losses is not None:
-                yield from changes.commit()
+                yield from plan.commit(lost)
             else:
-                exhaust(changes.commit())
+                exhaust(plan.commit(lost))
             if part and (last := part[-1][1]) is not None and last.verb in MESSAGE_ACTIONS:
                 write_messages(group, last)
         for count, line in enumerate(map(str.strip, text.split("\n")), 1):
@@ -122,14 +119,9 @@ class CtlHandle(CommandFile):
     def _check(self, steps: Steps) -> Work[None]:
         """Raises what would stop one of them."""
         check_settings(self.group, steps)
-        plan = ValidatedChange(self.group)
-        words = self.group.settings.words
+        plan = Plan(self.group, self.user, rehearsed=True)
         for count, (settings, action) in enumerate(steps, 1):
-            if settings.words != words:
-                plan.check_words()
-                words = settings.words
-            if action is not None:
-                plan.check(settings, action)
+            plan.rehearse(settings, action)
             if count % _STEPS == 0:
                 yield
 
@@ -158,82 +150,172 @@ class CtlHandle(CommandFile):
             group.ring.changed([{"do": "ctl", "lines": steps[-1][0].lines(given=True)}])
 
 
-# ------------------------------------------------------------ changes
+# ------------------------------------------------------------ plan
 
-# What one write to `ctl` changes: recorded as one unit, then put in force.
+# What one write to `ctl` changes: checked, recorded as one unit, then put in force.
 #
-# Every change is worked out from how things are, the log takes all of them or none, and only then do the group's
-# streams, views and consumers follow.
+#     rehearsal   all lines are checked in portions, each as those before it leave things; nothing is done
+#     plan        each line becomes changes, worked out from how things are; without a pause until the log has them
+#     commit      the log takes all of them or none; only then do the group's streams, views and consumers follow
 
 
-class Changes:
-    """Of one group, for one user. `commit` does them; then nothing more is to be added. `losses`: what they take from
-    streams, which was found."""
+class Plan:
+    """The lines of a write, or of a part of it. `rehearsed`: they are only checked, and change nothing."""
 
-    def __init__(self, group: Group, user: User, losses: Losses) -> None:
-        self._group, self._user, self._losses = group, user, losses
+    def __init__(self, group: Group, user: User, *, rehearsed: bool = False) -> None:
+        self._group, self._user, self._rehearsed = group, user, rehearsed
         self._settings = group.settings
         self._changes: list[Change] = []
         self._steps: list[AckSteps] = []
         self._after: list[Callable[[], None]] = []
         self._next = group.state.next_stream  # the number of the next file
-        self._bound: dict[str, list[str]] = {}  # patterns and programs of views, bound here
-        self._dropped: set[int] = set()  # messages that lines before this one drop
-        self._waiting: dict[int, list[int]] = {}  # of streams of which messages are dropped: those that are delayed
-        self._patterns: dict[str, dict[str, None]] = {}  # of views that lines here name: all they will be bound to
-        self._plans: dict[tuple[str, str, int], Change] = {}  # of consumers
+        self._named: dict[str, tuple[int, str] | None] = {}  # consumers: number, and what each is over; None: removed
+        self._made = 0  # consumers added
         self._removed: list[Consumer] = []
-        self._numbers: dict[str, int | None] = {}  # of the consumers that are made here; None: removed
+        self._low: dict[tuple[str, str, int], Change] = {}  # where consumers over the same begin
+        self._patterns: dict[str, dict[str, None]] = {}  # of views that lines name; without any a view is removed
+        self._bound: dict[str, list[str]] = {}  # those of them that lines add
+        self._grown = 0  # patterns added to all views together
+        self._searches = group.views.searches  # of the programs that were looked at
+        self._dropped: set[int] = set()  # messages
+        self._waiting: dict[int, dict[int, None]] = {}  # by stream: delayed messages that are dropped
 
-    def set(self, settings: Settings) -> None:
+    def rehearse(self, settings: Settings, action: Action | None) -> None:
+        """Raises what would stop the line, as lines before it leave things."""
+        if settings.words != self._settings.words:
+            self._check_words()
+        if action is None:
+            self._settings = settings
+            return
+        try:
+            getattr(self, f"_check_{action.verb}")(settings, action)
+        except errors.MqfsError as error:
+            if not error.detail.startswith(f"{action.verb}:"):
+                raise type(error)(f"{action.verb}: {error.detail}") from None
+            raise
+        self.add(settings, action)
+
+    def add(self, settings: Settings, action: Action | None) -> None:
+        """A line that was checked. Those that write messages do so later, and what is cleared is a loss."""
         self._settings = settings
+        if action is not None and (change := getattr(self, f"_{action.verb}", None)) is not None:
+            change(action)
 
-    def drop(self, stream: Stream, sequences: list[int]) -> None:
-        held, group = self._group.held, self._group
-        sequences = [sequence for sequence in sequences if sequence not in self._dropped]
-        self._dropped.update(sequences)
-        waiting = [sequence for sequence in sequences if held.targets(stream, sequence)]
-        stream.kept.update_low_watermark()
-        new = [s for s in sequences if s not in group.state.dropped and s not in waiting]
-        self._steps += held.drop_steps(waiting)
-        if new:
-            self._changes.append({"do": "drop", "stream": stream.number, "sequences": new})
+    def _require_stream(self, action: Action) -> Stream:
+        stream = self._group.streams.get(action.stream or "")
+        if stream is None:
+            raise errors.NotFound(f"{action.verb}: no stream {action.stream!r} in this group")
+        return stream
+
+    def _require_unprotected(self, settings: Settings, action: Action) -> None:
+        if settings.protect:
+            raise errors.NotPermitted(f"{action.verb}: the group is protected; write 'protect off' first")
+
+    # ------------------------------------------------------------ messages
+
+    def _check_eof(self, settings: Settings, action: Action) -> None:
+        self._require_stream(action)
+        if settings.deliver == "one":
+            raise errors.BadCommand("eof: not supported with 'deliver one'")
+        self._group.retention.reserve_room(RECORD_BYTES)  # it is written when lines before it hold already
+
+    def _check_clear(self, settings: Settings, action: Action) -> None:
+        if action.stream is not None:
+            self._require_stream(action)
+        self._require_unprotected(settings, action)
+
+    def _check_redrive(self, settings: Settings, action: Action) -> None:
+        if action.stream is not None:
+            self._require_stream(action)
+
+    def _check_drop(self, settings: Settings, action: Action) -> None:
+        stream = self._require_stream(action)
+        self._require_unprotected(settings, action)
+        group, new = self._group, set[int]()
+        for sequence in action.sequences:
+            if group.held.targets(stream, sequence):
+                continue
+            found = group.log.reader.locate(stream.number, sequence)
+            gone = sequence < stream.kept.kept_from() or stream.kept.is_deleted(sequence)
+            if gone or found is None or found[0] != sequence:
+                raise errors.NotFound(f"drop: {stream.name} keeps no message {sequence}")
+            if sequence not in self._dropped:
+                new.add(sequence)
+            if len(group.state.dropped) + len(self._dropped) + len(new) > limits.DROPPED:
+                raise errors.OverLimit(f"drop: at most {limits.DROPPED} messages dropped one by one")
+
+    def _drop(self, action: Action) -> None:
+        group, held = self._group, self._group.held
+        stream = group.streams[action.stream or ""]
         if stream.number not in self._waiting:
-            self._waiting[stream.number] = []
+            self._waiting[stream.number] = {}
             self._after.append(lambda: self._put_drops_in_force(stream))
-        self._waiting[stream.number] += waiting
+        waiting = self._waiting[stream.number]
+        sequences = [s for s in dict.fromkeys(action.sequences) if s not in self._dropped and s not in waiting]
+        late = dict.fromkeys(sequence for sequence in sequences if held.targets(stream, sequence))
+        self._dropped.update(sequence for sequence in sequences if sequence not in late)
+        waiting.update(late)
+        if self._rehearsed:
+            return
+        stream.kept.update_low_watermark()
+        self._steps += held.drop_steps(list(late))
+        if new := [s for s in sequences if s not in group.state.dropped and s not in late]:
+            self._changes.append({"do": "drop", "stream": stream.number, "sequences": new})
 
     def _put_drops_in_force(self, stream: Stream) -> None:
-        self._group.held.dropped(self._waiting[stream.number])
+        self._group.held.dropped(list(self._waiting[stream.number]))
         stream.kept.recount()
         stream.kept.update_low_watermark()
 
-    def consumer(self, name: str, over: str, options: Change) -> None:
+    # ------------------------------------------------------------ consumers
+
+    def _known(self, name: str) -> tuple[int, str] | None:
+        """The number that a consumer will have, and what it will be over; None: there will be none of that name."""
+        if name in self._named:
+            return self._named[name]
+        consumer = self._group.consumers.get(name)
+        return (consumer.number, consumer.state.over) if consumer is not None else None
+
+    def _check_consumer(self, settings: Settings, action: Action) -> None:
+        group, name = self._group, action.stream or ""
+        over, options = consumer_options(action)
+        if (now := self._known(name)) is None:
+            check_name(name)
+            if len(group.consumers) + self._made >= limits.CONSUMERS:
+                raise errors.OverLimit(f"consumer: a group has at most {limits.CONSUMERS} consumers")
+            if over and over not in group.streams and over not in group.views:
+                check_name(over)
+        elif now[1] != over:
+            raise errors.Exists(f"consumer {name} is over {now[1] or 'the whole group'}; remove it first")
+        known = group.consumers.get(name)
+        if known is not None and now is not None and known.state.memory != options.get("memory", False):
+            raise errors.Exists(
+                f"consumer {name} is {'in' if known.state.memory else 'not in'} memory; remove it first"
+            )
+
+    def _consumer(self, action: Action) -> None:
         """Make one, or change its options."""
-        consumers, number = self._group.consumers, self._number_of(name)
-        if number is None:
-            number, self._next = self._next, self._next + 1
-            self._numbers[name] = number
-            self._changes.append({**self._plan(over), "number": number, "name": name, **options})
-        else:
-            self._changes.append({"do": "consumer", "number": number, **options})
+        consumers, name = self._group.consumers, action.stream or ""
+        over, options = consumer_options(action)
+        known = self._known(name)
+        number = self._next if known is None else known[0]
+        if known is None:
+            self._next, self._made, self._named[name] = number + 1, self._made + 1, (number, over)
+        if self._rehearsed:
+            return
+        made = {**self._beginning(over), "name": name} if known is None else {"do": "consumer"}
+        self._changes.append({**made, "number": number, **options})
         self._after.append(lambda: consumers.refresh(name, number))
 
-    def _plan(self, over: str) -> Change:
-        """Of a consumer. A write may make thousands over the same."""
+    def _beginning(self, over: str) -> Change:
+        """The change that makes a consumer. A write may make thousands over the same."""
         group, replay = self._group, self._settings.replay
         key = over, replay, len(self._bound.get(over, ()))
-        if key not in self._plans:
+        if key not in self._low:
             looks = replay == "last" or group.ranks.streams_with_exclusives()
             streams = self._streams_of(over) if looks else []
-            self._plans[key] = plan(group, 0, "", over, self._user, 0o666, replay, streams)
-        return self._plans[key]
-
-    def _number_of(self, name: str) -> int | None:
-        if name in self._numbers:
-            return self._numbers[name]
-        consumer = self._group.consumers.get(name)
-        return consumer.number if consumer is not None else None
+            self._low[key] = plan(group, 0, "", over, self._user, 0o666, replay, streams)
+        return self._low[key]
 
     def _streams_of(self, over: str) -> list[Stream]:
         """Also where that view is bound here."""
@@ -245,43 +327,103 @@ class Changes:
         others = [s for s in streams_over(group, "") if s not in streams and any(m(s.name) for m in matches)]
         return [*streams, *others]
 
-    def remove(self, name: str) -> None:
-        number = self._number_of(name)
-        self._numbers[name] = None
-        self._changes.append({"do": "forget", "number": number})
+    def _check_remove(self, settings: Settings, action: Action) -> None:
+        name = action.stream or ""
+        if self._known(name) is None:
+            raise errors.NotFound(f"remove: no consumer {name!r} in this group")
+        self._require_unprotected(settings, action)
         consumer = self._group.consumers.get(name)
-        if consumer is not None and consumer.number == number:
+        if consumer is not None and consumer.claims:
+            raise errors.Busy(f"remove: consumer {name} holds {len(consumer.claims)} claims")
+
+    def _remove(self, action: Action) -> None:
+        name = action.stream or ""
+        known = self._known(name)
+        self._named[name] = None
+        self._made -= 1
+        self._changes.append({"do": "forget", "number": known and known[0]})
+        consumer = self._group.consumers.get(name)
+        if not self._rehearsed and consumer is not None and known is not None and consumer.number == known[0]:
             consumer.exclusives.release_all()
             self._removed.append(consumer)
 
-    def bind(self, name: str, pattern: str) -> None:
-        patterns = self._patterns_of(name)
-        if pattern in patterns:
-            return
-        patterns[pattern] = None
-        now = self._group.tree.clock.wall_ns()
-        self._changes.append({"do": "bind", "number": self._next, "name": name, "pattern": pattern, "time": now})
-        self._next += 1
-        self._bound.setdefault(name, []).append(pattern)
-
-    def unbind(self, name: str, pattern: str | None) -> None:
-        patterns = self._patterns_of(name)
-        if pattern is None:
-            patterns.clear()
-        else:
-            patterns.pop(pattern, None)
-        self._changes.append({"do": "unbind", "name": name, "pattern": pattern})
+    # ------------------------------------------------------------ views
 
     def _patterns_of(self, name: str) -> dict[str, None]:
+        """The patterns that a view will have; none: no such view."""
         if name not in self._patterns:
             view = self._group.views.get(name)
             self._patterns[name] = dict.fromkeys(view.state.patterns) if view is not None else {}
         return self._patterns[name]
 
-    def commit(self) -> Work[None]:
-        """Record them, and put them in force: the floors of streams in portions. Raises DiskFailed, DiskFull, ReadOnly;
-        then nothing of them holds."""
-        group, settings, losses = self._group, self._settings, self._losses
+    def _check_words(self) -> None:
+        """Raises Busy where patterns are bound: they would come to mean something else."""
+        for name in dict.fromkeys([*self._group.views, *self._patterns]):
+            if any(not programs.is_program(pattern) for pattern in self._patterns_of(name)):
+                raise errors.Busy(f"words: view {name} is bound to patterns; 'unbind' them first")
+
+    def _check_bind(self, settings: Settings, action: Action) -> None:
+        group, name, pattern = self._group, action.stream or "", action.words[0]
+        if name not in group.views:
+            check_name(name)
+        if name in group.streams or name in group.groups:
+            raise errors.Exists(f"bind: {name} is a stream or group; a view has a name of its own")
+        searches = 0
+        if programs.is_program(pattern):
+            searches = programs.parse(pattern).searches
+        else:
+            check_pattern(pattern, settings.words)
+        patterns = self._patterns_of(name)
+        if pattern in patterns:
+            return
+        if len(patterns) >= limits.VIEW_PATTERNS or group.views.bound + self._grown >= limits.PATTERNS:
+            raise errors.OverLimit(f"bind: at most {limits.VIEW_PATTERNS} a view, {limits.PATTERNS} a group")
+        if searches and self._searches + searches > limits.PROGRAM_SEARCHES:
+            raise errors.OverLimit(
+                f"bind: {self._searches + searches} searches of messages (expected at most {limits.PROGRAM_SEARCHES} "
+                "in all programs of a group)"
+            )
+        self._searches += searches
+
+    def _bind(self, action: Action) -> None:
+        name, pattern = action.stream or "", action.words[0]
+        patterns = self._patterns_of(name)
+        if pattern in patterns:
+            return
+        patterns[pattern] = None
+        self._grown += 1
+        now = self._group.tree.clock.wall_ns()
+        self._changes.append({"do": "bind", "number": self._next, "name": name, "pattern": pattern, "time": now})
+        self._next += 1
+        self._bound.setdefault(name, []).append(pattern)
+
+    def _check_unbind(self, settings: Settings, action: Action) -> None:
+        name, pattern = action.stream or "", action.words[0] if action.words else None
+        patterns = self._patterns_of(name)
+        if not patterns or (pattern is not None and pattern not in patterns):
+            raise errors.NotFound(f"unbind: {name!r} is not bound{f' to {pattern!r}' if pattern and patterns else ''}")
+        self._require_unprotected(settings, action)
+        if (view := self._group.views.get(name)) is not None:
+            going = patterns if pattern is None else (pattern,)
+            self._searches -= sum(p.searches for p in view.programs if p.text in patterns and p.text in going)
+
+    def _unbind(self, action: Action) -> None:
+        name, pattern = action.stream or "", action.words[0] if action.words else None
+        patterns = self._patterns_of(name)
+        before = len(patterns)
+        if pattern is None:
+            patterns.clear()
+        else:
+            patterns.pop(pattern, None)
+        self._grown -= before - len(patterns)
+        self._changes.append({"do": "unbind", "name": name, "pattern": pattern})
+
+    # ------------------------------------------------------------ done
+
+    def commit(self, losses: Losses) -> Work[None]:
+        """Record it, with what it takes from streams, and put it in force: their floors in portions. Raises DiskFailed,
+        DiskFull, ReadOnly; then nothing of it holds."""
+        group, settings = self._group, self._settings
         if settings != group.settings:
             self._changes.insert(0, {"do": "ctl", "lines": settings.lines(given=True)})
         covered = group.consumers.before_removal(self._removed)
@@ -400,10 +542,8 @@ class Losses:
                 yield
 
 
-# ------------------------------------------------------------ actions
+# ------------------------------------------------------------ settings and actions
 
-# What the lines of `ctl` do: settings and actions are checked, and become changes of the group, all or nothing.
-#
 # The language itself is in settings.py.
 
 
@@ -440,155 +580,6 @@ def _require_empty(group: Group, what: str) -> None:
             raise errors.Busy(f"{what}: {stream.name} is open")
     if what == "keep" and (len(group.held) or group.ring is not None):
         raise errors.Busy("keep: messages of the group wait for their time, or for room on the disk")
-
-
-class ValidatedChange:
-    """What the names will be as the actions of one write are carried out, so that all are checked before the first."""
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-        self._consumers: dict[str, str | None] = {}  # named here -> what each will be over; None: removed
-        self._views: dict[str, list[str]] = {}  # named here -> the patterns of each; without any it is removed
-        self._grown = 0  # patterns added to all views together
-        self._searches = group.views.searches  # of the programs that were looked at
-        self._made = 0  # consumers added
-        self._dropped: set[int] = set()
-
-    def over(self, name: str) -> str | None:
-        """What a consumer will be over; None where there will be none of that name."""
-        if name in self._consumers:
-            return self._consumers[name]
-        consumer = self.group.consumers.get(name)
-        return consumer.state.over if consumer is not None else None
-
-    def patterns(self, name: str) -> list[str]:
-        """The patterns that a view will have, for the caller to change; none: no such view."""
-        if name not in self._views:
-            view = self.group.views.get(name)
-            self._views[name] = list(view.state.patterns) if view is not None else []
-        return self._views[name]
-
-    def check_words(self) -> None:
-        """Raises Busy where patterns are bound: they would come to mean something else."""
-        for name in dict.fromkeys([*self.group.views, *self._views]):
-            if any(not programs.is_program(pattern) for pattern in self.patterns(name)):
-                raise errors.Busy(f"words: view {name} is bound to patterns; 'unbind' them first")
-
-    def check(self, settings: Settings, action: Action) -> None:
-        """Raises what would stop the action."""
-        try:
-            getattr(self, f"_check_{action.verb}")(settings, action)
-        except errors.MqfsError as error:
-            if not error.detail.startswith(f"{action.verb}:"):
-                raise type(error)(f"{action.verb}: {error.detail}") from None
-            raise
-
-    def _require_stream(self, action: Action) -> Stream:
-        stream = self.group.streams.get(action.stream or "")
-        if stream is None:
-            raise errors.NotFound(f"{action.verb}: no stream {action.stream!r} in this group")
-        return stream
-
-    def _require_unprotected(self, settings: Settings, action: Action) -> None:
-        if settings.protect:
-            raise errors.NotPermitted(f"{action.verb}: the group is protected; write 'protect off' first")
-
-    def _check_eof(self, settings: Settings, action: Action) -> None:
-        self._require_stream(action)
-        if settings.deliver == "one":
-            raise errors.BadCommand("eof: not supported with 'deliver one'")
-        self.group.retention.reserve_room(RECORD_BYTES)  # it is written when lines before it hold already
-
-    def _check_clear(self, settings: Settings, action: Action) -> None:
-        if action.stream is not None:
-            self._require_stream(action)
-        self._require_unprotected(settings, action)
-
-    def _check_drop(self, settings: Settings, action: Action) -> None:
-        stream = self._require_stream(action)
-        self._require_unprotected(settings, action)
-        group = self.group
-        for sequence in action.sequences:
-            if group.held.targets(stream, sequence):
-                continue
-            found = group.log.reader.locate(stream.number, sequence)
-            gone = sequence < stream.kept.kept_from() or stream.kept.is_deleted(sequence)
-            if gone or found is None or found[0] != sequence:
-                raise errors.NotFound(f"drop: {stream.name} keeps no message {sequence}")
-            self._dropped.add(sequence)
-            if len(group.state.dropped) + len(self._dropped) > limits.DROPPED:
-                raise errors.OverLimit(f"drop: at most {limits.DROPPED} messages dropped one by one")
-
-    def _check_redrive(self, settings: Settings, action: Action) -> None:
-        if action.stream is not None:
-            self._require_stream(action)
-
-    def _check_consumer(self, settings: Settings, action: Action) -> None:
-        name = action.stream or ""
-        over, options = consumer_options(action)
-        if (now := self.over(name)) is None:
-            check_name(name)
-            if len(self.group.consumers) + self._made >= limits.CONSUMERS:
-                raise errors.OverLimit(f"consumer: a group has at most {limits.CONSUMERS} consumers")
-            self._made += 1
-            if over and over not in self.group.streams and over not in self.group.views:
-                check_name(over)
-        elif now != over:
-            raise errors.Exists(f"consumer {name} is over {now or 'the whole group'}; remove it first")
-        known = self.group.consumers.get(name)
-        if known is not None and now is not None and known.state.memory != options.get("memory", False):
-            raise errors.Exists(
-                f"consumer {name} is {'in' if known.state.memory else 'not in'} memory; remove it first"
-            )
-        self._consumers[name] = over
-
-    def _check_remove(self, settings: Settings, action: Action) -> None:
-        name = action.stream or ""
-        if self.over(name) is None:
-            raise errors.NotFound(f"remove: no consumer {name!r} in this group")
-        self._require_unprotected(settings, action)
-        consumer = self.group.consumers.get(name)
-        if consumer is not None and consumer.claims:
-            raise errors.Busy(f"remove: consumer {name} holds {len(consumer.claims)} claims")
-        self._consumers[name] = None
-        self._made -= 1
-
-    def _check_bind(self, settings: Settings, action: Action) -> None:
-        name, pattern = action.stream or "", action.words[0]
-        if name not in self.group.views:
-            check_name(name)
-        if name in self.group.streams or name in self.group.groups:
-            raise errors.Exists(f"bind: {name} is a stream or group; a view has a name of its own")
-        searches = 0
-        if programs.is_program(pattern):
-            searches = programs.parse(pattern).searches
-        else:
-            check_pattern(pattern, settings.words)
-        patterns = self.patterns(name)
-        if pattern in patterns:
-            return
-        if len(patterns) >= limits.VIEW_PATTERNS or self.group.views.bound + self._grown >= limits.PATTERNS:
-            raise errors.OverLimit(f"bind: at most {limits.VIEW_PATTERNS} a view, {limits.PATTERNS} a group")
-        if searches and self._searches + searches > limits.PROGRAM_SEARCHES:
-            raise errors.OverLimit(
-                f"bind: {self._searches + searches} searches of messages (expected at most {limits.PROGRAM_SEARCHES} "
-                "in all programs of a group)"
-            )
-        patterns.append(pattern)
-        self._grown += 1
-        self._searches += searches
-
-    def _check_unbind(self, settings: Settings, action: Action) -> None:
-        name = action.stream or ""
-        patterns = self.patterns(name)
-        pattern = action.words[0] if action.words else None
-        if not patterns or (pattern is not None and pattern not in patterns):
-            raise errors.NotFound(f"unbind: {name!r} is not bound{f' to {pattern!r}' if pattern and patterns else ''}")
-        self._require_unprotected(settings, action)
-        left = self._views[name] = [text for text in patterns if pattern not in (None, text)]
-        self._grown -= len(patterns) - len(left)
-        if (view := self.group.views.get(name)) is not None:
-            self._searches -= sum(p.searches for p in view.programs if p.text in patterns and p.text not in left)
 
 
 def consumer_options(action: Action) -> tuple[str, Change]:
@@ -635,18 +626,3 @@ def write_messages(group: Group, action: Action) -> None:
         group.publisher.write(group.streams[name or ""], WriteRequest(Kind.END, (b"",), 0))
     else:
         redelivery.redrive(group, name, action.sequences[0] if action.sequences else None)
-
-
-def add(changes: Changes, group: Group, action: Action) -> None:
-    """An action that was checked, to be carried out with others; not one that writes messages, or is a loss."""
-    verb, name = action.verb, action.stream or ""
-    if verb == "drop":
-        changes.drop(group.streams[name], list(dict.fromkeys(action.sequences)))
-    elif verb == "consumer":
-        changes.consumer(name, *consumer_options(action))
-    elif verb == "remove":
-        changes.remove(name)
-    elif verb == "bind":
-        changes.bind(name, action.words[0])
-    elif verb == "unbind":
-        changes.unbind(name, action.words[0] if action.words else None)
