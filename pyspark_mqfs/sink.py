@@ -18,7 +18,7 @@ import attrs
 from mqfs import limits
 from mqfs.errors import Disconnected, Exists, MqfsError, NotFound
 from mqfs.ninep.client.channel import Channel
-from mqfs.ninep.client.connection import Client
+from mqfs.ninep.client.connection import Client, Slot
 from mqfs.ninep.codec.messages import Twrite
 from pyspark_mqfs.batch_encoder import Frames
 from pyspark_mqfs.catalog import path_of
@@ -139,7 +139,7 @@ class _OpenBatch:
         self._file: Channel = client.do(client.caller.open(f"{path_of(group, '.txn')}/{name}/.batch", _O_WRONLY))
         self._rest: list[bytes] = []
         self._rest_bytes = 0
-        self._waiting: deque[tuple[Twrite, int]] = deque()
+        self._waiting: deque[Slot] = deque()
 
     def write(self, frames: Frames, first: int, last: int) -> None:
         """Write frames, as many whole ones a write as fit. Raises OptionError."""
@@ -165,14 +165,14 @@ class _OpenBatch:
         request = Twrite(0, self._file.fid, 0, b"".join(self._rest))
         self._rest, self._rest_bytes = [], 0
         while len(self._waiting) >= IN_FLIGHT:
-            self._client.end(*self._waiting.popleft())
-        self._waiting.append((request, self._client.begin(request)))
+            self._client.answer(self._waiting.popleft())
+        self._waiting += self._client.send([request])
 
     def close(self) -> None:
         if self._rest:
             self._send()
         while self._waiting:
-            self._client.end(*self._waiting.popleft())
+            self._client.answer(self._waiting.popleft())
         self._client.do(self._client.caller.clunk(self._file.fid))
 
 

@@ -18,8 +18,8 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from mqfs.errors import Disconnected, FellBehind, NotDirectory, NotFound
-from mqfs.ninep.client.connection import Client, File
-from mqfs.ninep.codec.messages import Rread, Tread
+from mqfs.ninep.client.connection import Client, File, Slot
+from mqfs.ninep.codec.messages import Fcall, Rread, Tread
 from mqfs.ninep.codec.wire import IO_OVERHEAD
 from mqfs.serving import memory
 from pyspark_mqfs.arrow import ArrowDecoder
@@ -178,19 +178,23 @@ class Window:
     def __init__(self, client: Client, file: File, timeout: float | None) -> None:
         self._client, self._timeout = client, timeout
         self._request = Tread(0, file.channel.fid, 0, client.caller.msize - IO_OVERHEAD - 1)
-        self._tags: deque[int] = deque()
+        self._slots: deque[Slot] = deque()
 
     def next(self) -> bytes:
-        while len(self._tags) < IN_FLIGHT:
-            self._tags.append(self._client.begin(self._request))
-        reply = self._client.end(self._request, self._tags.popleft(), self._timeout)
+        while len(self._slots) < IN_FLIGHT:
+            self._slots += self._client.send([self._request])
+        reply = self._answer()
         assert isinstance(reply, Rread)
         return reply.data
 
     def drain(self) -> None:
         """Receive the replies in flight."""
-        while self._tags:
-            self._client.end(self._request, self._tags.popleft(), self._timeout)
+        while self._slots:
+            self._answer()
+
+    def _answer(self) -> Fcall:
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        return self._client.answer(self._slots.popleft(), deadline)
 
 
 def has_lost_messages(client: Client, group: str, name: str, low: int, high: int, floor: int, cut: int) -> bool:

@@ -15,7 +15,7 @@ from mqfs.client.backoff import Backoff
 from mqfs.client.client import Client
 from mqfs.client.outgoing import Outgoing
 from mqfs.client.subscription import CursorSubscription
-from mqfs.client.transport.ninep import NinepFile, NinepTransport
+from mqfs.client.transport.ninep import NinepTransport
 from mqfs.client.types import File, read_whole
 from mqfs.errors import (
     Again,
@@ -29,8 +29,8 @@ from mqfs.errors import (
     OverQuota,
     StreamFull,
 )
-from mqfs.ninep.client import machine
-from mqfs.ninep.client.shared_connection import SharedConnection, Slot
+from mqfs.ninep.client import connection as ninep
+from mqfs.ninep.client.machine import check
 from mqfs.syntax.patterns import Words
 from mqfs.syntax.quoting import split
 
@@ -112,15 +112,15 @@ class GroupLink:
             opened = self.open(".put", "w")
         except MqfsError as error:
             return [error] * len(messages)
-        with closing(cast(NinepFile, opened)) as file:
-            connection = file.connection
-            slots = connection.send([file.request(message.put()) for message in messages])
+        with closing(cast(ninep.File, opened)) as file:
+            client = file.client
+            slots = client.send([file.channel.request(message.put()) for message in messages])
             with suppress(Disconnected):
-                while not _are_answered(connection, slots) and may_wait():
+                while not _are_answered(client, slots) and may_wait():
                     pass
                 for slot in reversed(slots):  # so that none passes one before it
-                    connection.send([], slot)
-            return [_error_of(connection, slot) for slot in slots]
+                    client.flush(slot)
+            return [_error_of(client, slot) for slot in slots]
 
     def mkdir(self, path: str) -> None:
         self._link.mkdir(f"{self.path}/{path}")
@@ -137,24 +137,24 @@ class GroupLink:
         self._client.close()
 
 
-def _are_answered(connection: SharedConnection, slots: Sequence[Slot]) -> bool:
+def _are_answered(client: ninep.Client, slots: Sequence[ninep.Slot]) -> bool:
     """Waits for PARKED_S."""
     deadline = time.monotonic() + PARKED_S
     try:
         for slot in slots:
-            connection.wait(slot, deadline)
+            client.wait(slot, deadline)
     except TimeoutError:
         return False
     return True
 
 
-def _error_of(connection: SharedConnection, slot: Slot) -> MqfsError | None:
+def _error_of(client: ninep.Client, slot: ninep.Slot) -> MqfsError | None:
     """Of a write, which may be taken back."""
     try:
-        reply = connection.wait(slot)
+        reply = client.wait(slot)
         if reply is None:
             return Again("no room at once")
-        machine.check(reply)
+        check(reply)
     except MqfsError as error:
         return error
     return None

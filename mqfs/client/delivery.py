@@ -231,7 +231,7 @@ class Claims(Waiting[Claim]):
             raise EOFError
         try:
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            data = self._file.read(timeout=left)
+            data = self._file.receive(timeout=left)
             if not data:
                 self._on_end_of_file()
             elif self._is_refusal(data) if self._partial_line else data[:1] != b"{":

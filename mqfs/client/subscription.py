@@ -153,7 +153,7 @@ class CursorSubscription(Waiting[Message], Subscription):
         try:
             file.write(command_lines("select " + " ".join(map(quote_word, self._names))))
         except NotFound:
-            file.read(65_536)  # the error text
+            file.receive(65_536)  # the error text
             file.write(command_lines("streams"))
             self._places(file)
             if any(has_wildcard(name, self._words) for name in self._names):
@@ -210,7 +210,7 @@ class CursorSubscription(Waiting[Message], Subscription):
         text, interrupted = b"", False
         while not text.endswith(b"\n"):
             try:
-                piece = file.read()
+                piece = file.receive()
             except Interrupted:
                 interrupted = True
                 continue
@@ -275,7 +275,7 @@ class CursorSubscription(Waiting[Message], Subscription):
         if self._at_end or self._closed.is_set():
             raise EOFError
         try:
-            data = self._file.read(timeout=self._wait_s(deadline))
+            data = self._file.receive(timeout=self._wait_s(deadline))
         except FellBehind:
             self._fall_behind()
             return

@@ -27,12 +27,12 @@ Patterns: TypeAlias = str | Sequence[str]
 class File(Protocol):
     """An open file of the tree. Raises the tree's errors as the classes of mqfs.errors."""
 
-    def read(self, count: int = READ_BYTES, timeout: float | None = None) -> bytes:
+    def receive(self, count: int = READ_BYTES, timeout: float | None = None) -> bytes:
         """One read, which may wait. TimeoutError and Interrupted have read nothing: a message that arrived all the same
         is returned. Raises Disconnected."""
         ...
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> object:
         """One write: a message, or lines of commands. Returns when it is as durable as the group's `sync` demands."""
         ...
 
@@ -146,7 +146,7 @@ def read_whole(link: Link, path: str) -> bytes:
     file = link.open(path, "r")
     try:
         pieces = []
-        while data := file.read():
+        while data := file.receive():
             pieces.append(data)
         return b"".join(pieces)
     finally:

@@ -23,7 +23,8 @@ from mqfs.bridge import (
     run,
 )
 from mqfs.cli.main import command
-from mqfs.ninep.client.shared_connection import SharedConnection
+from mqfs.ninep.client import connection
+from mqfs.ninep.client.connection import Client
 
 DISK = ("open", "rename", "replace", "unlink", "fsync", "ftruncate", "pwrite", "stat", "fstat", "listdir")
 
@@ -63,11 +64,20 @@ def watch_disk(before: Callable[[], None]) -> None:
 
 def bridge(order: dict[str, Any]) -> int:
     before = count_calls(order["stop"], order["calls"], signal.SIGSTOP if order["pauses"] else signal.SIGKILL)
-    watch(SharedConnection, "send", before)
-    if order["pauses"]:
-        watch(SharedConnection, "wait", before)
-    else:
+    if not order["pauses"]:
         watch_disk(before)
+    connect = connection.connect
+
+    def first(*arguments: Any, **options: Any) -> Client:
+        """The first connection, which is not stopped: a bridge that never reached a server ends."""
+        setattr(connection, "connect", connect)  # noqa: B010
+        client = connect(*arguments, **options)
+        watch(Client, "_send", before)
+        if order["pauses"]:
+            watch(Client, "wait", before)
+        return client
+
+    setattr(connection, "connect", first)  # noqa: B010
     return int(command.main(["bridge", "fsq", *order["words"]], "mqfs", standalone_mode=False))
 
 

@@ -274,7 +274,7 @@ def test_a_server_that_is_killed(server: Server) -> None:
             group.publish("s", body)
             assert messages.get(HANG_S).body == body
         assert [len(message.body) for message in group.history()] == [6, len(body)]
-        stats = json.loads(tree._link.open("g/.stats", "r").read())
+        stats = json.loads(tree._link.open("g/.stats", "r").receive())
         assert stats["next"] > 3
 
 
@@ -296,9 +296,9 @@ def test_what_was_committed_is_remembered_no_longer_than_it_must(server: Server)
         group = kept(tree, "g")
         group.publish("s", bytes(2_000_000))
         group.publish("s", bytes(2_000_000))
-        assert tree._link.open("g/.txn/ctl", "r").read().startswith(b"committed library-")
+        assert tree._link.open("g/.txn/ctl", "r").receive().startswith(b"committed library-")
     with server.connect() as tree:
-        assert tree._link.open("g/.txn/ctl", "r").read() == b""
+        assert tree._link.open("g/.txn/ctl", "r").receive() == b""
 
 
 # ---------------------------------------------------------------- consumers

@@ -115,12 +115,12 @@ def test_what_was_begun_is_not_mixed_up_with_what_is_asked_meanwhile(server: Run
         one.mkdir("a")
         with one.create("a/s") as stream:
             request = Twrite(0, stream.channel.fid, 0, b"x")
-            tickets = []
+            slots: list[blocking.Slot] = []
             for _ in range(3):
-                tickets.append(one.begin(request))
+                slots += one.send([request])
                 assert one.stat("a/s").name == "s"
-            for ticket in tickets:
-                reply = one.end(request, ticket)
+            for slot in slots:
+                reply = one.answer(slot)
                 assert isinstance(reply, Rwrite)
                 assert reply.count == 1
 
@@ -178,9 +178,10 @@ def test_message_that_overtakes_its_flush_is_kept(server: Running) -> None:
         writer, reader = one.create("s"), two.open("s")
         kept = 0
         for number in range(20):
-            tag = two._send(Tread(0, reader.channel.fid, reader.channel.offset, 100))
+            slot = two.send([Tread(0, reader.channel.fid, reader.channel.offset, 100)])[0]
             writer.write(f"{number}".encode())
-            two._flush(reader.channel, tag)
+            late = reader._reply(slot, 0.0)
+            reader.channel.keep(late)
             kept += reader.channel.kept is not None
             assert reader.receive(timeout=HANG_S) == f"{number}".encode()
         assert kept == 20
@@ -270,14 +271,14 @@ def test_a_host_that_does_not_answer_any_more(writes: bool) -> None:
         ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 100)
         with blocking.Client(ours, ClientMachine()) as one:
             request = Tread(0, 1, 0, 10)
-            ticket = one.begin(request)
+            slot = one.send([request])[0]
             ours.settimeout(0.01)
             with contextlib.suppress(TimeoutError):
                 while True:
                     ours.sendall(bytes(1 << 20))
             ours.settimeout(None)
             with pytest.raises(errors.Disconnected, match="timed out"):
-                one.list() if writes else one.end(request, ticket)
+                one.list() if writes else one.answer(slot)
 
 
 @pytest.mark.parametrize("address", ["unix!/none/9p", "tcp!127.0.0.1!1", "nonsense"])

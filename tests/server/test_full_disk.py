@@ -116,7 +116,7 @@ def test_df_shows_the_disk_of_the_store_by_mount_and_over_9p(small_disk: Path, t
         (small_disk / "ballast").write_bytes(bytes(5 << 20))
         os.sync()
         request = linux.Tstatfs(0, client.caller.root)
-        nine: Any = client.end(request, client.begin(request))
+        nine: Any = client.answer(client.send([request])[0])
         found = nine.bsize, nine.blocks, nine.bfree, nine.bavail, nine.files, nine.ffree
         assert found == figures(small_disk) == figures(tmp_path / "mq")
 

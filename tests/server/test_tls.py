@@ -20,10 +20,11 @@ import anyio
 import pytest
 
 import mqfs
+from mqfs import limits
 from mqfs.client import tasks
 from mqfs.errors import Disconnected
 from mqfs.net import identity
-from mqfs.ninep.client.shared_connection import SharedConnection
+from mqfs.ninep.client.connection import Client, connect
 from mqfs.ninep.codec.messages import Tread, Tversion
 from mqfs.ninep.codec.wire import encode
 from tests.support.certificates import Authority
@@ -149,7 +150,7 @@ def test_a_server_killed_during_a_reply_is_the_same_error(tmp_path: Path, author
             group = client.group("g", create=True, ctl=["replay all", "sync off"])
             for _ in range(12):  # more than the system takes
                 group.publish("s", bytes(1_000_000))
-        connections = [SharedConnection(one, "", "", HANG_S) for one in (at, address(server, "tcp"))]
+        connections = [connect(one, msize=limits.MSIZE_MOST, timeout=HANG_S) for one in (at, address(server, "tcp"))]
         asked = []
         for connection in connections:
             caller = connection.caller
@@ -167,10 +168,10 @@ def test_a_server_killed_during_a_reply_is_the_same_error(tmp_path: Path, author
         assert errors == {"not connected: ADDRESS: the server closed the connection"}
 
 
-def unread(connection: SharedConnection) -> int:
+def unread(connection: Client) -> int:
     """Bytes that the system has for a connection."""
     count = array.array("i", [0])
-    fcntl.ioctl(connection._socket.fileno(), termios.FIONREAD, count)
+    fcntl.ioctl(connection.socket.fileno(), termios.FIONREAD, count)
     return count[0]
 
 

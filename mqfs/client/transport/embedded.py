@@ -230,7 +230,7 @@ class EmbeddedFile:
         self._waiting: tuple[Wait[bytes], queue.SimpleQueue[bool]] | None = None
         self._interrupted = False
 
-    def read(self, count: int = READ_BYTES, timeout: float | None = None) -> bytes:
+    def receive(self, count: int = READ_BYTES, timeout: float | None = None) -> bytes:
         gate: queue.SimpleQueue[bool] = queue.SimpleQueue()
         with self._link.lock:
             self._link.require()
@@ -274,9 +274,9 @@ class EmbeddedFile:
         try:
             self.write(data)
         except MqfsError:
-            self.read()  # the error text
+            self.receive()  # the error text
             raise
-        return self.read()
+        return self.receive()
 
     def close(self) -> None:
         with self._link.lock:

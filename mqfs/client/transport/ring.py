@@ -20,7 +20,7 @@ from mqfs.errors import Again, BadRing, Busy, Disconnected, MqfsError, NotFound,
 from mqfs.model import Kind
 from mqfs.net import identity
 from mqfs.net.address import UnixAddress, parse_address
-from mqfs.ninep.client.shared_connection import SharedConnection
+from mqfs.ninep.client.connection import Client
 from mqfs.ring import EPHEMERAL, MISSING, protocol
 
 
@@ -57,7 +57,7 @@ class RingLink(NinepTransport):
         self._socket_path = where.path + protocol.SUFFIX
         super().__init__(address, user=user, aname=aname, timeout=timeout, reconnect=reconnect is not False)
 
-    def connection(self) -> SharedConnection:
+    def connection(self) -> Client:
         """See `NinepTransport`. A connection that ended unnoticed, while only rings were used, is replaced at once."""
         now = super().connection()
         if now.gone and self._reconnect:

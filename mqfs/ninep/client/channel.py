@@ -67,9 +67,13 @@ class Channel:
             self.kept = reply.data
             self.took(len(reply.data), self.msize)
 
+    def request(self, data: bytes) -> m.Twrite:
+        """The request that writes one message. Raises TooLong."""
+        if len(data) > self.most:
+            raise TooLong(f"message of {len(data)} bytes (expected at most {self.most} by the connection's msize)")
+        return m.Twrite(0, self.fid, self.offset, data)
+
     def write(self, data: bytes) -> Procedure[int]:
         """One message."""
-        if len(data) > self.most:
-            raise TooLong(f"message of {len(data)} bytes (expected at most {self.most} by this msize)")
-        reply = yield m.Twrite(0, self.fid, self.offset, data)
+        reply = yield self.request(data)
         return int(reply.count)

@@ -1,6 +1,12 @@
-"""A blocking 9P client, for one thread at a time.
+"""A blocking 9P client, for any number of threads: its connection and its open files.
 
-Owns the socket; machine.py has the protocol.
+machine.py has the protocol; here are the socket and the choice of the thread that receives. Of the threads that wait
+for replies one receives and hands the others theirs, so a read that waits holds up no other call:
+
+    thread A   wait(read) ---- receives ----- reply of B: wakes B ---- receives ---- its own reply
+    thread B         wait(write) -- sleeps -------------- returns
+
+A thread alone never switches to another. Requests leave in the order of `send`.
 """
 
 from __future__ import annotations
@@ -8,19 +14,21 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import queue
+import select
 import socket
 import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 from mqfs import limits
-from mqfs.errors import BadRequest, Disconnected, MqfsError
+from mqfs.errors import BadFrame, BadRequest, Disconnected, Interrupted, MqfsError
 from mqfs.model import Stat
 from mqfs.net.address import Address, TlsAddress, UnixAddress, explain_failure, parse_address
 from mqfs.net.certificates import client_context
@@ -32,7 +40,8 @@ from mqfs.ninep.codec.messages import Fcall
 
 T = TypeVar("T")
 
-RECEIVE_BYTES = 65_536
+RECEIVE_BYTES = 65_536  # more is fetched by a system call of its own each time
+ANSWER_BYTES = 65_536  # of `File.ask`: of `.put`, and of a cursor with names of views
 WINDOW = 64  # procedures under way at once: enough to keep a server busy
 MODES = {"r": os.O_RDONLY, "w": os.O_WRONLY, "r+": os.O_RDWR}
 
@@ -76,15 +85,14 @@ def connect(
         sock = _dial(where, timeout)
     except OSError as error:
         raise Disconnected(explain_failure(where, error)) from None
-    client = Client(sock, ClientMachine(dialect, msize))
+    client = Client(sock, ClientMachine(dialect, msize), str(where))
     try:
         private = isinstance(where, TlsAddress) or os.environ.get("MQFS_PLAIN_TOKEN") == "yes"
         token = "" if isinstance(where, UnixAddress) else token
-        client.do(client.caller.connect(user, aname, token, private=private))
-    except BaseException as error:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        client.do(client.caller.connect(user, aname, token, private=private), deadline)
+    except BaseException:
         client.close()
-        if isinstance(error, Disconnected):  # by TLS: it refused our certificate, perhaps
-            raise Disconnected(f"{where}: {error.detail}") from None
         raise
     sock.settimeout(None)
     return client
@@ -104,8 +112,6 @@ def _dial(where: Address, timeout: float | None) -> Socket:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if not isinstance(where, TlsAddress):
         return sock
-    # merged  # here, so that other clients need no ssl
-
     try:
         return TlsSocket(sock, where.host)
     except BaseException:
@@ -113,15 +119,41 @@ def _dial(where: Address, timeout: float | None) -> Socket:
         raise
 
 
-class Client:
-    """An attached connection, from `connect`."""
+class Slot:
+    """A request that was sent."""
 
-    def __init__(self, sock: Socket, machine: ClientMachine) -> None:
-        self.socket, self.caller = sock, machine
-        self._tickets: dict[int, int] = {}  # the request of each tag in use; tags are reused at once
-        self._replies: dict[int, Fcall] = {}  # by ticket, until they are asked for
-        self._sent = 0
+    __slots__ = ("about", "done", "flushing", "reply", "request", "tag", "wake")
+
+    def __init__(self, tag: int, request: Fcall | None, about: Slot | None = None) -> None:
+        self.tag, self.request, self.about = tag, request, about  # None: the flush of the request `about`
+        self.reply: Fcall | None = None
+        self.done = False  # answered; or flushed or lost, without a reply
+        self.flushing = False
+        self.wake: queue.SimpleQueue[None] | None = None  # of a thread that follows
+
+    def finish(self, reply: Fcall | None) -> None:
+        self.reply, self.done = reply, True
+        self.wake_up()
+
+    def wake_up(self) -> None:
+        if self.wake is not None:
+            self.wake.put(None)
+
+
+class Client:
+    """An attached connection, from `connect`. Thread-safe; of an open file one thread reads at a time."""
+
+    def __init__(self, sock: Socket, machine: ClientMachine, where: str = "") -> None:
+        """`where`: the address, for texts."""
+        self.socket, self.caller, self.where = sock, machine, where
+        self.lost = ""  # the reason
         self._dropped: list[int] = []  # fids of files that were collected, to be clunked with the next call
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # guards the machine and the fields below
+        self._sending = threading.Lock()  # requests leave in order; acquired before the other
+        self._slots: dict[int, Slot] = {}  # by tag
+        self._followers: dict[Slot, None] = {}  # of threads that wait while another one receives
+        self._receiving = False
 
     def __enter__(self) -> Client:
         return self
@@ -131,99 +163,197 @@ class Client:
     ) -> None:
         self.close()
 
-    def close(self) -> None:
+    # ------------------------------------------------------------ the end of a connection
+
+    def close(self, why: str = "the client was closed") -> None:
+        """End it; calls that wait in other threads raise Disconnected with that reason."""
+        with self._lock:
+            self._lose(why)
+        if os.getpid() == self._pid:  # a child's copy of the socket is not to end the parent's connection
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that receives
         self.socket.close()
+
+    @property
+    def gone(self) -> bool:
+        """Whether the peer has closed, noticed or not."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLRDHUP)
+        return bool(self.lost) or bool(poll.poll(0))
+
+    def _require(self) -> None:
+        if os.getpid() != self._pid:
+            raise Disconnected("connection of the parent process (expected a new one in the child)", final=True)
+        if self.lost:
+            raise self._disconnected()
+
+    def _disconnected(self) -> Disconnected:
+        return Disconnected(f"{self.where}: {self.lost}")
+
+    def _lose(self, why: str) -> None:
+        """Finish all requests without a reply. The lock is held."""
+        self.lost = self.lost or why
+        slots, self._slots = self._slots, {}
+        for slot in slots.values():
+            slot.finish(None)
+        for slot in self._followers:
+            slot.wake_up()
+
+    # ------------------------------------------------------------ requests out, replies in
+
+    def send(self, requests: Sequence[Fcall]) -> list[Slot]:
+        """Send requests without waiting for their replies. Raises Disconnected."""
+        return self._send(requests, None)
+
+    def flush(self, slot: Slot) -> None:
+        """Give a request up, unless it is answered or was given up before; `wait` tells what became of it."""
+        self._send((), slot)
+
+    def _send(self, requests: Sequence[Fcall], aborted: Slot | None) -> list[Slot]:
+        with self._sending:
+            with self._lock:
+                self._require()
+                slots = [Slot(self.caller.call(request), request) for request in requests]
+                if aborted is not None and not (aborted.done or aborted.flushing):
+                    aborted.flushing = True
+                    slots.append(Slot(self.caller.flush(aborted.tag), None, aborted))
+                for slot in slots:
+                    self._slots[slot.tag] = slot
+                data = self.caller.take()
+            try:
+                self.socket.sendall(data)
+            except BaseException as error:
+                with self._lock:
+                    self._lose(_reason(error) if isinstance(error, OSError) else "sending was interrupted")
+                if isinstance(error, OSError):
+                    raise self._disconnected() from None
+                raise
+        return slots
+
+    def wait(self, slot: Slot, deadline: float | None = None) -> Fcall | None:
+        """The reply to a request, or an error that it carries; None: the request was flushed. `deadline`: of
+        time.monotonic(). Raises TimeoutError, Disconnected."""
+        with self._lock:
+            try:
+                while not slot.done:
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        raise TimeoutError
+                    if self._receiving:
+                        self._follow(slot, left)
+                    else:
+                        self._lead(left)
+            finally:
+                if not self._receiving and self._followers:
+                    next(iter(self._followers)).wake_up()  # another thread has to receive
+            if slot.reply is None and self.lost:
+                raise self._disconnected()
+            return slot.reply
+
+    def _follow(self, slot: Slot, left: float | None) -> None:
+        self._followers[slot] = None
+        wake = slot.wake = slot.wake or queue.SimpleQueue()
+        self._lock.release()
+        try:
+            with contextlib.suppress(queue.Empty):
+                wake.get(timeout=left)
+        finally:
+            self._lock.acquire()
+            del self._followers[slot]
+
+    def _lead(self, left: float | None) -> None:
+        if self.lost:
+            raise self._disconnected()
+        data, why = None, ""
+        self._receiving = True
+        self._lock.release()
+        try:
+            data = self._receive(left)
+        except (OSError, ValueError) as error:  # ValueError: it was closed meanwhile
+            why = _reason(error)
+        finally:
+            self._lock.acquire()
+            self._receiving = False
+        if data == b"" or why:
+            self._lose(why or "the server closed the connection")
+        elif data is not None and not self.lost:  # where sending failed meanwhile, no request is left
+            self._distribute(data)
+
+    def _receive(self, left: float | None) -> bytes | None:
+        """Received bytes; b"" at the end, None after the time-out."""
+        if left is not None:
+            poll = select.poll()
+            poll.register(self.socket, select.POLLIN)
+            if not poll.poll(left * 1_000 + 1):
+                return None
+        return self.socket.recv(max(RECEIVE_BYTES, self.caller.missing))
+
+    def _distribute(self, data: bytes) -> None:
+        try:
+            replies = self.caller.receive(data)
+        except BadFrame as error:
+            self._lose(str(error))
+            return
+        for tag, reply in replies:
+            slot = self._slots.pop(tag)
+            old = slot.about
+            if old is not None and not old.done:
+                self._slots.pop(old.tag, None)
+                old.finish(None)
+            slot.finish(reply)
 
     # ------------------------------------------------------------ calls
 
-    def drop(self, fid: int) -> None:
-        """Clunk the fid of a collected file with the next call: this may be in the middle of one."""
-        self._dropped.append(fid)
+    def answer(self, slot: Slot, deadline: float | None = None) -> Fcall:
+        """The reply to a request that was not flushed. Raises the error that it carries, TimeoutError, Disconnected."""
+        return expect(cast(Fcall, slot.request), cast(Fcall, self.wait(slot, deadline)))
 
-    def do(self, procedure: Procedure[T]) -> T:
-        """Run a procedure."""
+    def do(self, procedure: Procedure[T], deadline: float | None = None) -> T:
+        """The result of a procedure. After TimeoutError the connection is of no use."""
         self._clunk_dropped()
-        return self._drive(procedure)
+        return self._drive(procedure, deadline)
 
     def _clunk_dropped(self) -> None:
         while self._dropped:
             with contextlib.suppress(MqfsError):
                 self._drive(self.caller.clunk(self._dropped.pop()))
 
-    def _drive(self, procedure: Procedure[T]) -> T:
+    def _drive(self, procedure: Procedure[T], deadline: float | None = None) -> T:
+        step: Callable[[], Fcall] = partial(next, procedure)
         try:
-            request = next(procedure)
             while True:
+                with self._lock:  # it takes tags and fids of the machine
+                    request = step()
+                slot = self.send([request])[0]
                 try:
-                    reply = expect(request, self._reply(self._send(request)))
-                except Disconnected:
+                    step = partial(procedure.send, self.answer(slot, deadline))
+                except (Disconnected, TimeoutError):
                     raise
                 except MqfsError as error:
-                    request = procedure.throw(error)
-                else:
-                    request = procedure.send(reply)
+                    step = partial(procedure.throw, error)
+                except BaseException:  # Ctrl-C
+                    self.flush(slot)
+                    self.wait(slot)
+                    raise
         except StopIteration as done:
-            value: T = done.value
-            return value
-
-    def _send(self, request: Fcall) -> int:
-        return self._sent_as(self.caller.call(request))
-
-    def _sent_as(self, tag: int) -> int:
-        """Send the queued requests; a ticket for the reply to a tag."""
-        self._sent += 1
-        self._tickets[tag] = self._sent
-        try:
-            self.socket.sendall(self.caller.take())
-        except OSError as error:
-            raise _disconnected(error) from None
-        return self._tickets[tag]
-
-    def begin(self, request: Fcall) -> int:
-        """Send a request without waiting; a ticket for `end`."""
-        self._clunk_dropped()
-        return self._send(request)
-
-    def end(self, request: Fcall, ticket: int, timeout: float | None = None) -> Fcall:
-        """The reply to a request of `begin`. Raises the error it carries, TimeoutError."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        return expect(request, self._reply(ticket, deadline))
-
-    def _reply(self, ticket: int, deadline: float | None = None) -> Fcall:
-        """The reply to a request. Raises TimeoutError, Disconnected."""
-        while ticket not in self._replies:
-            if deadline is not None:
-                self.socket.settimeout(max(deadline - time.monotonic(), 0.000_001))
-            try:
-                data = self.socket.recv(max(RECEIVE_BYTES, self.caller.missing))
-            except OSError as error:
-                raise _disconnected(error) from None
-            finally:
-                if deadline is not None:
-                    self.socket.settimeout(None)
-            if data is None:
-                continue
-            if not data:
-                raise Disconnected("the server closed the connection")
-            for tag, reply in self.caller.receive(data):
-                self._replies[self._tickets.pop(tag)] = reply
-        return self._replies.pop(ticket)
+            return cast(T, done.value)
 
     def together(self, procedures: Iterable[Procedure[T]]) -> list[T | MqfsError]:
         """The result or the error of each procedure. Up to WINDOW of them run at once, in any order."""
         self._clunk_dropped()
         results: dict[int, T | MqfsError] = {}
-        waiting: deque[tuple[int, Procedure[T], Fcall, int]] = deque()
+        waiting: deque[tuple[int, Procedure[T], Slot]] = deque()
 
         def advance(number: int, procedure: Procedure[T], step: Callable[[], Fcall]) -> None:
             try:
-                request = step()
+                with self._lock:
+                    request = step()
             except StopIteration as done:
                 results[number] = done.value
             except MqfsError as error:
                 results[number] = error
             else:
-                waiting.append((number, procedure, request, self._send(request)))
+                waiting.append((number, procedure, self.send([request])[0]))
 
         left = enumerate(procedures)
         while True:
@@ -231,9 +361,9 @@ class Client:
                 advance(number, procedure, partial(next, procedure))
             if not waiting:
                 return [results[number] for number in sorted(results)]
-            number, procedure, request, ticket = waiting.popleft()
+            number, procedure, slot = waiting.popleft()
             try:
-                reply = expect(request, self._reply(ticket))
+                reply = self.answer(slot)
             except Disconnected:
                 raise
             except MqfsError as error:
@@ -241,35 +371,9 @@ class Client:
             else:
                 advance(number, procedure, partial(procedure.send, reply))
 
-    def read(self, channel: Channel, count: int, timeout: float | None = None) -> bytes:
-        """One read. On TimeoutError or Ctrl-C it is flushed; a message that arrives meanwhile is returned."""
-        self._clunk_dropped()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        procedure = channel.read(count)
-        try:
-            request = next(procedure)
-            while True:
-                ticket = self._send(request)
-                try:
-                    reply = self._reply(ticket, deadline)
-                except (TimeoutError, KeyboardInterrupt):
-                    self._flush(channel, ticket)
-                    if channel.kept is None:
-                        raise
-                    return channel.take_kept(count)
-                request = procedure.send(expect(request, reply))
-        except StopIteration as done:
-            data: bytes = done.value
-            return data
-
-    def _flush(self, channel: Channel, ticket: int) -> None:
-        tag = next((tag for tag, other in self._tickets.items() if other == ticket), None)
-        if tag is not None:  # else it is answered
-            self._reply(self._sent_as(self.caller.flush(tag)))
-            self._tickets.pop(tag, None)
-        late = self._replies.pop(ticket, None)
-        if late is not None:
-            channel.keep(late)
+    def drop(self, fid: int) -> None:
+        """Clunk the fid of a collected file with the next call: this may be in the middle of one."""
+        self._dropped.append(fid)
 
     # ------------------------------------------------------------ files
 
@@ -299,11 +403,9 @@ class Client:
         return self.do(self.caller.names(path))
 
 
-def _disconnected(error: OSError) -> Exception:
-    """Never an error of the system: EPIPE of a command line means its standard output. But for our own time-out, which
-    has no number: it ends no connection."""
-    is_ours = isinstance(error, TimeoutError) and error.errno is None
-    return error if is_ours else Disconnected(error.strerror or str(error))
+def _reason(error: Exception) -> str:
+    """Why a connection was lost. Never an error of the system: EPIPE of a command line means its standard output."""
+    return (error.strerror if isinstance(error, OSError) else "") or str(error)
 
 
 class File(io.RawIOBase):
@@ -311,7 +413,9 @@ class File(io.RawIOBase):
 
     def __init__(self, client: Client, channel: Channel, mode: str) -> None:
         super().__init__()
-        self._client, self.channel, self._flags = client, channel, flags_of(mode)
+        self.client, self.channel, self._flags = client, channel, flags_of(mode)
+        self._slot: Slot | None = None  # the read that waits
+        self._interrupted = False
 
     def readable(self) -> bool:
         return self._flags != os.O_WRONLY
@@ -320,8 +424,51 @@ class File(io.RawIOBase):
         return self._flags != os.O_RDONLY
 
     def receive(self, count: int = limits.MESSAGE_BYTES, timeout: float | None = None) -> bytes:
-        """One message, after at most `timeout` seconds. Raises TimeoutError."""
-        return self._client.read(self.channel, count, timeout)
+        """One read, of at most `count` bytes, which waits for at most `timeout` seconds: b"" at the end. TimeoutError
+        and Interrupted have read nothing: a message that came all the same is returned, or by the next read."""
+        channel = self.channel
+        if channel.kept is not None:
+            return channel.take_kept(count)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        procedure = channel.read(count)
+        request = next(procedure)
+        try:
+            while True:
+                slot = self._slot = self.client.send([request])[0]
+                if self._interrupted:
+                    self.client.flush(slot)
+                request = procedure.send(expect(request, self._reply(slot, deadline)))
+        except StopIteration as done:
+            return cast(bytes, done.value)
+        finally:
+            self._slot = None
+
+    def _reply(self, slot: Slot, deadline: float | None) -> Fcall:
+        try:
+            reply = self.client.wait(slot, deadline)
+        except Disconnected:
+            raise
+        except BaseException as error:  # TimeoutError, Ctrl-C
+            self.client.flush(slot)
+            late = self.client.wait(slot)
+            if late is None:
+                raise
+            if isinstance(error, TimeoutError):
+                return late
+            self.channel.keep(late)
+            raise
+        if reply is None:
+            self._interrupted = False
+            raise Interrupted
+        return reply
+
+    def interrupt(self) -> None:
+        """End the read that waits in another thread, or else the next one, with Interrupted."""
+        self._interrupted = True
+        slot = self._slot
+        if slot is not None:
+            with contextlib.suppress(Disconnected):
+                self.client.flush(slot)
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         data = self.receive(len(buffer))
@@ -330,20 +477,30 @@ class File(io.RawIOBase):
 
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
         """Write one message. Raises TooLong."""
-        return self._client.do(self.channel.write(bytes(data)))
+        return self.client.do(self.channel.write(bytes(data)))
+
+    def ask(self, data: bytes) -> bytes:
+        """One write and the read after it, of a short answer, in one round trip."""
+        client, procedure = self.client, self.channel.read(ANSWER_BYTES)
+        written, read = client.send([self.channel.request(data), next(procedure)])
+        client.answer(written)
+        try:
+            procedure.send(client.answer(read))
+        except StopIteration as done:
+            return done.value or self.receive(ANSWER_BYTES)  # the write waited, the read did not
+        raise AssertionError("read failed: more than one request (expected plain 9P2000)")
 
     def close(self) -> None:
         if not self.closed:
             try:
                 with contextlib.suppress(Disconnected):
-                    if self._client.socket.fileno() >= 0:
-                        self._client.do(self._client.caller.clunk(self.channel.fid))
+                    self.client.do(self.client.caller.clunk(self.channel.fid))
             finally:
                 super().close()
 
     def __del__(self) -> None:
         if not self.closed:
-            self._client.drop(self.channel.fid)
+            self.client.drop(self.channel.fid)
             super().close()
 
 
@@ -425,4 +582,4 @@ class TlsSocket:
         self._socket.close()
 
 
-__all__ = ["Client", "File", "TlsSocket", "connect"]
+__all__ = ["Client", "File", "Slot", "TlsSocket", "connect"]
