@@ -6,6 +6,7 @@ Owns the command line only; the commands are in server/app.py, store/check.py, b
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import click
@@ -15,7 +16,7 @@ from mqfs.cli.bridge import bridge
 from mqfs.cli.spark import spark
 from mqfs.cli.token import token
 from mqfs.errors import BadConfig, MqfsError
-from mqfs.server.options import join, read_file
+from mqfs.server.options import command_line, join, read_file
 
 FAILED, USAGE = 1, 2
 
@@ -26,64 +27,20 @@ def command() -> None:
     """Message queues as files: directories are groups, files are streams."""
 
 
+def _server_options(do: Callable[..., int]) -> Callable[..., int]:
+    for names, more in reversed(command_line()):
+        do = click.option(*names, **more)(do)
+    return do
+
+
 @command.command()
-@click.option("--store", metavar="DIR", help="Directory of the store; without it messages are in memory only.")
-@click.option("-m", "--mount", metavar="DIR", help="Mount the tree at this empty directory.")
-@click.option(
-    "--listen",
-    multiple=True,
-    metavar="ADDRESS",
-    help="Serve 9P at unix!PATH, tcp!HOST!PORT or tls!HOST!PORT. Repeatable.",
-)
-@click.option(
-    "--http",
-    multiple=True,
-    metavar="ADDRESS",
-    help="Serve HTTP at an address of these forms, or HOST:PORT. Repeatable.",
-)
-@click.option("--http-origin", multiple=True, metavar="ORIGIN", help="Let pages of https://HOST use it. Repeatable.")
-@click.option("--http-host", multiple=True, metavar="NAME", help="Name of this host beside localhost. Repeatable.")
-@click.option("--http-proxy", multiple=True, metavar="CIDR|user:NAME", help="Believe these proxies. Repeatable.")
-@click.option("--http-ntfy", multiple=True, metavar="GROUP=ADDRESS", help="Serve a group as ntfy does. Repeatable.")
-@click.option("--http-qpubs/--no-http-qpubs", default=None, help="Serve the names of qpubs below /.qpubs/GROUP/.")
-@click.option("--fq", multiple=True, metavar="ADDRESS", help="Serve clients of fq at such an address. Repeatable.")
-@click.option("--fq-group", metavar="GROUP", help="Group of the exchanges of fq; without it fq.")
-@click.option("--fq-users", metavar="FILE", help="File of users of fq, USER SYSTEM-USER a line; for tokens.")
-@click.option("--fq-node", metavar="IPV4", help="Address of this broker among peers of fq.")
-@click.option("-s", "--service", metavar="NAME", help="Serve 9P at a unix socket of this name in $NAMESPACE.")
-@click.option("--default", multiple=True, metavar="'CTL LINE'", help="Initial setting of new groups. Repeatable.")
-@click.option(
-    "--limit", multiple=True, metavar="'USER KEY=N...'", help="Quota of a user (*: of the others). Repeatable."
-)
-@click.option("--tcp-user", metavar="NAME", help="User that TCP clients act as; without it user nobody.")
-@click.option("--token-file", metavar="FILE", help="File of tokens; see mqfs token.")
-@click.option("--require-token/--no-require-token", default=None, help="Refuse TCP clients without a token.")
-@click.option("--tls-cert", metavar="FILE", help="Certificate for tls!HOST!PORT, with its chain, in PEM.")
-@click.option("--tls-key", metavar="FILE", help="Key of the certificate; without it in the same file.")
-@click.option("--tls-client-ca", metavar="FILE", help="Authorities of clients; a client is its certificate's user.")
-@click.option("--audit", metavar="LEVEL", help="Log who did what: off, changes, or all (publishes too).")
-@click.option(
-    "--insecure/--no-insecure", default=None, help="Allow TCP, and TLS without known clients, beyond loopback."
-)
-@click.option("--allow-other/--no-allow-other", default=None, help="Let other users access the mount. As root: yes.")
-@click.option(
-    "-D",
-    "--trace",
-    is_flag=False,
-    flag_value="on",
-    metavar="[CLASS,...]",
-    help="Print each message of 9p, fuse, http (all three without CLASS), or call of engine, store, ring.",
-)
-@click.option("--no-trace", "quiet", is_flag=True, help="No trace, whatever the file of --config says.")
+@_server_options
 @click.option("--config", "file", metavar="FILE", help="TOML file of these options; the command line wins.")
-@click.option("--foreground", is_flag=True, help="No effect: the server always runs in the foreground.")
-def serve(file: str | None, foreground: bool, quiet: bool, **arguments: Any) -> int:
+def serve(file: str | None, **arguments: Any) -> int:
     """Serve the tree of a store as a mount, over 9P, over HTTP; with none of them, 9P on standard input and output.
 
     Runs until SIGTERM or SIGINT, then unmounts and exits with 0.
     """
-    if quiet:
-        arguments["trace"] = "off"
     options = join(read_file(file) if file is not None else {}, arguments)
     from mqfs.server.app import run  # here, so that the other commands need neither trio nor FUSE
 

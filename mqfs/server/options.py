@@ -1,7 +1,7 @@
 """The options of `mqfs serve`, from the command line and from a TOML file.
 
-Owns their names, their types and how the two are joined (the command line wins). Opens nothing, and checks nothing that
-depends on the machine: that is app.py's.
+Each is declared once, here; the command line, the file and the checks of both read that. Opens nothing, and checks
+nothing that depends on the machine: that is app.py's.
 """
 
 from __future__ import annotations
@@ -17,45 +17,73 @@ import attrs
 from mqfs.errors import BadConfig
 
 
+def _text(metavar: str, help: str, default: str | None = None, **more: Any) -> Any:
+    return attrs.field(default=default, metadata={"kind": "text", "metavar": metavar, "help": help, **more})
+
+
+def _list(metavar: str, help: str) -> Any:
+    return attrs.field(default=(), metadata={"kind": "list", "metavar": metavar, "help": f"{help} Repeatable."})
+
+
+def _flag(help: str, default: bool | None = False) -> Any:
+    return attrs.field(default=default, metadata={"kind": "flag", "help": help})
+
+
 @attrs.frozen
 class Options:
-    """As on the command line; None and () are not given."""
+    """Each option once: its name (with - for _), its kind, its default, and what --help says of it."""
 
-    store: str | None = None
-    mount: str | None = None
-    listen: tuple[str, ...] = ()
-    http: tuple[str, ...] = ()
-    http_origin: tuple[str, ...] = ()  # whose pages may use this server
-    http_host: tuple[str, ...] = ()  # its names beside those of loopback
-    http_proxy: tuple[str, ...] = ()  # reverse proxies, which say whose requests theirs are
-    http_ntfy: tuple[str, ...] = ()  # GROUP=ADDRESS
-    http_qpubs: bool = False
-    fq: tuple[str, ...] = ()
-    fq_group: str = "fq"  # whose groups are its exchanges
-    fq_users: str | None = None
-    fq_node: str | None = None  # None: an address of a listener, or of the store
-    service: str | None = None  # -s: 9P on a unix socket of that name in the name space directory
-    default: tuple[str, ...] = ()
-    limit: tuple[str, ...] = ()
-    tcp_user: str = "nobody"
-    token_file: str | None = None
-    require_token: bool = False  # of clients over TCP and TLS without a certificate
-    tls_cert: str | None = None
-    tls_key: str | None = None  # None: in the file of the certificate
-    tls_client_ca: str | None = None
-    audit: str = "off"
-    insecure: bool = False
-    allow_other: bool | None = None  # None: as root yes, else no
-    trace: str = "off"  # classes, or on: of the front ends
+    store: str | None = _text("DIR", "Directory of the store; without it messages are in memory only.")
+    mount: str | None = _text("DIR", "Mount the tree at this empty directory.", short="-m")
+    listen: tuple[str, ...] = _list("ADDRESS", "Serve 9P at unix!PATH, tcp!HOST!PORT or tls!HOST!PORT.")
+    http: tuple[str, ...] = _list("ADDRESS", "Serve HTTP at an address of these forms, or HOST:PORT.")
+    http_origin: tuple[str, ...] = _list("ORIGIN", "Let pages of https://HOST use it.")
+    http_host: tuple[str, ...] = _list("NAME", "Name of this host beside localhost.")
+    http_proxy: tuple[str, ...] = _list("CIDR|user:NAME", "Believe these proxies.")
+    http_ntfy: tuple[str, ...] = _list("GROUP=ADDRESS", "Serve a group as ntfy does.")
+    http_qpubs: bool = _flag("Serve the names of qpubs below /.qpubs/GROUP/.")
+    fq: tuple[str, ...] = _list("ADDRESS", "Serve clients of fq at such an address.")
+    fq_group: str = _text("GROUP", "Group of the exchanges of fq; without it fq.", "fq")
+    fq_users: str | None = _text("FILE", "File of users of fq, USER SYSTEM-USER a line; for tokens.")
+    fq_node: str | None = _text("IPV4", "Address of this broker among peers of fq; else a listener's.")
+    service: str | None = _text("NAME", "Serve 9P at a unix socket of this name in $NAMESPACE.", short="-s")
+    default: tuple[str, ...] = _list("'CTL LINE'", "Initial setting of new groups.")
+    limit: tuple[str, ...] = _list("'USER KEY=N...'", "Quota of a user (*: of the others).")
+    tcp_user: str = _text("NAME", "User that TCP clients act as; without it user nobody.", "nobody")
+    token_file: str | None = _text("FILE", "File of tokens; see mqfs token.")
+    require_token: bool = _flag("Refuse TCP clients without a token.")
+    tls_cert: str | None = _text("FILE", "Certificate for tls!HOST!PORT, with its chain, in PEM.")
+    tls_key: str | None = _text("FILE", "Key of the certificate; without it in the same file.")
+    tls_client_ca: str | None = _text("FILE", "Authorities of clients; a client is its certificate's user.")
+    audit: str = _text("LEVEL", "Log who did what: off, changes, or all (publishes too).", "off")
+    insecure: bool = _flag("Allow TCP, and TLS without known clients, beyond loopback.")
+    allow_other: bool | None = _flag("Let other users access the mount. As root: yes.", None)
+    trace: str = _text(
+        "[CLASS,...]",
+        "Print each message of 9p, fuse, http (all three without CLASS), or call of engine, store, ring; off: none.",
+        "off",
+        short="-D",
+        alone="on",
+    )
 
 
-_HTTP = ("http", "http-origin", "http-host", "http-proxy", "http-ntfy")
-_FQ = ("fq-group", "fq-users", "fq-node")
-_LISTS = ("listen", *_HTTP, "fq", "default", "limit")
-_FLAGS = ("http-qpubs", "require-token", "insecure", "allow-other")
-_TLS = ("tls-cert", "tls-key", "tls-client-ca")
-_TEXTS = ("store", "mount", "service", "tcp-user", "token-file", *_TLS, *_FQ, "audit", "trace")
-KEYS = (*_TEXTS, *_LISTS, *_FLAGS)
+KINDS = {field.name.replace("_", "-"): field.metadata["kind"] for field in attrs.fields(Options)}  # by key
+
+
+def command_line() -> list[tuple[tuple[str, ...], dict[str, Any]]]:
+    """The arguments of `click.option` for each option; those that are not given are None or ()."""
+    made: list[tuple[tuple[str, ...], dict[str, Any]]] = []
+    for field in attrs.fields(Options):
+        key, meta = field.name.replace("_", "-"), field.metadata
+        more: dict[str, Any] = {"help": meta["help"]}
+        if meta["kind"] == "flag":
+            made.append(((f"--{key}/--no-{key}",), {**more, "default": None}))
+            continue
+        more |= {"metavar": meta["metavar"], "multiple": meta["kind"] == "list"}
+        if "alone" in meta:  # the value of the option without one
+            more |= {"is_flag": False, "flag_value": meta["alone"]}
+        made.append(((*([meta["short"]] if "short" in meta else []), f"--{key}"), more))
+    return made
 
 
 def read_file(path: str) -> dict[str, Any]:
@@ -71,22 +99,19 @@ def read_file(path: str) -> dict[str, Any]:
 
 
 def _value(path: str, key: str, value: object) -> object:
-    if key in _LISTS:
+    kind = KINDS.get(key)
+    if kind is None:
+        raise BadConfig(f"--config {path}: unknown key {key!r} (expected one of {' '.join(KINDS)})")
+    if kind == "list":
         words = [value] if isinstance(value, str) else value
         if isinstance(words, list) and all(isinstance(word, str) for word in words):
             return tuple(words)
-        raise BadConfig(f'--config {path}: invalid {key} = {_print(value)} (expected "TEXT" or ["TEXT", "TEXT"])')
-    if key in _FLAGS:
-        if isinstance(value, bool):
-            return value
-        raise BadConfig(f"--config {path}: invalid {key} = {_print(value)} (expected true or false)")
-    if key in _TEXTS:
-        if key == "trace" and isinstance(value, bool):
-            return "on" if value else "off"
-        if isinstance(value, str):
-            return value
-        raise BadConfig(f'--config {path}: invalid {key} = {_print(value)} (expected "TEXT")')
-    raise BadConfig(f"--config {path}: unknown key {key!r} (expected one of {' '.join(KEYS)})")
+    elif key == "trace" and isinstance(value, bool):
+        return "on" if value else "off"
+    elif isinstance(value, bool if kind == "flag" else str):
+        return value
+    expected = {"list": '"TEXT" or ["TEXT", "TEXT"]', "flag": "true or false", "text": '"TEXT"'}[kind]
+    raise BadConfig(f"--config {path}: invalid {key} = {_print(value)} (expected {expected})")
 
 
 def _print(value: object) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from mqfs.http.openapi import template
 from mqfs.http.routes import ROUTES
-from mqfs.server.options import KEYS
+from mqfs.server.options import KINDS
 from mqfs.state.acks import LIFE
 from pyspark_mqfs.options import READ
 from tests.docs.pages import PAGES
@@ -92,5 +92,5 @@ def test_every_option_of_spark_is_there() -> None:
 
 def test_every_key_of_the_configuration_is_there() -> None:
     text = (ROOT / "docs" / "reference" / "configuration.md").read_text()
-    for key in KEYS:
+    for key in KINDS:
         assert f"\n| `{key}` |" in text, key

@@ -23,7 +23,7 @@ from mqfs import __version__, limits
 from mqfs.ninep.client.connection import Client, connect
 from mqfs.ninep.codec.messages import Rversion, Tread, Tversion
 from mqfs.ninep.codec.wire import decode, encode
-from mqfs.server.options import KEYS
+from mqfs.server.options import KINDS
 from tests.support import ROOT
 from tests.support.eventually import HANG_S, eventually, patient
 from tests.support.server import COMMAND, Ready, Server, environment, mounted, mqfs, run, unmount
@@ -51,7 +51,7 @@ def test_version(tmp_path: Path) -> None:
 def test_help_names_every_option_of_the_manual(tmp_path: Path) -> None:
     manual = (ROOT / "man" / "mqfs.1").read_text()
     shown = mqfs("serve", "--help", cwd=tmp_path).stdout
-    for word in (*KEYS, "config"):
+    for word in (*KINDS, "config"):
         assert f"--{word}" in shown
         assert f"Fl -{word}" in manual, word
 
@@ -61,7 +61,7 @@ def test_readiness(tmp_path: Path, abstract: bool) -> None:
     ready = Ready(tmp_path, abstract=abstract)
     said: list[str] = []
     process = subprocess.Popen(
-        [*COMMAND, "serve", "--listen", "unix!s", "--foreground"],
+        [*COMMAND, "serve", "--listen", "unix!s"],
         cwd=tmp_path,
         env=environment(NOTIFY_SOCKET=ready.address),
         stdin=subprocess.DEVNULL,
@@ -127,7 +127,7 @@ def test_config_and_command_line(tmp_path: Path) -> None:
     (tmp_path / "mqfs.toml").write_text(
         'store = "from-file"\nlisten = ["unix!one", "unix!two"]\ndefault = "replay all"\ntrace = true\n'
     )
-    with Server("--config", "mqfs.toml", "--store", "from-line", "--no-trace", cwd=tmp_path) as server:
+    with Server("--config", "mqfs.toml", "--store", "from-line", "--trace", "off", cwd=tmp_path) as server:
         assert (tmp_path / "from-line").is_dir()
         assert not (tmp_path / "from-file").exists()
         with connect(dial(tmp_path, "one")) as client:

@@ -49,7 +49,7 @@ def use(server: Server) -> None:
         (["-D", "engine"], ["engine"]),
         (["-D", "store,ring"], ["store", "ring"]),
         (["--trace", "fuse"], ["fuse"]),
-        (["-D", "http", "--no-trace"], []),
+        (["-D", "http", "--trace", "off"], []),
     ],
     ids=lambda words: " ".join(words) or "nothing",
 )
