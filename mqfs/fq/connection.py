@@ -24,8 +24,8 @@ from mqfs.fq.publishing import Publisher, address, origin
 from mqfs.fq.queues import Queue
 from mqfs.model import User
 from mqfs.net.peer import Peer
-from mqfs.serving.fairness import Turn, Work
-from mqfs.serving.stream import Channel, Gone
+from mqfs.serving.fairness import FairQueue, TimeSlice
+from mqfs.serving.stream import Gone, SocketStream
 
 log = logging.getLogger("mqfs.fq")
 LEAST_BEAT_S = 0.01
@@ -41,7 +41,7 @@ class Client:
     user: User
     name: bytes
     queue: Queue
-    turn: Turn
+    fair_queue: FairQueue
     node: bytes
     port: int = 0
     is_peer: bool = False
@@ -66,7 +66,7 @@ class Client:
 
     # ------------------------------------------------------------ commands
 
-    async def serve_commands(self, channel: Channel, parser: CommandParser, commands: list[codec.Command]) -> None:
+    async def serve_commands(self, channel: SocketStream, parser: CommandParser, commands: list[codec.Command]) -> None:
         """Answer commands in order until it goes. Raises Malformed, Gone, trio.TooSlowError."""
         with self.scope:
             async with trio.open_nursery() as nursery:
@@ -86,7 +86,7 @@ class Client:
     def _deadline(self) -> float:
         return self._last_sign + limits.FQ_BEATS * self._beat_s if self._beat_s else math.inf
 
-    async def _perform(self, command: codec.Command, channel: Channel) -> None:
+    async def _perform(self, command: codec.Command, channel: SocketStream) -> None:
         if isinstance(command, codec.BeatRequest):
             self._beat_s = command.period_ms and max(command.period_ms / 1e3, LEAST_BEAT_S)
             self._pause.cancel()
@@ -97,11 +97,11 @@ class Client:
         elif isinstance(command, codec.Status):
             await self._answer(channel, codec.counts(self.counts.items()))
 
-    async def _answer(self, channel: Channel, data: bytes) -> None:
+    async def _answer(self, channel: SocketStream, data: bytes) -> None:
         async with self._writing:
             await channel.send(data, limits.HTTP_SEND_S)
 
-    async def _beat(self, channel: Channel) -> None:
+    async def _beat(self, channel: SocketStream) -> None:
         """Send a sign of life in each period that the client asks for."""
         sent = trio.current_time()
         while True:
@@ -134,13 +134,13 @@ class Client:
 
     # ------------------------------------------------------------ data
 
-    async def serve_data(self, channel: Channel, data: bytes, *, relayed: bool) -> None:
+    async def serve_data(self, channel: SocketStream, data: bytes, *, relayed: bool) -> None:
         """Take messages of it, and deliver those of its queue, until it goes. Raises Malformed, Gone."""
         self.is_peer, channel.unread = relayed, data
         if channel.socket.family != socket.AF_UNIX:
             channel.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.FQ_UNACKED_S * 1_000)
         delivery = self.delivery = Delivery(
-            self.exchanges, self.user, self.queue, channel, self.counts, self.node, self.turn
+            self.exchanges, self.user, self.queue, channel, self.counts, self.node, self.fair_queue
         )
         try:
             async with trio.open_nursery() as nursery:
@@ -162,16 +162,16 @@ class Client:
                 await self._data_ended.wait()
             delivery.end(clean=False)
 
-    async def _receive(self, channel: Channel, parser: MessageParser) -> None:
+    async def _receive(self, channel: SocketStream, parser: MessageParser) -> None:
         """Publish what it sends, until the end of the connection. If its commands have ended, wait no longer for what
         it sent before."""
-        publisher, work = Publisher(self.exchanges, self.user, self.counts, self.node), Work(self.turn)
-        channel.before_wait = publisher.before_wait = work.rest
+        publisher, time_slice = Publisher(self.exchanges, self.user, self.counts, self.node), TimeSlice(self.fair_queue)
+        channel.before_wait = publisher.before_wait = time_slice.pause
         origin_of = self._origins(relayed=self.is_peer)
         held = 0
         try:
             while data := await self._next(channel):
-                await work.begin()
+                await time_slice.start()
                 messages = parser.receive(data)
                 if self.is_peer:
                     messages = self._take_confirmations(messages)
@@ -179,10 +179,10 @@ class Client:
                     held = self._hold(held, parser.held if parser.held > SMALL_BYTES else 0)
                 self._count_too_large(parser)
                 await publisher.publish(messages, origin_of)
-                await work.end()
+                await time_slice.stop()
                 await trio.lowlevel.checkpoint()
         finally:
-            work.rest()
+            time_slice.pause()
             publisher.close()
             self._hold(held, 0)
 
@@ -193,7 +193,7 @@ class Client:
                 self.delivery.confirm(int.from_bytes(message.payload[:8]))
         return [message for message in messages if message.exchange != codec.CONFIRM]
 
-    async def _next(self, channel: Channel) -> bytes:
+    async def _next(self, channel: SocketStream) -> bytes:
         """What came; empty at the end, or where its commands have ended and nothing came for a while."""
         while True:
             ended = self.scope.cancel_called

@@ -30,9 +30,9 @@ from mqfs.fq.queues import Queue
 from mqfs.log import headers
 from mqfs.model import Record, User, Wait
 from mqfs.net import identity
-from mqfs.serving.await_step import settle
-from mqfs.serving.fairness import Turn, Work
-from mqfs.serving.stream import Channel, Gone
+from mqfs.serving.await_step import await_step
+from mqfs.serving.fairness import FairQueue, TimeSlice
+from mqfs.serving.stream import Gone, SocketStream
 from mqfs.syntax.cache import cache_short
 from mqfs.syntax.duration import parse_number
 from mqfs.syntax.escape import text_of
@@ -49,9 +49,11 @@ _QUOTA_S, _AGAIN_S = 0.1, 1.0
 class Source:
     """A consumer that a client reads: its queue in the group of one exchange."""
 
-    def __init__(self, exchange: Exchange, handle: ConsumerHandle, counts: Counts, node: bytes, turn: Turn) -> None:
+    def __init__(
+        self, exchange: Exchange, handle: ConsumerHandle, counts: Counts, node: bytes, fair_queue: FairQueue
+    ) -> None:
         self.exchange, self.handle, self._counts, self._node = exchange, handle, counts, node
-        self.work = Work(turn)
+        self.time_slice = TimeSlice(fair_queue)
         self._head = name(exchange.name)
         self._routes: dict[str, bytes] = {}
         self.skipped: list[int] = []  # claimed, and not for the client
@@ -142,13 +144,13 @@ class Delivery:
         exchanges: Exchanges,
         user: User,
         queue: Queue,
-        channel: Channel,
+        channel: SocketStream,
         counts: Counts,
         node: bytes,
-        turn: Turn,
+        fair_queue: FairQueue,
     ) -> None:
         self._exchanges, self._user, self._queue, self._channel = exchanges, user, queue, channel
-        self._counts, self._node, self._turn = counts, node, turn
+        self._counts, self._node, self._fair_queue = counts, node, fair_queue
         self._sources: dict[Exchange, Source] = {}
         self._sending = trio.Lock()
         self._written = self._count = 0  # bytes, messages
@@ -196,7 +198,7 @@ class Delivery:
             exchange.group.refuse(self._user, self._queue.consumer, str(error))
             log.warning("queue %s of %s: %s", self._queue.consumer, exchange.group.name, error)
             return
-        source = self._sources[exchange] = Source(exchange, handle, self._counts, self._node, self._turn)
+        source = self._sources[exchange] = Source(exchange, handle, self._counts, self._node, self._fair_queue)
         self._nursery.start_soon(self._pump, source)
 
     def end(self, clean: bool) -> None:
@@ -229,7 +231,7 @@ class Delivery:
                     await self._send(source, *await self._gather(source))
                     source.settle_unsent()
                 except MqfsError as error:
-                    source.work.rest()
+                    source.time_slice.pause()
                     if isinstance(error, OverQuota):
                         await trio.sleep(_QUOTA_S)
                     else:
@@ -238,7 +240,7 @@ class Delivery:
         except (Gone, OSError):
             pass  # the end of the connection is seen where it is read
         finally:
-            source.work.rest()  # others of its user wait for it
+            source.time_slice.pause()  # others of its user wait for it
 
     def _log(self, source: Source, error: MqfsError) -> None:
         log.warning("queue %s of %s: %s", self._queue.consumer, source.exchange.group.name, error)
@@ -261,10 +263,10 @@ class Delivery:
                 if isinstance(step, Wait) and not step.settled:
                     if claimed and step.cancel():
                         break
-                    source.work.rest()
-                body = await settle(step)
+                    source.time_slice.pause()
+                body = await await_step(step)
                 if not claimed:
-                    await source.work.begin()
+                    await source.time_slice.start()
                 shown = handle.shown
                 if shown is None or shown[0].sequence not in handle.claims:
                     break  # the consumer was removed, or the server stops
@@ -294,7 +296,7 @@ class Delivery:
         return source.exchange.selects(self._queue, name, record.body, record.sequence)
 
     async def _send(self, source: Source, data: bytes, sequences: list[int]) -> None:
-        await source.work.end()
+        await source.time_slice.stop()
         if not sequences:
             await trio.lowlevel.checkpoint()
             return

@@ -26,7 +26,7 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadCommand, MqfsError, NotFound
 from mqfs.fq.queues import VIEW, Member, Queue, Refused, Wish, owns
 from mqfs.model import User
-from mqfs.serving.await_step import settle
+from mqfs.serving.await_step import await_step
 from mqfs.syntax.escape import escape, escape_prefix, text_of
 from mqfs.syntax.names import check_name
 from mqfs.syntax.quoting import command_lines, quote
@@ -174,7 +174,7 @@ class Exchanges:
         node: Any = self.tree.root
         for name in self.path:
             mode = self.tree.stat(node).mode & 0o777
-            node = node.groups.get(name) or await settle(self.tree.mkdir(self.server_user, node, name, mode))
+            node = node.groups.get(name) or await await_step(self.tree.mkdir(self.server_user, node, name, mode))
         self._root = node
         for group in list(node.groups.values()):
             await self._take_up(Exchange(text_of(group.name), group))
@@ -217,7 +217,7 @@ class Exchanges:
         tree.access(user, root, os.W_OK | os.X_OK)
         check_name(escape(name))
         maker = _maker(user, root)
-        group: Any = await settle(tree.mkdir(maker, root, escape(name), tree.stat(root).mode & 0o777))
+        group: Any = await await_step(tree.mkdir(maker, root, escape(name), tree.stat(root).mode & 0o777))
         await self.command(user, group, *SETTINGS)
         exchange = self._by_name[name] = Exchange(name, group)
         return exchange
@@ -234,7 +234,7 @@ class Exchanges:
         maker = _maker(user, group)
         handle = self.tree.open(maker, self.tree.walk(maker, group, "ctl"), os.O_WRONLY, made=True)
         try:
-            await settle(handle.write(command_lines(*lines)))
+            await await_step(handle.write(command_lines(*lines)))
         finally:
             handle.close()
 

@@ -19,7 +19,7 @@ from mqfs.fq.exchanges import Counts, Exchange, Exchanges
 from mqfs.fq.queues import Queue
 from mqfs.log import headers
 from mqfs.model import Step, User, Wait
-from mqfs.serving.await_step import settle
+from mqfs.serving.await_step import await_step
 from mqfs.store.api import Handle
 from mqfs.syntax.escape import escape
 
@@ -116,7 +116,7 @@ class Publisher:
             step: Step[int] = self._handle(exchange).write(b"".join(frames))
             if isinstance(step, Wait):
                 self.before_wait()
-            await settle(step)
+            await await_step(step)
         except MqfsError as error:
             self._count("no_route", len(frames), exchange)
             if not isinstance(error, TooLong):

@@ -9,7 +9,8 @@ import hmac
 import logging
 import secrets
 import socket
-from collections.abc import Callable, Set
+from collections.abc import Set
+from typing import Any
 
 import attrs
 import trio
@@ -25,14 +26,12 @@ from mqfs.fq.queues import Queue, Refused, parse_wish
 from mqfs.fq.users import Users
 from mqfs.fq.web import Web
 from mqfs.http.answers import Unauthorized
-from mqfs.http.gate import BrowserRules
-from mqfs.http.server import HttpServer, Listener
+from mqfs.http.server import HttpServer
 from mqfs.model import Grant
-from mqfs.net.certificates import ServerTls
 from mqfs.net.peer import Peer
 from mqfs.net.tokens import Tokens
-from mqfs.serving.fairness import Turns
-from mqfs.serving.stream import Channel, Gone
+from mqfs.serving.accept import Listener
+from mqfs.serving.stream import Gone, SocketStream
 
 log = logging.getLogger("mqfs.fq")
 
@@ -48,26 +47,11 @@ class FqServer:
         node: bytes,
         users: dict[str, str] | None = None,
         page: tuple[str, int] | None = None,
-        tcp_user: str = "nobody",
         tokens: Tokens | None = None,
-        tls: ServerTls | None = None,
-        rules: BrowserRules | None = None,
-        turns: Turns | None = None,
-        troubles: Callable[[], list[str]] = list,
-        trace: Callable[[str], None] | None = None,
+        **shared: Any,
     ) -> None:
-        self.web = HttpServer(
-            tree,
-            tcp_user=tcp_user,
-            tokens=tokens,
-            tls=tls,
-            rules=rules,
-            turns=turns,
-            troubles=troubles,
-            trace=trace,
-            speak=self._speak,
-            name="fq",
-        )
+        """`shared`: see `HttpServer`."""
+        self.web = HttpServer(tree, tokens=tokens, speak=self._speak, name="fq", **shared)
         self.exchanges, self.node = Exchanges(tree, group), node
         self._users = Users(self.web.gate, users, checks=tokens is not None)
         self._table = Web(self.exchanges, self._users, node, page).table()
@@ -101,7 +85,7 @@ class FqServer:
 
     # ------------------------------------------------------------ what a connection is
 
-    async def _speak(self, channel: Channel, peer: Peer) -> bool:
+    async def _speak(self, channel: SocketStream, peer: Peer) -> bool:
         """Serve a connection, unless it speaks HTTP: then nothing of it was received."""
         scope = trio.CancelScope()
         self._scopes.add(scope)
@@ -118,7 +102,7 @@ class FqServer:
             self._scopes.discard(scope)
         return True
 
-    async def _serve(self, channel: Channel, peer: Peer) -> bool:
+    async def _serve(self, channel: SocketStream, peer: Peer) -> bool:
         deadline = trio.current_time() + limits.FQ_AUTH_S
         data = await _receive(channel, b"", MAGIC_BYTES, deadline)
         kind, rest = data[:MAGIC_BYTES], data[MAGIC_BYTES:]
@@ -133,7 +117,7 @@ class FqServer:
             raise Malformed(f"unknown protocol {kind.hex()}")
         return True
 
-    async def _serve_data(self, channel: Channel, kind: bytes, data: bytes, deadline: float) -> None:
+    async def _serve_data(self, channel: SocketStream, kind: bytes, data: bytes, deadline: float) -> None:
         """Pair it with its commands by the key that comes first."""
         node = HOP_BYTES if kind == PEER else 0
         data = await _receive(channel, data, node + 2, deadline)
@@ -158,7 +142,7 @@ class FqServer:
 
     # ------------------------------------------------------------ commands
 
-    async def _serve_commands(self, channel: Channel, peer: Peer, data: bytes, deadline: float) -> None:
+    async def _serve_commands(self, channel: SocketStream, peer: Peer, data: bytes, deadline: float) -> None:
         parser = codec.CommandParser()
         commands = parser.receive(data)
         while not commands:
@@ -188,24 +172,24 @@ class FqServer:
         await trio.sleep(limits.FQ_AUTH_S)
         self._clients.pop(key, None)
 
-    async def _refuse(self, channel: Channel, peer: Peer, error: Exception) -> None:
+    async def _refuse(self, channel: SocketStream, peer: Peer, error: Exception) -> None:
         log.info("%s: client refused: %s", peer.where, error)
         if isinstance(error, Unauthorized) and (seconds := self.web.gate.delay(peer)):
             await trio.sleep(seconds)
         await channel.send(codec.refused(str(error)), limits.HTTP_SEND_S)
         await channel.linger()
 
-    async def _authenticate(self, channel: Channel, peer: Peer, auth: codec.Auth) -> Client:
+    async def _authenticate(self, channel: SocketStream, peer: Peer, auth: codec.Auth) -> Client:
         """Raises Refused, MqfsError."""
         user = self._users.user(peer, auth.user, auth.password)
         wish, name = parse_wish(auth.kind), auth.queue
         if not name:
             name = secrets.token_hex(16).encode()
             wish = attrs.evolve(wish, private=True, permanent=False)
-        turn, port = self.web.turns.of(peer.account), _port(channel.socket)
+        fair_queue, port = self.web.fairness.of(peer.account), _port(channel.socket)
 
         def make(queue: Queue) -> Client:
-            return Client(self.exchanges, peer, user, auth.user, queue, turn, self.node, port)
+            return Client(self.exchanges, peer, user, auth.user, queue, fair_queue, self.node, port)
 
         client = await self.exchanges.join(user, name, wish, make)
         if user.grant is not None:
@@ -230,7 +214,7 @@ def _only(error: BaseException) -> BaseException:
     return error
 
 
-async def _receive(channel: Channel, data: bytes, size: int, deadline: float) -> bytes:
+async def _receive(channel: SocketStream, data: bytes, size: int, deadline: float) -> bytes:
     """At least `size` bytes, with those before; fewer only where it ends. Raises trio.TooSlowError."""
     while len(data) < size and (more := await channel.receive(deadline)):
         data += more

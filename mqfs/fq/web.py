@@ -31,7 +31,7 @@ from mqfs.http.route import MESSAGE, Route, Sends
 from mqfs.http.routes import Table
 from mqfs.http.target import Path, Target
 from mqfs.model import User
-from mqfs.serving.await_step import settle
+from mqfs.serving.await_step import await_step
 from mqfs.syntax.quoting import quote
 from mqfs.version import __version__
 
@@ -332,6 +332,6 @@ class Checkpoints:
         folder: Any = tree.walk(user, exchange.group, ".consumers")
         handle = tree.open(user, tree.walk(user, folder, consumer), os.O_WRONLY)
         try:
-            await settle(handle.write(f"seek {at}\n".encode()))
+            await await_step(handle.write(f"seek {at}\n".encode()))
         finally:
             handle.close()

@@ -28,7 +28,7 @@ from mqfs.engine.tree.attributes import disk_space
 from mqfs.engine.tree.tree import Tree
 from mqfs.fuse.nodes import Files, Nodes
 from mqfs.model import Step, User
-from mqfs.serving.await_step import settle
+from mqfs.serving.await_step import await_step
 
 log = logging.getLogger("mqfs.fuse")
 P = ParamSpec("P")
@@ -115,7 +115,7 @@ class Operations(pyfuse3.Operations):
         uid = attr.st_uid if fields.update_uid else None
         gid = attr.st_gid if fields.update_gid else None
         if (mode, uid, gid) != (None, None, None):
-            await settle(self.tree.setattr(user, node, mode=mode, uid=uid, gid=gid))
+            await await_step(self.tree.setattr(user, node, mode=mode, uid=uid, gid=gid))
         elif fh is None and self.tree.stat(node).uid != user.uid:
             self.tree.access(user, node, os.W_OK)  # size and times: accepted from those who may write, and dropped
         reply, size = self.attributes(node), self.nodes.size(inode)
@@ -145,7 +145,7 @@ class Operations(pyfuse3.Operations):
     @answering
     async def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
         group = self.nodes.directory(parent_inode)
-        made: Any = await settle(self.tree.mkdir(self.user(ctx), group, new_name(name), stat.S_IMODE(mode)))
+        made: Any = await await_step(self.tree.mkdir(self.user(ctx), group, new_name(name), stat.S_IMODE(mode)))
         return self.enter(made, ctx)
 
     @answering
@@ -154,15 +154,15 @@ class Operations(pyfuse3.Operations):
             raise errors.NotPermitted("only streams and groups can be made")
         group = self.nodes.directory(parent_inode)
         made: Step[Any] = self.tree.create(self.user(ctx), group, new_name(name), stat.S_IMODE(mode))
-        return self.enter(await settle(made), ctx)
+        return self.enter(await await_step(made), ctx)
 
     @answering
     async def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
-        await settle(self.tree.unlink(self.user(ctx), self.nodes.directory(parent_inode), known_name(name)))
+        await await_step(self.tree.unlink(self.user(ctx), self.nodes.directory(parent_inode), known_name(name)))
 
     @answering
     async def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
-        await settle(self.tree.rmdir(self.user(ctx), self.nodes.directory(parent_inode), known_name(name)))
+        await await_step(self.tree.rmdir(self.user(ctx), self.nodes.directory(parent_inode), known_name(name)))
 
     @answering
     async def rename(
@@ -177,7 +177,7 @@ class Operations(pyfuse3.Operations):
         if flags & ~pyfuse3.RENAME_NOREPLACE:
             raise errors.BadRequest(f"rename flags {flags:#x} (expected RENAME_NOREPLACE or none)")
         group, to = self.nodes.directory(parent_inode_old), self.nodes.directory(parent_inode_new)
-        await settle(self.tree.rename(self.user(ctx), group, known_name(name_old), to, new_name(name_new)))
+        await await_step(self.tree.rename(self.user(ctx), group, known_name(name_old), to, new_name(name_new)))
 
     @answering
     async def link(self, inode: int, new_parent_inode: int, new_name: bytes, ctx: RequestContext) -> EntryAttributes:
@@ -207,7 +207,7 @@ class Operations(pyfuse3.Operations):
         info = self.open_file(self.user(ctx, process=True), node, flags)
         handle: Any = self.files.open[info.fh].handle
         try:
-            await settle(handle.opening)
+            await await_step(handle.opening)
         except BaseException:
             self.files.close(info.fh)
             raise
@@ -223,7 +223,7 @@ class Operations(pyfuse3.Operations):
         user, group = self.user(ctx, process=True), self.nodes.directory(parent_inode)
         made = True
         try:
-            node: Any = await settle(self.tree.create(user, group, new_name(name), stat.S_IMODE(mode)))
+            node: Any = await await_step(self.tree.create(user, group, new_name(name), stat.S_IMODE(mode)))
         except errors.Exists:  # made by another since the kernel's lookup
             node, made = self.tree.walk(user, group, known_name(name)), False
             if flags & os.O_EXCL or node.directory:

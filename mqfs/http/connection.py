@@ -32,16 +32,16 @@ from mqfs.http.target import Path
 from mqfs.http.wire import Request, RequestParser
 from mqfs.model import Grant, Step, User, Wait
 from mqfs.net.peer import Peer
-from mqfs.serving.await_step import settle
-from mqfs.serving.fairness import Work
-from mqfs.serving.stream import Channel, Gone
+from mqfs.serving.await_step import await_step
+from mqfs.serving.fairness import TimeSlice
+from mqfs.serving.stream import Gone, SocketStream
 
 if TYPE_CHECKING:
     from mqfs.http.server import HttpServer
 
 log = logging.getLogger("mqfs.http")
 T = TypeVar("T")
-TURN = 16  # requests in a row before other connections have their turn
+REQUESTS = 16  # requests in a row before other connections have their turn
 SMALL_BYTES = 65_536  # of a body that is not counted as its user's memory
 
 
@@ -53,7 +53,7 @@ def _large(body: object) -> int:
 class Connection:
     """A channel, and the requests that come through it. It is also what its calls wait by (call.Front)."""
 
-    def __init__(self, server: HttpServer, channel: Channel, peer: Peer, rebindable: bool, table: Table) -> None:
+    def __init__(self, server: HttpServer, channel: SocketStream, peer: Peer, rebindable: bool, table: Table) -> None:
         self.server, self.channel, self.rebindable, self.table = server, channel, rebindable, table
         self.peer = peer  # of the request, whom it is charged to
         self._proxy = peer if server.proxies.has(peer.account) else None
@@ -67,9 +67,9 @@ class Connection:
         self._version = "1.1"
         self._closing = False
         self._unread = False  # a part of a request that was refused
-        self._turn_ends = 0.0
-        self._work = Work(server.turns.of(peer.account))
-        channel.before_wait = self._work.rest
+        self._slice_ends = 0.0
+        self._slice = TimeSlice(server.fairness.of(peer.account))
+        channel.before_wait = self._slice.pause
         self._alone = b""  # the request in hand as it came, where nothing came before or behind it
         self._repeated: RepeatedPublish | None = None
         self._held = 0  # bytes of memory that count as the user's
@@ -84,7 +84,7 @@ class Connection:
 
     async def run(self) -> None:
         """Answer requests until the client goes, or the connection is to end."""
-        turns = 0
+        requests = 0
         try:
             with self.scope:
                 while not self._closing and (request := await self._next()) is not None:
@@ -92,15 +92,15 @@ class Connection:
                     await self._answer(request)
                     self._hold(0)
                     self.idle = True
-                    turns += 1
-                    if turns % TURN == 0:
+                    requests += 1
+                    if requests % REQUESTS == 0:
                         await trio.lowlevel.checkpoint()
                 if self._unread:
                     await self.channel.linger()
         except Gone:
             pass
         finally:
-            self._work.rest()
+            self._slice.pause()
             self._hold(0)
             self._forget()
 
@@ -108,9 +108,9 @@ class Connection:
         """The next request whose head is there, in the turn of its user; None: there is none."""
         parser, self._alone = self._parser, b""
         if self._proxy is not None:  # until it is known whose request comes
-            self._work.turn = self.server.turns.of(self._proxy.account)
+            self._slice.queue = self.server.fairness.of(self._proxy.account)
         if parser.requests:
-            await self.turn()
+            await self.take_turn()
         deadline = trio.current_time() + (limits.HTTP_IDLE_S if parser.idle else limits.HTTP_HEAD_S)
         while not parser.requests:
             if parser.error is not None:
@@ -125,7 +125,7 @@ class Connection:
                 return None
             if not data:
                 return None
-            await self.turn()
+            await self.take_turn()
             if was_idle and self._repeated is not None and self._repeated.take(data):
                 return self._repeated.request
             self._forget()
@@ -160,16 +160,16 @@ class Connection:
         if self._proxy is not None:
             given = request.headers.get("x-forwarded-for", "")
             self.peer = self._proxy.charged_to(self.server.proxies.client(self._proxy.account, given))
-            self._work.rest()
-            self._work.turn = self.server.turns.of(self.peer.account)
-            await self.turn()
-        self._turn_ends = perf_counter() + self._work.most_s
+            self._slice.pause()
+            self._slice.queue = self.server.fairness.of(self.peer.account)
+            await self.take_turn()
+        self._slice_ends = perf_counter() + self._slice.most_s
         try:
             answer = await self._perform(request)
         except MqfsError as error:
             answer = self.table.refuse(request, self.server.gate.explain(error, self.peer, self._user))
             if isinstance(error, Unauthorized) and (seconds := self.server.gate.delay(self.peer)):
-                self._work.rest()
+                self._slice.pause()
                 await trio.sleep(seconds)
         except TimedOut:
             answer = self.table.refuse(request, TooSlow("it took too long"))
@@ -186,7 +186,7 @@ class Connection:
         finally:
             if answer.done is not None:
                 answer.done(sent)
-        await self._work.end()
+        await self._slice.stop()
 
     async def _perform(self, request: Request) -> Answer:
         """Check a request from its head, receive its body, and make the call. Raises MqfsError."""
@@ -248,7 +248,7 @@ class Connection:
                 raise TooSlow(f"fewer than {limits.HTTP_BODY_RATE} bytes of the body a second") from None
             if not data:
                 raise Gone
-            await self.turn()
+            await self.take_turn()
             self._parser.receive(data)
             self._hold(_large(request.body))
             await self.pause()
@@ -293,8 +293,8 @@ class Connection:
                 async for piece in body:
                     await self.channel.send(head + (wire.chunk(piece) if chunked else piece), patience)
                     head = b""
-                    await self._work.end()
-                    await self.turn()
+                    await self._slice.stop()
+                    await self.take_turn()
         except (Cut, MqfsError) as error:
             log.info("%s: an answer was cut: %s", self.peer.where, error)
             self._closing = True
@@ -304,7 +304,7 @@ class Connection:
 
     # ------------------------------------------------------------ waiting
 
-    async def settle(self, step: Step[T], seconds: float | None = None) -> T:
+    async def await_step(self, step: Step[T], seconds: float | None = None) -> T:
         """The value of a step. Raises TimedOut after that time, unless it is done by then."""
         if not isinstance(step, Wait):
             return step
@@ -315,11 +315,11 @@ class Connection:
         try:
             if self._half_closed:
                 self._probe()
-            self._work.rest()
+            self._slice.pause()
             with trio.CancelScope(deadline=math.inf if seconds is None else trio.current_time() + seconds):
-                return await settle(step)
+                return await await_step(step)
         finally:
-            self._work.resume()
+            self._slice.resume()
             self._waits = False
             if counted:
                 self.tree.waits.give(self.peer.account)
@@ -337,14 +337,14 @@ class Connection:
 
     async def pause(self) -> None:
         """Let other connections have their turn, after as much work as one has at once."""
-        if perf_counter() > self._turn_ends:
-            await self._work.end(False)
-            await self.turn()
-            self._turn_ends = perf_counter() + self._work.most_s
+        if perf_counter() > self._slice_ends:
+            await self._slice.stop(False)
+            await self.take_turn()
+            self._slice_ends = perf_counter() + self._slice.most_s
 
-    async def turn(self) -> None:
+    async def take_turn(self) -> None:
         """Wait for the turn of its user, which is charged with the work from now on."""
-        await self._work.begin()
+        await self._slice.start()
 
     def begin_stream(self) -> None:
         self.server.begin_stream(self.peer)

@@ -40,7 +40,7 @@ async def make(call: Call) -> Answer:
         await write(call, call.tree.walk(call.user, folder.group, "ctl"), command_lines(line))
     else:
         try:
-            await call.front.settle(call.tree.create(call.user, folder, name, mode(call, folder, CONSUMER_MODE)))
+            await call.front.await_step(call.tree.create(call.user, folder, name, mode(call, folder, CONSUMER_MODE)))
         except Exists:
             return Answer(200)
     return Answer(201)
@@ -91,7 +91,7 @@ class Collector:
                 step = self._handle.read(WHOLE)
                 if isinstance(step, Wait) and not step.settled and (count or not seconds) and step.cancel():
                     return
-                data = await self._call.front.settle(step, seconds)
+                data = await self._call.front.await_step(step, seconds)
             except TimedOut:
                 return
             except MqfsError:
@@ -195,7 +195,7 @@ async def settle(call: Call) -> Answer:
             claims.lease(mine, sequences, lease)
         else:
             claims.settled(mine, sequences)
-        await call.front.settle(step)
+        await call.front.await_step(step)
     return _gone(call, gone) if gone else Answer(204)
 
 

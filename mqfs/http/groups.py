@@ -60,7 +60,7 @@ async def show(call: Call) -> Answer:
     count = call.number("count", limits.HTTP_LISTED) or LISTED
     types = _types(call.option("type"))
     group, after, detail = call.target.node, call.option("after"), call.flag("detail")
-    nodes = await call.front.settle(group.portions.run(call.tree.entries(call.user, group)))
+    nodes = await call.front.await_step(group.portions.run(call.tree.entries(call.user, group)))
     at = 0 if after is None else bisect_right(nodes, after, key=lambda node: node.name)
     entries, last, more = list[str](), None, None
     for node in islice(nodes, at, None):
@@ -100,7 +100,9 @@ async def add_slash(call: Call) -> Answer:
 
 async def make_group(call: Call) -> Answer:
     directory = call.target.node
-    await call.front.settle(call.tree.mkdir(call.user, directory, call.target.name, mode(call, directory, GROUP_MODE)))
+    await call.front.await_step(
+        call.tree.mkdir(call.user, directory, call.target.name, mode(call, directory, GROUP_MODE))
+    )
     return Answer(201)
 
 
@@ -113,7 +115,7 @@ async def is_there(call: Call) -> Answer:
 
 async def remove_group(call: Call) -> Answer:
     parent = call.tree.parent(call.target.node)
-    await call.front.settle(call.tree.rmdir(call.user, parent, call.target.name))
+    await call.front.await_step(call.tree.rmdir(call.user, parent, call.target.name))
     return Answer(204)
 
 
@@ -121,7 +123,7 @@ async def make_stream(call: Call, name: str = "") -> Any:
     """The stream of that name, made unless it is there by now."""
     group, name = call.target.node, name or call.target.name
     try:
-        return await call.front.settle(call.tree.create(call.user, group, name, mode(call, group, STREAM_MODE)))
+        return await call.front.await_step(call.tree.create(call.user, group, name, mode(call, group, STREAM_MODE)))
     except Exists:
         return call.tree.walk(call.user, group, name)
 
@@ -137,14 +139,14 @@ async def ensure_stream(call: Call, name: str) -> Any:
 async def unlink(call: Call) -> Answer:
     """Remove a stream or a consumer."""
     parent = call.tree.parent(call.target.node)
-    await call.front.settle(call.tree.unlink(call.user, parent, call.target.name))
+    await call.front.await_step(call.tree.unlink(call.user, parent, call.target.name))
     return Answer(204)
 
 
 async def text_of(call: Call, node: Any) -> bytes:
     handle = call.tree.open(call.user, node, os.O_RDONLY)
     try:
-        return await call.front.settle(handle.read(WHOLE))
+        return await call.front.await_step(handle.read(WHOLE))
     finally:
         handle.close()
 
@@ -165,7 +167,7 @@ async def write(call: Call, node: Any, data: bytes) -> None:
     handle = call.tree.open(call.user, node, os.O_WRONLY)
     try:
         handle.whole_below = WHOLE
-        await call.front.settle(handle.write(data))
+        await call.front.await_step(handle.write(data))
     finally:
         handle.close()
 
@@ -174,7 +176,9 @@ async def status(call: Call) -> Answer:
     """`.stats`, `.who`, `.errors`."""
     if call.option("streams") is not None and not call.flag("streams"):
         call.tree.access(call.user, call.target.node, os.R_OK)
-        return json_answer(await call.front.settle(call.group.portions.run(status_files.totals(call.group, call.user))))
+        return json_answer(
+            await call.front.await_step(call.group.portions.run(status_files.totals(call.group, call.user)))
+        )
     return Answer(200, await text_of(call, call.target.node), _STATUS[call.target.name], [*NO_STORE, SANDBOX])
 
 

@@ -70,7 +70,7 @@ async def publish_to(handle: Any, call: Call, place: str) -> Answer | None:
     appended = end.next > sequence
     if not appended and isinstance(step, Wait) and step.cancel():
         return None
-    await call.front.settle(step)
+    await call.front.await_step(step)
     return published(sequence if appended else 0, place)
 
 
@@ -142,14 +142,14 @@ async def _ask(call: Call, handle: Any, data: bytes) -> list[bytes]:
     seconds = call.seconds("wait")
     step = handle.write(data)
     if isinstance(step, Wait):
-        await _settle(call, step, seconds)
+        await _await_write(call, step, seconds)
     text = handle.read(64)
     return text.split() if isinstance(text, bytes) else []
 
 
-async def _settle(call: Call, step: Step[int], seconds: float | None) -> None:
+async def _await_write(call: Call, step: Step[int], seconds: float | None) -> None:
     try:
-        await call.front.settle(step, seconds)
+        await call.front.await_step(step, seconds)
     except TimedOut:
         raise Again("no room in the stream until the end of wait") from None
 
@@ -320,7 +320,7 @@ def _past(text: str, at: int, mark: str = "", *, blanks: bool = True) -> int:
 async def make_part(call: Call) -> Answer:
     """A part of a transaction."""
     folder = call.target.node
-    await call.front.settle(call.tree.mkdir(call.user, folder, call.target.name, 0o700))
+    await call.front.await_step(call.tree.mkdir(call.user, folder, call.target.name, 0o700))
     return Answer(201)
 
 
@@ -330,7 +330,7 @@ async def stage(call: Call) -> Answer:
     try:
         data = await _prepared(call, handle) if call.target.name == ".batch" else call.body
         handle.whole_below = WHOLE
-        await call.front.settle(handle.write(data))
+        await call.front.await_step(handle.write(data))
     finally:
         handle.close()
     return Answer(202)

@@ -178,20 +178,20 @@ class Source:
         """Give others their turn, and wait for a search in the log."""
         if self._parked is not None:
             try:
-                await self._call.front.settle(self.cursor.search)
+                await self._call.front.await_step(self.cursor.search)
             except OverLimit:  # of waits: the search was given up
                 self.stop()
                 raise
             except MqfsError:
                 pass  # `poll` raises it
-            await self._call.front.turn()
+            await self._call.front.take_turn()
         await self._call.front.pause()
 
     async def wait(self, seconds: float | None) -> None:
         """Until `poll` has something. Raises TimedOut."""
         if self._parked is not None:
             try:
-                await self._call.front.settle(cast(Step[bytes], self._parked), seconds)
+                await self._call.front.await_step(cast(Step[bytes], self._parked), seconds)
             except (TimedOut, OverLimit):
                 self._parked = None
                 raise
@@ -335,7 +335,7 @@ async def _forever(call: Call, source: Source, words: Wish, data: bytes) -> Asyn
                 await source.wait(form.silence_s() if form.beat is not None else None)
             except TimedOut:
                 data = form.beat() if form.beat is not None else b""
-            await call.front.turn()
+            await call.front.take_turn()
         yield data
         await call.front.pause()
     if not call.tree.closing:  # a client is to come back after a restart

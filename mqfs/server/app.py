@@ -28,8 +28,6 @@ from mqfs.model import User
 from mqfs.net import identity, tokens
 from mqfs.net.address import UnixAddress, parse_address
 from mqfs.net.certificates import ServerTls
-from mqfs.net.sockets import SocketFile
-from mqfs.ninep.server.server import Listener, listen
 from mqfs.ninep.server.server import Server as NinepServer
 from mqfs.quotas import parse_quotas
 from mqfs.ring import MISSING
@@ -39,8 +37,9 @@ from mqfs.server import logs, tracing, web
 from mqfs.server.options import Options, name_space, service_address
 from mqfs.server.web import Served
 from mqfs.serving import memory
-from mqfs.serving.await_step import settle
-from mqfs.serving.fairness import Turns
+from mqfs.serving.accept import Listener, listen
+from mqfs.serving.await_step import await_step
+from mqfs.serving.fairness import Fairness
 from mqfs.store.api import Store
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
@@ -172,12 +171,12 @@ class Server:
             self.tokens = tokens.read_file(options.token_file, self.audit, required=options.require_token)
         key, client_ca = options.tls_key, options.tls_client_ca
         self.tls = None if options.tls_cert is None else ServerTls(options.tls_cert, key, client_ca)
-        self.turns = Turns()
+        self.fairness = Fairness()
         self.traced = tracing.parse(options.trace)
         self.stopping = trio.Event()
         self.terminal = Terminal() if owns_process else None
         self.contained = False  # whether a fault of maintenance was logged with its traceback
-        self.attach_listeners: list[SocketFile] = []
+        self.attach_listeners: list[Listener] = []
         self.http_listeners: dict[Listener, Served] = {}
         self.addresses: list[str] = []  # with the ports that were chosen
         self.refused: MqfsError | OSError | None = None  # why it could not start
@@ -236,10 +235,8 @@ class Server:
         return listener
 
     def close_all(self, listeners: list[Listener]) -> None:
-        for listener in (*listeners, *self.http_listeners):
+        for listener in (*listeners, *self.http_listeners, *self.attach_listeners):
             listener.close()
-        for file in self.attach_listeners:
-            file.close()
 
     def listen_for_rings(self, listener: Listener) -> None:
         """Listen for attachments to rings beside a unix socket. Without that everything else works."""
@@ -282,7 +279,7 @@ class Server:
             nursery.start_soon(self.stop_on, signals)
             nursery.start_soon(self.guard, "maintenance", functools.partial(self.maintain, tree, rings))
             ends: list[End] = []
-            attaching = attach_socket.AttachSocket(rings, self.attach_listeners)
+            attaching = attach_socket.AttachSocket(rings, self.attach_listeners, self.fairness)
             try:
                 await nursery.start(functools.partial(self.guard, "the attach socket", attaching.run, only=False))
                 await self.start_front_ends(tree, listeners, nursery, ends)
@@ -295,7 +292,7 @@ class Server:
             self.notify("STOPPING=1")
             await attaching.stop()
             with trio.move_on_after(limits.SHUTDOWN_S):
-                await settle(rings.close())
+                await await_step(rings.close())
             tree.close()
             for end in reversed(ends):
                 await end()
@@ -308,7 +305,7 @@ class Server:
         options = self.options
         trace = sys.stderr if "9p" in self.traced else None
         nine = NinepServer(
-            tree, tcp_user=options.tcp_user, tokens=self.tokens, tls=self.tls, turns=self.turns, trace=trace
+            tree, tcp_user=options.tcp_user, tokens=self.tokens, tls=self.tls, fairness=self.fairness, trace=trace
         )
         for listener in listeners:
             nine.add(listener)
@@ -333,7 +330,7 @@ class Server:
             self.http_listeners,
             tokens=self.tokens,
             tls=self.tls,
-            turns=self.turns,
+            fairness=self.fairness,
             troubles=functools.partial(self.troubles, tree),
             trace=tracing.printer("http", self.traced),
         ):
@@ -419,7 +416,7 @@ class Server:
         def alarmed() -> None:
             sooner.set()
 
-        tree.timers.on_sooner, tree.timers.piece_s = alarmed, self.turns.piece_s
+        tree.timers.on_sooner, tree.timers.piece_s = alarmed, self.fairness.piece_s
         tick_at = trio.current_time()
         while not self.stopping.is_set():
             if trio.current_time() >= tick_at:

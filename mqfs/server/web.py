@@ -19,8 +19,8 @@ from mqfs.http.gate import BrowserRules, Proxies, parse_proxy
 from mqfs.http.routes import TREE
 from mqfs.http.server import HttpServer
 from mqfs.net.address import Address, TlsAddress, UnixAddress, is_loopback, parse_address
-from mqfs.ninep.server.server import Listener
 from mqfs.server.options import Options
+from mqfs.serving.accept import Listener
 from mqfs.syntax.names import check_name
 
 log = logging.getLogger("mqfs")

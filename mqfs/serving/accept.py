@@ -1,39 +1,207 @@
-"""The arrival of a connection: who is at its other end, and the TLS handshake, waited for by trio.
+"""Accepting connections: the addresses of a front end, and who is at the other end of each connection.
 
-Owns the handshake's time-out, and lookups of users by threads.
+Every front end that is served at sockets is an `Acceptor`. A connection goes through these steps, and each front end
+fills in those marked *:
+
+    accept  ->  peer*  ->  place*  ->  TLS handshake  ->  look-up of the user  ->  serve*  ->  place and memory released
+                             |
+                             full: refuse*
+
+Users share the accepting: between two connections of one user the others are served (fairness.py).
 """
 
 from __future__ import annotations
 
+import errno
+import itertools
 import logging
 import socket
+from collections.abc import Callable, Hashable, Set
 
+import attrs
 import trio
 
 from mqfs import limits
-from mqfs.errors import Denied
-from mqfs.net.address import Address, UnixAddress
+from mqfs.errors import BadAddress, Denied, OverLimit
+from mqfs.model import Grant
+from mqfs.net import identity
+from mqfs.net.address import Address, TcpAddress, TlsAddress, UnixAddress, explain_failure, is_loopback, parse_address
 from mqfs.net.certificates import ServerTls, user_of
 from mqfs.net.peer import Peer
-from mqfs.net.sockets import detect_dead_host, peer_groups
+from mqfs.net.sockets import BACKLOG, SocketFile, detect_dead_host, peer_groups
 from mqfs.net.sockets import peer as peer_of
 from mqfs.net.tls import TlsCalls
 from mqfs.net.tokens import Tokens
-from mqfs.serving.fairness import Turn
+from mqfs.quotas import Shares
+from mqfs.serving.fairness import Fairness, FairQueue
 
 log = logging.getLogger("mqfs.net")
+RETRY_S = 0.1  # after a failure to accept: out of descriptors, say, of which some may be closed meanwhile
 
 
-def peer_at(sock: socket.socket, address: Address, name: str, number: int, tcp_uid: int, tokens: Tokens | None) -> Peer:
-    """The peer of a socket that was accepted at an address, by the front end of that name. Raises OSError."""
-    network = str(address).partition("!")[0]
-    where = f"{name} {network} {number}"
-    if not isinstance(address, UnixAddress):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        detect_dead_host(sock)
-        return Peer(where, tcp_uid, fixed=True, host=sock.getpeername()[0], tokens=tokens)
-    pid, uid, gid = peer_of(sock)
-    return Peer(where, uid, gid, pid, groups=peer_groups(sock))
+class Acceptor:
+    """The sockets of one front end. `add` listeners, then `run`; the front end says how it stops."""
+
+    def __init__(
+        self,
+        name: str,
+        protocol: str,
+        *,
+        memory: Shares | None = None,
+        fairness: Fairness | None = None,
+        tcp_user: str = "nobody",
+        tokens: Tokens | None = None,
+        tls: ServerTls | None = None,
+    ) -> None:
+        """`name`: in logs and `.who`. `fairness`: of users that come by several front ends. `tcp_user`: as whom clients
+        over TCP act. `tls`: for addresses of TLS, with the `protocol` of ALPN; charged to `memory`, by user. Raises
+        BadAddress."""
+        uid = identity.user_number(tcp_user)
+        if uid is None:
+            raise BadAddress(f"unknown user {tcp_user!r} for clients over TCP")
+        self.name, self.fairness = name, fairness or Fairness()
+        self.tcp_uid, self.tokens = uid, tokens
+        self.listeners: list[Listener] = []
+        self.stopping = False
+        self.scope, self.ended = trio.CancelScope(), trio.Event()  # of `run`
+        self.nursery: trio.Nursery
+        self._protocol, self._tls, self._memory = protocol, tls, memory
+        self._numbers = itertools.count(1)
+        self._is_full = False
+        if tokens is not None:
+            tokens.on_ended.append(self.end_tokens)
+
+    def add(self, listener: Listener) -> None:
+        """Serve an address, from the beginning or while running."""
+        self.listeners.append(listener)
+        if hasattr(self, "nursery"):
+            self.nursery.start_soon(self._accept, listener)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until `scope` is cancelled."""
+        try:
+            with self.scope:
+                async with trio.open_nursery() as self.nursery:
+                    self.start_tasks()
+                    for listener in self.listeners:
+                        self.nursery.start_soon(self._accept, listener)
+                    task_status.started()
+        finally:
+            self.stop_accepting()
+            self.ended.set()
+
+    def stop_accepting(self) -> None:
+        self.stopping = True
+        for listener in self.listeners:
+            if listener.socket.fileno() >= 0:
+                trio.lowlevel.notify_closing(listener.socket)
+            listener.close()
+
+    # ------------------------------------------------------------ what a front end says
+
+    def start_tasks(self) -> None:
+        """Start its own tasks in `nursery`."""
+
+    def peer(self, sock: socket.socket, address: Address) -> Peer:
+        """Who is connected. Raises OSError where it has gone."""
+        where = f"{self.name} {str(address).partition('!')[0]} {next(self._numbers)}"
+        if not isinstance(address, UnixAddress):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            detect_dead_host(sock)
+            return Peer(where, self.tcp_uid, fixed=True, host=sock.getpeername()[0], tokens=self.tokens)
+        pid, uid, gid = peer_of(sock)
+        return Peer(where, uid, gid, pid, groups=peer_groups(sock))
+
+    def take_place(self, peer: Peer) -> None:
+        """Count a connection. Raises OverLimit."""
+        raise NotImplementedError
+
+    def give_place(self, peer: Peer) -> None:
+        raise NotImplementedError
+
+    def refuse(self, sock: socket.socket, error: OverLimit) -> None:
+        """Tell a client, in plain text, why there is no place; then it is closed."""
+
+    async def serve(self, sock: socket.socket, tls: TlsCalls | None, peer: Peer, listener: Listener) -> None:
+        raise NotImplementedError
+
+    def end_tokens(self, ended: Set[Grant]) -> None:
+        """End the connections of tokens that were revoked or expired."""
+
+    # ------------------------------------------------------------ accepting
+
+    async def _accept(self, listener: Listener) -> None:
+        while not self.stopping:
+            try:
+                sock, _ = listener.socket.accept()
+            except BlockingIOError:
+                try:
+                    await trio.lowlevel.wait_readable(listener.socket)
+                except (trio.ClosedResourceError, OSError):
+                    return
+            except OSError as error:
+                if error.errno in (errno.EBADF, errno.EINVAL):
+                    return
+                self._log_refusal(f"{listener.address}: {error}")
+                await trio.sleep(RETRY_S)
+            else:
+                await self.fairness.accepted(self._admit(sock, listener))
+
+    def _admit(self, sock: socket.socket, listener: Listener) -> Hashable:
+        """Serve a connection, unless its user has too many. Returns the user's account; None: it has gone already."""
+        encrypted = isinstance(listener.address, TlsAddress)
+        sock.setblocking(False)
+        try:
+            peer = self.peer(sock, listener.address)
+        except OSError:
+            sock.close()
+            return None
+        try:
+            self._take(peer, encrypted)
+        except OverLimit as error:
+            self._log_refusal(f"{listener.address}: connection refused: {error}")
+            with sock:
+                if not encrypted:
+                    self.refuse(sock, error)
+        else:
+            self._is_full = False
+            self.nursery.start_soon(self._serve, sock, listener, peer, encrypted)
+        return peer.account
+
+    def _log_refusal(self, why: str) -> None:
+        """Log once why connections are not accepted, until one is."""
+        if not self._is_full:
+            log.warning("%s", why)
+        self._is_full = True
+
+    def _take(self, peer: Peer, encrypted: bool) -> None:
+        """A place, and memory for TLS. Raises OverLimit."""
+        self.take_place(peer)
+        try:
+            if encrypted and self._memory is not None:
+                self._memory.take(peer.account, limits.TLS_BYTES)
+        except OverLimit:
+            self.give_place(peer)
+            raise
+
+    async def _serve(self, sock: socket.socket, listener: Listener, peer: Peer, encrypted: bool) -> None:
+        tls = None
+        try:
+            with sock:
+                if encrypted:
+                    assert self._tls is not None, "a listener at an address of TLS, and no certificate"
+                    queue = self.fairness.of(peer.account)
+                    tls = await shake_hands(self._tls, self._protocol, sock.fileno(), peer, queue)
+                    if tls is None:
+                        return
+                await look_up(peer)
+                await self.serve(sock, tls, peer, listener)
+        except Exception:
+            log.exception("%s: connection ended", peer.where)
+        finally:
+            self.give_place(peer)
+            if encrypted and self._memory is not None:
+                self._memory.give(peer.account, limits.TLS_BYTES)
 
 
 async def look_up(peer: Peer) -> None:
@@ -46,17 +214,19 @@ async def look_up(peer: Peer) -> None:
         log.warning("%s: user %d not looked up: %s", peer.where, peer.uid, error)
 
 
-async def shake_hands(server: ServerTls, protocol: str, descriptor: int, peer: Peer, turn: Turn) -> TlsCalls | None:
+async def shake_hands(
+    server: ServerTls, protocol: str, descriptor: int, peer: Peer, queue: FairQueue
+) -> TlsCalls | None:
     """Complete the handshake, a step in each turn of the user; then the peer is the user of its certificate. None: it
     failed, and the reason is logged."""
     tls = TlsCalls(server.machine(protocol), lambda why: log.warning("%s: connection ended: %s", peer.where, why))
     with trio.move_on_after(limits.HANDSHAKE_S) as scope:
         try:
-            await _complete(tls, descriptor, turn)
+            await _complete(tls, descriptor, queue)
         except OSError:
             return None  # the peer has gone, or has failed
         finally:
-            turn.leave()
+            queue.release()
     if scope.cancelled_caught:
         log.info("%s: connection ended: no TLS handshake in %g s", peer.where, limits.HANDSHAKE_S)
     if not tls.ready:
@@ -71,14 +241,74 @@ async def shake_hands(server: ServerTls, protocol: str, descriptor: int, peer: P
     return tls
 
 
-async def _complete(tls: TlsCalls, descriptor: int, turn: Turn) -> None:
+async def _complete(tls: TlsCalls, descriptor: int, queue: FairQueue) -> None:
     while not tls.ready:
-        if turn.owner is not None:
-            await turn.come()
-        began = turn.begin()
+        if queue.owner is not None:
+            await queue.acquire()
+        began = queue.start()
         waits_for = tls.shake_hands(descriptor)
-        await turn.end(began, True)
+        await queue.stop(began, True)
         if waits_for == "read":
             await trio.lowlevel.wait_readable(descriptor)
         elif waits_for == "write":
             await trio.lowlevel.wait_writable(descriptor)
+
+
+# ------------------------------------------------------------ listening
+
+
+class Listener:
+    """One address and its listening socket."""
+
+    def __init__(self, address: Address, sock: socket.socket, end: Callable[[], None]) -> None:
+        self.address, self.socket, self._end = address, sock, end
+
+    def close(self) -> None:
+        """Stop, and remove the socket's file if it still is ours."""
+        self._end()
+
+
+def listen(
+    address: Address | str,
+    *,
+    kind: int = socket.SOCK_STREAM,
+    mode: int = 0o666,
+    insecure: bool = False,
+    identified: bool = False,
+) -> Listener:
+    """Listen now, or BadAddress. `kind` and `mode` are those of a unix socket. Off loopback, TLS needs clients that are
+    `identified` (by token or certificate), and TCP needs `insecure`, which permits both."""
+    where = parse_address(address) if isinstance(address, str) else address
+    try:
+        if isinstance(where, UnixAddress):
+            file = SocketFile(where.path, kind, mode)
+            return Listener(where, file.socket, file.close)
+        if not insecure and not is_loopback(where.host):
+            _require_safe(where, identified)
+        return _listen_tcp(where)
+    except OSError as error:
+        raise BadAddress(explain_failure(where, error)) from None
+
+
+def _require_safe(address: TcpAddress | TlsAddress, identified: bool) -> None:
+    if isinstance(address, TcpAddress):
+        lack, expected = "nothing is encrypted", "tls!HOST!PORT, or --insecure"
+    elif not identified:
+        lack, expected = "no client is identified", "--token-file, --tls-client-ca or --insecure"
+    else:
+        return
+    raise BadAddress(f"{address}: not a loopback address, and {lack} (expected {expected})")
+
+
+def _listen_tcp(address: TcpAddress | TlsAddress) -> Listener:
+    family, kind, proto, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, kind, proto)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return Listener(attrs.evolve(address, port=sock.getsockname()[1]), sock, sock.close)

@@ -1,4 +1,4 @@
-"""settle(step): the one place where a trio task parks.
+"""await_step(step): the one place where a trio task parks.
 
 Owns the meeting of the engine's one-shot `Wait` and trio's cancellation: a cancelled wait has consumed nothing; a wait
 that can no longer be cancelled (a message handed over, a write appended) is waited for to its end.
@@ -15,7 +15,7 @@ from mqfs.model import Step, Wait
 T = TypeVar("T")
 
 
-async def settle(step: Step[T]) -> T:
+async def await_step(step: Step[T]) -> T:
     """The value of a step, at once or when it comes. Raises the engine's error, or trio.Cancelled."""
     if not isinstance(step, Wait):
         return step

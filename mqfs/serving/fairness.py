@@ -1,4 +1,13 @@
-"""Turns: how users share the one thread, whatever front end they come by."""
+"""Fairness: how users share the one thread, whatever front end they come by.
+
+Where two users have requests, each has the thread for limits.TURN_S of processor time by turns, however many
+connections it has: all connections of a user stand in one queue, and one of them has the queue's turn.
+
+    user A   [ queue: 3 connections ]   works 0.2 ms | waits        | works ...
+    user B   [ queue: 1 connection  ]   waits        | works 0.2 ms | waits ...
+
+A user alone pays nothing: time is measured only while there is another one.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +21,28 @@ import trio
 from mqfs import limits
 
 
-class Turns:
-    """The user that performs now. `shared` while there is more than one."""
+class Fairness:
+    """The queues of all users, and which of them had a request last."""
 
     def __init__(self) -> None:
-        self.last: Turn | None = None
+        self.last: FairQueue | None = None
         self.changed_at = -math.inf  # when the user changed last
         self.asked_at, self.asked = -math.inf, 0  # when the last request came, and how many did
         self._asked_before = 0  # the last piece of long work
-        self._of: WeakValueDictionary[Hashable, Turn] = WeakValueDictionary()
+        self._of: WeakValueDictionary[Hashable, FairQueue] = WeakValueDictionary()
 
-    def of(self, user: Hashable) -> Turn:
-        """The turn of a user, for all its connections."""
-        turn = self._of.get(user)
-        return turn if turn is not None else self._of.setdefault(user, Turn(self))
+    def of(self, user: Hashable) -> FairQueue:
+        """The queue of a user, for all its connections."""
+        queue = self._of.get(user)
+        return queue if queue is not None else self._of.setdefault(user, FairQueue(self))
 
-    def shared(self, turn: Turn) -> bool:
+    def shared(self, queue: FairQueue) -> bool:
+        """Count a request of that user; whether another one had a request lately."""
         now = perf_counter()
         self.asked_at = now
         self.asked += 1
-        if self.last is not turn:
-            self.last, self.changed_at = turn, now
+        if self.last is not queue:
+            self.last, self.changed_at = queue, now
         return now - self.changed_at < limits.TURN_SHARED_S
 
     def piece_s(self, continued: bool) -> float:
@@ -50,29 +60,29 @@ class Turns:
             await trio.sleep(limits.ACCEPTED_S)
 
 
-class Turn:
-    """The turn of one user: its connections together perform for limits.TURN_S, then all other users have theirs.
+class FairQueue:
+    """The connections of one user, which share its turn.
 
     Measured in CPU seconds while other users are active, too. A long request, which cannot be divided, is then followed
     by a pause: otherwise every second request of the others would wait for one.
     """
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, fairness: Fairness) -> None:
         self.owner: trio.lowlevel.Task | None = None  # has the turn next, or pauses; None: any
-        self._turns = turns
+        self._fairness = fairness
         self._spent = 0.0
-        self._queue = trio.lowlevel.ParkingLot()
+        self._waiting = trio.lowlevel.ParkingLot()
 
-    async def come(self) -> None:
-        """Wait for the turn, behind others of the same user."""
+    async def acquire(self) -> None:
+        """Wait for the turn, after others of the same user."""
         if self.owner is not None:
-            await self._queue.park()
+            await self._waiting.park()
 
-    def begin(self) -> float:
+    def start(self) -> float:
         """The CPU clock at the beginning; 0 where turns are not shared."""
-        return thread_time() if self._turns.shared(self) else 0.0
+        return thread_time() if self._fairness.shared(self) else 0.0
 
-    async def end(self, began: float, done: bool, before: float = 0.0) -> None:
+    async def stop(self, began: float, done: bool, before: float = 0.0) -> None:
         """Account for what was performed since then, and for `before` that; give others their turn where it was
         enough."""
         cost = before + (thread_time() - began if began else 0.0)
@@ -86,27 +96,27 @@ class Turn:
                 await trio.lowlevel.checkpoint()
                 if began and not done:  # requests that came during it go first: trio runs tasks in any order
                     await trio.lowlevel.checkpoint()
-        self.leave()
+        self.release()
 
     async def _pause(self, cost: float) -> None:
         """Let others go first after a long request, until they have had many or ask no more."""
-        turns, until = self._turns, perf_counter() + min(limits.TURN_REST_MOST * cost, limits.TURN_REST_MOST_S)
-        enough = turns.asked + limits.TURN_REST_REQUESTS
+        fairness, until = self._fairness, perf_counter() + min(limits.TURN_REST_MOST * cost, limits.TURN_REST_MOST_S)
+        enough = fairness.asked + limits.TURN_REST_REQUESTS
         await trio.sleep(min(limits.TURN_REST * cost, limits.TURN_REST_MOST_S))
-        while turns.asked < enough and (now := perf_counter()) < min(until, turns.asked_at + limits.TURN_REST_S):
+        while fairness.asked < enough and (now := perf_counter()) < min(until, fairness.asked_at + limits.TURN_REST_S):
             await trio.sleep(min(until - now, limits.TURN_REST_S) / 4)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Pass the turn to the next connection, if this one has it."""
         if self.owner is trio.lowlevel.current_task():
-            self.owner = next(iter(self._queue.unpark()), None)
+            self.owner = next(iter(self._waiting.unpark()), None)
 
 
-class Work:
+class TimeSlice:
     """What one connection does in the turns of its user; that is charged with it."""
 
-    def __init__(self, turn: Turn) -> None:
-        self.turn = turn
+    def __init__(self, queue: FairQueue) -> None:
+        self.queue = queue
         self._began = self._cost = 0.0  # since when it works, and what it did before that
 
     @property
@@ -114,28 +124,28 @@ class Work:
         """How long a piece of work may be now, in seconds."""
         return limits.PIECE_S if self._began else limits.LOOKING_S
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         """Wait for the turn."""
         if self._began:
             return
-        if self.turn.owner not in (None, trio.lowlevel.current_task()):
-            await self.turn.come()
-        self._began = self.turn.begin()
+        if self.queue.owner not in (None, trio.lowlevel.current_task()):
+            await self.queue.acquire()
+        self._began = self.queue.start()
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Something is waited for: others work meanwhile."""
         if self._began:
             self._cost += thread_time() - self._began
             self._began = 0.0
-        self.turn.leave()
+        self.queue.release()
 
     def resume(self) -> None:
-        """Continue behind a wait. Where another connection has the turn, `begin` is still to be awaited."""
-        self._began = self.turn.begin() if self.turn.owner is None else 0.0
+        """Continue after a wait. Where another connection has the turn, `start` is still to be awaited."""
+        self._began = self.queue.start() if self.queue.owner is None else 0.0
 
-    async def end(self, done: bool = True) -> None:
+    async def stop(self, done: bool = True) -> None:
         """Let other users have their turn where this one had enough, or where the work is not `done`."""
-        if self._began or self._cost or not done or self.turn.owner is not None:
-            began, cost = self._began or self.turn.begin(), self._cost
+        if self._began or self._cost or not done or self.queue.owner is not None:
+            began, cost = self._began or self.queue.start(), self._cost
             self._began = self._cost = 0.0
-            await self.turn.end(began, done, cost)
+            await self.queue.stop(began, done, cost)

@@ -21,7 +21,7 @@ class Gone(Exception):
     """The client is not there any more, or took nothing for too long."""
 
 
-class Channel:
+class SocketStream:
     """A connected socket that never blocks. `tls`: through TLS, whose handshake is complete."""
 
     def __init__(self, sock: socket.socket, tls: TlsCalls | None = None) -> None:

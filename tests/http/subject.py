@@ -21,7 +21,7 @@ from mqfs.engine.group import Group
 from mqfs.engine.tree.tree import Tree
 from mqfs.http.server import HttpServer
 from mqfs.net.peer import Peer
-from mqfs.ninep.server.server import listen
+from mqfs.serving.accept import listen
 from mqfs.store.memory import MemoryStore
 from tests.engine.subject import USER
 from tests.models.pubsub import WAIT

@@ -25,8 +25,9 @@ from mqfs.ninep.codec.linux_messages import Entry
 from mqfs.ninep.codec.messages import Dir, Fcall
 from mqfs.ninep.codec.notation import parse, show
 from mqfs.ninep.codec.wire import Framer, decode, encode, layout
-from mqfs.ninep.server.server import Server, listen
+from mqfs.ninep.server.server import Server
 from mqfs.ninep.server.session import Session
+from mqfs.serving.accept import listen
 from mqfs.store.api import Committed
 from mqfs.store.memory import MemoryAppender, MemoryBucket, MemoryLog, MemoryLogReader, MemoryStore
 from tests.support.eventually import HANG_S

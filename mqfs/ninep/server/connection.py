@@ -46,7 +46,7 @@ class Connection:
         self.ended = False
         self.session = Session(server.tree, peer, self._wake, server.tracer(peer.where))
         self.session.delay = self._delay
-        self._turn = server.turns.of(peer.account)
+        self._queue = server.fairness.of(peer.account)
         self.sent = 0  # bytes
         self._held = 0  # bytes of memory that count as the client's
         self._unsent: list[memoryview] = []
@@ -80,7 +80,7 @@ class Connection:
         except BadFrame as error:
             log.warning("%s: connection ended: %s", self.session.peer.where, error)
         finally:
-            self._turn.leave()
+            self._queue.release()
             self.flush()
             self.ended = True
             with trio.CancelScope(shield=True):
@@ -123,14 +123,14 @@ class Connection:
 
     async def _perform(self, data: bytes) -> bool:
         """Perform a batch and send its replies; wait while too much is unanswered or unsent. False: ended."""
-        server, session, turn = self.server, self.session, self._turn
+        server, session, queue = self.server, self.session, self._queue
         done = False
         while not done:
-            if turn.owner is not None:
-                await turn.come()
+            if queue.owner is not None:
+                await queue.acquire()
             if self.ended:
                 break
-            began = turn.begin()
+            began = queue.start()
             self.dirty = True  # so that the session's wake has nothing to do
             server.inside += 1
             try:
@@ -141,8 +141,8 @@ class Connection:
                 server.flush_woken()
             data = b""
             server.batches += 1
-            if began or not done or turn.owner is not None:
-                await turn.end(began, done)
+            if began or not done or queue.owner is not None:
+                await queue.stop(began, done)
             elif server.batches % BATCHES == 0:
                 await trio.lowlevel.checkpoint()
             if not done and session.congested:

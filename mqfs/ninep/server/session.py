@@ -242,7 +242,7 @@ class Session:
             self._replies.refuse(request.tag, error)
             return
         msize = min(request.msize, limits.MSIZE_MOST) if dialect else limits.MSIZE_LEAST
-        self.negotiated.settle(dialect, msize)
+        self.negotiated.agree(dialect, msize)
         self._framer.msize = msize
         self._replies.reply(Rversion(request.tag, msize, dialect.version if dialect else "unknown"))
 

@@ -12,9 +12,9 @@ class Negotiated:
     __slots__ = ("dialect", "msize", "unix", "v9fs")
 
     def __init__(self) -> None:
-        self.settle(None, limits.MSIZE_LEAST)
+        self.agree(None, limits.MSIZE_LEAST)
 
-    def settle(self, dialect: Dialect | None, msize: int) -> None:
+    def agree(self, dialect: Dialect | None, msize: int) -> None:
         """The terms of a Tversion. None: no dialect was accepted."""
         self.dialect, self.msize = dialect, msize
         self.unix = dialect is not None and dialect.unix

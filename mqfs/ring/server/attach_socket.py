@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import itertools
 import logging
 import socket
 from typing import Any
@@ -16,37 +15,32 @@ from typing import Any
 import trio
 
 from mqfs import limits
-from mqfs.errors import BadAddress, BadRequest, DiskFailed, MqfsError, OverLimit
-from mqfs.net.address import UnixAddress, explain_failure
+from mqfs.errors import BadRequest, DiskFailed, MqfsError, OverLimit
+from mqfs.net.address import UnixAddress
 from mqfs.net.peer import Peer
-from mqfs.net.sockets import SocketFile, peer, peer_groups
+from mqfs.net.tls import TlsCalls
 from mqfs.quotas import Shares
 from mqfs.ring import protocol
 from mqfs.ring.server.registry import Attachment, RingRegistry
+from mqfs.serving import accept
+from mqfs.serving.accept import Acceptor, Listener
+from mqfs.serving.fairness import Fairness
 
 log = logging.getLogger("mqfs.ring")
 
 ATTACH_S = 10.0  # from a connection to its attach request
-_RETRY_S = 0.1
 
 
-def listen(address: UnixAddress, *, mode: int = 0o666) -> SocketFile:
+def listen(address: UnixAddress, *, mode: int = 0o666) -> Listener:
     """Listen beside a 9P socket, now, or BadAddress."""
-    path = address.path + protocol.SUFFIX
-    try:
-        return SocketFile(path, socket.SOCK_SEQPACKET, mode)
-    except OSError as error:
-        raise BadAddress(explain_failure(UnixAddress(path), error)) from None
+    return accept.listen(UnixAddress(address.path + protocol.SUFFIX), kind=socket.SOCK_SEQPACKET, mode=mode)
 
 
 class AttachConnection:
     """One connection."""
 
-    def __init__(
-        self, server: AttachSocket, sock: trio.socket.SocketType, uid: int, gid: int, pid: int, where: str
-    ) -> None:
-        self.server, self.socket = server, sock
-        self.uid, self.gid, self.pid, self.where = uid, gid, pid, where
+    def __init__(self, rings: RingRegistry, sock: trio.socket.SocketType, peer: Peer) -> None:
+        self.rings, self.socket, self.peer = rings, sock, peer
         self.attachment: Attachment | None = None
 
     async def run(self) -> None:
@@ -77,7 +71,7 @@ class AttachConnection:
         except MqfsError as error:
             answer = protocol.refusal(error)
         except Exception:
-            log.exception("%s: request failed", self.where)
+            log.exception("%s: request failed", self.peer.where)
             answer = protocol.refusal(DiskFailed("internal server error (see the server log)"))
         passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         await self.socket.sendmsg([protocol.encode(answer)], passed)
@@ -109,9 +103,7 @@ class AttachConnection:
             raise BadRequest(f"version {version!r} (expected {protocol.VERSION})")
         if self.attachment is not None:
             raise BadRequest("already attached (one group a connection)")
-        groups = peer_groups(self.socket)
-        user = Peer(self.where, self.uid, self.gid, self.pid, groups=groups).itself()
-        self.attachment = self.server.rings.attach(user, path)
+        self.attachment = self.rings.attach(self.peer.itself(), path)
         fds.append(self.attachment.fileno())
         group = self.attachment.group
         settings = dict(line.split(" ", 1) for line in group.settings.lines())
@@ -127,78 +119,33 @@ class AttachConnection:
         }
 
 
-class AttachSocket:
+class AttachSocket(Acceptor):
     """All attach sockets of a server. `run` it; `stop` ends it, and all attachments."""
 
-    def __init__(self, rings: RingRegistry, listeners: list[SocketFile]) -> None:
+    def __init__(self, rings: RingRegistry, listeners: list[Listener], fairness: Fairness | None = None) -> None:
+        super().__init__("ring", "", fairness=fairness)
         self.rings, self.listeners = rings, listeners
         self._places = Shares("attachments to rings", "RING_DOORS")
-        self._numbers = itertools.count(1)
-        self._scope = trio.CancelScope()
-        self._ended = trio.Event()
-        self._full = False
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        try:
-            with self._scope:
-                async with trio.open_nursery() as nursery:
-                    for listener in self.listeners:
-                        nursery.start_soon(self._accept, listener, nursery)
-                    task_status.started()
-        finally:
-            for listener in self.listeners:
-                listener.close()
-            self._ended.set()
 
     async def stop(self) -> None:
-        self._scope.cancel()
-        await self._ended.wait()
+        self.scope.cancel()
+        await self.ended.wait()
 
-    async def _accept(self, listener: SocketFile, nursery: trio.Nursery) -> None:
-        while True:
-            try:
-                sock, _ = listener.socket.accept()
-            except BlockingIOError:
-                await trio.lowlevel.wait_readable(listener.socket)
-            except OSError as error:
-                self._refuse(f"{listener.path}: {error}")
-                await trio.sleep(_RETRY_S)  # out of descriptors, say: some may be closed
-            else:
-                sock.setblocking(False)
-                pid, uid, gid = peer(sock)
-                if self._admit(sock, uid):
-                    nursery.start_soon(self._serve, sock, pid, uid, gid)
+    def take_place(self, peer: Peer) -> None:
+        self._places.take(peer.account)
 
-    def _admit(self, sock: socket.socket, uid: int) -> bool:
-        """Take a place for a connection. False: there is none, and the client got the reason."""
-        try:
-            self._places.take(uid)
-        except OverLimit as error:
-            self._refuse(str(error))
-            with sock, contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RD)
-                sock.send(protocol.encode(protocol.refusal(error)))
-                while sock.recv(1):  # unread requests would reset the connection and lose our answer
-                    pass
-            return False
-        self._full = False
-        return True
+    def give_place(self, peer: Peer) -> None:
+        self._places.give(peer.account)
 
-    def _refuse(self, why: str) -> None:
-        """Log once why connections are not accepted, until one is."""
-        if not self._full:
-            log.warning("%s", why)
-        self._full = True
+    def refuse(self, sock: socket.socket, error: OverLimit) -> None:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RD)
+            sock.send(protocol.encode(protocol.refusal(error)))
+            while sock.recv(1):  # unread requests would reset the connection and lose our answer
+                pass
 
-    async def _serve(self, sock: socket.socket, pid: int, uid: int, gid: int) -> None:
-        where = f"ring {next(self._numbers)}"
-        try:
-            with trio.socket.from_stdlib_socket(sock) as connection:
-                await AttachConnection(self, connection, uid, gid, pid, where).run()
-        except Exception:
-            log.exception("%s: connection ended", where)
-        finally:
-            self._places.give(uid)
+    async def serve(self, sock: socket.socket, tls: TlsCalls | None, peer: Peer, listener: Listener) -> None:
+        await AttachConnection(self.rings, trio.socket.from_stdlib_socket(sock), peer).run()
 
 
 __all__ = ["AttachSocket", "listen"]
