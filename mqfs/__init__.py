@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Registration,
         Subscription,
         Worker,
+        aio,
         connect,
         escape,
         open,
@@ -40,6 +41,7 @@ __all__ = [
     "Registration",
     "Subscription",
     "Worker",
+    "aio",
     "connect",
     "errors",
     "escape",
@@ -47,6 +49,9 @@ __all__ = [
     "serve",
     "unescape",
 ]
+
+
+_MODULES = {"aio": "mqfs.client.aio", "errors": "mqfs.errors"}
 
 
 def __dir__() -> list[str]:
@@ -57,8 +62,8 @@ def __getattr__(name: str) -> Any:
     """The library, loaded when it is first asked for: `import mqfs` alone costs nothing."""
     if name not in __all__:
         raise AttributeError(f"module 'mqfs' has no attribute {name!r}")
-    if name == "errors":
-        return importlib.import_module("mqfs.errors")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name == "serve":
         from mqfs.server import inside  # which the rest does without
 

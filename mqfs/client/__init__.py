@@ -9,8 +9,6 @@ from mqfs.client.outgoing import Outgoing
 from mqfs.client.types import Subscription
 from mqfs.syntax.escape import escape, unescape
 
-Reading = Subscription  # its name in version 0.1
-
 __all__ = [
     "LATER",
     "Claim",
@@ -20,7 +18,6 @@ __all__ = [
     "Kept",
     "Message",
     "Outgoing",
-    "Reading",
     "Registration",
     "Subscription",
     "Worker",

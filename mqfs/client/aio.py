@@ -1,8 +1,11 @@
-"""The library for async programs of trio and asyncio: name for name the same calls, awaited.
+"""`mqfs.aio`: the library for async programs of trio and asyncio, name for name the same calls, awaited.
 
-Owns the async groups and clients. Each call runs its sync twin in a thread, a waiting one for as long as it waits.
-Cancelling a wait interrupts it and loses no message; other calls are short and run to their end. Handlers run in the
-event loop.
+Each call runs its sync twin in a thread, a waiting one for as long as it waits. Cancelling a wait interrupts it and
+loses no message; other calls are short and run to their end. Handlers run in the event loop.
+
+    await group.publish(...)  ->  thread: Group.publish         shielded from being cancelled
+    async for m in s          ->  thread: Subscription.get      cancelled: Subscription.interrupt; its message is kept
+    await group.on(...)       ->  thread of the dispatcher      ->  event loop: the handler
 """
 
 from __future__ import annotations
@@ -11,11 +14,11 @@ import inspect
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 from weakref import WeakSet
 
 import anyio
@@ -24,19 +27,13 @@ import anyio.lowlevel
 import attrs
 
 from mqfs.client import client as sync
-from mqfs.client.callbacks import Registration, Worker
-from mqfs.client.delivery import Claim, Claims
+from mqfs.client.callbacks import Handler, Registration, Worker
+from mqfs.client.delivery import Claim, Claims, OfMessage
 from mqfs.client.group import Group
 from mqfs.client.large import BodyWriter
 from mqfs.client.message import Message
-from mqfs.client.types import Body, Duration, Filters, Patterns, Subscription
+from mqfs.client.types import Body, Patterns, Subscription
 from mqfs.errors import Interrupted, MqfsError
-
-# ------------------------------------------------------------ async bridge
-
-# Threads and the event loop: sync calls in threads, waits that can be cancelled, handlers in the loop.
-#
-# Owns the meeting of threads and cancellation, for trio and asyncio. Imports no call of the library.
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -173,9 +170,7 @@ class Waiter(Generic[T]):
             raise error
 
 
-# ------------------------------------------------------------ async handles
-
-# The async twins of what a group gives: subscriptions, claims, writers, registrations, workers.
+# ------------------------------------------------------------ what a group gives
 
 AsyncHandler: TypeAlias = Callable[[Message], object]  # a coroutine function, or a plain one
 
@@ -215,7 +210,7 @@ class AsyncSubscription:
         await self.close()
 
 
-class AsyncClaim:
+class AsyncClaim(OfMessage):
     """See `Claim`. Its block's clean exit acknowledges, an exception is a nack, being cancelled a release."""
 
     def __init__(self, claim: Claim) -> None:
@@ -229,34 +224,6 @@ class AsyncClaim:
     @property
     def sequence(self) -> int:
         return self.sync.sequence
-
-    @property
-    def stream(self) -> str:
-        return self.message.stream
-
-    @property
-    def time_ns(self) -> int:
-        return self.message.time_ns
-
-    @property
-    def body(self) -> bytes:
-        return self.message.body
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return self.message.headers
-
-    @property
-    def size(self) -> int:
-        return self.message.size
-
-    @property
-    def topic(self) -> str:
-        return self.message.topic
-
-    def json(self) -> Any:
-        """See `Claim.json`; not awaited, as all of the body is there."""
-        return self.message.json()
 
     ack = lifted(Claim.ack)
     nack = lifted(Claim.nack)
@@ -356,12 +323,14 @@ class AsyncWorker:
         await self.stop()
 
 
-# ------------------------------------------------------------ aio
+# ------------------------------------------------------------ groups and clients
+
+Opened: TypeAlias = Callable[Concatenate["AsyncGroup", P], Awaitable[AsyncSubscription]]
+Entered: TypeAlias = Callable[Concatenate["AsyncGroup", P], AbstractAsyncContextManager[T]]
+Registered: TypeAlias = Callable[Concatenate["AsyncGroup", Patterns, AsyncHandler, P], Awaitable[AsyncRegistration]]
 
 
-def opened(
-    method: Callable[Concatenate[Group, P], Subscription],
-) -> Callable[Concatenate[AsyncGroup, P], Awaitable[AsyncSubscription]]:
+def opened(method: Callable[Concatenate[Group, P], Subscription]) -> Opened[P]:
     """The async twin of a method of a group that subscribes."""
 
     @wraps(method)
@@ -369,6 +338,58 @@ def opened(
         return AsyncSubscription(await in_thread(partial(method, self.sync, *args, **kwargs)))
 
     return call
+
+
+def claiming(method: Callable[Concatenate[Group, P], Claims]) -> Entered[P, AsyncClaims]:
+    """The async twin of a method of a group that claims; always in an `async with`."""
+
+    @asynccontextmanager
+    @wraps(method)
+    async def call(self: AsyncGroup, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[AsyncClaims]:
+        claims = await in_thread(partial(method, self.sync, *args, **kwargs))
+        clean = False
+        try:
+            yield AsyncClaims(claims)
+            clean = True
+        except anyio.get_cancelled_exc_class():
+            clean = True
+            raise
+        finally:
+            await in_thread(partial(claims.close, release=clean))
+
+    return call
+
+
+def writing(method: Callable[Concatenate[Group, P], BodyWriter]) -> Entered[P, AsyncWriter]:
+    """The async twin of `Group.writer`; an exception, and being cancelled, drops the body."""
+
+    @asynccontextmanager
+    @wraps(method)
+    async def call(self: AsyncGroup, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[AsyncWriter]:
+        body = await in_thread(partial(method, self.sync, *args, **kwargs))
+        try:
+            yield AsyncWriter(body)
+        except BaseException as error:
+            await in_thread(partial(body.__exit__, type(error), error, error.__traceback__))
+            raise
+        await in_thread(body.close)
+
+    return call
+
+
+def registering(method: Callable[Concatenate[Group, Patterns, Handler, P], Registration]) -> Registered[P]:
+    """The async twin of a method of a group that registers a handler, which is called in the event loop."""
+
+    @wraps(method)
+    async def call(
+        self: AsyncGroup, /, pattern: Patterns, handler: AsyncHandler, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncRegistration:
+        if kwargs.get("on_error") is not None:
+            kwargs["on_error"] = InLoop(self._loop, kwargs["on_error"])  # type: ignore[arg-type]
+        run = partial(method, self.sync, pattern, InLoop(self._loop, handler), *args, **kwargs)
+        return AsyncRegistration(await in_thread(run), handler)
+
+    return cast("Registered[P]", call)  # both may be given by name, which Concatenate cannot say
 
 
 class AsyncGroup:
@@ -398,87 +419,16 @@ class AsyncGroup:
     close = lifted(Group.close)
     subscribe = opened(Group.subscribe)
     history = opened(Group.history)
-
-    @asynccontextmanager
-    async def writer(
-        self,
-        stream: str,
-        *,
-        ttl: Duration | None = None,
-        priority: int | None = None,
-        headers: Mapping[str, str] | None = None,
-        id: str = "",
-        create: bool = True,
-    ) -> AsyncIterator[AsyncWriter]:
-        """See `Group.writer`; an exception, and being cancelled, drops the body."""
-        body = await in_thread(
-            partial(self.sync.writer, stream, ttl=ttl, priority=priority, headers=headers, id=id, create=create)
-        )
-        try:
-            yield AsyncWriter(body)
-        except BaseException as error:
-            await in_thread(partial(body.__exit__, type(error), error, error.__traceback__))
-            raise
-        await in_thread(body.close)
-
-    async def on(
-        self,
-        pattern: Patterns,
-        handler: AsyncHandler,
-        *,
-        existing: bool = False,
-        filters: Filters = (),
-        concurrency: int = 1,
-        once: bool = False,
-        dedup: bool = True,
-        single: bool = False,
-        on_error: Callable[[Exception, Message | None], object] | None = None,
-    ) -> AsyncRegistration:
-        """See `Group.on`."""
-        report = None if on_error is None else InLoop(self._loop, on_error)
-        call = partial(
-            self.sync.on, pattern, InLoop(self._loop, handler),
-            existing=existing, filters=filters, concurrency=concurrency, once=once, dedup=dedup, single=single,
-            on_error=report,
-        )  # fmt: skip
-        return AsyncRegistration(await in_thread(call), handler)
-
-    async def once(
-        self, pattern: Patterns, handler: AsyncHandler, *, existing: bool = False, filters: Filters = ()
-    ) -> AsyncRegistration:
-        """See `Group.once`."""
-        return await self.on(pattern, handler, existing=existing, filters=filters, once=True)
+    consume = claiming(Group.consume)
+    take = claiming(Group.take)
+    writer = writing(Group.writer)
+    on = registering(Group.on)
+    once = registering(Group.once)
 
     async def unsubscribe(self, pattern: Patterns | None = None, handler: AsyncHandler | None = None) -> int:
         """See `Group.unsubscribe`."""
         of = None if handler is None else InLoop(self._loop, handler)
         return await in_thread(partial(self.sync.unsubscribe, pattern, of))
-
-    def consume(
-        self,
-        consumer: str,
-        *,
-        over: str = "",
-        pattern: Patterns = "#",
-        private: bool = False,
-        transient: bool = False,
-        create: bool = True,
-        renew: bool = False,
-        reconnect: bool | float | None = None,
-    ) -> AbstractAsyncContextManager[AsyncClaims]:
-        """See `Group.consume`; always in an `async with`."""
-        return _claiming(
-            partial(
-                self.sync.consume, consumer, over=over, pattern=pattern, private=private, transient=transient,
-                create=create, renew=renew, reconnect=reconnect,
-            )
-        )  # fmt: skip
-
-    def take(
-        self, stream: str, *, create: bool = False, renew: bool = False, reconnect: bool | float | None = None
-    ) -> AbstractAsyncContextManager[AsyncClaims]:
-        """See `Group.take`; always in an `async with`."""
-        return _claiming(partial(self.sync.take, stream, create=create, renew=renew, reconnect=reconnect))
 
     async def work(
         self,
@@ -500,20 +450,6 @@ class AsyncGroup:
         worker = await in_thread(call)
         self._workers.add(worker)
         return AsyncWorker(worker)
-
-
-@asynccontextmanager
-async def _claiming(make: Callable[[], Claims]) -> AsyncIterator[AsyncClaims]:
-    claims = await in_thread(make)
-    clean = False
-    try:
-        yield AsyncClaims(claims)
-        clean = True
-    except anyio.get_cancelled_exc_class():
-        clean = True
-        raise
-    finally:
-        await in_thread(partial(claims.close, release=clean))
 
 
 class AsyncClient:
@@ -563,10 +499,9 @@ def opening(make: Callable[P, sync.Client]) -> Callable[P, AbstractAsyncContextM
 
 connect = opening(sync.connect)
 open = opening(sync.open)
-AsyncReading = AsyncSubscription  # its name in version 0.1
 
 
 __all__ = [
-    "AsyncClaim", "AsyncClaims", "AsyncHandler", "AsyncRegistration", "AsyncSubscription", "AsyncWorker",
-    "AsyncWriter", "InLoop", "Loop", "Waiter", "in_thread", "lifted", "release",
-]
+    "AsyncClaim", "AsyncClaims", "AsyncClient", "AsyncGroup", "AsyncRegistration", "AsyncSubscription", "AsyncWorker",
+    "AsyncWriter", "connect", "open",
+]  # fmt: skip

@@ -42,24 +42,10 @@ def parse(line: bytes) -> tuple[Message, int]:
     return message, fields.get("deliveries", 1)
 
 
-class Claim:
-    """A message in flight to this program, to be acknowledged or requeued.
+class OfMessage:
+    """What a claim has of its message."""
 
-    As a context manager: a clean exit acknowledges, an exception is a nack and propagates. A claim settled inside the
-    block stays so. All commands raise Stale where the claim is void, by its lease or a lost connection.
-    """
-
-    def __init__(self, claims: Claims, file: File, message: Message, deliveries: int) -> None:
-        self.message, self.deliveries = message, deliveries
-        self._sequence = message.sequence
-        self.settled = False
-        self._claims, self._file = claims, file
-        self._renewing: threading.Event | None = None
-
-    @property
-    def sequence(self) -> int:
-        """The sequence of the claim: of a multipart body, the last part's."""
-        return self._sequence
+    message: Message
 
     @property
     def stream(self) -> str:
@@ -90,6 +76,26 @@ class Claim:
     def json(self) -> Any:
         """The value of a body in JSON. Raises ValueError."""
         return self.message.json()
+
+
+class Claim(OfMessage):
+    """A message in flight to this program, to be acknowledged or requeued.
+
+    As a context manager: a clean exit acknowledges, an exception is a nack and propagates. A claim settled inside the
+    block stays so. All commands raise Stale where the claim is void, by its lease or a lost connection.
+    """
+
+    def __init__(self, claims: Claims, file: File, message: Message, deliveries: int) -> None:
+        self.message, self.deliveries = message, deliveries
+        self._sequence = message.sequence
+        self.settled = False
+        self._claims, self._file = claims, file
+        self._renewing: threading.Event | None = None
+
+    @property
+    def sequence(self) -> int:
+        """The sequence of the claim: of a multipart body, the last part's."""
+        return self._sequence
 
     def ack(self) -> None:
         """Acknowledge the message: it is not redelivered."""

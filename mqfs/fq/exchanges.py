@@ -14,7 +14,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
@@ -24,15 +24,17 @@ from mqfs.engine.language import programs
 from mqfs.engine.language.programs import Program, parse
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadCommand, MqfsError, NotFound
-from mqfs.fq.queues import VIEW, Member, Queue, Refused, Wish, owns
+from mqfs.fq.queues import VIEW, Queue, Refused, Wish, owns
 from mqfs.model import User
 from mqfs.serving.await_step import await_step
 from mqfs.syntax.escape import escape, escape_prefix, text_of
 from mqfs.syntax.names import check_name
 from mqfs.syntax.quoting import command_lines, quote
 
+if TYPE_CHECKING:
+    from mqfs.fq.connection import Client
+
 log = logging.getLogger("mqfs.fq")
-M = TypeVar("M", bound=Member)
 SETTINGS = ("idle 1h", "sync off", "retries 0", "dead %.dead")
 DISK_SYNC = "sync 10ms"
 STREAM_MODE = 0o666
@@ -261,7 +263,7 @@ class Exchanges:
 
     # ------------------------------------------------------------ queues
 
-    async def join(self, user: User, name: bytes, wish: Wish, make: Callable[[Queue], M]) -> M:
+    async def join(self, user: User, name: bytes, wish: Wish, make: Callable[[Queue], Client]) -> Client:
         """A new member of a queue, which is made where it is missing. Raises Refused, MqfsError."""
         async with self._changing:
             queue = self.queues.get(name)

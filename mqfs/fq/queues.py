@@ -7,7 +7,7 @@ each exchange that it is bound to.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -17,6 +17,9 @@ from mqfs.model import User
 from mqfs.syntax.escape import escape
 from mqfs.syntax.quoting import quote
 
+if TYPE_CHECKING:
+    from mqfs.fq.connection import Client
+
 VIEW = "%q."  # and the queue: no route has such a name
 POINT, POINT_SEPARATOR = "%c.", "%."  # of checkpoints
 DEFAULT_BACKLOG = 16_384
@@ -24,14 +27,6 @@ DEFAULT_BACKLOG = 16_384
 
 class Refused(Exception):
     """What a client asks for it cannot have; the text is sent to it."""
-
-
-class Member(Protocol):
-    """A client of a queue."""
-
-    def on_bound(self, exchange: bytes) -> None:
-        """The queue is bound to that exchange now."""
-        ...
 
 
 @attrs.frozen
@@ -85,7 +80,7 @@ class Queue:
     owner: int
     wish: Wish
     permanent: bool = False
-    members: list[Member] = attrs.Factory(list)
+    members: list[Client] = attrs.Factory(list)
     exchanges: set[bytes] = attrs.Factory(set)
     holds: dict[bytes, Callable[[], None]] = attrs.Factory(dict)
     dropped_to: int = 0

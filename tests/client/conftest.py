@@ -10,7 +10,7 @@ import pytest
 
 import mqfs
 from mqfs import ring
-from mqfs.client import Client, tasks
+from mqfs.client import Client, aio
 from tests.client.opening import Opening
 from tests.support.server import Server, short_folder
 
@@ -55,9 +55,9 @@ def name(request: pytest.FixtureRequest) -> str:
 def opening(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opening]:
     if request.param == "9p":
         shared: Server = request.getfixturevalue("shared")
-        yield partial(tasks.connect, shared.address)
+        yield partial(aio.connect, shared.address)
     else:
-        yield partial(tasks.open, tmp_path / "store")
+        yield partial(aio.open, tmp_path / "store")
 
 
 @pytest.fixture(params=["trio", "asyncio"])

@@ -3,6 +3,6 @@
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
-from mqfs.client.tasks import AsyncClient
+from mqfs.client.aio import AsyncClient
 
 Opening = Callable[[], AbstractAsyncContextManager[AsyncClient]]

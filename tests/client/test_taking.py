@@ -18,7 +18,7 @@ import pytest
 
 import mqfs
 from mqfs import Client, errors, limits
-from mqfs.client import Claims, Group, tasks
+from mqfs.client import Claims, Group, aio
 from tests.support import ROOT
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server, environment, short_folder, start
@@ -569,9 +569,9 @@ def test_who_may_not_read_the_stream_may_not_take(server: Server) -> None:
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 @pytest.mark.parametrize("how", ["9p", "auto", "inside"])
 def test_awaited(request: pytest.FixtureRequest, tmp_path: Path, name: str, how: str, backend: str) -> None:
-    opening = partial(tasks.open, tmp_path / "store")
+    opening = partial(aio.open, tmp_path / "store")
     if how != "inside":
-        opening = partial(tasks.connect, request.getfixturevalue("shared").address, transport=how)  # type: ignore[assignment]
+        opening = partial(aio.connect, request.getfixturevalue("shared").address, transport=how)  # type: ignore[assignment]
 
     async def main() -> None:
         async with opening() as client:

@@ -15,7 +15,7 @@ import pytest
 
 import mqfs
 from mqfs import errors
-from mqfs.client import tasks
+from mqfs.client import aio
 from tests.support.eventually import HANG_S
 from tests.support.server import environment
 
@@ -96,7 +96,7 @@ def test_a_store_in_use(tmp_path: Path) -> None:
 def test_async(backend: str) -> None:
     async def main() -> None:
         with anyio.fail_after(HANG_S):
-            async with mqfs.serve() as server, tasks.connect(server.address) as client:
+            async with mqfs.serve() as server, aio.connect(server.address) as client:
                 group = await client.group("g", create=True)
                 assert await group.publish("s", "x", sequence=True) == 1
         assert not server.running

@@ -21,7 +21,7 @@ import pytest
 
 import mqfs
 from mqfs import limits
-from mqfs.client import tasks
+from mqfs.client import aio
 from mqfs.errors import Disconnected
 from mqfs.net import identity
 from mqfs.ninep.client.connection import Client, connect
@@ -74,7 +74,7 @@ def test_tls_without_a_certificate_is_refused(tmp_path: Path) -> None:
 
 def test_the_library_and_its_tasks(tmp_path: Path, authority: Authority) -> None:
     async def main() -> None:
-        async with tasks.connect(at) as tree, await (await tree.group("g")).history() as history:
+        async with aio.connect(at) as tree, await (await tree.group("g")).history() as history:
             assert [message.body async for message in history] == [b"1", b"2"]
 
     with serving(tmp_path, authority) as (_, at), mqfs.connect(at) as client:

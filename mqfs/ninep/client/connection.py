@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 from mqfs import limits
 from mqfs.errors import BadFrame, BadRequest, Disconnected, Interrupted, MqfsError
@@ -52,19 +52,6 @@ def flags_of(mode: str) -> int:
     if plain not in MODES:
         raise BadRequest(f"invalid open mode {mode!r} (expected {', '.join(MODES)})")
     return MODES[plain]
-
-
-class Socket(Protocol):
-    """The calls of a connected socket that a client makes; over TLS a TlsSocket has them."""
-
-    def recv(self, size: int, /) -> bytes | None:
-        """Received bytes; None: none that are complete yet; b"": the end."""
-
-    def sendall(self, data: bytes, /) -> None: ...
-    def settimeout(self, timeout: float | None, /) -> None: ...
-    def fileno(self) -> int: ...
-    def shutdown(self, how: int, /) -> None: ...
-    def close(self) -> None: ...
 
 
 def connect(
@@ -98,7 +85,7 @@ def connect(
     return client
 
 
-def _dial(where: Address, timeout: float | None) -> Socket:
+def _dial(where: Address, timeout: float | None) -> socket.socket | TlsSocket:
     if isinstance(where, UnixAddress):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(timeout)
@@ -143,7 +130,7 @@ class Slot:
 class Client:
     """An attached connection, from `connect`. Thread-safe; of an open file one thread reads at a time."""
 
-    def __init__(self, sock: Socket, machine: ClientMachine, where: str = "") -> None:
+    def __init__(self, sock: socket.socket | TlsSocket, machine: ClientMachine, where: str = "") -> None:
         """`where`: the address, for texts."""
         self.socket, self.caller, self.where = sock, machine, where
         self.lost = ""  # the reason

@@ -13,21 +13,21 @@ import pytest
 import mqfs
 from mqfs import Message, errors
 from mqfs import client as sync
-from mqfs.client import tasks
+from mqfs.client import aio
+from mqfs.client.aio import AsyncClaim, AsyncClient
 from mqfs.client.large import BodyWriter
-from mqfs.client.tasks import AsyncClaim, AsyncClient
 from tests.client.opening import Opening
 from tests.support.eventually import HANG_S
 
 PAIRS = [
-    (sync.Client, tasks.AsyncClient),
-    (sync.Group, tasks.AsyncGroup),
-    (sync.Subscription, tasks.AsyncSubscription),
-    (sync.Claims, tasks.AsyncClaims),
-    (sync.Claim, tasks.AsyncClaim),
-    (sync.Registration, tasks.AsyncRegistration),
-    (sync.Worker, tasks.AsyncWorker),
-    (BodyWriter, tasks.AsyncWriter),
+    (sync.Client, aio.AsyncClient),
+    (sync.Group, aio.AsyncGroup),
+    (sync.Subscription, aio.AsyncSubscription),
+    (sync.Claims, aio.AsyncClaims),
+    (sync.Claim, aio.AsyncClaim),
+    (sync.Registration, aio.AsyncRegistration),
+    (sync.Worker, aio.AsyncWorker),
+    (BodyWriter, aio.AsyncWriter),
 ]
 
 
@@ -54,12 +54,7 @@ def test_every_call_has_its_async_twin(twin: type, ours: type) -> None:
 
 @pytest.mark.parametrize("name", ["connect", "open"])
 def test_clients_are_opened_with_the_same_parameters(name: str) -> None:
-    assert parameters(getattr(tasks, name)) == parameters(getattr(mqfs, name))
-
-
-def test_the_names_of_version_0_1_are_kept() -> None:
-    assert tasks.AsyncReading is tasks.AsyncSubscription
-    assert sync.Reading is sync.Subscription
+    assert parameters(getattr(aio, name)) == parameters(getattr(mqfs, name))
 
 
 def run(main: Callable[[AsyncClient], Any], opening: Opening, backend: str) -> None:

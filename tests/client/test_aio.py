@@ -9,7 +9,7 @@ import anyio.abc
 import pytest
 
 from mqfs import Message, errors
-from mqfs.client.tasks import AsyncGroup
+from mqfs.client.aio import AsyncGroup
 from tests.client.opening import Opening
 
 
