@@ -6,7 +6,6 @@ their own: over views, from retained messages on, or with a handler that lags be
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import Counter, deque
@@ -19,7 +18,7 @@ from mqfs.client.message import Message
 from mqfs.client.origin import Origin
 from mqfs.client.subscription import all_of, require_name
 from mqfs.client.taking import Streams, Taking
-from mqfs.client.types import File, Filters, Subscription
+from mqfs.client.types import File, Filters, Subscription, parse_answer
 from mqfs.errors import BadCommand, BadRequest, MqfsError, NotFound
 from mqfs.syntax.patterns import Patterns, Words, has_wildcard
 from mqfs.syntax.quoting import command_lines, quote_word
@@ -312,7 +311,7 @@ class Registry:
                 self._give_own(listener, "end")
                 return
             self._dispatch_to(listener, Words(*answer["words"]))
-            listener.begin(max(json.loads(file.ask(b"selected\n"))["next"], self._origin.end()))
+            listener.begin(max(parse_answer(file.ask(b"selected\n"))["next"], self._origin.end()))
         finally:
             file.close()
 
@@ -330,9 +329,9 @@ class Registry:
         """What a cursor would select; None: the server does not tell. Raises Denied, BadCommand, BadRequest."""
         select = [f"select {' '.join(map(quote_word, names))}"] if names else []
         try:
-            answer: dict[str, Any] = json.loads(file.ask(command_lines(*select, "selected")))
+            answer = parse_answer(file.ask(command_lines(*select, "selected")))
         except NotFound:
-            answer = json.loads(file.ask(command_lines(select[0].replace("select", "cover", 1), "selected")))
+            answer = parse_answer(file.ask(command_lines(select[0].replace("select", "cover", 1), "selected")))
             for name in names:
                 if not has_wildcard(name, Words(*answer["words"])):
                     require_name(name)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from typing import Protocol, cast
 
 from mqfs.client.subscription import CursorSubscription
-from mqfs.client.types import Direct, File, Filters, Link, Patterns, Subscription, read_whole
+from mqfs.client.types import Direct, File, Filters, Link, Patterns, Subscription, parse_answer, read_whole
 from mqfs.errors import MqfsError
 
 log = logging.getLogger("mqfs.client")
@@ -98,7 +97,7 @@ class Origin:
         try:
             file = self.cursor()
             try:
-                return int(json.loads(file.ask(b"selected\n"))["next"])
+                return int(parse_answer(file.ask(b"selected\n"))["next"])
             finally:
                 file.close()
         except MqfsError:  # a warning is never why a call fails

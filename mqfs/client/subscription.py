@@ -16,7 +16,7 @@ from typing import Any
 from mqfs.client.backoff import FIRST_PAUSE_S, Backoff
 from mqfs.client.large import MultipartAssembler
 from mqfs.client.message import Message, RecordDecoder
-from mqfs.client.types import File, Filter, Filters, Link, Patterns, Subscription, read_whole
+from mqfs.client.types import File, Filter, Filters, Link, Patterns, Subscription, parse_answer, read_whole
 from mqfs.client.waiting import Waiting
 from mqfs.errors import BadRequest, Disconnected, DiskFailed, FellBehind, Interrupted, NotFound
 from mqfs.syntax.names import check_file_name
@@ -219,8 +219,7 @@ class CursorSubscription(Waiting[Message], Subscription):
             text += piece
         if interrupted:
             file.interrupt()  # for the next read of a message
-        answer: dict[str, Any] = json.loads(text)
-        return answer
+        return parse_answer(text)
 
     def _selected(self, streams: dict[str, dict[str, int]]) -> list[dict[str, int]]:
         """The rows of the selected streams; of all, where a name may be a view's."""

@@ -7,13 +7,16 @@ files are thread-safe: of one file one thread reads while others write and inter
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from mqfs.client.message import Message
 from mqfs.errors import MqfsError
+from mqfs.ninep.codec.dialect import raised
+from mqfs.ninep.codec.messages import Rerror
 
 READ_BYTES = 262_144  # of one read
 Body: TypeAlias = bytes | bytearray | memoryview | str
@@ -151,6 +154,15 @@ def read_whole(link: Link, path: str) -> bytes:
         return b"".join(pieces)
     finally:
         file.close()
+
+
+def parse_answer(text: bytes) -> dict[str, Any]:
+    """The answer of a file to a command, in JSON. Raises the error in its place where the command failed after its
+    write was answered: by a server that stops, say."""
+    if not text.startswith(b"{"):
+        raise raised(Rerror(0, text.decode(errors="replace").rstrip("\n"), 0))
+    answer: dict[str, Any] = json.loads(text)
+    return answer
 
 
 def view_of(body: object) -> memoryview:

@@ -103,7 +103,7 @@ class Acceptor:
         """Start its own tasks in `nursery`."""
 
     def peer(self, sock: socket.socket, address: Address) -> Peer:
-        """Who is connected. Raises OSError where it has gone."""
+        """The peer of an accepted socket. Raises OSError where it has gone."""
         where = f"{self.name} {str(address).partition('!')[0]} {next(self._numbers)}"
         if not isinstance(address, UnixAddress):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -14,6 +14,7 @@ import pytest
 
 import mqfs
 from mqfs import errors
+from mqfs.client.types import parse_answer
 from tests.support.eventually import HANG_S
 from tests.support.server import Server, environment
 
@@ -294,3 +295,13 @@ def test_importing_loads_nothing_of_the_library() -> None:
     code = "import sys, mqfs; assert {m for m in sys.modules if m.startswith('mqfs.')} == {'mqfs.version'}; "
     code += "mqfs.connect; assert 'trio' not in sys.modules and 'mqfs.engine.tree.tree' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], env=environment(), check=True, timeout=HANG_S)
+
+
+@pytest.mark.parametrize(
+    "kind", [errors.Interrupted, errors.NotFound, errors.DiskFailed], ids=lambda kind: kind.__name__
+)
+def test_an_error_in_place_of_an_answer_is_raised(kind: type[errors.MqfsError]) -> None:
+    """A command may fail after its write was answered; the read then has the text."""
+    with pytest.raises(kind, match="the server stops"):
+        parse_answer(f"{kind.text}: the server stops\n".encode())
+    assert parse_answer(b'{"next":1}\n') == {"next": 1}

@@ -38,7 +38,6 @@ ALLOWED = {
     "mqfs/ninep/server/linux_operations.py lcreate.then": (1, "says whether this request made it"),
     "mqfs/ninep/server/linux_operations.py acting": (1, "a group that the user is a member of"),
     "mqfs/ninep/server/server.py Server.serve_descriptors": (1, "standard input is of who started the server"),
-    "mqfs/ring/server/attach_socket.py AttachConnection.attach": (1, "the user that the kernel names"),
     "mqfs/ring/server/intake.py RingIntake._append": (3, TAKES),
     "mqfs/ring/server/intake.py RingIntake._take_rows": (1, TAKES),
     "mqfs/ring/server/ring_log.py RingLog.__init__": (1, "a ring is its group's log while there is one"),
