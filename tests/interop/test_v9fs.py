@@ -1,4 +1,4 @@
-"""Linux' own 9P client, in qemu, in all three dialects and with two msizes; v9fs/guest.sh has the steps."""
+"""Linux' own 9P client, in qemu, in all three dialects, what is large with two msizes; v9fs/guest.sh has the steps."""
 
 from __future__ import annotations
 

@@ -168,10 +168,9 @@ for name in 9p2000.L 9p2000.u 9p2000; do
     [ $msize = default ] || options=$options,msize=$msize
     mkdir -p /mnt/t
     mount -t 9p -o "$options,aname=$tree" 10.0.2.2 /mnt/t || fail mount
-    shows /mnt/t g
     large /mnt/t
     lists /mnt/t
-    queues /mnt/t
+    [ $msize != default ] || { shows /mnt/t g; queues /mnt/t; }  # short messages, whatever the msize
     umount /mnt/t || fail umount
     echo "GUEST-OK $name $msize"
   done
