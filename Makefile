@@ -5,7 +5,7 @@ python = $${MQFS_VENV:-.venv}/bin/python
 # Installs by pip only. What it runs starts no server and mounts nothing.
 check:
 	@script/setup check
-	$(python) -m pytest -q -n auto --dist loadscope --no-loadscope-reorder -m "house or not (fuse or process or spark or slow or root)"
+	$(python) -m pytest -q -n $$(nproc) --dist loadscope --no-loadscope-reorder -m "house or not (fuse or process or spark or slow or root)"
 
 test:
 	script/test

@@ -63,6 +63,12 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Two a processor: half of what tests take is waiting."""
+    return 2 * len(os.sched_getaffinity(0))
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Not by `--dist loadgroup`: since pytest 9.2 that is no group at all, as xdist cannot rename a test any more."""
     from xdist.scheduler import LoadScopeScheduling

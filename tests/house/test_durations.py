@@ -10,16 +10,12 @@ from tests.support.durations import DURATIONS
 LONG = {
     "tests/docs/test_typed.py::test_page[05-spark]",
     "tests/http/test_hostile.py::test_no_value_is_a_fault_of_the_server[tree]",
-    "tests/http/test_tls.py::test_a_follower_gets_what_comes_and_its_going_is_seen",
     "tests/interop/test_v9fs.py::test_v9fs",
     "tests/ring/memory/test_sanitizers.py::test_under_sanitizers",
-    "tests/server/test_hoarder.py::test_others_go_on_beside_one_who_has_its_share_of_everything",
     "tests/spark/test_archive.py::test_there_and_back",  # starts the Java
     "tests/spark/test_connect.py::test_read_write_and_stream[installed]",
     "tests/spark/test_kills.py::test_kills",
     "tests/spark_cluster/test_cluster.py::test_both_workers_read_what_only_the_driver_has",  # starts the cluster
-    "tests/spark_cluster/test_programs.py::test_an_environment_that_goes_along",
-    "tests/spark_cluster/test_programs.py::test_archive_and_verify",
 }
 
 

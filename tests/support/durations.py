@@ -13,17 +13,20 @@ from collections import defaultdict
 from tests.support import ROOT
 
 DURATIONS = ROOT / "tests" / "support" / "durations.json"
-MOST_S, LISTED_S = 20, 15  # a test, or a group, that takes longer is listed
-# Folders with one long-lived thing for all: a Java, a cluster. In other folders each file is a group of its own.
+MOST_S, LISTED_S = 20, 5  # a test, or a group, that takes longer is listed
+# Folders with one long-lived thing for all: a Java, a cluster. In other folders each file is a group of its own,
 ONE_GROUP = {"spark", "spark_cluster", "house"}
+# and so are files there that start a Java of their own. Nothing lasts from one test to the next of what is in APART.
+OWN_GROUP = {"tests/spark/test_connect.py", "tests/spark/test_kills.py"}
+APART = {"tests/server/test_standstills.py", "tests/server/test_starvation.py"}
 LINE = re.compile(r"(\d+\.\d+)s (?:setup|call|teardown) +(tests/.+)")
 
 
 def group_of(nodeid: str) -> str:
-    """What one worker runs: the tests of a file, or of a folder."""
+    """What one worker runs: the tests of a file or of a folder, or one test."""
     file = nodeid.partition("::")[0]
-    folder = file.split("/")[1] if file.startswith("tests/") else ""
-    return folder if folder in ONE_GROUP else file
+    folder = file.split("/")[1] if file.startswith("tests/") and file not in OWN_GROUP else ""
+    return folder if folder in ONE_GROUP else nodeid if file in APART else file
 
 
 def listed(taken: dict[str, float], least: float) -> dict[str, int]:
