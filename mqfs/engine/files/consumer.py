@@ -146,9 +146,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
     def _shape(self, record: Record) -> bytes:
         name = self.group.numbers[record.stream].name
         if self.format == "record":
-            piece = self.names.wrap(record, name)
-            self.names.given({record.stream: name})
-            return piece
+            return self.names.give(record, name)
         assert self.shown is not None
         return shape(self.format, record, name, self.shown[1])
 

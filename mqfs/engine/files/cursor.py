@@ -391,9 +391,7 @@ class Cursor(LongResponses, Searcher):
         if self.format != "record":
             return self._give(record, count)
         self.shown, name = record, self.group.numbers[record.stream].name
-        data = self.last.first(self.names.wrap(record, name), count, 0)
-        self.names.given({record.stream: name})
-        return data
+        return self.last.first(self.names.give(record, name), count, 0)
 
     @property
     def readable(self) -> bool:  # type: ignore[override]

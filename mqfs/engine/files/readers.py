@@ -177,6 +177,10 @@ class Reader(Searcher):
             data = self.take(count, offset)
             if data is not None:
                 return data
+            if not self.passed:  # as `wait`, and one call less
+                wait: Wait[bytes] = Wait(self._cancel_read)
+                self.waits.park(self, wait, count, offset)
+                return wait
         return self.wait(count, offset)
 
     def take(self, count: int, offset: int) -> bytes | None:

@@ -100,8 +100,16 @@ class SentNames:
     def __init__(self) -> None:
         self._sent: dict[int, str] = {}
 
+    def give(self, record: Record, name: str) -> bytes:
+        """As `wrap`, of a record that the reader gets now."""
+        data = self.wrap(record, name)
+        self._sent[record.stream] = name
+        return data
+
     def wrap(self, record: Record, name: str) -> bytes:
         """The record's bytes, behind a NAMES record if its stream's name is news."""
+        if self._sent.get(record.stream) == name:
+            return encode(*record)
         return self.news(record.sequence, record.time_ns, {record.stream: name}) + encode(*record)
 
     def news(self, sequence: int, time_ns: int, names: Mapping[int, str]) -> bytes:
