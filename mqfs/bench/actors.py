@@ -1,6 +1,6 @@
 """Actors: producers, consumers, workers, and the two sides of a round trip. Each runs on its own thread.
 
-Owns the measured loops and their counts; never talks to the parent process: that is child.py's.
+The measured loops and their counts. Only child.py talks to the parent process.
 """
 
 from __future__ import annotations

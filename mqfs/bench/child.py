@@ -1,6 +1,6 @@
 """A child process of the bench: `python -m mqfs.bench.child SPEC`.
 
-Owns the dialogue with the parent. The child writes a line of JSON each: when all is open; its counts, several times a
+The child writes a line of JSON each: when all is open; its counts, several times a
 second; its reports, or its error. The parent writes `go`, `stop` (publish no more) and `cut` (report now). The child
 exits when the parent is gone.
 """

@@ -1,7 +1,4 @@
-"""The child processes of the bench, seen by the parent.
-
-Owns their start, their messages and their end: none outlives a `with` block.
-"""
+"""The child processes of the bench, seen by the parent: none outlives a `with` block."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The output of the bench: progress, tables, JSON, a plot.
-
-Owns the exit code, too; measures nothing.
-"""
+"""The output of the bench: progress, tables, JSON, a plot, the exit code. Measures nothing."""
 
 from __future__ import annotations
 

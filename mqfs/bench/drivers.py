@@ -1,7 +1,4 @@
-"""Drivers: how a process of the bench reaches its group, by the library or by the files of a mount.
-
-Owns the calls that actors make and those that prepare the group.
-"""
+"""Drivers: how a process of the bench reaches its group, by the library or by the files of a mount."""
 
 from __future__ import annotations
 

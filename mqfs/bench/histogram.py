@@ -1,7 +1,4 @@
-"""A histogram of durations: a count for each, those that differ by less than 3 % counted as one.
-
-Owns the percentiles. Of constant size.
-"""
+"""A histogram of durations, of constant size: those that differ by less than 3 % are counted as one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The tree that the bench measures: a running server's, or that of a server of its own on a temporary store.
-
-Owns that server, its folder, and the groups of the bench in either.
-"""
+"""The tree that the bench measures, and its groups there: of a running server, or of its own on a temporary store."""
 
 from __future__ import annotations
 

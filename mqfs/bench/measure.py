@@ -1,7 +1,4 @@
-"""One run of the bench: the group, the processes, the end, the figures.
-
-Owns the order of these and the results; display.py shows them.
-"""
+"""One run of the bench: the group, the processes, the end, the figures, which display.py shows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The messages of the bench, and the checks that all are received, in order, once and undamaged.
 
-Owns the layout: producer, kind, number, time of sending, then known bytes. Every received message is checked whole.
+A message is producer, kind, number, time of sending, then known bytes. Every received message is checked whole.
 """
 
 from __future__ import annotations

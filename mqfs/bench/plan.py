@@ -1,7 +1,4 @@
-"""The options of `mqfs bench`, checked before anything is started.
-
-Owns their bounds, their combinations and the errors.
-"""
+"""The options of `mqfs bench`, checked before anything is started: bounds, combinations, errors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The plot of `mqfs bench --plot`: histograms of the latencies and their tails.
 
-Owns the drawing; the only module that imports matplotlib.
+The only module that imports matplotlib.
 """
 
 from __future__ import annotations

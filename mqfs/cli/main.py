@@ -1,6 +1,6 @@
 """The command `mqfs`: options, exit codes (0, 1 failed, 2 usage), one line on standard error for every failure.
 
-Owns the command line only; the commands are in server/app.py, store/check.py, bench/.
+Only the command line is here; the commands are in server/app.py, store/check.py, bench/.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`mqfs spark`: the command line of the data pipeline.
 
-Owns options only; the commands are in pyspark_mqfs/commands. A command imports Spark and Arrow when it runs, so that
-`--help` is fast and works without them.
+The commands are in pyspark_mqfs/commands. A command imports Spark and Arrow when it runs, so that `--help` is fast and
+works without them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Addresses: `unix!PATH`, `tcp!HOST!PORT` and `tls!HOST!PORT`.
 
-Owns their parsing, their printing and the texts of failures to connect or listen. Opens no socket.
+Parses and prints them, and words the failures to connect or listen. Opens no socket.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Certificates: those of a server and of its clients, as files; the user that a client's certificate names.
 
-Owns the settings of TLS: version 1.2 at least, the protocol by ALPN, session tickets. Opens no socket.
+The settings of TLS are here: version 1.2 or later, the protocol by ALPN, session tickets. Opens no socket.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Names and numbers of users and groups.
-
-Owns a small cache of the system's database. Decides no permission.
-"""
+"""Names and numbers of users and groups, by a small cache of the system's database. Decides no permission."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from mqfs.errors import BadRequest
 from mqfs.model import Grant, User
 
 NOBODY = 65_534
-NONUNAME = 0xFFFF_FFFF  # no number: the user is named only
+NONUNAME = 0xFFFF_FFFF  # no number: the user has a name only
 NAME_BYTES = 256  # of a user or group: the bound of Linux (LOGIN_NAME_MAX)
 
 

@@ -1,7 +1,7 @@
 """The peer of a connection, and the users that it may attach as: mqfs(4), "Identity".
 
-Owns that decision: over a unix socket the kernel names the peer; over TCP every client without a token is one
-configured user, or over TLS that of its certificate. Names and numbers come from net.identity, secrets from net.tokens.
+Over a unix socket the kernel names the peer. Over TCP every client without a token is one configured user, or over TLS
+that of its certificate. Names and numbers come from net.identity, secrets from net.tokens.
 """
 
 from __future__ import annotations

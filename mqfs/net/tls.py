@@ -1,7 +1,7 @@
 """TLS without I/O: bytes of a socket to plaintext, plaintext to bytes for the socket.
 
-Owns the state of one connection's TLS. Its user moves the bytes, and decides what the peer may do; the settings and the
-files are those of certificates.py.
+A TlsMachine is the state of one connection. Its caller moves the bytes and decides what the peer may do. Settings and
+files are in certificates.py.
 """
 
 from __future__ import annotations
@@ -102,12 +102,7 @@ def explain(error: ssl.SSLError) -> str:
     return f"TLS failed: {reason or error}"
 
 
-# ------------------------------------------------------------ tls calls
-
-# The descriptor of a connection over TLS.
-#
-# Owns the bytes between the machine of net/tls.py and the descriptor. A connection calls it as it calls os, and waits
-# by itself where a call would block.
+# ---------------------------------------------------------------- system calls through TLS
 
 RECEIVE_BYTES = 65_536
 
@@ -121,9 +116,10 @@ class DescriptorCalls(Protocol):
 
 
 class TlsCalls:
-    """Reads and writes the plaintext of one nonblocking descriptor.
+    """Read and write the plaintext of one nonblocking descriptor, by the calls of os.
 
-    `failed` gets the reason where TLS fails; the caller sees the end of the connection.
+    The caller waits where a call would block. `failed` gets the reason where TLS fails; the caller sees the end of the
+    connection.
     """
 
     def __init__(self, machine: TlsMachine, failed: Callable[[str], None]) -> None:

@@ -1,7 +1,7 @@
 """Tokens: secrets that identify TCP clients, each written to the fid of a Tauth.
 
-Owns the tokens of a file, read again where it changed, and the state of one such fid. The server chooses the
-connections that may use them. The language of the file is in syntax/token_line.py.
+`Tokens` reads its file again when it changed. `Proof` is the state of one such fid. The server chooses the
+connections that may use tokens. The format of the file is in syntax/token_line.py.
 """
 
 from __future__ import annotations

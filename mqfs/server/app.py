@@ -45,9 +45,7 @@ from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from mqfs.syntax.names import check_name
 
-# ------------------------------------------------------------ process
-
-# The process of a server: its limits, and what it tells the service manager.
+# ---------------------------------------------------------------- the process: limits, service manager, terminal
 
 
 def raise_file_limit() -> None:
@@ -84,7 +82,7 @@ class Terminal:
             return True
 
 
-# ------------------------------------------------------------ app
+# ---------------------------------------------------------------- the server
 
 log = logging.getLogger("mqfs")
 LEAST_WAIT_S = 0.0003  # between two runs of timers

@@ -1,6 +1,6 @@
 """A server inside a program: the same as `mqfs serve`, on a thread of its own.
 
-Owns that thread, and a temporary socket where no address is given. Signals stay the program's.
+Without an address it listens on a temporary socket. Signals stay the program's.
 """
 
 from __future__ import annotations

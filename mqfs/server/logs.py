@@ -1,7 +1,4 @@
-"""The server's log: a line an event on standard error, and a limit for lines of one kind.
-
-Owns the handler and the counting of lines.
-"""
+"""The server's log: a line an event on standard error, and a limit for lines of one kind."""
 
 from __future__ import annotations
 

@@ -92,9 +92,7 @@ def _node(options: Options, listeners: Iterable[Listener], store: str) -> bytes:
     return LOOPBACK + hashlib.sha256(store.encode()).digest()[:3]
 
 
-# ------------------------------------------------------------ http options
-
-# The options of HTTP and fq: what they may say, and at which addresses these are served. Opens nothing.
+# ---------------------------------------------------------------- the options of HTTP and fq, checked; opens nothing
 
 
 class Served(NamedTuple):

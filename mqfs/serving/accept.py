@@ -97,7 +97,7 @@ class Acceptor:
                 trio.lowlevel.notify_closing(listener.socket)
             listener.close()
 
-    # ------------------------------------------------------------ what a front end says
+    # ------------------------------------------------------------ hooks of a front end
 
     def start_tasks(self) -> None:
         """Start its own tasks in `nursery`."""

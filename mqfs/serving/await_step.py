@@ -1,7 +1,7 @@
 """await_step(step): the one place where a trio task parks.
 
-Owns the meeting of the engine's one-shot `Wait` and trio's cancellation: a cancelled wait has consumed nothing; a wait
-that can no longer be cancelled (a message handed over, a write appended) is waited for to its end.
+It joins the engine's one-shot `Wait` and trio's cancellation. A cancelled wait has consumed nothing. A wait that can no
+longer be cancelled (a message delivered, a write appended) is awaited to its end.
 """
 
 from __future__ import annotations

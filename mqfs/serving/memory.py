@@ -1,8 +1,7 @@
 """malloc tuning: how much freed memory this process keeps, and when it returns it to the system.
 
-Owns two calls of the C library, and when Python collects garbage. A request or a reply of a megabyte is allocated and
-freed many times a second. Memory returned to the system each time would come back page by page, each cleared, which
-costs more than the copying.
+Also when Python collects garbage. A request or a reply of a megabyte is allocated and freed many times a second. Memory
+returned to the system each time would come back page by page, each cleared, which costs more than the copying.
 """
 
 from __future__ import annotations

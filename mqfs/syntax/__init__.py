@@ -1,1 +1,1 @@
-"""Words to values and back, for engine, client and command line. Owns no state."""
+"""Words to values and back, for engine, client and command line. Holds no state."""

@@ -49,7 +49,7 @@ def format_moment(value: float | str | timedelta | datetime) -> str:
     return f"@{seconds:.6f}"
 
 
-# ------------------------------------------------------------ size
+# ---------------------------------------------------------------- sizes
 
 # Numbers and sizes as `ctl` has them: `7`, `512B`, `64K`, `10M`, `1G`.
 

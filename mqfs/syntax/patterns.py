@@ -1,9 +1,8 @@
 """Topics as in AMQP: which patterns the name of a stream matches.
 
 A name is words separated by dots; an empty word is a word. In a pattern the word `*` is exactly one word, `#` zero or
-more. A group may have other characters for these three, its Words, and one more for one or more words, which is short
-for both: a word, then any. Owns what a legal pattern is, the match of one and
-the match of many; knows nothing of streams or views.
+more. A group may have other characters for these three, its Words, and a fourth for one or more words. Here are the
+check of a pattern, the match of one and the match of many. Knows nothing of streams or views.
 """
 
 from __future__ import annotations
@@ -95,14 +94,14 @@ def has_wildcard(text: str, words_of: Words = DOTTED) -> bool:
 def compile_pattern(pattern: str, words_of: Words = DOTTED) -> Callable[[str], bool]:
     """Whether a name matches this one pattern. Raises BadCommand.
 
-    The cost grows with words of the name × words of the pattern: behind each `#` the earliest place that fits is taken
-    for good (an atomic group), for a later one could not match more.
+    The cost grows with words of the name × words of the pattern: after each `#` the earliest place that fits is taken
+    for good (an atomic group), as a later one could not match more.
     """
     if not is_pattern(pattern, words_of):
         check_pattern(pattern, words_of)
         return pattern.__eq__
     separator = words_of.separator
-    behind = re.escape(separator)  # every word is written with one behind it, the name too
+    behind = re.escape(separator)  # every word is written with one after it, the name too
     word = f"[^{behind}]*{behind}" if separator else "(?s:.)"
     first, *others = _between_many(check_pattern(pattern, words_of), words_of, word, behind)
     expression = first
@@ -122,7 +121,7 @@ def _plain(pattern: str, words_of: Words) -> tuple[str, ...]:
 
 
 def _between_many(words: tuple[str, ...], words_of: Words, any_word: str, behind: str) -> list[str]:
-    """The regular expressions of what stands before, between and behind the `#`."""
+    """The regular expressions of what stands before, between and after the `#`."""
     parts = [""]
     for word in words:
         if word == words_of.many:

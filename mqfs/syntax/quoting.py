@@ -11,8 +11,8 @@ _PLAIN = re.compile(r"[^\s'#]+\Z")
 
 
 def split(line: str) -> list[str]:
-    """The words of a line, quoted as in rc(1): 'it''s'. From an unquoted # on it is a comment, but for one with a dot
-    behind it, which begins a pattern. Raises BadCommand."""
+    """The words of a line, quoted as in rc(1): 'it''s'. An unquoted # begins a comment, but
+    one before a dot begins a pattern. Raises BadCommand."""
     if "'" not in line and "#" not in line:
         return line.split()
     words: list[str] = []

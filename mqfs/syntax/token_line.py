@@ -1,6 +1,6 @@
 """A line of a token file: USER sha256:ID:HEX [expires=WHEN] [scope=SCOPE] [path=/GROUP] [note=TEXT].
 
-Owns that language; words are quoted as in rc(1). The secret itself, mq_ID_RANDOM, is in no line, only its SHA-256: a
+Words are quoted as in rc(1). The secret itself, mq_ID_RANDOM, is in no line, only its SHA-256: a
 secret of 256 random bits needs no slow hash.
 """
 

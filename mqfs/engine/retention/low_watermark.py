@@ -1,7 +1,7 @@
 """The least of many numbers, each under a name, that mostly grow: a heap in which a row may lag behind its number.
 
-    the numbers     w 7, v 9          w grows to 8, which writes no row: (7, w) is replaced when it is next the least
-    the rows        (7, w) (9, v)     w falls to 5: a row (5, w) is added, and (7, w) goes when it is met
+the numbers     w 7, v 9          w grows to 8, which writes no row: (7, w) is replaced when it is next the least
+the rows        (7, w) (9, v)     w falls to 5: a row (5, w) is added, and (7, w) goes when it is met
 """
 
 from __future__ import annotations

@@ -36,9 +36,7 @@ _GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ETIMEDOUT, errno.E
 class Connection:
     """Two descriptors (often one) and the session between them."""
 
-    def __init__(
-        self, server: Server, peer: Peer, incoming: int, outgoing: int, calls: DescriptorCalls = os
-    ) -> None:
+    def __init__(self, server: Server, peer: Peer, incoming: int, outgoing: int, calls: DescriptorCalls = os) -> None:
         self.server, self.incoming, self.outgoing = server, incoming, outgoing
         self._read, self._write, self._writev = calls.read, calls.write, calls.writev
         self._memory = server.tree.memory

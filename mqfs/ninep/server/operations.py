@@ -114,9 +114,7 @@ def _may_remove(session: Session, fid: Fid, node: Any) -> None:
     session.tree.access(fid.user, session.tree.parent(node), os.W_OK)
 
 
-def opened(
-    session: Session, fid: Fid, flags: int, *, nonblocking: bool = False, made: bool = False
-) -> tuple[Qid, int]:
+def opened(session: Session, fid: Fid, flags: int, *, nonblocking: bool = False, made: bool = False) -> tuple[Qid, int]:
     """Open a fid's file: the qid and the iounit of the reply."""
     fid.open_node(session.tree, flags, session.peer.account, nonblocking=nonblocking, made=made)
     if fid.writer is not None:

@@ -19,5 +19,3 @@ class Negotiated:
         self.dialect, self.msize = dialect, msize
         self.unix = dialect is not None and dialect.unix
         self.v9fs = False  # its Tattach declared that the client is Linux v9fs
-
-
