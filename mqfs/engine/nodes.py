@@ -22,7 +22,7 @@ from mqfs.state import group as group_state
 from mqfs.state.group import Attributes
 from mqfs.syntax.token_line import print_path
 
-META_FILES = {
+META_FILES = {  # number, and mode until it is changed: who cannot write by it never can
     "ctl": (group_state.CTL, 0o644),
     "order": (group_state.ORDER, 0o444),
     ".cursor": (group_state.CURSOR, 0o666),
@@ -155,7 +155,7 @@ class TakeFile(OfStream):
 
 # The nodes of `.txn`: its folder, `ctl`, the parts, and the files in a part.
 
-_META = {".batch": group_state.BATCH, ".put": group_state.PUT}  # what a part has beside streams
+_META = {name: META_FILES[name][0] for name in (".batch", ".put")}  # what a part has beside streams
 
 
 class StagingFolder(Folder):

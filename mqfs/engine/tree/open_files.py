@@ -31,7 +31,6 @@ File = Stream | View | Consumer | Meta | SnapshotNode | TakeFile | StagedStream
 _OPENS: dict[str, type[OpenFile]] = {
     "ctl": CtlHandle, "order": OrderHandle, ".cursor": Cursor, ".put": PutHandle, ".batch": BatchHandle
 }  # fmt: skip
-_WRITTEN = frozenset({"ctl", ".cursor", ".put", ".batch"})  # of the group's own files
 
 
 class OpenFiles:
@@ -99,7 +98,7 @@ def _kind(node: File, reads: bool, writes: bool) -> type[OpenFile]:
         return ConsumerHandle if writes else PeekHandle
     if isinstance(node, StagedStream | TxnCtl):
         return txn.kind(node)
-    if writes and node.name not in _WRITTEN:
+    if writes and not (isinstance(node, Meta) and node.default_mode & 0o222):
         raise errors.Denied(f"{node.name} is read-only")
     if isinstance(node, View):
         return ViewHandle
