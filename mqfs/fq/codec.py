@@ -1,6 +1,6 @@
 """The wire protocol of fq, without I/O: bytes to commands and messages, and back. Numbers are big-endian.
 
-Owns its layout and its bounds. A connection says by its first four bytes what it is.
+Its layout and its bounds are here. The first four bytes of a connection are its kind.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Malformed(Exception):
 class Auth(NamedTuple):
     user: bytes
     queue: bytes  # its name
-    kind: bytes  # its type, and behind a colon its parameters
+    kind: bytes  # its type, and after a colon its parameters
     password: bytes
 
 
@@ -100,7 +100,7 @@ class _Reader:
 
 
 class CommandParser:
-    """The commands of one connection, behind its first four bytes. The first is Auth, and no other is."""
+    """The commands of one connection, after its first four bytes. The first is Auth, and no other is."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -130,7 +130,7 @@ class CommandParser:
             command = self._auth(reader)
             self._known = True
             return command
-        if code == 0:  # the npm client sends one behind each request for counters
+        if code == 0:  # the npm client sends one after each request for counters
             return None
         if code == _BEAT:
             return Beat()
@@ -156,7 +156,7 @@ def _text(data: bytes) -> bytes:
 
 
 def authenticated(key: bytes) -> bytes:
-    """The answer to Auth, and a beat: clients expect one unasked, behind the answer and in the same segment."""
+    """The answer to Auth, and a beat: clients expect one unasked, after the answer and in the same segment."""
     return _AUTHENTICATED + _text(key) + BEAT
 
 
@@ -174,7 +174,7 @@ def unbound(route: int) -> bytes:
 
 
 def counts(values: Iterable[tuple[str, int]]) -> bytes:
-    """The answer to Status. Counters go on from 0 behind a u32."""
+    """The answer to Status. Counters wrap to 0 after a u32."""
     parts = [_text(name.encode()) + _LONG.pack(value & 0xFFFFFFFF) for name, value in values]
     return _COUNTS + b"".join(parts) + _SHORT.pack(0)
 
@@ -194,7 +194,7 @@ class Message(NamedTuple):
 
 
 class MessageParser:
-    """The messages of one data connection, behind its key. A payload that is too large is read past, and counted.
+    """The messages of one data connection, after its key. A payload that is too large is skipped and counted.
 
     `relayed`: they come from a broker or a peer, with sender and hops.
     """

@@ -1,7 +1,7 @@
 """One client of fq: its connection for commands, and the one for data that its key pairs with it.
 
-Owns their life: who ends when the other does, heartbeats, and the turns of their user. While a message of it waits for
-room in a queue, no more is read of its connection for data, and of no other.
+Either ends with the other. Heartbeats and the fair queue of their user are here. While a message waits for room in a
+queue, its connection for data is not read; all others are.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class Sent:
 
 
 class Delivery:
-    """Of one client, from when it has a connection for data."""
+    """Deliver messages to one client, from when it has a connection for data."""
 
     def __init__(
         self,

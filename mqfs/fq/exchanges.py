@@ -43,7 +43,7 @@ _CACHED = 65_536  # names of an exchange whose queues are remembered
 
 @attrs.define(eq=False)
 class Counts:
-    """Of one client, one exchange, or all."""
+    """Counters of one client, one exchange, or all."""
 
     dropped_in: int = 0
     no_exchange: int = 0
@@ -403,12 +403,10 @@ def _maker(user: User, group: Group) -> User:
     return attrs.evolve(user, gid=group.state.gid, grant=None)
 
 
-# ------------------------------------------------------------ programs
+# ---------------------------------------------------------------- programs of fq's clients, as those of views
 
-# Programs of fq's clients, as programs of views over escaped names.
-#
-# Owns the differences: the string behind the colon is that of a route, bytes up to a blank or between quotes; a view
-# has names. What both languages share is checked by the engine's.
+# In a program of fq the string after the colon is that of a route: bytes up to a blank, or between quotes. A view has
+# names, which are escaped. The engine checks what both languages share.
 
 _HEAD = re.compile(r'\s*(exact|prefix):(?:"([^"]*)"|(\S*))\s*')
 _STRING_OR_NAME = re.compile(r'"(?:[^"\\]|\\.)*"|[A-Za-z_][A-Za-z0-9_]*', re.DOTALL)

@@ -1,6 +1,6 @@
 """Messages of fq's clients on their way into the tree: counted, and appended in one atomic batch for each exchange.
 
-Owns their headers: `fq-sender`, `fq-hops` and `fq-id`.
+Their headers `fq-sender`, `fq-hops` and `fq-id` are made here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ID_HEAD = b"\x05fq-id\x20\x00"
 
 
 def address(text: object) -> bytes:
-    """Of a hop; 0.0.0.0 for what is none of IPv4."""
+    """The bytes of a hop's address; 0.0.0.0 where it is not IPv4."""
     try:
         return socket.inet_aton(str(text))
     except OSError:
@@ -43,7 +43,7 @@ def origin(sender: bytes, hops: bytes) -> bytes:
 
 
 class Publisher:
-    """Of one connection for data."""
+    """Publish the messages of one connection for data."""
 
     def __init__(self, exchanges: Exchanges, user: User, counts: Counts, node: bytes) -> None:
         self._exchanges, self._tree, self._user = exchanges, exchanges.tree, user

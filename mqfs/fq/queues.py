@@ -1,6 +1,6 @@
 """Queues of fq: their types and parameters, what of a request for one does not agree with it, and its bindings.
 
-Owns those words and the texts of refusals, which are fq's own. A queue is a consumer of the same name in the group of
+The words and the texts of refusals are fq's own. A queue is a consumer of the same name in the group of
 each exchange that it is bound to.
 """
 

@@ -1,6 +1,6 @@
 """Who a client of fq acts as: `--fq-users`, and tokens as passwords.
 
-Owns the file of users: lines USER SYSTEM-USER, the first of them the name that clients of fq give themselves.
+The file of users has lines USER SYSTEM-USER; USER is the name that clients of fq give themselves.
 """
 
 from __future__ import annotations

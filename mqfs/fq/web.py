@@ -1,7 +1,4 @@
-"""HTTP on the port of fq: publishing, counters, checkpoints. Nothing else is there.
-
-Owns the table of these routes, and their answers, which are fq's own.
-"""
+"""HTTP on the port of fq: publishing, counters and checkpoints, with answers that are fq's own."""
 
 from __future__ import annotations
 
@@ -42,8 +39,8 @@ _POINT = ("qname", "cpname")
 
 
 class Web:
-    """Of one front end. `node`: our address in hops. `page`: scheme and port of the listener that has the page, if one
-    has."""
+    """The routes of one front end. `node`: our address in hops. `page`: scheme and port of the listener that has the
+    page, if one has."""
 
     def __init__(self, exchanges: Exchanges, users: Users, node: bytes, page: tuple[str, int] | None = None) -> None:
         self._exchanges, self._users, self._node, self._page = exchanges, users, node, page
@@ -154,14 +151,12 @@ def _problem(error: MqfsError, plain: bool) -> tuple[str, bytes]:
     return JSON, body
 
 
-# ------------------------------------------------------------ stats
-
-# `/stats.json`: counters of exchanges, routes, queues and clients, as fq names them.
+# ---------------------------------------------------------------- `/stats.json`: counters, as fq names them
 
 
 def stats(exchanges: Exchanges, user: User) -> dict[str, Any]:
-    """Of this run: the exchanges that a user may read, and the queues that are bound to one of them, or to none and its
-    own."""
+    """Counters of this run: of the exchanges that a user may read, the queues bound to one of them, and the user's own
+    queues that are bound to none."""
     shown = [exchange for exchange in exchanges if _may_read(exchanges, user, exchange)]
     names = {exchange.name for exchange in shown}
     queues = [
@@ -250,19 +245,18 @@ def _client(client: Client) -> dict[str, Any]:
     return {**found, "mode": "peer" if client.is_peer else "client", **{key: str(n) for key, n in counts.items()}}
 
 
-# ------------------------------------------------------------ checkpoints
-
-# Checkpoints: places of a permanent queue with a name, to which it can be set back.
-#
-# Each is a consumer that is never opened, in the group of every exchange that the queue is bound to: what is behind it
-# is kept.
+# ---------------------------------------------------------------- checkpoints
 
 RESERVED = b"fq"
 _PLACE = re.compile(r"([0-9]{1,18}):([0-9]{1,18})\Z")
 
 
 class Checkpoints:
-    """Of all queues."""
+    """Checkpoints: named positions of permanent queues, to which these can be set back.
+
+    Each is a consumer that is never opened, in the group of every exchange that the queue is bound to. So the messages
+    after it are retained.
+    """
 
     def __init__(self, exchanges: Exchanges) -> None:
         self._exchanges = exchanges
@@ -297,7 +291,7 @@ class Checkpoints:
             await self._exchanges.command(user, exchange.group, f"remove {quote(point(queue, name))}")
 
     async def go_back(self, user: User, queue_name: bytes, name: bytes) -> None:
-        """Deliver again what is behind it. Raises Refused, MqfsError."""
+        """Deliver the messages after it again. Raises Refused, MqfsError."""
         queue, found = self._find(user, queue_name, name)
         for exchange in self._having(queue, name, found):
             floor = exchange.group.consumers[point(queue, name)].state.progress.ack_floor

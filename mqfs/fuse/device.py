@@ -97,9 +97,7 @@ def _show_reply(reply: Any) -> str:
     return f"{unique} {status}"
 
 
-# ------------------------------------------------------------ parked
-
-# Requests of a mount that wait for the engine, and their interrupts.
+# ---------------------------------------------------------------- parked requests and their interrupts
 
 
 class ParkedRequest:

@@ -1,7 +1,7 @@
 """The FUSE device loop: requests are read from the device itself, and the hot and the parked ones are answered there.
 
-Owns the device while the mount lives: one task drains it, without a coroutine a request. Reads, writes and interrupts
-are answered here, polls, locks, syncs, lookups and listings in handlers.py. Requests that make, change, open or remove
+One task drains the device while the mount lives, without a coroutine a request. Reads, writes and interrupts are
+answered here, polls, locks, syncs, lookups and listings in handlers.py. Requests that make, change, open or remove
 files are passed to libfuse (and so to pyfuse3) through a socket pair; their replies are amended where pyfuse3 cannot
 express them. The meaning of a file is its handle's.
 

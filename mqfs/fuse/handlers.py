@@ -239,7 +239,7 @@ def pack_attributes(found: Stat, size: int | None = None) -> bytes:
 
 
 def pack_names(listing: Listing, offset: int, room: int) -> bytes:
-    """Entries of a directory from a position on, as many as fit. Position n is behind the nth of ".", "..", names."""
+    """Entries of a directory from a position on, as many as fit. Position n is after the nth of ".", "..", names."""
     directory = listing.node
     packed: list[bytes] = []
     names = listing.nodes

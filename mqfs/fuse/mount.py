@@ -1,7 +1,7 @@
 """A mount: the checks before it, mounting, serving, unmounting.
 
-Owns the mount point and the device's life. Root mounts with mount(2); an ordinary user through fusermount3, which hands
-the device over on a socket. Requests are answered in device_loop.py. One mount a process: pyfuse3's state is global.
+Root mounts with mount(2); an ordinary user through fusermount3, which passes the device on a socket. Requests are
+answered in device_loop.py. One mount a process: pyfuse3's state is global.
 """
 
 from __future__ import annotations
@@ -314,11 +314,7 @@ class FuseMount:
                 await trio.sleep(0.02)
 
 
-# ------------------------------------------------------------ processes
-
-# Notice of the end of processes: one descriptor a process, one task for all of them.
-#
-# Owns the pidfds and the epoll that holds them.
+# ---------------------------------------------------------------- ends of processes: a pidfd each, one epoll, one task
 
 EVENTS = 64  # ends of processes handled before other tasks have a turn
 

@@ -1,8 +1,8 @@
 """The requests of a mount that pyfuse3 performs: making, changing, opening and removing files.
 
-Owns the translation of its requests into calls on the tree, and of the tree's errors into errno. Reads, writes, lookups
-and listings never come here: device_loop.py answers them. Nothing but FUSEError leaves a handler, because
-pyfuse3 would end the mount.
+Requests are translated into calls on the tree, and the tree's errors into errno. Reads, writes, lookups and listings
+never come here: device_loop.py answers them. Nothing but FUSEError leaves a handler, because pyfuse3 would end the
+mount.
 
 Permission is checked by the tree alone. The mount does not ask for `default_permissions`: with it the kernel would
 repeat the check, for each name of a path with bits that it has to fetch first, and could only agree. The umask, on the
@@ -232,12 +232,10 @@ class Operations(pyfuse3.Operations):
         return info, self.attributes(node, self.nodes.enter(node, alone=True))
 
 
-# ------------------------------------------------------------ identity
+# ---------------------------------------------------------------- the user of a request, from its header and /proc
 
-# The user of a request, from its header and /proc.
-#
-# Owns no state. The kernel names uid, gid and thread; supplementary groups and the process are looked up where they
-# matter, when a file is named or opened, never for a read or a write.
+# The kernel names uid, gid and thread. Supplementary groups and the process are looked up when a file is named or
+# opened, never for a read or a write.
 
 
 def user(uid: int, gid: int, thread: int, *, process: bool = False) -> User:

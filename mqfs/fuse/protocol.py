@@ -1,7 +1,7 @@
 """The part of the FUSE protocol that the device loop speaks itself: request numbers, flags, structs.
 
-Owns numbers and layouts (linux/fuse.h, version 7) and no behaviour. Everything is little-endian: FUSE has the byte
-order of its machine, and this package is for little-endian ones.
+Numbers and layouts of linux/fuse.h, version 7; no behaviour. Everything is little-endian: FUSE has the byte order of
+its machine, and this package is for little-endian ones.
 """
 
 from __future__ import annotations

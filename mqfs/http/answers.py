@@ -43,7 +43,7 @@ def as_json(value: Any, status: int = 200) -> Answer:
 
 
 def json_answer(text: str, status: int = 200) -> Answer:
-    """Of text that is JSON."""
+    """An answer with a text that is JSON."""
     return Answer(status, text.encode(), JSON, list(NO_STORE))
 
 
@@ -74,7 +74,7 @@ def event(text: str, *, name: str = "", sequence: int | None = None) -> bytes:
 
 
 def _json_event(line: bytes) -> bytes:
-    """Of a line of `format json`, which begins with the sequence and holds no line end."""
+    """The event of a line of `format json`, which begins with the sequence and holds no line end."""
     sequence = line[len(b'{"sequence":') : line.index(b",")]
     return b"id: %b\ndata: %b\n" % (sequence, line)
 
@@ -144,9 +144,7 @@ def base64_body(text: str) -> bytes:
         raise BadRequest("body_base64 is no base64") from None
 
 
-# ------------------------------------------------------------ refusals
-
-# Conditions that HTTP alone has, and how any condition reads in an answer. All others are in mqfs/errors.py.
+# ---------------------------------------------------------------- errors: those of HTTP alone, and any as an answer
 
 CONTENT_TYPE = "application/problem+json"
 

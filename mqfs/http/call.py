@@ -28,7 +28,7 @@ class TimedOut(Exception):
 
 
 class Traffic(NamedTuple):
-    """Of the whole front end. `requests`: answered, by method and status; `streams`: answers without an end, by now."""
+    """Counters of the front end. `requests`: answered, by method and status; `streams`: endless answers, by now."""
 
     requests: Mapping[tuple[str, int], int]
     streams: int

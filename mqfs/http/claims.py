@@ -1,7 +1,7 @@
 """Open claims: the one thing that outlives a request.
 
 A claim belongs to an open handle, so each claim request keeps its handle here until its messages are settled or their
-leases end. Owns tokens and leases; what becomes of a message is the consumer's.
+leases end. It holds their tokens and leases; the consumer decides what becomes of a message.
 """
 
 from __future__ import annotations

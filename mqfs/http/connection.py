@@ -1,7 +1,7 @@
 """One connection: requests one after another, each answered before the next one is looked at.
 
-Owns the time-outs of requests, and what an answer looks like on the wire. While an answer is made the connection is not
-read; the server tells it when its client is gone.
+It bounds the time of requests and writes answers to the wire. While an answer is made the connection is not read; the
+server reports when its client is gone.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ class Connection:
         self._slice_ends = 0.0
         self._slice = TimeSlice(server.fairness.of(peer.account))
         channel.before_wait = self._slice.pause
-        self._alone = b""  # the request in hand as it came, where nothing came before or behind it
+        self._alone = b""  # the present request as it came, where nothing came before or after it
         self._repeated: RepeatedPublish | None = None
         self._held = 0  # bytes of memory that count as the user's
         self._user: tuple[str | None, User] | None = None  # of the last Authorization
 
     @property
     def grant(self) -> Grant | None:
-        """Of the token of its last request."""
+        """The grant of the token of its last request."""
         return self._user[1].grant if self._user is not None else None
 
     # ------------------------------------------------------------ requests
@@ -377,19 +377,17 @@ class Connection:
         self.scope.cancel()
 
 
-# ------------------------------------------------------------ repeated
-
-# A publish like the one before it on the same connection: its head was checked then, and its stream stays open.
-#
-# Owns what must not have changed since: the bytes of the head but for the length of the body, and the state of each
-# group from the stream's to the root. Whatever is no such request is parsed and checked as any other.
-
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)[ \t]*\r\n", re.IGNORECASE)
 _HEAD_END = b"\r\n\r\n"
 
 
 class RepeatedPublish:
-    """`before` and `behind`: the head around the length of the body."""
+    """A publish like the one before it on the same connection, whose head was checked then; its stream stays open.
+
+    Two things must not have changed: the bytes of the head except the length of the body, and the state of each group
+    from the stream's to the root. Any other request is parsed and checked in full. `before` and `behind`: the head
+    around the length of the body.
+    """
 
     def __init__(self, call: Call, before: bytes, behind: bytes) -> None:
         self._call, self._before, self._behind = call, before, behind

@@ -47,7 +47,7 @@ async def make(call: Call) -> Answer:
 
 
 async def peek(call: Call) -> Answer:
-    """The backlog, oldest first; takes nothing. With `after`, behind that sequence."""
+    """The backlog, oldest first, without claiming it. With `after`: of later sequences only."""
     form = answers.choose(call.option("format") or "json", "*/*")
     if form.cursor not in ("raw", "line", "nul", "json"):
         raise BadRequest("format (expected json, raw, line or nul)")
@@ -200,7 +200,7 @@ async def settle(call: Call) -> Answer:
 
 
 def _suffix(call: Call, verb: str) -> str:
-    """The arguments behind a sequence."""
+    """The arguments after a sequence."""
     if verb == "nack" and (after := call.option("after")) is not None:
         parse_duration(after)
         return f" {after}"

@@ -1,7 +1,4 @@
-"""Who a request acts as: the peer of its socket, the user of its token, or whom a proxy names; and what a browser may.
-
-Owns the count of wrong tokens of each address.
-"""
+"""The user of a request (the peer of its socket, its token's, or whom a proxy names), and what a browser may."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ CHALLENGES = [("WWW-Authenticate", 'Bearer realm="mqfs"'), ("WWW-Authenticate", 
 
 
 class Gate:
-    """Of one front end."""
+    """Authenticate the requests of a front end; counts the wrong tokens of each address."""
 
     def __init__(self) -> None:
         self._failures: dict[Hashable, int] = {}  # by address, the one that failed longest ago first
@@ -77,11 +74,10 @@ def _secret(authorization: str) -> bytes:
         return b""
 
 
-# ------------------------------------------------------------ browser
+# ---------------------------------------------------------------- browsers
 
-# What a browser may not be made to do by another site's page: write here, or read through a name of its own.
-#
-# Owns the checks of Host, Origin and Sec-Fetch-Site, and the headers of CORS.
+# Another site's page must not make a browser write here, nor read through a DNS name of its own: Host, Origin and
+# Sec-Fetch-Site are checked, and the headers of CORS say who may.
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})  # most requests come to these: they are not parsed
@@ -125,7 +121,7 @@ class BrowserRules:
         return name.lower() in LOCAL or _address(name) is not None
 
     def headers(self, request: Request) -> Headers:
-        """Of every answer to a page of a listed origin."""
+        """The headers of every answer to a page of a listed origin."""
         origin = request.headers.get("origin")
         if not self.origins:
             return []
@@ -188,11 +184,10 @@ def _host_of(origin: str) -> str | None:
         return None
 
 
-# ------------------------------------------------------------ proxies
+# ---------------------------------------------------------------- reverse proxies
 
-# Reverse proxies: what they say of a client's address, and of the way it came.
-#
-# Owns what X-Forwarded-For and X-Forwarded-Proto mean. Only the proxies of `--http-proxy` are believed.
+# X-Forwarded-For and X-Forwarded-Proto have a client's address and protocol. Only the proxies of `--http-proxy` are
+# believed.
 
 Network = IPv4Network | IPv6Network
 USER = "user:"

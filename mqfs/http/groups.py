@@ -47,7 +47,7 @@ _TYPES = {Group: "group", Stream: "stream", View: "view"}
 
 
 def mode(call: Call, directory: Any, most: int) -> int:
-    """Of a new file, as 9P has it: no more than its group's own bits."""
+    """The mode of a new file, as 9P has it: no more than its group's own bits."""
     return most & call.tree.stat(directory).mode
 
 
@@ -192,9 +192,7 @@ async def ready(call: Call) -> Answer:
     return as_json({"status": "not ready" if troubles else "ok", "reasons": troubles}, 503 if troubles else 200)
 
 
-# ------------------------------------------------------------ kept
-
-# `.kept/STREAM` as a file of the web: ranges and entity tags.
+# ---------------------------------------------------------------- `.kept/STREAM` as a file: ranges and entity tags
 
 PIECE_BYTES = 256 << 10
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z")
@@ -260,9 +258,7 @@ async def _pieces(call: Call, handle: SnapshotHandle, at: int, end: int) -> Asyn
         await call.front.pause()
 
 
-# ------------------------------------------------------------ page
-
-# The page at `/.web/`: files of the package, sent as they are. What it shows comes from the other routes.
+# ---------------------------------------------------------------- the page at `/.web/`: files of the package
 
 PLACE = "/.web/"
 KINDS = {

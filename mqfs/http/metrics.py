@@ -26,9 +26,7 @@ from mqfs.store.api import Histogram
 from mqfs.syntax.patterns import compile_pattern
 from mqfs.version import __version__
 
-# ------------------------------------------------------------ exposition
-
-# The formats of Prometheus: text 0.0.4, and OpenMetrics 1.0. A family is all samples of one name.
+# ---------------------------------------------------------------- formats of Prometheus: text 0.0.4, OpenMetrics 1.0
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS = "application/openmetrics-text"
@@ -63,9 +61,7 @@ def samples(name: str, rows: Iterable[tuple[str, float]]) -> str:
     return "".join([f"{name}{text} {value}\n" for text, value in rows])
 
 
-# ------------------------------------------------------------ process
-
-# Metrics that Prometheus expects of every process: its time, memory, descriptors and start.
+# ---------------------------------------------------------------- metrics that Prometheus expects of every process
 
 FAMILIES = (
     Family("process_cpu_seconds_total", "counter", "User and system time."),
@@ -98,7 +94,7 @@ def _started() -> float:
     return round(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot, 2)
 
 
-# ------------------------------------------------------------ metrics
+# ---------------------------------------------------------------- metrics of the tree
 
 log = logging.getLogger("mqfs.http")
 COUNTER, GAUGE = "counter", "gauge"

@@ -17,11 +17,9 @@ from mqfs.http.call import Call
 from mqfs.http.route import BATCH, COMMANDS, LINES, MESSAGE, STAGED, Route
 from mqfs.version import __version__
 
-# ------------------------------------------------------------ options
+# ---------------------------------------------------------------- the options of the table of routes
 
-# What the options of the table of routes are: types, examples, and the headers that say the same.
-#
-# For readers of the table only: each call checks its own options.
+# Types, examples, and the headers that say the same. For readers of the table only: each call checks its own options.
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}
@@ -44,7 +42,7 @@ def _words(*words: str) -> Schema:
     return {**TEXT, "enum": list(words)}
 
 
-# By name; where it means something else behind a verb, or at a kind of node, by that and its name.
+# By name; where it has another meaning after a verb, or at a kind of node, by that and its name.
 _OPTIONS = {
     "after": Option(TEXT, "Entries behind that name.", "orders"),
     "consumer after": Option(SEQUENCE, "Messages behind that sequence.", "1"),
@@ -112,7 +110,7 @@ def option(name: str, place: str) -> Option:
     return _OPTIONS.get(f"{place} {name}") or _OPTIONS[name]
 
 
-# ------------------------------------------------------------ openapi
+# ---------------------------------------------------------------- the document
 
 Json = dict[str, Any]
 ABOUT = """Message queues as files: directories are groups, files are streams. mqfs-http(5) explains each request.

@@ -1,6 +1,6 @@
 """Reading messages: pages, long polls and answers without an end, each through a `.cursor` of its own.
 
-Owns when an answer ends, and that no gap is silent. Positions, filters and shapes are the cursor's.
+Here it is decided when an answer ends; no gap is silent. Positions, filters and formats are the cursor's.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def open_cursor(call: Call, names: list[str], since: str, form: str, *commands: 
 
 
 def bound(cursor: Cursor, last: int | None) -> int:
-    """Have it end at `last`, or where the log ends now, whichever is first. Returns the sequence behind it."""
+    """Have it end at `last`, or where the log ends now, whichever is first. Returns the sequence after that."""
     end = cursor.group.log.end.next
     stop = end if last is None else min(last + 1, end)
     cursor.write(b"until %d\n" % max(stop - 1, 0))
@@ -260,7 +260,7 @@ def open_source(call: Call, names: list[str], words: Wish, select: str = "select
 
 
 async def answer(call: Call, source: Source, words: Wish) -> Answer:
-    """An answer with an end or without one, behind which the cursor is closed."""
+    """An answer with an end or without one. Closes the cursor after it."""
     try:
         return await (_follow(call, source, words) if words.follow else _page(call, source, words))
     except Cut:

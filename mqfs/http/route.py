@@ -57,5 +57,5 @@ class Route:
 
     @property
     def most_bytes(self) -> int:
-        """Of a body."""
+        """The most bytes that a body may have."""
         return _BODIES[self.body]()

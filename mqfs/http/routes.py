@@ -1,6 +1,6 @@
 """What the front end serves: one table, of which the documentation of the interface is made, too.
 
-A row says for which method, on which kind of node and behind which verb a call is made, and which options it takes.
+A row has the method, the kind of node and the verb of a call, and the options that it takes.
 """
 
 from __future__ import annotations

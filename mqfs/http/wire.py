@@ -1,7 +1,7 @@
 """HTTP/1.1 and 1.0 without I/O: bytes to requests, answers to bytes.
 
-Owns what a request may look like: httptools parses, and what it lets through and RFC 9112 does not is refused here. A
-request that is refused ends its connection: what follows on it cannot be trusted to begin a request.
+httptools parses; what it accepts and RFC 9112 does not is refused here. A refused request ends its connection: the
+bytes after it cannot be trusted to begin a request.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RequestParser:
     """The requests of one connection, in order.
 
     `requests` are those whose head is complete; a body may still come. `error` is why no more will: it is to be
-    answered behind them.
+    answered after them.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class RequestParser:
 
     @property
     def complete(self) -> bool:
-        """Whether what came last ended a request, and nothing came behind it."""
+        """Whether the last bytes received ended a request, with none after it."""
         return self._current.complete and not self._in_head
 
     def receive(self, data: bytes) -> None:

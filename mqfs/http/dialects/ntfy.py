@@ -1,6 +1,6 @@
 """The dialect of ntfy: one group at the root of a listener of its own, its streams are topics.
 
-Owns that table. A notification is a message whose parts are headers; publishing and reading are those of the tree.
+A notification is a message whose parts are headers; publishing and reading are those of the tree.
 """
 
 from __future__ import annotations
@@ -36,11 +36,9 @@ from mqfs.model import User
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.names import check_name
 
-# ------------------------------------------------------------ ntfy times
+# ---------------------------------------------------------------- times
 
-# Times as ntfy has them: `30m`, `2 days`, `1h30m`, UNIX seconds, `tomorrow, 10am`, `monday 17:30`, `9am`.
-#
-# Owns that language; days and hours are local time.
+# `30m`, `2 days`, `1h30m`, UNIX seconds, `tomorrow, 10am`, `monday 17:30`, `9am`; days and hours are local time.
 
 DELAY_LEAST_S, DELAY_MOST_S = 10, 3 * 86_400
 _PART = re.compile(r"(\d{1,9})\s*(days?|d|hours?|hrs?|h|minutes?|mins?|m|seconds?|secs?|s)\s*")
@@ -92,11 +90,9 @@ def _named(text: str, now: datetime) -> datetime:
     return moment + timedelta(days=1) if ahead is None and moment <= now else moment
 
 
-# ------------------------------------------------------------ ntfy notes
+# ---------------------------------------------------------------- notifications
 
-# A notification of ntfy as a request has it: in headers, in the query, or as JSON; and as a message has it.
-#
-# Owns the names of its parts in all their forms. Publishes nothing.
+# A notification in a request (headers, query or JSON) and in a message. By part: its names in all these forms.
 
 PARTS = {
     "message": ("x-message", "message", "m"),
@@ -245,11 +241,7 @@ def parse_priority(text: str) -> int:
     return int(word)
 
 
-# ------------------------------------------------------------ ntfy events
-
-# The events of ntfy: messages as JSON lines, server-sent events and lines of text.
-#
-# Owns what a message looks like to its clients, and which of them a subscriber's filters let through.
+# ---------------------------------------------------------------- events: messages as JSON lines, SSE or text, filtered
 
 ID_DIGITS = 12
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -272,7 +264,7 @@ def from_id(text: str) -> int | None:
 
 
 def from_message(message: dict[str, Any]) -> dict[str, Any]:
-    """Of a message as `format json` has it."""
+    """The event of a message as `format json` has it."""
     given, time = message.get("headers", {}), int(message["time"])
     event: dict[str, Any] = {"id": to_id(message["sequence"]), "time": time}
     if headers.TTL in given:
@@ -343,7 +335,7 @@ def filters_of(call: Call) -> Filters:
     return Filters(find(call, ("x-id", "id")), message, title, priorities, frozenset(split_list(tags)))
 
 
-# ------------------------------------------------------------ ntfy
+# ---------------------------------------------------------------- paths, credentials, refusals
 
 TOPIC = re.compile(r"[-_A-Za-z0-9]{1,64}")
 _YES = ("1", "yes", "true")
@@ -352,9 +344,6 @@ _FORMS: dict[str, tuple[str, Callable[[dict[str, Any]], bytes]]] = {
     "sse": ("text/event-stream", as_event),
     "raw": (TEXT, as_text),
 }
-
-
-# ---------------------------------------------------------------- paths, credentials, refusals
 
 
 def resolve(group: tuple[str, ...], tree: Tree, user: User, path: Path) -> Target:
@@ -374,7 +363,7 @@ def resolve(group: tuple[str, ...], tree: Tree, user: User, path: Path) -> Targe
 
 
 def credentials(request: Request, path: Path, encrypted: bool) -> str | None:
-    """Of the header, or of `auth`, which is such a header in base64; it lands in logs, so only over TLS."""
+    """The credentials of the header, or of `auth`, such a header in base64: over TLS only, as it lands in logs."""
     coded = next((value for name, value in path.options if name.lower() in ("auth", "authorization")), None)
     if coded is None:
         return request.headers.get("authorization")

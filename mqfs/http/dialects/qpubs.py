@@ -1,6 +1,6 @@
 """The names of qpubs below `/.qpubs/GROUP/`: `listen`, `once`, `ignore` and `emit`.
 
-Owns those routes, and which listens are open, so that `ignore` can end one.
+The open listens are held here, so that `ignore` can end one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Listens:
     async def listen(self, call: Call) -> Answer:
         """Messages from now on as events, until `ignore`; the first event has the id for that."""
         id, words = secrets.token_hex(8), reading.wish(call)
-        since = int(words.since) if words.since.isdigit() else call.group.log.end.next  # behind its last event, or now
+        since = int(words.since) if words.since.isdigit() else call.group.log.end.next  # after its last event, or now
         first = answers.event(json.dumps({"id": id}), name="listen", sequence=since - 1)
         form = answers.choose("sse", "", call.option("data"))
         form = attrs.evolve(form, begin=form.begin + first)

@@ -491,11 +491,7 @@ class File(io.RawIOBase):
             super().close()
 
 
-# ------------------------------------------------------------ tls socket
-
-# The socket of a client over TLS.
-#
-# Owns the handshake and the lock of the machine: one thread may receive while another sends.
+# ---------------------------------------------------------------- TLS
 
 
 @contextlib.contextmanager
@@ -508,7 +504,10 @@ def _explained() -> Iterator[None]:
 
 
 class TlsSocket:
-    """The calls of a connected socket that a client makes, through TLS. A failure of TLS is a ConnectionError."""
+    """The calls of a connected socket that a client makes, through TLS. A failure of TLS is a ConnectionError.
+
+    It has the lock of the machine: one thread may receive while another sends.
+    """
 
     def __init__(self, sock: socket.socket, host: str) -> None:
         """Complete the handshake, and check that the server's certificate has that name. Raises OSError, BadConfig."""
@@ -544,7 +543,7 @@ class TlsSocket:
             return plain if plain or self._machine.ended else None
 
     def sendall(self, data: bytes) -> None:
-        """Send, behind the answers of TLS to what was received. Never in two threads at once."""
+        """Send, after the answers of TLS to what was received. Never in two threads at once."""
         with self._lock, _explained():
             self._machine.send(data)
             encrypted = self._machine.take()

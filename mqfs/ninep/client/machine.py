@@ -1,7 +1,7 @@
 """The client side of a 9P connection without I/O: requests to bytes, bytes to replies by tag.
 
-Owns tags, fids and the procedures of a client, in all three dialects. A procedure is a generator that yields requests
-and is sent their replies, or thrown their errors. Imports nothing of the engine.
+It allocates tags and fids, and has the procedures of a client in all three dialects. A procedure is a generator that
+yields requests and is sent their replies, or thrown their errors. Imports nothing of the engine.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Messages of 9P2000, .u and .L, and their bytes. Owns no state and does no I/O."""
+"""Messages of 9P2000, .u and .L, and their bytes. Has no state and does no I/O."""

@@ -1,6 +1,6 @@
 """The three dialects of 9P: their names, their messages, and how each reports an error.
 
-Owns the differences between 9P2000, 9P2000.u and 9P2000.L that are tables; the session and the client machine ask here.
+The session and the client machine read all differences between 9P2000, 9P2000.u and 9P2000.L from these tables.
 """
 
 from __future__ import annotations
@@ -101,9 +101,7 @@ def _other(text: str, number: int) -> MqfsError:
     return error
 
 
-# ------------------------------------------------------------ numbers
-
-# The numbers of messages on the wire.
+# ---------------------------------------------------------------- the numbers of messages on the wire
 
 # Numbers of the T-messages; each R-message is one more. Both kinds of error have only the R.
 _PAIRS: dict[int, tuple[type[Any], type[Any]]] = {

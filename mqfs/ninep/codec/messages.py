@@ -1,8 +1,8 @@
 """Every message of 9P2000, 9P2000.u and 9P2000.L as a plain value.
 
-Owns the names, order and kinds of the fields, and the numbers of the types; never bytes (wire.py), text (notation.py)
-or meaning (session.py). A field's kind is its annotation: `U32` is an int that is four bytes on the wire. Fields
-annotated `Unix...` exist in 9P2000.u and 9P2000.L only, and so have a default.
+A class has the names, order and kinds of a message's fields. Bytes are in wire.py, text in notation.py, meaning in
+session.py. A field's kind is its annotation: `U32` is an int that is four bytes on the wire. Fields annotated `Unix...`
+exist in 9P2000.u and 9P2000.L only, and so have a default.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     Rwalk tag 1 qids [12.0.d 40.0.a]
     Twrite tag 3 fid 2 offset 0 data "hi\n"
 
-Owns printing and parsing, which are each other's inverse. A message is its name and then each field's name and value.
+Printing and parsing are inverse. A message is its name and then each field's name and value.
 Numbers are decimal, modes octal with a leading 0, all bits set is `~` (NOTAG of a tag, NOFID of a fid). A qid is
 path.version.type, the type a letter (d directory, a append-only, f file) or a number. Texts stand bare or, where
 they have blanks, quotes, brackets or nothing in them, as JSON strings; so does data that is printable UTF-8, else it is

@@ -1,8 +1,8 @@
 """9P messages ↔ bytes, without I/O.
 
-Owns the framing and the encoding of every kind of field; never the meaning of a message. A length is checked against
-the bytes that have arrived before anything is allocated, and a frame's size against the msize. A breach of the protocol
-raises BadFrame, which ends its connection.
+Here are the framing and the encoding of every kind of field. A length is checked against the bytes that have arrived
+before anything is allocated, and a frame's size against the msize. A breach of the protocol raises BadFrame, which ends
+its connection.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Reader:
         return self.raw(self.number(COUNT))
 
     def stat(self) -> Dir:
-        """A stat inside a message stands behind its size twice."""
+        """A stat inside a message, which follows its size, twice."""
         within = self._part(self.number(SHORT))
         value = within.entry()
         within.finish()
@@ -258,7 +258,7 @@ def layout(value: type[Any]) -> tuple[tuple[str, str, str], ...]:
 
 
 def _fields(value: type[Any], unix: bool) -> Callable[..., Any]:
-    """A function that reads all fields of a message (or a stat) behind its tag."""
+    """A function that reads all fields of a message (or a stat) after its tag."""
     wanted = [field for field in layout(value) if unix or field[2] != "unix"]
     readers = [_READERS[kind] for _, kind, mark in wanted if mark != "late"]
     late = any(mark == "late" for _, _, mark in wanted)

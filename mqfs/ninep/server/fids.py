@@ -1,6 +1,6 @@
 """Fids: each a file of the tree, perhaps open, on behalf of a user; the table of a connection's; open directories.
 
-Owns no replies and no tags; it calls the tree, but never waits.
+It calls the tree, but never waits. Replies and tags are the session's.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Fid:
 
     @property
     def size(self) -> int | None:
-        """Of its snapshot, if it has one open."""
+        """The size in bytes of its snapshot, if it has one open."""
         return getattr(self.handle, "size", None)
 
     @property
@@ -161,7 +161,7 @@ class FidTable:
         self._memory, self._account = memory, account
 
     def grants(self) -> set[Grant | None]:
-        """Of the tokens that its fids came with."""
+        """The grants of the tokens that its fids came with."""
         return {fid.user.grant for fid in self.by_number.values()} | {proof.grant for proof in self.proofs.values()}
 
     def find(self, number: int) -> Fid:
@@ -253,7 +253,7 @@ class OpenDirectory:
         return b"".join(parts)
 
     def entries(self, fid: Fid, offset: int, count: int) -> tuple[Entry, ...]:
-        """Entries of 9P2000.L behind the cookie `offset`, as many as fit in `count` bytes."""
+        """Entries of 9P2000.L after the cookie `offset`, as many as fit in `count` bytes."""
         nodes = self._listing.nodes
         found: list[Entry] = []
         size, at = 0, offset

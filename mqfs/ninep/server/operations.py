@@ -32,7 +32,7 @@ OAPPEND = 0x80  # Linux in 9P2000.u; every write appends here
 DMDIR, DMAPPEND = 0x8000_0000, 0x4000_0000
 DM_SPECIAL = 0x03B0_0000  # .u: symbolic link, link, device, named pipe, socket
 KEEP16, KEEP32, KEEP64 = 0xFFFF, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF
-FILLS = (",v9fs", "!v9fs")  # behind the aname (mount(8) lets no comma through): this client repeats reads
+FILLS = (",v9fs", "!v9fs")  # after the aname (mount(8) accepts no comma in it): this client repeats reads
 
 
 # ---------------------------------------------------------------- beginning and walking

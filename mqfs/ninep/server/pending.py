@@ -171,18 +171,19 @@ class PendingRequests:
             yield
 
 
-# ------------------------------------------------------------ replies
-
-# The replies of a session that were not taken by its driver yet: frames, in the order in which they are sent.
+# ---------------------------------------------------------------- replies
 
 log = logging.getLogger("mqfs.ninep")
 
-APART_BYTES = 16_384  # data above this is sent from where it lies, not copied behind its header
+APART_BYTES = 16_384  # data above this is sent from where it lies, not copied after its header
 TRACE_DATA_BYTES = 64
 
 
 class Replies:
-    """Frames for the client. `where` names the peer in the log, `trace` gets a line a frame."""
+    """Frames that the driver of a session did not take yet, in order of sending.
+
+    `where` names the peer in the log, `trace` gets a line a frame.
+    """
 
     def __init__(self, negotiated: Negotiated, where: str, trace: Callable[[str], None] | None) -> None:
         self.bytes = 0  # not taken yet

@@ -1,9 +1,9 @@
 """The server's half of one 9P connection, without I/O: bytes in, the tree's calls, bytes out.
 
-Owns the order of requests and replies, and reads and writes. Requests are performed inline, in the order they arrive;
-only a call that returned a `Wait` is parked under its tag, and settling it makes the reply. A session reads no socket
-and sends nothing: connection.py passes bytes to `receive` and sends those of `take`. The other messages are performed
-in operations.py and linux_operations.py.
+Requests are performed inline, in the order they arrive. Only a call that returned a `Wait` is parked under its tag; the
+reply is made when the wait is resolved. A session reads no socket and sends nothing: connection.py passes bytes to
+`receive` and sends those of `take`. Reads and writes are here; the other messages are performed in operations.py and
+linux_operations.py.
 """
 
 from __future__ import annotations
