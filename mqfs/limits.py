@@ -125,7 +125,6 @@ TLS_BYTES = 80 << 10  # of memory, about, for the TLS of a connection: a quarter
 
 NAMES_S = 60.0  # that names and numbers of the system's users and groups are cached
 TOKEN_BYTES = 1_024  # of a secret; most are under a hundred
-TOKEN_LEAST_BYTES = 16  # of a secret: shorter ones can be guessed
 TOKEN_GUESSES = 3  # wrong ones before a connection ends
 TOKEN_DELAY_S = 2.0  # until a wrong one is answered and its connection's place is free: some 1,000 a second of one host
 TOKEN_FILE_BYTES = 1 << 20  # some thousand users; each attempt compares with all of them

@@ -17,7 +17,7 @@ import click
 from mqfs.errors import BadCommand, BadConfig, NotFound
 from mqfs.model import SCOPES
 from mqfs.net import identity
-from mqfs.net.tokens import is_hashed, read_bytes
+from mqfs.net.tokens import is_token, read_bytes
 from mqfs.server.options import read_file
 from mqfs.syntax import token_line
 from mqfs.syntax.duration import parse_duration
@@ -77,15 +77,12 @@ def new(file: str, user: str, scope: str, path: str, expires: str | None, note: 
 def ls(file: str) -> None:
     """List the tokens: ID, user, scope, path, expiry, note."""
     for number, line in enumerate(_lines(file), 1):
-        if is_hashed(line):
-            parsed = _parse(file, number, line)
-            until = "" if parsed.expires == math.inf else print_moment(parsed.expires)
-            until += " (expired)" if parsed.expires <= time.time() else ""
-            row = (parsed.id, parsed.user, parsed.scope, print_path(parsed.path), until or "never", parsed.note)
-        elif line.strip() and not line.lstrip().startswith(b"#"):
-            row = ("-", line.split()[0].decode(errors="replace"), "admin", "/", "never", "USER SECRET, not hashed")
-        else:
+        if not is_token(line):
             continue
+        parsed = _parse(file, number, line)
+        until = "" if parsed.expires == math.inf else print_moment(parsed.expires)
+        until += " (expired)" if parsed.expires <= time.time() else ""
+        row = (parsed.id, parsed.user, parsed.scope, print_path(parsed.path), until or "never", parsed.note)
         click.echo("\t".join(row).rstrip())
 
 
@@ -98,7 +95,7 @@ def revoke(file: str, token_id: str) -> None:
         left = [
             line
             for number, line in enumerate(lines, 1)
-            if not is_hashed(line) or line.split()[1].split(b":")[1] != token_id.encode()
+            if not is_token(line) or _parse(file, number, line).id != token_id
         ]
         if len(left) == len(lines):
             raise NotFound(f"token {token_id!r} in {file} (expected an ID of mqfs token ls)")

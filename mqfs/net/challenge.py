@@ -7,7 +7,7 @@ The key is the SHA-256 of the secret, which the server's file of tokens has. The
 the client proves that it knows the secret, and then the server, so that another server at the port of this one learns
 nothing, and is detected:
 
-    hmac-sha256 ID NONCE PROOF        ID: of the token, - where it has none
+    hmac-sha256 ID NONCE PROOF        ID: of the token; - of a text that is none
     hmac-sha256 PROOF
 
 All in hexadecimal digits. A relay between the two still reads and changes all that follows: TLS prevents that.
@@ -32,7 +32,7 @@ CLIENT, SERVER = b"client", b"server"  # who proves
 
 
 class Answer(NamedTuple):
-    """What a client writes. `id`: of its token; empty where it has none."""
+    """What a client writes. `id`: of its token; empty of a text that is none."""
 
     id: str
     nonce: str

@@ -10,7 +10,6 @@ import hmac
 import logging
 import math
 import os
-import secrets
 import stat
 import time
 from collections import Counter
@@ -25,11 +24,9 @@ from mqfs.model import Grant, User
 from mqfs.net import challenge, identity
 from mqfs.net.challenge import Answer
 from mqfs.net.identity import NONUNAME
-from mqfs.syntax import token_line
-from mqfs.syntax.token_line import MARK, digest, id_of, parse_line
+from mqfs.syntax.token_line import digest, id_of, parse_line
 
 log = logging.getLogger("mqfs.tokens")
-_KEY = secrets.token_bytes(16)  # so that the IDs of secrets without one tell nothing of them
 _NO_DIGEST = bytes(32)
 
 
@@ -40,7 +37,6 @@ class Entry:
     grant: Grant
     digest: bytes
     expires: float = math.inf
-    older: bool = False  # USER SECRET
 
 
 class Tokens:
@@ -58,8 +54,6 @@ class Tokens:
         self._seen: set[str] = set()  # IDs
         self._signature = self._sign()
         self._put_in_force(read_entries(path))
-        if self._older:
-            log.warning("%s: %d lines USER SECRET (expected hashes: mqfs token new)", path, len(self._older))
 
     def user(self, secret: bytes, where: str = "") -> Grant | None:
         """The grant of a secret; None: of none. Takes equally long for all secrets of a form, also unknown ones.
@@ -68,22 +62,16 @@ class Tokens:
         entry = self._by_id.get(token)
         if not hmac.compare_digest(entry.digest if entry is not None else _NO_DIGEST, shown):
             entry = None
-        for one in self._older:
-            if hmac.compare_digest(one.digest, shown):
-                entry = one
         return self._known(entry, where)
 
     def user_of_answer(self, answer: Answer, server_nonce: str, user: str, where: str = "") -> tuple[Grant | None, str]:
         """The grant of the token whose owner answered a challenge, and our own proof. `user`: whom the Tauth names."""
         entry = self._by_id.get(answer.id)
-        for one in [entry] if answer.id else self._older:
-            key = one.digest if one is not None else _NO_DIGEST
-            wanted = challenge.prove(key, challenge.CLIENT, server_nonce, answer.nonce, user)
-            if not hmac.compare_digest(wanted, answer.proof):
-                entry = None
-            elif one is not None:
-                entry = one
-                break
+        key = entry.digest if entry is not None else _NO_DIGEST
+        if not hmac.compare_digest(
+            challenge.prove(key, challenge.CLIENT, server_nonce, answer.nonce, user), answer.proof
+        ):
+            entry = None
         grant = self._known(entry, where)
         if entry is None or grant is None:
             return None, ""
@@ -129,8 +117,7 @@ class Tokens:
         before, now = {(entry.grant, entry.digest) for entry in self._entries}, time.time()
         self._entries = [entry for entry in entries if entry.expires > now]
         self._expires = min((entry.expires for entry in self._entries), default=math.inf)
-        self._older = [entry for entry in self._entries if entry.older]
-        self._by_id = {entry.grant.id: entry for entry in self._entries if not entry.older}
+        self._by_id = {entry.grant.id: entry for entry in self._entries}
         if ended := {grant for grant, _ in before - {(entry.grant, entry.digest) for entry in self._entries}}:
             self._seen -= {grant.id for grant in ended}
             for end in self.on_ended:
@@ -149,7 +136,7 @@ def read_entries(path: str) -> list[Entry]:
         for number, line in enumerate(read_bytes(path).splitlines(), 1)
         if (entry := _entry(path, number, line)) is not None
     ]
-    ids = Counter(entry.grant.id for entry in entries if not entry.older)
+    ids = Counter(entry.grant.id for entry in entries)
     if twice := [one for one, count in ids.items() if count > 1]:
         raise BadConfig(f"--token-file {path}: ID {twice[0]} twice (expected one line an ID)")
     return entries
@@ -170,20 +157,16 @@ def read_bytes(path: str, owner: int | None = None) -> bytes:
     return data
 
 
-def is_hashed(line: bytes) -> bool:
-    """Whether a line of the file has a hash; else it is empty, a comment, or USER SECRET."""
-    words = line.split(maxsplit=2)
-    return len(words) > 1 and not words[0].startswith(b"#") and words[1].startswith(MARK.encode())
+def is_token(line: bytes) -> bool:
+    """Whether a line of the file is a token; else it is empty or a comment."""
+    return bool(line.strip()) and not line.lstrip().startswith(b"#")
 
 
 def _entry(path: str, number: int, line: bytes) -> Entry | None:
     """The token of a line; None for an empty line or a comment. The secret is in no error."""
-    words = line.split()
-    if not words or words[0].startswith(b"#"):
+    if not is_token(line):
         return None
     where = f"--token-file {path}, line {number}"
-    if not is_hashed(line):
-        return _older_entry(where, words)
     try:
         parsed = parse_line(line.decode())
     except UnicodeDecodeError:
@@ -192,15 +175,6 @@ def _entry(path: str, number: int, line: bytes) -> Entry | None:
         raise BadConfig(f"{where}: {error.detail}") from None
     grant = Grant(_user(where, parsed.user), parsed.id, parsed.scope, parsed.path)
     return Entry(grant, parsed.digest, parsed.expires)
-
-
-def _older_entry(where: str, words: list[bytes]) -> Entry:
-    if len(words) != 2 or not limits.TOKEN_LEAST_BYTES <= len(words[1]) <= limits.TOKEN_BYTES:
-        form = f"USER SECRET, the secret at least {limits.TOKEN_LEAST_BYTES} bytes without blanks"
-        raise BadConfig(f"{where}: malformed (expected {form}; or {token_line.FORM})")
-    name = words[0].decode("utf-8", "replace")
-    made_up = hmac.digest(_KEY, words[1], "sha256").hex()[:8]
-    return Entry(Grant(_user(where, name), f"older-{made_up}"), digest(words[1]), older=True)
 
 
 def _user(where: str, name: str) -> int:

@@ -19,7 +19,7 @@ from mqfs.errors import BadCommand
 from mqfs.model import SCOPES
 from mqfs.syntax.quoting import quote, split
 
-MARK = "sha256:"  # begins the second word; a line without it is USER SECRET, the older form
+MARK = "sha256:"  # begins the second word
 FORM = "USER sha256:ID:HEX [expires=YYYY-MM-DD] [scope=read|write|admin] [path=/GROUP] [note=TEXT]"
 _HASHED = re.compile(rf"{MARK}([0-9A-Za-z]{{1,32}}):([0-9a-f]{{64}})\Z")
 _SECRET = re.compile(rb"mq_([0-9A-Za-z]{1,32})_[0-9A-Za-z_-]{43}\Z")
@@ -52,19 +52,19 @@ def digest(secret: bytes) -> bytes:
 
 
 def id_of(secret: bytes) -> str:
-    """The ID in a secret; "" in one of the older form."""
+    """The ID in a secret; "" in what is no token."""
     found = _SECRET.match(secret)
     return found[1].decode() if found is not None else ""
 
 
 def parse_line(text: str) -> TokenLine:
     """Raises BadCommand."""
-    user, hashed, *options = split(text)
-    match = _HASHED.match(hashed)
-    if match is None:
+    user, *words = split(text)
+    match = _HASHED.match(words[0]) if words else None
+    if match is None:  # not shown: it may be the secret
         raise BadCommand(f"malformed hash (expected {MARK}ID:HEX, 64 digits)")
     values: dict[str, str] = {}
-    for option in options:
+    for option in words[1:]:
         key, equals, value = option.partition("=")
         if key not in ("expires", "scope", "path", "note") or not equals or key in values:
             raise BadCommand(f"malformed option (expected {FORM})")  # not shown: it may be the secret

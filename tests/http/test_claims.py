@@ -18,8 +18,9 @@ from tests.http.hasty_server import HASTE
 from tests.http.web import Web
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import COMMAND, short_folder
+from tests.support.tokens import OTHER, SECRET, line_of
 
-SECRETS = {"root": "0123456789abcdef-root", "daemon": "0123456789abcdef-daemon"}
+SECRETS = {"root": SECRET, "daemon": OTHER}
 
 
 @pytest.fixture
@@ -194,7 +195,7 @@ def hasty() -> Iterator[Web]:
     program: Any = [COMMAND[0], "-m", "tests.http.hasty_server"]
     with short_folder() as folder:
         file = folder / "tokens"
-        file.write_text("".join(f"{user} {secret}\n" for user, secret in SECRETS.items()))
+        file.write_text("".join(line_of(user, secret) for user, secret in SECRETS.items()))
         os.chmod(file, 0o600)
         web = Web(folder, "--token-file", str(file), "--http-proxy", "127.0.0.2/32", program=program)
         with web.server:

@@ -28,6 +28,7 @@ from tests.http.web import USER, Reply, Web, statuses
 from tests.support.certificates import Authority
 from tests.support.eventually import HANG_S
 from tests.support.server import COMMAND, mqfs, short_folder
+from tests.support.tokens import SECRET, line_of
 
 pytestmark = pytest.mark.process
 HASTY: Any = [COMMAND[0], "-m", "tests.http.hasty_server"]
@@ -243,10 +244,9 @@ def test_wrong_tokens_are_counted_for_the_client(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", PROXIES)
 def test_a_proxy_at_a_unix_socket(name: str) -> None:
     """Its clients act as over TCP, each with bounds of its own; no other user can say for whom it asks."""
-    secret = "of-the-user-daemon-0123"
     with short_folder() as folder:
         tokens = folder / "tokens"
-        tokens.write_text(f"daemon {secret}\n")
+        tokens.write_text(line_of("daemon", SECRET))
         tokens.chmod(0o600)
         server = str(Authority(folder).of_server("localhost", file="server"))
         options = ("--http-proxy", f"user:{USER}", "--http-host", "mq.example", "--token-file", str(tokens))
@@ -255,7 +255,7 @@ def test_a_proxy_at_a_unix_socket(name: str) -> None:
             with blocking.connect(web.server.address) as client:
                 client.mkdir("g", 0o777)
                 client.chmod("g", 0o777)
-            sent = through.post("/g/s", "x", Authorization=f"Bearer {secret}", Mqfs_Priority="7")
+            sent = through.post("/g/s", "x", Authorization=f"Bearer {SECRET}", Mqfs_Priority="7")
             assert sent.status == 201
             assert through.post("/g/s", "x").status == 403
             (line,) = through.get("/g/s?format=json").lines

@@ -14,9 +14,9 @@ from tests.fq.client import Refused
 from tests.http.web import USER, Web, rest, statuses
 from tests.support.eventually import eventually
 from tests.support.server import mqfs, short_folder
+from tests.support.tokens import SECRET, line_of
 
 pytestmark = pytest.mark.process
-SECRET = "a-secret-of-one-person"
 
 
 class Issued:
@@ -148,7 +148,7 @@ def strict() -> Iterator[Web]:
     """A server that wants a token of all who come by TCP."""
     with short_folder() as folder:
         file = folder / "tokens"
-        file.write_text(f"{USER} {SECRET}\n")
+        file.write_text(line_of(USER, SECRET))
         file.chmod(0o600)
         options = ("--token-file", str(file), "--require-token", "--http-qpubs", "--fq", "tcp!127.0.0.1!0")
         web = Web(folder, *options, "--http-ntfy", "alerts=tcp!127.0.0.1!0")

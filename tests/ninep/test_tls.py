@@ -29,6 +29,7 @@ from mqfs.ninep.codec.wire import encode
 from tests.support.certificates import Authority
 from tests.support.eventually import HANG_S, eventually
 from tests.support.ninep import ME, Raw, Running, SlowStore, make_tree, open_handles, running
+from tests.support.tokens import SECRET, line_of
 
 VERSION = encode(Tversion(0xFFFF, 8192, "9P2000"), False)
 
@@ -143,7 +144,7 @@ def test_a_token_over_tls(tmp_path: Path, authority: Authority) -> None:
     with running(make_tree(), tmp_path, tls=ServerTls(str(authority.of_server())), tokens=tokens) as server:
         with connect(server) as client, pytest.raises(Denied):
             client.mkdir("g")  # as nobody
-        with connect(server, token="a-secret-of-one-person") as client:
+        with connect(server, token=SECRET) as client:
             client.mkdir("g")
 
 
@@ -218,7 +219,7 @@ def test_a_client_is_the_user_of_its_certificate(
     with connect(mutual, user="root") as client:  # whatever it claims
         client.create("g/s").close()
         assert client.stat("g/s").uid == 1
-    with connect(mutual, token="a-secret-of-one-person") as client:
+    with connect(mutual, token=SECRET) as client:
         client.create("g/t").close()
         assert client.stat("g/t").uid == ME.uid
 
@@ -260,7 +261,7 @@ def test_a_certificate_without_a_user(
     with pytest.raises(Denied, match=why):
         connect(mutual)
     with pytest.raises(Denied):
-        connect(mutual, token="a-secret-of-one-person")
+        connect(mutual, token=SECRET)
     assert f"client refused: {why}" in caplog.text
 
 
@@ -534,7 +535,7 @@ def test_answers_of_tls_are_bounded(authority: Authority, monkeypatch: pytest.Mo
 def one_token(folder: Path) -> Tokens:
     file = folder / "tokens"
     file.touch(0o600)
-    file.write_text(f"{ME.uid} a-secret-of-one-person\n")
+    file.write_text(line_of(ME.uid, SECRET))
     return Tokens(str(file))
 
 

@@ -32,8 +32,9 @@ from tests.support.eventually import HANG_S, eventually
 from tests.support.ninep import Raw, make_tree
 from tests.support.server import Server
 from tests.support.server import mqfs as run
+from tests.support.tokens import OTHER, SECRET, line_of, secret_of
 
-SECRET, OTHER = "a-secret-of-one-person", "0123456789abcdef"
+NEWER = secret_of("0e0f")
 
 
 def token_file(folder: Path, text: str, mode: int = 0o600) -> Path:
@@ -46,7 +47,11 @@ def token_file(folder: Path, text: str, mode: int = 0o600) -> Path:
 @pytest.mark.parametrize("by_byte", [False, True], ids=["whole", "byte by byte"])
 def test_the_dialogue(tmp_path: Path, by_byte: bool) -> None:
     known = tokens.read_file(
-        str(token_file(tmp_path, f"1001 {SECRET}\n# a comment\n\n1002\t{OTHER}\n1002 {OTHER}-new\n"))
+        str(
+            token_file(
+                tmp_path, line_of(1001, SECRET) + "# a comment\n\n" + line_of(1002, OTHER) + line_of(1002, NEWER)
+            )
+        )
     )
     tree = make_tree()
     sessions: list[Session] = []
@@ -64,7 +69,7 @@ def test_the_dialogue(tmp_path: Path, by_byte: bool) -> None:
 @pytest.mark.process
 def test_over_tcp(tmp_path: Path) -> None:
     me = str(os.geteuid())
-    path = token_file(tmp_path, f"{me} {SECRET}\n1001 {OTHER}\n")
+    path = token_file(tmp_path, line_of(me, SECRET) + line_of(1001, OTHER))
     options = ("--listen", "tcp!127.0.0.1!0", "--token-file", str(path), "--tcp-user", "nobody")
     with Server(*options, cwd=tmp_path) as server:
         found = re.search(r"9P at (tcp!\S+)", server.text())
@@ -104,14 +109,11 @@ def test_over_a_unix_socket_the_system_says_who_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "mode", "why"),
     [
-        (f"1001 {SECRET}\n", 0o640, "open to others (expected mode 600"),
-        (
-            "1001 short\n",
-            0o600,
-            "line 1: malformed (expected USER SECRET, the secret at least 16 bytes",
-        ),
-        (f"\n1001 {SECRET} more\n", 0o600, "line 2: malformed (expected USER SECRET"),
-        (f"no-such-user {SECRET}\n", 0o600, "line 1: unknown user 'no-such-user'"),
+        (line_of(1001, SECRET), 0o640, "open to others (expected mode 600"),
+        ("1001\n", 0o600, "line 1: malformed hash (expected sha256:ID:HEX, 64 digits"),
+        (f"\n1001 {SECRET}\n", 0o600, "line 2: malformed hash (expected sha256:ID:HEX, 64 digits"),
+        (line_of(1001, SECRET)[:-1] + f" {OTHER}\n", 0o600, "line 1: malformed option (expected USER sha256:"),
+        (line_of("no-such-user", SECRET), 0o600, "line 1: unknown user 'no-such-user'"),
     ],
 )
 def test_a_file_that_is_wrong(tmp_path: Path, text: str, mode: int, why: str) -> None:
@@ -123,6 +125,7 @@ def test_a_file_that_is_wrong(tmp_path: Path, text: str, mode: int, why: str) ->
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert why in done.stderr
     assert SECRET not in done.stderr
+    assert OTHER not in done.stderr
 
 
 @pytest.mark.process
@@ -235,14 +238,14 @@ def test_a_token_does_not_go_to_who_has_the_port(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_answer_is_good_for_one_challenge(tmp_path: Path) -> None:
-    known = tokens.read_file(str(token_file(tmp_path, f"1001 {SECRET}\n")))
+    known = tokens.read_file(str(token_file(tmp_path, line_of(1001, SECRET))))
     key, own = digest(SECRET.encode()), challenge.new_nonce()
     proofs = [tokens.Proof(known, "", NONUNAME) for _ in range(2)]
     nonce, other = (challenge.parse_line(proof.read(1_024, 0)) for proof in proofs)
     assert nonce != other
 
     def answer(nonce: str, side: bytes = challenge.CLIENT, user: str = "") -> bytes:
-        return challenge.line(challenge.NO_ID, own, challenge.prove(key, side, nonce, own, user))
+        return challenge.line("0a0b", own, challenge.prove(key, side, nonce, own, user))
 
     for wrong in (answer(nonce), answer(other, challenge.SERVER), answer(other, user="1001")):
         with pytest.raises(Denied, match="unknown token"):
@@ -261,16 +264,14 @@ def test_an_answer_is_good_for_one_challenge(tmp_path: Path) -> None:
 def test_the_library_never_sends_a_token_over_tcp(tmp_path: Path) -> None:
     """Read on the wire, by a relay between the two."""
     me = os.geteuid()
-    secret = f"mq_0a0b_{'x' * 43}"
-    path = token_file(tmp_path, f"{me} sha256:0a0b:{digest(secret.encode()).hex()}\n{me} {SECRET}\n")
+    path = token_file(tmp_path, line_of(me, SECRET))
     options = ("--listen", "tcp!127.0.0.1!0", "--token-file", str(path), "--require-token")
     with Server.at(tmp_path, *options) as server:
         _, host, port = re.findall(r"9P at (tcp!\S+)", server.text())[0].split("!")
-        for token in (secret, SECRET):
-            with Relay((host, int(port))) as relay, mqfs.connect(relay.address, token=token) as client:
-                client.group("g", create=True).publish("s", b"x")
-            assert token.encode() not in relay.seen
-            assert challenge.NAME.encode() in relay.seen
+        with Relay((host, int(port))) as relay, mqfs.connect(relay.address, token=SECRET) as client:
+            client.group("g", create=True).publish("s", b"x")
+        assert SECRET.encode() not in relay.seen
+        assert challenge.NAME.encode() in relay.seen
         with pytest.raises(Denied, match="without a token"):
             connection.connect(f"tcp!{host}!{port}", timeout=HANG_S)
         with connection.connect(server.address) as client:
@@ -309,7 +310,7 @@ class Relay:
 
 @pytest.mark.process
 def test_guessing_is_slow_and_ends(tmp_path: Path) -> None:
-    path = token_file(tmp_path, f"{os.geteuid()} {SECRET}\n")
+    path = token_file(tmp_path, line_of(os.geteuid(), SECRET))
     with Server("--listen", "tcp!127.0.0.1!0", "--token-file", str(path), "--trace", cwd=tmp_path) as server:
         found = re.search(r"9P at (tcp!\S+)", server.text())
         assert found is not None
@@ -325,7 +326,7 @@ def test_guessing_is_slow_and_ends(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_who_does_not_wait_for_the_answer_to_a_wrong_token_is_let_go(tmp_path: Path) -> None:
-    path = token_file(tmp_path, f"{os.geteuid()} {SECRET}\n")
+    path = token_file(tmp_path, line_of(os.geteuid(), SECRET))
     with Server("--listen", "tcp!127.0.0.1!0", "--token-file", str(path), cwd=tmp_path) as server:
         found = re.search(r"9P at (tcp!\S+)", server.text())
         assert found is not None

@@ -22,10 +22,10 @@ from mqfs.ninep.client import connection
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import COMMAND, Server, environment
 from tests.support.server import mqfs as run
+from tests.support.tokens import SECRET, line_of
 
 pytestmark = pytest.mark.process
 ME = str(os.geteuid())
-OLDER = "a-secret-of-the-older-form"
 
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -82,14 +82,14 @@ def test_a_token_is_made_listed_and_revoked(tmp_path: Path) -> None:
     assert done.stderr == (f"mqfs: file does not exist: token '{first}' in {file} (expected an ID of mqfs token ls)\n")
 
 
-def test_comments_and_older_lines_are_kept_and_listed_without_their_secret(tmp_path: Path) -> None:
+def test_comments_and_other_lines_are_kept(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
-    before = f"# ours\n\n{ME} {OLDER}\n"
+    before = f"# ours\n\n{line_of(ME, SECRET)}"
     file.write_text(before)
     file.chmod(0o600)
     made, _ = new(tmp_path)
     assert file.read_text().startswith(before)
-    assert listed(tmp_path)[0] == ["-", ME, "admin", "/", "never", "USER SECRET, not hashed"]
+    assert listed(tmp_path)[0] == ["0a0b", ME, "admin", "/", "never"]
     assert command(tmp_path, "revoke", made).returncode == 0
     assert file.read_text() == before
 
@@ -235,7 +235,8 @@ def test_a_bad_new_file_is_logged_and_the_old_tokens_stay(tmp_path: Path) -> Non
     with served(tmp_path) as (server, address), connection.connect(address, token=secret) as client:
         bad = [
             (f"{ME} sha256:x\n", 0o600, "line 1: malformed hash (expected sha256:ID:HEX, 64 digits)"),
-            (f"{ME} {OLDER}\n", 0o644, "open to others (expected mode 600"),
+            (f"{ME} {SECRET}\n", 0o600, "line 1: malformed hash (expected"),
+            (line_of(ME, SECRET), 0o644, "open to others (expected mode 600"),
         ]
         for text, mode, why in bad:
             os.unlink(file)
@@ -249,7 +250,7 @@ def test_a_bad_new_file_is_logged_and_the_old_tokens_stay(tmp_path: Path) -> Non
         assert server.text().count("the tokens stay as they were") >= 3
         client.mkdir("still")
         connection.connect(address, token=secret).close()
-        assert OLDER not in server.text()
+        assert SECRET not in server.text()
 
 
 def test_a_changed_scope_ends_connections_of_before(tmp_path: Path) -> None:
@@ -264,19 +265,6 @@ def test_a_changed_scope_ends_connections_of_before(tmp_path: Path) -> None:
         eventually(lambda: f"token {made} revoked" in server.text(), "its connection ends")
         with connection.connect(address, token=secret) as again, pytest.raises(Denied, match="has scope read"):
             again.mkdir("h")
-
-
-def test_older_lines_have_one_warning(tmp_path: Path) -> None:
-    file = tmp_path / "tokens"
-    file.touch(0o600)
-    file.write_text(f"{ME} {OLDER}\n{ME} {OLDER}-2\n")
-    with served(tmp_path) as (server, address):
-        for secret in (OLDER, f"{OLDER}-2"):
-            connection.connect(address, token=secret).close()
-        tell(server)
-        eventually(lambda: "2 tokens read" in server.text(), "it is read")
-        assert server.text().count("2 lines USER SECRET (expected hashes: mqfs token new)") == 1
-        assert OLDER not in server.text()
 
 
 def test_the_audit_of_a_server(tmp_path: Path) -> None:

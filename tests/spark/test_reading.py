@@ -20,8 +20,7 @@ from pyspark_mqfs.task import DataLoss, Task
 from tests.spark.scene import Scene
 from tests.spark.test_batch import read, values
 from tests.support.eventually import patient
-
-SECRET = "a-secret-of-one-person"
+from tests.support.tokens import SECRET, line_of
 
 
 def planned(scene: Scene, *, strict: bool = True, retry_s: float = 20.0, pattern: str = "g/.*") -> tuple[Task, Slice]:
@@ -121,7 +120,7 @@ def test_shares_of_a_bound(wanted: list[int], most: int | None, given: list[int 
 
 def test_over_tcp_as_the_user_of_the_token(spark: Any, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
-    tokens.write_text(f"{os.geteuid()} {SECRET}\n")
+    tokens.write_text(line_of(os.geteuid(), SECRET))
     tokens.chmod(0o600)
     scene = Scene(tmp_path, "--listen", "tcp!127.0.0.1!0", "--token-file", str(tokens), "--tcp-user", "nobody")
     try:

@@ -20,6 +20,7 @@ from pyspark_mqfs.stream_reader import StreamReader
 from pyspark_mqfs.task import DataLoss
 from tests.spark.scene import Scene
 from tests.support.eventually import HANG_S, eventually
+from tests.support.tokens import OTHER, SECRET, line_of
 
 
 class Query:
@@ -327,18 +328,18 @@ def test_a_token_that_is_wrong(tmp_path: Path, reader: Readers) -> None:
         address = f"tcp!127.0.0.1!{free_port.getsockname()[1]}"
     tokens = tmp_path / "tokens"
     tokens.touch(0o600)
-    tokens.write_text(f"{getpass.getuser()} a-secret-of-this-test\n")
+    tokens.write_text(line_of(getpass.getuser(), SECRET))
     scene = Scene(tmp_path, "--listen", address, "--token-file", str(tokens))
     try:
         scene.group("g")
         scene.stream("g/a", b"1")
         right = {"subscribe": "g/a", "address": address}
         with pytest.raises(OptionError, match=f"option token: refused by the server at '{address}'"):
-            reader(scene, **right, token="a-secret-of-nobody").initialOffset()
+            reader(scene, **right, token=OTHER).initialOffset()
         nobody = reader(scene, **right, consumer="mine")
         with pytest.raises(OptionError, match=r"option consumer: consumer mine of group g: .*denied"):
             nobody.initialOffset()
-        mine = reader(scene, **right, consumer="mine", token="a-secret-of-this-test")
+        mine = reader(scene, **right, consumer="mine", token=SECRET)
         assert mine.initialOffset()["streams"] == {"g/a": 1}
     finally:
         scene.stop()

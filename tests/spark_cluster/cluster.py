@@ -25,8 +25,9 @@ from tests.support import ROOT
 from tests.support.eventually import HANG_S
 from tests.support.java import SHORT_LIVED, java
 from tests.support.server import COMMAND, Server
+from tests.support.tokens import SECRET, line_of
 
-TOKEN = "the-secret-of-the-cluster"
+TOKEN = SECRET
 PORT, MASTER_PORT = 5640, 7077
 CORES = 2  # of each worker, for each application
 # A worker has room for one executor of the session that lasts, so that both workers have one, and for one of a program.
@@ -118,7 +119,7 @@ class Cluster:
         self.store = self.hidden / "store"
         self.token_file = self.hidden / "tokens"
         self.token_file.touch(0o600)
-        self.token_file.write_text(f"root {TOKEN}\n")
+        self.token_file.write_text(line_of("root", TOKEN))
         self._stack = ExitStack()
         try:
             self._start()

@@ -1,0 +1,17 @@
+"""Tokens of tests: secrets, and the lines that a file of tokens has of them."""
+
+from __future__ import annotations
+
+from mqfs.syntax.token_line import TokenLine, digest, id_of, print_line
+
+
+def secret_of(token: str) -> str:
+    """The secret of a token of that ID."""
+    return f"mq_{token}_{token:s>43}"
+
+
+def line_of(user: object, secret: str) -> str:
+    return print_line(TokenLine(str(user), id_of(secret.encode()), digest(secret.encode()))) + "\n"
+
+
+SECRET, OTHER = secret_of("0a0b"), secret_of("0c0d")
