@@ -1,7 +1,7 @@
-"""From the group into the folder: multis by a cursor, and the singles that no reader of the group took.
+"""From the group into the folder: multis by a cursor, and the singles that no reader of the group received.
 
-Owns the position of the multis: a consumer that is never read, and whose first message that is not acked is the next to
-be exported. The name of a message's file depends on nothing but the message; so a repeat writes the same file, or none.
+The position of the multis is a consumer that is never read: its first message that is not acked is the next to be
+exported. The name of a file depends on nothing but the message, so a repeat writes the same file, or none.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MS = 10**6
 
 @attrs.frozen
 class Lifetimes:
-    """Of messages without one of their own, in ms, as of fsq's options."""
+    """Lifetimes of messages without one of their own, in ms, as in fsq's options."""
 
     multi_ms: int
     single_ms: int
@@ -99,7 +99,7 @@ def _is_foreign(message: Message) -> bool:
 
 
 class MultiExporter:
-    """Of one group. One bridge at a time exports: the others wait for its end.
+    """Export the multis of a group. One bridge at a time exports: the others wait for its end.
 
     Its cursor reads what it does not select, too: the position must pass that.
     """
@@ -159,7 +159,10 @@ class MultiExporter:
 
 
 class SinglesExporter:
-    """Of a group: claims what waits in its streams, and never waits for it, so that readers of the group come first."""
+    """Export the singles of a group.
+
+    It claims the messages in the streams, and never waits for one, so that readers of the group come first.
+    """
 
     def __init__(self, link: GroupLink, writer: FileWriter, selects: Selects) -> None:
         self._link, self._writer, self._selects = link, writer, selects

@@ -297,11 +297,9 @@ def _is_there(name: str, directory: int) -> bool:
     return True
 
 
-# ------------------------------------------------------------ changes
+# ---------------------------------------------------------------- which buckets are to be scanned
 
-# Which buckets of a folder are to be scanned: by inotify, by the stamps of UPDATE, by times of directories.
-#
-# inotify reports this machine's writers only, stamps all that write them, a directory's time the others.
+# inotify reports this machine's writers only, stamps of UPDATE all that write them, a directory's time the others.
 
 log = logging.getLogger("mqfs.bridge")
 

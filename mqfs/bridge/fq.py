@@ -1,8 +1,8 @@
 """`mqfs bridge fq`: messages of an exchange of a broker of fq, as a peer of it, into the group of that exchange here.
 
-Owns the order that makes each message be there once: it is published under an id made of its own id, its sender and the
-broker where it began, and confirmed to the broker when it is committed. A broker that is mqfs delivers again what was
-not confirmed; the group remembers the ids for its `dedup`. fqd knows no confirmation, and loses what was on its way.
+So that a message is there once, it is published under an id made of its own id, its sender and the broker where it
+began, and confirmed to the broker after it is committed. A broker that is mqfs redelivers what was not confirmed; the
+group remembers the ids for its `dedup`. fqd has no confirmations, and loses the messages in transit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ REFUSED = BadCommand, BadName, TooLong  # the group cannot take such a message, 
 
 @attrs.frozen(kw_only=True)
 class Options:
-    """Of the command. `tls`: of the broker. `node`: address of the server here, in hops; `group`: of its exchanges."""
+    """Options of the command. `tls`: of the broker. `node`: our server's address, in hops; `group`: its exchanges."""
 
     host: str
     port: int
@@ -86,7 +86,7 @@ def _stop(number: int, frame: object) -> None:
 
 
 class Bridge:
-    """Of one exchange."""
+    """Carry the messages of one exchange."""
 
     def __init__(self, options: Options, here: GroupLink) -> None:
         self._options, self._here = options, here
@@ -159,7 +159,7 @@ class Bridge:
             "fq-hops": ",".join(map(socket.inet_ntoa, [self._options.node, *hops])),
             "fq-id": message.id.hex(),
         }
-        origin = hops[-2] if len(hops) > 1 else b""  # the broker where it began; behind it is its client
+        origin = hops[-2] if len(hops) > 1 else b""  # the broker where it began; after it is its client
         id = blake2b(message.id + origin + message.sender, digest_size=16).hexdigest()
         return Outgoing(escape(message.route), message.payload, headers=headers, id=f"fq-{id}")
 

@@ -1,7 +1,7 @@
 """From the folder into the group: multis, and bodies of any size.
 
-Owns what of the folder was imported. A message is appended under an id made of its file's name. So a repeat, after a
-kill or by another bridge, is none while the group's `dedup` remembers it.
+A message is appended under an id made of its file's name. So a repeat, after a kill or by another bridge, adds nothing
+while the group's `dedup` remembers it. `Seen` is the file of what was imported.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Singles = dict[str, dict[str, Arrival]]  # by bucket and file
 
 
 class Importer:
-    """Of one folder and group. `singles`: where those that are found are to be noted; None: nowhere."""
+    """Import from one folder into one group. `singles`: gets the singles that are found; None: they are ignored."""
 
     def __init__(
         self,
@@ -287,12 +287,10 @@ def append_large(link: GroupLink, arrival: Arrival, file: IO[bytes]) -> None:
         raise Disconnected("the server was restarted, and has lost the parts of a body") from None
 
 
-# ------------------------------------------------------------ seen
+# ---------------------------------------------------------------- which messages the bridges have imported
 
-# The state file of the bridges of one folder and group: which messages they have imported.
-#
-# A line is an id, and when it expires. Bridges of one machine share it: each appends what it imported, and reads what
-# the others did. A lost file, or one of another machine, costs repeats that the group's `dedup` finds.
+# A line of their state file is an id, and when it expires. The bridges of one machine, folder and group share it: each
+# appends what it imported, and reads what the others did. A lost file costs repeats that the group's `dedup` finds.
 
 REWRITE_LINES = 10_000  # that are of no use any more, before the file is written again
 

@@ -68,11 +68,11 @@ class GroupLink:
         return self.repeat(self.group.settings)
 
     def words(self) -> Words:
-        """Of the group's patterns."""
+        """The words of the group's patterns."""
         return Words(*split(self.settings()["words"]))
 
     def lines(self, file: str) -> list[str]:
-        """Of a file that has an end."""
+        """The lines of a file that has an end."""
         return self.repeat(lambda: read_whole(self._link, f"{self.path}/{file}")).decode().splitlines()
 
     def open(self, file: str, mode: str) -> File:
@@ -149,7 +149,7 @@ def _are_answered(client: ninep.Client, slots: Sequence[ninep.Slot]) -> bool:
 
 
 def _error_of(client: ninep.Client, slot: ninep.Slot) -> MqfsError | None:
-    """Of a write, which may be taken back."""
+    """The error of a write, which may be taken back."""
     try:
         reply = client.wait(slot)
         if reply is None:

@@ -30,7 +30,7 @@ FIRST_LOOK_S = 0.005  # for parked readers, after one was served; then twice as 
 
 @attrs.frozen(kw_only=True)
 class Options:
-    """Of the command. Durations in ns."""
+    """Options of the command. Durations in ns."""
 
     folder: str
     address: str

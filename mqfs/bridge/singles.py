@@ -27,7 +27,7 @@ Covers = Callable[[str], bool]
 
 
 class SinglesImporter:
-    """Of one folder and group. `waiting`: what the scans have found. `own`: the bridge's consumer."""
+    """Move singles of a folder into a group. `waiting`: those that scans found. `own`: the bridge's consumer."""
 
     def __init__(self, folder: Folder, link: GroupLink, waiting: Singles, own: str) -> None:
         self._folder, self._link, self._waiting, self._own = folder, link, waiting, own

@@ -170,7 +170,7 @@ class Waiter(Generic[T]):
             raise error
 
 
-# ------------------------------------------------------------ what a group gives
+# ------------------------------------------------------------ subscriptions, claims, registrations
 
 AsyncHandler: TypeAlias = Callable[[Message], object]  # a coroutine function, or a plain one
 

@@ -1,7 +1,7 @@
 """Registrations: handlers that are called with each message of their patterns.
 
-Owns the queue of each, the calls, and the deduplication between registrations of one handler. The messages come from a
-dispatcher (dispatching.py).
+A registration queues messages, calls its handler, and drops duplicates that another registration of that handler got.
+The messages come from a dispatcher (dispatching.py).
 """
 
 from __future__ import annotations
@@ -271,15 +271,13 @@ class Listener:
         inside.reset(token)
 
 
-# ------------------------------------------------------------ threads
-
-# Threads for handlers: one for each that runs, of which some stay for the next.
+# ---------------------------------------------------------------- threads
 
 IDLE = 8  # threads that stay
 
 
 class Threads:
-    """Runs calls at once, however many there are."""
+    """Threads for handlers: one for each call that runs, of which IDLE stay for the next calls."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -312,13 +310,8 @@ class Threads:
             self._calls.put(None)
 
 
-# ------------------------------------------------------------ workers
-
-# Workers: threads that call a handler with each claim.
-
-
 class Worker:
-    """Threads, one for each handle on a consumer. `Group.work` starts them, `stop` ends them."""
+    """Threads, one a handle on a consumer, that call `handler` with each claim, from `Group.work` to `stop`."""
 
     def __init__(self, handles: Sequence[Claims], handler: Callable[[Claim], object]) -> None:
         self._handles, self._handler = handles, handler

@@ -1,7 +1,4 @@
-"""Clients: a tree and its groups.
-
-Owns the choice of the transport.
-"""
+"""Clients: a tree and its groups, and the choice of the transport."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Claims: the messages in flight to a handle on a consumer, and their acknowledgement.
 
-Owns the open `.consumers/NAME` of each `Claims`. The tree chooses the next message and decides redelivery.
+A `Claims` holds its `.consumers/NAME` open. The tree chooses the next message and decides redelivery.
 """
 
 from __future__ import annotations

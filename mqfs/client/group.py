@@ -125,7 +125,7 @@ class Group:
         return stream_name(stream) if self._escapes else stream
 
     def _names(self, pattern: Patterns) -> Patterns:
-        """Of streams, and patterns of them: escaping leaves separators and wildcards as they are."""
+        """The names of streams or patterns of them, escaped except for separators and wildcards."""
         names = require_patterns(pattern)
         return [escape(n) if has_wildcard(n) else stream_name(n) for n in names] if self._escapes else names
 

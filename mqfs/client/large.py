@@ -1,6 +1,6 @@
 """Bodies of any size: one larger than a message is an atomic batch of several, its parts, in one stream.
 
-Owns how a body is split and assembled: the header `part` is `1/17` in the first, `2` to `16`, and `17/17` in the last.
+The header `part` is `1/17` in the first, then `2` to `16`, and `17/17` in the last.
 Neither side holds more than one part in memory; a large body that was read is in a temporary file.
 """
 
@@ -284,7 +284,7 @@ class BodyWriter(io.RawIOBase):
             file.write(data)
 
     def _request(self, piece: bytes, place: str) -> bytes:
-        """Of `.put`. The id of the body is that of its first part."""
+        """A request of `.put`. The id of the body is that of its first part."""
         fields = {**self._options, "headers": {**self._options["headers"], headers.PART: place}}
         if self._id and place.startswith("1/"):
             fields["id"] = self._id

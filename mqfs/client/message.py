@@ -73,15 +73,11 @@ class Kept(NamedTuple):
         return cls(sequence, time_ns, expires_ns or None)
 
 
-# ------------------------------------------------------------ record decoder
-
-# `format record` to messages.
-#
-# Owns the bytes of a record of which only a part was read. Reads no file.
-
-
 class RecordDecoder:
-    """Messages of the records fed so far. Learns the names of streams from the records that carry them."""
+    """`format record` to messages. It holds the bytes of a record of which only a part was fed.
+
+    It learns the names of streams from the records that carry them.
+    """
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}

@@ -1,6 +1,6 @@
 """The write side of a group: single messages, batches, large bodies.
 
-Owns the open files that publishing threads share: each has one to itself while it writes.
+Publishing threads share its open files: each thread has one to itself while it writes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Subscriptions that read a group's log through a `.cursor`, from now on or a part of the past.
 
-Owns the position, which survives the loss of the server, and the count of lost messages.
+A subscription keeps its position, which survives the loss of the server, and counts lost messages.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class CursorSubscription(Waiting[Message], Subscription):
         self._exactly: frozenset[str] = frozenset()  # selected here and not by the cursor: no such stream yet
         self._start = start
         self._lost_below = 0  # messages below that sequence that are not read are lost
-        self._next: Message | None = None  # read, behind a loss that is to be reported first
+        self._next: Message | None = None  # read, after a loss that is to be reported first
         self._file = self._open()
 
     def _set_up(
@@ -231,7 +231,7 @@ class CursorSubscription(Waiting[Message], Subscription):
         return list(streams.values())
 
     def _reopen(self) -> None:
-        """Open a new cursor behind the last message, once the server is back."""
+        """Open a new cursor after the last message, once the server is back."""
         self._was_away = True
         self._file = Backoff(self._reconnect, self._closed).retry(self._open, Disconnected, Interrupted)
 

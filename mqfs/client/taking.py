@@ -46,8 +46,7 @@ class Streams:
 
 
 class Taking:
-    """Of one listener: threads for the handles on each stream. It ends with the listener, or ends it with the last
-    handle."""
+    """Threads for a listener's handles on each stream. It ends with the listener, or ends it with the last handle."""
 
     def __init__(self, shared: Shared, listener: Listener, streams: Streams, concurrency: int) -> None:
         """Raises what opening a stream does that is there."""

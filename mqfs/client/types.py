@@ -1,8 +1,8 @@
-"""The seam under the library: the Protocols of its transports, and the values its calls take.
+"""The API under the library: the Protocols of its transports, and the values its calls take.
 
-Owns no behaviour but the conversion of bodies. A transport reaches a server by 9P (transport/ninep.py), an engine in
-this process (embedded.py), or a server's rings besides 9P (ring.py); the library above sees no difference. Links and
-files are thread-safe: of one file one thread reads while others write and interrupt.
+Only bodies are converted here. A transport reaches a server by 9P (transport/ninep.py), an engine in this process
+(embedded.py), or a server's rings besides 9P (ring.py); the library above sees no difference. Links and files are
+thread-safe: one thread reads a file while others write and interrupt.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class File(Protocol):
         ...
 
     def ask(self, data: bytes) -> bytes:
-        """One write and the read behind it, of a short answer, in one round trip."""
+        """One write and then the read of its short answer, in one round trip."""
         ...
 
     def interrupt(self) -> None:
@@ -54,7 +54,7 @@ class File(Protocol):
 class Subscription(Protocol):
     """Messages of a group, one by one: an iterator and a context manager, shared by any number of threads.
 
-    After FellBehind or DiskFailed, raised once each, the next call continues behind the loss.
+    After FellBehind or DiskFailed, raised once each, the next call continues after the loss.
     """
 
     def get(self, timeout: float | None = None) -> Message:

@@ -1,8 +1,8 @@
 """The ring: shared memory in which processes of one machine publish and follow a group's records.
 
-Owns the shared memory and its protocol (docs/explanation/ring.md). Never touches the store, and has no names of
-streams, permissions or limits: the server follows the ring and enforces those. It is implemented in C (`module.c`).
-Where that was not built, everything else works, and using a name of this module raises errors.Unsupported.
+Its protocol is in docs/explanation/ring.md. It never touches the store, and has no names of streams, permissions or
+limits: the server follows the ring and enforces those. It is implemented in C (`module.c`). Where that was not built,
+everything else works, and using a name of this module raises errors.Unsupported.
 """
 
 from __future__ import annotations

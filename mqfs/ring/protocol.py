@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from mqfs import errors, limits
 
 VERSION = 1  # of this protocol; that of the ring is checked when a process attaches to it
-SUFFIX = ".ring"  # of the socket's path, behind that of 9P
+SUFFIX = ".ring"  # of the socket's path, after that of 9P
 
 
 def encode(packet: dict[str, Any]) -> bytes:

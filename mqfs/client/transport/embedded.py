@@ -1,6 +1,6 @@
 """The tree of a store, with the engine in this process.
 
-Owns the lock that stands for the engine's one thread, the maintenance thread, and the waits of threads for a `Wait`.
+A lock stands for the engine's one thread. A maintenance thread runs its timers. Threads block on a `Wait`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The tree of a server, by 9P.
 
-Owns the reconnect and the window of concurrent writes; the connection is mqfs.ninep.client's.
+It reconnects, and keeps a window of concurrent writes; the connection is mqfs.ninep.client's.
 """
 
 from __future__ import annotations

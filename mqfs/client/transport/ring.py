@@ -1,6 +1,6 @@
-"""The tree of a server on this machine: by 9P, and its groups' messages through their rings.
+"""The tree of a server on this machine: by 9P, and its groups' messages through their rings where that is possible.
 
-Owns the conditions of that. A ring is attached to by the first publish or subscribe, not before.
+A ring is attached to by the first publish or subscribe, not before.
 """
 
 from __future__ import annotations
@@ -86,12 +86,10 @@ class RingLink(NinepTransport):
         super().close()
 
 
-# ------------------------------------------------------------ ring group
+# ---------------------------------------------------------------- a group's plain messages through its ring
 
-# A group's plain messages through its ring.
-#
-# Owns the repetition of a publish over generations of the ring. Messages with options, views, and groups without a
-# ring are left to the files.
+# A publish is repeated over generations of the ring. Messages with options, views, and groups without a ring are left
+# to the files.
 
 SLICE_S = 0.1  # of a wait, between two checks whether the client was closed
 ANSWER_S = 5.0  # in which a server that took over a ring has committed its messages

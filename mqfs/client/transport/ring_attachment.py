@@ -1,6 +1,6 @@
 """The attachment of this process to a group's ring, over generations of the ring and restarts of the server.
 
-Owns the current generation and the connection that holds it. Publishes and reads no message.
+It has the current generation and the connection that holds it. Publishes and reads no message.
 """
 
 from __future__ import annotations
@@ -235,11 +235,7 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-# ------------------------------------------------------------ attach client
-
-# The client of a server's attach socket (docs/reference/ring-protocol.md).
-#
-# Owns the connection; the use of the ring is ring_attachment.py's.
+# ---------------------------------------------------------------- attach socket (docs/reference/ring-protocol.md)
 
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 _NO_SERVER = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.EPROTOTYPE)

@@ -1,7 +1,7 @@
 """Subscriptions that read a group's ring, and the log where the ring does not suffice.
 
-Owns the position that both share: messages below it are delivered, or not selected. A cursor reads what the ring lacks;
-then the ring is read on behind it.
+Both share one position: messages below it are delivered, or not selected. A cursor reads what the ring lacks; then the
+ring is read from there.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class RingSubscription(CursorSubscription):
         self._close_old_slots()
 
     def _change_over(self) -> None:
-        """Continue in the next generation, or the log, behind the last message, once the server is back."""
+        """Continue in the next generation, or the log, after the last message, once the server is back."""
         self._leave_slot()
         away, ending = Backoff(self._reconnect, self._closed), Backoff(True, self._closed, longest_s=LONGEST_PAUSE_S)
         while not self._at_end:
@@ -379,11 +379,7 @@ class RingSubscription(CursorSubscription):
                 past.close()
 
 
-# ------------------------------------------------------------ ring filter
-
-# The messages of a ring's records that a subscription selects.
-#
-# Owns the names of streams, by number. Reads no ring.
+# ---------------------------------------------------------------- the records of a ring that a subscription selects
 
 _MESSAGE = int(Kind.MESSAGE)
 _headers_of = itemgetter(Record._fields.index("headers"))
@@ -431,7 +427,7 @@ class RingFilter:
         ]
 
     def _with_headers(self, records: Iterable[RingRecord]) -> list[Message]:
-        """Of records that may have expired or be for one receiver only."""
+        """The messages of records that may have expired or be for one receiver only."""
         messages = []
         for sequence, time_ns, stream, kind, _, head, body in records:
             name = self._names[stream] if kind == _MESSAGE else None

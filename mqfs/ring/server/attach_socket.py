@@ -1,7 +1,7 @@
 """The attach socket: the unix socket at which processes of this machine ask for a group's ring.
 
-Owns the connections: each is one attachment of one user to one group, and ends with it. Which users may attach, and
-which groups have rings, is decided in registry.py.
+Each connection is one attachment of one user to one group, and ends with it. registry.py decides which users may attach
+and which groups have rings.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The checks of a ring's records before the log takes them: its clients may write anything there.
 
-Owns the rules of a client's records, and the budget for checking a corrupt ring. Changes neither ring nor log.
+Here are the rules of a client's records, and the budget for checking a corrupt ring. Changes neither ring nor log.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class IngestChecks:
         return 0 < len(record.body) <= limits.MESSAGE_BYTES and is_plausible(record.time_ns)
 
     def pieces(self, data: memoryview, at: int, rows: Columns) -> Iterator[tuple[int, int, Record | None]]:
-        """(begin, end, record) of those rows, which begin at `at`, and of the bytes behind them: None is no record."""
+        """(begin, end, record) of those rows, which begin at `at`, and of the bytes after them: None is no record."""
         for begin, size in _spans(rows):
             yield at + begin, at + begin + padded(size), decode(bytes(data[at + begin : at + begin + size]))
         at += rows.end
@@ -136,7 +136,7 @@ def is_plausible(time_ns: int) -> bool:
 
 
 def _heads(data: bytes, times: set[bytes], bad: int) -> Iterator[int]:
-    """Places behind `bad` where record heads may be, whose time ends with one of those bytes."""
+    """Offsets after `bad` where record heads may be, whose time ends with one of those bytes."""
     ends = re.compile(b"|".join(map(re.escape, times)))
     return (found.start() - 22 for found in ends.finditer(data, bad + 8 + 22))
 

@@ -1,6 +1,6 @@
 """Copying records from a group's ring into its log: whole ranges, or one by one where not all of them are sound.
 
-Owns the position in the ring, and the order of the server's own messages among those of others. ingest_checks.py
+It keeps the position in the ring, and the order of the server's own messages among those of others. ingest_checks.py
 decides which records are taken; the others go to quarantine.
 """
 
@@ -197,7 +197,7 @@ class RingIntake:
             return self._salvage()
 
     def _salvage(self) -> bytes:
-        """All bytes behind what is no record: there may be records again."""
+        """All bytes after one that is no record: there may be records again."""
         self._retire("it is corrupt")
         memory, begin, tail = self._ring.fileno(), self._consumer.position, self._ring.tail
         of = self._ring.size
@@ -385,23 +385,23 @@ def _lifted(data: memoryview, rows: Columns, least_ns: int) -> memoryview:
     return memoryview(bytes(made))
 
 
-# ------------------------------------------------------------ readers
-
-# The processes that read a group's ring, and the part of the log that they may still need.
-#
-# A reader that is overtaken continues in the log: the log holds what the slowest one has not passed.
+# ---------------------------------------------------------------- readers of the ring
 
 _MARK_BYTES = 64 << 10  # between two positions of the ring whose sequence is remembered
 _LOOK_S = 0.05  # how long an answer holds
 
 
 class RingReaders:
-    """The readers of one ring. `end` is that of the group's log, `raised` is called when their floor has risen."""
+    """The processes that read one ring, and the part of the log that they may still need.
+
+    A reader that is overtaken continues in the log, which retains the messages that the slowest one has not passed.
+    `end` is that of the group's log, `raised` is called when their floor has risen.
+    """
 
     def __init__(self, made: Ring, end: LogEnd, position: int, raised: Callable[[], None]) -> None:
         self._ring, self._end, self._raised = made, end, raised
         self._floor = NEVER
-        # (position, the sequence behind it); of one that is further back the floor stays where it is
+        # (position, the sequence after it); of one that is further back the floor stays where it is
         self._marks: deque[tuple[int, int]] = deque([(position, end.next)], 2 + 2 * made.size // _MARK_BYTES)
         self._seen = (0.0, False)  # (time of the last update, whether there are any)
 

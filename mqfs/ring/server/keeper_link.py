@@ -1,7 +1,7 @@
 """The server's link to its fd keeper, the process that holds the rings over a kill -9 of the server.
 
-Owns starting it, and passing all descriptors again after it was killed. Never waits for it longer than a second.
-Without it rings are made all the same, and the log warns that they would not survive the server.
+The link starts it, and passes all descriptors again after it was killed. It never waits longer than a second. Without a
+keeper rings are made all the same, and the log warns that they would not survive the server.
 """
 
 from __future__ import annotations

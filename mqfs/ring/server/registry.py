@@ -1,7 +1,7 @@
 """The registry of rings: which groups have one, and which clients are attached to it.
 
-Owns making, retiring and abandoning rings, the permission to attach, and resuming rings of a server that was killed.
-Runs on the engine's thread. Records are taken from a ring in ring_log.py; clients connect in attach_socket.py.
+It makes, retires and abandons rings, permits attachments, and resumes the rings of a server that was killed. It runs on
+the engine's thread. Records are taken from a ring in ring_log.py; clients connect in attach_socket.py.
 """
 
 from __future__ import annotations
@@ -386,9 +386,7 @@ def _first_untaken(held: Ring) -> int:
         taker.close()
 
 
-# ------------------------------------------------------------ eligibility
-
-# Which groups may have a ring, and which users may attach to it.
+# ---------------------------------------------------------------- which groups may have a ring, which users may attach
 
 
 def is_excluded(group: Group, settings: Settings, user: User) -> bool:
@@ -436,9 +434,7 @@ def why_unseen(tree: Tree, user: User, owners: Iterable[int]) -> str:
     return "rings: the owner of a stream has a quota of kept bytes" if bounded else ""
 
 
-# ------------------------------------------------------------ follower
-
-# The thread of one ring: it sleeps until something is published, and has the engine take it.
+# ---------------------------------------------------------------- the thread of a ring
 
 Post = Callable[[Callable[[], None]], None]  # has the engine's thread call a function
 _CHECK_S = 0.25  # between two checks of the ring's lock
@@ -447,7 +443,7 @@ _RETRY_S = 0.25  # when the log had no room
 
 
 class Follower:
-    """The thread of one ring."""
+    """The thread of one ring: it sleeps until something is published, and has the engine take it."""
 
     def __init__(self, ring_log: RingLog, post: Post) -> None:
         self._ring_log, self._ring, self._post = ring_log, ring_log.ring, post
@@ -506,11 +502,6 @@ class Follower:
         self._ring_log.held_up = True
         self._ring_log.retire(f"thread {self._held[0]} held its lock too long")
         self._again.release()
-
-
-# ------------------------------------------------------------ attachment
-
-# The right of one client to use a group's ring.
 
 
 class Attachment:

@@ -1,7 +1,7 @@
 """A group's log while the group has a ring: its own writes go through the ring, too, so that there is one order.
 
-Owns the life of one ring: what the server writes to it, what is committed, and its end. How records come from it into
-the log is in intake.py; which groups have rings, and who may attach, in registry.py.
+A RingLog is the life of one ring: the server's writes to it, commits, its end. intake.py copies its records into the
+log; registry.py decides which groups have rings, and who may attach.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class RingLog:
         raise AssertionError("a group with a ring keeps what is written")
 
     def _before_pending(self, time_ns: int) -> int:
-        """The time of a record that goes straight to the log: never behind that of a message not yet taken."""
+        """The time of a record that goes straight to the log: never after that of a message not yet taken."""
         return time_ns if self.intake.is_empty else self.end.last_ns
 
     # ------------------------------------------------------------ the server's own messages
