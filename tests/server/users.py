@@ -338,7 +338,7 @@ def polite(reach: Callable[[], Client]) -> None:
         seconds, pause_s = map(float, line.split())
         times, end = [], time.monotonic() + seconds
         for number in itertools.count():
-            if (began := time.monotonic()) >= end and number >= LEAST_TRIPS:
+            if (began := time.monotonic()) >= end and (pause_s or number >= LEAST_TRIPS):
                 break
             writer.write(b"%d" % number)
             written = time.monotonic()
