@@ -1,7 +1,6 @@
 """Output: formats of mq-cat, standard output, and waiting for the next message.
 
-Owns the end of a pipe: the program ends, while it waits too, once no process reads its standard output. Never reads the
-tree.
+The program ends, while it waits too, once no process reads its standard output. Never reads the tree.
 """
 
 from __future__ import annotations

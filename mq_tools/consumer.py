@@ -1,6 +1,6 @@
 """Consumer: the messages of `.consumers/NAME`, each acked after output.
 
-Owns claims and their commands. Never waits: a read returns messages, nothing yet, or end of file.
+Never waits: a read returns messages, nothing yet, or end of file.
 """
 
 from __future__ import annotations

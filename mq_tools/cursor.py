@@ -1,7 +1,7 @@
 """Cursor: a private, positioned reader of a group, by its file `.cursor`.
 
-Owns the commands of a cursor, rc(1) quoting and the decoding of `format record`. Never waits: a read returns messages,
-nothing yet, or end of file. Never writes to a stream.
+Here are its commands, rc(1) quoting and the decoding of `format record`. Never waits: a read returns messages, nothing
+yet, or end of file. Never writes to a stream.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The command files of a group (ctl, .put, .stats, .cursor): opened, written, read.
 
-Owns the text of a refusal: the next read of the same handle.
+The text of a refusal is the next read of the same handle.
 """
 
 from __future__ import annotations

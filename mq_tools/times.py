@@ -1,7 +1,4 @@
-"""Times and durations on the command lines of the tools: one grammar each.
-
-Owns the texts, their values and their errors. Reads no clock.
-"""
+"""Times and durations on the command lines of the tools: one grammar each. Reads no clock."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Groups, streams, views and consumers as paths: what a path names, which names a group has, where a tree begins.
 
-Owns finding them. Reads `ctl` and directories, never a message.
+Reads `ctl` and directories, never a message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Audit lines: who changed what, who was refused what, and the first use of a token.
 
-Owns the form of a line. They go to the server's log, and none has a secret or a body. No change is left out there; of
-the refusals of one user in one second the first are there, and then how many more there were.
+Lines go to the server's log, and none has a secret or a body. No change is left out. Of the refusals of one user in one
+second the first have a line each, then one line has the number of the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REFUSALS = (Denied, NotPermitted)
 
 
 class Audit:
-    """Of one server. `changes`: of the tree and its settings, and refusals; `publishes`: these too."""
+    """The audit log. `changes`: lines of changes of tree and settings, and of refusals; `publishes`: these too."""
 
     def __init__(self, level: str = "off") -> None:
         self.changes, self.publishes = level != "off", level == "all"

@@ -1,6 +1,6 @@
 """The clock the engine is given: wall time, and an engine time that never jumps.
 
-Owns the arithmetic of "Time" in mqfs(4): engine time runs with the boot clock while serving; over a restart it moves
+The arithmetic is that of "Time" in mqfs(4). Engine time runs with the boot clock while serving; over a restart it moves
 on by the boot clock's difference within one boot, else by the wall clock's, clamped to 0 ... limits.DOWNTIME_DAYS.
 """
 

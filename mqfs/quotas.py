@@ -121,7 +121,7 @@ KEYS = tuple(field.name for field in attrs.fields(Quota))
 
 
 class Quotas:
-    """Of all users."""
+    """The quotas of all users."""
 
     def __init__(self, users: dict[int, Quota], others: Quota | None = None) -> None:
         self._users, self._others = users, others

@@ -1,7 +1,7 @@
 """Records as bytes → record batches of Arrow, column by column.
 
-Owns the types of the columns; one pass of mqfs/log/columns fills their buffers. No loop over records, except without
-the C extension. Asks no server, opens no file.
+One pass of mqfs/log/columns fills the buffers of all columns. No loop over records, except without the C extension.
+Asks no server, opens no file.
 """
 
 from __future__ import annotations

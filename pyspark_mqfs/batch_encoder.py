@@ -1,6 +1,6 @@
 """Record batches of Arrow → the frames of `.batch`, a group at a time, column by column.
 
-Owns the encoding, the checks of rows, and the policy for reserved headers. No loop over rows; asks no server.
+Rows are checked; reserved headers are dropped, renamed or refused. No loop over rows; asks no server.
 """
 
 from __future__ import annotations

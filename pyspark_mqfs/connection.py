@@ -1,6 +1,6 @@
 """Connections to a server over 9P: address, user and retries.
 
-Owns connecting and reconnecting. A call through `with_retry` may be made twice, so it has to be idempotent.
+A call through `with_retry` may be made twice, so it has to be idempotent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The consumers of a query, one a group, so that `.stats` shows its lag and retention waits for it.
 
-Owns creating and moving them. They are private and one is held open, so that two queries cannot share them. Claims no
-message.
+They are private and one is held open, so that two queries cannot share them. They claim no message.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Filters pushed down to a batch read: by stream, by sequence, by time.
 
-Owns their effect on the positions of a batch. Spark applies the filters that are not fully handled here.
+They narrow the positions of a batch. Spark applies the filters that are not fully handled here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The options of the data source: names, in any case, and the parsing of their values.
-
-Owns the errors of unknown options and invalid values, one line each. Opens nothing.
-"""
+"""The options of the data source: names, in any case, and the parsing of their values. Opens nothing."""
 
 from __future__ import annotations
 

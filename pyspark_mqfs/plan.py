@@ -1,6 +1,6 @@
 """The messages of a batch and their distribution over tasks: positions, ranges, slices.
 
-Owns the arithmetic. A position is the next sequence to read. The streams of a group move together: a group is one log,
+A position is the next sequence to read. The streams of a group move together: a group is one log,
 and a task reads ranges of it. Asks the server only for `measure` of a cursor.
 """
 

@@ -1,6 +1,6 @@
 """The first and last position of a query, by the options of offsets and times.
 
-Owns these options. A position is the next sequence to read, so an end is exclusive.
+A position is the next sequence to read, so an end is exclusive.
 """
 
 from __future__ import annotations

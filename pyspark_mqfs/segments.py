@@ -1,6 +1,6 @@
 """Sealed segments of a store on a local or shared disk, read beside its running server.
 
-Owns finding the bytes of a range in the files of a bucket (docs/reference/format.md). Writes nothing, takes no lock: a
+It finds the bytes of a range in the files of a bucket (docs/reference/format.md). Writes nothing, takes no lock: a
 sealed segment is never changed, only replaced or removed. The rest of a range is read from the server.
 """
 

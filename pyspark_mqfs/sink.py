@@ -1,8 +1,7 @@
 """Staged batches of tasks, and their commit by the driver.
 
-Owns the names of staged batches and producers, the grouping into atomic batches, and the meaning of failures. A staged
-batch belongs to one attempt of one task, so attempts do not interfere. One write to `.txn/ctl`, which the server
-remembers, decides what is published.
+A staged batch belongs to one attempt of one task, so attempts do not interfere. The driver groups them into atomic
+batches. One write to `.txn/ctl`, which the server remembers, decides what is published.
 """
 
 from __future__ import annotations

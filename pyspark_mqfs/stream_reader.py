@@ -1,7 +1,7 @@
 """The stream reader: positions, triggers, and the consumers of the query.
 
-Owns the offsets in the checkpoint: the uuid of the store, the name of the consumer, and by stream the next sequence and
-the identity of the stream. One process of the driver has this object and its connection; tasks have a copy of `task`.
+The checkpoint has its offsets: the uuid of the store, the name of the consumer, and by stream the next sequence and the
+identity of the stream. One process of the driver has this object and its connection; tasks have a copy of `task`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The writers of batch and streaming queries.
 
-Owns their options and the transaction id of a batch: of a stream its query and batch number; of a batch txnAppId and
-txnVersion, or a unique id. Inside foreachBatch the id of the query is not used: a second write of the same batch would
+The transaction id of a streaming batch is its query and batch number; of a batch query txnAppId and txnVersion, or a
+unique id. Inside foreachBatch the id of the query is not used: a second write of the same batch would
 be taken for a repeat.
 """
 

@@ -1,7 +1,4 @@
-"""The groups, streams, views and consumers of a group with their counters, as rows of `mq ls` and `mq top`.
-
-Owns the mapping from `.stats` to columns. Never prints.
-"""
+"""The groups, streams, views and consumers of a group as rows of `mq ls` and `mq top`: `.stats` to columns."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`mq top`: waiting messages, rates and ages of groups, streams and consumers, frame after frame.
 
-Owns the frames and the terminal. Reads `.stats`, and `.cursor` for the age of the oldest waiting message.
+Reads `.stats`, and `.cursor` for the age of the oldest waiting message.
 """
 
 from __future__ import annotations

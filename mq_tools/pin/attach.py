@@ -1,6 +1,6 @@
 """Attach: the user's terminal on a session, and `-w`, which only types.
 
-Owns the state of the terminal: every end of the attachment but SIGKILL restores it.
+Every end of the attachment but SIGKILL restores the state of the terminal.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Host: the process behind a session, which copies bytes between the tree and a program on a pseudo-terminal.
 
-Owns the program, the size of the terminal, and reconnecting after a restart of the server. It keeps its position and
-the unwritten output (at the limit the program blocks), so input is typed exactly once and no output is lost. Ends with
-the program, or when its group is removed. Has no terminal of a user.
+It runs the program, sets the size of its terminal, and reconnects after a restart of the server. It keeps its position
+and the unwritten output (at the limit the program blocks), so input is typed exactly once and no output is lost. It
+ends with the program, or when its group is removed. It has no terminal of a user.
 """
 
 from __future__ import annotations

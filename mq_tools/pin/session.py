@@ -1,7 +1,7 @@
 """Session: one group of the tree whose streams are a terminal.
 
-Owns the layout (`in`, `out`, `size`, `status`), creation and removal, and the state of a session by its files: whether
-it exists, has ended, or lost its host. Never runs a program, never touches a terminal.
+The streams are `in`, `out`, `size` and `status`. Here sessions are created and removed, and their state is read from
+these files: whether one exists, has ended, or lost its host. Never runs a program, never touches a terminal.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The file of a consumer: its path and lease, and its handles.
 
-Owns the commands written to `.consumers/NAME`. Never waits, never runs a command.
+Writes commands to `.consumers/NAME`. Never waits, never runs a command of a message.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The command of a message: input, environment, time-out, and the outcome by its exit code.
 
-Owns the process group of each command. Never reads the tree.
+Each command has a process group. Never reads the tree.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Worker: claims messages, runs commands, settles each claim, and outlives a restart of the server.
 
-Owns the loop, its signals and its pauses. Never spins, never claims a message that it may not start. One thread, which
-waits in one poll(2).
+Never spins, never claims a message that it may not start. One thread, which waits in one poll(2).
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Later(enum.Enum):
 
 
 LATER = Later.LATER
-# Of a group: (message, handlers) to those that are called; None: all. It is called on the thread of the dispatcher.
+# Which handlers of a group are called: (message, handlers) to those; None: all. On the thread of the dispatcher.
 HandlerFilter: TypeAlias = Callable[[Message, set[Handler]], Iterable[Handler] | Literal[Later.LATER] | None]
 
 

@@ -1,8 +1,8 @@
 """`mqfs spark archive`: streams → Parquet by group, stream and date of the message, each message once.
 
-Owns the layout of an archive. A batch of the query is written aside; then its files are renamed into place, with the
-number of the batch in their names, after those of an earlier try of the batch were removed. So `messages` is plain
-Parquet for any reader, and an archive may be moved.
+A batch of the query is written aside. Files of an earlier try of the batch are removed; then its own are renamed into
+place, with the number of the batch in their names. So `messages` is plain Parquet for any reader, and an archive may be
+moved.
 
     DIR/_mqfs/archive.json     store and streams
     DIR/_mqfs/checkpoint/      of the query

@@ -1,7 +1,7 @@
 """Checkpoints of the queries of commands.
 
-Owns the temporary checkpoint of a command without one, and the clean-up of the server after it: the consumers of the
-query, which would retain messages for ever, and its producer.
+A command without one gets a temporary checkpoint. After it the consumers of the query, which would retain messages for
+ever, and its producer are removed from the server.
 """
 
 from __future__ import annotations

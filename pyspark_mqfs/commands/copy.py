@@ -1,6 +1,6 @@
 """`mqfs spark copy`: selected messages of streams to other streams, each once.
 
-Owns the copying query and the limits of its batches, each of which is one atomic batch.
+The copying query has limits, so that each of its batches is one atomic batch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`mqfs spark dead-letters`: divert selected messages, and redrive dead letters.
 
-Owns the headers of the origin of a dead letter. The server sets `stream` and `sequence`, which are reserved; diverted
-messages have `letter.stream`, `letter.sequence` and `letter.reason`.
+Headers have the origin of a dead letter. The server sets `stream` and `sequence`, which are reserved; diverted messages
+have `letter.stream`, `letter.sequence` and `letter.reason`.
 """
 
 from __future__ import annotations

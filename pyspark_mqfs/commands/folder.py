@@ -1,6 +1,6 @@
 """A directory on any file system of Spark: the metadata of an archive beside its Parquet files.
 
-Owns small files and their names. Uses the file system classes of Hadoop, so that HDFS and object stores work too.
+Reads and writes small files by the file system classes of Hadoop, so that HDFS and object stores work too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`mqfs spark replay`: the messages of an archive → streams, in order, each once.
 
-Owns the plan of a replay: splits of each group that fit one atomic batch. It is written into the archive before the
-first split is published, so that a repeat has the same splits; each is committed once, by its number. A message keeps
+The plan of a replay is splits of each group that fit one atomic batch. It is written into the archive before the first
+split is published, so that a repeat has the same splits; each is committed once, by its number. A message keeps
 its headers. Reserved ones become `was.NAME`, and `replay.sequence` and `replay.time` (µs since 1970) have the original
 sequence and time; not so with `plain`.
 """

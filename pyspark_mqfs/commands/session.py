@@ -1,6 +1,6 @@
 """The Spark session of a command, and its errors in one line.
 
-Owns the settings of all commands; those of the user win.
+All commands share its settings; those of the user win.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`mqfs spark stats`: counts, sizes, rates and latencies of each stream.
 
-Owns the aggregations. Only their results come to the driver, never messages.
+Only results of aggregations come to the driver, never messages.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`mqfs spark verify`: check streams, an archive, or one against the other.
 
-Owns the checks. Every problem is counted, with some examples. The reader always verifies the checksum of the log; that
+Every problem is counted, with some examples. The reader always verifies the checksum of the log; that
 of an archive is of the body, computed when archiving.
 """
 
