@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.support.campaign import seed, size
+from tests.support.campaign import commit_seed, seed, size
 from tests.support.durations import DURATIONS, group_of
 from tests.support.eventually import HANG_S
 from tests.support.java import SHORT_LIVED
@@ -43,6 +43,7 @@ MARKS = {
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 
 os.environ.setdefault("PYTEST_TIMEOUT", str(2 * HANG_S))
+os.environ.setdefault("MQFS_SEED", str(commit_seed()))  # workers have ours
 # Tests start hundreds of servers and a few dozen JVMs, each for seconds. Without byte code every server compiles all
 # modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from google_crc32c import value
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mqfs.log import record as codec
@@ -38,7 +38,6 @@ def test_by_hand() -> None:
     assert encode(record) == size + struct.pack("<I", value(size + rest)) + rest + bytes(6)
 
 
-@settings(deadline=None)
 @given(RECORDS)
 def test_both_ways(record: Record) -> None:
     data = encode(record)
@@ -60,7 +59,6 @@ def test_both_ways(record: Record) -> None:
     assert codec.padded(row.size) == len(data)
 
 
-@settings(deadline=None)
 @given(RECORDS, st.data())
 def test_no_bit_changes_unseen(record: Record, data: st.DataObject) -> None:
     good = encode(record)
@@ -72,7 +70,6 @@ def test_no_bit_changes_unseen(record: Record, data: st.DataObject) -> None:
     assert codec.row_at(bytes(bad), 0) is None
 
 
-@settings(deadline=None)
 @given(st.lists(RECORDS, min_size=1, max_size=4), st.integers(1, 200))
 def test_the_next_good_one_is_found(records: list[Record], garbage: int) -> None:
     junk = b"\xff" * (garbage * 8)

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 
 import pytest
-from hypothesis import settings
+from hypothesis import seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -18,7 +18,7 @@ from mqfs.model import Draft, Kind, Record
 from mqfs.store.api import Bucket
 from mqfs.store.memory import MemoryBucket, MemoryStore
 from mqfs.store.store import DiskStore
-from tests.support.campaign import size
+from tests.support import campaign
 from tests.support.temp_store import SMALL, abandon, lowered
 
 pytestmark = pytest.mark.slow
@@ -258,5 +258,5 @@ class Stores(RuleBasedStateMachine):
         assert self.disk.end.failed is None
 
 
-TestStores = Stores.TestCase
-TestStores.settings = settings(max_examples=size(500), stateful_step_count=60, derandomize=True)
+TestStores = seed(campaign.seed())(Stores).TestCase
+TestStores.settings = settings(max_examples=campaign.size(500), stateful_step_count=60, database=None)

@@ -1,7 +1,10 @@
 """How long a campaign runs: a fiftieth, or what MQFS_SAMPLE says, or whole under `make soak` (MQFS_SOAK=1)."""
 
 import os
+import subprocess
 from fractions import Fraction
+
+from tests.support import ROOT
 
 PART = 50
 
@@ -22,5 +25,14 @@ def size(full: int, part: int = PART, *, least: int = 1) -> int:
 
 
 def seed() -> int:
-    """The seed of every random campaign: 1, or MQFS_SEED."""
+    """The seed of every random campaign: that of the commit (conftest.py), or MQFS_SEED."""
     return int(os.environ.get("MQFS_SEED", "1"))
+
+
+def commit_seed() -> int:
+    """That of the files as they were committed: a second run repeats the first. 1 where there is no repository."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short=4", "HEAD^{tree}"]
+    try:
+        return int(subprocess.run(command, check=True, capture_output=True).stdout[:4], 16)
+    except (OSError, subprocess.CalledProcessError):
+        return 1
