@@ -9,7 +9,6 @@ from tests.support.durations import DURATIONS
 
 LONG = {
     "tests/docs/test_typed.py::test_page[05-spark]",
-    "tests/http/test_hostile.py::test_no_value_is_a_fault_of_the_server[tree]",
     "tests/interop/test_v9fs.py::test_v9fs",
     "tests/ring/memory/test_sanitizers.py::test_under_sanitizers",
     "tests/spark/test_archive.py::test_there_and_back",  # starts the Java

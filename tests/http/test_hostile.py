@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,8 +59,10 @@ BODIES = (DEEP, b'{"a":' * 10_000, b'{"stream":"s","body":"x","headers":' + DEEP
 @pytest.fixture(scope="module")
 def faces() -> Iterator[Web]:
     """A server of the tree with qpubs, and of ntfy."""
+    at_once = "from mqfs import limits; limits.HTTP_FAILURE_S = 0.0; from mqfs.cli.main import main; main()"
     with short_folder() as folder:
-        web = Web(folder, "--http-qpubs", "--http-ntfy", "alerts=tcp!127.0.0.1!0")
+        program = (sys.executable, "-c", at_once, "serve")  # wrong tokens, too, are answered at once
+        web = Web(folder, "--http-qpubs", "--http-ntfy", "alerts=tcp!127.0.0.1!0", program=program)
         with web.server:
             yield web
 
