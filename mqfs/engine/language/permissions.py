@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from typing import Protocol
+from typing import Any
 
 from mqfs.errors import Denied, NotPermitted
 from mqfs.model import QTDIR, QTFILE, SCOPES, Qid, User
@@ -62,35 +62,12 @@ def bits_for_writers(mode: int) -> int:
     return sum(0o6 << shift for shift in (0, 3, 6) if mode >> shift & 0o2)
 
 
-# ------------------------------------------------------------ node
-
-# The number of a node in its group: a mixin of streams, consumers, views and a group's own files.
-
-
-class HasNumber(Protocol):
-    """A group."""
-
-    number: int
-
-
-class InGroup(Protocol):
-    """What the class has that this is a mixin of."""
-
-    directory: bool
-
-    @property
-    def group(self) -> HasNumber: ...
-
-    @property
-    def number(self) -> int: ...
-
-
 class Numbered:
-    """A file that has a number of its own in its group."""
+    """A mixin of streams, consumers, views and a group's own files: they have a number of their own in the group."""
 
     __slots__ = ()
     directory = False
 
     @property
-    def qid(self: InGroup) -> Qid:
+    def qid(self: Any) -> Qid:  # of a class with a group and a number
         return Qid(QTDIR if self.directory else QTFILE, 0, self.group.number << 32 | self.number)

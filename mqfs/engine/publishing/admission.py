@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
 
@@ -14,12 +14,12 @@ from mqfs.engine.core.log import Counts, GroupLog
 from mqfs.engine.language.settings import Settings
 from mqfs.engine.retention import retained
 from mqfs.engine.retention.retained import KeptRange
-from mqfs.model import Step
 from mqfs.quotas import require_share
 from mqfs.state.group import ANYONE, Change, Known
 
 if TYPE_CHECKING:
     from mqfs.engine.delivery.consumer import Consumer
+    from mqfs.engine.publishing.batch import AtomicBatch
     from mqfs.engine.stream import Stream
 
 
@@ -30,16 +30,6 @@ class Admission(enum.Enum):
     CUT = enum.auto()  # the oldest messages make room, then it is appended
     DISCARD = enum.auto()
     WAIT = enum.auto()
-
-
-class Batch(Protocol):
-    """A batch for several streams, which says itself what becomes of it."""
-
-    lacking: Stream | None  # in which it waits for room
-
-    def admit(self) -> Admission: ...
-
-    def append(self) -> Step[int]: ...
 
 
 STOPPING = ("reject", "block")  # policies that keep a write from being appended
@@ -56,7 +46,7 @@ class WriteRequest:
     headers: bytes = b""
     id: PutId | None = None  # of a `.put`
     on_sequence: Callable[[int], None] | None = None  # gets the sequence of the first message
-    unit: Batch | None = None  # for this and perhaps other streams
+    unit: AtomicBatch | None = None  # for this and perhaps other streams
 
     @property
     def size(self) -> int:
