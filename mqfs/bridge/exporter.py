@@ -78,7 +78,7 @@ class FileWriter:
                 self._folder.unstage(file)
 
     def settle(self) -> None:
-        """Have all of them on disk, and tell readers."""
+        """Sync them all to disk, and notify readers."""
         buckets, self._buckets = self._buckets, set()
         if buckets:
             self._folder.settle(buckets)
@@ -94,14 +94,14 @@ def _pieces(message: Message) -> Iterator[bytes]:
 
 
 def _is_foreign(message: Message) -> bool:
-    """Whether it came from a folder."""
+    """Whether its message is from a folder."""
     return NAME_HEADER in message.headers
 
 
 class MultiExporter:
     """Export the multis of a group. One bridge at a time exports: the others wait for its end.
 
-    Its cursor reads what it does not select, too: the position must pass that.
+    Its cursor also reads messages that it does not export, as the position must pass them.
     """
 
     def __init__(self, link: GroupLink, writer: FileWriter, consumer: str, selects: Selects, poll_s: float) -> None:
@@ -182,7 +182,7 @@ class SinglesExporter:
             return False
 
     def _export(self, handle: Claims) -> bool:
-        """The handle's end gives back what came from a folder, and is held while others are looked for."""
+        """Closing the handle releases claims of a folder's messages, so it stays open while others are looked for."""
         claims: list[Claim] = []
         with suppress(TimeoutError):
             for _ in range(SINGLES):

@@ -93,8 +93,7 @@ class Bridge:
         self._is_full = False
 
     def carry(self) -> None:
-        """Connect, and carry what comes. Raises Disconnected where there is no connection, MqfsError; returns where it
-        ends after it was there."""
+        """Connect, and carry messages until the connection ends. Raises Disconnected where none is made, MqfsError."""
         began = False
         try:
             for _ in self._stages():
@@ -150,7 +149,7 @@ class Bridge:
         raise EOFError
 
     def _outgoing(self, message: Message) -> Outgoing | None:
-        """None: it was here before, or came by too many brokers."""
+        """None: it was here before, or has too many hops."""
         hops = [message.hops[at : at + HOP_BYTES] for at in range(0, len(message.hops), HOP_BYTES)]
         if self._options.node in hops or len(hops) >= FQ_HOPS:
             return None
@@ -208,7 +207,7 @@ class Bridge:
             raise error
 
     def _note(self, refusal: MqfsError) -> None:
-        """Log that there is no room, once until all that came together has room at once again."""
+        """Log once that there is no room, until all messages of one read have room at once again."""
         if isinstance(refusal, LATER) and not self._is_full:
             self._is_full = True
             log.warning("group %s: %s; waiting for room", self._here.path, refusal)

@@ -86,7 +86,7 @@ class Importer:
         self._warned: set[str] = set()
 
     def scan(self, buckets: Iterable[str]) -> None:
-        """Import what is new in these buckets, and in those that are due again."""
+        """Import new files of these buckets, and of those that are due again."""
         due, self._again = {*buckets, *self._again}, set()
         if not due:
             return
@@ -365,7 +365,7 @@ class Seen:
             self._imports.update((one.id, one) for one in imports)
 
     def refresh(self) -> None:
-        """Read what other bridges have noted."""
+        """Read what other bridges have recorded."""
         with self._locked():
             pass
 

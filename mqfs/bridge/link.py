@@ -130,7 +130,7 @@ class GroupLink:
         return self._link.connection()
 
     def follow(self, first: int) -> CursorSubscription:
-        """The messages from a sequence on, also those to come. Its reads raise Disconnected."""
+        """The messages from a sequence on, including future ones. Its reads raise Disconnected."""
         return CursorSubscription(self._link, self.path, "#", start=str(first))
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ def _are_answered(client: ninep.Client, slots: Sequence[ninep.Slot]) -> bool:
 
 
 def _error_of(client: ninep.Client, slot: ninep.Slot) -> MqfsError | None:
-    """The error of a write, which may be taken back."""
+    """The error of a write; Again where it was flushed."""
     try:
         reply = client.wait(slot)
         if reply is None:

@@ -85,7 +85,7 @@ class Bridge:
             )  # fmt: skip
 
     def _check(self) -> None:
-        """Raises BadConfig where the group's settings cannot keep what is promised."""
+        """Raises BadConfig where the group's settings cannot keep the guarantees."""
         options, settings = self._options, self._link.settings()
         self._deliver_one = settings["deliver"] == "one"
         if not options.inwards:

@@ -117,7 +117,7 @@ class _Source(Protocol[T_co]):
 
 
 class Waiter(Generic[T]):
-    """Waits for what a source gives, one task at a time."""
+    """Wait for the items of a source, one task at a time."""
 
     def __init__(self, source: _Source[T]) -> None:
         self._source = source

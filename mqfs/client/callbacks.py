@@ -82,7 +82,7 @@ class Shared:
         self.on_closed: Callable[[Listener], None]
 
     def choose(self, message: Message, listeners: Sequence[Listener]) -> Sequence[Listener] | Later:
-        """Those whose handlers the group's filters leave. Raises what a filter does."""
+        """The listeners whose handlers pass the group's filters. Raises what a filter raises."""
         for passes in list(self.filters):
             chosen = passes(message, {listener.shown for listener in listeners})
             if isinstance(chosen, Later):
@@ -202,7 +202,7 @@ class Listener:
                 self._call_on_thread()
 
     def offer(self, message: Message) -> bool:
-        """Call the handler with a message, when its turn comes. False: as many wait as may."""
+        """Queue a call of the handler with a message. False: the queue is full."""
         with self._shared.changed:
             if self.closed or message.sequence < self._start:
                 return True
@@ -233,7 +233,7 @@ class Listener:
     # ------------------------------------------------------------ calls
 
     def call(self, message: Message) -> bool:
-        """Call the handler on this thread. False: it takes no more messages. Raises what the handler does."""
+        """Call the handler on this thread. False: it receives no more. Raises what the handler raises."""
         changed, token = self._shared.changed, inside.set(inside.get() | {self})
         with changed:
             if self.closed:

@@ -82,7 +82,7 @@ class Claim(OfMessage):
     """A message in flight to this program, to be acknowledged or requeued.
 
     As a context manager: a clean exit acknowledges, an exception is a nack and propagates. A claim settled inside the
-    block stays so. All commands raise Stale where the claim is void, by its lease or a lost connection.
+    block stays settled. All commands raise Stale where the claim is void, by its lease or a lost connection.
     """
 
     def __init__(self, claims: Claims, file: File, message: Message, deliveries: int) -> None:

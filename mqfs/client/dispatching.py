@@ -94,7 +94,7 @@ class Dispatcher:
         self._thread.start()
 
     def _widen(self, patterns: Sequence[str]) -> bool:
-        """Whether more than before is to be read."""
+        """Whether the subscription has to read more than before."""
         if self._names is None:
             return False
         before = len(self._names)
@@ -217,7 +217,7 @@ class Dispatcher:
                 listener.report(error, message)
 
     def _give_own(self, listener: Listener, message: Message) -> None:
-        """Its handler is slower than messages come: it continues with a subscription of its own."""
+        """Its handler is slower than the publishers: it continues with a subscription of its own."""
         with self._shared.changed:
             self.remove(listener)
         try:

@@ -200,7 +200,7 @@ class StagedUploads:
                 self._command(f"abort {part}")
 
     def close(self) -> None:
-        """Have the server forget this producer: no commit is repeated from now on."""
+        """Remove this producer from the server: no commit is repeated from now on."""
         with self._turn:
             if self._number:
                 with suppress(MqfsError):

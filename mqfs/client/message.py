@@ -1,4 +1,4 @@
-"""A message as the library shows it, and what a publish tells of the one it has kept."""
+"""A message as the library shows it, and the receipt of a publish."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def topic_of(stream: str, headers: Mapping[str, str] | None = None) -> str:
 
 
 class Message(NamedTuple):
-    """A message: shapes as in Record, the stream by its current name."""
+    """A message: fields as in Record, the stream by its current name."""
 
     sequence: int
     stream: str

@@ -135,7 +135,7 @@ class CursorSubscription(Waiting[Message], Subscription):
         return file
 
     def _end(self, file: File) -> str:
-        """The argument of `until`: of the past no more than there is."""
+        """The argument of `until`: at most the present end of the log."""
         if not self._is_past or not self._until.isdigit():
             return self._until
         file.write(command_lines("selected"))
@@ -300,7 +300,7 @@ class CursorSubscription(Waiting[Message], Subscription):
     # ------------------------------------------------------------ losses
 
     def _fall_behind(self) -> None:
-        """After FellBehind: count as lost what is not read below the present low watermarks."""
+        """After FellBehind: count as lost what is not read below the present log starts."""
         try:
             self._file.write(command_lines("streams"))
             self._lost_below = max((row["floor"] for row in self._places(self._file)[1]), default=self._lost_below)
@@ -327,7 +327,7 @@ class CursorSubscription(Waiting[Message], Subscription):
         return message
 
     def _count(self, sequence: int) -> None:
-        """Count as lost what was not read below `sequence` and `_gone`."""
+        """Count as lost the messages below `sequence` and `_gone` that were not read."""
         if self._lost_below:
             if self._start.isdigit():
                 first = max(int(self._start), self._counted_below)

@@ -152,7 +152,7 @@ class Taking:
             self._listener.close()
 
     def _call(self, claim: Claim | None) -> bool:
-        """False: the handler takes no more."""
+        """False: the handler receives no more."""
         if claim is None:
             return False
         try:

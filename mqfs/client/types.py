@@ -136,7 +136,7 @@ class Link(Protocol):
         ...
 
     def direct(self, path: str) -> Direct | None:
-        """A faster way to the messages of a group, where there may be one. Sends nothing yet."""
+        """A faster transport of a group's messages, where one may exist. Sends nothing yet."""
         ...
 
     def close(self) -> None:

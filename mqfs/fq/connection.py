@@ -67,7 +67,7 @@ class Client:
     # ------------------------------------------------------------ commands
 
     async def serve_commands(self, channel: SocketStream, parser: CommandParser, commands: list[codec.Command]) -> None:
-        """Answer commands in order until it goes. Raises Malformed, Gone, trio.TooSlowError."""
+        """Answer commands in order until it disconnects. Raises Malformed, Gone, trio.TooSlowError."""
         with self.scope:
             async with trio.open_nursery() as nursery:
                 self._last_sign = trio.current_time()
@@ -135,7 +135,7 @@ class Client:
     # ------------------------------------------------------------ data
 
     async def serve_data(self, channel: SocketStream, data: bytes, *, relayed: bool) -> None:
-        """Take messages of it, and deliver those of its queue, until it goes. Raises Malformed, Gone."""
+        """Receive its messages, and deliver those of its queue, until it disconnects. Raises Malformed, Gone."""
         self.is_peer, channel.unread = relayed, data
         if channel.socket.family != socket.AF_UNIX:
             channel.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.FQ_UNACKED_S * 1_000)

@@ -246,8 +246,8 @@ class Delivery:
         log.warning("queue %s of %s: %s", self._queue.consumer, source.exchange.group.name, error)
 
     async def _gather(self, source: Source) -> tuple[bytes, list[int]]:
-        """Claim what is there; wait for the first message only. Returns what is to be sent. Raises MqfsError; then
-        nothing was claimed."""
+        """Claim the present messages; wait for the first only. Returns those to send. Raises MqfsError; then nothing
+        was claimed."""
         handle, data, sequences, claimed = source.handle, bytearray(), list[int](), 0
 
         def take(record: Record, body: bytes) -> None:
@@ -346,7 +346,7 @@ class Delivery:
         self._moved.set()
 
     def confirm(self, count: int) -> None:
-        """The first `count` messages are safe with the client, which says so from now on: nothing else acks any."""
+        """The client has acked the first `count` messages. From now on only its acks count."""
         self._confirming = True
         while self._window:
             sent = self._window[0]

@@ -172,7 +172,7 @@ class Exchanges:
     # ------------------------------------------------------------ exchanges
 
     async def start(self) -> None:
-        """Make the group of all exchanges where it is missing, and take up what is bound in it."""
+        """Make the group of all exchanges where it is missing, and load its bindings."""
         node: Any = self.tree.root
         for name in self.path:
             mode = self.tree.stat(node).mode & 0o777
@@ -209,7 +209,7 @@ class Exchanges:
             self._drop_unused(queue)
 
     def _drop_unused(self, queue: Queue) -> None:
-        """Forget a queue without a client and a binding: nothing could come into it."""
+        """Remove a queue without a client and a binding: no message could get into it."""
         if not queue.members and not queue.exchanges and self.queues.get(queue.name) is queue:
             del self.queues[queue.name]
 
@@ -241,7 +241,7 @@ class Exchanges:
             handle.close()
 
     async def _take_up(self, exchange: Exchange) -> None:
-        """What an earlier run left: permanent queues are bound still; the views of others go."""
+        """Recover from an earlier run: permanent queues are still bound; the views of others are removed."""
         group, stale = exchange.group, []
         for view in [view for view in group.views.values() if view.name.startswith(VIEW)]:
             name = text_of(view.name.removeprefix(VIEW))
@@ -300,7 +300,7 @@ class Exchanges:
         queue.permanent = permanent  # not before: asked again after an error, all of it is done
 
     async def leave(self, queue: Queue) -> None:
-        """A client has gone. A transient queue goes with its last one."""
+        """A client has disconnected. A transient queue is removed with its last one."""
         async with self._changing:
             if queue.members:
                 return

@@ -52,8 +52,10 @@ class Publisher:
         self.before_wait: Callable[[], object] = bool  # called where it has to wait for room
 
     async def publish(self, messages: Iterable[Message], origin_of: Callable[[Message], bytes | None]) -> None:
-        """Append what is wanted. Waits where a queue whose policy is `block` has no room. `origin_of`: the headers of
-        where a message is from; None for one that is not to be taken."""
+        """Append the messages that a queue wants. Waits where a queue whose policy is `block` has no room.
+
+        `origin_of`: the headers of where a message is from; None for one that is dropped.
+        """
         runs: dict[bytes, list[Message]] = {}
         for message in messages:
             runs.setdefault(message.exchange, []).append(message)

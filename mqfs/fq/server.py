@@ -1,4 +1,4 @@
-"""The front end of fq: what a connection is, the keys that pair two of them, and the end of all.
+"""The front end of fq: the kind of a connection, the keys that pair two of them, and shutdown.
 
 Connections are accepted by an HTTP server, whose protocol is spoken at the same port.
 """
@@ -118,7 +118,7 @@ class FqServer:
         return True
 
     async def _serve_data(self, channel: SocketStream, kind: bytes, data: bytes, deadline: float) -> None:
-        """Pair it with its commands by the key that comes first."""
+        """Pair it with its command connection by the key at its beginning."""
         node = HOP_BYTES if kind == PEER else 0
         data = await _receive(channel, data, node + 2, deadline)
         end = node + 2 + int.from_bytes(data[node : node + 2])
@@ -197,7 +197,7 @@ class FqServer:
         return client
 
     async def _end(self, client: Client, key: bytes) -> None:
-        """Its commands have ended: it takes no more messages, and its queue is free."""
+        """Its command connection has ended: it receives no more messages, and its queue is free."""
         self._clients.pop(key, None)
         self._grants.pop(client, None)
         client.scope.cancel()

@@ -1,4 +1,4 @@
-"""The requests of a mount that the device loop hands on: polls, locks, syncs, lookups, listings and closes.
+"""The requests of a mount that the device loop passes on: polls, locks, syncs, lookups, listings and closes.
 
 Each handler takes its request from the device's buffer and replies, or parks it. The meaning of a file is its handle's.
 """

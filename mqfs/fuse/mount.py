@@ -340,7 +340,7 @@ class Watched:
 
 
 class Watcher:
-    """`seams.ProcessWatcher`, while `run` runs."""
+    """A `ProcessWatcher` of the engine, while `run` runs."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()

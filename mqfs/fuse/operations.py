@@ -41,7 +41,7 @@ BLOCK_BYTES = 128 << 10  # st_blksize: what programs take as their buffer, so as
 def answering(
     handler: Callable[Concatenate[Operations, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Operations, P], Coroutine[Any, Any, T]]:
-    """A handler out of which only FUSEError comes: conditions as their errno, a bug logged and as EIO."""
+    """A handler that raises only FUSEError: conditions as their errno, a bug as EIO, and logged."""
 
     @functools.wraps(handler)
     async def answer(self: Operations, /, *args: P.args, **kwargs: P.kwargs) -> T:

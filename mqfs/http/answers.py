@@ -1,4 +1,4 @@
-"""Answers, and the formats in which messages leave. The shapes of single messages are the engine's: here are frames."""
+"""Answers, and the framing of messages in them. The format of a single message is the engine's."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ WHOLE = 1 << 30  # bytes of a read: all there is
 
 
 class TimedOut(Exception):
-    """A wait had a bound, and nothing came. Nothing was done."""
+    """A bounded wait timed out. Nothing was done."""
 
 
 class Traffic(NamedTuple):
@@ -36,7 +36,7 @@ class Traffic(NamedTuple):
 
 @attrs.define
 class Call:
-    """A request with its user and what it is about."""
+    """A request with its user and its target."""
 
     front: Connection
     user: User
@@ -51,12 +51,12 @@ class Call:
 
     @property
     def owner(self) -> Hashable:
-        """Whose bounds it counts against: a user's; of those who come without a token their block of addresses."""
+        """The account that it is charged to: a user; without a token the block of the client's address."""
         return counted(self.account) if self.user.grant is None else self.user.uid
 
     @property
     def group(self) -> Any:
-        """The group of what it is about."""
+        """The group of its target."""
         return self.target.node.group
 
     @property
@@ -68,7 +68,7 @@ class Call:
         return self.tree.walk(self.user, self.group, name)
 
     def has_tag(self, tag: str) -> bool:
-        """Whether the client has what that entity tag stands for."""
+        """Whether the client has the version with that entity tag."""
         known = [word.strip().removeprefix("W/") for word in self.request.headers.get("if-none-match", "").split(",")]
         return tag in known or "*" in known
 

@@ -53,7 +53,7 @@ class Claims:
         self._of_user: Counter[Hashable] = Counter()
 
     def room(self, account: Hashable) -> int:
-        """How many messages more a user may claim. Raises OverLimit where that is none."""
+        """How many more messages a user may claim. Raises OverLimit where that is 0."""
         if self._of_user[account] >= limits.HTTP_USER_CLAIMS:
             for claim in [claim for claim in self._open.values() if claim.node.removed]:
                 self.settled(claim, list(claim.deliveries))
@@ -67,7 +67,7 @@ class Claims:
         return self._of_user[account] < limits.HTTP_USER_CLAIMS
 
     def begin(self, handle: Handle, node: Any, user: User, account: Hashable) -> OpenClaim:
-        """A claim request; without messages yet. `account`: whose bound it counts against."""
+        """A claim request; without messages yet. `account`: charged with them."""
         number = next(self._numbers)
         alarm = Alarm(self._tree.timers, node.group, CONSUMERS, "ending leases", partial(self._expire, number))
         secret = hmac.digest(self._key, f"{number}.{user.uid}".encode(), "sha256")[:MAC_BYTES].hex()
@@ -127,7 +127,7 @@ class Claims:
         self.settled(claim, list(claim.deliveries))
 
     def end_grants(self, ended: Set[Grant]) -> None:
-        """Give back what was claimed by tokens that are revoked, changed or expired."""
+        """Release the claims of tokens that are revoked, changed or expired."""
         for claim in [claim for claim in self._open.values() if claim.user.grant in ended]:
             self.settled(claim, list(claim.deliveries))
 

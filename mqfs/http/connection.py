@@ -83,7 +83,7 @@ class Connection:
     # ------------------------------------------------------------ requests
 
     async def run(self) -> None:
-        """Answer requests until the client goes, or the connection is to end."""
+        """Answer requests until the client disconnects, or the connection has to end."""
         requests = 0
         try:
             with self.scope:
@@ -151,7 +151,7 @@ class Connection:
             self._repeated = None
 
     async def _refuse(self, error: MqfsError) -> None:
-        """Answer what is no request; nothing more can be read."""
+        """Answer an invalid request; nothing more can be read."""
         self._closing = self._unread = True
         await self._send(Request(), self.table.refuse(Request(), error))
 
@@ -264,7 +264,7 @@ class Connection:
     # ------------------------------------------------------------ answers
 
     async def _send(self, request: Request, answer: Answer) -> bool:
-        """Whether all of it was handed to the kernel. Raises Gone."""
+        """Whether the kernel took all of it. Raises Gone."""
         self._begun = True
         self.server.note(self.peer, request, answer)
         self._closing = self._closing or not request.keep_alive or self.server.stopping
@@ -368,12 +368,12 @@ class Connection:
             self._probe()
 
     def _probe(self) -> None:
-        """Send what every client ignores: a client that is gone answers it by a reset."""
+        """Send bytes that every client ignores: the host of a client that is gone answers with a reset."""
         if self._version == "1.1" and not self._begun:
             self.channel.send_now(wire.CONTINUE)
 
     def lost(self) -> None:
-        """It is gone: whatever is done for it ends, having taken nothing."""
+        """The client is gone: cancel all waits for it, which then claim nothing."""
         self.scope.cancel()
 
 

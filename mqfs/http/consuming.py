@@ -84,7 +84,7 @@ class Collector:
         self.size = 0
 
     async def collect(self, seconds: float, add: Callable[[bytes, int, int], None]) -> None:
-        """`add` what is there: bytes, sequence, delivery. Wait for the first only."""
+        """`add` the present messages: bytes, sequence, delivery. Wait for the first only."""
         count = 0
         while count < self._most and self.size < limits.HTTP_CLAIM_BYTES and (not count or self._room()):
             try:
@@ -116,7 +116,7 @@ def _lease(call: Call) -> float:
 
 
 async def claim(call: Call) -> Answer:
-    """Claim up to `max` messages; each line of the answer has a token, which settles it."""
+    """Claim up to `max` messages; each line of the answer has a token to settle it by."""
     claims, lease = call.front.claims, _lease(call)
     most = min(call.number("max", limits.HTTP_CLAIMED) or 1, claims.room(call.owner))
     wait = call.seconds("wait") or 0.0

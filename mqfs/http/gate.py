@@ -224,9 +224,8 @@ class Proxies:
         return address is not None and any(address in network for network in self._networks)
 
     def client(self, host: Hashable, forwarded: str) -> Hashable:
-        """The rightmost address that is no proxy's: each proxy adds at the right who came to it. `host`: of the
-        connection, or its user; `forwarded`: the header, of which a client may have written all but what proxies
-        added."""
+        """The rightmost address that is not a proxy's, as each proxy appends its client's. `host`: of the connection,
+        or its user; `forwarded`: the header, of which a client may have written all that proxies did not append."""
         words = forwarded.split(",")
         while words and self.has(host):
             address = _address_and_port(words.pop().strip())
@@ -237,12 +236,12 @@ class Proxies:
 
 
 def is_encrypted(proto: str) -> bool:
-    """Whether a request came over TLS all the way, by X-Forwarded-Proto."""
+    """Whether a request used TLS all the way, by X-Forwarded-Proto."""
     return all(word.strip().lower() == "https" for word in proto.split(","))
 
 
 def _address_and_port(text: str) -> IPv4Address | IPv6Address | None:
-    """None: it is none, or names no host."""
+    """None: not an address, such as "unknown"."""
     try:
         address = ip_address(text)
     except ValueError:

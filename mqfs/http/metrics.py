@@ -202,7 +202,7 @@ class Scrape:
                     left.append((f"{base}/{name}", inner))
 
     async def _look_at(self, consumer: Consumer, text: str, table: list[Row]) -> None:
-        """Add its row. One whose log cannot be read has none: the scrape is to tell of a sick disk, not to fail."""
+        """Add its row. One whose log cannot be read has none: a scrape has to report a failed disk, not to fail."""
         try:
             table.append((text, await self._consumer(consumer)))
         except MqfsError as error:

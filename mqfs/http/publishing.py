@@ -1,7 +1,7 @@
-"""Publishing: one message, a batch, and what a transaction is made of.
+"""Publishing: one message, a batch, and the parts of a transaction.
 
-A message without options is a write to its stream where that tells its sequence, else to `.batch`, which always does;
-one with options goes through `.put`.
+A message without options is a write to its stream where that returns its sequence, else to `.batch`, which always does.
+One with options is a write to `.put`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def publish(call: Call) -> Answer:
 
 
 def is_plain(group: Any) -> bool:
-    """Whether a write to one of its streams is one message, and tells its sequence."""
+    """Whether a write to one of its streams is one message, and returns its sequence."""
     return group.settings.data != "line" and group.ring is None
 
 
@@ -310,7 +310,7 @@ def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
 
 
 def _past(text: str, at: int, mark: str = "", *, blanks: bool = True) -> int:
-    """Where what is after a mark, and after blanks, begins. Raises ValueError."""
+    """The offset after a mark and blanks. Raises ValueError."""
     if not text.startswith(mark, at):
         raise ValueError(f"column {at + 1}: expected {mark}, in an object of strings")
     found = _BLANKS.match(text, at + len(mark)) if blanks else None

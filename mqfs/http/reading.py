@@ -175,7 +175,7 @@ class Source:
         return self.over or not (self._parked is None or self._parked.settled or self.cursor.search)
 
     async def pause(self) -> None:
-        """Give others their turn, and wait for a search in the log."""
+        """Let others run, and wait for a search in the log."""
         if self._parked is not None:
             try:
                 await self._call.front.await_step(self.cursor.search)
@@ -199,14 +199,14 @@ class Source:
                 pass  # `poll` raises it
 
     def stop(self) -> None:
-        """Wait no more. A message that was handed over meanwhile is not lost: a cursor takes nothing."""
+        """Wait no more. A message delivered meanwhile is not lost: a cursor claims nothing."""
         if self._parked is not None:
             self._parked.cancel()
             self._parked = None
 
 
 def lost_before(cursor: Cursor) -> int:
-    """One above the newest message, of what it selects, that a reader may have missed."""
+    """One above the newest selected message that a reader may have missed."""
     return max(map(cut, cursor.streams().values()), default=0)
 
 
@@ -393,7 +393,7 @@ async def look(call: Call) -> Answer:
 
 
 async def absent(call: Call) -> Answer:
-    """A stream that is not there. To a client that had events of it: do not come back."""
+    """A stream that does not exist. To a client that had events of it: do not reconnect."""
     form = answers.choose(call.option("format"), call.request.headers.get("accept", "*/*"))
     seen = call.request.headers.get("last-event-id") or call.option("last_event_id")
     if form is answers.SSE and seen:

@@ -1,4 +1,4 @@
-"""What the front end serves: one table, of which the documentation of the interface is made, too.
+"""The routes of the front end: one table, from which the documentation of the interface is made, too.
 
 A row has the method, the kind of node and the verb of a call, and the options that it takes.
 """

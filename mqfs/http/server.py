@@ -1,6 +1,6 @@
 """The HTTP server: sockets driven by trio.
 
-Holds the list of connections, and tells each when its client is gone.
+It holds the list of connections, and notifies each when its client is gone.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class HttpServer(Acceptor):
                 self._empty.set()
 
     def end_tokens(self, ended: Set[Grant]) -> None:
-        """End the connections of tokens that were revoked or expired; what they claimed goes back."""
+        """End the connections of tokens that were revoked or expired; their claims are released."""
         for connection in list(self._connections.values()):
             if (grant := connection.grant) in ended:
                 where, name = connection.peer.where, grant.id if grant is not None else ""

@@ -143,7 +143,7 @@ class RequestParser:
         self.requests.append(request)
 
     def _headers(self, version: str) -> dict[str, str]:
-        """The headers of a request. Raises what is wrong with them."""
+        """The headers of a request. Raises the error of invalid ones."""
         if version not in ("1.1", "1.0"):
             self._fail(BadVersion(f"HTTP/{version} (expected 1.1 or 1.0)"))
         headers: dict[str, str] = {}

@@ -11,7 +11,7 @@ from mqfs.errors import printable
 
 
 class Sparing(logging.Filter):
-    """Passes limits.LOG_LINES of a kind in limits.LOG_S; the next one has the number of those left out.
+    """Pass limits.LOG_LINES of a kind in limits.LOG_S; the next line has the number of suppressed ones.
 
     Lines of one statement are of one kind.
     """

@@ -120,7 +120,7 @@ class Acceptor:
         raise NotImplementedError
 
     def refuse(self, sock: socket.socket, error: OverLimit) -> None:
-        """Tell a client, in plain text, why there is no place; then it is closed."""
+        """Send a client, in plain text, the reason of the refusal; then it is closed."""
 
     async def serve(self, sock: socket.socket, tls: TlsCalls | None, peer: Peer, listener: Listener) -> None:
         raise NotImplementedError

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 async def await_step(step: Step[T]) -> T:
-    """The value of a step, at once or when it comes. Raises the engine's error, or trio.Cancelled."""
+    """The value of a step, at once or when it is resolved. Raises the engine's error, or trio.Cancelled."""
     if not isinstance(step, Wait):
         return step
     if step.settled:

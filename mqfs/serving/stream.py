@@ -41,7 +41,7 @@ class SocketStream:
         return self._descriptor
 
     async def receive(self, deadline: float) -> bytes:
-        """What came; empty at the end. Raises trio.TooSlowError at that time."""
+        """The received bytes; empty at the end. Raises trio.TooSlowError at that time."""
         if self.unread:
             data, self.unread = self.unread, b""
             return data
@@ -99,7 +99,7 @@ class SocketStream:
         raise Gone
 
     def send_now(self, data: bytes) -> None:
-        """Send a few bytes if there is room for them; what becomes of them is seen later."""
+        """Send a few bytes if the socket has room for them; a failure shows later."""
         with contextlib.suppress(OSError):
             if self._tls is None:
                 os.write(self._descriptor, data)

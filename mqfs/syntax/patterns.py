@@ -121,7 +121,7 @@ def _plain(pattern: str, words_of: Words) -> tuple[str, ...]:
 
 
 def _between_many(words: tuple[str, ...], words_of: Words, any_word: str, behind: str) -> list[str]:
-    """The regular expressions of what stands before, between and after the `#`."""
+    """The regular expressions of the parts before, between and after the `#`."""
     parts = [""]
     for word in words:
         if word == words_of.many:
@@ -202,7 +202,7 @@ class Patterns(Generic[K]):
         return True
 
     def remove(self, pattern: str, key: K) -> bool:
-        """False if this pattern does not have this key. What nothing needs any more is given back."""
+        """False if this pattern does not have this key. Unused nodes are freed."""
         if (pattern, key) not in self._bound:
             return False
         self._bound.remove((pattern, key))

@@ -52,7 +52,7 @@ def digest(secret: bytes) -> bytes:
 
 
 def id_of(secret: bytes) -> str:
-    """The ID in a secret; "" in what is no token."""
+    """The ID in a secret; "" where it is not a token."""
     found = _SECRET.match(secret)
     return found[1].decode() if found is not None else ""
 

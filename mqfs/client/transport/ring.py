@@ -25,7 +25,7 @@ from mqfs.ring import EPHEMERAL, MISSING, protocol
 
 
 def why_not(address: str, user: str) -> str:
-    """The reason why there can be no rings; empty where there may be."""
+    """The reason why rings are unavailable; empty where they may be available."""
     if MISSING:
         return f"C extension not built ({MISSING})"
     if not isinstance(parse_address(address), UnixAddress):

@@ -389,7 +389,7 @@ RingRecord = tuple[int, int, int, int, int, bytes, bytes]  # sequence, time, str
 
 
 class NotInRing(Exception):
-    """Only a cursor can read what is asked for."""
+    """Only a cursor can read the requested messages."""
 
 
 class _Names(dict[int, str | None]):
@@ -412,7 +412,7 @@ class RingFilter:
         self._selected = names
 
     def attach(self, at: Attached) -> None:
-        """Take numbers of streams from that generation. Raises BadRing for what is no pattern in its group."""
+        """Use the stream numbers of that generation. Raises BadRing for an invalid pattern of its group."""
         self._names, self._ttl_ns = _Names(at.name, _selector(self._selected, at.words)), at.ttl_ns
 
     def messages(self, records: Sequence[RingRecord]) -> list[Message]:

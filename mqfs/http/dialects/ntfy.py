@@ -49,7 +49,7 @@ _EXPECTED = "30m, 2 days, UNIX seconds, or such as `tomorrow, 10am`, `monday 17:
 
 
 def parse_span(text: str) -> int | None:
-    """Seconds of a duration; None: it is none."""
+    """Seconds of a duration; None: not a duration."""
     at, seconds, text = 0, 0, text.strip().lower()
     while match := _PART.match(text, at):
         seconds += int(match[1]) * _SECONDS[match[2][0]]
@@ -258,7 +258,7 @@ def to_id(sequence: int) -> str:
 
 
 def from_id(text: str) -> int | None:
-    """None: it is none of ours."""
+    """None: not an id of this server."""
     known = len(text) == ID_DIGITS and not text.strip(_DIGITS)
     return int(text, 36) if known else None
 
@@ -297,7 +297,7 @@ def as_line(event: dict[str, Any]) -> bytes:
 
 
 def as_event(event: dict[str, Any]) -> bytes:
-    """With the id, which a browser sends when it comes back, of messages only: others stand for no place."""
+    """With an id, which a browser sends when it reconnects, for messages only: other events have no position."""
     kind = event["event"]
     head = f"id: {event['id']}\n" if kind == "message" else f"event: {kind}\n"
     return head.encode() + b"data: " + as_line(event) + b"\n"
@@ -420,7 +420,7 @@ async def _publish(call: Call, topic: str, note: Note) -> Answer:
 
 
 async def subscribe(call: Call) -> Answer:
-    """Messages of topics: those that are kept, then those that come; with `poll` the former only. Before them, with
+    """Messages of topics: retained ones, then new ones; with `poll` the former only. Before them, with
     `scheduled`, those that wait for their time."""
     kind, encode = _FORMS[call.target.verb]
     topics = list(dict.fromkeys(call.target.name.split(",")))

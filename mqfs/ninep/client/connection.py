@@ -193,7 +193,7 @@ class Client:
         return self._send(requests, None)
 
     def flush(self, slot: Slot) -> None:
-        """Give a request up, unless it is answered or was given up before; `wait` tells what became of it."""
+        """Cancel a request, unless it is answered or cancelled already; `wait` returns the outcome."""
         self._send((), slot)
 
     def _send(self, requests: Sequence[Fcall], aborted: Slot | None) -> list[Slot]:

@@ -77,7 +77,7 @@ def _all(base: type[MqfsError]) -> Iterator[type[MqfsError]]:
 
 
 def raised(reply: Rerror | Rlerror) -> MqfsError:
-    """The error that a server's refusal stands for."""
+    """The exception for a server's error."""
     if isinstance(reply, Rlerror):
         return _numbered(reply.ecode, "") or _other(os.strerror(reply.ecode), reply.ecode)
     text, _, detail = reply.ename.partition(": ")

@@ -213,7 +213,7 @@ def _put_stat(value: Dir, unix: bool) -> bytes:
 
 
 def entry_bytes(entry: Entry) -> bytes:
-    """An entry as it stands in an Rreaddir."""
+    """An entry as in an Rreaddir."""
     name = entry.name.encode("utf-8", "surrogateescape")
     return ENTRY.pack(*entry.qid, entry.offset, entry.type, len(name)) + name
 

@@ -69,7 +69,7 @@ class Connection:
         self.server.nursery.start_soon(wait)
 
     async def run(self) -> None:
-        """Read and perform until the client goes, breaks the protocol, or the server ends."""
+        """Read and perform until the client disconnects or breaks the protocol, or the server ends."""
         try:
             while data := await self._receive():
                 if not await self._perform(data):
@@ -112,7 +112,7 @@ class Connection:
         return b""
 
     async def _in_slices(self, steps: Iterator[None]) -> None:
-        """Perform steps, with turns for others in between."""
+        """Perform steps, and let others run in between."""
         until = perf_counter() + limits.TURN_S
         for _ in steps:
             if perf_counter() > until:

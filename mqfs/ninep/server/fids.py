@@ -271,7 +271,7 @@ class OpenDirectory:
         return tuple(found)
 
     def _entry(self, fid: Fid, nodes: list[Any], at: int) -> Entry | None:
-        """The entry at a place: ".", "..", then the nodes; None where one was removed meanwhile."""
+        """The entry at an index: ".", "..", then the nodes; None where one was removed meanwhile."""
         if at == 0:
             return Entry(fid.node.qid, 1, DT_DIR, ".")
         if at == 1:

@@ -1,4 +1,4 @@
-"""Parked requests: those of which the call into the tree returned a `Wait`, until it is settled, flushed or aborted."""
+"""Parked requests: their call into the tree returned a `Wait`, which is not resolved, flushed or aborted yet."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Pending:
 def later(
     step: Step[Any], then: Callable[[Any], Fcall], *, fid: Fid | None = None, calls: bool = False
 ) -> Fcall | Later:
-    """The reply to a step, now or when it is settled. `calls`: `then` calls the tree."""
+    """The reply to a step, now or when it is resolved. `calls`: `then` calls the tree."""
     return Later(step, then, fid, calls) if isinstance(step, Wait) else then(step)
 
 
@@ -84,7 +84,7 @@ class PendingRequests:
         self.ready: deque[Pending] = deque()  # settled, and the reply needs the tree
 
     def park(self, tag: int, later: Later) -> None:
-        """Keep a request until its wait is settled. Raises OverLimit where one over the limit can be cancelled."""
+        """Keep a request until its wait is resolved. Raises OverLimit where one over the limit can be cancelled."""
         if len(self.by_tag) >= limits.TAGS and not later.wait.settled and later.wait.cancel():
             raise OverLimit(f"more than {limits.TAGS} parked requests of one connection")
         pending = Pending(tag, later)

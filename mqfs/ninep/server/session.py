@@ -169,7 +169,7 @@ class Session:
     def closing(self, sent: int | None = None) -> Iterator[None]:
         """End the connection, in steps: no request stays parked, no fid open.
 
-        `sent`: how many of the bytes that `take` returned were sent. A claimed message that was not is given back.
+        `sent`: how many of the bytes that `take` returned were sent. A claimed message that was not sent is released.
         """
         yield from self._restart or ()
         yield from self.abort()  # first: until then a message may come for one of its reads

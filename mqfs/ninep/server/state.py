@@ -7,7 +7,7 @@ from mqfs.ninep.codec.dialect import Dialect
 
 
 class Negotiated:
-    """The terms of a connection, settled by its last Tversion and its Tattach."""
+    """The terms of a connection, agreed by its last Tversion and its Tattach."""
 
     __slots__ = ("dialect", "msize", "unix", "v9fs")
 

@@ -1,1 +1,1 @@
-"""Rings in the server: who may attach, and how what is published comes into the log (docs/explanation/ring.md)."""
+"""Rings in the server: who may attach, and how published messages get into the log (docs/explanation/ring.md)."""

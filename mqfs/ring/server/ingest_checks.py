@@ -110,7 +110,7 @@ class IngestChecks:
             yield at, self._next_record(data, at), None
 
     def _next_record(self, data: memoryview, bad: int) -> int:
-        """The next place where a record may begin. Only a possible sequence and time are examined further."""
+        """The next offset where a record may begin. Only a possible sequence and time are examined further."""
         whole, low = data.obj, self._end.next
         assert isinstance(whole, bytes)
         if self._budget < 0:

@@ -213,7 +213,7 @@ class RingRegistry:
         return None
 
     def _left(self, attachment: Attachment) -> None:
-        """A client has left."""
+        """A client has detached."""
         own = self._rings.get(attachment.group)
         if own is not None:
             own.attached.discard(attachment)
