@@ -1,7 +1,6 @@
 """A group's own files and directories: `ctl`, `.stats`, `.consumers`, `.kept/STREAM`, `.consumers/.STREAM`, ...
 
-Owns what they are called, their numbers and modes. Streams, views and consumers are files too, with classes of their
-own.
+Their names, numbers and modes are here. Streams, views and consumers are files too, with classes of their own.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ log = logging.getLogger("mqfs.engine")
 
 
 class Faults:
-    """Of one tree."""
+    """The faults of a tree: contained, counted and logged."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -65,9 +65,7 @@ def report_unserved(number: int, why: object) -> None:
 
 # ------------------------------------------------------------ refusals
 
-# Why writes to a group's files were refused, for `.errors`.
-#
-# Owns the last ones of each user: the refusals of one user never push out those of another.
+# Why writes to a group's files were refused, for `.errors`. The refusals of one user never push out those of another.
 
 
 class Refused(NamedTuple):
@@ -81,7 +79,7 @@ class Refused(NamedTuple):
 
 
 class Refusals:
-    """Of one group."""
+    """The last refusals of each user in one group."""
 
     def __init__(self) -> None:
         self._users: dict[int, deque[Refused]] = {}  # who was refused last stands last

@@ -1,7 +1,6 @@
 """A group's log, written: the only module that appends to it, and that applies what was appended to the group's state.
 
-Owns that order (a record is in the log before the state says so), the time of each record, and when what was written is
-as safe as `sync` says. What a record means is in state/; delivery is the fan-out's.
+It keeps the order (a record is in the log before the state says so), gives each record its time, and knows when that is as safe as `sync` says. What a record means is in state/; delivery is the fan-out's.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ AckSteps = tuple[ConsumerState, bytes]  # of one consumer, as state.acks.step ma
 
 
 class GroupLog:
-    """Of one group. `bucket` is what stores it now; `end`, `reader`, `metrics` and `upkeep` are its parts.
+    """The log of one group. `bucket` is what stores it now; `end`, `reader`, `metrics` and `upkeep` are its parts.
 
     Calls that append raise DiskFailed, DiskFull and ReadOnly; then nothing was appended, nor applied.
     """
@@ -166,16 +165,15 @@ def _ignore(_: object) -> None:
 
 # ------------------------------------------------------------ log clock
 
-# The two clocks of a log: the wall times that its records carry, and the engine time that they mean.
-#
-# Owns the anchors that turn one into the other (mqfs(4), "Time").
+# The two clocks of a log: the wall times that its records carry, and the engine time that they mean. Anchors turn one
+# into the other (mqfs(4), "Time").
 
 _SECOND_NS = 10**9
 _COMPARE_NS = _SECOND_NS // 10  # how often the two clocks are compared while messages are written
 
 
 class LogClock:
-    """Of one group."""
+    """The clocks of one group's log."""
 
     def __init__(self, log: GroupLog, clock: Clock) -> None:
         self._log, self._clock = log, clock

@@ -1,7 +1,7 @@
 """Bodies in parts, as consumers have them: the messages of one body are one claim.
 
-Owns telling which messages belong together, and reading them as one without holding them. The header `part` is `1/17`
-of the first, `17/17` of the last, and they are next to each other in the log: they came as one unit. A consumer
+The messages of a body are found and read as one without being held. The header `part` is `1/17` of the first, `17/17`
+of the last, and they are next to each other in the log: they came as one unit. A consumer
 has such a body as its last part, whose slot begins at the first; see "Acknowledgement" in docs/reference/format.md.
 """
 

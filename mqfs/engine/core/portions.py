@@ -138,7 +138,7 @@ _ROW_BYTES = 512  # of memory, about, for a write that waits, beside its text
 
 
 class CommandQueue:
-    """Of one group. `memory`: what its users share."""
+    """The long commands of one group, by turns. `memory`: what its users share."""
 
     def __init__(self, portions: Portions, memory: Shares) -> None:
         self._portions, self._memory = portions, memory

@@ -24,7 +24,7 @@ EXPIRY, DELAYED, CONSUMERS, PARTS, TRIMMING, PACING, LOOKING = range(7)  # turns
 
 
 class Timers:
-    """Of one tree. All times are engine time, in nanoseconds."""
+    """The alarms of a tree, by when they are due. All times are engine time, in nanoseconds."""
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
@@ -78,7 +78,7 @@ class Timers:
 
 
 class Alarm:
-    """Of one part of a group. `ring` is called with the engine time; `what` says in a log line what failed. Of several
+    """The alarm of one part of a group. `ring` gets the engine time; `what` says in a log line what failed. Of several
     at one moment the lowest `turn` rings first, then the one that was set first since it rang."""
 
     __slots__ = ("_timers", "due_ns", "group", "number", "ring", "turn", "what")

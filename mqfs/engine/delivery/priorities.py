@@ -138,7 +138,7 @@ class PriorityIndex:
                 yield sequence, rank
 
     def key(self, sequence: int, rank: DeliveryAttributes) -> tuple[int, int, int, int]:
-        """Of an order of delivery: the least is delivered first."""
+        """The place of a message in the order of delivery: the least is delivered first."""
         expires = 0
         if self._group.log.settings.order == "expiry":
             expires = min(rank.expires_ns, self._group.retention.expiry.expires_by_ttl(sequence))

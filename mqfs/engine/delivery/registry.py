@@ -93,7 +93,7 @@ class Consumers(dict[str, Consumer]):
 
     @property
     def slowest(self) -> Consumer | None:
-        """Of those over the whole group, one with the lowest ack floor."""
+        """A consumer with the lowest ack floor, of those over the whole group."""
         number = self._lowest.name
         return self[self._log.state.consumers[number].name] if number is not None else None
 
@@ -131,7 +131,7 @@ class Consumers(dict[str, Consumer]):
             self.bounded.pop(consumer, None)
 
     def bounds(self) -> list[str]:
-        """Of those with a `backlog`, the policy of each."""
+        """The policies of the consumers with a `backlog`."""
         return [consumer.state.full for consumer in self.bounded]
 
     def make(self, name: str, user: User, mode: int) -> Consumer:
@@ -344,6 +344,6 @@ class Scopes:
         return Routes(self._group.routing_version, scopes, tuple(members), bounded)
 
     def waiting(self) -> Iterator[ParkedReads]:
-        """Of all consumers with parked reads."""
+        """All consumers with parked reads."""
         for scope in list(self._scopes.values()):
             yield from list(scope.waiting)

@@ -463,7 +463,7 @@ Steps: TypeAlias = Sequence[tuple[Settings, Action | None]]  # settings and acti
 
 
 class Losses:
-    """Of one write, or of a part of it that ends where messages are written."""
+    """The messages that one write drops, or a part of it that ends where messages are written."""
 
     def __init__(self, group: Group, steps: Steps) -> None:
         self.group, now = group, group.settings

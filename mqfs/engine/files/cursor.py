@@ -1,6 +1,7 @@
 """`.cursor`: every open is a private reader of the group's log that can be positioned, narrowed and shaped.
 
-Owns the commands and formats of mqfs(4), "Cursors". Takes nothing and holds back nothing beyond a small slack.
+The commands and formats are those of mqfs(4), "Cursors". A cursor takes nothing and holds back nothing beyond a small
+slack.
 """
 
 from __future__ import annotations

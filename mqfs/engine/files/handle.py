@@ -1,7 +1,7 @@
 """What all open files share: who has them open, the way of a read that may have to wait, and the rest of a message.
 
-Each kind of file has a module of its own in this package. Owns positions, the unread rest of a message, and the rule
-for offsets: a read at an offset inside the message last given returns it from there (programs read ahead and seek
+Each kind of file has a module of its own in this package. A handle has a position and the unread rest of a message. The
+rule for offsets: a read at an offset inside the message last given returns it from there (programs read ahead and seek
 back). Any other offset, that of its beginning too (pread(2) at 0), means what comes next: its unread rest, or the next
 message.
 """

@@ -1,7 +1,7 @@
 """`.kept/STREAM`, opened: what the stream keeps, as one finite file.
 
-Owns the snapshot. A small one is copied when it is opened; of a large one the places are noted, and what the stream
-gives up meanwhile is an error where it is read, never other bytes.
+A small snapshot is copied when it is opened. Of a large one the places are noted: what the stream gives up meanwhile is
+an error where it is read, never other bytes.
 """
 
 from __future__ import annotations

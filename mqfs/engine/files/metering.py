@@ -1,6 +1,6 @@
 """Metering: the open files of a user with a quota.
 
-Owns the user's rate of messages and bytes, its reads that wait and its claims. A handle is metered by replacing its
+A meter has a user's rate of messages and bytes, its waiting reads and its claims. A handle is metered by replacing its
 `read` and `write` when it is opened: without a quota nothing is asked, then or later. A write beyond the rate waits
 for its turn, in the order of all of the user's; a read beyond a bound is refused.
 """
@@ -60,14 +60,14 @@ class QueuedWrite:
 
 @attrs.define
 class Counts:
-    """Of one user, since the server started; shown in `.stats`."""
+    """What a user's quota held up since the server started; shown in `.stats`."""
 
     delayed: int = 0  # writes
     refused: int = 0  # reads, writes and opens
 
 
 class Meter:
-    """Of one user."""
+    """The use of one user, against its quota."""
 
     def __init__(
         self, uid: int, quota: Quota, clock: Clock, timers: Timers, root: Group, kept: KeptQuotas | None
@@ -229,7 +229,7 @@ class Meter:
 
 
 class Meters:
-    """Of all users of a tree. `root`: of its groups the one that is always there."""
+    """The meters of all users of a tree. `root`: of its groups the one that is always there."""
 
     root: Group
 

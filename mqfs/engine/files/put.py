@@ -118,9 +118,7 @@ class PutHandle(CommandFile):
 
 # ------------------------------------------------------------ batch file
 
-# `.batch`: many messages in one write, as one unit.
-#
-# Owns what such a write is made of messages for; the layout of a frame is in batch_frames.py.
+# `.batch`: many messages in one write, as one unit. The layout of a frame is in batch_frames.py.
 
 
 class FramesFile(CommandFile):

@@ -278,9 +278,8 @@ class Reader(Searcher):
 
 # ------------------------------------------------------------ order file
 
-# `order`, and what else reads several streams of a group at once in the order of its log.
-#
-# Owns the telling of a reader that messages it had not had were cut.
+# `order`, and what else reads several streams of a group at once in the order of its log. It reports messages that were
+# removed before they were read.
 
 
 class MergedReader(Reader):

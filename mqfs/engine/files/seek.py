@@ -1,6 +1,6 @@
 """Where `seek` leads: from a place in words to a sequence.
 
-Owns that search. Moves nothing; the caller says which messages may be shown. Where each has to be looked at, it is
+The search moves nothing; the caller says which messages may be shown. Where each has to be looked at, it is
 for the caller to look on.
 """
 

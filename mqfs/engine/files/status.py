@@ -54,7 +54,7 @@ def stats(group: Group, user: User) -> Work[str]:
 
 
 def totals(group: Group, user: User) -> Work[str]:
-    """Of `.stats` all but the streams, in one line."""
+    """All of `.stats` but the streams, in one line."""
     head = _encode(_totals(group, user)).removesuffix("}")
     quotas = yield from _quotas(group, user, _ONE_LINE)
     more = f', "quotas": {quotas}' if quotas else ""
@@ -70,7 +70,7 @@ def _seen(stream: Stream, user: User) -> bool:
 def _rows(
     items: Mapping[str, T], row: Callable[[T], dict[str, Any]], form: Form, has: Callable[[T], bool] | None = None
 ) -> Work[str]:
-    """Of an object of objects the text inside that of `.stats`, by name, in steps."""
+    """The text of an object of objects as it stands inside `.stats`, by name, in steps."""
     rows = []
     for name in (yield from in_order(list(items))):
         one = items.get(name)
@@ -81,7 +81,7 @@ def _rows(
 
 
 def figures(node: Group | Stream | View) -> dict[str, Any]:
-    """Of `.stats` what counts one of a group's files, or a group as a whole."""
+    """The part of `.stats` that counts one of a group's files, or a group as a whole."""
     if isinstance(node, Stream):
         return _stream(node, {})
     if isinstance(node, View):
@@ -188,7 +188,7 @@ def _over(consumer: Consumer) -> Stream | None:
 
 
 def places(group: Group, user: User) -> Work[bytes]:
-    """Of `.stats` what a reader needs to plan with: nothing of it is counted, however much is kept or waits."""
+    """The part of `.stats` that a reader plans with. Nothing in it is counted, however much is kept or waits."""
     head = json.dumps({**_log(group), "words": group.settings.words.listed, "streams": {}}, ensure_ascii=False)
     rows = []
     for name, stream in list(group.streams.items()):

@@ -1,6 +1,6 @@
 """A stream, open: writing to it, and under `deliver all` reading it. Claiming handles are in consumer.py.
 
-Owns unfinished lines, and the place of a reader in its stream.
+A handle has its unfinished line, and its position in the stream.
 """
 
 from __future__ import annotations

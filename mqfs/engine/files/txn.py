@@ -1,6 +1,6 @@
 """The files of `.txn`, open: its `ctl`, and what is written in a part.
 
-Owns their commands; parts and commits are in transactions.py.
+Their commands; parts and commits are in transactions.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`.batch` and what a part is made of: `u32 frame bytes · u16 name bytes · u16 header bytes · name · headers · body`.
 
-Owns that layout, little-endian, and the checking of what a client sends in it. The frame bytes count the whole frame.
+Numbers are little-endian; the frame bytes count the whole frame. What a client sends is checked here.
 """
 
 from __future__ import annotations

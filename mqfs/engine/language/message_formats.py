@@ -1,6 +1,6 @@
 """What a cursor's or consumer's messages look like: `format raw|line|nul|each|json|record`, and `info`.
 
-Owns the shapes of mqfs(4), "Cursors". Reads no log and moves nothing.
+The shapes of mqfs(4), "Cursors". Reads no log and moves nothing.
 """
 
 from __future__ import annotations

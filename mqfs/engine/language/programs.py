@@ -9,7 +9,7 @@ string behind the colon needs quotes only if it holds blanks, quotes, parenthese
 Packages add functions as entry points of the group `mqfs.functions`. The entry point is called with the arguments when
 the program is parsed, and returns what is called for each message: (topic: str, body: bytes, sequence: int) -> bool.
 
-Owns the language and its evaluation; never looks at a stream or a group.
+Here are the language and its evaluation, which never looks at a stream or a group.
 """
 
 from __future__ import annotations

@@ -109,9 +109,8 @@ def lacking_backlog(settings: Settings, messages: Mapping[Stream, int]) -> Strea
 
 # ------------------------------------------------------------ deduplication
 
-# Ids of `.put`: the same id of the same user within `dedup` is accepted and not appended again.
-#
-# Owns how long and how many are remembered; they are in the group's state.
+# Ids of `.put`: the same id of the same user within `dedup` is accepted and not appended again. They are in the group's
+# state, for a time and up to a number.
 
 
 class PutId(NamedTuple):
@@ -122,7 +121,7 @@ class PutId(NamedTuple):
 
 
 class DeduplicationWindow:
-    """Of one group."""
+    """The ids that a group remembers."""
 
     def __init__(self, log: GroupLog, clock: Clock) -> None:
         self._log, self._clock = log, clock

@@ -1,7 +1,7 @@
 """A unit of messages on its way into the log: for one stream or several, seen together or not at all.
 
-Owns looking at everything that could refuse it before anything is done, the one append, and telling everyone. Where the
-messages come from is the business of put.py and transactions.py.
+Everything that could refuse it is checked before anything is done; then follow the one append and the delivery. The
+messages come from put.py and transactions.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Messages that wait on disk for their time (`.put` with `delay` or `at`).
 
-Owns them until they are due. One lies in the log under the number of `.put`, so in no stream; when it is due it is
+A delayed message lies in the log under the number of `.put`, so in no stream; when it is due it is
 appended again, to its stream, and acknowledged here in the same batch. After a crash it is in one place or the other,
 and in its stream it stands where it could first be read.
 """
@@ -29,7 +29,7 @@ _AGAIN_NS = 10**9  # where the disk does not take one that is due
 
 
 class DelayedMessages:
-    """Of one group."""
+    """The messages of a group that wait for their time."""
 
     def __init__(self, host: Group) -> None:
         self._host, self._log = host, host.log
@@ -142,7 +142,7 @@ class DelayedMessages:
         return True
 
     def sequences(self, stream: int) -> list[int]:
-        """Of those for that stream, oldest first."""
+        """Those for that stream, oldest first."""
         return [sequence for sequence, number in self._streams.items() if number == stream]
 
     def record(self, sequence: int) -> Record | None:

@@ -69,7 +69,7 @@ class HeaderBytes:
 
 
 class KeptBytes:
-    """Of one owner."""
+    """The bytes that the streams of one owner keep."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -110,7 +110,7 @@ class KeptBytes:
 
 
 class KeptQuotas:
-    """Of one tree."""
+    """The `kept` quotas of a tree, by owner."""
 
     def __init__(self, quotas: Quotas) -> None:
         self.quotas = quotas

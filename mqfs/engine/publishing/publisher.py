@@ -23,7 +23,7 @@ RECORD_BYTES = 40  # of a message in the log, beside its body
 
 
 class Publisher:
-    """Of one group."""
+    """Writes messages to one group: admission, append, count, deliver, sync."""
 
     def __init__(self, host: Group) -> None:
         self._host, self.log, self.retention, self.consumers = host, host.log, host.retention, host.consumers
@@ -181,7 +181,7 @@ class Publisher:
 
 
 class BlockedWriters:
-    """Of one group; each stream's are in `stream.blocked`. `admit` and `append` are the publisher's."""
+    """The waiting writers of a group; those of a stream are in `stream.blocked`. `admit`, `append`: the publisher's."""
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ class BlockedWriters:
 
 
 def refuse_all(stream: Stream, error: errors.MqfsError) -> None:
-    """Of a stream that is removed, or whose server stops."""
+    """Refuse the writers of a stream that is removed, or whose server stops."""
     for wait in list(stream.blocked):
         _refuse(wait, stream.blocked.pop(wait), error)
 

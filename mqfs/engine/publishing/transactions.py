@@ -1,6 +1,6 @@
 """Transactions: parts that are staged aside in `.txn`, and the commit that appends some of them as one unit.
 
-Owns the parts of a group and the last commit of each producer. The store keeps the messages of a part until then, as
+A group has its parts and the last commit of each producer. The store keeps the messages of a part until then, as
 blanks (mqfs/log/batch.py) whose places are those of the part's own names; they cannot be read, and do not outlive the
 server. The commit is a record of the batch that it appends: after a crash both are there, or neither.
 """
@@ -31,7 +31,7 @@ _NUMBERS = 1 << 63
 
 
 class Transactions:
-    """Of one group."""
+    """The parts of a group, and its commits."""
 
     def __init__(self, host: Group) -> None:
         self._host, self._log, self._staging = host, host.log, host.staging

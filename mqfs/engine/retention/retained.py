@@ -1,7 +1,7 @@
 """What one stream keeps: its floor, and the count of what is above it.
 
-Owns that range, the counting, and which messages in it are still to be seen. Why a message goes is the group's
-(retention.py) and `depth`'s (retained.py).
+It also knows which messages of that range are still to be seen. Why a message goes is decided by the group
+(retention.py) and by `depth`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNKNOWN, RECOUNT = -2, -1  # a stream's count: not looked at since the start, an
 
 
 class KeptRange:
-    """Of one stream. `state.floor` is where it begins."""
+    """The range that one stream keeps. `state.floor` is where it begins."""
 
     __slots__ = (
         "_owner",
@@ -416,11 +416,9 @@ def fits(depth: Depth, kept: KeptRange | Cut, messages: int, size: int) -> bool:
 
 # ------------------------------------------------------------ expiry
 
-# The group's `ttl`: which messages have outlived it.
-
 
 class Expiry:
-    """Of one group."""
+    """The `ttl` of one group: which messages have outlived it."""
 
     def __init__(self, log: GroupLog, clock: Clock) -> None:
         self._log, self._clock = log, clock

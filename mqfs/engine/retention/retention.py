@@ -89,7 +89,7 @@ class Retention:
         yield from self._forget_absent(self.lapsed)
 
     def _forget_absent(self, absent: dict[int, int]) -> Iterator[None]:
-        """Of messages that are not to be seen: what is below its stream's floor. In steps."""
+        """Forget what is below its stream's floor, of messages that are not to be seen. In steps."""
         for count, (sequence, number) in enumerate(list(absent.items())):
             owner = self._host.numbers.get(number)
             if owner is None or sequence < owner.kept.state.floor:

@@ -1,6 +1,6 @@
 """Which messages of a group something is over: all, or those of streams, views and patterns that names say.
 
-Owns finding the next such message in the log. Knows nothing of permissions, positions or what is kept.
+A filter finds the next such message in the log. It knows nothing of permissions, positions or what is kept.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class MessageFilter:
         return self._part(stream) != _NONE
 
     def _part(self, stream: NamedStream) -> int:
-        """Of its messages; looked up once for each stream, until what views have changes."""
+        """Which of its messages; looked up once for each stream, until what views have changes."""
         if self._shape != self.group.routing_version:
             self._shape = self.group.routing_version
             self._covered.clear()

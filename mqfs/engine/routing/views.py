@@ -1,6 +1,7 @@
 """A view: the messages of all streams that a pattern matches or a program selects, to read like a stream.
 
-Owns which messages are in it. Which views a stream is in, the registry knows; an open one is files/readers.py.
+A view decides which messages are in it; the registry knows the views of each stream, with compiled patterns. Open views
+are in files/readers.py.
 """
 
 from __future__ import annotations
@@ -99,13 +100,9 @@ class NamedStream(Protocol):
 
 # ------------------------------------------------------------ view registry
 
-# The views of a group, by name: binding, unbinding, and which of them a stream is in.
-#
-# Owns the compiled patterns. What a view looks like to a reader is in views.py.
-
 
 class ViewRegistry(dict[str, View]):
-    """Of one group. A stream is matched once, when it is new or the patterns have changed."""
+    """The views of a group, by name. A stream is matched once: when it is new, or the patterns have changed."""
 
     on_refreshed: Callable[[], None]
     on_removed: Callable[[View], None]

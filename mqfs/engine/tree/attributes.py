@@ -251,8 +251,8 @@ def set_attributes(user: User, node: Node, mode: int | None, uid: int | None, gi
 
 # Open directories, of all faces: what each held when it was read from its beginning.
 #
-# So files that are removed meanwhile make a reader skip none and repeat none. Owns what that counts of the user's
-# share of the server's memory.
+# So files that are removed meanwhile make a reader skip none and repeat none. The names are charged to the user's share
+# of the server's memory.
 
 
 class Listing:

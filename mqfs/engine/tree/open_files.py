@@ -34,7 +34,7 @@ _OPENS: dict[str, type[OpenFile]] = {
 
 
 class OpenFiles:
-    """Of one tree."""
+    """The open files of a tree, counted for each user."""
 
     def __init__(self, meters: Meters | None = None) -> None:
         self.meters = meters

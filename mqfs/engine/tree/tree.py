@@ -1,7 +1,7 @@
 """The tree: groups in groups, and every call a face makes on names.
 
-Owns walking, opening, making, removing, renaming, attributes and permissions, the count of what is open and what waits,
-and house-keeping. Performs nothing on a log itself: that is the group's.
+Names are walked, opened, made, removed and renamed here, with their permissions. What is open and what waits is
+counted, and maintenance runs. It performs nothing on a log itself: that is the group's.
 """
 
 from __future__ import annotations
@@ -406,7 +406,7 @@ log = logging.getLogger("mqfs.engine")
 
 
 class Maintenance:
-    """Of one tree. `dirty`: the groups that it has to look at."""
+    """The periodic work of a tree. `dirty`: the groups that it has to look at."""
 
     def __init__(self, store: Store, clock: Clock, faults: Faults, timers: Timers) -> None:
         self._store, self._clock, self._faults, self._timers = store, clock, faults, timers
