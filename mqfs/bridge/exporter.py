@@ -53,7 +53,7 @@ class FileWriter:
     def __init__(self, folder: Folder, link: GroupLink, topics: Topics, origin: Origin, lifetimes: Lifetimes) -> None:
         self._folder, self._topics, self._origin, self._lifetimes = folder, topics, origin, lifetimes
         self._stopping = link.stopping
-        self._buckets: set[str] = set()  # with files that are not settled
+        self._buckets: set[str] = set()  # with files that are not synced
 
     def write(self, message: Message, kind: str) -> None:
         """Write a message's file, unless it is expired or there."""

@@ -384,7 +384,7 @@ class Changes:
         """Buckets with a new stamp."""
         stamps, before = self._folder.read_stamps(), self._stamps
         if stamps is None:
-            self._looked = 0.0  # no stamps: the directories tell
+            self._looked = 0.0  # no stamps: the times of directories decide
             return set()
         self._stamps = stamps
         if before is None:

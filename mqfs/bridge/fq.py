@@ -36,7 +36,7 @@ RECEIVE_BYTES = 1 << 18
 CONNECT_S, ANSWER_S = 10.0, 30.0
 AGAIN_S = 0.1  # until it connects again to a broker that ended the connection, and between two looks for room
 AT_ONCE = 256  # messages on their way to the group
-REFUSED = BadCommand, BadName, TooLong  # the group cannot take such a message, also later
+REFUSED = BadCommand, BadName, TooLong  # the group can never accept such a message
 
 
 @attrs.frozen(kw_only=True)

@@ -26,7 +26,7 @@ class Origin:
 
     def __init__(self, link: Link, path: str, reconnect: bool | float) -> None:
         self._link, self._path, self._reconnect = link, path, reconnect
-        self._checked: set[str] = set()  # what was warned of, if it was so
+        self._checked: set[str] = set()  # conditions that were checked for a warning
 
     def subscribe(
         self,

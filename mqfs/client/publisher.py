@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 OPEN_STREAMS = 128  # of a group: a fid each in the server
 IN_PARTS = ("headers", "id", "priority", "ttl")  # options of a body in parts
-_BATCH = 1_024  # messages handed to the link at once: bounds what is held of an endless iterable
+_BATCH = 1_024  # messages passed to the link at once: bounds the memory of an endless iterable
 
 
 class Publisher:

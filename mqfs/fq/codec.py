@@ -21,7 +21,7 @@ NAME_BYTES = 127  # of users, exchanges, routes, senders, keys
 QUEUE_BYTES, PASSWORD_BYTES = 1_023, 10_240
 ID_BYTES = 16
 HOP_BYTES = 4
-CONFIRM = b"mqfs.confirm"  # the exchange to which a peer says how many messages of this connection are safe there
+CONFIRM = b"mqfs.confirm"  # the exchange to which a peer acks: how many messages of this connection are safe there
 
 _SHORT, _LONG = struct.Struct(">H"), struct.Struct(">I")
 _AUTH, _AUTHENTICATED, _ERROR = 0xAAAA, b"\xaa\x00", b"\xee\xee"

@@ -154,7 +154,7 @@ class Delivery:
         self._sources: dict[Exchange, Source] = {}
         self._sending = trio.Lock()
         self._written = self._count = 0  # bytes, messages
-        self._confirming = False  # the client says what is safe there
+        self._confirming = False  # the client acks the messages that are safe there
         self._window: deque[Sent] = deque()  # that the peer's kernel may not have
         self._in_window = 0  # messages
         self._held: deque[Sent] = deque()  # that it has

@@ -279,7 +279,7 @@ class Exchanges:
                 queue.wish = attrs.evolve(queue.wish, type=wish.type)
             member = make(queue)
             queue.members.append(member)
-            self.queues[name] = queue  # its last exchange may have gone meanwhile
+            self.queues[name] = queue  # its last exchange may be removed meanwhile
             return member
 
     def _bound(self, queue: Queue) -> list[Exchange]:

@@ -30,7 +30,7 @@ from mqfs.store.api import Handle
 
 log = logging.getLogger("mqfs.fuse")
 
-BATCH = 64  # requests answered before other tasks have a turn
+BATCH = 64  # requests answered before other tasks run
 PASSED = frozenset(
     (
         protocol.SETATTR, protocol.READLINK, protocol.SYMLINK, protocol.MKNOD, protocol.MKDIR, protocol.UNLINK,

@@ -316,7 +316,7 @@ class FuseMount:
 
 # ---------------------------------------------------------------- ends of processes: a pidfd each, one epoll, one task
 
-EVENTS = 64  # ends of processes handled before other tasks have a turn
+EVENTS = 64  # ends of processes handled before other tasks run
 
 
 class Watched:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqfs.http")
 T = TypeVar("T")
-REQUESTS = 16  # requests in a row before other connections have their turn
+REQUESTS = 16  # requests in a row before other connections are served
 SMALL_BYTES = 65_536  # of a body that is not counted as its user's memory
 
 
@@ -224,7 +224,7 @@ class Connection:
 
     def _user_of(self, request: Request, path: Path) -> User:
         given = self.table.credentials(request, path, self._is_encrypted(request))
-        if given is None and path.names[:1] in OPEN:  # none of these is asked who he is
+        if given is None and path.names[:1] in OPEN:  # these need no token
             return self.peer.itself()
         if self._user is None or self._user[0] != given:
             self._user = given, self.server.gate.user(self.peer, given)

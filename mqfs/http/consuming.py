@@ -177,7 +177,7 @@ async def settle(call: Call) -> Answer:
             continue
         chosen.setdefault(mine, []).append(sequence)
         tokens.setdefault(mine, []).append(token)
-    unsettled = {token.partition(".")[0] for token in gone}  # of these requests none is settled
+    unsettled = {token.partition(".")[0] for token in gone}  # these requests settle no message
     for mine, sequences in chosen.items():
         if str(mine.number) in unsettled:
             continue

@@ -110,7 +110,7 @@ class BrowserRules:
         if site is not None or (origin is not None and _host_of(origin) != host):
             raise Denied("a request of another site's page (expected one of --http-origin)")
         # A browser sends Origin with any other method, and Sec-Fetch-Site by TLS and to loopback. Of a GET by plain
-        # HTTP it tells nothing: any page can have made it, but for a header that needs our leave.
+        # HTTP it reveals nothing: any page can have made it, but for a header that needs our permission.
         tells = encrypted or not host or _is_loopback(host)
         if request.method in SAFE and not tells and not _is_deliberate(request):
             raise Denied("a GET that changes something (expected POST, or the header X-Requested-With)")

@@ -27,7 +27,7 @@ class Fairness:
     def __init__(self) -> None:
         self.last: FairQueue | None = None
         self.changed_at = -math.inf  # when the user changed last
-        self.asked_at, self.asked = -math.inf, 0  # when the last request came, and how many did
+        self.asked_at, self.asked = -math.inf, 0  # time of the last request, and the number of requests
         self._asked_before = 0  # the last piece of long work
         self._of: WeakValueDictionary[Hashable, FairQueue] = WeakValueDictionary()
 

@@ -28,7 +28,7 @@ class SocketStream:
         self.socket, self._descriptor, self._tls = sock, sock.fileno(), tls
         self.before_wait: Callable[[], object] = bool  # called where it has to wait
         self.unread = b""  # received, and to be received again
-        self.failed = False  # the end of what came is none that the client announced
+        self.failed = False  # the stream ended without an end that the client announced
         calls: DescriptorCalls = tls or os
         self._read, self._write = calls.read, calls.write
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.HTTP_SEND_BUFFER_BYTES)

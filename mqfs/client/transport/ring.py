@@ -205,7 +205,7 @@ class RingGroup:
     def _require_log(at: Attached) -> None:
         """Raises DiskFailed where the group's log has failed, DiskFull where it has no room."""
         try:
-            at.socket.ask({"stream": ""})  # there is none: the answer is what stands in the way of a publish
+            at.socket.ask({"stream": ""})  # no such stream: the answer is the error of a publish
         except (Disconnected, NotFound, Stale):
             pass
 

@@ -51,7 +51,7 @@ class Attached:
         self.words = Words(*answer.get("words", DOTTED))
         self.ephemeral: bool = (
             answer.get("ephemeral", False) and self.deliver == "all"
-        )  # its server knows such messages
+        )  # its server understands such messages
         self.is_replaced = False  # replaced by another
         self.publishing = threading.Lock()
         self.numbers: dict[str, int] = {}  # of streams; constant in one generation

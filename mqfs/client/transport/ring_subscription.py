@@ -187,7 +187,7 @@ class RingSubscription(CursorSubscription):
         try:
             self._catch_up(str(self._position))
         except BaseException:
-            self._close_slot()  # the old ones retain what is to be read
+            self._close_slot()  # the old ones retain the messages to read
             raise
 
     def _all_removed(self, at: Attached) -> bool:

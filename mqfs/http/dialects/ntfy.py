@@ -426,7 +426,7 @@ async def subscribe(call: Call) -> Answer:
     topics = list(dict.fromkeys(call.target.name.split(",")))
     poll = _flag(call, "x-poll", "poll", "po")
     known = [topic for topic in topics if reading.exists(call, topic)]
-    select = "select" if len(known) == len(topics) else "cover"  # what is not there is waited for
+    select = "select" if len(known) == len(topics) else "cover"  # waits for streams that do not exist yet
     filters, end = filters_of(call), call.group.log.end.next
 
     def message(line: bytes) -> bytes:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqfs.ninep")
 
 RECEIVE_BYTES = 65_536
-BATCHES = 16  # read in a row from one connection before the others have their turn
+BATCHES = 16  # read in a row from one connection before the others are served
 JOIN_BYTES = 65_536  # replies below this are joined into one buffer; larger ones are gathered by the kernel
 GATHER = 1_000  # buffers of one writev; the system takes 1,024
 _GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ETIMEDOUT, errno.EBADF, errno.EIO)

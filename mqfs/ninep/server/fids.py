@@ -69,7 +69,7 @@ class Fid:
         self.listing: OpenDirectory | None = None
         self.takes = False  # its reads claim messages
         self.given = 0, b""  # of the last such reply: where it ends among all bytes replied, and its data
-        self.xattr = False  # stands for the (empty) list of extended attributes
+        self.xattr = False  # reads as the (empty) list of extended attributes
         self.nonblocking = False
         self.remove_at_close = False
         self.locked = False

@@ -81,7 +81,7 @@ class PendingRequests:
         self.by_tag: dict[int, Pending] = {}  # the flushes too
         self.wake = wake
         self._waits, self._peer, self._replies = waits, peer, replies
-        self.ready: deque[Pending] = deque()  # settled, and the reply needs the tree
+        self.ready: deque[Pending] = deque()  # resolved, and the reply needs the tree
 
     def park(self, tag: int, later: Later) -> None:
         """Keep a request until its wait is resolved. Raises OverLimit where one over the limit can be cancelled."""

@@ -115,7 +115,7 @@ class AttachConnection:
             "deliver": settings["deliver"],
             "ttl_ns": group.settings.ttl,
             "words": group.settings.words.listed,
-            "ephemeral": True,  # it knows such messages
+            "ephemeral": True,  # it understands such messages
         }
 
 
