@@ -1,6 +1,7 @@
 """A group's log, written: the only module that appends to it, and that applies what was appended to the group's state.
 
-It keeps the order (a record is in the log before the state says so), gives each record its time, and knows when that is as safe as `sync` says. What a record means is in state/; delivery is the fan-out's.
+A record is in the log before the state says so. The log gives each record its time, and knows when it is as safe as
+`sync` says. What a record means is in state/; delivery is the fan-out's.
 """
 
 from __future__ import annotations

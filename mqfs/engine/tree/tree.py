@@ -1,6 +1,6 @@
 """The tree: groups in groups, and every call a face makes on names.
 
-Names are walked, opened, made, removed and renamed here, with their permissions. What is open and what waits is
+Names are walked, opened, made, removed and renamed here, with their permissions. Open files and parked calls are
 counted, and maintenance runs. It performs nothing on a log itself: that is the group's.
 """
 
