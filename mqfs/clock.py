@@ -42,7 +42,7 @@ class Clock(Protocol):
         ...
 
     def resume(self, last: Sequence[tuple[Anchor, int]]) -> None:
-        """Go on behind the newest (anchor, wall time of the newest record under it) of an earlier run."""
+        """Go on after the newest (anchor, wall time of the newest record under it) of an earlier run."""
         ...
 
 
@@ -87,7 +87,7 @@ class SystemClock:
         return Anchor(engine_ns=self._base + boot, wall_ns=time.time_ns(), boot_ns=boot, boot=self.boot)
 
     def resume(self, last: Iterable[tuple[Anchor, int]]) -> None:
-        """Continue behind the newest of `last`: (anchor, wall time of the newest record under that anchor)."""
+        """Continue after the newest of `last`: (anchor, wall time of the newest record under that anchor)."""
         boot, wall = time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time_ns()
         self._base = resumed(last, boot, wall, self.boot) - boot
 

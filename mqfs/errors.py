@@ -132,7 +132,7 @@ class DiskFailed(MqfsError):
 
 
 class Damaged(DiskFailed):
-    """A corrupt record of the log; each reader gets it once and continues behind `sequence`."""
+    """A corrupt record of the log; each reader gets it once and continues after `sequence`."""
 
     def __init__(self, sequence: int, detail: str = "") -> None:
         super().__init__(detail or f"record {sequence} is damaged and was set aside")

@@ -174,11 +174,11 @@ FQ_WINDOW = 4_096  # messages of one client that its kernel may not have: no mor
 FQ_HELD = 1_024  # messages of one client that its kernel has, and that are not acked for FQ_HELD_S: a client that is
 FQ_HELD_S = 1.0  # killed resets its connection where it left some unread, and these are then delivered again
 FQ_CONFIRM_S = 0.02  # between two looks at what the peer's kernel has
-FQ_PART_S = 1.0  # that the end of a client's connection for data may come behind that for its commands
+FQ_PART_S = 1.0  # that the end of a client's connection for data may come after that for its commands
 FQ_UNACKED_S = 60  # without an acknowledgement by the peer's kernel a connection ends, and its messages go to others
 FQ_AWAY_S = 10.0  # without a byte, after which what a client that has gone sent is no longer waited for
 FQ_BEATS = 3  # periods without a sign of a client that asked for heartbeats
-FQ_POINTS = 16  # checkpoints of a queue: each keeps what is behind it
+FQ_POINTS = 16  # checkpoints of a queue: each keeps what is after it
 
 # Bridges
 BRIDGE_STOP_S = 10.0  # that the parts of a bridge of a folder have to end; then it is killed, as it may be

@@ -70,7 +70,7 @@ class RecordRun(NamedTuple):
 class Split(NamedTuple):
     """Messages that lie next to each other in a log."""
 
-    end: int  # the sequence behind them
+    end: int  # the sequence after them
     messages: int
     size: int  # about the bytes they take
 

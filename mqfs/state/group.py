@@ -235,7 +235,7 @@ ANYONE = -1  # the user of an id in an older log, which has none
 
 @attrs.define
 class State(Attributes):
-    """A group: enough to serve it from this and the records behind it."""
+    """A group: enough to serve it from this and the records after it."""
 
     group: int
     parent: int

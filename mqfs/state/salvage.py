@@ -22,7 +22,7 @@ def unknown(number: int, owner: Attributes) -> State:
 def replay(
     start: State, records: Iterable[Record], lost: list[str], owner: Attributes, streams: Callable[[], Iterable[int]]
 ) -> State:
-    """Apply the records behind a state. Where some are `lost`, which is known after the last one, retain everything:
+    """Apply the records after a state. Where some are `lost`, which is known after the last one, retain everything:
     `streams` are the numbers of those that have messages. Raises ValueError and LookupError."""
     fresh, highest = start.next_stream, 0
     removed: set[int] = set()

@@ -85,7 +85,7 @@ def parts(log: GroupLog, stream: int, first: int, last: int) -> Iterator[Record]
 
 
 class LongBody:
-    """What `bytes` would be, read from the log as it is asked for. `end`: what the format puts behind it."""
+    """What `bytes` would be, read from the log as it is asked for. `end`: what the format puts after it."""
 
     def __init__(self, log: GroupLog, record: Record, first: int, end: bytes = b"") -> None:
         self._log, self._stream, self._end = log, record.stream, end

@@ -191,7 +191,7 @@ class Consumer(Numbered):
     def claim_behind(
         self, receiver: ClaimingHandle, record: Record, messages: int, size: int, each: int = 0
     ) -> list[Record]:
-        """Claim ordinary messages behind one that was claimed just now, by one record of the log: at most that many, of
+        """Claim ordinary messages after one that was claimed just now, by one record of the log: at most that many, of
         at most `size` bytes of headers, bodies and `each` for each. Raises DiskFailed, ReadOnly; then nothing has
         changed."""
         begin = first = record.sequence + 1

@@ -202,7 +202,7 @@ class Dispatcher:
         return found
 
     def on_claimed(self, sequence: int, first: int) -> None:
-        """That message was claimed, and its steps recorded. If the scan found it, the next one begins behind it."""
+        """That message was claimed, and its steps recorded. If the scan found it, the next one begins after it."""
         self.gaps = {}
         if self._ready and self._ready[0][2] == sequence:
             heapq.heappop(self._ready)
@@ -317,7 +317,7 @@ class Dispatcher:
         return _CLAIMABLE
 
     def _pass(self, sequence: int, first: int) -> int:
-        """Go past a message that is known or acked, and past acked ones behind it; returns the next position."""
+        """Go past a message that is known or acked, and past acked ones after it; returns the next position."""
         progress = self._progress
         if self._gap_start < first:
             self.gaps[self._gap_start] = first - 1  # it has no message in between

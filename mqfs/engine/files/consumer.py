@@ -116,7 +116,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         return self.last.first(b"".join(pieces), count, 0)
 
     def _add_behind(self, record: Record, room: int, current: list[int], pieces: list[bytes]) -> int:
-        """Claim what fits behind a message that was claimed just now. Returns the bytes that it adds."""
+        """Claim what fits after a message that was claimed just now. Returns the bytes that it adds."""
         before = len(pieces)
         for behind in self.consumer.claim_behind(self, record, _AT_ONCE, room, RECORD_OVERHEAD):
             current.append(behind.sequence)
@@ -125,7 +125,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         return sum(map(len, pieces[before:]))
 
     def claim_behind(self, messages: int, size: int) -> list[Record]:
-        """Claim what reads in `format raw` would give next, behind the message that was read last: ordinary messages,
+        """Claim what reads in `format raw` would give next, after the message that was read last: ordinary messages,
         at most that many, of at most `size` bytes of headers and bodies. None where each is to be read by itself."""
         if self.shown is None or self.waits or self.one_by_one or self.has_ended:
             return []

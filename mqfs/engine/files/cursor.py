@@ -255,7 +255,7 @@ class Cursor(LongResponses, Searcher):
         return self.last.first(shape(self.format, record, self.group.numbers[record.stream].name), count, 0)
 
     def _next(self) -> Record | None:
-        """The next message to show, the position moved behind it; None, too, where the look is `unfinished`."""
+        """The next message to show, the position moved after it; None, too, where the look is `unfinished`."""
         self._look_for_losses()
         most = limits.PASSED_MESSAGES
         while self.passed < most and (self.until is None or self.position < self.until):
@@ -313,7 +313,7 @@ class Cursor(LongResponses, Searcher):
     # ------------------------------------------------------------ formats
 
     def _take_records(self, count: int) -> bytes | None:
-        """Whole records, as many as fit, behind the names that were not sent yet; the first one always."""
+        """Whole records, as many as fit, after the names that were not sent yet; the first one always."""
         if (many := self._take_span(count)) is not None:
             return many
         pieces: list[bytes] = []

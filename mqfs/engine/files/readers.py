@@ -21,7 +21,7 @@ from mqfs.model import Kind, Record, Step, User, Wait
 # Open files that look through the log for what they show: in portions, and others are served between.
 #
 # A read that finds nothing within one look waits here while the next looks are made. Reads that come meanwhile wait
-# behind it: a client may send several at once, and each gets what follows the one before. At the end of the log all
+# after it: a client may send several at once, and each gets what follows the one before. At the end of the log all
 # wait for new messages, in the same order.
 
 
@@ -153,7 +153,7 @@ class Reader(Searcher):
     # What a subclass says: what it finds.
 
     def find(self) -> Record | None:
-        """The next record to give, the position moved behind it; None, too, where the look is `unfinished`. Raises
+        """The next record to give, the position moved after it; None, too, where the look is `unfinished`. Raises
         FellBehind or Damaged."""
         raise NotImplementedError
 
@@ -209,7 +209,7 @@ class Reader(Searcher):
         return None
 
     def _read_on(self, rest: bytes, count: int, offset: int) -> bytes:
-        """The rest of a message, and under `data coalesce` what is there behind it."""
+        """The rest of a message, and under `data coalesce` what is there after it."""
         if self.group.settings.data != "coalesce" or self.last.given < len(self.last.body):
             return rest
         if self.over or self.idle or self.is_behind():  # which the next read tells

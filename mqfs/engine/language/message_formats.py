@@ -21,7 +21,7 @@ FORMATS = ("raw", "line", "nul", "each", "json", "record")
 
 
 def parse_seek(word: str) -> tuple[str, int]:
-    """(kind, value) of what stands behind `seek`; times in ns. Raises BadCommand."""
+    """(kind, value) of what stands after `seek`; times in ns. Raises BadCommand."""
     if word in ("first", "last", "end"):
         return word, 0
     try:
@@ -107,7 +107,7 @@ class SentNames:
         return data
 
     def wrap(self, record: Record, name: str) -> bytes:
-        """The record's bytes, behind a NAMES record if its stream's name is news."""
+        """The record's bytes, after a NAMES record if its stream's name is news."""
         if self._sent.get(record.stream) == name:
             return encode(*record)
         return self.news(record.sequence, record.time_ns, {record.stream: name}) + encode(*record)

@@ -3,7 +3,7 @@ r"""Routing programs, the language of fq: which messages a view selects, by name
     prefix:"http." (payload_prefix("M") && route_contains("x"))
 
 `exact:` or `prefix:` and a string, then one expression or none: functions, `&&` (binds closer), `||`, parentheses. A
-string behind the colon needs quotes only if it holds blanks, quotes, parentheses or backslashes; in quotes `\" \\ \0 \n
+string after the colon needs quotes only if it holds blanks, quotes, parentheses or backslashes; in quotes `\" \\ \0 \n
 \r \t \xHH` are escapes. Arguments are strings, numbers, `true` and `false`. There is no negation.
 
 Packages add functions as entry points of the group `mqfs.functions`. The entry point is called with the arguments when
@@ -118,7 +118,7 @@ _EXPECTED = {
 }  # fmt: skip
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
-# Where a string is not closed none behind it is: looked for again at each quote, a text of quotes took its square.
+# Where a string is not closed none after it is: looked for again at each quote, a text of quotes took its square.
 _STRING_OR_PARENTHESIS = re.compile(rf'{_STRING}|[()]|".*', re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
 _ESCAPES = {"\\": "\\", '"': '"', "0": "\0", "n": "\n", "r": "\r", "t": "\t"}
@@ -148,7 +148,7 @@ class _Branch:
 _Node: TypeAlias = _Call | _Branch
 
 
-_Parsed: TypeAlias = tuple[bool, str, _Node | None]  # whether exact, the string behind the colon, the rest
+_Parsed: TypeAlias = tuple[bool, str, _Node | None]  # whether exact, the string after the colon, the rest
 
 
 class _Failed(Exception):
@@ -189,7 +189,7 @@ def is_program(text: str) -> bool:
 
 
 def at_end(line: str) -> tuple[str, str] | None:
-    """The second word of a line and the program behind it, that is the rest of the line; None: there is none."""
+    """The second word of a line and the program after it, that is the rest of the line; None: there is none."""
     match = _VERB_AND_NAME.match(line)
     if match is None or not is_program(line[match.end() :]):
         return None
@@ -211,7 +211,7 @@ def binding(line: str) -> tuple[str, str]:
 
 
 def _without_comment(text: str) -> str:
-    """Up to a # that stands behind a blank and in no string."""
+    """Up to a # that stands after a blank and in no string."""
     marks = _STRING_OR_SHARP
     at = 0
     while mark := marks.search(text, at):

@@ -204,7 +204,7 @@ def read(text: str, settings: Settings) -> Iterator[tuple[Settings, Action | Non
 
 
 def split_line(line: str) -> list[str]:
-    """The words of a line; behind `bind NAME` a program is the rest of it, as it stands. Raises BadCommand."""
+    """The words of a line; after `bind NAME` a program is the rest of it, as it stands. Raises BadCommand."""
     verb = line.split(None, 1)[:1]
     if verb in (["bind"], ["unbind"], ["words"]) and line.rstrip().endswith(" #"):
         return [*split(line), "#"]  # the pattern of everything; a comment would go on

@@ -224,7 +224,7 @@ class BlockedWriters:
         while blocked:
             wait, request = next(iter(blocked.items()))
             del blocked[wait]
-            rest, stream.blocked = blocked, {}  # so that this one does not have to stand behind the others
+            rest, stream.blocked = blocked, {}  # so that this one does not have to stand after the others
             try:
                 step = self._try(stream, request)
             except Exception as error:

@@ -310,7 +310,7 @@ _CUT_STEPS = 64  # messages between two looks at the clock: 0.1 ms
 
 @attrs.define
 class Cut:
-    """Messages to remove from the beginning of a stream: the new floor, and the counts behind it."""
+    """Messages to remove from the beginning of a stream: the new floor, and the counts after it."""
 
     floor: int
     count: int

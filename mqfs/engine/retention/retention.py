@@ -107,7 +107,7 @@ class Retention:
                     stream.kept.newest_kept()  # while it is known that this one is not
                 del absent[sequence]
                 if found is not None and found[0] == sequence:
-                    absent[sequence] = number  # behind the others, which are looked at before it is again
+                    absent[sequence] = number  # after the others, which are looked at before it is again
                 else:
                     self._host.ranks.remove(sequence)
 

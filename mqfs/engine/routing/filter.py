@@ -180,7 +180,7 @@ class MessageFilter:
 
 
 def split_select(line: str) -> list[str]:
-    """The words of a line; behind `select program` a program is the rest of it, as it stands. Raises BadCommand."""
+    """The words of a line; after `select program` a program is the rest of it, as it stands. Raises BadCommand."""
     found = programs.at_end(line) if line.split(None, 1)[:1] == ["select"] else None
     return ["select", *found] if found is not None and found[0] == "program" else split(line)
 

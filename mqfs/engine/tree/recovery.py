@@ -125,7 +125,7 @@ def _place(store: Store, number: int, numbers: Sequence[int]) -> Place:
 
 
 def read_state(bucket: Bucket) -> State:
-    """A group as its log tells it: the newest state and the changes behind it. One whose state is not whole is
+    """A group as its log tells it: the newest state and the changes after it. One whose state is not whole is
     read-only. Raises BadStore."""
     body, records = bucket.upkeep.history()
     if body is None and bucket.id == ROOT:
