@@ -1,1 +1,1 @@
-"""What the tools of the shell share, and mq(1), mq-work(1), pin(1) themselves: files of a tree only."""
+"""The tools of the shell, mq(1), mq-work(1) and pin(1), and their common parts; they use files of a tree only."""

@@ -1,4 +1,4 @@
-"""What the shell completes beside paths and options: streams of a group, and lines of its `ctl`."""
+"""Completions of the shell beside paths and options: streams of a group, and lines of its `ctl`."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class StagedRows(WriterCommitMessage):
 
 @attrs.frozen
 class Sink:
-    """Where and how rows are written. Small, as it is pickled with every task."""
+    """The target and the options of a write. Small, as it is pickled with every task."""
 
     server: Server
     stream: str

@@ -223,7 +223,7 @@ class Folder:
         return self._list("messages", bucket)
 
     def read_rest(self, bucket: str, name: Name) -> str:
-        """What of its topic is not in the name. Raises FileNotFoundError where that is not there."""
+        """The rest of a topic that its name has no room for. Raises FileNotFoundError where its file is missing."""
         if not name.long:
             return ""
         with self._reader(str(name), "topics", bucket) as file:

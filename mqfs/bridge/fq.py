@@ -229,7 +229,7 @@ def _confirmation(count: int) -> bytes:
 
 
 class _Answers:
-    """What a broker answers to commands."""
+    """The answers of a broker to commands."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._parser = sock, AnswerParser()

@@ -84,7 +84,7 @@ class Origin:
 
 @attrs.frozen
 class Topics:
-    """How topics are written in names, and in streams.
+    """The notation of topics in names and in streams.
 
     `encoded`: hexadecimal in names; else as they are. `split_at`: characters of a name before the rest is in a file.
     `theirs`, `ours`: the separators of topics and of streams; a character that is the other's separator changes places

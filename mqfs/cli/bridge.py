@@ -135,7 +135,7 @@ def fq(broker: dict[str, Any], password_file: str | None, token_file: str | None
 
 
 def _secret(path: str | None) -> str:
-    """What a file holds; without one nothing. Raises BadConfig."""
+    """The content of a file; empty without one. Raises BadConfig."""
     if path is None:
         return ""
     try:

@@ -73,7 +73,7 @@ class Source(Protocol):
 
 
 class Shared:
-    """What the listeners of one group share. `changed` guards all their states."""
+    """The state that the listeners of one group share. `changed` guards all their states."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -113,7 +113,7 @@ class Registration:
 
 
 class Listener:
-    """What the library has of a registration: the messages that wait for its handler, and the calls."""
+    """The state of a registration: the messages that wait for its handler, and the calls."""
 
     __slots__ = (
         "_concurrency", "_deduplication", "_filters", "_once", "_running", "_shared", "_start", "_waiting", "closed",

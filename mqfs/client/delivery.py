@@ -43,7 +43,7 @@ def parse(line: bytes) -> tuple[Message, int]:
 
 
 class OfMessage:
-    """What a claim has of its message."""
+    """The attributes of a claim's message."""
 
     message: Message
 

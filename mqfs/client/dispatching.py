@@ -326,7 +326,7 @@ class Registry:
 
     @staticmethod
     def _ask(file: File, names: Sequence[str]) -> dict[str, Any] | None:
-        """What a cursor would select; None: the server does not tell. Raises Denied, BadCommand, BadRequest."""
+        """The answer of a cursor to `selected`; None: the server lacks it. Raises Denied, BadCommand, BadRequest."""
         select = [f"select {' '.join(map(quote_word, names))}"] if names else []
         try:
             answer = parse_answer(file.ask(command_lines(*select, "selected")))

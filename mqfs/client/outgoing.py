@@ -140,7 +140,7 @@ def addressed(text: str, headers: Mapping[str, str] | None) -> tuple[str, Mappin
 
 
 def way_of(item: Item) -> str:
-    """How an item is written: "long", "put" or "plain". A write of no byte is no message: an empty body is put."""
+    """The way to write an item: "long", "put" or "plain". An empty write is no message, so an empty body is put."""
     if isinstance(item, Outgoing):
         body = item.body
     else:

@@ -333,7 +333,7 @@ def status() -> bytes:
 
 
 def data(key: bytes, node: bytes = b"") -> bytes:
-    """How a data connection begins; with the address of a node it is a peer's."""
+    """The beginning of a data connection; with the address of a node that of a peer."""
     return (PEER + node if node else DATA) + _text(key)
 
 
@@ -347,7 +347,7 @@ class Answer(NamedTuple):
 
 
 class AnswerParser:
-    """What a broker sends on a connection for commands."""
+    """The answers of a broker on a connection for commands."""
 
     def __init__(self) -> None:
         self._rest = b""

@@ -194,7 +194,7 @@ class Client:
         return [message for message in messages if message.exchange != codec.CONFIRM]
 
     async def _next(self, channel: SocketStream) -> bytes:
-        """What came; empty at the end, or where its commands have ended and nothing came for a while."""
+        """The received bytes; empty at the end, or after a silence where its command connection has ended."""
         while True:
             ended = self.scope.cancel_called
             try:

@@ -75,7 +75,7 @@ class Binding:
 
     @property
     def prefix(self) -> str:
-        """What the routes begin with that it is for."""
+        """The prefix of the routes that it selects."""
         return self.text.partition(":")[2].partition(" ")[0].strip('"')
 
 

@@ -150,7 +150,7 @@ def _most(queues: Iterable[Queue]) -> int:
 
 
 def _dropped(exchange: Exchange, queue: Queue, count: int) -> int:
-    """How many of these messages the queue will drop."""
+    """The number of these messages that the queue will drop."""
     consumer = exchange.consumer(queue)
     if consumer is None or not queue.wish.backlog or queue.wish.policy == "block":
         return 0

@@ -26,7 +26,7 @@ DEFAULT_BACKLOG = 16_384
 
 
 class Refused(Exception):
-    """What a client asks for it cannot have; the text is sent to it."""
+    """A request of a client is refused; the text is sent to it."""
 
 
 @attrs.frozen

@@ -1,4 +1,4 @@
-"""Who a client of fq acts as: `--fq-users`, and tokens as passwords.
+"""The user that a client of fq acts as: `--fq-users`, and tokens as passwords.
 
 The file of users has lines USER SYSTEM-USER; USER is the name that clients of fq give themselves.
 """

@@ -52,7 +52,7 @@ def json_answer(text: str, status: int = 200) -> Answer:
 
 @attrs.frozen
 class Format:
-    """How messages are framed. `cursor` is the engine's format, `lost` None where a gap must end the connection."""
+    """A framing of messages. `cursor` is the engine's format, `lost` None where a gap must end the connection."""
 
     kind: str
     cursor: str

@@ -84,7 +84,7 @@ def _types(word: str | None) -> list[type]:
 
 
 def _figures(call: Call, node: Any) -> dict[str, Any]:
-    """What `.stats` counts of a stream, or of a group if the user may read it there."""
+    """The counters in `.stats` of a stream, or of a group if the user may read them there."""
     if isinstance(node, Group):
         try:
             call.tree.access(call.user, call.tree.walk(call.user, node, ".stats"), os.R_OK)

@@ -154,7 +154,7 @@ async def show(call: Call) -> Answer:
 
 
 class Scrape:
-    """What one request found."""
+    """The rows that one request collects."""
 
     def __init__(self, call: Call) -> None:
         self._user, self._tree, self._front = call.user, call.tree, call.front

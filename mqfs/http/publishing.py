@@ -75,7 +75,7 @@ async def publish_to(handle: Any, call: Call, place: str) -> Answer | None:
 
 
 def place_of(call: Call) -> str:
-    """Where a message of the stream is, but for its sequence."""
+    """The path of a message of the stream, without its sequence."""
     return f"{call.path.text}?seq="
 
 
@@ -109,13 +109,13 @@ def frame(name: str, body: bytes | bytearray, head: bytes = b"") -> bytes:
 
 
 def framed(stream: Any, body: bytes | bytearray) -> bytes:
-    """What a write of that body to the stream would be, in one atomic batch."""
+    """The frames of a body for `.batch`: the messages that a write to the stream would make."""
     bodies = lines(bytes(body)) if stream.group.settings.data == "line" else [body]
     return b"".join(frame(stream.name, one) for one in bodies)
 
 
 def lines(body: bytes) -> list[bytes]:
-    """What a write makes of a body under `data line`."""
+    """The messages that a write makes of a body under `data line`."""
     *whole, rest = body.split(b"\n")
     return [line + b"\n" for line in whole] + ([rest] if rest or not whole else [])
 

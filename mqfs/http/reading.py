@@ -34,7 +34,7 @@ OPTIONS = (
 
 @attrs.frozen
 class Wish:
-    """What a request wants to read."""
+    """The options of a request to read."""
 
     form: Format
     since: str

@@ -28,7 +28,7 @@ Calls = Callable[[Call], Awaitable[Answer]]
 
 
 class Sends(NamedTuple):
-    """What an answer that is no refusal may carry: content types, names of headers."""
+    """The content types and names of headers of a successful answer."""
 
     kinds: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()

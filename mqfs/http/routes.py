@@ -130,13 +130,13 @@ ROUTES: tuple[Route, ...] = (
 
 
 def in_header(request: Request, path: Path, encrypted: bool) -> str | None:
-    """Where the credentials of a request are."""
+    """The credentials of a request, by its header."""
     return request.headers.get("authorization")
 
 
 @attrs.frozen
 class Table:
-    """What a listener serves: its routes, and how requests are read and refusals written there."""
+    """The routes of a listener, and how requests are read and errors written there."""
 
     routes: tuple[Route, ...]
     resolve: Callable[[Tree, User, Path], Target] = resolve
@@ -149,7 +149,7 @@ class Table:
         return {(route.method, route.kind, route.verb): route for route in self.routes}
 
     def methods(self, target: Target) -> tuple[str, ...]:
-        """What can be done there. A HEAD is a GET without the body."""
+        """The methods of a target. A HEAD is a GET without the body."""
         found = [route.method for route in self.routes if (route.kind, route.verb) == (target.kind, target.verb)]
         return tuple(dict.fromkeys([*found, *(["HEAD"] if "GET" in found else [])]))
 

@@ -1,4 +1,4 @@
-"""What a request's target means: a node of the tree, the verb after it, the options.
+"""The meaning of a request's target: a node of the tree, the verb after it, the options.
 
 What the node is decides, before the verb: below a file a segment is a verb, below a group it is a name.
 """

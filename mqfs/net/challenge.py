@@ -32,7 +32,7 @@ CLIENT, SERVER = b"client", b"server"  # who proves
 
 
 class Answer(NamedTuple):
-    """What a client writes. `id`: of its token; empty of a text that is none."""
+    """The answer of a client. `id`: of its token; empty where the text is not a token."""
 
     id: str
     nonce: str

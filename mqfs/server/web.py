@@ -60,7 +60,7 @@ def _page(listeners: Mapping[Listener, Served]) -> tuple[str, int] | None:
 
 
 def _url(address: Address, path: str) -> str:
-    """Where a browser of this machine finds it; "" at a path."""
+    """The URL for a browser of this machine; "" at a path."""
     if isinstance(address, UnixAddress):
         return ""
     host = "localhost" if address.host in ("0.0.0.0", "::") else address.host

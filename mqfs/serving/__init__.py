@@ -1,1 +1,1 @@
-"""What every front end uses to serve: accepted connections, socket streams, fairness between users, waiting."""
+"""The common part of all front ends: accepted connections, socket streams, fairness between users, waiting."""

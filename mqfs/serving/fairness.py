@@ -113,7 +113,7 @@ class FairQueue:
 
 
 class TimeSlice:
-    """What one connection does in the turns of its user; that is charged with it."""
+    """The work of one connection in the time slices of its user, who is charged with it."""
 
     def __init__(self, queue: FairQueue) -> None:
         self.queue = queue
@@ -121,7 +121,7 @@ class TimeSlice:
 
     @property
     def most_s(self) -> float:
-        """How long a piece of work may be now, in seconds."""
+        """The longest piece of work that is allowed now, in seconds."""
         return limits.PIECE_S if self._began else limits.LOOKING_S
 
     async def start(self) -> None:

@@ -135,7 +135,7 @@ _NOTHING: dict[Any, Any] = {}  # of all nodes without words or keys, which are m
 
 
 class _Node(Generic[K]):
-    """What some patterns have in common up to a word."""
+    """A common prefix of some patterns, up to a word."""
 
     __slots__ = ("keys", "many", "one", "words")
 
@@ -186,7 +186,7 @@ class Patterns(Generic[K]):
         self._root: _Node[K] = _Node()
 
     def __len__(self) -> int:
-        """How many pairs of pattern and key."""
+        """The number of pairs of pattern and key."""
         return len(self._bound)
 
     def add(self, pattern: str, key: K) -> bool:

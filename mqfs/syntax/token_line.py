@@ -47,7 +47,7 @@ def new_secret() -> tuple[str, str]:
 
 
 def digest(secret: bytes) -> bytes:
-    """What a line has of a secret."""
+    """The hash of a secret in its line."""
     return hashlib.sha256(secret).digest()
 
 

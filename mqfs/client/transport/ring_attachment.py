@@ -177,7 +177,7 @@ class RingAttachment:
         return attach_socket
 
     def _dial_again(self) -> AttachClient:
-        """Where a socket was before, a server is stopping: wait GRACE_S for the next one to have one."""
+        """Connect again. No socket where one was before: a server is stopping, so wait GRACE_S for the next one."""
         try:
             return AttachClient(self._socket_path, self._timeout)
         except NoAttachSocket as error:

@@ -310,7 +310,7 @@ def as_text(event: dict[str, Any]) -> bytes:
 
 
 class Filters(NamedTuple):
-    """What a subscriber asks for; empty is everything."""
+    """The filters of a subscriber; an empty one passes all."""
 
     id: str
     message: str
@@ -531,5 +531,5 @@ ROUTES = (
 
 
 def table(group: str) -> Table:
-    """What a listener serves whose root is that group, `NAME` or `NAME/NAME`."""
+    """The routes of a listener whose root is that group, `NAME` or `NAME/NAME`."""
     return Table(ROUTES, partial(resolve, tuple(group.split("/"))), credentials, problem)

@@ -47,12 +47,12 @@ class Framer:
 
     @property
     def unfinished(self) -> int:
-        """How many bytes were not consumed."""
+        """The number of bytes that were not consumed."""
         return len(self._rest)
 
     @property
     def missing(self) -> int:
-        """How many bytes the frame that has begun still needs; 0 where that is not known."""
+        """The number of bytes that the incomplete frame still needs; 0 where that is unknown."""
         if len(self._rest) < 4:
             return 0
         return max(int(COUNT.unpack_from(self._rest)[0]) - len(self._rest), 0)
