@@ -33,7 +33,7 @@ struct ring_handle {
     uint64_t size; /* our own copy: that in shared memory may change at any time */
     uint64_t limit; /* up to which the gating consumers last allowed writing */
     uint64_t mine;  /* bits of slots taken through this handle: its own OFD locks never conflict with it */
-    uint64_t end;   /* behind the last record published */
+    uint64_t end;   /* after the last record published */
     uint32_t joined;
     int locks; /* file descriptor of our own open file description, which holds the OFD locks */
 };
@@ -283,7 +283,7 @@ static inline uint32_t ring_crc(const void *head, const void *rest, size_t rest_
     return crc32c(crc, rest, rest_bytes);
 }
 
-/* Copy the bytes behind the head into `to`, and check the CRC of the record. */
+/* Copy the bytes after the head into `to`, and check the CRC of the record. */
 static inline int ring_copy(const struct ring_handle *h, uint64_t position, const struct ring_record *head, void *to)
 {
     size_t rest = head->size - sizeof *head;

@@ -1,7 +1,7 @@
 /* The layout of the ring's shared memory, defined only here; docs/explanation/ring.md explains it.
  *
  * A sealed memfd: this head, then `size` bytes of records as docs/reference/format.md has them. Each process maps the records twice,
- * one copy behind the other, so that a record or a range that wraps is contiguous. A position counts bytes since the ring
+ * one copy after the other, so that a record or a range that wraps is contiguous. A position counts bytes since the ring
  * was made and never wraps; it lies at position & (size - 1). Every process that has it mapped may write anything anywhere:
  * each value read from here is bounded before it is used, and no pointer is ever kept here.
  */
