@@ -185,7 +185,7 @@ class Wait(Generic[T]):
             assert self._then is None
             self._then = then
 
-    def settle(self, value: T) -> None:
+    def resolve(self, value: T) -> None:
         assert not self._settled
         self._settled, self._value = True, value
         if self._then is not None:
@@ -200,13 +200,13 @@ class Wait(Generic[T]):
     def follow(self, step: T | Wait[T]) -> None:
         """Settle or fail as a step does."""
         if not isinstance(step, Wait):
-            self.settle(step)
+            self.resolve(step)
         else:
             step.subscribe(self._follow)
 
     def _follow(self, done: Wait[T]) -> None:
         if done._error is None:
-            self.settle(done.result())
+            self.resolve(done.result())
         else:
             self.fail(done._error)
 

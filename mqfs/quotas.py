@@ -50,7 +50,7 @@ def counted(user: Hashable) -> Hashable:
     return block_of(user) if isinstance(user, str) else user
 
 
-class Shares:
+class UserLimits:
     """The shares of one resource. `limit` names its bound in limits.py, `what` the resource in an error."""
 
     __slots__ = ("_limit", "_taken", "_what", "most", "used")
@@ -71,12 +71,12 @@ class Shares:
         user = counted(user)
         require_share(self._what, total, user, self._taken.get(user, 0) + amount, self.used + amount)
 
-    def take(self, user: Hashable, amount: int = 1) -> None:
+    def acquire(self, user: Hashable, amount: int = 1) -> None:
         """Give a user more. Raises OverLimit, and changes nothing then."""
         self.check(user, amount)
-        self.give(user, -amount)
+        self.release(user, -amount)
 
-    def give(self, user: Hashable, amount: int = 1) -> None:
+    def release(self, user: Hashable, amount: int = 1) -> None:
         """Take an amount back from a user."""
         self.used -= amount
         user = counted(user)
@@ -89,10 +89,10 @@ class Shares:
     def change(self, user: Hashable, before: int, after: int, *, refuse: bool = True) -> int:
         """Change a user's amount for one purpose to `after`, and return that. Raises OverLimit, if it may `refuse`."""
         if after > before and refuse:
-            self.take(user, after - before)
+            self.acquire(user, after - before)
             self.most = max(self.most, self.used)
         else:
-            self.give(user, before - after)
+            self.release(user, before - after)
         return after
 
 
@@ -166,4 +166,4 @@ def _parse_line(line: str) -> tuple[str, Quota]:
     return name, Quota(**values)
 
 
-__all__ = ["Shares", "counted", "require_share"]
+__all__ = ["UserLimits", "counted", "require_share"]

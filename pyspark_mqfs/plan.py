@@ -217,7 +217,7 @@ def _first_cut(client: Client, item: Range, step: str) -> int:
 
 
 def _shares(wanted: list[int], most: int | None) -> list[int | None]:
-    """Shares of `most` in proportion; the remainder goes to the first below their demand."""
+    """UserLimits of `most` in proportion; the remainder goes to the first below their demand."""
     total = sum(wanted)
     if most is None or total <= most:
         return [None] * len(wanted)

@@ -211,7 +211,7 @@ class Group:
     def unblock(self) -> None:
         """Something may have made room: let blocked writers go on."""
         if self.publisher.blocked.streams:
-            self.publisher.blocked.settle()
+            self.publisher.blocked.retry()
 
     def end(self) -> None:
         """The group is gone, or the server stops: whoever waits is answered."""

@@ -12,7 +12,7 @@ from typing import Any
 from mqfs import errors, limits
 from mqfs.fuse import protocol
 from mqfs.model import Wait
-from mqfs.quotas import Shares
+from mqfs.quotas import UserLimits
 
 log = logging.getLogger("mqfs.fuse")
 
@@ -125,7 +125,7 @@ class ParkedRequest:
 class ParkedRequests:
     """The parked requests of one mount, each against its user's share of `waits`."""
 
-    def __init__(self, device: Device, waits: Shares) -> None:
+    def __init__(self, device: Device, waits: UserLimits) -> None:
         self.device, self._waits = device, waits
         self.by_unique: dict[int, ParkedRequest] = {}
         self.early: dict[int, None] = {}  # requests that were interrupted before they came, the oldest first
@@ -135,7 +135,7 @@ class ParkedRequests:
         """Have `then` reply with the result of a step. Raises OverLimit where one over the limit can be cancelled."""
         uid: int | None = protocol.U32.unpack_from(self.device.buffer, protocol.USER)[0]
         try:
-            self._waits.take(uid)
+            self._waits.acquire(uid)
         except errors.OverLimit:
             if step.cancel():
                 raise
@@ -145,7 +145,7 @@ class ParkedRequests:
 
     def remove(self, request: ParkedRequest) -> None:
         if self.by_unique.pop(request.unique, None) is not None and request.uid is not None:
-            self._waits.give(request.uid)
+            self._waits.release(request.uid)
 
     def interrupt(self, unique: int) -> None:
         """Cancel a request, or remember to. One that can no longer be cancelled is answered as if it was not asked."""

@@ -322,13 +322,13 @@ class Connection:
             self._slice.resume()
             self._waits = False
             if counted:
-                self.tree.waits.give(self.peer.account)
+                self.tree.waits.release(self.peer.account)
         raise TimedOut
 
     def _count_wait(self, step: Wait[Any]) -> bool:
         """Count it against its user's share; over that it is refused, if it can be cancelled."""
         try:
-            self.tree.waits.take(self.peer.account)
+            self.tree.waits.acquire(self.peer.account)
         except OverLimit:
             if step.cancel():
                 raise

@@ -27,7 +27,7 @@ from mqfs.model import Grant
 from mqfs.net.address import Address, TcpAddress, TlsAddress, UnixAddress, is_loopback
 from mqfs.net.peer import Peer
 from mqfs.net.tls import TlsCalls
-from mqfs.quotas import Shares
+from mqfs.quotas import UserLimits
 from mqfs.serving.accept import Acceptor, Listener
 from mqfs.serving.stream import ENDS, GONE, SocketStream
 
@@ -65,7 +65,7 @@ class HttpServer(Acceptor):
         self._trace, self._speak = trace, speak
         self._tables: dict[Listener, Table] = {}
         self._connections: dict[int, Connection] = {}  # by descriptor
-        self._places = Shares("connections", "HTTP_CONNECTIONS")
+        self._places = UserLimits("connections", "HTTP_CONNECTIONS")
         self._connected: Counter[Hashable] = Counter()  # connections of each user
         self._streams: Counter[Hashable] = Counter()  # answers without an end of each user
         self._ends = select.epoll()
@@ -110,11 +110,11 @@ class HttpServer(Acceptor):
         owner = self._owner(peer)
         if self._connected[owner] >= limits.HTTP_USER_CONNECTIONS:
             raise OverLimit(f"at most {limits.HTTP_USER_CONNECTIONS} connections of a user")
-        self._places.take(owner)
+        self._places.acquire(owner)
         self._connected[owner] += 1
 
     def give_place(self, peer: Peer) -> None:
-        self._places.give(self._owner(peer))
+        self._places.release(self._owner(peer))
         _count_down(self._connected, self._owner(peer))
 
     def _owner(self, peer: Peer) -> Hashable:

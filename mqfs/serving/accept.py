@@ -32,7 +32,7 @@ from mqfs.net.sockets import BACKLOG, SocketFile, detect_dead_host, peer_groups
 from mqfs.net.sockets import peer as peer_of
 from mqfs.net.tls import TlsCalls
 from mqfs.net.tokens import Tokens
-from mqfs.quotas import Shares
+from mqfs.quotas import UserLimits
 from mqfs.serving.fairness import Fairness, FairQueue
 
 log = logging.getLogger("mqfs.net")
@@ -47,7 +47,7 @@ class Acceptor:
         name: str,
         protocol: str,
         *,
-        memory: Shares | None = None,
+        memory: UserLimits | None = None,
         fairness: Fairness | None = None,
         tcp_user: str = "nobody",
         tokens: Tokens | None = None,
@@ -179,7 +179,7 @@ class Acceptor:
         self.take_place(peer)
         try:
             if encrypted and self._memory is not None:
-                self._memory.take(peer.account, limits.TLS_BYTES)
+                self._memory.acquire(peer.account, limits.TLS_BYTES)
         except OverLimit:
             self.give_place(peer)
             raise
@@ -201,7 +201,7 @@ class Acceptor:
         finally:
             self.give_place(peer)
             if encrypted and self._memory is not None:
-                self._memory.give(peer.account, limits.TLS_BYTES)
+                self._memory.release(peer.account, limits.TLS_BYTES)
 
 
 async def look_up(peer: Peer) -> None:

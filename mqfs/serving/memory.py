@@ -11,7 +11,7 @@ import ctypes
 import gc
 
 from mqfs.limits import GARBAGE, KEPT_BYTES, LARGE_BYTES
-from mqfs.quotas import Shares
+from mqfs.quotas import UserLimits
 
 _TRIM, _MMAP = -1, -3  # of <malloc.h>
 
@@ -35,7 +35,7 @@ def spare_collector() -> None:
     gc.set_threshold(*GARBAGE)
 
 
-def give_back(memory: Shares) -> None:
+def give_back(memory: UserLimits) -> None:
     """Return memory to the system once clients hold less by more than is kept for the next requests.
 
     The C library does so by itself only at the end of the heap.

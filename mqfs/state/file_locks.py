@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 from mqfs.model import Step, Wait
-from mqfs.quotas import Shares
+from mqfs.quotas import UserLimits
 
 END = 1 << 64
 
@@ -39,7 +39,7 @@ class Key(NamedTuple):
 class Ranges:
     """The locks of one file, ordered by their start, so that few are examined for a range."""
 
-    def __init__(self, shares: Shares) -> None:
+    def __init__(self, shares: UserLimits) -> None:
         self._shares = shares
         self._locks: list[Held] = []
         self._starts: list[int] = []
@@ -79,7 +79,7 @@ class Ranges:
         self._longest = max(self._longest, lock.end - lock.start)
         self._exclusive += lock.exclusive
         self._owned.setdefault(lock.owner, set()).add(lock)
-        self._shares.give(lock.user, -1)
+        self._shares.release(lock.user, -1)
 
     def cut(self, owner: Hashable, start: int, end: int, *, checked: bool = False) -> bool:
         """An owner holds nothing of a range any more. Whether it did. With `checked`: OverLimit where one lock more
@@ -104,7 +104,7 @@ class Ranges:
         at = self._locks.index(lock, bisect_left(self._starts, lock.start))
         del self._locks[at], self._starts[at]
         self._exclusive -= lock.exclusive
-        self._shares.give(lock.user)
+        self._shares.release(lock.user)
         own = self._owned[lock.owner]
         own.discard(lock)
         if not own:
@@ -118,7 +118,7 @@ class Locks:
         self._held: dict[Key, Ranges] = {}
         self._waiting: dict[Key, dict[Wait[None], Held]] = {}
         self._waiters: Counter[tuple[Key, Hashable]] = Counter()  # how many locks each owner waits for
-        self._shares = Shares("locks", "LOCKS")  # held and waited for
+        self._shares = UserLimits("locks", "LOCKS")  # held and waited for
 
     def __len__(self) -> int:
         return self._shares.used
@@ -141,7 +141,7 @@ class Locks:
         promise: Wait[None] = Wait(lambda promise: self._give_up(key, promise))
         self._waiting.setdefault(key, {})[promise] = wanted
         self._waiters[key, wanted.owner] += 1
-        self._shares.give(wanted.user, -1)
+        self._shares.release(wanted.user, -1)
         return promise
 
     def _put(self, key: Key, wanted: Held) -> None:
@@ -156,7 +156,7 @@ class Locks:
         wanted = waiting.pop(promise, None)
         if wanted is None:
             return False
-        self._shares.give(wanted.user)
+        self._shares.release(wanted.user)
         self._waiters[key, wanted.owner] -= 1
         if not self._waiters[key, wanted.owner]:
             del self._waiters[key, wanted.owner]
@@ -196,7 +196,7 @@ class Locks:
                 continue
             if self.conflict(key, wanted) is None and self._give_up(key, promise):
                 self._put(key, wanted)
-                promise.settle(None)
+                promise.resolve(None)
                 if wanted.exclusive and wanted.start <= start and end <= wanted.end:
                     alone = wanted.owner
                     if (key, alone) not in self._waiters:

@@ -238,7 +238,7 @@ class RingPort(Protocol):
         """The lowest sequence that a process which follows it may not have had; also when it has ended."""
         ...
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Have in the log, and delivered, all messages published until now."""
         ...
 

@@ -167,7 +167,7 @@ def test_both(turned: bool, fails: bool) -> None:
     whole = both(first, second)
     assert isinstance(whole, Wait)
     one, other = (second, first) if turned else (first, second)
-    one.settle(None)
+    one.resolve(None)
     assert not whole.settled
     assert not whole.cancel()
     if fails:
@@ -175,7 +175,7 @@ def test_both(turned: bool, fails: bool) -> None:
         with pytest.raises(DiskFailed):
             whole.result()
     else:
-        other.settle(None)
+        other.resolve(None)
         assert whole.settled
     assert both(None, first) is first
     assert both(None, None) is None

@@ -152,7 +152,7 @@ class GroupLog:
 
         def then(error: OSError | None) -> None:
             if error is None:
-                wait.settle(value)
+                wait.resolve(value)
             else:
                 wait.fail(errors.DiskFailed(f"the disk failed: {error}"))
 

@@ -19,7 +19,7 @@ from mqfs.clock import Clock
 from mqfs.engine.core.timers import LOOKING, Alarm, Timers
 from mqfs.errors import MqfsError
 from mqfs.model import Step, Wait
-from mqfs.quotas import Shares
+from mqfs.quotas import UserLimits
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
@@ -83,7 +83,7 @@ class Portions:
                     self._alarm.at(self._clock.engine_ns() + 1)
                     return False
         except StopIteration as end:
-            wait.settle(end.value)
+            wait.resolve(end.value)
         except Exception as error:
             wait.fail(error)
         return True
@@ -140,7 +140,7 @@ _ROW_BYTES = 512  # of memory, about, for a write that waits, beside its text
 class CommandQueue:
     """The long commands of one group, by turns. `memory`: what its users share."""
 
-    def __init__(self, portions: Portions, memory: Shares) -> None:
+    def __init__(self, portions: Portions, memory: UserLimits) -> None:
         self._portions, self._memory = portions, memory
         self.count = 0  # of writes that are in force
         self._before = 0  # `count` when the first of `_asked` had not begun
@@ -180,7 +180,7 @@ class CommandQueue:
 
     def _next(self) -> Wait[int]:
         _, wait, uid, size = self._asked.popleft()
-        self._memory.give(uid, size + _ROW_BYTES)
+        self._memory.release(uid, size + _ROW_BYTES)
         self._before = self.count
         return wait
 

@@ -80,7 +80,7 @@ class WaitList:
             if not reads:
                 del self.readers[reader]
                 self._waiting.readers -= 1
-            wait.settle(data)
+            wait.resolve(data)
             if reads:
                 self._serve_rest(reader, reads)
 
@@ -91,7 +91,7 @@ class WaitList:
             data = reader.rest(count, offset)
             if data is not None:
                 self.cancel(reader, wait)
-                wait.settle(data)
+                wait.resolve(data)
             elif reader.has_ended:
                 self.close(reader)
             else:
@@ -103,7 +103,7 @@ class WaitList:
         if reads is not None:
             self._forget(reader)
             for wait in reads:
-                wait.settle(b"")
+                wait.resolve(b"")
 
 
 class PollList:

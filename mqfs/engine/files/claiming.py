@@ -103,7 +103,7 @@ class ClaimingHandle(OpenFile):
     def respond(self, wait: Wait[bytes], result: bytes | errors.MqfsError) -> None:
         del self.waits[wait]
         if isinstance(result, bytes):
-            wait.settle(result)
+            wait.resolve(result)
         else:
             wait.fail(result)
 

@@ -92,7 +92,7 @@ class LongResponses(CommandFile):
             except Exception as error:
                 read[0].fail(error)
             else:
-                read[0].settle(answer)
+                read[0].resolve(answer)
         self.group.fanout.pollers.wake()
 
     def take_response(self, count: int) -> bytes | None:

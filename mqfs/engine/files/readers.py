@@ -105,7 +105,7 @@ class Searcher(OpenFile):
             else:
                 if data is not None:
                     del reads[wait]
-                    wait.settle(data)
+                    wait.resolve(data)
                 elif not self.unfinished:
                     for wait, (count, offset) in reads.items():
                         self.waits.park(self, wait, count, offset)
@@ -129,7 +129,7 @@ class Searcher(OpenFile):
         reads = list(self.searching)
         self.searching.clear()
         for wait in reads:
-            wait.settle(b"")
+            wait.resolve(b"")
         self.waits.close(self)
 
 

@@ -375,10 +375,10 @@ class TextHandle(OpenFile):
         else:
             text, self._begun = self.text or b"", True
             for wait, count, offset in self._reads:
-                wait.settle(text[offset : offset + count])
+                wait.resolve(text[offset : offset + count])
         self._reads.clear()
         if isinstance(self.opening, Wait):
-            self.opening.settle(None)
+            self.opening.resolve(None)
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)

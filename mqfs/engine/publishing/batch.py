@@ -23,7 +23,7 @@ from mqfs.log import batch
 from mqfs.log.batch import RecordBatch, Source
 from mqfs.log.record import HEAD_BYTES
 from mqfs.model import Kind, Record, Step, User
-from mqfs.quotas import Shares
+from mqfs.quotas import UserLimits
 from mqfs.state.group import Attributes, Change
 from mqfs.store.api import Store
 
@@ -238,22 +238,22 @@ class Staging:
 
     def __init__(self, store: Store, kept_quotas: KeptQuotas | None) -> None:
         self.store, self.kept_quotas = store, kept_quotas
-        self.parts = Shares("parts", "PARTS")
-        self.bytes = Shares("bytes in parts of transactions", "STAGED_BYTES" if store.path else "MEMORY_BYTES")
+        self.parts = UserLimits("parts", "PARTS")
+        self.bytes = UserLimits("bytes in parts of transactions", "STAGED_BYTES" if store.path else "MEMORY_BYTES")
 
     def take(self, uid: int, size: int) -> None:
         """Give a user more. Raises OverLimit, OverQuota."""
-        self.bytes.take(uid, size)
+        self.bytes.acquire(uid, size)
         try:
             if self.kept_quotas is not None:
                 self.kept_quotas.stage(uid, size)
         except errors.OverQuota:
-            self.bytes.give(uid, size)
+            self.bytes.release(uid, size)
             raise
 
     def give(self, uid: int, size: int, *, charged: bool = True) -> None:
         """Take bytes back from a user; `charged`: its quota has them."""
-        self.bytes.give(uid, size)
+        self.bytes.release(uid, size)
         if charged:
             self.charge(uid, -size)
 
@@ -271,12 +271,12 @@ class StagedBatch:
     ) -> None:
         self.name, self.attributes = name, attributes
         self._streams, self._staging, self._clock = streams, staging, clock
-        staging.parts.take(attributes.uid)
+        staging.parts.acquire(attributes.uid)
         try:
             self.number = staging.store.number()
             self.staged = staging.store.stage(self.number)
         except BaseException:
-            staging.parts.give(attributes.uid)
+            staging.parts.release(attributes.uid)
             raise
         self.tallies: dict[str, StreamTotals] = {}  # by the stream's name, in the order of their places
         self.places: dict[bytes, int] = {}  # in the table of streams that its blanks mean

@@ -202,7 +202,7 @@ class BlockedWriters:
             if request.undo is not None:
                 request.undo()
             if first:
-                self.settle()  # it stood before others for whom there may be room
+                self.retry()  # it stood before others for whom there may be room
             return True
 
         wait: Wait[int] = Wait(cancel)
@@ -210,7 +210,7 @@ class BlockedWriters:
         self.streams.add(stream)
         return wait
 
-    def settle(self) -> None:
+    def retry(self) -> None:
         """Something may have made room: append what is admitted by now."""
         if not self.streams:
             return

@@ -67,7 +67,7 @@ class Transactions:
         del self.parts[part.name]
         part.dropped = True
         self._staging.give(part.attributes.uid, part.staged.size, charged=not part.committing)
-        self._staging.parts.give(part.attributes.uid)
+        self._staging.parts.release(part.attributes.uid)
         try:
             part.staged.close()
         except OSError as error:

@@ -24,7 +24,7 @@ from mqfs.engine.nodes import Meta, SnapshotNode, StagedStream, TakeFile, TxnCtl
 from mqfs.engine.routing.views import View
 from mqfs.engine.stream import Stream
 from mqfs.model import Step, User
-from mqfs.quotas import Shares
+from mqfs.quotas import UserLimits
 
 File = Stream | View | Consumer | Meta | SnapshotNode | TakeFile | StagedStream
 
@@ -39,7 +39,7 @@ class OpenFiles:
     def __init__(self, meters: Meters | None = None) -> None:
         self.meters = meters
         self._handles: dict[Group, set[OpenFile]] = {}
-        self._shares = Shares("open files", "HANDLES")
+        self._shares = UserLimits("open files", "HANDLES")
 
     def open(self, user: User, node: File, reads: bool, writes: bool) -> OpenFile:
         """A new handle, counted. Raises Denied, OverLimit, OverQuota, and what the file refuses."""
@@ -47,12 +47,12 @@ class OpenFiles:
         meter = self.meters.of(user.uid) if self.meters is not None else None
         if meter is not None:
             meter.admit(user, group_of(node), node.name, self._shares.of(user.uid))
-        self._shares.take(user.uid)
+        self._shares.acquire(user.uid)
         try:
             handle = kind(node, user, reads, writes)
             handle.on_opened()
         except BaseException:
-            self._shares.give(user.uid)
+            self._shares.release(user.uid)
             raise
         self._handles.setdefault(handle.group, set()).add(handle)
         if meter is not None:
@@ -66,7 +66,7 @@ class OpenFiles:
         mine.discard(handle)
         if not mine:
             self._handles.pop(handle.group, None)
-        self._shares.give(handle.user.uid)
+        self._shares.release(handle.user.uid)
         if self.meters is not None and (meter := self.meters.of(handle.user.uid)) is not None:
             meter.detach(handle)
         for name in ("read", "write"):  # of a handle that is metered or audited: they refer to it

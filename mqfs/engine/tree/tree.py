@@ -49,7 +49,7 @@ from mqfs.engine.tree.audited import audit_calls
 from mqfs.engine.tree.open_files import OpenFiles
 from mqfs.engine.tree.recovery import ROOT, Place, Unserved, adopt, new_state, read_states
 from mqfs.model import Stat, Step, User
-from mqfs.quotas import Quotas, Shares, require_share
+from mqfs.quotas import Quotas, UserLimits, require_share
 from mqfs.state.file_locks import Locks
 from mqfs.state.group import State
 from mqfs.store.api import Bucket, Store
@@ -88,8 +88,8 @@ class Tree:
         self.groups: dict[int, Group] = {}
         meters = Meters(quotas, clock, self.timers, self.kept_quotas) if quotas is not None else None
         self.open_files = OpenFiles(meters)
-        self.waits = Shares("reads and writes that wait", "PARKED")  # of a face's clients
-        self.memory = Shares("bytes in the server's memory", "HELD_BYTES")
+        self.waits = UserLimits("reads and writes that wait", "PARKED")  # of a face's clients
+        self.memory = UserLimits("bytes in the server's memory", "HELD_BYTES")
         self._load(owner, umask)
         if audit.changes:
             audit_calls(self)
@@ -210,7 +210,7 @@ class Tree:
         reads, writes = access in (os.O_RDONLY, os.O_RDWR), access in (os.O_WRONLY, os.O_RDWR)
         permit_open(user, node, reads, writes, made=made)
         if (ring := group_of(node).ring) is not None:
-            ring.settle()
+            ring.drain()
         return self.open_files.open(user, node, reads, writes)
 
     # ------------------------------------------------------------ making and removing

@@ -20,7 +20,7 @@ from mqfs.net.tokens import Proof
 from mqfs.ninep.codec.linux_messages import Entry
 from mqfs.ninep.codec.messages import Dir
 from mqfs.ninep.codec.wire import ENTRY, stat_bytes
-from mqfs.quotas import Shares
+from mqfs.quotas import UserLimits
 from mqfs.state.file_locks import Key
 from mqfs.store.api import Handle
 
@@ -155,7 +155,7 @@ class Fid:
 class FidTable:
     """The fids of a connection by number, those of Tauth apart. Each counts against the user's share of `memory`."""
 
-    def __init__(self, memory: Shares, account: Hashable) -> None:
+    def __init__(self, memory: UserLimits, account: Hashable) -> None:
         self.by_number: dict[int, Fid] = {}
         self.proofs: dict[int, Proof] = {}  # of Tauth
         self._memory, self._account = memory, account
@@ -180,17 +180,17 @@ class FidTable:
 
     def add(self, fid: Fid) -> None:
         """Add a fid of a new number. Raises OverLimit."""
-        self._memory.take(self._account, limits.FID_BYTES)
+        self._memory.acquire(self._account, limits.FID_BYTES)
         self.by_number[fid.number] = fid
 
     def remove(self, fid: Fid) -> None:
         del self.by_number[fid.number]
-        self._memory.give(self._account, limits.FID_BYTES)
+        self._memory.release(self._account, limits.FID_BYTES)
 
     def clear(self) -> list[Fid]:
         """Remove all. Returns them, for the caller to close."""
         fids, self.by_number, self.proofs = self.by_number, {}, {}
-        self._memory.give(self._account, limits.FID_BYTES * len(fids))
+        self._memory.release(self._account, limits.FID_BYTES * len(fids))
         return list(fids.values())
 
 

@@ -17,7 +17,7 @@ from mqfs.ninep.codec.notation import show
 from mqfs.ninep.codec.wire import R_READ, READ_HEADER, READ_OVERHEAD, decode, encode
 from mqfs.ninep.server.fids import Fid
 from mqfs.ninep.server.state import Negotiated
-from mqfs.quotas import Shares
+from mqfs.quotas import UserLimits
 
 
 class Later(NamedTuple):
@@ -63,7 +63,7 @@ def both(first: Step[Any], second: Step[Any]) -> Step[None]:
             if not whole.settled:
                 whole.fail(error)
         if not waits and not whole.settled:
-            whole.settle(None)
+            whole.resolve(None)
 
     for wait in tuple(waits):
         wait.subscribe(settled)
@@ -77,7 +77,7 @@ class PendingRequests:
     inside the engine.
     """
 
-    def __init__(self, waits: Shares, peer: Peer, replies: Replies, wake: Callable[[], object]) -> None:
+    def __init__(self, waits: UserLimits, peer: Peer, replies: Replies, wake: Callable[[], object]) -> None:
         self.by_tag: dict[int, Pending] = {}  # the flushes too
         self.wake = wake
         self._waits, self._peer, self._replies = waits, peer, replies
@@ -89,7 +89,7 @@ class PendingRequests:
             raise OverLimit(f"more than {limits.TAGS} parked requests of one connection")
         pending = Pending(tag, later)
         try:
-            self._waits.take(self._peer.account)
+            self._waits.acquire(self._peer.account)
         except OverLimit:
             if later.wait.cancel():
                 raise
@@ -129,7 +129,7 @@ class PendingRequests:
         for tag in (pending.tag, *pending.flushes):
             del self.by_tag[tag]
         if pending.counted:
-            self._waits.give(self._peer.account)
+            self._waits.release(self._peer.account)
         if pending.fid is not None:
             pending.fid.pending.discard(pending.tag)
 
@@ -167,7 +167,7 @@ class PendingRequests:
         for pending in reversed(dict.fromkeys(parked.values())):
             pending.wait.cancel()
             if pending.counted:
-                self._waits.give(self._peer.account)
+                self._waits.release(self._peer.account)
             yield
 
 

@@ -21,7 +21,7 @@ from mqfs.model import Grant
 from mqfs.net.peer import Peer
 from mqfs.net.tls import TlsCalls
 from mqfs.ninep.server.connection import Connection
-from mqfs.quotas import Shares
+from mqfs.quotas import UserLimits
 from mqfs.serving.accept import Acceptor, Listener
 
 log = logging.getLogger("mqfs.ninep")
@@ -38,7 +38,7 @@ class Server(Acceptor):
         super().__init__("9p", "9p", memory=tree.memory, **shared)
         self.tree = tree
         self.connections: set[Connection] = set()
-        self._places = Shares("connections", "CONNECTIONS")
+        self._places = UserLimits("connections", "CONNECTIONS")
         self._strangers: dict[Connection, float] = {}  # connections without a Tattach yet: their deadlines
         self._stranger_came = trio.Event()
         self.inside = 0  # batches being performed: connections they wake are flushed at their end
@@ -128,10 +128,10 @@ class Server(Acceptor):
                 connection.lost()
 
     def take_place(self, peer: Peer) -> None:
-        self._places.take(peer.account)
+        self._places.acquire(peer.account)
 
     def give_place(self, peer: Peer) -> None:
-        self._places.give(peer.account)
+        self._places.release(peer.account)
 
     async def serve(self, sock: socket.socket, tls: TlsCalls | None, peer: Peer, listener: Listener) -> None:
         """Serve a connection, which has to attach in time."""

@@ -19,7 +19,7 @@ from mqfs.errors import BadRequest, DiskFailed, MqfsError, OverLimit
 from mqfs.net.address import UnixAddress
 from mqfs.net.peer import Peer
 from mqfs.net.tls import TlsCalls
-from mqfs.quotas import Shares
+from mqfs.quotas import UserLimits
 from mqfs.ring import protocol
 from mqfs.ring.server.registry import Attachment, RingRegistry
 from mqfs.serving import accept
@@ -125,17 +125,17 @@ class AttachSocket(Acceptor):
     def __init__(self, rings: RingRegistry, listeners: list[Listener], fairness: Fairness | None = None) -> None:
         super().__init__("ring", "", fairness=fairness)
         self.rings, self.listeners = rings, listeners
-        self._places = Shares("attachments to rings", "RING_DOORS")
+        self._places = UserLimits("attachments to rings", "RING_DOORS")
 
     async def stop(self) -> None:
         self.scope.cancel()
         await self.ended.wait()
 
     def take_place(self, peer: Peer) -> None:
-        self._places.take(peer.account)
+        self._places.acquire(peer.account)
 
     def give_place(self, peer: Peer) -> None:
-        self._places.give(peer.account)
+        self._places.release(peer.account)
 
     def refuse(self, sock: socket.socket, error: OverLimit) -> None:
         with contextlib.suppress(OSError):

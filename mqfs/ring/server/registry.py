@@ -315,7 +315,7 @@ class RingRegistry:
         else:
             ring_log.release()
         if self._closing is not None and not self._closing.settled and not self._is_committing():
-            self._closing.settle(None)
+            self._closing.resolve(None)
 
     def _release(self, ring_log: RingLog) -> None:
         """Close a ring that its readers do not need any more."""

@@ -163,7 +163,7 @@ class RingLog:
 
     # ------------------------------------------------------------ taking
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         if not self.intake.is_empty:
             self.pump()
 

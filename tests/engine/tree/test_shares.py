@@ -1,4 +1,4 @@
-"""Shares of what is bounded: nobody takes more than half, and the last places are kept."""
+"""UserLimits of what is bounded: nobody takes more than half, and the last places are kept."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from mqfs import limits
 from mqfs.errors import OverLimit
-from mqfs.quotas import Shares, block_of
+from mqfs.quotas import UserLimits, block_of
 
 ROOT, ANN, BERT, CARL = 0, 1001, 1002, 1003
 USERS = st.sampled_from([ROOT, ANN, BERT, CARL, "192.0.2.7"])
 STEPS = st.lists(st.tuples(USERS, st.integers(-40, 40)), max_size=60)
 
 
-def fill(shares: Shares, user: object) -> int:
+def fill(shares: UserLimits, user: object) -> int:
     """Take one after another until refused; how many there were."""
     for number in range(limits.HANDLES + 1):
         try:
-            shares.take(user)
+            shares.acquire(user)
         except OverLimit:
             return number
     raise AssertionError("never refused")
@@ -29,10 +29,10 @@ def fill(shares: Shares, user: object) -> int:
 
 def test_one_user_has_at_most_half(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HANDLES", 160)
-    shares = Shares("open files", "HANDLES")
+    shares = UserLimits("open files", "HANDLES")
     assert fill(shares, ANN) == 80
     with pytest.raises(OverLimit, match="at most 80 open files a user, 160 in all"):
-        shares.take(ANN)
+        shares.acquire(ANN)
     assert fill(shares, BERT) == 70  # ten are kept
     assert fill(shares, CARL) == 0
     assert fill(shares, ROOT) == 10
@@ -41,7 +41,7 @@ def test_one_user_has_at_most_half(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_neighbours_over_tcp_are_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many addresses one has of them; the last places are for users whom the kernel names."""
     monkeypatch.setattr(limits, "HANDLES", 160)
-    shares = Shares("open files", "HANDLES")
+    shares = UserLimits("open files", "HANDLES")
     assert [fill(shares, f"127.{n}.0.{n}") for n in range(20)] == [80] + [0] * 19
     assert fill(shares, "::1") == 0
     assert fill(shares, "192.0.2.1") == 60
@@ -49,10 +49,10 @@ def test_neighbours_over_tcp_are_one_user(monkeypatch: pytest.MonkeyPatch) -> No
     assert fill(shares, ANN) == 10
     assert fill(shares, ROOT) == 10
     assert shares.of("127.0.0.9") == 80
-    shares.give("127.0.0.3", 80)
+    shares.release("127.0.0.3", 80)
     assert fill(shares, "2001:db8::1") == 60
-    shares.give("2001:db8::ffff", 60)
-    shares.give("192.0.2.99", 60)
+    shares.release("2001:db8::ffff", 60)
+    shares.release("192.0.2.99", 60)
     assert shares.used == 20
     assert {block_of(f"fe80::{n}%eth0") for n in range(9)} == {"fe80::/64"}
 
@@ -60,14 +60,14 @@ def test_neighbours_over_tcp_are_one_user(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_servers_user_has_the_kept_places_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HANDLES", 160)
     monkeypatch.setattr(os, "geteuid", lambda: CARL)
-    shares = Shares("open files", "HANDLES")
+    shares = UserLimits("open files", "HANDLES")
     assert fill(shares, ANN) + fill(shares, BERT) == 150
     assert fill(shares, CARL) == 10
 
 
 @given(STEPS)
 def test_what_is_refused_changes_nothing(steps: list[tuple[object, int]]) -> None:
-    shares, has = Shares("bytes", "ERRORS"), {}
+    shares, has = UserLimits("bytes", "ERRORS"), {}
     for user, size in steps:
         before = has.get(user, 0)
         after = max(before + size, 0)
