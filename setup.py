@@ -10,14 +10,14 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 SOURCES = {
-    "log": ["_native.c", "batch.c", "columns.c", "crc32c.c", "frames.c", "postings.c"],
-    "ring": ["module.c", "ring.c", "consumer.c", "scan.c", "core.c", "../log/crc32c.c"],
+    "records": ["_native.c", "batch.c", "columns.c", "crc32c.c", "frames.c", "postings.c"],
+    "ring": ["module.c", "ring.c", "consumer.c", "scan.c", "core.c", "../records/crc32c.c"],
 }
 
 
 def native(package: str) -> Extension:
-    folder, log = Path("mqfs", package), Path("mqfs/log")
-    read = sorted({*folder.glob("*.[ch]"), *log.glob("*.h"), log / "crc32c.c"})
+    folder, records = Path("mqfs", package), Path("mqfs/records")
+    read = sorted({*folder.glob("*.[ch]"), *records.glob("*.h"), records / "crc32c.c"})
     return Extension(
         f"mqfs.{package}._native",
         [os.path.normpath(folder / name) for name in SOURCES[package]],

@@ -198,8 +198,8 @@ def main() -> None:
     os.sched_setaffinity(0, {CPUS[0]})
     with tempfile.TemporaryDirectory() as folder:
         driver = Path(folder) / "driver"
-        ring = ROOT / "mqfs" / "ring"
-        sources = ROOT / "tests" / "ring" / "memory" / "driver.c", ring / "core.c", ROOT / "mqfs" / "log" / "crc32c.c"
+        ring, records = ROOT / "mqfs" / "ring", ROOT / "mqfs" / "records"
+        sources = ROOT / "tests" / "ring" / "memory" / "driver.c", ring / "core.c", records / "crc32c.c"
         subprocess.run(["cc", "-O2", "-std=c11", f"-I{ring}", *sources, "-o", driver, "-pthread"], check=True)
         for size in (64, 1024):
             ended = subprocess.run([driver, "copy", "20000000", str(size)], capture_output=True, text=True, check=True)

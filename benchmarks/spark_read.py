@@ -92,8 +92,8 @@ def by_row(spark: Any, address: str) -> Any:
         def read(self, partition: Any) -> Any:
             import datetime
 
-            from mqfs.log import record
             from mqfs.ninep.client import connection
+            from mqfs.records import record
 
             zone = datetime.UTC
             with connection.connect(address, msize=1 << 20) as client, client.open("bench/.cursor", "r+") as file:

@@ -1,6 +1,6 @@
 """Records as bytes → record batches of Arrow, column by column.
 
-One pass of mqfs/log/columns fills the buffers of all columns. No loop over records, except without the C extension.
+One pass of mqfs/records/columns fills the buffers of all columns. No loop over records, except without the C extension.
 Asks no server, opens no file.
 """
 
@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from mqfs.errors import DiskFailed
-from mqfs.log import columns as log_columns
-from mqfs.log import record
-from mqfs.log.columns import HEADERS, SEQUENCES, TIMES, TOPICS, VALUES, Columns, NameTable
-from mqfs.log.record import HEAD_BYTES
 from mqfs.model import Buffer, Kind
+from mqfs.records import columns as log_columns
+from mqfs.records import record
+from mqfs.records.columns import HEADERS, SEQUENCES, TIMES, TOPICS, VALUES, Columns, NameTable
+from mqfs.records.record import HEAD_BYTES
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

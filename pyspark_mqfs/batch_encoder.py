@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mqfs import limits
-from mqfs.log import headers
-from mqfs.log.record import HEAD_BYTES
+from mqfs.records import headers
+from mqfs.records.record import HEAD_BYTES
 from pyspark_mqfs.catalog import split
 from pyspark_mqfs.options import OptionError
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mqfs.log.record import HEAD_BYTES, padded
+from mqfs.records.record import HEAD_BYTES, padded
 from mqfs.store.segment.index import HEAD_SIZE, SEALED, IndexPart, SealedIndex, columns_pass, decode_part, rows_end
 from pyspark_mqfs.arrow import ArrowDecoder
 from pyspark_mqfs.options import OptionError

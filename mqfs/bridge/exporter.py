@@ -23,7 +23,7 @@ from mqfs.client.large import PIECE_BYTES, LargeMessage
 from mqfs.client.subscription import CursorSubscription
 from mqfs.client.types import File
 from mqfs.errors import BadRequest, Busy, Disconnected, DiskFailed, FellBehind, NotFound, Stale
-from mqfs.log.headers import TTL
+from mqfs.records.headers import TTL
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.quoting import quote_word
 

@@ -13,7 +13,7 @@ import attrs
 
 from mqfs import limits
 from mqfs.errors import BadRequest
-from mqfs.log import headers
+from mqfs.records import headers
 from mqfs.syntax.escape import stream_name, text_of
 
 SINGLE, MULTI, DIRECT = "s", "m", "d"

@@ -19,7 +19,7 @@ from mqfs import limits
 from mqfs.client.message import Message
 from mqfs.client.types import File, Link, view_of
 from mqfs.errors import BadRequest, Disconnected, MqfsError, NotFound
-from mqfs.log import headers
+from mqfs.records import headers
 
 PIECE_BYTES = 1_000_000  # of a body in one message: a frame of it with headers fits one write of every transport
 SPOOLED_BYTES = 8 << 20  # of a body that was read; a larger one is a temporary file

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mqfs.errors import DiskFailed
-from mqfs.log import headers, record
-from mqfs.log import headers as names
 from mqfs.model import Kind, Record
+from mqfs.records import headers, record
+from mqfs.records import headers as names
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.escape import is_shortened, stream_name, text_of
 

@@ -13,7 +13,7 @@ from mqfs import limits
 from mqfs.client.large import is_long
 from mqfs.client.types import Body, Duration, bytes_of, is_empty
 from mqfs.errors import BadName, BadRequest
-from mqfs.log.headers import TOPIC
+from mqfs.records.headers import TOPIC
 from mqfs.syntax.duration import format_duration
 from mqfs.syntax.escape import is_shortened, stream_name
 from mqfs.syntax.names import check_file_name

@@ -27,9 +27,9 @@ from mqfs.fq.codec import HOP_BYTES, ID_BYTES, NAME_BYTES, hop_list, name, paylo
 from mqfs.fq.exchanges import Counts, Exchange, Exchanges
 from mqfs.fq.publishing import HOPS, ID, ID_HEAD, SENDER, address
 from mqfs.fq.queues import Queue
-from mqfs.log import headers
 from mqfs.model import Record, User, Wait
 from mqfs.net import identity
+from mqfs.records import headers
 from mqfs.serving.await_step import await_step
 from mqfs.serving.fairness import FairQueue, TimeSlice
 from mqfs.serving.stream import Gone, SocketStream

@@ -17,8 +17,8 @@ from mqfs.errors import MqfsError, TooLong
 from mqfs.fq.codec import HOP_BYTES, Message
 from mqfs.fq.exchanges import Counts, Exchange, Exchanges
 from mqfs.fq.queues import Queue
-from mqfs.log import headers
 from mqfs.model import Step, User, Wait
+from mqfs.records import headers
 from mqfs.serving.await_step import await_step
 from mqfs.store.api import Handle
 from mqfs.syntax.escape import escape

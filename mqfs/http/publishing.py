@@ -19,8 +19,8 @@ from mqfs.errors import Again, BadCommand, BadRequest, NotFound, OverLimit, TooL
 from mqfs.http.answers import Answer, base64_body
 from mqfs.http.call import WHOLE, Call, TimedOut
 from mqfs.http.groups import is_there, make_stream, write
-from mqfs.log import headers
 from mqfs.model import Step, Wait
+from mqfs.records import headers
 
 FRAMES = "application/vnd.mqfs.frames"
 NAMED = "mqfs-h-"

@@ -21,8 +21,8 @@ from mqfs.errors import BadRequest, Damaged, FellBehind, MqfsError, NotFound, Ov
 from mqfs.http import answers
 from mqfs.http.answers import NO_STORE, SANDBOX, Answer, Cut, Format, Headers
 from mqfs.http.call import WHOLE, Call, TimedOut
-from mqfs.log.record import HEAD
 from mqfs.model import Step, Wait
+from mqfs.records.record import HEAD
 from mqfs.syntax.quoting import command_lines, quote_word
 
 PIECE_BYTES = 65_536  # of an answer that are sent at once

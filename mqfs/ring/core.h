@@ -5,7 +5,7 @@
  */
 #ifndef MQFS_RING_CORE_H
 #define MQFS_RING_CORE_H
-#include "../log/crc32c.h"
+#include "../records/crc32c.h"
 #include "ring.h"
 #include <errno.h>
 #include <fcntl.h>

@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
-#include "../log/record.h"
+#include "../records/record.h"
 
 #define RING_MAGIC "mqfsring"
 #define RING_VERSION 2u

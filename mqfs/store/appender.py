@@ -22,9 +22,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mqfs import errors, limits
-from mqfs.log.batch import RecordBatch, finalize
-from mqfs.log.record import HEAD_BYTES, INNER, MORE, SETTLED, Row, encode, padded, row_at, settled
 from mqfs.model import Buffer, Columns, Draft, Kind
+from mqfs.records.batch import RecordBatch, finalize
+from mqfs.records.record import HEAD_BYTES, INNER, MORE, SETTLED, Row, encode, padded, row_at, settled
 from mqfs.store.chain import Chain
 from mqfs.store.disk import Disk, read_all, write_all
 from mqfs.store.group_commit import GroupCommit

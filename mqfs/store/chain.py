@@ -16,8 +16,8 @@ import logging
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from mqfs.log.record import Row, decode
 from mqfs.model import Record
+from mqfs.records.record import Row, decode
 from mqfs.store.segment.file import Segment
 
 if TYPE_CHECKING:

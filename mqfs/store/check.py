@@ -13,8 +13,8 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 
 from mqfs import errors, limits
-from mqfs.log.record import FLAGS_AT, INNER, MORE, Row, decode, encode, last_byte, padded, with_flags
 from mqfs.model import NEVER, Kind
+from mqfs.records.record import FLAGS_AT, INNER, MORE, Row, decode, encode, last_byte, padded, with_flags
 from mqfs.state.group import Attributes, State
 from mqfs.state.salvage import replay, retain_all, unknown
 from mqfs.store.disk import Disk, read_file, write_file

@@ -19,8 +19,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 
 from mqfs import errors, limits
-from mqfs.log.record import INNER, MORE, Row, decode, encode, padded
 from mqfs.model import Kind
+from mqfs.records.record import INNER, MORE, Row, decode, encode, padded
 from mqfs.store.appender import Appender
 from mqfs.store.chain import Chain
 from mqfs.store.disk import write_all, write_file

@@ -19,9 +19,9 @@ from itertools import chain
 from operator import itemgetter
 
 from mqfs import errors, limits
-from mqfs.log import columns
-from mqfs.log.record import HEAD_BYTES, decode, padded
 from mqfs.model import Kind, Listed, Record, RecordRun, Split
+from mqfs.records import columns
+from mqfs.records.record import HEAD_BYTES, decode, padded
 from mqfs.store.chain import Chain
 from mqfs.store.segment.file import Segment
 from mqfs.store.segment.index import Index, seek, seek_before, with_headers

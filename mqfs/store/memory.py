@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 
 from mqfs import errors, limits
-from mqfs.log.record import HEAD_BYTES, INNER, encode, padded
 from mqfs.model import MORE, Buffer, Columns, Draft, Kind, Listed, Record, RecordRun, Split
+from mqfs.records.record import HEAD_BYTES, INNER, encode, padded
 from mqfs.store.api import Bucket, Committed, Histogram, LogEnd, LogUpkeep
 from mqfs.store.chain import StoredEnd
 from mqfs.store.log_reader import PORTIONS, of_sizes

@@ -15,8 +15,8 @@ import attrs
 from pyspark.sql import functions as F
 
 from mqfs.errors import MqfsError, NotFound
-from mqfs.log import headers
 from mqfs.ninep.client.connection import Client
+from mqfs.records import headers
 from mqfs.syntax.quoting import quote_word
 from pyspark_mqfs.catalog import path_of, split
 from pyspark_mqfs.commands.checkpoints import forget_producer, query_checkpoint

@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 
 from mqfs import limits
 from mqfs.errors import Exists
-from mqfs.log import headers
 from mqfs.ninep.client.connection import Client
+from mqfs.records import headers
 from pyspark_mqfs.batch_encoder import RESERVED_PREFIX
 from pyspark_mqfs.commands import archive
 from pyspark_mqfs.commands.folder import Folder

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mqfs.errors import NotFound
-from mqfs.log.record import encode
 from mqfs.model import Draft, Kind, Record
+from mqfs.records.record import encode
 from mqfs.store.api import Bucket, Store
 
 STATE = b'{"state":1}'

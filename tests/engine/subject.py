@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from mqfs.engine.nodes import META_FILES, Meta
 from mqfs.engine.tree.tree import Tree
@@ -26,7 +26,7 @@ class TreeSubject:
         self.clock = ManualClock()
         self.store = store
         self.tree = Tree(store, self.clock, owner=USER)
-        self.group: Any = self.tree.mkdir(USER, self.tree.root, "g", 0o755)
+        self.group = cast(Any, self.tree.mkdir(USER, self.tree.root, "g", 0o755))
         self.answers: list[tuple[int, Any]] = []
         self.waits: dict[int, Wait[Any]] = {}
         self.handles: dict[str, Any] = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mqfs.log.record import HEAD
+from mqfs.records.record import HEAD
 from tests.http.web import Web, rest
 from tests.support.eventually import eventually
 from tests.support.server import COMMAND, short_folder

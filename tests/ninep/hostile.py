@@ -8,7 +8,7 @@ import struct
 from typing import Any
 
 from mqfs import limits
-from mqfs.log import headers, record
+from mqfs.records import headers, record
 
 NAMES = [
     "s", "t", "s", "t", "g", "none", "", ".", "..", "ctl", "order", ".put", ".batch", ".cursor", ".txn", "s/", "a/b",

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from mqfs.errors import Again, MqfsError, OverQuota
-from mqfs.log import headers
 from mqfs.ninep.client import connection
 from mqfs.ninep.codec.dialect import Dialect
+from mqfs.records import headers
 from tests.support.server import Server, can_mount
 from tests.support.server import mqfs as run
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
 from mqfs.errors import DiskFailed
-from mqfs.log import columns, headers, record
+from mqfs.records import columns, headers, record
 from pyspark_mqfs import schema
 from pyspark_mqfs.arrow import ArrowDecoder
 

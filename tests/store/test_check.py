@@ -116,7 +116,7 @@ def test_one_bit_anywhere(tmp_path: Path) -> None:
 
 def _is_padding(path: str, name: Path, copy: str, at: int) -> bool:
     """Whether that byte is one between two records, which no check covers."""
-    from mqfs.log.record import padded, row_at
+    from mqfs.records.record import padded, row_at
 
     data = Path(path, name.relative_to(copy)).read_bytes()
     position = 0

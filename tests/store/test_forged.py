@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mqfs.log.record import HEAD_BYTES, SETTLED, encode
 from mqfs.model import Kind
+from mqfs.records.record import HEAD_BYTES, SETTLED, encode
 from mqfs.store.check import check
 from mqfs.store.store import DiskStore
 from tests.support.temp_store import abandon, lowered

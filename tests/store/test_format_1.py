@@ -7,7 +7,7 @@ import os
 import tarfile
 from pathlib import Path
 
-from mqfs.log.record import SETTLED, padded, row_at
+from mqfs.records.record import SETTLED, padded, row_at
 from mqfs.store.check import check
 from tests.store.format_1 import ARCHIVE, contents, reopened, write
 

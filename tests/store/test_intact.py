@@ -19,8 +19,8 @@ import pytest
 from mqfs.engine.group import Group
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadStore, Damaged, ReadOnly
-from mqfs.log.record import INNER, SETTLED, Row, padded, row_at
 from mqfs.model import Kind, Wait
+from mqfs.records.record import INNER, SETTLED, Row, padded, row_at
 from mqfs.state.acks import AckState
 from mqfs.state.group import State
 from mqfs.store.check import check

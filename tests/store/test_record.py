@@ -8,8 +8,8 @@ from google_crc32c import value
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqfs.log import record as codec
 from mqfs.model import Kind, Record
+from mqfs.records import record as codec
 
 RECORDS = st.builds(
     Record,

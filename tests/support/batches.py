@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mqfs.engine.core.portions import exhaust
-from mqfs.log import headers
 from mqfs.model import User, Wait
+from mqfs.records import headers
 from tests.support.hand import ROOT
 from tests.support.queues import Queues
 

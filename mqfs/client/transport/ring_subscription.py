@@ -19,8 +19,8 @@ from mqfs.client.subscription import CursorSubscription, require_name
 from mqfs.client.transport.ring_attachment import LONGEST_PAUSE_S, LOOK_S, Attached, Refused, RingAttachment
 from mqfs.client.types import Filters, Link, Patterns
 from mqfs.errors import BadCommand, BadRing, Busy, Damaged, Disconnected, FellBehind, Interrupted, NotFound, Stale
-from mqfs.log import headers
 from mqfs.model import Kind, Record
+from mqfs.records import headers
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.patterns import Words, compile_pattern, has_wildcard
 

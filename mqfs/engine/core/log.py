@@ -14,8 +14,8 @@ import attrs
 from mqfs import errors
 from mqfs.clock import Clock
 from mqfs.engine.language.settings import SYNC_ALWAYS, SYNC_OFF, Settings
-from mqfs.log.batch import RecordBatch
 from mqfs.model import Draft, Kind, Record, Step, Wait
+from mqfs.records.batch import RecordBatch
 from mqfs.state.group import Change, ConsumerState, State, encode_change
 from mqfs.store.api import Bucket
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from mqfs import errors
 from mqfs.engine.core.log import GroupLog
-from mqfs.log import headers
 from mqfs.model import Kind, Record
+from mqfs.records import headers
 
 _KEY = headers.key(headers.PART)
 

@@ -23,8 +23,8 @@ from mqfs.engine.core import multipart
 from mqfs.engine.delivery.priorities import DeliveryAttributes, PriorityIndex
 from mqfs.engine.delivery.waiting import Waiting
 from mqfs.engine.routing.filter import MessageFilter
-from mqfs.log.headers import NORMAL
 from mqfs.model import NEVER, Kind, Record
+from mqfs.records.headers import NORMAL
 from mqfs.state.acks import ACK, AckState, Unacked, step
 from mqfs.state.group import ConsumerState
 

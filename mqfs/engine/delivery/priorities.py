@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mqfs import errors
 from mqfs.engine.core import multipart
-from mqfs.log import headers
-from mqfs.log.headers import NORMAL
 from mqfs.model import NEVER, Record
+from mqfs.records import headers
+from mqfs.records.headers import NORMAL
 from mqfs.syntax.duration import parse_duration
 
 if TYPE_CHECKING:

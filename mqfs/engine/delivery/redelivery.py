@@ -20,9 +20,9 @@ from mqfs import errors, limits
 from mqfs.clock import Clock
 from mqfs.engine.core import multipart
 from mqfs.engine.delivery.dispatcher import visible_record
-from mqfs.log import batch, headers
-from mqfs.log.batch import RecordBatch, Source
 from mqfs.model import Draft, Kind, Record, User
+from mqfs.records import batch, headers
+from mqfs.records.batch import RecordBatch, Source
 from mqfs.state.acks import ACK, REQUEUE, AckState, State, Unacked
 from mqfs.state.group import Attributes, Change, ConsumerState
 

@@ -18,9 +18,9 @@ from mqfs.engine.language.put_request import PutRequest, parse
 from mqfs.engine.publishing.admission import PutId, WriteRequest
 from mqfs.engine.publishing.batch import AtomicBatch, StreamTotals, require_fit
 from mqfs.engine.stream import Stream
-from mqfs.log import batch, headers
-from mqfs.log.batch import Source
 from mqfs.model import Kind, Step
+from mqfs.records import batch, headers
+from mqfs.records.batch import Source
 from mqfs.syntax.duration import print_duration
 
 

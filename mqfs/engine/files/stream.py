@@ -15,8 +15,8 @@ from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.files.readers import Reader
 from mqfs.engine.publishing.admission import WriteRequest
 from mqfs.engine.stream import Stream
-from mqfs.log import headers
 from mqfs.model import Kind, Record, Step, User, Wait
+from mqfs.records import headers
 
 
 @attrs.define

@@ -13,8 +13,8 @@ from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.files.put import FramesFile, PutHandle
 from mqfs.engine.language.put_request import parse
 from mqfs.engine.nodes import StagedStream, TxnCtl
-from mqfs.log import batch, headers
 from mqfs.model import Step, User
+from mqfs.records import batch, headers
 from mqfs.syntax.quoting import split
 
 USAGE = "commit PRODUCER.NUMBER PART..., abort PART... or forget PRODUCER..."

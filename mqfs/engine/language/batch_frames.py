@@ -11,7 +11,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from mqfs import errors, limits
-from mqfs.log import batch, headers
+from mqfs.records import batch, headers
 
 HEAD = struct.Struct("<IHH")
 _TEXT_BYTES = struct.Struct("<H")

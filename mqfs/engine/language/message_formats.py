@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from mqfs import errors, limits
-from mqfs.log import headers
-from mqfs.log.record import encode, encode_names
 from mqfs.model import Record
+from mqfs.records import headers
+from mqfs.records.record import encode, encode_names
 from mqfs.syntax.duration import parse_duration, parse_number
 from mqfs.syntax.names import one_line
 

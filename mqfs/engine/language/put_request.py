@@ -9,7 +9,7 @@ import attrs
 
 from mqfs import errors, limits
 from mqfs.engine.language import batch_frames
-from mqfs.log import headers
+from mqfs.records import headers
 from mqfs.syntax.duration import parse_duration
 
 _decoder = json.JSONDecoder()

@@ -19,11 +19,11 @@ from mqfs.engine.language.settings import NO_DEPTH
 from mqfs.engine.publishing.admission import Admission, PutId, WriteRequest, depth_reached, has_room, lacking_backlog
 from mqfs.engine.publishing.kept_quotas import KeptQuotas, stored
 from mqfs.engine.publishing.publisher import Publisher
-from mqfs.log import batch
-from mqfs.log.batch import RecordBatch, Source
-from mqfs.log.record import HEAD_BYTES
 from mqfs.model import Kind, Record, Step, User
 from mqfs.quotas import UserLimits
+from mqfs.records import batch
+from mqfs.records.batch import RecordBatch, Source
+from mqfs.records.record import HEAD_BYTES
 from mqfs.state.group import Attributes, Change
 from mqfs.store.api import Store
 

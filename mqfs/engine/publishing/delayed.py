@@ -16,8 +16,8 @@ from mqfs import errors, limits
 from mqfs.engine.core.log import AckSteps
 from mqfs.engine.core.timers import DELAYED, Alarm
 from mqfs.engine.publishing.kept_quotas import stored
-from mqfs.log import headers
 from mqfs.model import Draft, Kind, Record
+from mqfs.records import headers
 from mqfs.state.acks import ACK, step
 from mqfs.state.group import PUT, Change
 

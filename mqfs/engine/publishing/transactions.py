@@ -1,8 +1,8 @@
 """Transactions: parts that are staged aside in `.txn`, and the commit that appends some of them as one unit.
 
 A group has its parts and the last commit of each producer. The store keeps the messages of a part until then, as
-blanks (mqfs/log/batch.py) whose places are those of the part's own names; they cannot be read, and do not outlive the
-server. The commit is a record of the batch that it appends: after a crash both are there, or neither.
+blanks (mqfs/records/batch.py) whose places are those of the part's own names; they cannot be read, and do not outlive
+the server. The commit is a record of the batch that it appends: after a crash both are there, or neither.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from mqfs.engine.core.timers import PARTS, Alarm
 from mqfs.engine.language.permissions import W, allowed, require_owner
 from mqfs.engine.publishing.admission import PutId
 from mqfs.engine.publishing.batch import AtomicBatch, StagedBatch, StreamTotals, require_fit
-from mqfs.log.batch import Source
 from mqfs.model import Step, User
 from mqfs.quotas import require_share
+from mqfs.records.batch import Source
 from mqfs.state.group import Attributes, Change
 from mqfs.syntax.names import check_control, check_name, one_line
 

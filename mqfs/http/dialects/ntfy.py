@@ -31,8 +31,8 @@ from mqfs.http.route import JSON_NOTE, NOTE, Route
 from mqfs.http.routes import Table
 from mqfs.http.target import Path, Target, group_at
 from mqfs.http.wire import Request
-from mqfs.log import headers
 from mqfs.model import User
+from mqfs.records import headers
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.names import check_name
 

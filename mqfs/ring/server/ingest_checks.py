@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from mqfs import limits
 from mqfs.engine.group import Group
-from mqfs.log.record import HEAD_BYTES, decode, padded, row_at
 from mqfs.model import Columns, Kind, Record
+from mqfs.records.record import HEAD_BYTES, decode, padded, row_at
 from mqfs.ring import EPHEMERAL, OWN
 from mqfs.state.group import FIRST_STREAM
 from mqfs.store.api import LogEnd

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from mqfs import errors, limits, ring
 from mqfs.engine.group import Group
 from mqfs.engine.publishing.ring_ingest import count_unstored, has_live_readers, ingest
-from mqfs.log.record import HEAD_BYTES, padded
 from mqfs.model import MORE, NEVER, Columns, Record
+from mqfs.records.record import HEAD_BYTES, padded
 from mqfs.ring.server.ingest_checks import HEAD_COST, IngestChecks
 from mqfs.store.api import Bucket, LogEnd
 

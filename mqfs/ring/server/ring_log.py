@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from mqfs import errors, limits
 from mqfs.engine.group import Group
 from mqfs.engine.language.settings import SYNC_ALWAYS
-from mqfs.log.batch import RecordBatch
-from mqfs.log.record import HEAD_BYTES, padded
 from mqfs.model import Draft, Kind
+from mqfs.records.batch import RecordBatch
+from mqfs.records.record import HEAD_BYTES, padded
 from mqfs.ring import OWN
 from mqfs.ring.server.ingest_checks import is_plausible
 from mqfs.ring.server.intake import UNWRITABLE, RingIntake

@@ -23,9 +23,9 @@ from typing import Protocol
 import attrs
 from google_crc32c import value
 
-from mqfs.log.batch import postings
-from mqfs.log.record import HEAD_BYTES, Row, decode
 from mqfs.model import Columns
+from mqfs.records.batch import postings
+from mqfs.records.record import HEAD_BYTES, Row, decode
 from mqfs.store.disk import Buffer, Disk, read_all, read_file, write_all, write_file
 
 OTHER = struct.Struct("<QIIIHBB")

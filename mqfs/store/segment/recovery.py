@@ -14,8 +14,9 @@ from collections.abc import Iterator
 import attrs
 
 from mqfs import limits
-from mqfs.log import batch
-from mqfs.log.record import (
+from mqfs.model import Kind
+from mqfs.records import batch
+from mqfs.records.record import (
     HEAD,
     HEAD_BYTES,
     INNER,
@@ -29,7 +30,6 @@ from mqfs.log.record import (
     size_to,
     skim,
 )
-from mqfs.model import Kind
 from mqfs.store.segment.index import NonMessageRecords, OpenIndex
 from mqfs.store.sequences import RESERVE
 

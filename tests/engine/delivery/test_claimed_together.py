@@ -70,6 +70,8 @@ class Side:
                 self.written += 1
                 queues.write(stream, *(b"%d-%d" % (self.written, n) for n in range(count)))
             case "put", stream, keys:
+                if keys.get("headers", {}).get("part", "1/1") != "1/1":  # a part alone has its priority once it is met
+                    keys = {key: value for key, value in keys.items() if key != "priority"}
                 queues.put(b"a 1", stream, **keys)
             case "parts", stream, count:
                 for number in range(1, count + 1):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mqfs.log.record import padded, row_at
 from mqfs.model import Kind
+from mqfs.records.record import padded, row_at
 from mqfs.state.acks import LIFE, AckState, Op, State, Transition
 from tests.support.queues import Queues, read, say, waits
 

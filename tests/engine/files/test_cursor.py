@@ -9,8 +9,8 @@ import pytest
 
 from mqfs import limits
 from mqfs.errors import BadCommand, Denied, FellBehind, NotFound
-from mqfs.log.record import HEAD
 from mqfs.model import Kind, Wait
+from mqfs.records.record import HEAD
 from tests.support.calls import calls_once
 from tests.support.clock import SECOND
 from tests.support.hand import ANNA, ROOT, Hand

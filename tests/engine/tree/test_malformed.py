@@ -17,8 +17,8 @@ from mqfs.client.large import MultipartAssembler
 from mqfs.client.message import Message
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadCommand, BadStore, MqfsError, ReadOnly
-from mqfs.log import batch, headers
 from mqfs.model import Kind, Wait
+from mqfs.records import batch, headers
 from mqfs.state.group import PUT
 from mqfs.store.memory import MemoryStore
 from mqfs.syntax.names import check_name

@@ -13,7 +13,7 @@ STRICT = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-W
 LIMITED = "-DPy_LIMITED_API=0x030B0000"
 HERE = Path(__file__).resolve().parent
 MQFS = ROOT / "mqfs"
-NATIVE = [MQFS / "log", MQFS / "ring"]  # each with an extension in C
+NATIVE = [MQFS / "records", MQFS / "ring"]  # each with an extension in C
 
 
 def compiler(*arguments: str | Path) -> None:
@@ -23,7 +23,7 @@ def compiler(*arguments: str | Path) -> None:
 
 def sources(folder: Path) -> list[Path]:
     """Those of the extension of a package."""
-    return sorted({*folder.glob("*.c"), folder.parent / "log" / "crc32c.c"})
+    return sorted({*folder.glob("*.c"), folder.parent / "records" / "crc32c.c"})
 
 
 def module(folder: Path, *flags: str) -> Path:
@@ -36,7 +36,7 @@ def module(folder: Path, *flags: str) -> Path:
 
 def driver(made: Path, *flags: str) -> Path:
     """Compile the C driver of the ring's core."""
-    core, crc = MQFS / "ring" / "core.c", MQFS / "log" / "crc32c.c"
+    core, crc = MQFS / "ring" / "core.c", MQFS / "records" / "crc32c.c"
     compiler("-std=c11", "-g", *flags, f"-I{core.parent}", HERE / "driver.c", core, crc, "-o", made, "-pthread")
     return made
 

@@ -32,7 +32,7 @@ def test_compiles_without_a_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", build.NATIVE, ids=lambda folder: folder.name)
 def test_exports_nothing_but_its_entry(folder: Path, tmp_path: Path) -> None:
     """A name of ours that another library has, too, would be taken from there."""
-    shutil.copytree(build.MQFS / "log", tmp_path / "log", ignore=shutil.ignore_patterns("*.so"))
+    shutil.copytree(build.MQFS / "records", tmp_path / "records", ignore=shutil.ignore_patterns("*.so"))
     shutil.copytree(build.MQFS / "ring", tmp_path / "ring", ignore=shutil.ignore_patterns("*.so"))
     made = build.module(tmp_path / folder.name)
     shown = subprocess.run(["nm", "-D", "--defined-only", made], capture_output=True, text=True, check=True).stdout
@@ -82,7 +82,7 @@ def test_without_a_compiler_the_rest_is_installed_and_the_ring_says_what_is_miss
     assert (tmp_path / "built" / "mqfs" / "ring" / "__init__.py").exists()
     program = """if True:
         import mqfs.ring, mqfs.server.app
-        from mqfs.log import batch
+        from mqfs.records import batch
         print(mqfs.ring.MISSING != '', batch.MISSING != '', len(batch.concatenate([('s', b'', b'x')], {}).data))
         from mqfs.ring import create
     """
@@ -101,7 +101,7 @@ def test_without_a_compiler_the_rest_is_installed_and_the_ring_says_what_is_miss
 @pytest.mark.parametrize("folder", build.NATIVE, ids=lambda folder: folder.name)
 def test_what_is_imported_was_built_from_this_source(folder: Path) -> None:
     """Else `pip install -e .` is to be run again, as script/setup does."""
-    log = build.MQFS / "log"
-    sources = sorted({*folder.glob("*.[ch]"), *log.glob("*.h"), log / "crc32c.c"})
+    records = build.MQFS / "records"
+    sources = sorted({*folder.glob("*.[ch]"), *records.glob("*.h"), records / "crc32c.c"})
     found = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
     assert found == importlib.import_module(f"mqfs.{folder.name}._native").SOURCE

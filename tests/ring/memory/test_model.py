@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mqfs import errors
-from mqfs.log.record import padded
+from mqfs.records.record import padded
 from mqfs.ring import attach, create
 
 pytestmark = pytest.mark.slow

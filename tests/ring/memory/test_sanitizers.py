@@ -17,10 +17,10 @@ from tests.support.campaign import seed, whole
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
-SHORT = ["tests/log"]
+SHORT = ["tests/records"]
 LONG = [
-    "tests/log", "tests/ring/memory", "tests/ring/server/test_nonsense.py", "tests/ring/server/test_hostile_memory.py",
-    "tests/ring/server/test_full.py",
+    "tests/records", "tests/ring/memory", "tests/ring/server/test_full.py", "tests/ring/server/test_nonsense.py",
+    "tests/ring/server/test_hostile_memory.py",
 ]  # fmt: skip
 OF_BUILDS = ["tests/ring/memory/test_build.py", "tests/ring/memory/test_sanitizers.py"]
 
@@ -75,4 +75,4 @@ def test_under_sanitizers(sanitized: Path) -> None:
 @pytest.mark.timeout(3 * 3_600)
 def test_every_function_on_generated_input(sanitized: Path) -> None:
     """A failure names its seed; MQFS_SEED begins elsewhere."""
-    run(sanitized, "tests.log.fuzz", str(FUZZED_S), str(1_000_000 * seed()))
+    run(sanitized, "tests.records.fuzz", str(FUZZED_S), str(1_000_000 * seed()))

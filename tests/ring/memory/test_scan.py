@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqfs.log import record
+from mqfs.records import record
 from mqfs.ring import create, scan
 
 DRAFTS = st.lists(

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from mqfs import errors, limits
 from mqfs.engine.language import batch_frames
-from mqfs.log import batch, headers
-from mqfs.log.record import encode
 from mqfs.model import MORE, NEVER, Kind
+from mqfs.records import batch, headers
+from mqfs.records.record import encode
 from mqfs.ring import scan
 from mqfs.store.segment.index import NonMessageRecords, OpenIndex
 from mqfs.store.segment.recovery import scan_segment
@@ -27,7 +27,7 @@ from tests.support.temp_store import lowered
 
 INNER, SETTLED = 2, 4
 SENDER = headers.encode({"sender": "7"})
-pytestmark = pytest.mark.skipif(bool(batch.MISSING), reason=f"mqfs/log was not built: {batch.MISSING}")
+pytestmark = pytest.mark.skipif(bool(batch.MISSING), reason=f"mqfs/records was not built: {batch.MISSING}")
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Each function in C on generated input, beside the same in Python. With sanitizers, a byte out of bounds ends it.
 
-    python -m tests.log.fuzz SECONDS SEED [NAME...]
+    python -m tests.records.fuzz SECONDS SEED [NAME...]
 
 Each NAME has that many seconds, and a line that says how many rounds these were. The seed of a failing round is
 printed: it repeats that round. Inputs are valid ones with a few bytes changed, cut or repeated: noise is refused at the
@@ -21,8 +21,8 @@ import google_crc32c
 
 from mqfs import errors, limits, ring
 from mqfs.engine.language import batch_frames
-from mqfs.log import batch, columns, headers, record
-from mqfs.log.record import HEAD_BYTES, INNER, MORE, padded, row_at
+from mqfs.records import batch, columns, headers, record
+from mqfs.records.record import HEAD_BYTES, INNER, MORE, padded, row_at
 from mqfs.ring import _native as native_ring
 
 EDGES = [

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from mqfs.log import record
-from mqfs.log.record import HEAD_BYTES, padded
 from mqfs.model import Buffer, Kind
+from mqfs.records import record
+from mqfs.records.record import HEAD_BYTES, padded
 
 try:
-    from mqfs.log import _native
+    from mqfs.records import _native
 except ImportError as error:
     MISSING = str(error)  # why it is done in Python; empty where it is not
 else:

@@ -1,6 +1,6 @@
 """Many messages at once: from the frames of a write to blanks, from blanks to records of a log, and back to an index.
 
-A blank is a record (mqfs/log/record.py) without sequence, time, flags and CRC, whose stream is a place in a
+A blank is a record (mqfs/records/record.py) without sequence, time, flags and CRC, whose stream is a place in a
 table that is given when it is stamped. Names, permissions and limits are its callers', and it never does I/O. The work
 is done in C (`frames.c`, `batch.c`); where that part was not built it is done here.
 """
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, cast
 import attrs
 
 from mqfs import limits
-from mqfs.log import headers
-from mqfs.log.record import HEAD, HEAD_BYTES, encode, padded
 from mqfs.model import MORE, Buffer, Columns, Draft, Kind
+from mqfs.records import headers
+from mqfs.records.record import HEAD, HEAD_BYTES, encode, padded
 
 try:
-    from mqfs.log import _native
+    from mqfs.records import _native
 except ImportError as error:
     MISSING = str(error)  # why it is done in Python; empty where it is not
 else:

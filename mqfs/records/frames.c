@@ -30,7 +30,7 @@ static int is_utf8(const uint8_t *p, size_t n)
 
 typedef struct { const uint8_t *text; size_t size; } Text;
 
-/* Whether a header is not `part`, or is a place in a body: as parse_part in mqfs/log/headers.py. */
+/* Whether a header is not `part`, or is a place in a body: as parse_part in mqfs/records/headers.py. */
 static int may_be_part(const uint8_t *key, size_t key_size, const uint8_t *p, size_t n)
 {
     uint32_t values[2] = {0};

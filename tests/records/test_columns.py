@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqfs.log import columns as gather
-from mqfs.log import headers, record
-from mqfs.log.columns import HEADERS, SEQUENCES, TIMES, TOPICS, VALUES, NameTable
-from mqfs.log.record import padded
+from mqfs.records import columns as gather
+from mqfs.records import headers, record
+from mqfs.records.columns import HEADERS, SEQUENCES, TIMES, TOPICS, VALUES, NameTable
+from mqfs.records.record import padded
 
 pytestmark = pytest.mark.skipif(gather.MISSING != "", reason=f"the part in C was not built: {gather.MISSING}")
 
