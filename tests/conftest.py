@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.support.campaign import commit_seed, seed, size
+from tests.support.campaign import size, tree_seed
 from tests.support.durations import DURATIONS, group_of
 from tests.support.eventually import HANG_S
 from tests.support.java import SHORT_LIVED
@@ -43,7 +43,7 @@ MARKS = {
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 
 os.environ.setdefault("PYTEST_TIMEOUT", str(2 * HANG_S))
-os.environ.setdefault("MQFS_SEED", str(commit_seed()))  # workers have ours
+tree_seed()  # asks git, which a test may not start
 # Tests start hundreds of servers and a few dozen JVMs, each for seconds. Without byte code every server compiles all
 # modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -127,13 +127,13 @@ def errors_of(config: pytest.Config) -> int:
 
 
 def pytest_report_header() -> str:
-    return f"campaigns: MQFS_SEED={seed()}"
+    return f"campaigns of the store: MQFS_SEED={tree_seed()}"
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int) -> None:
     """Where the header has scrolled away."""
     if exitstatus:
-        terminalreporter.write_line(f"campaigns: MQFS_SEED={seed()} repeats them")
+        terminalreporter.write_line(f"campaigns of the store: MQFS_SEED={tree_seed()} repeats them")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

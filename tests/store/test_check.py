@@ -18,7 +18,7 @@ from mqfs.model import Kind
 from mqfs.store.api import Bucket
 from mqfs.store.check import check
 from mqfs.store.store import DiskStore
-from tests.support.campaign import seed, size
+from tests.support.campaign import size, tree_seed
 from tests.support.temp_store import SMALL, abandon, lowered
 
 
@@ -89,7 +89,7 @@ def test_a_good_store_has_nothing_wrong(tmp_path: Path, clean: bool) -> None:
 @pytest.mark.slow
 def test_one_bit_anywhere(tmp_path: Path) -> None:
     """It is found, wherever it is; fixed, the store is good, and nothing but what was hit is missing."""
-    path, luck = f"{tmp_path}/store", random.Random(seed())
+    path, luck = f"{tmp_path}/store", random.Random(tree_seed())
     fill(path)
     good = contents(path)
     for number in range(size(400)):

@@ -20,7 +20,7 @@ from mqfs.store.segment.index import NonMessageRecords, OpenIndex
 from mqfs.store.segment.recovery import scan_segment
 from mqfs.store.sequences import RESERVE, reserved_by
 from mqfs.store.store import DiskStore
-from tests.support.campaign import seed, size
+from tests.support.campaign import size, tree_seed
 from tests.support.lying_disk import File, LyingDisk, Stopped
 from tests.support.temp_store import SMALL, lowered
 
@@ -40,7 +40,7 @@ class Written:
     """A bucket of a few segments, with what was put into it."""
 
     def __init__(self, *, clean: bool) -> None:
-        luck = random.Random(seed())
+        luck = random.Random(tree_seed())
         self.disk = LyingDisk()
         self.units: list[list[int]] = []
         self.changes = 0
@@ -239,7 +239,7 @@ def test_a_damaged_size_that_leads_past_a_change_hides_nothing() -> None:
 def test_one_bit(clean: bool) -> None:
     """After a clean stop one unit may be missing, and damage to an index costs nothing."""
     written = Written(clean=clean)
-    luck = random.Random(seed())
+    luck = random.Random(tree_seed())
     for _ in range(size(3_000)):
         disk = written.copy()
         name = luck.choice(written.files())

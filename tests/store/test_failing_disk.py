@@ -18,7 +18,7 @@ from mqfs.model import Draft, Kind
 from mqfs.store.api import Bucket
 from mqfs.store.store import DiskBucket, DiskStore
 from tests.store.script import PATH, Script, Unstarted
-from tests.support.campaign import seed, size
+from tests.support.campaign import size, tree_seed
 from tests.support.lying_disk import LyingDisk
 from tests.support.temp_store import SMALL, lowered
 
@@ -34,9 +34,9 @@ def _quiet() -> Iterator[None]:
 
 def calls_to_try(slow: bool) -> list[int]:
     disk = LyingDisk()
-    Script(seed(), slow=slow).run(disk, STEPS)
+    Script(tree_seed(), slow=slow).run(disk, STEPS)
     calls = range(1, disk.calls + 1)
-    return sorted(random.Random(seed()).sample(calls, size(len(calls))))
+    return sorted(random.Random(tree_seed()).sample(calls, size(len(calls))))
 
 
 @pytest.mark.slow
@@ -45,10 +45,10 @@ def calls_to_try(slow: bool) -> list[int]:
 @pytest.mark.parametrize("slow", [False, True], ids=["syncs at once", "syncs that take time"])
 def test_each_call_fails(number: int, lasting: bool, slow: bool) -> None:
     """The process goes on with what it can; then it is killed, and what was synced is there."""
-    luck = random.Random(seed())
+    luck = random.Random(tree_seed())
     with lowered(**SMALL):
         for index in calls_to_try(slow):
-            disk, script = LyingDisk(), Script(seed(), slow=slow)
+            disk, script = LyingDisk(), Script(tree_seed(), slow=slow)
             disk.fail_at, disk.fail_with, disk.fail_on, disk.luck = index, number, lasting, random.Random(index)
             try:
                 script.run(disk, STEPS, tolerate=True)
@@ -64,13 +64,13 @@ def test_each_call_fails(number: int, lasting: bool, slow: bool) -> None:
 @pytest.mark.parametrize("slow", [False, True], ids=["syncs at once", "syncs that take time"])
 def test_each_look_fails_once(number: int, slow: bool) -> None:
     """What cannot be opened or read for once is not taken for what is not there."""
-    luck = random.Random(seed())
+    luck = random.Random(tree_seed())
     with lowered(**SMALL):
         disk = LyingDisk()
-        Script(seed(), slow=slow).run(disk, STEPS)
+        Script(tree_seed(), slow=slow).run(disk, STEPS)
         looks = range(1, disk.looks + 1)
         for index in sorted(luck.sample(looks, size(len(looks)))):
-            disk, script = LyingDisk(), Script(seed(), slow=slow)
+            disk, script = LyingDisk(), Script(tree_seed(), slow=slow)
             disk.fail_look_at, disk.fail_with, disk.luck = index, number, random.Random(index)
             try:
                 script.run(disk, STEPS, tolerate=True)

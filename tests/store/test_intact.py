@@ -27,7 +27,7 @@ from mqfs.store.check import check
 from mqfs.store.segment.index import decode_part
 from mqfs.store.store import DiskStore
 from tests.support.batches import Units, frame
-from tests.support.campaign import seed, size
+from tests.support.campaign import size, tree_seed
 from tests.support.clock import ManualClock
 from tests.support.hand import ROOT
 from tests.support.queues import read, say
@@ -362,7 +362,7 @@ def _text(tree: Tree, group: Group, name: str) -> str:
 
 
 def test_no_intact_message_is_lost(place: Path) -> None:
-    stores, luck = Stores(place), random.Random(seed())
+    stores, luck = Stores(place), random.Random(tree_seed())
     assert len(records(max(stores.clean.glob("buckets/*/2/*.log")))) > 5
     count = unknown = 0
     for number in range(size(20_000, 200)):

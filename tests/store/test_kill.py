@@ -17,7 +17,7 @@ from mqfs.store.check import check
 from mqfs.store.store import DiskStore
 from tests.store.test_damage import read
 from tests.support import ROOT
-from tests.support.campaign import seed, size
+from tests.support.campaign import size, tree_seed
 from tests.support.temp_store import abandon
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -48,7 +48,7 @@ def killed(path: str, number: int, moment: int) -> list[bytes]:
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:
-    path, luck = f"{tmp_path}/store", random.Random(seed())
+    path, luck = f"{tmp_path}/store", random.Random(tree_seed())
     told: dict[tuple[int, int], bytes] = {}
     for number in range(size(200, least=5)):
         for line in killed(path, number, luck.choice([1, 100, 3_000, luck.randint(1, 20_000)])):

@@ -16,7 +16,7 @@ from mqfs.model import Kind
 from mqfs.store.api import Bucket
 from mqfs.store.check import check
 from mqfs.store.store import DiskStore
-from tests.support.campaign import seed, size
+from tests.support.campaign import size, tree_seed
 from tests.support.temp_store import SMALL, lowered
 
 pytestmark = pytest.mark.slow
@@ -194,7 +194,7 @@ def _is_newest_only(good: Path, changed: Path) -> bool:
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_files_changed_about(mutation: Mutation, tmp_path: Path) -> None:
-    path, luck = tmp_path / "store", random.Random(seed())
+    path, luck = tmp_path / "store", random.Random(tree_seed())
     fill(str(path))
     good = {number: found for number, (found, _) in contents(str(path)).items()}
     for number in range(size(390)):

@@ -13,7 +13,7 @@ import pytest
 from mqfs.store.check import check
 from mqfs.store.store import DiskStore
 from tests.store.script import PATH, Script
-from tests.support.campaign import seed, size
+from tests.support.campaign import size, tree_seed
 from tests.support.lying_disk import LyingDisk, Stopped
 from tests.support.temp_store import SMALL, lowered
 
@@ -67,8 +67,8 @@ def run_until(script: Script, disk: LyingDisk, steps: int) -> bool:
 @pytest.mark.parametrize("slow", [False, True], ids=["syncs at once", "syncs that take time"])
 @pytest.mark.parametrize("after", [forgets, tears, killed])
 def test_stop_at_every_call(after: After, slow: bool) -> None:
-    luck = random.Random(seed())
-    script_seed = seed()
+    luck = random.Random(tree_seed())
+    script_seed = tree_seed()
     for index in indexes(script_seed, slow, luck):
         disk, script = LyingDisk(), Script(script_seed, slow=slow)
         disk.stop_at, disk.luck = index, random.Random(index)

@@ -258,5 +258,5 @@ class Stores(RuleBasedStateMachine):
         assert self.disk.end.failed is None
 
 
-TestStores = seed(campaign.seed())(Stores).TestCase
+TestStores = seed(campaign.tree_seed())(Stores).TestCase
 TestStores.settings = settings(max_examples=campaign.size(500), stateful_step_count=60, database=None)

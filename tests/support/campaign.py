@@ -3,6 +3,7 @@
 import os
 import subprocess
 from fractions import Fraction
+from functools import cache
 
 from tests.support import ROOT
 
@@ -25,12 +26,18 @@ def size(full: int, part: int = PART, *, least: int = 1) -> int:
 
 
 def seed() -> int:
-    """The seed of every random campaign: that of the commit (conftest.py), or MQFS_SEED."""
+    """The seed of a random campaign: 1, or MQFS_SEED."""
     return int(os.environ.get("MQFS_SEED", "1"))
 
 
-def commit_seed() -> int:
-    """That of the files as they were committed: a second run repeats the first. 1 where there is no repository."""
+def tree_seed() -> int:
+    """The seed of a campaign that passes with any: that of the committed files, so that a second run repeats the first;
+    or MQFS_SEED. 1 where there is no repository."""
+    return int(os.environ.get("MQFS_SEED") or _of_tree())
+
+
+@cache
+def _of_tree() -> int:
     command = ["git", "-C", str(ROOT), "rev-parse", "--short=4", "HEAD^{tree}"]
     try:
         return int(subprocess.run(command, check=True, capture_output=True).stdout[:4], 16)
