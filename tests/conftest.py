@@ -118,6 +118,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         guard.watched = None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    if nextitem is None:  # what other tests of this worker shared ends, too
+        guard.watched = None
+
+
 @cache
 def errors_of(config: pytest.Config) -> int:
     """A descriptor of standard error as it is without pytest's capture."""
