@@ -126,11 +126,14 @@ class HttpServer(Acceptor):
 
     async def serve(self, sock: socket.socket, tls: TlsCalls | None, peer: Peer, listener: Listener) -> None:
         address, channel = listener.address, SocketStream(sock, tls)
-        if self._speak is None or not await self._speak(channel, peer):
+        try:
+            if self._speak is not None and await self._speak(channel, peer):
+                return
             rebindable = isinstance(address, TcpAddress) or self.proxies.has(peer.account)
             rebindable = rebindable or (isinstance(address, TlsAddress) and is_loopback(address.host))
             await self._serve_connection(Connection(self, channel, peer, rebindable, self._tables[listener]))
-        channel.end()
+        finally:
+            channel.end()
 
     async def _serve_connection(self, connection: Connection) -> None:
         descriptor = connection.channel.fileno()

@@ -194,7 +194,11 @@ class Acceptor:
                     tls = await shake_hands(self._tls, self._protocol, sock.fileno(), peer, queue)
                     if tls is None:
                         return
-                await look_up(peer)
+                with trio.move_on_after(limits.HANDSHAKE_S) as scope:
+                    await look_up(peer)
+                if scope.cancelled_caught:
+                    log.warning("%s: connection ended: user %d not looked up in time", peer.where, peer.uid)
+                    return
                 await self.serve(sock, tls, peer, listener)
         except Exception:
             log.exception("%s: connection ended", peer.where)
@@ -209,7 +213,7 @@ async def look_up(peer: Peer) -> None:
     if peer.is_known:
         return
     try:
-        await trio.to_thread.run_sync(peer.look_up)
+        await trio.to_thread.run_sync(peer.look_up, abandon_on_cancel=True)
     except Exception as error:  # no thread, or no answer: it is looked up again when it is needed
         log.warning("%s: user %d not looked up: %s", peer.where, peer.uid, error)
 

@@ -16,8 +16,9 @@ import pytest
 
 from mqfs import errors, limits
 from mqfs.engine.tree.tree import Tree
-from mqfs.model import Stat
+from mqfs.model import Qid, Stat
 from mqfs.ninep.client import connection as blocking
+from mqfs.ninep.client.channel import Channel
 from mqfs.ninep.client.machine import ClientMachine
 from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Rclunk, Rread, Rwrite, Tclunk, Tread, Twalk, Twrite
@@ -154,6 +155,39 @@ def test_a_file_that_is_forgotten_in_the_middle_of_a_call_is_let_go_with_the_nex
         assert len(connection.session.fids.by_number) == 3
         one.do(_ask(Tclunk(0, 77)))
         assert list(connection.session.fids.by_number) == [0]
+
+
+def test_a_file_that_is_forgotten_is_let_go_by_the_next_read_of_another(server: Running) -> None:
+    with server.connect() as one:
+        one.open("ctl")
+        with one.open("ctl") as other:
+            other.receive()
+        (connection,) = server.server.connections
+        assert list(connection.session.fids.by_number) == [0]
+
+
+@pytest.mark.process
+def test_a_child_that_closes_its_copy_does_not_end_the_connection(server: Running) -> None:
+    with server.connect() as one:
+        pid = os.fork()
+        if not pid:
+            with contextlib.suppress(errors.Disconnected):
+                one.list()
+                os._exit(1)
+            one.close()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert "ctl" in one.list()
+
+
+def test_a_server_that_does_not_even_answer_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "FLUSH_S", 0.05)
+    ours, theirs = socket.socketpair()
+    with theirs, blocking.Client(ours, ClientMachine()) as one:
+        file = blocking.File(one, Channel(1, Qid(0, 0, 1), 8_192, False), "r")
+        for _ in range(2):
+            with pytest.raises(errors.Disconnected, match="no answer to a flush"):
+                file.receive(timeout=0.01)
 
 
 def _ask(request: Any) -> Any:

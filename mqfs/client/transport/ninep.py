@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from mqfs import limits
 from mqfs.client.types import Direct, File
@@ -79,27 +79,26 @@ class NinepTransport:
 
     def write_all(self, writes: Sequence[tuple[File, bytes]]) -> list[MqfsError | None]:
         results: list[MqfsError | None] = []
+        clients = [cast(connection.File, file).client for file, _ in writes]
         at = 0
         while at < len(writes):
             end, size = at, 0
             while end < len(writes) and end - at < WINDOW and (end == at or size + len(writes[end][1]) <= WINDOW_BYTES):
+                if clients[end] is not clients[at]:
+                    break  # it was opened after a reconnect
                 size += len(writes[end][1])
                 end += 1
-            results += self._write_some(writes[at:end])
+            results += self._write_some(clients[at], writes[at:end])
             at = end
         return results
 
-    def _write_some(self, writes: Sequence[tuple[File, bytes]]) -> list[MqfsError | None]:
-        client: Client | None = None
+    def _write_some(self, client: Client, writes: Sequence[tuple[File, bytes]]) -> list[MqfsError | None]:
         requests: list[Twrite | MqfsError] = []
         for file, data in writes:
-            assert isinstance(file, connection.File)
-            client = file.client
             try:
-                requests.append(file.channel.request(data))
+                requests.append(cast(connection.File, file).channel.request(data))
             except TooLong as error:
                 requests.append(error)
-        assert client is not None
         slots = iter(client.send([request for request in requests if isinstance(request, Twrite)]))
         return [_error_of(client, next(slots)) if isinstance(r, Twrite) else r for r in requests]
 

@@ -41,6 +41,7 @@ from mqfs.ninep.codec.messages import Fcall
 T = TypeVar("T")
 
 RECEIVE_BYTES = 65_536  # more is fetched by a system call of its own each time
+FLUSH_S = 10.0  # for the answer to a flush, which every server gives at once
 ANSWER_BYTES = 65_536  # of `File.ask`: of `.put`, and of a cursor with names of views
 WINDOW = 64  # procedures under way at once: enough to keep a server busy
 MODES = {"r": os.O_RDONLY, "w": os.O_WRONLY, "r+": os.O_RDWR}
@@ -73,13 +74,15 @@ def connect(
     except OSError as error:
         raise Disconnected(explain_failure(where, error)) from None
     client = Client(sock, ClientMachine(dialect, msize), str(where))
+    deadline = None if timeout is None else time.monotonic() + timeout
     try:
         private = isinstance(where, TlsAddress) or os.environ.get("MQFS_PLAIN_TOKEN") == "yes"
         token = "" if isinstance(where, UnixAddress) else token
-        deadline = None if timeout is None else time.monotonic() + timeout
         client.do(client.caller.connect(user, aname, token, private=private), deadline)
-    except BaseException:
+    except BaseException as error:
         client.close()
+        if isinstance(error, Disconnected) and deadline is not None and time.monotonic() >= deadline:
+            raise TimeoutError from None
         raise
     sock.settimeout(None)
     return client
@@ -154,9 +157,9 @@ class Client:
 
     def close(self, why: str = "the client was closed") -> None:
         """End it; calls that wait in other threads raise Disconnected with that reason."""
-        with self._lock:
-            self._lose(why)
         if os.getpid() == self._pid:  # a child's copy of the socket is not to end the parent's connection
+            with self._lock:
+                self._lose(why)
             with contextlib.suppress(OSError):
                 self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that receives
         self.socket.close()
@@ -164,15 +167,16 @@ class Client:
     @property
     def gone(self) -> bool:
         """Whether the peer has closed, noticed or not."""
+        if self.lost:
+            return True
         poll = select.poll()
         poll.register(self.socket, select.POLLRDHUP)
-        return bool(self.lost) or bool(poll.poll(0))
+        return bool(poll.poll(0))
 
-    def _require(self) -> None:
+    def _require_process(self) -> None:
+        """Before any lock: in a child another thread of the parent may have it for ever."""
         if os.getpid() != self._pid:
             raise Disconnected("connection of the parent process (expected a new one in the child)", final=True)
-        if self.lost:
-            raise self._disconnected()
 
     def _disconnected(self) -> Disconnected:
         return Disconnected(f"{self.where}: {self.lost}")
@@ -190,16 +194,19 @@ class Client:
 
     def send(self, requests: Sequence[Fcall]) -> list[Slot]:
         """Send requests without waiting for their replies. Raises Disconnected."""
-        return self._send(requests, None)
+        self._clunk_dropped()
+        return self._send(requests)
 
     def flush(self, slot: Slot) -> None:
         """Cancel a request, unless it is answered or cancelled already; `wait` returns the outcome."""
         self._send((), slot)
 
-    def _send(self, requests: Sequence[Fcall], aborted: Slot | None) -> list[Slot]:
+    def _send(self, requests: Sequence[Fcall], aborted: Slot | None = None) -> list[Slot]:
+        self._require_process()
         with self._sending:
             with self._lock:
-                self._require()
+                if self.lost:
+                    raise self._disconnected()
                 slots = [Slot(self.caller.call(request), request) for request in requests]
                 if aborted is not None and not (aborted.done or aborted.flushing):
                     aborted.flushing = True
@@ -295,14 +302,25 @@ class Client:
         """The reply to a request that was not flushed. Raises the error that it carries, TimeoutError, Disconnected."""
         return expect(cast(Fcall, slot.request), cast(Fcall, self.wait(slot, deadline)))
 
+    def give_up(self, slot: Slot) -> Fcall | None:
+        """Flush a request: its reply, if that came all the same. A server that does not answer even that is lost."""
+        self.flush(slot)
+        try:
+            return self.wait(slot, time.monotonic() + FLUSH_S)
+        except TimeoutError:
+            with self._lock:
+                self._lose(f"no answer to a flush in {FLUSH_S:g} s")
+            raise self._disconnected() from None
+
     def do(self, procedure: Procedure[T], deadline: float | None = None) -> T:
         """The result of a procedure. After TimeoutError the connection is of no use."""
         self._clunk_dropped()
         return self._drive(procedure, deadline)
 
     def _clunk_dropped(self) -> None:
+        self._require_process()
         while self._dropped:
-            with contextlib.suppress(MqfsError):
+            with contextlib.suppress(MqfsError, IndexError):  # another thread may have taken the last
                 self._drive(self.caller.clunk(self._dropped.pop()))
 
     def _drive(self, procedure: Procedure[T], deadline: float | None = None) -> T:
@@ -311,7 +329,7 @@ class Client:
             while True:
                 with self._lock:  # it takes tags and fids of the machine
                     request = step()
-                slot = self.send([request])[0]
+                slot = self._send([request])[0]
                 try:
                     step = partial(procedure.send, self.answer(slot, deadline))
                 except (Disconnected, TimeoutError):
@@ -319,8 +337,7 @@ class Client:
                 except MqfsError as error:
                     step = partial(procedure.throw, error)
                 except BaseException:  # Ctrl-C
-                    self.flush(slot)
-                    self.wait(slot)
+                    self.give_up(slot)
                     raise
         except StopIteration as done:
             return cast(T, done.value)
@@ -340,7 +357,7 @@ class Client:
             except MqfsError as error:
                 results[number] = error
             else:
-                waiting.append((number, procedure, self.send([request])[0]))
+                waiting.append((number, procedure, self._send([request])[0]))
 
         left = enumerate(procedures)
         while True:
@@ -436,8 +453,7 @@ class File(io.RawIOBase):
         except Disconnected:
             raise
         except BaseException as error:  # TimeoutError, Ctrl-C
-            self.client.flush(slot)
-            late = self.client.wait(slot)
+            late = self.client.give_up(slot)
             if late is None:
                 raise
             if isinstance(error, TimeoutError):
@@ -470,7 +486,11 @@ class File(io.RawIOBase):
         """One write and the read after it, of a short answer, in one round trip."""
         client, procedure = self.client, self.channel.read(ANSWER_BYTES)
         written, read = client.send([self.channel.request(data), next(procedure)])
-        client.answer(written)
+        try:
+            client.answer(written)
+        except MqfsError:
+            client.give_up(read)
+            raise
         try:
             procedure.send(client.answer(read))
         except StopIteration as done:
@@ -563,8 +583,6 @@ class TlsSocket:
         self._socket.shutdown(how)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 
