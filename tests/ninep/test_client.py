@@ -180,13 +180,21 @@ def test_a_child_that_closes_its_copy_does_not_end_the_connection(server: Runnin
         assert "ctl" in one.list()
 
 
+def test_a_server_that_never_answers_the_connect(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(f"{tmp_path}/s")
+        silent.listen()
+        with pytest.raises(TimeoutError):
+            blocking.connect(f"unix!{tmp_path}/s", timeout=0.05)
+
+
 def test_a_server_that_does_not_even_answer_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocking, "FLUSH_S", 0.05)
     ours, theirs = socket.socketpair()
     with theirs, blocking.Client(ours, ClientMachine()) as one:
         file = blocking.File(one, Channel(1, Qid(0, 0, 1), 8_192, False), "r")
         for _ in range(2):
-            with pytest.raises(errors.Disconnected, match="no answer to a flush"):
+            with pytest.raises(errors.Disconnected, match="no answer to a cancelled request"):
                 file.receive(timeout=0.01)
 
 

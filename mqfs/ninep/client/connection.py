@@ -41,7 +41,7 @@ from mqfs.ninep.codec.messages import Fcall
 T = TypeVar("T")
 
 RECEIVE_BYTES = 65_536  # more is fetched by a system call of its own each time
-FLUSH_S = 10.0  # for the answer to a flush, which every server gives at once
+FLUSH_S = 10.0  # for the answer to a Tflush: a server performs it at once, so without one it has stopped
 ANSWER_BYTES = 65_536  # of `File.ask`: of `.put`, and of a cursor with names of views
 WINDOW = 64  # procedures under way at once: enough to keep a server busy
 MODES = {"r": os.O_RDONLY, "w": os.O_WRONLY, "r+": os.O_RDWR}
@@ -303,13 +303,14 @@ class Client:
         return expect(cast(Fcall, slot.request), cast(Fcall, self.wait(slot, deadline)))
 
     def give_up(self, slot: Slot) -> Fcall | None:
-        """Flush a request: its reply, if that came all the same. A server that does not answer even that is lost."""
+        """Cancel a request: its reply, if that came all the same. Raises Disconnected where the server does not answer
+        the Tflush in FLUSH_S; then the connection is lost."""
         self.flush(slot)
         try:
             return self.wait(slot, time.monotonic() + FLUSH_S)
         except TimeoutError:
             with self._lock:
-                self._lose(f"no answer to a flush in {FLUSH_S:g} s")
+                self._lose(f"no answer to a cancelled request in {FLUSH_S:g} s")
             raise self._disconnected() from None
 
     def do(self, procedure: Procedure[T], deadline: float | None = None) -> T:
