@@ -17,7 +17,7 @@ from tests.support import ROOT
 FILE = Path(__file__).with_name("today.json")
 PACKAGES = ("mqfs", "pyspark_mqfs", "mq_cat", "mq_tools")
 # Each is a module test_RULE.py with a function `breaches`.
-RULES = ("words", "size", "one_writer", "imports", "protocols", "budgets")
+RULES = ("words", "errors", "size", "one_writer", "imports", "protocols", "budgets")
 
 
 def sources(*packages: str) -> Iterator[Path]:

@@ -1,0 +1,80 @@
+"""The texts of errors: `what failed: reason (expected ...)`, as docs/contributing/style.md has them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from mqfs import errors
+from tests.house.today import check, name_of, sources
+
+CLASSES = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, errors.MqfsError)}
+CLASSES |= {"BadParameter", "UsageError", "Malformed", "Refused", "ValueError", "TypeError"}
+# What is wrong with such an error is a value: the text says which was expected.
+OF_A_VALUE = {"BadName", "BadCommand", "BadConfig", "BadAddress", "BadParameter", "UsageError"}
+
+VALUE = "{}"
+SHAPE = re.compile(r": |\((?:expected|\w+ing |\w)|^(?:cannot|no|unknown|reserved|invalid|not) ")
+HINT = re.compile(r"\(|; did you mean")
+DIALECT = re.compile(
+    r"\bis no\b|\bare no\b|\bthere are:|; write\b|; take\b|\btakes?\b|\bstands?\b|\bbehind\b|\bmatter\b"
+)
+NAMES = {"ENOSPC", "EOF", "HTTP", "JSON", "TLS", "UTF-8"}
+SHORT_WORDS = 7
+
+
+def text_of(node: ast.expr) -> str | None:
+    """A literal or formatted text, each value in it as {}; None where the text is made elsewhere."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else VALUE for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        left, right = text_of(node.left), text_of(node.right)
+        return left + right if left is not None and right is not None else None
+    return None
+
+
+def texts(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Line, class and text of each error that a source makes with a text of its own."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and node.args:
+            kind = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if kind in CLASSES and (text := text_of(node.args[0])):
+                yield node.lineno, kind, text
+
+
+def is_wrong(kind: str, text: str) -> bool:
+    """Is a word of the dialect in it, is it a sentence, or does it not say what failed, why, and what was expected?"""
+    if DIALECT.search(text) or (text[0].isupper() and text.split()[0] not in NAMES):
+        return True
+    if text == VALUE or text.startswith(f"{VALUE}: {VALUE}"):
+        return False
+    says_why = ": " in text.replace(f"{VALUE}: ", "", 1) or HINT.search(text) is not None
+    if kind in OF_A_VALUE and VALUE in text and not says_why:
+        return True
+    return SHAPE.search(text) is None and (VALUE in text or len(text.split()) > SHORT_WORDS)
+
+
+def wrong() -> Iterator[tuple[str, int, str, str]]:
+    for path in sources():
+        for line, kind, text in texts(path):
+            if is_wrong(kind, text):
+                yield name_of(path), line, kind, text
+
+
+def breaches() -> dict[str, int]:
+    return dict(Counter(where for where, _, _, _ in wrong()))
+
+
+def test_errors_say_what_failed_why_and_what_was_expected() -> None:
+    check("errors", breaches())
+
+
+if __name__ == "__main__":
+    for where, line, kind, text in wrong():
+        print(f"{where}:{line}: {kind}: {text}")
