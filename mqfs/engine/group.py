@@ -66,6 +66,7 @@ class Group:
         self.counts = Counts()
         self.catalog_version = 0  # grows with every change of names and permissions
         self.routing_version = 0  # grows when other views or consumers than before may cover a stream
+        self.order_version = 0  # grows when consumers may deliver other messages than before, or in another order
         self.ranks = PriorityIndex(self)
         self.retention: Retention = Retention(self)
         self.held = DelayedMessages(self)
@@ -76,7 +77,7 @@ class Group:
         self.fanout: Fanout = Fanout(
             self.log, self.retention.expiry, self.ranks, self.views, self.consumers, self.waiting
         )
-        self.views.on_refreshed, self.views.on_removed = self.consumers.on_views_changed, self.fanout.close_view
+        self.views.on_refreshed, self.views.on_removed = self.consumers.on_routing_changed, self.fanout.close_view
         self.retention.overtake_cursors = self.fanout.overtake_cursors
         self.retention.interests += [self.fanout.low_watermark, self.consumers.floor, self._ring_low_watermark]
         self.portions = Portions(self.timers, self, self.clock)
@@ -191,10 +192,13 @@ class Group:
     def put_in_force(self, settings: Settings) -> None:
         """The log says so."""
         self.routing_version += settings.dead != self.settings.dead  # for new `words` views are refreshed
+        self.order_version += 1
+        deliver = self.settings.deliver
         self.settings = self.log.settings = settings
+        if settings.deliver != deliver:
+            self.consumers.on_deliver_changed()
         self.update_must_retain()
         self._select_storage()
-        self.consumers.invalidate_order()
 
     # ------------------------------------------------------------ what is to be done at some time
 

@@ -92,7 +92,7 @@ class Consumer(Numbered):
         self.exclusives = ExclusiveClaims(group, own, self.coverage, self.dispatcher, held, self.reads.serve)
         self.backlog = Backlog(group, own, self.coverage, self.claims, held)
         self.redelivery = Redelivery(group, self, set_alarm)
-        self.invalidate_order()
+        self.on_deliver_changed()
 
     def _on_alarm(self, now_ns: int) -> None:
         if not self.removed:
@@ -104,10 +104,8 @@ class Consumer(Numbered):
         self.alarm.cancel()
         self.reads.close()
 
-    def invalidate_order(self) -> None:
-        """Other messages than before are delivered, or in another order."""
+    def on_deliver_changed(self) -> None:
         self.coverage.exclusives_only = self.coverage.stream is not None and self._log.settings.deliver == "all"
-        self.dispatcher.invalidate()
 
     # ------------------------------------------------------------ as a file
 

@@ -61,6 +61,7 @@ class Dispatcher:
         "_gap_start",
         "_group",
         "_looked_through",
+        "_order",
         "_progress",
         "_ranks",
         "_ready",
@@ -87,6 +88,7 @@ class Dispatcher:
         self.gaps: dict[int, int] = {}  # slots that hold nothing for it, first -> last: acked with the next claim
         self._ready: list[Key] | None = None  # known and perhaps free; None: to be looked up by the next claim
         self._looked_through = 0  # of these, when all of them were
+        self._order = 0  # the group's order_version when they were looked up
 
     def move(self, position: int) -> None:
         """All below is acked, nothing above."""
@@ -99,10 +101,6 @@ class Dispatcher:
             if self._gap_start < sequence:
                 self.gaps[self._gap_start] = sequence - 1
             self._gap_start = sequence + 1
-
-    def invalidate(self) -> None:
-        """The order of delivery has changed."""
-        self._ready = None
 
     def release_cache(self) -> None:
         """No receiver is left. Many requeued messages took long to look up, and a worker that opens for each message
@@ -141,7 +139,7 @@ class Dispatcher:
                 self.release_cache()
 
     def _load_ready(self) -> None:
-        self._ready = []
+        self._ready, self._order = [], self._group.order_version
         only = self._coverage.exclusives_only
         for sequence, rank in self._ranks.over(self._coverage.covers):
             if not (rank.continued or self._progress.is_acked(sequence)) and (rank.exclusive or not only):
@@ -158,13 +156,13 @@ class Dispatcher:
     @property
     def exhausted(self) -> bool:
         """Whether there is surely no message for any receiver."""
-        if self._ready is None or self._ready:
+        if self._ready is None or self._ready or self._order != self._group.order_version:
             return False
         return self._coverage.exclusives_only or self._scan_position >= self._group.log.end.next
 
     def next_message(self, receiver: ClaimingHandle) -> Next | None:
         """The next one for this receiver, not claimed yet. Raises Damaged, once for each such record."""
-        if self._ready is None:
+        if self._ready is None or self._order != self._group.order_version:
             self._load_ready()
         best = self._best_ready(receiver) if self._ready else None
         # A scan finds messages of normal priority only, and none below its position. So one that is urgent, or requeued

@@ -82,14 +82,9 @@ class Consumers(dict[str, Consumer]):
             consumer.backlog.recount()
         self._group.unblock()
 
-    def on_views_changed(self) -> None:
-        self.on_routing_changed()
-        self.invalidate_order()
-
-    def invalidate_order(self) -> None:
-        """Other messages than before are delivered, or in another order."""
+    def on_deliver_changed(self) -> None:
         for consumer in self.every():
-            consumer.invalidate_order()
+            consumer.on_deliver_changed()
 
     @property
     def slowest(self) -> Consumer | None:
