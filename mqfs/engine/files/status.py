@@ -45,7 +45,7 @@ _LINES = Form(
 def stats(group: Group, user: User) -> Work[str]:
     """One JSON object: the group, and each stream by name. Counts run since the server started."""
     counts: dict[object, int] = {}
-    head = _indented(_totals(group, user)).removesuffix("\n}")
+    head = _indented((yield from _totals(group, user))).removesuffix("\n}")
     quotas = yield from _quotas(group, user, _LINES)
     more = f',\n "quotas": {quotas}' if quotas else ""
     streams = yield from _rows(group.streams, lambda one: _stream(one, counts), _LINES, lambda one: _seen(one, user))
@@ -55,7 +55,7 @@ def stats(group: Group, user: User) -> Work[str]:
 
 def totals(group: Group, user: User) -> Work[str]:
     """All of `.stats` but the streams, in one line."""
-    head = _encode(_totals(group, user)).removesuffix("}")
+    head = _encode((yield from _totals(group, user))).removesuffix("}")
     quotas = yield from _quotas(group, user, _ONE_LINE)
     more = f', "quotas": {quotas}' if quotas else ""
     views, readers = yield from _readers(group, user, {}, _ONE_LINE)
@@ -96,11 +96,11 @@ def figures(node: Group | Stream | View) -> dict[str, Any]:
     }
 
 
-def _totals(group: Group, user: User) -> dict[str, Any]:
+def _totals(group: Group, user: User) -> Work[dict[str, Any]]:
     bucket = group.log.bucket
     failed = bucket.end.failed
     return {
-        **_log(group),
+        **(yield from _log(group)),
         "read_only": failed is not None,
         "disk_full": group.number in group.tree.store.full,
         "failure": str(failed) if failed is not None else None,
@@ -189,16 +189,21 @@ def _over(consumer: Consumer) -> Stream | None:
 
 def places(group: Group, user: User) -> Work[bytes]:
     """The part of `.stats` that a reader plans with. Nothing in it is counted, however much is kept or waits."""
-    head = json.dumps({**_log(group), "words": group.settings.words.listed, "streams": {}}, ensure_ascii=False)
-    rows = []
-    for name, stream in list(group.streams.items()):
+    log = yield from _log(group)
+    head = json.dumps({**log, "words": group.settings.words.listed, "streams": {}}, ensure_ascii=False)
+    text = bytearray(head.removesuffix("}}").encode())  # rows put together at the end would take 15 ms in one piece
+    comma = ""
+    for stream in list(group.streams.values()):
         if _seen(stream, user):
-            rows.append(f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(_place(stream))}")
+            row = f"{comma}{json.dumps(stream.name, ensure_ascii=False)}: {json.dumps(_place(stream))}"
+            text += row.encode()
+            comma = ", "
         yield
-    return f"{head.removesuffix('}}')}{', '.join(rows)}}}}}\n".encode()
+    text += b"}}\n"
+    return bytes(text)
 
 
-def _log(group: Group) -> dict[str, Any]:
+def _log(group: Group) -> Work[dict[str, Any]]:
     bucket = group.log.bucket
     return {
         "store": group.tree.store.uuid,
@@ -206,15 +211,19 @@ def _log(group: Group) -> dict[str, Any]:
         "groups": sorted(group.groups),
         "next": bucket.end.next,
         "log_bytes": bucket.upkeep.size,
-        "plain": _plain(group),
+        "plain": (yield from _plain(group)),
     }
 
 
-def _plain(group: Group) -> bool:
+def _plain(group: Group) -> Work[bool]:
     """Whether the log on disk and the floors tell all that there is to be read; the floors are as they are by now.
     What is below them does not count, however long it is remembered."""
-    if group.settings.keep != "disk" or any(stream.shared for stream in group.streams.values()):
+    if group.settings.keep != "disk":
         return False
+    for stream in list(group.streams.values()):
+        if not stream.removed and stream.shared:
+            return False
+        yield
     ranked = ((sequence, rank.stream) for sequence, rank in group.ranks.over(lambda stream: True))
     special = chain(group.retention.lapsed.items(), group.state.dropped.items(), ranked)
     streams = group.numbers
