@@ -6,7 +6,7 @@ import re
 
 from mqfs.errors import BadCommand, BadRequest
 
-_WORD = re.compile(r"[^\s'#]+|'(?:[^']|'')*'")
+_WORD = re.compile(r"[^\s'#]+|'[^']*(?:''[^']*)*'")
 _PLAIN = re.compile(r"[^\s'#]+\Z")
 
 

@@ -23,7 +23,7 @@ RUNS = 3
 RUN_S = campaign.size(50, least=2) / 10
 TIMES = 3.0  # as long as alone
 BUSY_S = 0.001  # on a machine that does other things too: processors and their caches are shared
-IN_PIECES = {"listings", "batches", "searches", "commands"}
+IN_PIECES = {"listings", "batches", "searches", "commands", "programs"}
 P99_S, LONGEST_S = patient(2.0), patient(10.0)  # on a machine that does other things too
 
 
