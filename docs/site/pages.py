@@ -1,22 +1,27 @@
 """A hook of mkdocs: pages that have their source elsewhere in the project.
 
-The manual is mdoc (man/), the changelog and the benchmarks stand where their readers look for them, and the table of
-claims is `mqfs.state.acks.LIFE`. Nothing is written to the sources.
+The manual is mdoc (man/), the changelog and the benchmarks stand where their readers look for them; tables have one
+source each: `<!-- claims -->` is `mqfs.state.acks.LIFE`, `<!-- options -->` mqfs.server.options.Options and
+`<!-- campaigns -->` campaigns.csv. Nothing is written to the sources.
 """
 
 from __future__ import annotations
 
+import csv
 import re
 import subprocess
+from collections.abc import Callable
 from os.path import dirname, normpath, relpath
 from pathlib import Path
 from typing import Any
 
+import attrs
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from mqfs.http import openapi
 from mqfs.http.routes import ROUTES
+from mqfs.server.options import Options
 from mqfs.state import acks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +45,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    return markdown.replace("<!-- claims -->", claims())
+    return re.sub(r"<!-- (\w+) -->", lambda found: TABLES[found[1]](), markdown)
 
 
 def generated() -> dict[str, str]:
@@ -172,3 +177,26 @@ def claims() -> str:
         step, failed = row.step.name if row.step else "—", "+ 1" if row.is_counted else ""
         table += f"| {row.state} | {row.event} | {row.next} | {step} | {failed} |\n"
     return table
+
+
+def options() -> str:
+    """The keys of a configuration file, as a table."""
+    table = "| key | value | default | meaning |\n|---|---|---|---|\n"
+    for field in attrs.fields(Options):
+        key, meta = field.name.replace("_", "-"), field.metadata
+        value = "true, false" if meta["kind"] == "flag" else f"`{meta['metavar']}`"
+        value = f"list of {value}" if meta["kind"] == "list" else value
+        default = {None: "none", (): "none", False: "false"}.get(field.default, f"`{field.default}`")
+        cells = [f"`{key}`", value, default, meta["help"].removesuffix(" Repeatable.")]
+        table += f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+    return table
+
+
+def campaigns() -> str:
+    with open(ROOT / "docs" / "explanation" / "campaigns.csv", newline="") as file:
+        head, *rows = csv.reader(file)
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {"claims": claims, "options": options, "campaigns": campaigns}

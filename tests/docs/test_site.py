@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import subprocess
 import sys
+from datetime import date
 from html import unescape
 from pathlib import Path
 
+import attrs
 import pytest
 
 from mqfs.http.openapi import template
 from mqfs.http.routes import ROUTES
-from mqfs.server.options import KINDS
+from mqfs.server.options import Options
 from mqfs.state.acks import LIFE
 from pyspark_mqfs.options import READ
 from tests.docs.pages import PAGES
@@ -90,7 +93,18 @@ def test_every_option_of_spark_is_there() -> None:
         assert f"\n| `{option}` |" in text, option
 
 
-def test_every_key_of_the_configuration_is_there() -> None:
-    text = (ROOT / "docs" / "reference" / "configuration.md").read_text()
-    for key in KINDS:
-        assert f"\n| `{key}` |" in text, key
+def test_every_key_of_the_configuration_is_there(site: Path) -> None:
+    text = shown(site / "reference" / "configuration.html")
+    for field in attrs.fields(Options):
+        assert f" {field.name.replace('_', '-')} " in text, field.name
+        assert field.metadata["help"].removesuffix(" Repeatable.").split(".")[0].split("*")[0] in text, field.name
+
+
+def test_campaigns_name_their_tests_and_are_brief(site: Path) -> None:
+    text = shown(site / "explanation" / "reliability.html")
+    with open(ROOT / "docs" / "explanation" / "campaigns.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            assert row["campaign"] in text
+            assert row["where"] == "by hand" or (ROOT / row["where"]).exists(), row
+            assert date.fromisoformat(row["last whole run"])
+            assert all(len(cell) <= 160 for cell in row.values()), row
