@@ -13,16 +13,11 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
 
+import httptools
+
 from mqfs import limits
 from mqfs.errors import BadRequest, MqfsError
 from mqfs.http.answers import BadVersion, TooManyHeaders, UnknownCoding
-
-try:
-    import httptools
-except ImportError as error:
-    MISSING = str(error)  # why there is no HTTP; empty where there is
-else:
-    MISSING = ""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
@@ -94,13 +89,13 @@ class RequestParser:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:  # it stops there: no request may follow
             self._body_of_upgrade(data[upgrade.args[0] :])
-            self.error = self.error or BadRequest("data behind a request to upgrade")
+            self.error = self.error or BadRequest("upgrade: data after the request")
         except httptools.HttpParserError as error:
             if self.error is None:
                 self.error = BadRequest(f"malformed request: {error}")
         self._raw = 0 if self._moved else self._raw + len(data)
         if self._raw > _BOUND_BYTES:
-            self._refuse(TooManyHeaders(f"more than {_BOUND_BYTES} bytes before the end of the headers"))
+            self._refuse(TooManyHeaders(f"headers: too long (expected at most {_BOUND_BYTES} bytes)"))
 
     def _refuse(self, error: MqfsError) -> None:
         if self.error is None:
@@ -118,7 +113,7 @@ class RequestParser:
     def on_url(self, part: bytes) -> None:
         self._target += part
         if len(self._target) > limits.HTTP_LINE_BYTES:
-            self._fail(TooManyHeaders(f"more than {limits.HTTP_LINE_BYTES} bytes in the request line"))
+            self._fail(TooManyHeaders(f"request line: too long (expected at most {limits.HTTP_LINE_BYTES} bytes)"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._size += len(name) + len(value) + 4
@@ -139,7 +134,7 @@ class RequestParser:
         if parser.should_upgrade():
             self._rest = request.announced
             if "transfer-encoding" in request.headers:
-                self._fail(BadRequest("a body in chunks with a request to upgrade"))
+                self._fail(BadRequest("upgrade: a body in chunks (expected Content-Length)"))
         self.requests.append(request)
 
     def _headers(self, version: str) -> dict[str, str]:
@@ -151,11 +146,11 @@ class RequestParser:
             name, text = raw.decode().lower(), value.decode("utf-8", "backslashreplace")
             if name in headers:
                 if name in ONCE:
-                    self._fail(BadRequest(f"two headers {name}"))
+                    self._fail(BadRequest(f"header {name}: given twice"))
                 text = f"{headers[name]}, {text}"
             headers[name] = text
         if version == "1.1" and "host" not in headers:
-            self._fail(BadRequest("no header Host"))
+            self._fail(BadRequest("header Host: missing"))
         if "transfer-encoding" in headers:
             self._check_coding(headers["transfer-encoding"], version)
         return headers

@@ -13,7 +13,6 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadAddress, BadConfig, BadName
 from mqfs.fq.server import FqServer
 from mqfs.fq.users import read_users
-from mqfs.http import wire
 from mqfs.http.dialects import ntfy, qpubs
 from mqfs.http.gate import BrowserRules, Proxies, parse_proxy
 from mqfs.http.routes import TREE
@@ -104,7 +103,6 @@ class Served(NamedTuple):
 
 HTTP = Served("HTTP")
 _HOST_PORT = re.compile(r"([^!:/]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
-OPTIONS = {"HTTP": "--http", "ntfy": "--http-ntfy", "fq": "--fq"}  # by protocol
 
 
 def check(options: Options) -> None:
@@ -124,13 +122,11 @@ def check(options: Options) -> None:
                 check_name(name)
             parse_address(dial_of(address))
     except BadAddress as error:
-        raise BadConfig(f"{option} {error.detail}") from None
+        raise BadConfig(f"{option}: {error.detail}") from None
     except BadName as error:
         raise BadConfig(f"{option} {text!r}: {error.detail} (expected GROUP=ADDRESS)") from None
     if options.http_qpubs and not options.http:
         raise BadConfig("--http-qpubs: nothing to serve it at (expected --http ADDRESS)")
-    if wire.MISSING and (served := addresses(options)):
-        raise BadConfig(f"{OPTIONS[served[0][1].protocol]}: {wire.MISSING} (install it: pip install httptools)")
 
 
 def _check_fq(options: Options) -> None:
@@ -140,11 +136,11 @@ def _check_fq(options: Options) -> None:
         for name in options.fq_group.split("/"):
             check_name(name)
     except BadAddress as error:
-        raise BadConfig(f"--fq {error.detail}") from None
+        raise BadConfig(f"--fq: {error.detail}") from None
     except BadName as error:
         raise BadConfig(f"--fq-group {options.fq_group!r}: {error.detail}") from None
     if options.fq_node is not None and not is_ipv4(options.fq_node):
-        raise BadConfig(f"--fq-node {options.fq_node!r}: no IPv4 address (expected one such as 192.0.2.1)")
+        raise BadConfig(f"--fq-node {options.fq_node!r}: not an IPv4 address (expected one such as 192.0.2.1)")
     if options.fq_users is not None and options.token_file is None:
         raise BadConfig("--fq-users: no passwords (expected --token-file FILE)")
 

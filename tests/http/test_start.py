@@ -1,10 +1,8 @@
-"""Starting with `--http`: what is missing, and addresses that cannot be."""
+"""Starting with `--http`: addresses, and those that cannot be."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -12,24 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.eventually import HANG_S
-from tests.support.server import Server, environment, mqfs, short_folder
-
-WITHOUT = "import sys; sys.modules['httptools'] = None; from mqfs.cli.main import main; main()"
-
-
-@pytest.mark.parametrize("option", ["--http tcp!127.0.0.1!0", "--http-ntfy g=tcp!127.0.0.1!0", "--fq tcp!127.0.0.1!0"])
-def test_without_the_parser_it_says_what_to_install(tmp_path: Path, option: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, "serve", *option.split()],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-    )
-    assert done.returncode == 2
-    assert f" {option.split()[0]}: " in done.stderr
-    assert "pip install httptools" in done.stderr
+from tests.support.server import Server, mqfs, short_folder
 
 
 @pytest.mark.parametrize("address", ["http://localhost", "tcp!", "tcp!localhost!x"])
