@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import click
@@ -47,9 +49,71 @@ def parse(program: click.Command, arguments: Sequence[str]) -> Any:
     try:
         return program.main(list(arguments), prog_name=program.name, standalone_mode=False)
     except click.ClickException as error:
-        raise ToolError(f"{error.format_message().rstrip('.')} (see {program.name} --help)", USAGE) from error
+        raise ToolError(usage_error(error), USAGE) from error
     except click.Abort:
         raise KeyboardInterrupt from None
+
+
+# ---------------------------------------------------------------- what click refuses, in the form of all our errors
+
+_COMMAND = re.compile(r"No such command '(.*)'")
+_EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)")
+_VALUE = re.compile(r"(requires|does not take) an? (?:argument|value)")
+_OF_TYPE = re.compile(r"(.*) is not (?:one of|in the range|a valid) ", re.DOTALL)
+
+
+def usage_error(error: click.ClickException) -> str:
+    """The text of an error of click: what failed: reason (expected ...; did you mean ...)."""
+    context = getattr(error, "ctx", None)
+    text = _usage_error(error, context)
+    return text if context is None or text.endswith(")") else f"{text} (see {context.command_path} --help)"
+
+
+def _usage_error(error: click.ClickException, context: click.Context | None) -> str:
+    command = context.command if context is not None else None
+    if isinstance(error, click.NoSuchOption):
+        options = [name for param in command.get_params(context) for name in param.opts] if command and context else []
+        return f"unknown option {error.option_name!r}" + _guess(error.option_name, options)
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        return f"missing {error.param.param_type_name} {_label(error.param)}"
+    if isinstance(error, click.BadParameter):
+        return _bad_value(error, error.param)
+    if isinstance(error, click.BadOptionUsage) and (found := _VALUE.search(error.message)):
+        return f"{error.option_name}: {'missing value' if found[1] == 'requires' else 'unexpected value'}"
+    if found := _COMMAND.match(error.message):
+        names = command.list_commands(context) if isinstance(command, click.Group) and context else []
+        return f"unknown command {found[1]!r}" + (_guess(found[1], names) or f" (expected one of {', '.join(names)})")
+    if found := _EXTRA.match(error.message):
+        return f"unexpected argument {found[1].split(' ')[0]!r}"
+    return error.message[:1].lower() + error.message[1:].rstrip(".")
+
+
+def _guess(word: str, names: Iterable[str]) -> str:
+    found = get_close_matches(word, list(names), n=1)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def _label(param: click.Parameter) -> str:
+    """An option as it is typed, an argument in capitals."""
+    if isinstance(param, click.Option):
+        return max(param.opts, key=len)
+    return (param.name or "").upper() if "[" in param.human_readable_name else param.human_readable_name
+
+
+def _bad_value(error: click.BadParameter, param: click.Parameter | None) -> str:
+    """A value that its type refuses. Those of our own types say the rest themselves."""
+    label, kind = _label(param) if param is not None else "", param.type if param is not None else None
+    value = _OF_TYPE.match(error.message)
+    if value is None or kind is None:
+        return f"{label} {error.message}" if error.message.startswith("'") else f"{label}: {error.message}".lstrip(": ")
+    if isinstance(kind, click.Choice):
+        choices = [str(choice) for choice in kind.choices]
+        return f"{label} {value[1]}: unknown (expected one of {', '.join(choices)})"
+    if isinstance(kind, click.IntRange | click.FloatRange) and kind.min is not None:
+        expected = f"{kind.min} to {kind.max}" if kind.max is not None else f"at least {kind.min}"
+        reason = "out of range" if "not in the range" in error.message else "not a number"
+        return f"{label} {value[1]}: {reason} (expected {expected})"
+    return f"{label} {value[1]}: not a number (expected a {'whole ' if kind is click.INT else ''}number)"
 
 
 def run_tool(program: str, run: Callable[[Sequence[str]], int], arguments: Sequence[str] | None) -> int:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable
 
 import click
+from click.shell_completion import get_completion_class
 
 from mq_tools import tree
 from mq_tools.cursor import quote
@@ -27,6 +28,24 @@ SETTINGS = {
     "protect": "on off",
     "sender": "on off",
 }
+
+SHELLS = ("bash", "zsh", "fish")
+PROGRAMS = ("mq", "mq-work", "mq-cat", "pin", "mqfs")
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(SHELLS), required=False, metavar="[bash|zsh|fish]")
+@click.pass_context
+def command(context: click.Context, shell: str | None) -> None:
+    """Print the completion script of mq, mq-work, mq-cat, pin and mqfs for SHELL (default: $SHELL)."""
+    name = shell or os.path.basename(os.environ.get("SHELL", ""))
+    if name not in SHELLS:
+        raise click.UsageError(f"$SHELL {name!r}: unknown shell (expected {', '.join(SHELLS)})")
+    kind = get_completion_class(name)
+    assert kind is not None
+    for program in PROGRAMS:
+        variable = f"_{program}_COMPLETE".replace("-", "_").upper()
+        click.echo(kind(context.command, {}, program, variable).source())
 
 
 def streams(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

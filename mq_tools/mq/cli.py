@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import attrs
 import click
-from click.shell_completion import get_completion_class
 
 from mq_tools import completion, files, tree
 from mq_tools.cli_types import CTL_DURATION, HELP, SECONDS, TIME, parse, run_tool, version
@@ -22,7 +21,6 @@ from mq_tools.mq.table import aligned
 
 PROGRAM = "mq"
 SORTS = ("waiting", "in", "out", "age", "dropped", "dead", "name")
-SHELLS = ("bash", "zsh", "fish")
 FC = TypeVar("FC", bound=Callable[..., Any] | click.Command)
 _PATH = click.Path(readable=False)  # for shell completion; tree.resolve checks it
 
@@ -271,18 +269,7 @@ def top(groups: Sequence[str], interval_s: float, count: int | None, sort: str, 
         show_live(paths, interval_s, sort, count)
 
 
-@command.command("completion")
-@click.argument("shell", type=click.Choice(SHELLS), required=False, metavar="[bash|zsh|fish]")
-def completion_script(shell: str | None) -> None:
-    """Print the completion script of mq, mq-work, mq-cat, pin and mqfs for SHELL (default: $SHELL)."""
-    name = shell or os.path.basename(os.environ.get("SHELL", ""))
-    if name not in SHELLS:
-        raise ToolError(f"unknown shell {name!r} (expected {', '.join(SHELLS)})", USAGE)
-    kind = get_completion_class(name)
-    assert kind is not None
-    for program in ("mq", "mq-work", "mq-cat", "pin", "mqfs"):
-        variable = f"_{program}_COMPLETE".replace("-", "_").upper()
-        print(kind(command, {}, program, variable).source())
+command.add_command(completion.command)
 
 
 def run(arguments: Sequence[str]) -> int:

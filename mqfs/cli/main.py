@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 import click
 
 import mqfs
+from mq_tools import completion
+from mq_tools.cli_types import usage_error
 from mqfs.cli.bridge import bridge
 from mqfs.cli.spark import spark
 from mqfs.cli.token import token
@@ -100,6 +102,7 @@ def bench(**options: Any) -> int:
 
 
 command.add_command(bridge)
+command.add_command(completion.command)
 command.add_command(spark)
 command.add_command(token)
 
@@ -113,18 +116,13 @@ def main() -> NoReturn:
         print(error.format_message(), file=sys.stderr)
         sys.exit(USAGE)
     except click.ClickException as error:
-        fail(f"{error.format_message().rstrip('.')}; see {_help(error)}", error.exit_code)
+        fail(usage_error(error), error.exit_code)
     except click.Abort:
         sys.exit(FAILED)
     except BadConfig as error:
         fail(str(error), USAGE)
     except (MqfsError, OSError) as error:
         fail(str(error), FAILED)
-
-
-def _help(error: click.ClickException) -> str:
-    context = getattr(error, "ctx", None)
-    return f"{context.command_path if context else 'mqfs'} --help"
 
 
 def fail(text: str, code: int) -> NoReturn:

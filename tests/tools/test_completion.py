@@ -53,6 +53,7 @@ def bash(server: Server) -> Iterator[pexpect.spawn]:
         ("mq ctl completed 'clear log.w\t", r"'clear log\.web' "),
         ("mq redrive completed log.m\t", r"redrive completed log\.mail "),
         ("mqfs serve --http-qp\t", r"--http-qpubs "),
+        ("mqfs compl\t", r"mqfs completion "),
     ],
 )
 def test_a_line(bash: pexpect.spawn, typed: str, line: str) -> None:

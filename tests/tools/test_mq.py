@@ -136,7 +136,7 @@ def test_put_for_later(server: Server) -> None:
     [
         (["--delay", "soon"], "bad duration 'soon' (expected 500ms"),
         (["--at", "tomorrow"], "bad time 'tomorrow' (expected 2030"),
-        (["--priority", "10"], "10 is not in the range"),
+        (["--priority", "10"], "--priority 10: out of range (expected 0 to 9)"),
         (["-H", "novalue"], "KEY=VALUE"),
         (["-l", "word"], "-l and BODY: both given"),
         (["--delay", "1s", "--at", "@1"], "both given (expected one)"),
@@ -404,10 +404,19 @@ def test_completion_in_bash() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["bogus"], ["put"], ["peek", "-n", "x", "g"], ["top", "--sort", "beauty"], ["ls", "a", "b"]]
+    ("words", "text"),
+    [
+        (["putt"], "unknown command 'putt' (did you mean put?)"),
+        (["put", "--idd", "x"], "unknown option '--idd' (did you mean --id?)"),
+        (["bogus"], "unknown command 'bogus' (expected one of put, peek, ls"),
+        (["peek", "-n", "x", "g"], "-n 'x': not a number (expected at least 0)"),
+        (["put"], "missing argument GROUP/STREAM (see mq put --help)"),
+        (["ls", "a", "b"], "unexpected argument 'b' (see mq ls --help)"),
+        (["top", "--sort", "size"], "--sort 'size': unknown (expected one of waiting, in, out"),
+    ],
 )
-def test_what_makes_no_sense(words: list[str]) -> None:
-    assert "--help" in refused(2, *words)
+def test_what_makes_no_sense(words: list[str], text: str) -> None:
+    assert refused(2, *words).startswith(text)
 
 
 def test_help() -> None:
