@@ -36,32 +36,40 @@ def _separators(context: click.Context, option: click.Parameter, value: str) -> 
 @click.argument("group")
 @click.option("--in", "direction", flag_value="in", help="Only from the folder into the group.")
 @click.option("--out", "direction", flag_value="out", help="Only from the group into the folder.")
-@click.option("--both", "direction", flag_value="both", default=True, help="Both ways, as without an option.")
+@click.option("--both", "direction", flag_value="both", default=True, help="Both ways. The default.")
 @click.option("--select", multiple=True, metavar="PATTERN", help="Only these streams. Repeatable.")
 @click.option("--no-singles", is_flag=True, help="Leave messages for one worker where they are.")
-@click.option("--poll", default="1s", callback=_duration, metavar="DURATION", show_default=True, help="Between looks.")
+@click.option(
+    "--poll", default="1s", callback=_duration, metavar="DURATION", show_default=True, help="Interval between scans."
+)
 @click.option(
     "--separator", default=".:.", callback=_separators, metavar="X:Y", show_default=True,
-    help="Separators of the words of topics, and of streams.",
+    help="Word separators of topics and of streams.",
 )  # fmt: skip
-@click.option("--raw-topics", is_flag=True, help="Topics are in the files' names as they are: encode_topics is off.")
-@click.option("--split-topic-at", default=200, metavar="N", show_default=True, help="As of QlobberFSQ.")
+@click.option("--raw-topics", is_flag=True, help="Read topics unencoded, as with encode_topics off.")
+@click.option(
+    "--split-topic-at",
+    default=200,
+    metavar="N",
+    show_default=True,
+    help="Length at which topics are split, as of QlobberFSQ.",
+)
 @click.option(
     "--multi-ttl", default="1m", callback=_duration, metavar="DURATION", show_default=True,
     help="Lifetime of exported messages without a ttl.",
 )  # fmt: skip
 @click.option(
     "--single-ttl", default="1h", callback=_duration, metavar="DURATION", show_default=True,
-    help="The same, of messages for one worker.",
+    help="Lifetime of exported messages for one worker.",
 )  # fmt: skip
 @click.option(
     "--window", default="10m", callback=_duration, metavar="DURATION", show_default=True,
-    help="Least 'dedup' of the group.",
+    help="Minimum 'dedup' of the group.",
 )  # fmt: skip
 @click.option("--expire", is_flag=True, help="Remove expired files.")
-@click.option("--no-sync", is_flag=True, help="Wait for no disk, as QlobberFSQ does not.")
-@click.option("--consumer", default="fsq", metavar="NAME", show_default=True, help="Consumer that is the position.")
-@click.option("--state", default="", metavar="FILE", help="File of what was imported; else one in $XDG_STATE_HOME.")
+@click.option("--no-sync", is_flag=True, help="Do not wait for the disk, like QlobberFSQ.")
+@click.option("--consumer", default="fsq", metavar="NAME", show_default=True, help="Consumer that holds the position.")
+@click.option("--state", default="", metavar="FILE", help="File of the imported messages; else one in $XDG_STATE_HOME.")
 @click.option("--user", default="", metavar="NAME", help="User to act as.")
 @click.option("--token-file", metavar="FILE", help="File of the bearer token, for TCP and TLS.")
 def fsq(direction: str, token_file: str | None, no_singles: bool, no_sync: bool, **options: Any) -> int:
@@ -113,13 +121,15 @@ def _node(context: click.Context, option: click.Parameter, value: str) -> bytes:
 @click.argument("exchange")
 @click.argument("program")
 @click.argument("address")
-@click.option("--node", required=True, callback=_node, metavar="IPV4", help="Our address in hops: --fq-node of serve.")
+@click.option(
+    "--node", required=True, callback=_node, metavar="IPV4", help="IPv4 address of the local broker (its --fq-node)."
+)
 @click.option("--group", default="fq", metavar="GROUP", show_default=True, help="Group of the exchanges here.")
-@click.option("--queue", default="", metavar="NAME", help="Queue of the broker; else bridge-NODE-EXCHANGE.")
-@click.option("--permanent/--transient", default=True, help="Whether it keeps messages while we are away.")
+@click.option("--queue", default="", metavar="NAME", help="Queue at the broker; else bridge-NODE-EXCHANGE.")
+@click.option("--permanent/--transient", default=True, help="Keep messages while disconnected.")
 @click.option("--name", default="mqfs", metavar="USER", show_default=True, help="User of the broker.")
 @click.option("--password-file", metavar="FILE", help="File of that user's password.")
-@click.option("--user", default="", metavar="NAME", help="User to act as here.")
+@click.option("--user", default="", metavar="NAME", help="User to act as on the server at ADDRESS.")
 @click.option("--token-file", metavar="FILE", help="File of the bearer token, for TCP and TLS.")
 def fq(broker: dict[str, Any], password_file: str | None, token_file: str | None, **options: Any) -> int:
     """Carry messages of EXCHANGE that PROGRAM selects from a broker of fq to the server at ADDRESS.

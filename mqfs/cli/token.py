@@ -34,7 +34,7 @@ def _of_file(do: Callable[..., None]) -> Callable[..., None]:
         if token_file is None and config is not None:
             token_file = read_file(config).get("token_file")
         if token_file is None:
-            raise click.UsageError("missing --token-file FILE (or --config FILE with token-file)")
+            raise click.UsageError("no file of tokens (expected --token-file FILE, or --config FILE with token-file)")
         do(os.path.realpath(token_file), **arguments)
 
     return command
@@ -42,7 +42,7 @@ def _of_file(do: Callable[..., None]) -> Callable[..., None]:
 
 @click.group()
 def token() -> None:
-    """Make, list and revoke tokens: secrets by which clients over TCP are known."""
+    """Manage bearer tokens, the credentials of clients over TCP and TLS."""
 
 
 @token.command()
@@ -50,7 +50,7 @@ def token() -> None:
 @click.option("--scope", default="admin", metavar="SCOPE", show_default=True, help=f"One of {', '.join(SCOPES)}.")
 @click.option("--path", default="/", metavar="PATH", show_default=True, help="Group or file that it is limited to.")
 @click.option("--expires", metavar="WHEN", help="YYYY-MM-DD, YYYY-MM-DDTHH:MM:SSZ (UTC), or a duration from now.")
-@click.option("--note", default="", metavar="TEXT", help="For readers of the file.")
+@click.option("--note", default="", metavar="TEXT", help="Comment in the file.")
 @_of_file
 def new(file: str, user: str, scope: str, path: str, expires: str | None, note: str) -> None:
     """Add a token of USER. Prints the secret, which is stored nowhere."""
@@ -66,7 +66,7 @@ def new(file: str, user: str, scope: str, path: str, expires: str | None, note: 
             user, made, token_line.digest(secret.encode()), token_line.parse_scope(scope), parsed, until, note
         )
     except BadCommand as error:
-        raise BadConfig(f"--{error.detail}") from None
+        raise BadConfig("--" + error.detail) from None
     with locked(file, make=True) as lines:
         lines.append(print_line(line).encode())
     click.echo(secret)
@@ -98,7 +98,7 @@ def revoke(file: str, token_id: str) -> None:
             if not is_token(line) or _parse(file, number, line).id != token_id
         ]
         if len(left) == len(lines):
-            raise NotFound(f"token {token_id!r} in {file} (expected an ID of mqfs token ls)")
+            raise NotFound(f"no token {token_id!r} in {file} (expected an ID of mqfs token ls)")
         lines[:] = left
 
 
@@ -122,7 +122,7 @@ def _moment(word: str) -> float:
     try:
         return time.time() + parse_duration(word) / 1e9
     except BadCommand as error:
-        raise BadCommand(f"expires {error.detail}") from None
+        raise BadCommand(f"expires: {error.detail}") from None
 
 
 def _parse(file: str, number: int, line: bytes) -> TokenLine:
