@@ -105,7 +105,7 @@ def _place(plan: Plan) -> None:
         if not os.path.exists(os.path.join(plan.mount, "ctl")):
             raise BadConfig(f"--mount {plan.mount!r}: no tree mounted there (expected a file ctl in it)")
     if plan.store is not None and not os.access(plan.store, os.W_OK | os.X_OK):
-        raise BadConfig(f"--store {plan.store!r}: not a writable directory")
+        raise BadConfig(f"--store {plan.store!r}: cannot write there (expected a writable directory)")
 
 
 def _batch(plan: Plan) -> None:
@@ -131,14 +131,14 @@ def _files(plan: Plan) -> None:
             continue
         folder = os.path.dirname(path) or "."
         if not path or os.path.isdir(path) or not os.access(folder, os.W_OK | os.X_OK):
-            raise BadConfig(f"{option} {path!r}: cannot write a file there")
+            raise BadConfig(f"{option} {path!r}: cannot write there (expected a file in a writable directory)")
     if plan.plot is not None:
         if not plan.plot.lower().endswith(".png"):
             raise BadConfig(f"--plot {plan.plot!r}: not a PNG file (expected a name ending in .png)")
         try:
             import matplotlib  # noqa: F401
         except ImportError:
-            raise BadConfig("--plot: matplotlib is missing (see script/setup spark)") from None
+            raise BadConfig("--plot: matplotlib is missing (install it: pip install matplotlib)") from None
 
 
 def describe(plan: Plan) -> str:

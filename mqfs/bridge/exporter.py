@@ -155,7 +155,7 @@ class MultiExporter:
                     raise
                 log.warning("%s", error)
             except EOFError:
-                raise Disconnected("the group was removed, or the server stops") from None
+                raise Disconnected("end of the group (it was removed, or the server stops)") from None
 
 
 class SinglesExporter:

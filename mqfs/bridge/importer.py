@@ -284,7 +284,7 @@ def append_large(link: GroupLink, arrival: Arrival, file: IO[bytes]) -> None:
     except NotFound:
         if link.connection() is connection:
             raise
-        raise Disconnected("the server was restarted, and has lost the parts of a body") from None
+        raise Disconnected("body incomplete: the server was restarted") from None
 
 
 # ---------------------------------------------------------------- which messages the bridges have imported

@@ -101,7 +101,7 @@ class Topics:
         text = topic.encode().hex() if self.encoded else topic
         name = Name(text[: self.split_at], len(text) > self.split_at, expires_ms, kind, unique)
         if "/" in text or "\0" in text or len(str(name).encode()) > limits.NAME_BYTES:
-            raise BadRequest(f"topic {topic[:80]!r} is not the name of a file (expected encoded topics)")
+            raise BadRequest(f"topic {topic[:80]!r}: not the name of a file (expected encoded topics)")
         return name, text[self.split_at :]
 
     def topic(self, name: Name, rest: str) -> str:
@@ -110,7 +110,7 @@ class Topics:
         if not self.encoded:
             return text
         if not _HEX.fullmatch(text):
-            raise BadRequest(f"topic {text[:80]!r} is not hexadecimal (expected --raw-topics)")
+            raise BadRequest(f"topic {text[:80]!r}: not hexadecimal (expected --raw-topics)")
         return bytes.fromhex(text).decode(errors="replace")
 
     def stream(self, topic: str) -> str:

@@ -382,7 +382,7 @@ class Exchanges:
             exchange = self.find(exchange_name)
             binding = exchange.bindings.get(route) if exchange is not None else None
             if exchange is None or binding is None or binding.queue is not queue:
-                raise NotFound(f"route {route}")
+                raise NotFound(f"unknown route {route}")
             self.require(user, exchange, queue)
             await self.command(user, exchange.group, f"unbind {quote(queue.view)} {quote(binding.program.text)}")
             exchange.leave(route)
@@ -419,7 +419,7 @@ def translate(program: bytes) -> str:
     text = program.decode(errors="surrogateescape")
     head = _HEAD.match(text)
     if head is None:
-        raise BadCommand("a program begins with exact: or prefix:")
+        raise BadCommand("invalid program (expected exact: or prefix: first)")
     route = (head[2] if head[2] is not None else head[3]).encode(errors="surrogateescape")
     rest = _STRING_OR_NAME.sub(_part, text[head.end() :]).strip()
     if head[1] == "exact":

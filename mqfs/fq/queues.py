@@ -105,7 +105,7 @@ class Queue:
         if wish.policy != self.wish.policy:
             raise Refused(f"request {wish.policy}, queue is {self.wish.policy}")
         if len(self.members) >= limits.FQ_QUEUE_CLIENTS:
-            raise Refused(f"requested queue has {limits.FQ_QUEUE_CLIENTS} clients already")
+            raise Refused(f"too many clients of the queue (expected at most {limits.FQ_QUEUE_CLIENTS})")
 
     def require_same_permanence(self, user: User, consumer: Any | None) -> None:
         """Raises NotPermitted where a consumer of its name was made by another to stay, or to go."""

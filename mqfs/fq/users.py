@@ -18,7 +18,7 @@ def read_users(path: str) -> dict[str, str]:
         with open(path, encoding="utf-8") as file:
             lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "no UTF-8"
+        reason = getattr(error, "strerror", None) or "not UTF-8"
         raise BadConfig(f"--fq-users {path}: {reason} (expected a readable file)") from None
     found: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
@@ -49,7 +49,7 @@ class Users:
         if user.grant is not None:
             wanted = text if self._names is None else self._names[text]
             if identity.user_number(wanted) != user.uid:
-                raise Denied(f"the password is not one of user {text!r}")
+                raise Denied(f"user {text!r}: wrong password (expected a token of this user)")
         else:
             self.require_name(user, text)
         return user
@@ -58,4 +58,4 @@ class Users:
         """Check that a user may have messages marked with a name of the file. Raises Denied."""
         known = self._names.get(text) if self._checks and self._names is not None else None
         if known is not None and identity.user_number(known) != user.uid:
-            raise Denied(f"user {text!r} needs a password")
+            raise Denied(f"user {text!r}: no password (expected a token of this user)")

@@ -271,7 +271,7 @@ class Checkpoints:
         for exchange in found:
             group = exchange.group
             if len(points(queue, group.consumers)) >= limits.FQ_POINTS and point(queue, name) not in group.consumers:
-                raise Refused(f"at most {limits.FQ_POINTS} checkpoints of a queue")
+                raise Refused(f"too many checkpoints of the queue (expected at most {limits.FQ_POINTS})")
             end = group.log.end.next
             if group.number == number and not (group.log.reader.first - 1 <= sequence < end):
                 raise Refused("'chkptid' is out of range of the queue")

@@ -182,7 +182,7 @@ class DeviceLoop:
     def _require_pages(self, file: File) -> None:
         """The kernel fills a page, for sendfile or splice. Programs that are refused there read instead."""
         if not self.nodes.may_be_mapped(protocol.U64.unpack_from(self.device.buffer, 16)[0]):
-            raise errors.BadRequest(f"{file.node.name} is read, not mapped")
+            raise errors.BadRequest(f"cannot map {file.node.name!r} (expected read)")
 
     def _set_reader(self, file: File) -> None:
         """A handle that claims gets the process that reads; the kernel names the thread."""

@@ -216,7 +216,7 @@ class Handlers:
         _, _, fh, offset, room, _, _ = protocol.HOT.unpack_from(self._device.buffer)
         listing = self._files.listings.get(fh)
         if listing is None:
-            raise errors.Stale(f"file handle {fh}")
+            raise errors.Stale(f"unknown file handle {fh}")
         step = listing.begin() if offset == 0 else None
         if isinstance(step, Wait):
             self._parked.park(unique, step, lambda _: self._device.answer(unique, pack_names(listing, offset, room)))

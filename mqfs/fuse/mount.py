@@ -88,7 +88,7 @@ def check_mountpoint(path: str) -> str:
             raise MountError(f"{path}: {error.strerror} (expected an existing directory)") from None
         clean(real)
     if not stat.S_ISDIR(os.stat(real).st_mode):
-        raise MountError(f"{path}: not a directory")
+        raise MountError(f"{path}: not a directory (expected an empty directory)")
     kind = mounted(real)
     if kind:
         pid = server_of(real)
@@ -199,7 +199,7 @@ def received_descriptor(connection: socket.socket) -> int:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             numbers.frombytes(data[: numbers.itemsize])
             return numbers[0]
-    raise MountError("fusermount3 sent no descriptor")
+    raise MountError("fusermount3: no descriptor received")
 
 
 # ------------------------------------------------------------ serving

@@ -65,7 +65,7 @@ class Nodes:
         """Raises Stale."""
         inode = self._inodes.get(nodeid)
         if inode is None:
-            raise errors.Stale(f"node {nodeid}")
+            raise errors.Stale(f"unknown node {nodeid}")
         return inode.node
 
     def directory(self, nodeid: int) -> Directory:
@@ -115,12 +115,12 @@ class Nodes:
         """Take a nodeid for one open alone. Raises Stale, once in a row for a thread, where it was taken before."""
         inode = self._inodes.get(nodeid)
         if inode is None:
-            raise errors.Stale(f"node {nodeid}")
+            raise errors.Stale(f"unknown node {nodeid}")
         if inode.taken and thread not in self._retrying:  # twice: it was not looked up, but is /proc/self/fd/N
             self._retrying[thread] = None
             if len(self._retrying) > limits.INTERRUPTS:
                 del self._retrying[next(iter(self._retrying))]
-            raise errors.Stale(f"node {nodeid}")
+            raise errors.Stale(f"node {nodeid}: taken by another open")
         self._retrying.pop(thread, None)
         inode.taken = True
         if self._current.get(inode.node) == nodeid:
@@ -149,7 +149,7 @@ class Files:
         """Raises Stale."""
         file = self.open.get(fh)
         if file is None:
-            raise errors.Stale(f"file handle {fh}")
+            raise errors.Stale(f"unknown file handle {fh}")
         return file
 
     def add(self, node: Node, handle: Handle, reads: bool, writes: bool) -> int:

@@ -151,7 +151,7 @@ class Operations(pyfuse3.Operations):
     @answering
     async def mknod(self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext) -> EntryAttributes:
         if not stat.S_ISREG(mode):
-            raise errors.NotPermitted("only streams and groups can be made")
+            raise errors.NotPermitted("cannot make a special file (expected a stream or a group)")
         group = self.nodes.directory(parent_inode)
         made: Step[Any] = self.tree.create(self.user(ctx), group, new_name(name), stat.S_IMODE(mode))
         return self.enter(await await_step(made), ctx)
@@ -181,11 +181,11 @@ class Operations(pyfuse3.Operations):
 
     @answering
     async def link(self, inode: int, new_parent_inode: int, new_name: bytes, ctx: RequestContext) -> EntryAttributes:
-        raise errors.NotPermitted("a file has one name")
+        raise errors.NotPermitted("cannot make a second name of a file")
 
     @answering
     async def symlink(self, parent_inode: int, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
-        raise errors.NotPermitted("there are no symbolic links here")
+        raise errors.NotPermitted("cannot make a symbolic link")
 
     @answering
     async def readlink(self, inode: int, ctx: RequestContext) -> bytes:

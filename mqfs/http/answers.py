@@ -141,7 +141,7 @@ def base64_body(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:
-        raise BadRequest("body_base64 is no base64") from None
+        raise BadRequest("body_base64: not base64") from None
 
 
 # ---------------------------------------------------------------- errors: those of HTTP alone, and any as an answer

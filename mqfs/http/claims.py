@@ -59,7 +59,7 @@ class Claims:
                 self.settled(claim, list(claim.deliveries))
         left = limits.HTTP_USER_CLAIMS - self._of_user[account]
         if left <= 0:
-            raise OverLimit(f"{limits.HTTP_USER_CLAIMS} open claims of a user")
+            raise OverLimit(f"open claims: {limits.HTTP_USER_CLAIMS} of this user (expected an ack or release first)")
         return left
 
     def has_room(self, account: Hashable) -> bool:
@@ -93,14 +93,14 @@ class Claims:
         """The claim and the sequence of a token. Raises Stale where it is gone, Denied if it is another user's."""
         words = token.split(".")
         if len(words) != 4 or not all(word.isascii() and word.isdigit() and len(word) < 20 for word in words[:3]):
-            raise BadRequest(f"invalid token {token[:80]!r}")
+            raise BadRequest(f"invalid token {token[:80]!r} (expected one of a claim)")
         claim, sequence = self._open.get(int(words[0])), int(words[1])
         if claim is None or sequence not in claim.deliveries or claim.node != node:
             raise Stale(token)
         if not hmac.compare_digest(self._token(claim, sequence).encode(), token.encode()):
             raise Stale(token)
         if claim.user.uid != uid:
-            raise Denied("the token of another user")
+            raise Denied("token: another user's claim")
         return claim, sequence
 
     def settled(self, claim: OpenClaim, sequences: Iterable[int]) -> None:

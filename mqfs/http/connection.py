@@ -234,7 +234,7 @@ class Connection:
         """Raises TooLong, TooSlow, OverLimit, and what the parser found."""
         most = route.most_bytes
         if request.announced > most:
-            raise TooLong(f"a body of {request.announced} bytes (expected at most {most})")
+            raise TooLong(f"body of {request.announced} bytes: too long (expected at most {most})")
         if not request.complete and request.expects_continue:
             await self.channel.send(wire.CONTINUE, limits.HTTP_SEND_S)
         began = trio.current_time()
@@ -245,7 +245,7 @@ class Connection:
             try:
                 data = await self.channel.receive(deadline)
             except trio.TooSlowError:
-                raise TooSlow(f"fewer than {limits.HTTP_BODY_RATE} bytes of the body a second") from None
+                raise TooSlow(f"body: too slow (expected at least {limits.HTTP_BODY_RATE} bytes a second)") from None
             if not data:
                 raise Gone
             await self.take_turn()
@@ -255,7 +255,7 @@ class Connection:
             if len(request.body) > most:
                 break
         if len(request.body) > most:
-            raise TooLong(f"a body of more than {most} bytes")
+            raise TooLong(f"body: too long (expected at most {most} bytes)")
 
     def _hold(self, size: int) -> None:
         if size or self._held:

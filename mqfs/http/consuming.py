@@ -50,7 +50,7 @@ async def peek(call: Call) -> Answer:
     """The backlog, oldest first, without claiming it. With `after`: of later sequences only."""
     form = answers.choose(call.option("format") or "json", "*/*")
     if form.cursor not in ("raw", "line", "nul", "json"):
-        raise BadRequest("format (expected json, raw, line or nul)")
+        raise BadRequest("format: unknown (expected json, raw, line or nul)")
     count = call.number("count", limits.HTTP_LISTED) or limits.HTTP_LISTED
     handle = cast(PeekHandle, call.tree.open(call.user, call.target.node, os.O_RDONLY))
     try:
@@ -219,7 +219,7 @@ def _tokens(body: bytes) -> list[str]:
 def _gone(call: Call, tokens: list[str]) -> Answer:
     """The claims that are gone, one a line in plain text."""
     plain = "json" not in call.request.headers.get("accept", "*/*")
-    kind, body = problem(Stale(f"{len(tokens)} claims are gone"), plain)
+    kind, body = problem(Stale(f"claims void: {len(tokens)} (their messages are redelivered)"), plain)
     return Answer(410, "".join(f"{token}\n" for token in tokens).encode() if plain else body, kind)
 
 
@@ -228,7 +228,7 @@ async def seek(call: Call) -> Answer:
     try:
         word = call.body.decode().strip()
     except UnicodeDecodeError:
-        raise BadRequest("a word of seek is valid UTF-8") from None
+        raise BadRequest("seek: not UTF-8 (expected a word of seek)") from None
     await write(call, call.target.node, command_lines(f"seek {quote_word(word)}"))
     return Answer(204)
 
@@ -241,10 +241,10 @@ async def take(call: Call) -> Answer:
     stream = call.target.node
     settings = stream.group.settings
     if settings.deliver != "one" or settings.ack != "read":
-        raise Busy("take needs `deliver one` and `ack read`; make a consumer, and claim from it")
+        raise Busy("stream is not a work queue (expected 'deliver one' and 'ack read', or a consumer)")
     form = answers.choose(call.option("format"), call.request.headers.get("accept", "*/*"))
     if form.cursor == "record" or form.beat is not None:
-        raise BadRequest("format (expected raw, line, nul or json)")
+        raise BadRequest("format: unknown (expected raw, line, nul or json)")
     most = call.number("max", limits.HTTP_CLAIMED) or 1
     folder = call.own(".consumers")
     handle = _open(call, call.tree.walk(call.user, folder, f".{stream.name}"), form.cursor)

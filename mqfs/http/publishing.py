@@ -151,7 +151,7 @@ async def _await_write(call: Call, step: Step[int], seconds: float | None) -> No
     try:
         await call.front.await_step(step, seconds)
     except TimedOut:
-        raise Again("no room in the stream until the end of wait") from None
+        raise Again("stream is full: no room within wait") from None
 
 
 # ---------------------------------------------------------------- options of a message
@@ -261,18 +261,18 @@ def _from_line(line: bytes) -> tuple[str, bytes]:
     """The stream, and the frame."""
     value = json.loads(line.decode()) if len(line) <= _SHORT_BYTES else strings_of(line)
     if not isinstance(value, dict) or not isinstance(value.get("stream"), str):
-        raise BadRequest('expected an object with "stream" and "body" or "body_base64"')
+        raise BadRequest('not a message (expected an object with "stream", and "body" or "body_base64")')
     if unknown := value.keys() - {"stream", "body", "body_base64", "headers"}:
         raise BadRequest(f"unknown key {min(unknown)!r} (expected stream, body, body_base64, headers)")
     text, coded = value.get("body"), value.get("body_base64")
     if (text is None) == (coded is None) or not isinstance(coded if text is None else text, str):
-        raise BadRequest('expected "body" or "body_base64", a string')
+        raise BadRequest('no body (expected "body" or "body_base64", a string)')
     body = text.encode() if isinstance(text, str) else base64_body(str(coded))
     own = value.get("headers", {})
     if not isinstance(own, dict) or not all(isinstance(text, str) for text in own.values()):
-        raise BadRequest("headers is an object of strings")
+        raise BadRequest("headers: not text (expected an object of strings)")
     if any(len(name.encode()) > 255 or len(text.encode()) > 0xFFFF for name, text in own.items()):
-        raise TooLong("a header's name has at most 255 bytes, its value 65,535")
+        raise TooLong("header: too long (expected a name of at most 255 bytes, a value of at most 65,535)")
     return value["stream"], frame(value["stream"], body, headers.encode(own))
 
 
@@ -280,7 +280,7 @@ def strings_of(line: bytes) -> dict[str, Any]:
     """As json.loads, of an object of strings and null, and of one such object in it: whatever else is there is refused
     where it begins, however long it is. Raises ValueError, TooLong."""
     if len(line) > _LINE_BYTES:
-        raise TooLong(f"{len(line)} bytes (expected at most {_LINE_BYTES})")
+        raise TooLong(f"too long: {len(line)} bytes (expected at most {_LINE_BYTES})")
     text = line.decode()
     found, at = _object(text, _past(text, 0), 1)
     if at < len(text):

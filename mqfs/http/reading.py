@@ -58,12 +58,12 @@ def wish(call: Call) -> Wish:
     seen = call.request.headers.get("last-event-id") or call.option("last_event_id")
     if seen:
         if not (seen.isascii() and seen.isdigit() and len(seen) < 19):
-            raise BadRequest(f"last event id {seen!r} (expected a sequence)")
+            raise BadRequest(f"header Last-Event-ID {seen!r} (expected a sequence)")
         since = str(int(seen) + 1)
     until = call.option("until")
     last = None if until in (None, "end") else call.number("until", 1 << 62)
     if form is answers.RECORD and call.option("count") is not None:
-        raise BadRequest("count is not for records (expected bytes)")
+        raise BadRequest("count: not with format record (expected bytes)")
     follow = call.flag("follow") or (form.beat is not None and call.option("wait") is None and until is None)
     return Wish(
         form=form,
@@ -123,7 +123,7 @@ class Source:
     def _lost(self, first: int, last: int, *, started: bool) -> bytes:
         """Tell of a gap; where the format cannot, and messages stand before it, nothing more can be sent."""
         if self._wish.strict and not started:
-            raise FellBehind(f"messages from {first} to {last} were lost")
+            raise FellBehind(f"messages lost: {first} to {last}")
         if self._wish.form.lost is not None:
             return self._wish.form.lost(first, last)
         if started:
@@ -265,7 +265,7 @@ async def answer(call: Call, source: Source, words: Wish) -> Answer:
         return await (_follow(call, source, words) if words.follow else _page(call, source, words))
     except Cut:
         source.cursor.close()
-        raise FellBehind("messages were lost while the answer was made") from None
+        raise FellBehind("messages lost: trimmed while the answer was made") from None
     except BaseException:
         source.cursor.close()
         raise

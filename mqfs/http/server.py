@@ -109,7 +109,7 @@ class HttpServer(Acceptor):
     def take_place(self, peer: Peer) -> None:
         owner = self._owner(peer)
         if self._connected[owner] >= limits.HTTP_USER_CONNECTIONS:
-            raise OverLimit(f"at most {limits.HTTP_USER_CONNECTIONS} connections of a user")
+            raise OverLimit(f"connections: too many of this user (expected at most {limits.HTTP_USER_CONNECTIONS})")
         self._places.acquire(owner)
         self._connected[owner] += 1
 
@@ -188,7 +188,7 @@ class HttpServer(Acceptor):
     def begin_stream(self, peer: Peer) -> None:
         """Raises OverLimit."""
         if self._streams[peer.account] >= limits.HTTP_USER_STREAMS:
-            raise OverLimit(f"{limits.HTTP_USER_STREAMS} answers without an end of a user")
+            raise OverLimit(f"follow: too many open answers of this user (expected at most {limits.HTTP_USER_STREAMS})")
         self._streams[peer.account] += 1
 
     def end_stream(self, peer: Peer) -> None:

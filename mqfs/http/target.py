@@ -76,14 +76,14 @@ def parse(target: str) -> Path:
 
 def _name(segment: str) -> str:
     if _BAD_ESCAPE.search(segment):
-        raise BadRequest(f"invalid escape in {segment!r}")
+        raise BadRequest(f"invalid escape in {segment!r} (expected % and two hexadecimal digits)")
     raw = unquote_to_bytes(segment)
     if b"/" in raw or b"\0" in raw or raw in (b"", b".", b".."):
-        raise BadRequest(f"invalid path segment {segment!r}")
+        raise BadRequest(f"invalid path segment {segment!r} (expected a name)")
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        raise BadRequest(f"path segment {segment!r} is no UTF-8") from None
+        raise BadRequest(f"invalid path segment {segment!r} (expected UTF-8)") from None
 
 
 def resolve(tree: Tree, user: User, path: Path) -> Target:

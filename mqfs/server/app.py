@@ -113,9 +113,9 @@ def check_words(options: Options) -> None:
         for line in options.default:
             check_name(parse_settings([line]).dead)
     except BadAddress as error:
-        raise BadConfig(f"--listen {error.detail}") from None
+        raise BadConfig(f"--listen: {error.detail}") from None
     except (BadCommand, BadName) as error:
-        raise BadConfig(f"--default {error.detail}") from None
+        raise BadConfig(f"--default: {error.detail}") from None
     web.check(options)
     dials = [*options.listen, *(address for address, _ in web.addresses(options)), options.service or ""]
     encrypted = [text for text in dials if text.startswith("tls!")]
@@ -136,7 +136,7 @@ def check_standard_files(options: Options) -> None:
             os.fstat(0)
             os.fstat(1)
         except OSError:
-            text = "standard input or output is closed (expected --mount, --listen, --http, --fq or -s)"
+            text = "standard input or output: closed (expected --mount, --listen, --http, --fq or -s)"
             raise BadConfig(text) from None
 
 
@@ -148,7 +148,7 @@ def make_name_space(service: str) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     if os.stat(path).st_uid != os.geteuid():
-        raise BadAddress(f"{path} belongs to another user (expected NAMESPACE set to a directory of your own)")
+        raise BadAddress(f"{path}: belongs to another user (expected NAMESPACE set to a directory of your own)")
 
 
 async def no_signals() -> AsyncIterator[int]:

@@ -39,7 +39,7 @@ class InsideServer:
     def start(self) -> None:
         """Returns when it serves. Raises what `mqfs serve` ends with."""
         if self._thread is not None:
-            raise BadConfig("serve failed: it was started before (expected a new one)")
+            raise BadConfig("serve failed: started before (expected a new one)")
         options = self._options
         if not (options.listen or options.http or options.http_ntfy or options.service or options.mount):
             self._folder = tempfile.mkdtemp(prefix="mqfs-")

@@ -137,7 +137,7 @@ def table(result: dict[str, Any]) -> str:
 def check_path(path: str) -> None:
     """Raises BadConfig where the folder of a report does not exist."""
     if not Path(path).parent.is_dir():
-        raise BadConfig(f"--report {path!r}: no folder {str(Path(path).parent)!r}")
+        raise BadConfig(f"--report {path!r}: no folder there (expected an existing directory)")
 
 
 def write(result: dict[str, Any], path: str, title: str) -> list[str]:

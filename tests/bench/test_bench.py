@@ -195,7 +195,7 @@ def test_without_matplotlib(tmp_path: Path) -> None:
     path = f"{hidden.parent}:{environment()['PYTHONPATH']}"
     done = mqfs("bench", "--plot", "a.png", cwd=tmp_path, PYTHONPATH=path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "mqfs: bad configuration: --plot: matplotlib is missing (see script/setup spark)\n"
+    assert "--plot: matplotlib is missing (install it: pip install matplotlib)\n" in done.stderr
 
 
 WRONG = [
@@ -219,13 +219,13 @@ WRONG = [
     (("--at", "unix!x", "--transport", "file"), "--at: not with --transport file (expected auto, ring or 9p)"),
     (("--at", "unix!x", "--store", "."), "--at, --mount and --store: more than one given"),
     (("--mount", "."), "--mount '.': no tree mounted there (expected a file ctl in it)"),
-    (("--store", "missing"), "--store 'missing': not a writable directory"),
+    (("--store", "missing"), "--store 'missing': cannot write there"),
     (("--transport", "file", "--batch", "2"), "--batch: not with files, where a write is one message"),
     (("--wait", "never"), "--wait 'never': unknown (expected committed or published)"),
     (("--transport", "file", "--wait", "published"), "--wait published: not with files"),
     (("--sync", "sometimes"), "--sync: sync 'sometimes': write always, off, or a duration"),
     (("--ctl", "replay everything"), "--ctl: replay 'everything': write off or last or all"),
-    (("--json", "missing/x"), "--json 'missing/x': cannot write a file there"),
+    (("--json", "missing/x"), "--json 'missing/x': cannot write there"),
     (("--plot", "x.jpg"), "--plot 'x.jpg': not a PNG file (expected a name ending in .png)"),
 ]
 

@@ -97,7 +97,7 @@ def test_a_folder_with_raw_topics_is_told_from_one_with_encoded_ones(make: Make)
     node = r.node(encode_topics=False)
     bridge = r.bridge()
     node.publish("not hexadecimal", "x")
-    eventually(lambda: "is not hexadecimal (expected --raw-topics)" in bridge.text(), "the warning")
+    eventually(lambda: "not hexadecimal (expected --raw-topics)" in bridge.text(), "the warning")
     is_quiet(r, bridge)
     assert bridge.text().count("passed over") == 1
 

@@ -207,9 +207,9 @@ def test_a_name_of_the_file_of_users_needs_its_password() -> None:
         options = ("--token-file", str(tokens), "--fq-users", str(users), "--fq", "tcp!127.0.0.1!0")
         with Server.at(folder, *options) as server:
             where = "127.0.0.1", port(server)
-            with pytest.raises(Refused, match="user 'worker' needs a password"):
+            with pytest.raises(Refused, match="user 'worker': no password"):
                 Client(where, "q", user="worker")
             for user, password in (("worker", secret), ("guest", "")):
                 Client(where, f"q-{user}", user=user, password=password).close()
                 assert "routed" in submit(where[1], user, password)
-            assert "user 'worker' needs a password" in str(submit(where[1], "worker", "")["error"])
+            assert "user 'worker': no password" in str(submit(where[1], "worker", "")["error"])

@@ -33,11 +33,19 @@ def refused(cwd: Path, code: int, *arguments: str, **more: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["serve", "--stor", "x"], "'--stor'"),
-        (["serve", "--store"], "'--store' requires an argument"),
-        (["serve", "extra"], "extra"),
-        (["sevre"], "'sevre'"),
-        (["check"], "STORE"),
+        (["serve", "--stor", "x"], "unknown option '--stor' (did you mean --store?)"),
+        (["serve", "--store"], "--store: missing value"),
+        (["serve", "--insecure=yes"], "--insecure: unexpected value"),
+        (["serve", "extra", "more"], "unexpected argument 'extra' (see mqfs serve --help)"),
+        (["sevre"], "unknown command 'sevre' (did you mean serve?)"),
+        (["token", "add"], "unknown command 'add' (expected one of ls, new, revoke)"),
+        (["check"], "missing argument STORE (see mqfs check --help)"),
+        (["bench", "--size", "big"], "--size 'big': not a number (expected a whole number)"),
+        (["bench", "--rate", "big"], "--rate 'big': not a number (expected a number)"),
+        (["spark", "replay", "x", "--rate", "-1"], "--rate -1: out of range (expected at least 0)"),
+        (["bridge", "fq", "h:1", "e", "p", "a"], "missing option --node (see mqfs bridge fq --help)"),
+        (["bridge", "fsq", "--separator", "x", "d", "a", "g"], "--separator 'x' (expected two characters"),
+        (["completion", "tcsh"], "SHELL 'tcsh': unknown (expected one of bash, zsh, fish)"),
         (["serve", "--listen", "127.0.0.1:564"], "unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
         (["serve", "--listen", "udp!localhost!564"], "unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
         (["serve", "--listen", "unix!"], "unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
@@ -82,7 +90,7 @@ def test_standard_input_closed(tmp_path: Path) -> None:
     line = f"exec {shlex.join(COMMAND)} serve <&- >&-"
     done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
     assert done.returncode == USAGE
-    assert "standard input or output is closed" in done.stderr
+    assert "standard input or output: closed" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

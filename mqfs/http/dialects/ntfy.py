@@ -158,7 +158,7 @@ def from_request(call: Call, now: float) -> Note:
     try:
         text = call.body.decode().strip()
     except UnicodeDecodeError:
-        raise BadRequest("the message is no UTF-8, and there are no attachments") from None
+        raise BadRequest("message: not UTF-8 (attachments are not supported)") from None
     return _note({**parts, "message": text or parts["message"].replace("\\n", "\n")}, now)
 
 
@@ -167,9 +167,9 @@ def from_json(call: Call, now: float) -> tuple[str, Note]:
     try:
         given = json.loads(call.body)
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is no JSON: {error}") from None
+        raise BadRequest(f"body: not JSON: {error}") from None
     if not isinstance(given, dict) or not isinstance(given.get("topic"), str):
-        raise BadRequest('the body is no object with a "topic" (expected {"topic": ..., "message": ...})')
+        raise BadRequest('body: no "topic" (expected {"topic": ..., "message": ...})')
     parts = {part: find(call, names) for part, names in PARTS.items()}
     parts |= {part: _text(part, given[part]) for part in PARTS if given.get(part) not in (None, "", [])}
     return given["topic"], _note(parts, now)
@@ -200,9 +200,9 @@ def _note(parts: dict[str, str], now: float) -> Note:
         size = len(parts["message"].encode())
         "".join(parts.values()).encode()
     except UnicodeEncodeError:
-        raise BadRequest("the notification holds half a character (expected Unicode text)") from None
+        raise BadRequest("notification: half a character (expected Unicode text)") from None
     if size > limits.NTFY_BYTES:
-        raise TooLong(f"a message of {size} bytes (expected at most {limits.NTFY_BYTES})")
+        raise TooLong(f"message of {size} bytes: too long (expected at most {limits.NTFY_BYTES})")
     parts["tags"] = ",".join(split_list(parts["tags"]))
     headers = {part: parts[part] for part in KEPT if parts[part]}
     if parts["markdown"].lower() in ("1", "yes", "true"):
@@ -368,11 +368,11 @@ def credentials(request: Request, path: Path, encrypted: bool) -> str | None:
     if coded is None:
         return request.headers.get("authorization")
     if not encrypted:
-        raise Denied("auth in the query of a request that is not encrypted (expected the header Authorization)")
+        raise Denied("auth: in the query of an unencrypted request (expected the header Authorization)")
     try:
         return base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4)).decode()
     except ValueError:
-        raise BadRequest("auth is no base64 of a header Authorization") from None
+        raise BadRequest("auth: not base64 (expected that of a header Authorization)") from None
 
 
 def problem(error: MqfsError, plain: bool) -> tuple[str, bytes]:

@@ -43,7 +43,7 @@ def resolve(others: Callable[[Tree, User, Path], Target], tree: Tree, user: User
 
 def _name(call: Call) -> str:
     if not (name := call.option("name")):
-        raise BadRequest("no name (expected name=STREAM)")
+        raise BadRequest("name: missing (expected name=STREAM)")
     return name
 
 
@@ -82,9 +82,9 @@ class Listens:
         """End a listen of the same user."""
         uid, name, cursor = self._open.get(id := call.option("id") or "", (-1, "", None))
         if cursor is None or call.option("name") not in (None, name):
-            raise NotFound(f"no listen {id!r}")
+            raise NotFound(f"unknown id of a listen {id!r}")
         if uid != call.user.uid:
-            raise Denied("the listen of another user")
+            raise Denied("id: another user's listen")
         cursor.write(b"until 0\n")
         cursor.end()
         return Answer(204)
@@ -94,7 +94,7 @@ async def once(call: Call) -> Answer:
     """The next message; 204 where none came within `wait`."""
     form = answers.choose(call.option("format") or "json", "")
     if form.beat is not None or form is answers.RECORD:
-        raise BadRequest("format (expected json, raw, line or nul)")
+        raise BadRequest("format: unknown (expected json, raw, line or nul)")
     wait = call.seconds("wait")
     words = reading.Wish(
         form, "end", None, 1, None, limits.HTTP_ONCE_S if wait is None else wait, follow=False, strict=False
@@ -107,7 +107,7 @@ async def emit(call: Call) -> Answer:
     value = call.option("value")
     body = call.body if value is None else value.encode()
     if not body:
-        raise BadRequest("nothing to emit (expected value=TEXT or a body)")
+        raise BadRequest("emit: empty (expected value=TEXT or a body)")
     stream = await ensure_stream(call, _name(call))
     return publishing.published(await publishing.append(call, call.group, ".batch", publishing.framed(stream, body)))
 
