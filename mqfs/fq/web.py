@@ -142,7 +142,7 @@ def _error(text: str) -> Answer:
 def _resolve(tree: Tree, user: User, path: Path) -> Target:
     """Raises NotFound."""
     if len(path.names) > 1 or (path.names and path.slash):
-        raise NotFound(path.text)
+        raise NotFound(f"no page {path.text!r}")
     return Target(KIND, None, path.text, *path.names)
 
 

@@ -201,7 +201,7 @@ class Connection:
         found = self.table.resolve(self.tree, user, path)
         if request.method == "OPTIONS":
             return Answer(204, headers=[("Allow", ", ".join(self.table.methods(found)))])
-        route = self.table.find(request.method, found)
+        route = self.table.find(request.method, found, path)
         if route.changes:
             server.rules.check_change(request, not self.rebindable or self._is_encrypted(request))
         call = Call(self, user, self.peer.account, request, path, found)
@@ -413,7 +413,7 @@ class RepeatedPublish:
         call, handle = self._call, self._handle
         if handle is None or handle.closed:
             handle = self._handle = call.tree.open(call.user, call.target.node, os.O_WRONLY)
-        answer = await publish_to(handle, call, self._place)
+        answer = await publish_to(handle, call, call.target.node, self._place)
         return answer if answer is not None else await publish(call)
 
     def close(self) -> None:

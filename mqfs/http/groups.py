@@ -109,7 +109,7 @@ async def make_group(call: Call) -> Answer:
 async def is_there(call: Call) -> Answer:
     """It was made before."""
     if call.request.headers.get("if-none-match") == "*":
-        raise NotTrue(f"{call.target.name} is there")
+        raise NotTrue(f"{call.target.name!r} is there")
     return Answer(200)
 
 
@@ -290,7 +290,7 @@ async def serve(call: Call) -> Answer:
         return Answer(308, headers=[("Location", PLACE)])
     name = call.target.name or "index.html"
     if name not in KINDS:
-        raise NotFound(name)
+        raise NotFound(f"no page {name!r}")
     data, tag = _file(name)
     head = [("ETag", tag), *_SECURE]
     if call.has_tag(tag):

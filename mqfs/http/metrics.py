@@ -216,7 +216,7 @@ class Scrape:
             unacked += part
             await self._front.pause()
             if consumer.group.removed:
-                raise NotFound("its group was removed")
+                raise NotFound("group was removed")
         claimed, delayed = backlog.count_claimed_and_delayed()
         oldest = next(backlog.unclaimed(), None) if unacked > claimed else None
         age_ns = consumer.group.clock.wall_ns() - oldest.time_ns if oldest is not None else 0

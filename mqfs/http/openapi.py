@@ -165,6 +165,14 @@ _SCHEMAS: dict[str, Json] = {
             "after": {**_WORD, "description": "Where the next page begins; null at the end."},
         },
     },
+    "Published": {
+        "type": "object",
+        "required": ["sequence", "retained"],
+        "properties": {
+            "sequence": {"type": ["integer", "null"], "description": "Sequence of the first message; null: discarded."},
+            "retained": {"type": "boolean", "description": "false: neither settings, consumers nor readers retain it."},
+        },
+    },
     "Health": {
         "type": "object",
         "required": ["status"],
@@ -174,6 +182,7 @@ _SCHEMAS: dict[str, Json] = {
 _MADE: dict[tuple[Route, ...], tuple[bytes, str]] = {}
 _PIECES = 256  # of the encoder, between two looks at the clock
 _OF_KIND = {"group": "Listing", "health": "Health", "ready": "Health"}
+_OF_KIND |= dict.fromkeys(("stream", "new stream", ".batch"), "Published")
 
 
 async def serve(table: Callable[[], tuple[Route, ...]], call: Call) -> Answer:

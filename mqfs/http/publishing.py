@@ -15,10 +15,11 @@ from typing import Any
 
 from mqfs import limits
 from mqfs.engine.language.batch_frames import HEAD
-from mqfs.errors import Again, BadCommand, BadRequest, NotFound, OverLimit, TooLong
-from mqfs.http.answers import Answer, base64_body
+from mqfs.errors import Again, BadCommand, BadRequest, OverLimit, TooLong
+from mqfs.http.answers import JSON, Answer, base64_body
 from mqfs.http.call import WHOLE, Call, TimedOut
 from mqfs.http.groups import is_there, make_stream, write
+from mqfs.http.target import absent
 from mqfs.model import Step, Wait
 from mqfs.records import headers
 
@@ -38,21 +39,22 @@ async def publish(call: Call) -> Answer:
     given, stream, place = keys(call), call.target.node, place_of(call)
     if call.target.kind == "new stream":
         if call.option("create") is not None and not call.flag("create"):
-            raise NotFound(call.target.name)
+            raise absent(call.target, call.path.names)
         stream = await make_stream(call)
     group = stream.group
     if given:
         head = json.dumps({"stream": stream.name, **given}, ensure_ascii=False).encode()
-        return await _append(call, group, ".put", head + b"\n" + call.request.body, place)
+        sequence = await append(call, group, ".put", head + b"\n" + call.request.body)
+        return published(call, sequence, None if "delay" in given or "at" in given else stream, place)
     if is_plain(group):
         handle = call.tree.open(call.user, stream, os.O_WRONLY)
         try:
-            answer = await publish_to(handle, call, place)
+            answer = await publish_to(handle, call, stream, place)
         finally:
             handle.close()
         if answer is not None:
             return answer
-    return await _append(call, group, ".batch", framed(stream, call.request.body), place)
+    return published(call, await append(call, group, ".batch", framed(stream, call.request.body)), stream, place)
 
 
 def is_plain(group: Any) -> bool:
@@ -60,7 +62,7 @@ def is_plain(group: Any) -> bool:
     return group.settings.data != "line" and group.ring is None
 
 
-async def publish_to(handle: Any, call: Call, place: str) -> Answer | None:
+async def publish_to(handle: Any, call: Call, stream: Any, place: str) -> Answer | None:
     """Write to a stream that is open. None: there is no room yet, and nothing was done."""
     if not call.request.body:
         return None  # it would be an EOF marker
@@ -71,7 +73,7 @@ async def publish_to(handle: Any, call: Call, place: str) -> Answer | None:
     if not appended and isinstance(step, Wait) and step.cancel():
         return None
     await call.front.await_step(step)
-    return published(sequence if appended else 0, place)
+    return published(call, sequence if appended else 0, stream, place)
 
 
 def place_of(call: Call) -> str:
@@ -79,19 +81,29 @@ def place_of(call: Call) -> str:
     return f"{call.path.text}?seq="
 
 
-def published(sequence: int, place: str = "") -> Answer:
-    """The answer to a publish; 0: the message was discarded."""
-    if not sequence:
-        return Answer(201, b"discarded\n")
-    text = str(sequence)
-    found = [("Mqfs-Sequence", text)]
-    return Answer(201, text.encode() + b"\n", headers=[*found, ("Location", place + text)] if place else found)
+def published(call: Call, sequence: int, stream: Any = None, place: str = "") -> Answer:
+    """The answer to a publish, text or JSON. `sequence`: 0 where it was discarded. `stream`, `place`: of one message;
+    without a stream it is delayed."""
+    text, head = str(sequence), list[tuple[str, str]]()
+    retained = bool(sequence) and (stream is None or call.group.retains(stream, sequence))
+    if sequence:
+        head.append(("Mqfs-Sequence", text))
+        if place:
+            head.append(("Location", place + text))
+    if not retained:
+        head.append(("Mqfs-Retained", "no"))
+    if JSON in call.request.headers.get("accept", ""):
+        answer = {"sequence": sequence or None, "retained": retained}
+        return Answer(201, json.dumps(answer).encode() + b"\n", JSON, head)
+    return Answer(201, text.encode() + b"\n" if sequence else b"discarded\n", headers=head)
 
 
 async def put(call: Call) -> Answer:
     """As publish; without a body the stream is made."""
     if call.request.body:
         return await publish(call)
+    if len(call.path.names) == 1:  # who leaves out the slash of a group gets no stream in the root instead
+        raise BadRequest(f"expected PUT {call.path.text}/ (a group) or a body (a message)")
     await make_stream(call)
     return Answer(201)
 
@@ -118,10 +130,6 @@ def lines(body: bytes) -> list[bytes]:
     """The messages that a write makes of a body under `data line`."""
     *whole, rest = body.split(b"\n")
     return [line + b"\n" for line in whole] + ([rest] if rest or not whole else [])
-
-
-async def _append(call: Call, group: Any, file: str, data: bytes, place: str = "") -> Answer:
-    return published(await append(call, group, file, data), place)
 
 
 async def append(call: Call, group: Any, file: str, data: bytes) -> int:
@@ -210,7 +218,7 @@ async def batch(call: Call) -> Answer:
         words = await _ask(call, handle, await _prepared(call, handle))
     finally:
         handle.close()
-    return published(int((words or [b"0"])[0]))
+    return published(call, int((words or [b"0"])[0]))
 
 
 async def _prepared(call: Call, handle: Any) -> bytes:

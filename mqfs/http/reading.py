@@ -18,7 +18,7 @@ from mqfs.engine.files.cursor import Cursor
 from mqfs.engine.files.status import cut
 from mqfs.engine.stream import Stream
 from mqfs.errors import BadRequest, Damaged, FellBehind, MqfsError, NotFound, OverLimit
-from mqfs.http import answers
+from mqfs.http import answers, target
 from mqfs.http.answers import NO_STORE, SANDBOX, Answer, Cut, Format, Headers
 from mqfs.http.call import WHOLE, Call, TimedOut
 from mqfs.model import Step, Wait
@@ -398,4 +398,4 @@ async def absent(call: Call) -> Answer:
     seen = call.request.headers.get("last-event-id") or call.option("last_event_id")
     if form is answers.SSE and seen:
         return Answer(204)
-    raise NotFound(call.target.name)
+    raise target.absent(call.target, call.path.names)

@@ -12,14 +12,14 @@ from typing import Any
 import attrs
 
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import IsDirectory, MqfsError, NotFound
+from mqfs.errors import IsDirectory, MqfsError
 from mqfs.http import consuming, groups, metrics, openapi, publishing, reading
 from mqfs.http.answers import FORMATS, JSON, RAW, TEXT, Answer, BadRange, Headers, NotAllowed, problem
 from mqfs.http.answers import LINES as JSON_LINES
 from mqfs.http.gate import CHALLENGES
 from mqfs.http.metrics import OPEN_METRICS
 from mqfs.http.route import BATCH, COMMANDS, LINES, MESSAGE, STAGED, Route, Sends
-from mqfs.http.target import Path, Target, resolve
+from mqfs.http.target import Path, Target, absent, resolve
 from mqfs.http.wire import Request
 from mqfs.model import User
 
@@ -31,7 +31,7 @@ _CONSUMER = ("over", "transient", "private", "memory", "backlog", "full")
 _PLACES = ("Mqfs-First", "Mqfs-Next")
 _MESSAGES = tuple(dict.fromkeys(form.kind for form in FORMATS.values()))
 _READ = Sends(_MESSAGES, (*_PLACES, "Mqfs-Sequence", "Mqfs-Time"))
-_PUBLISHED = Sends((TEXT,), ("Mqfs-Sequence", "Location"))
+_PUBLISHED = Sends((TEXT, JSON), ("Mqfs-Sequence", "Location", "Mqfs-Retained"))
 _JSON, _TEXT, _JSON_LINES = Sends((JSON,)), Sends((TEXT,)), Sends((JSON_LINES,))
 _BODY = "3 lamps"
 
@@ -60,7 +60,7 @@ ROUTES: tuple[Route, ...] = (
     Route("PUT", "group", "/shop/", groups.is_there, "The group is there.", statuses=(200, 412)),
     Route("DELETE", "group", "/shop/", groups.remove_group, "Remove an empty group.", statuses=(204, 409)),
     Route("PUT", "new stream", "/shop/orders", publishing.put, "Make a stream; with a body, publish.",
-          options=_PUBLISH, body=MESSAGE, statuses=(201,), sends=_PUBLISHED, example=_BODY),
+          options=_PUBLISH, body=MESSAGE, statuses=(201, 400), sends=_PUBLISHED, example=_BODY),
     Route("PUT", "stream", "/shop/orders", publishing.put_there, "Publish the body; without one the stream is there.",
           options=_PUBLISH, body=MESSAGE, statuses=(200, 201, 412), sends=_PUBLISHED, example=_BODY),
     Route("POST", "new stream", "/shop/orders", publishing.publish, "Make a stream, and publish the body.",
@@ -82,7 +82,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "kept", "/shop/.kept/orders", groups.read, "What a stream keeps, as a file.",
           statuses=(200, 206, 304, 416), sends=Sends((RAW.kind,), ("ETag", "Accept-Ranges", "Content-Range"))),
     Route("POST", ".batch", "/shop/.batch", publishing.batch, "Publish many messages, all or none.",
-          options=("wait",), body=BATCH, statuses=(201,), sends=Sends((TEXT,), ("Mqfs-Sequence",)),
+          options=("wait",), body=BATCH, statuses=(201,), sends=Sends((TEXT, JSON), ("Mqfs-Sequence", "Mqfs-Retained")),
           example='{"stream":"orders","body":"3 lamps"}\n'),
     Route("PUT", "new part", "/shop/.txn/PART/", publishing.make_part, "Begin a part of a transaction.",
           statuses=(201,)),
@@ -153,7 +153,7 @@ class Table:
         found = [route.method for route in self.routes if (route.kind, route.verb) == (target.kind, target.verb)]
         return tuple(dict.fromkeys([*found, *(["HEAD"] if "GET" in found else [])]))
 
-    def find(self, method: str, target: Target) -> Route:
+    def find(self, method: str, target: Target, path: Path) -> Route:
         """Raises NotFound where there is nothing, NotAllowed where there is no such method."""
         route = self._by_key.get((method, target.kind, target.verb))
         if route is None and method == "HEAD":
@@ -161,10 +161,10 @@ class Table:
         if route is not None:
             return route
         if target.kind == "bare group":
-            raise IsDirectory(f"{target.name} (expected a slash at the end)")
+            raise IsDirectory(f"{target.name!r} is a group (expected a slash at the end)")
         allowed = self.methods(target)
         if not allowed or (target.kind.startswith("new ") and method not in allowed):
-            raise NotFound(f"{target.name}/{target.verb}" if target.verb else target.name)
+            raise absent(target, path.names)
         raise NotAllowed(f"{method} (expected {' or '.join(allowed)})", allowed)
 
     def refuse(self, request: Request, error: MqfsError) -> Answer:

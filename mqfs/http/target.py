@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, unquote_to_bytes
+from urllib.parse import parse_qsl, quote, unquote_to_bytes
 
 from mqfs import limits
 from mqfs.engine.delivery.consumer import Consumer
@@ -91,7 +91,7 @@ def resolve(tree: Tree, user: User, path: Path) -> Target:
     names = path.names
     if names and names[0] in OWN:
         if len(names) > 1 and names[0] != ".web":
-            raise NotFound("/".join(names))
+            raise NotFound(f"no file {'/'.join(names)!r}")
         return Target(OWN[names[0]], None, "/".join(names[1:]))
     node: Any = tree.root
     for at, name in enumerate(names):
@@ -101,10 +101,10 @@ def resolve(tree: Tree, user: User, path: Path) -> Target:
             node = tree.walk(user, node, name)
         except NotFound:
             if at < len(names) - 1:
-                raise
+                raise absent(_missing(node, name, slash=True), names[: at + 1]) from None
             return _missing(node, name, path.slash)
     if path.slash and not node.directory:
-        raise NotDirectory(f"{node.name} (expected no slash at the end)")
+        raise NotDirectory(f"{_not_a_group(node)} (expected no slash at the end)")
     kind = _kind(node)
     return Target("bare group" if kind == "group" and names and not path.slash else kind, node, node.name)
 
@@ -115,8 +115,30 @@ def group_at(tree: Tree, user: User, names: tuple[str, ...]) -> Group:
     for name in names:
         node = tree.walk(user, node, name)
     if not isinstance(node, Group):
-        raise NotFound(f"no group {'/'.join(names)!r}")
+        raise NotFound(_not_a_group(node))
     return node
+
+
+def absent(target: Target, names: tuple[str, ...]) -> NotFound:
+    """The error of a call of a target that is not there, or has no such verb. It says how the target is made."""
+    path, kind, name = "/".join(map(quote, names)), target.kind.removeprefix("new "), repr(target.name)
+    if target.verb:
+        return NotFound(_not_a_group(target.node))
+    if kind == "group":
+        return NotFound(f"no group {'/'.join(names)!r} (make it: PUT /{path}/)")
+    if kind == "stream" and len(names) == 1:
+        return NotFound(f"no group or stream {name} (make a group: PUT /{path}/)")
+    if kind == "part":
+        return NotFound(f"no part {name} (begin it: PUT /{path}/)")
+    if kind in ("stream", "consumer"):
+        group = "/".join(names[: -1 if kind == "stream" else -2]) or "/"
+        return NotFound(f"no {kind} {name} in group {group!r} (make it: PUT /{path})")
+    return NotFound(f"no file {'/'.join(names)!r}")
+
+
+def _not_a_group(node: Any) -> str:
+    kind = _kind(node)
+    return f"{node.name!r} is a {kind if kind in ('stream', 'view', 'consumer') else 'file'}, not a group"
 
 
 def _kind(node: Any) -> str:
@@ -125,7 +147,7 @@ def _kind(node: Any) -> str:
 
 def _verb(node: Any, rest: tuple[str, ...], slash: bool) -> Target:
     if len(rest) > 1 or slash:
-        raise NotDirectory(str(node.name))
+        raise NotDirectory(_not_a_group(node))
     return Target(_kind(node), node, node.name, rest[0])
 
 

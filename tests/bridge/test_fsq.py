@@ -89,7 +89,7 @@ def test_raw_topics(make: Make) -> None:
     r.group.publish("a%2Fb", b"no file's name")
     r.group.publish("foo.wup", b"out")
     eventually(lambda: node.messages(topic="foo.wup", body="out"), "the message")
-    assert "'a/b' is not the name of a file" in bridge.text()
+    assert "'a/b': not the name of a file" in bridge.text()
 
 
 def test_a_folder_with_raw_topics_is_told_from_one_with_encoded_ones(make: Make) -> None:

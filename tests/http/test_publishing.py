@@ -85,9 +85,37 @@ def test_a_full_stream(web: Web) -> None:
     web.post(f"{group}/s", "kept")
     sent = web.post(f"{group}/s", "x")
     assert (sent.status, sent.body, sent.headers["Mqfs-Sequence"]) == (201, b"discarded\n", None)
+    assert sent.headers["Mqfs-Retained"] == "no"
+    said = web.post(f"{group}/s", "x", Accept="application/json")
+    assert said.json == {"sequence": None, "retained": False}
     group = web.group("depth 1", "full reject")
     web.post(f"{group}/s", "kept")
     assert web.post(f"{group}/s", "x").status == 507
+
+
+def test_a_publish_says_whether_anything_retains_it(web: Web) -> None:
+    """By a write, by `.put` and by `.batch`; a delayed message is held."""
+    group = web.group("replay off")
+
+    def retained(**more: str) -> tuple[str | None, bool]:
+        query = more.pop("query", "")
+        sent = web.post(f"{group}/s{query}", "x", **more)
+        said = web.post(f"{group}/s{query}", "x", Accept="application/json", **more).json
+        assert sent.status == 201
+        assert int(sent.body) == said["sequence"] - 1
+        return sent.headers["Mqfs-Retained"], said["retained"]
+
+    assert retained() == ("no", False)
+    assert retained(query="?ttl=1h") == ("no", False)
+    assert web.post(f"{group}/s?delay=1h", "x").headers["Mqfs-Retained"] is None
+    assert web.post(f"{group}/ctl", "data line").status == 204
+    assert retained() == ("no", False)
+    assert web.put(f"{group}/.consumers/mail").status == 201
+    assert retained() == (None, True)
+    assert web.curl("-X", "DELETE", f"{group}/.consumers/mail").status == 204
+    assert retained() == ("no", False)
+    assert web.post(f"{group}/ctl", "replay all").status == 204
+    assert retained() == (None, True)
 
 
 def test_a_publish_waits_for_room(web: Web) -> None:

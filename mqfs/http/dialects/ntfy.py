@@ -351,13 +351,13 @@ def resolve(group: tuple[str, ...], tree: Tree, user: User, path: Path) -> Targe
     if path.names in (("v1", "health"), ("v1", "stats")):
         return Target(path.names[1], group_at(tree, user, group), path.text)
     if len(path.names) > 2 or (path.names and path.slash):
-        raise NotFound(path.text)
+        raise NotFound(f"no page {path.text!r}")
     if not path.names:
         return Target("root", group_at(tree, user, group), "/")
     topics, verb = path.names[0], path.names[1] if len(path.names) == 2 else ""
     for topic in topics.split(","):
         if not TOPIC.fullmatch(topic):
-            raise NotFound(f"{topic[:80]!r} (expected a topic: 1 to 64 letters, digits, - and _)")
+            raise NotFound(f"invalid topic {topic[:80]!r} (expected 1 to 64 letters, digits, - and _)")
         check_name(topic)
     return Target("topics" if "," in topics else "topic", group_at(tree, user, group), topics, verb)
 

@@ -37,7 +37,7 @@ def resolve(others: Callable[[Tree, User, Path], Target], tree: Tree, user: User
     if path.names[:1] != (ROOT,):
         return others(tree, user, path)
     if len(path.names) < 3 or path.slash:
-        raise NotFound(f"{path.text} (expected /{ROOT}/GROUP/listen, once, ignore or emit)")
+        raise NotFound(f"no page {path.text!r} (expected /{ROOT}/GROUP/listen, once, ignore or emit)")
     return Target("qpubs", group_at(tree, user, path.names[1:-1]), path.text, path.names[-1])
 
 
@@ -109,7 +109,8 @@ async def emit(call: Call) -> Answer:
     if not body:
         raise BadRequest("emit: empty (expected value=TEXT or a body)")
     stream = await ensure_stream(call, _name(call))
-    return publishing.published(await publishing.append(call, call.group, ".batch", publishing.framed(stream, body)))
+    sequence = await publishing.append(call, call.group, ".batch", publishing.framed(stream, body))
+    return publishing.published(call, sequence, stream)
 
 
 def beside(table: Table) -> Table:
