@@ -43,24 +43,24 @@ class Options:
     http_ntfy: tuple[str, ...] = _list("GROUP=ADDRESS", "Serve a group as ntfy does.")
     http_qpubs: bool = _flag("Serve the interface of qpubs at /.qpubs/GROUP/.")
     fq: tuple[str, ...] = _list("ADDRESS", "Serve fq at an address of these forms.")
-    fq_group: str = _text("GROUP", "Group of the exchanges of fq. [default: fq]", "fq")
+    fq_group: str = _text("GROUP", "Group of the exchanges of fq.", "fq")
     fq_users: str | None = _text("FILE", "File of users of fq, USER SYSTEM-USER a line; for tokens.")
     fq_node: str | None = _text("IPV4", "IPv4 address of this broker among its fq peers; else a listener's.")
     service: str | None = _text("NAME", "Serve 9P at a unix socket of this name in $NAMESPACE.", short="-s")
     default: tuple[str, ...] = _list("'CTL LINE'", "Initial setting of new groups.")
     limit: tuple[str, ...] = _list("'USER KEY=N...'", "Quota of a user (*: of the others).")
-    tcp_user: str = _text("NAME", "User that TCP clients act as. [default: nobody]", "nobody")
+    tcp_user: str = _text("NAME", "User that TCP clients act as.", "nobody")
     token_file: str | None = _text("FILE", "File of tokens; see mqfs token.")
     require_token: bool = _flag("Refuse TCP clients without a token.")
     tls_cert: str | None = _text("FILE", "Certificate for tls!HOST!PORT, with its chain, in PEM.")
     tls_key: str | None = _text("FILE", "Key of the certificate; else in the same file.")
     tls_client_ca: str | None = _text("FILE", "Authorities of client certificates, which name the user.")
-    audit: str = _text("LEVEL", "Audit log: off, changes, or all (publishes too). [default: off]", "off")
+    audit: str = _text("LEVEL", "Audit log: off, changes, or all (publishes too).", "off")
     insecure: bool = _flag("Allow TCP, and TLS without known clients, beyond loopback.")
     allow_other: bool | None = _flag("Let other users access the mount. As root: yes.", None)
     trace: str = _text(
         "[CLASS,...]",
-        "Print each message of 9p, fuse, http (all three without CLASS), or call of engine, store, ring; off: none.",
+        "Print each message of 9p, fuse, http (all three without CLASS), or call of engine, store, ring.",
         "off",
         short="-D",
         alone="on",
@@ -75,7 +75,8 @@ def command_line() -> list[tuple[tuple[str, ...], dict[str, Any]]]:
     made: list[tuple[tuple[str, ...], dict[str, Any]]] = []
     for field in attrs.fields(Options):
         key, meta = field.name.replace("_", "-"), field.metadata
-        more: dict[str, Any] = {"help": meta["help"]}
+        default = f" [default: {field.default}]" if isinstance(field.default, str) else ""
+        more: dict[str, Any] = {"help": meta["help"] + default}
         if meta["kind"] == "flag":
             made.append(((f"--{key}/--no-{key}",), {**more, "default": None}))
             continue
