@@ -50,7 +50,7 @@ def session(folder: Path) -> list[tuple[str, bool]]:
     """Every line of the terminal, and whether it was typed."""
     with ExitStack() as stack:
         (folder / "mq").mkdir()
-        words = ("--store", "store", "--listen", "unix!mqfs.sock")
+        words = ("--store", "store", "--listen", "unix!mqfs.sock", "--default", "replay all")  # as script/run
         stack.enter_context(Server(*words, cwd=folder, mount=folder / "mq"))
         typing = stack.enter_context(shell(folder, f"{commands(folder / '.bin')}:/usr/bin:/bin"))
         rows: list[tuple[str, bool]] = []

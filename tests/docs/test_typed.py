@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.typed import Program, steps, type_page
+from tests.docs.typed import Program, Served, steps, type_page
 from tests.support import ROOT
 from tests.support.eventually import HANG_S
 from tests.support.java import java
@@ -18,16 +18,16 @@ SPARK_S = 300  # to start, on a busy machine
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_page(page: Path, served: Path) -> None:
+def test_page(page: Path, served: Served) -> None:
     has_spark = "spark" in page.name
     if has_spark and (why := java()):
         pytest.skip(why)
-    with shell(served) as typing:
+    with shell(served.folder) as typing:
         typing.terminal.timeout = SPARK_S if has_spark else HANG_S
         try:
-            assert type_page(page.read_text(), typing, served) > 5
+            assert type_page(served.text(page), typing, served.folder) > 5
         except AssertionError as error:
-            log = served / "spark.log"  # some failures of Spark are retried by their text
+            log = served.folder / "spark.log"  # some failures of Spark are retried by their text
             raise AssertionError(f"{error}\n{log.read_text() if log.exists() else ''}") from error
 
 
@@ -52,8 +52,8 @@ def test_the_two_commands_are_in_the_readme() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_guides(served: Path) -> None:
+def test_guides(served: Served) -> None:
     guides = sorted((ROOT / "docs" / "howto").glob("*.md"))
-    with shell(served) as typing:
-        lines = [type_page(guide.read_text(), typing, served) for guide in guides]
+    with shell(served.folder) as typing:
+        lines = [type_page(served.text(guide), typing, served.folder) for guide in guides]
     assert sum(lines) > 30

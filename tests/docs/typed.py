@@ -24,6 +24,17 @@ class Program(NamedTuple):
     text: str
 
 
+class Served(NamedTuple):
+    """A clone with its server."""
+
+    folder: Path
+    port: int  # of HTTP
+
+    def text(self, page: Path) -> str:
+        """A page, to be typed here: other tests have a server at the port that it names."""
+        return page.read_text().replace("127.0.0.1:8080", f"127.0.0.1:{self.port}")
+
+
 def steps(text: str) -> list[Line | Program]:
     """In order: every program, and every `$ ` line with its `> ` lines and what it shows (`^C`: until interrupted)."""
     found: list[Line | Program] = []

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,11 +48,19 @@ def shell(folder: Path, command: str = "") -> Iterator[pexpect.spawn]:
         child.close(force=True)
 
 
+def addresses(server: pexpect.spawn, folder: Path) -> str:
+    """The URL of the page. The other addresses that it says are these of the folder."""
+    said = str(server.before)
+    assert f"  files    file://{folder}/mq\r\n" in said
+    assert f"  9P       unix!{folder}/mqfs.sock\r\n" in said
+    return re.findall(r"  browser  (http://127\.0\.0\.1:\d+/)\r\n", said)[0]
+
+
 @contextlib.contextmanager
 def script_run(folder: Path) -> Iterator[pexpect.spawn]:
     with shell(folder, "exec script/run") as server:
-        server.expect(r"Ready\. In another shell", timeout=START_S)
-        server.expect("Ctrl-C ends it")
+        server.expect(r"Ready:\r\n", timeout=START_S)
+        server.expect("Ctrl-C here ends the server")
         yield server
 
 
@@ -65,8 +76,17 @@ def interrupt(server: pexpect.spawn) -> None:
 @pytest.mark.timeout(900)
 def test_first_minutes(folder: Path) -> None:
     with script_run(folder) as server, shell(folder) as user:
-        user.sendline("mkdir mq/a; echo 'replay all' >mq/a/ctl; echo hi >mq/a/s; cat mq/a/s")
+        url = addresses(server, folder)
+        user.sendline("mkdir mq/a && echo hi >mq/a/s")
+        user.sendline("cat mq/a/s")
         user.expect("\r\nhi\r\n")
+        browser = urllib.request.Request(url, headers={"Accept": "text/html"})
+        with urllib.request.urlopen(browser, timeout=HANG_S) as page:
+            assert b"<html" in page.read()
+        assert urllib.request.urlopen(f"{url}a/t", b"by http", timeout=HANG_S).status == 201
+        assert (folder / "mq/a/.kept/t").read_bytes() == b"by http"
+        settings = (folder / "mq/a/ctl").read_text().splitlines()
+        assert {"replay all", "depth 256M"} <= set(settings)
         eventually(lambda: '"waiting": 1' in (folder / "mq/a/.stats").read_text(), "cat waits")
         user.sendintr()
         user.sendline("echo still $((40 + 2))")
@@ -86,19 +106,35 @@ def test_first_minutes(folder: Path) -> None:
 
 @pytest.mark.timeout(900)
 def test_without_a_usable_fuse_device(folder: Path, tmp_path: Path) -> None:
-    """It says so and serves 9P; the lines it prints work as they stand."""
+    """It says so and serves the rest; the lines it prints work as they stand."""
     script = folder / "script" / "run"
     script.write_text(script.read_text().replace("/dev/fuse", str(tmp_path / "absent")))
     with shell(folder, "exec script/run") as server:
-        server.expect("serving 9P only", timeout=START_S)
-        server.expect(r"Ready\. In another shell, in this directory, start (\S+) and try:\r\n", timeout=START_S)
-        python = server.match[1]
-        lines = [server.readline().strip() for _ in range(3)]
-        with shell(folder, f"exec {python}") as user:
+        server.expect("nothing is mounted", timeout=START_S)
+        server.expect(r"In another shell, in this directory:\r\n", timeout=START_S)
+        lines = [server.readline().strip() for _ in range(2)]
+        with shell(folder) as user:
             for line in lines:
                 user.sendline(line)
-            user.expect(r"b'hi\\n'\r\n")
+            user.expect("hi")
+            user.expect(r"\r\nhi")
         with connect(f"unix!{folder / 'mqfs.sock'}") as client:
             assert "a" in client.list()
         interrupt(server)
     assert not mounted(folder / "mq")
+
+
+@pytest.mark.timeout(900)
+def test_two_beside_each_other(tmp_path: Path) -> None:
+    """The second has another port; what its arguments say wins."""
+    one, two = (installed(clone(tmp_path / name)) for name in ("one", "two"))
+    with script_run(one) as first, shell(two, "exec script/run --default 'replay off' --tcp-user nobody") as second:
+        second.expect("Ctrl-C here ends the server", timeout=START_S)
+        urls = {addresses(first, one), addresses(second, two)}
+        assert len(urls) == 2
+        (two / "mq/a").mkdir()
+        assert "replay off\n" in (two / "mq/a/ctl").read_text()
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(f"{addresses(second, two)}a/t", b"x", timeout=HANG_S)
+        interrupt(second)
+        interrupt(first)
