@@ -102,11 +102,16 @@ class Unserved:
         del self._places[number]
 
 
-def read_states(store: Store, unserved: Unserved) -> list[tuple[Bucket, State]]:
-    """Every group that can be read, by number: a group is younger than its parent."""
+def read_states(
+    store: Store, unserved: Unserved, progress: Callable[[int, int], None] | None
+) -> list[tuple[Bucket, State]]:
+    """Every group that can be read, by number: a group is younger than its parent. `progress` is called with how many
+    of how many were read; what it raises ends the start."""
     read: list[tuple[Bucket, State]] = []
     numbers = sorted(store.groups())
-    for number in numbers:
+    for done, number in enumerate(numbers):
+        if progress is not None:
+            progress(done, len(numbers))
         try:
             bucket = store.open(number)
             read.append((bucket, read_state(bucket)))

@@ -73,6 +73,7 @@ class Tree:
         prepare: Callable[[Group], None] | None = None,
         audit: Audit = audit.OFF,
         quotas: Quotas | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.store, self.clock, self.audit, self.quotas = store, clock, audit, quotas
         self.faults = Faults(clock)
@@ -90,14 +91,14 @@ class Tree:
         self.open_files = OpenFiles(meters)
         self.waits = UserLimits("reads and writes that wait", "PARKED")  # of a face's clients
         self.memory = UserLimits("bytes in the server's memory", "HELD_BYTES")
-        self._load(owner, umask)
+        self._load(owner, umask, progress)
         if audit.changes:
             audit_calls(self)
 
     # ------------------------------------------------------------ loading
 
-    def _load(self, owner: User, umask: int) -> None:
-        states = read_states(self.store, self.unserved)
+    def _load(self, owner: User, umask: int, progress: Callable[[int, int], None] | None) -> None:
+        states = read_states(self.store, self.unserved, progress)
         self.clock.resume([(s.anchors[-1][1], bucket.end.last_ns) for bucket, s in states if s.anchors])
         for bucket, state in states:
             self._build(bucket, state)
