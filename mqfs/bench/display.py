@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
 import mqfs
-from mqfs.bench.measure import Progress, Results, latencies, measure
+from mqfs.bench.measure import Results, latencies, measure
 from mqfs.bench.plan import Plan, describe
+from mqfs.server.progress import Progress
 
 FAILED = 1
 _TITLES = {"publish": "publish", "delivery": "publish → receive", "round trip": "round trip, no other load"}
@@ -26,8 +22,11 @@ def run(plan: Plan) -> int:
     """Measure, write the output; the exit code."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # as Ctrl-C: the store and the server are removed
-    with _progress() as progress:
-        results = measure(plan, progress)
+    with Progress() as progress:
+        progress("starting")
+        results = measure(
+            plan, lambda published, received: progress(f"published {published:,}   received {received:,}")
+        )
     if plan.json is not None:
         _write_json(plan.json, results)
     if plan.json != "-":
@@ -51,25 +50,7 @@ def failed_checks(results: Results) -> str:
         (results.damaged, "damaged"),
         (results.unacknowledged, "not acknowledged"),
     )
-    return "not every message came as it should: " + ", ".join(f"{count:,} {what}" for count, what in checks if count)
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """A line that is updated, where standard error is a terminal."""
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        yield lambda published, received: None
-        return
-    begun = time.monotonic()
-    with Live(Text("starting"), console=console, refresh_per_second=5, transient=True) as live:
-
-        def progress(published: int, received: int) -> None:
-            seconds = time.monotonic() - begun
-            text = f"{seconds:5.1f} s   published {published:,}   received {received:,}   Ctrl-C ends it"
-            live.update(Text(text))
-
-        yield progress
+    return "check failed: " + ", ".join(f"{count:,} {what}" for count, what in checks if count)
 
 
 def _write_json(path: str, results: Results) -> None:

@@ -1,4 +1,4 @@
-"""The command `mqfs`: options, exit codes (0, 1 failed, 2 usage), one line on standard error for every failure.
+"""The command `mqfs`: options, exit codes (0, 1 failed, 2 usage, 130 interrupted), one line for each failure.
 
 Only the command line is here; the commands are in server/app.py, store/check.py, bench/.
 """
@@ -20,7 +20,7 @@ from mqfs.cli.token import token
 from mqfs.errors import BadConfig, MqfsError
 from mqfs.server.options import command_line, join, read_file
 
-FAILED, USAGE = 1, 2
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -54,18 +54,27 @@ def serve(file: str | None, **arguments: Any) -> int:
 @click.option("--fix", is_flag=True, help="Repair the store; corrupt data is moved to quarantine.")
 def check(store: str, fix: bool) -> int:
     """Verify every record of a store that no server has open; print one line a problem."""
+    from mqfs.server.progress import Progress  # here, so that the other commands need none of it
     from mqfs.store import check as checks
 
-    count = checks.check(store, fix=fix, report=click.echo)
+    def report(line: str) -> None:
+        with progress.away():
+            click.echo(line)
+
+    try:
+        with Progress() as progress:
+            count = checks.check(store, fix=fix, report=report, progress=progress)
+            left = checks.check(store, report=lambda line: None, progress=progress) if fix and count else count
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    problems = f"{count} problem{'s' if count > 1 else ''}"
     if not count:
         click.echo(f"{store}: sound")
-        return 0
-    problems = f"{count} problem{'s' if count > 1 else ''}"
-    if fix and not checks.check(store, report=lambda line: None):
+    elif not left:
         click.echo(f"{store}: {problems}, repaired; corrupt data is in {store}/quarantine")
-        return 0
-    click.echo(f"{store}: {problems}" + (", not all repaired" if fix else " (repair: --fix)"))
-    return FAILED
+    else:
+        click.echo(f"{store}: {problems}" + (", not all repaired" if fix else " (repair: --fix)"))
+    return FAILED if left else 0
 
 
 @command.command()
@@ -118,7 +127,7 @@ def main() -> NoReturn:
     except click.ClickException as error:
         fail(usage_error(error), error.exit_code)
     except click.Abort:
-        sys.exit(FAILED)
+        sys.exit(INTERRUPTED)
     except BadConfig as error:
         fail(str(error), USAGE)
     except (MqfsError, OSError) as error:

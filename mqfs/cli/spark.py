@@ -19,7 +19,7 @@ import click
 
 from mqfs.errors import BadConfig
 
-FAILED = 1
+FAILED, INTERRUPTED = 1, 130
 _UNIX_TIME = re.compile(r"@[0-9]+(\.[0-9]{1,9})?|(?![0-9]{8}$)[0-9]+(\.[0-9]{1,9})?")  # 8 digits are a date
 _END_S = 253_402_300_800  # the year 10,000: ISO 8601 has no more
 F = TypeVar("F", bound=Callable[..., Any])
@@ -103,33 +103,29 @@ def _run(
     options: dict[str, Any], name: str, request: Any, act: Callable[[Any, Any], dict[str, Any]], summary: Any
 ) -> int:
     """Check the request, run `act` in a session, print its result by `summary` or as JSON; the exit code."""
-    from pyspark_mqfs.commands import session, sources
+    from mqfs.server.progress import Progress
+    from pyspark_mqfs.commands import session
 
     _check(request.check)
     as_json = options.pop("as_json")
-    progress = sources.no_progress if as_json else sources.terminal_progress
     try:
-        progress("starting Spark")
-        with session.session(options.pop("master"), options.pop("conf"), f"mqfs spark {name}") as spark:
-            result = act(spark, progress)
-        sources.clear_progress(progress)
+        with Progress() as progress:
+            progress("starting Spark")
+            with session.session(options.pop("master"), options.pop("conf"), f"mqfs spark {name}") as spark:
+                result = act(spark, progress)
     except KeyboardInterrupt:
-        sources.clear_progress(progress)
-        return 130
+        return INTERRUPTED
     except (BadConfig, click.ClickException):
         raise
     except session.CommandError as error:
-        return _fail(str(error), progress)
+        return _fail(str(error))
     except Exception as error:  # Spark wraps an error of the data source in many lines
-        return _fail(session.explain(error), progress)
+        return _fail(session.explain(error))
     click.echo(json.dumps(result, default=str) if as_json else summary(result))
     return FAILED if result.get("sound") is False else 0
 
 
-def _fail(text: str, progress: Any) -> int:
-    from pyspark_mqfs.commands import sources
-
-    sources.clear_progress(progress)
+def _fail(text: str) -> int:
     print("mqfs: " + " ".join(text.split()), file=sys.stderr)
     return FAILED
 

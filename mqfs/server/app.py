@@ -14,7 +14,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import trio
 
@@ -35,6 +35,7 @@ from mqfs.ring.server import attach_socket
 from mqfs.ring.server.registry import RingRegistry
 from mqfs.server import logs, tracing, web
 from mqfs.server.options import Options, name_space, service_address
+from mqfs.server.progress import Progress
 from mqfs.server.web import Served
 from mqfs.serving import memory
 from mqfs.serving.accept import Listener, listen
@@ -157,6 +158,10 @@ async def no_signals() -> AsyncIterator[int]:
     yield 0
 
 
+class StoppedEarly(Exception):
+    """A signal came while the groups were recovered. The text says how many were."""
+
+
 class Server:
     """One run of the server."""
 
@@ -178,6 +183,7 @@ class Server:
         self.http_listeners: dict[Listener, Served] = {}
         self.addresses: list[str] = []  # with the ports that were chosen
         self.refused: MqfsError | OSError | None = None  # why it could not start
+        self.early: list[int] = []  # signals to stop, from before it served
         self.crashed = False
 
     async def run(self) -> int:
@@ -190,6 +196,8 @@ class Server:
                 store = self.open_store()
                 try:
                     await self.serve(store, listeners, signals)
+                except StoppedEarly as early:
+                    log.info("%s: start ended: %s", signal.Signals(self.early[0]).name, early)
                 finally:
                     store.close()
             finally:
@@ -259,16 +267,7 @@ class Server:
         rings = RingRegistry(store, trio.lowlevel.current_trio_token().run_sync_soon)
         if line := tracing.printer("ring", self.traced):
             tracing.trace_calls(rings, ("attach", "resume", "close"), line)
-        tree = Tree(
-            store,
-            SystemClock(),
-            owner=user,
-            umask=identity.file_mask(),
-            defaults=self.options.default,
-            prepare=rings.resume,
-            audit=self.audit,
-            quotas=parse_quotas(self.options.limit),
-        )
+        tree = self.load(store, user, rings)
         if line := tracing.printer("engine", self.traced):
             tracing.trace_tree(tree, line)
         if self.owns_process:
@@ -295,6 +294,43 @@ class Server:
             for end in reversed(ends):
                 await end()
             nursery.cancel_scope.cancel()
+
+    def load(self, store: Store, user: User, rings: RingRegistry) -> Tree:
+        """The tree of the store, which takes as long as there are groups. Raises StoppedEarly where a signal comes."""
+        with Progress() if self.owns_process else contextlib.nullcontext() as line, self.early_signals():
+
+            def progress(done: int, total: int) -> None:
+                text = f"{done:,} of {total:,} groups recovered"
+                if line is not None:
+                    line(text)
+                if self.early:
+                    raise StoppedEarly(text)
+
+            return Tree(
+                store,
+                SystemClock(),
+                owner=user,
+                umask=identity.file_mask(),
+                defaults=self.options.default,
+                prepare=rings.resume,
+                audit=self.audit,
+                quotas=parse_quotas(self.options.limit),
+                progress=progress,
+            )
+
+    @contextlib.contextmanager
+    def early_signals(self) -> Iterator[None]:
+        """Note signals to stop at once: trio hands them on when its loop runs again, which is after the start."""
+        numbers = (signal.SIGTERM, signal.SIGINT) if self.owns_process else ()
+        before = {number: signal.signal(number, lambda number, _: self.early.append(number)) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if self.early:
+            log.info("%s: stopping", signal.Signals(self.early[0]).name)
+            self.stopping.set()
 
     async def start_front_ends(
         self, tree: Tree, listeners: list[Listener], nursery: trio.Nursery, ends: list[End]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from typing import TextIO
 
 from mqfs import limits
 from mqfs.errors import printable
+from mqfs.server.progress import paused
 
 
 class Sparing(logging.Filter):
@@ -41,15 +43,23 @@ class OneLine(logging.Formatter):
         return printable(super().formatMessage(record))
 
 
+class Handler(logging.StreamHandler[TextIO]):
+    """Writes above a line of progress."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with paused():
+            super().emit(record)
+
+
 def set_up() -> None:
     """Log to standard error: standard output may carry 9P."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = Handler(sys.stderr)
     handler.setFormatter(OneLine("mqfs: %(message)s"))
     handler.addFilter(Sparing())
     logging.root.handlers[:] = [handler]
     logging.root.setLevel(logging.INFO)
     logging.captureWarnings(True)
-    whole = logging.StreamHandler(sys.stderr)  # of audit lines none is left out
+    whole = Handler(sys.stderr)  # of audit lines none is left out
     whole.setFormatter(handler.formatter)
     audit = logging.getLogger("mqfs.audit")
     audit.handlers[:], audit.propagate = [whole], False

@@ -34,11 +34,16 @@ from mqfs.store.sequences import reserve_body, reserved_by
 from mqfs.store.store import FOLDERS, DiskStore, group_folders, label, read_label, take_lock
 
 Report = Callable[[str], None]
+Progress = Callable[[str], None]  # how far it is
 _PIECE = 1 << 20  # of a log, read for its first records
 _NAMED = 10  # damaged records
 
 
-def check(path: str, fix: bool = False, report: Report = print) -> int:
+def no_progress(text: str) -> None:
+    """Nobody looks."""
+
+
+def check(path: str, fix: bool = False, report: Report = print, progress: Progress = no_progress) -> int:
     """Report each fault in one line; returns their number. Raises BadStore where it is no store or in use.
 
     Lines that begin with "note: " are no damage: an unclean stop left it, and the next start repairs it.
@@ -51,25 +56,30 @@ def check(path: str, fix: bool = False, report: Report = print) -> int:
         read_label(disk, path)  # raises BadStore
     lock = take_lock(disk, path, write=fix)
     try:
-        checker = Checker(disk, path, fix, report)
+        checker = Checker(disk, path, fix, report, progress)
         checker.label()
         checker.names()
-        for number, folder in sorted(group_folders(disk, path)) if disk.is_folder(f"{path}/buckets") else ():
+        groups = sorted(group_folders(disk, path)) if disk.is_folder(f"{path}/buckets") else []
+        for done, (number, folder) in enumerate(groups):
+            checker.place = f"{done:,} of {len(groups):,} groups checked"
+            progress(checker.place)
             checker.group(number, folder)
     finally:
         disk.close(lock)
     if fix:
-        _start_once(path, report)
+        _start_once(path, report, progress)
     return checker.problems
 
 
-def _start_once(path: str, report: Report) -> None:
+def _start_once(path: str, report: Report, progress: Progress) -> None:
     """A start and a clean stop: cuts torn tails and writes the indexes."""
     store = DiskStore(path)
     try:
-        if max(store.groups(), default=0) >= read_label(store.disk, path)[1]:
+        groups = store.groups()
+        if max(groups, default=0) >= read_label(store.disk, path)[1]:
             store.number()  # writes a label that is above all groups
-        for number in store.groups():
+        for done, number in enumerate(groups):
+            progress(f"{done:,} of {len(groups):,} groups checked and opened")
             try:
                 store.open(number).upkeep.rebuild()
             except errors.MqfsError as error:
@@ -79,8 +89,9 @@ def _start_once(path: str, report: Report) -> None:
 
 
 class Checker:
-    def __init__(self, disk: Disk, path: str, fix: bool, report: Report) -> None:
-        self.disk, self.path, self.fix, self.report = disk, path, fix, report
+    def __init__(self, disk: Disk, path: str, fix: bool, report: Report, progress: Progress) -> None:
+        self.disk, self.path, self.fix, self.report, self.progress = disk, path, fix, report, progress
+        self.place = ""  # how far it is
         self.problems = 0
         self.reserved = 0
 
@@ -214,7 +225,9 @@ class Checker:
         history = History(self._newest_first(folder, names))
         whole, state = self._state(number, folder, names, history)
         newest: Log | None = None
-        for name, following in zip(names, [*names[1:], ""], strict=True):
+        for done, (name, following) in enumerate(zip(names, [*names[1:], ""], strict=True)):
+            if done:
+                self.progress(f"{self.place}, {done:,} of {len(names):,} segments of the next")
             log = newest = Log(self.disk, folder, name, names)
             before = self.problems
             self._records(number, log)

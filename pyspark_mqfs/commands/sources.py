@@ -5,7 +5,6 @@ Starts no query.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -94,17 +93,6 @@ def no_progress(text: str) -> None:
     """No-op progress callback."""
 
 
-def terminal_progress(text: str) -> None:
-    """Show progress on a terminal, in a line that is overwritten."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-
-
-def clear_progress(progress: Progress) -> None:
-    """Remove the line of progress."""
-    progress("")
-
-
 def watch(query: StreamingQuery, progress: Progress, verb: str, total: int) -> int:
     """Wait for the end of the query; the number of its rows. `total`: the expected number, 0: unknown."""
     started = time.monotonic()
@@ -126,13 +114,11 @@ __all__ = [
     "ROOT",
     "Progress",
     "Source",
-    "clear_progress",
     "follow",
     "group_of",
     "no_progress",
     "path_of",
     "read",
     "stream_of",
-    "terminal_progress",
     "watch",
 ]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pexpect
 import pytest
 
 from pyspark_mqfs.commands import copy, dead_letters, report, stats
@@ -17,7 +18,8 @@ from pyspark_mqfs.commands.session import CommandError, explain
 from pyspark_mqfs.commands.sources import Source
 from pyspark_mqfs.commands.stats import Stats
 from tests.spark.scene import Scene
-from tests.support.server import mqfs
+from tests.support.eventually import HANG_S
+from tests.support.server import COMMAND, environment, mqfs
 
 
 def test_spark_finds_the_format_by_its_name(tmp_path: Path) -> None:
@@ -145,6 +147,32 @@ def test_a_task_that_fails_is_one_line_too(scene: Scene, tmp_path: Path) -> None
     assert done.returncode == 1
 
 
+def test_a_command_says_how_far_it_is_and_ctrl_c_ends_it(scene: Scene, tmp_path: Path) -> None:
+    scene.group("g")
+    scene.stream("g/a", b"1", b"2", b"3")
+    words = ["spark", "copy", "--follow", "--at", scene.address, "--to", "h/b", "g/a", "--master", "local[1]"]
+    process = pexpect.spawn(
+        COMMAND[0],
+        [*COMMAND[1:], *words],
+        cwd=str(tmp_path),
+        env=environment(TERM="xterm"),
+        encoding="utf-8",
+        timeout=HANG_S,
+        dimensions=(24, 120),
+    )
+    try:
+        process.expect(r" s   starting Spark   Ctrl-C ends it")
+        process.expect(r" s   read: 3 messages, ")
+        process.sendintr()
+        process.expect(r"mqfs: interrupted: read: 3 messages, [^\n]*\r\n")
+        process.expect(pexpect.EOF)
+        process.wait()
+        assert process.exitstatus == 130
+    finally:
+        process.close(force=True)
+    assert bodies(scene, "h/b") == [b"1", b"2", b"3"]
+
+
 def test_one_line_for_what_is_wrong_before_spark_is_started(tmp_path: Path) -> None:
     at = ("--at", "unix!/x")
     no_java, asked = tmp_path / "no java", tmp_path / "asked"
@@ -171,7 +199,7 @@ def test_one_line_for_what_is_wrong_before_spark_is_started(tmp_path: Path) -> N
         (("stats",), "stats: no source or two (expected --archive or --at)"),
         (("stats", "g/a"), "--at: missing (expected"),
         (("stats", "g/a", "--archive", "x", *at), "stats: no source or two (expected --archive or --at)"),
-        (("stats", "g/a", "--report", "absent/r.html", *at), "--report 'absent/r.html': no folder 'absent'"),
+        (("stats", "g/a", "--report", "absent/r.html", *at), "--report 'absent/r.html': no folder there"),
         (("copy", "g/a", *at), "copy: no target (expected --to GROUP/STREAM, or --into GROUP)"),
         (
             ("copy", "g/a", "--to", "g/b", "--target", "nowhere", *at),
