@@ -41,6 +41,43 @@ def test_refused(text: str, why: str) -> None:
         parse_address(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("unix:/run/m.sock", "unix!/run/m.sock"),
+        ("unix:///run/m.sock", "unix!/run/m.sock"),
+        ("unix://m.sock", "unix!m.sock"),
+        ("unix:a!b", "unix!a!b"),
+        ("tcp://host:5640", "tcp!host!5640"),
+        ("tcp://host:5640/", "tcp!host!5640"),
+        ("tcp://host", "tcp!host!564"),
+        ("tls://[::1]:5640", "tls!::1!5640"),
+        ("127.0.0.1:5640", "tcp!127.0.0.1!5640"),
+        ("[::1]:5640", "tcp!::1!5640"),
+    ],
+)
+def test_other_forms(text: str, plain: str) -> None:
+    assert str(parse_address(text)) == plain
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("http://host:80", "unknown network"),
+        ("unix:", "no path"),
+        ("tcp://:5640", "host ':5640'"),
+        ("tcp://a/b:1", r"host 'a/b:1' \(expected HOST:PORT"),
+        ("tls://::1:5640", r"host '::1:5640' \(expected HOST:PORT, or \[IPV6\]:PORT\)"),
+        ("host:http", "'http' is not a port"),
+        ("host:65536", "'65536' is not a port"),
+        ("host", "unknown network"),
+    ],
+)
+def test_other_forms_refused(text: str, why: str) -> None:
+    with pytest.raises(BadAddress, match=why):
+        parse_address(text)
+
+
 def test_loopback() -> None:
     assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.9.9.9", "::1")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.1.1", "example.org", "")))
