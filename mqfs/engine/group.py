@@ -141,6 +141,11 @@ class Group:
         settings = self.settings
         self.log.must_retain = settings.replay != "off" or settings.deliver == "one" or bool(self.consumers)
 
+    def is_retaining(self, stream: Stream) -> bool:
+        """Whether a message that is written to the stream now is there for anyone: a later reader, or a present one."""
+        present = self.fanout.has_live_readers([stream]) or self._ring_low_watermark(stream) != NEVER
+        return self.log.must_retain or present
+
     # ------------------------------------------------------------ changes
 
     def _changed(self, changes: Sequence[Change]) -> None:

@@ -43,6 +43,7 @@ class PutHandle(CommandFile):
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         self.require(reading=False)
+        self.text = None
         try:
             put, body = parse(data)
             stream = self.group.streams.get(put.stream)
@@ -65,6 +66,9 @@ class PutHandle(CommandFile):
         return clock.engine_ns() + wait if wait else 0
 
     def _texts(self, put: PutRequest) -> dict[str, str]:
+        """The headers. Of a message without options they are those of a plain write."""
+        if put.is_plain and not self.group.settings.sender:
+            return {}
         texts = {headers.SENDER: str(self.user.uid)}
         if put.priority != headers.NORMAL:
             texts[headers.PRIORITY] = str(put.priority)
@@ -76,13 +80,14 @@ class PutHandle(CommandFile):
             texts[headers.SINGLE] = "true"
         return {**texts, **put.headers}
 
-    def _answer(self, stream: Stream, put: PutRequest, due_ns: int, sequence: int) -> None:
-        """The next read tells what is kept."""
+    def _answer(self, stream: Stream, put: PutRequest, due_ns: int, sequence: int, duplicate: bool) -> None:
+        """The next read tells what is kept. The message is not delivered yet."""
         self.text = f"{sequence}\n".encode()
         if put.kept:
             time_ns = self._time_ns(stream, due_ns, sequence)
             ttl = put.ttl or self.group.settings.ttl
-            self.text = f"{sequence} {time_ns} {time_ns + ttl if ttl else 0}\n".encode()
+            retained = bool(due_ns) or put.single or self.group.is_retaining(stream)
+            self.text = f"{sequence} {time_ns} {time_ns + ttl if ttl else 0} {duplicate:d} {retained:d}\n".encode()
 
     def _time_ns(self, stream: Stream, due_ns: int, sequence: int) -> int:
         """When the message was written, or is due; of an id that was known, 0 where its message is gone."""
@@ -95,7 +100,8 @@ class PutHandle(CommandFile):
         return found.time_ns if found is not None and found.sequence == sequence else 0
 
     def _post(self, stream: Stream, put: PutRequest, body: bytes, total: int) -> Step[int]:
-        head = headers.encode(self._texts(put))
+        texts = self._texts(put)
+        head = headers.encode(texts) if texts else b""
         answer = partial(self._answer, stream, put, 0)
         return self.group.publisher.write(
             stream, WriteRequest(Kind.MESSAGE, (body,), total, None, head, self._id(put), answer)
@@ -109,10 +115,11 @@ class PutHandle(CommandFile):
         group.log.require_writable()
         put_id = self._id(put)
         known = group.ids.find_duplicate(put_id) if put_id else 0
+        sequence = known
         if not known:
             changes = [group.ids.note(put_id, group.log.end.next)] if put_id else []
-            known = group.held.put(stream, body, self._texts(put), due_ns, changes)
-        self._answer(stream, put, due_ns, known)
+            sequence = group.held.put(stream, body, self._texts(put), due_ns, changes)
+        self._answer(stream, put, due_ns, sequence, bool(known))
         return group.log.after_metadata_sync(total)
 
 

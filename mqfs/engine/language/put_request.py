@@ -29,8 +29,13 @@ class PutRequest:
     priority: int = headers.NORMAL
     id: str = ""
     single: bool = False
-    kept: bool = False  # the answer has its time and its end, too
+    kept: bool = False  # the answer is a receipt
     headers: dict[str, str] = attrs.Factory(dict)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it asks for a receipt, and for nothing that a plain write has not."""
+        return self.kept and self == PutRequest(self.stream, kept=True)
 
 
 def parse(data: bytes) -> tuple[PutRequest, bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import attrs
 
@@ -35,6 +35,9 @@ class Admission(enum.Enum):
 STOPPING = ("reject", "block")  # policies that keep a write from being appended
 
 
+OnSequence: TypeAlias = Callable[[int, bool], None]  # of the first message, and whether its id was known
+
+
 @attrs.define
 class WriteRequest:
     """Messages to append to a stream as one batch: of one write(2), `.put`, or the engine itself."""
@@ -45,7 +48,7 @@ class WriteRequest:
     undo: Callable[[], None] | None = None  # called where it is cancelled before it was appended
     headers: bytes = b""
     id: PutId | None = None  # of a `.put`
-    on_sequence: Callable[[int], None] | None = None  # gets the sequence of the first message
+    on_sequence: OnSequence | None = None
     unit: AtomicBatch | None = None  # for this and perhaps other streams
 
     @property

@@ -9,7 +9,7 @@ from mqfs import errors
 from mqfs.engine.core.log import AckSteps
 from mqfs.engine.language.settings import NO_DEPTH
 from mqfs.engine.publishing import admission
-from mqfs.engine.publishing.admission import Admission, WriteRequest
+from mqfs.engine.publishing.admission import Admission, OnSequence, WriteRequest
 from mqfs.engine.publishing.kept_quotas import stored
 from mqfs.model import Draft, Kind, Record, Step, Wait
 from mqfs.state.group import Change
@@ -113,25 +113,28 @@ class Publisher:
             return request.unit.append()
         if request.id is not None and (known := self.ids.find_duplicate(request.id)):
             if request.on_sequence is not None:
-                request.on_sequence(known)
+                request.on_sequence(known, True)
             return self.log.after_data_sync(request.total)
         if len(request.bodies) > 1 or request.headers:
             self._append_batch(stream, request)
         else:
-            self._append_one(stream, request.kind, request.bodies[0])
+            self._append_one(stream, request.kind, request.bodies[0], request.on_sequence)
         settings = self.log.settings
         if settings.depth.messages and settings.full == "drop-old" and stream.kept.count > settings.depth.messages:
             self.retention.bound_depth(stream)
         return self.log.after_data_sync(request.total)
 
-    def _append_one(self, stream: Stream, kind: int, body: bytes) -> None:
+    def _append_one(self, stream: Stream, kind: int, body: bytes, on_sequence: OnSequence | None = None) -> None:
         host, log, time_ns = self._host, self.log, self.log.times.next_ns()
-        if not (log.must_retain or host.ring is not None or host.past_rings) and self.fanout.all_wait(stream):
+        stored = log.must_retain or on_sequence is not None or host.ring is not None or host.past_rings
+        if not stored and self.fanout.all_wait(stream):
             sequence = log.skip()
             stream.kept.trimmed_count += 1  # had by its readers, as what they count
         else:
             sequence = log.append(kind, stream.number, body, time_ns)
             stream.kept.appended(sequence, kind, len(body))
+        if on_sequence is not None:
+            on_sequence(sequence, False)
         self.deliver(stream, Record(sequence, time_ns, stream.number, kind, 0, b"", body))
 
     def _append_batch(self, stream: Stream, request: WriteRequest) -> None:
@@ -140,7 +143,7 @@ class Publisher:
         drafts = [Draft(request.kind, stream.number, body, request.headers) for body in request.bodies]
         first = self.append(stream, drafts, request.size, changes)
         if request.on_sequence is not None:
-            request.on_sequence(first)
+            request.on_sequence(first, False)
         self.deliver_all(stream, first, drafts)
 
     def append(

@@ -90,8 +90,9 @@ class AttachConnection:
         if wanted[0] == "stream":
             if not isinstance(value, str):
                 raise BadRequest('"stream" must be a string')
-            number = self.attachment.number(value)
-            return {"stream": value, "view": True} if number is None else {"stream": value, "number": number}
+            if (number := self.attachment.number(value)) is None:
+                return {"stream": value, "view": True}
+            return {"stream": value, "number": number, "retained": self.attachment.is_retaining(number)}
         if type(value) is not int or not 0 < value < 1 << 32:
             raise BadRequest('"number" must be an integer from 1 to 4294967295')
         return {"number": value, "stream": self.attachment.name(value)}

@@ -530,6 +530,10 @@ class Attachment:
             return None
         raise errors.NotFound(name)
 
+    def is_retaining(self, number: int) -> bool:
+        """Whether a message of that stream would be there for any reader now."""
+        return self.group.is_retaining(self.group.numbers[number])
+
     def name(self, number: int) -> str:
         """The name of a stream, also when the ring was retired. Raises NotFound, DiskFailed."""
         self._require()
