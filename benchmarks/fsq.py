@@ -49,7 +49,7 @@ def fill(r: Rig, count: int) -> None:
 
 
 def imported(r: Rig) -> int:
-    return int(r.group.stats()["written"])
+    return int(r.group.stats().written)
 
 
 def into_the_group(count: int) -> tuple[float, float, float]:

@@ -23,7 +23,7 @@ def main() -> None:
                     print(f"now: {claim.body.decode()}")
             except TimeoutError:
                 print("nothing to do")
-        print(f"left: {notes.stats()['consumers']['me']['waiting']}")
+        print(f"left: {notes.stats().consumers['me'].waiting}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""Message queues as files: directories are groups, files are streams, plain read and write is the API."""
+"""Message queues as files: directories are groups, files are streams, plain read and write is the API.
+
+The library and the classes of its errors are attributes of this module. Each is loaded when it is first asked for, so
+that `import mqfs` alone costs nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,21 @@ if TYPE_CHECKING:
     from mqfs import errors
     from mqfs.client import (
         LATER,
+        BodyWriter,
         Claim,
         Claims,
         Client,
+        Consumer,
+        ConsumerInfo,
         Group,
-        Kept,
         Message,
         Outgoing,
+        Queue,
+        Receipt,
         Registration,
+        Settings,
+        Stats,
+        StreamStats,
         Subscription,
         Worker,
         aio,
@@ -27,31 +38,63 @@ if TYPE_CHECKING:
         open,
         unescape,
     )
+    from mqfs.errors import (
+        Again,
+        BadAddress,
+        BadCommand,
+        BadConfig,
+        BadFid,
+        BadFrame,
+        BadName,
+        BadRequest,
+        BadRing,
+        BadStore,
+        BadTokens,
+        Busy,
+        Damaged,
+        Denied,
+        Disconnected,
+        DiskFailed,
+        DiskFull,
+        Exists,
+        FellBehind,
+        Interrupted,
+        IsDirectory,
+        MountError,
+        MqfsError,
+        NoAttribute,
+        NoAuthentication,
+        NotDirectory,
+        NotEmpty,
+        NotFound,
+        NotPermitted,
+        OverLimit,
+        OverQuota,
+        ReadOnly,
+        RemoteError,
+        Stale,
+        StreamFull,
+        TooLong,
+        Unsupported,
+    )
     from mqfs.server.inside import serve
 
 __all__ = [
-    "LATER",
-    "Claim",
-    "Claims",
-    "Client",
-    "Group",
-    "Kept",
-    "Message",
-    "Outgoing",
-    "Registration",
-    "Subscription",
-    "Worker",
-    "aio",
-    "connect",
-    "errors",
-    "escape",
-    "open",
-    "serve",
-    "unescape",
-]
-
-
-_MODULES = {"aio": "mqfs.client.aio", "errors": "mqfs.errors"}
+    "LATER", "BodyWriter", "Claim", "Claims", "Client", "Consumer", "ConsumerInfo", "Group", "Message", "Outgoing",
+    "Queue", "Receipt", "Registration", "Settings", "Stats", "StreamStats", "Subscription", "Worker", "connect",
+    "escape", "open", "unescape",
+]  # fmt: skip
+_PLACES = dict.fromkeys(__all__, "mqfs.client")
+__all__ += [
+    "Again", "BadAddress", "BadCommand", "BadConfig", "BadFid", "BadFrame", "BadName", "BadRequest", "BadRing",
+    "BadStore", "BadTokens", "Busy", "Damaged", "Denied", "Disconnected", "DiskFailed", "DiskFull", "Exists",
+    "FellBehind", "Interrupted", "IsDirectory", "MountError", "MqfsError", "NoAttribute", "NoAuthentication",
+    "NotDirectory", "NotEmpty", "NotFound", "NotPermitted", "OverLimit", "OverQuota", "ReadOnly", "RemoteError",
+    "Stale", "StreamFull", "TooLong", "Unsupported",
+]  # fmt: skip
+_PLACES |= dict.fromkeys(__all__[len(_PLACES) :], "mqfs.errors") | {"serve": "mqfs.server.inside"}
+__all__ += ["aio", "errors", "serve"]
+_MODULES = {"aio": "mqfs.client.aio", "errors": "mqfs.errors", "testing": "mqfs.testing"}
 
 
 def __dir__() -> list[str]:
@@ -59,15 +102,9 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """The library, loaded when it is first asked for: `import mqfs` alone costs nothing."""
-    if name not in __all__:
-        raise AttributeError(f"module 'mqfs' has no attribute {name!r}")
+    """Load a name when it is first asked for."""
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
-    if name == "serve":
-        from mqfs.server import inside  # which the rest does without
-
-        return inside.serve
-    from mqfs import client
-
-    return getattr(client, name)
+    if name not in _PLACES:
+        raise AttributeError(f"module 'mqfs' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)

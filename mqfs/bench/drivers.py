@@ -97,7 +97,7 @@ class Library:
         return ((claim.body, claim.ack) for claim in claims)
 
     def count_acknowledged(self, group: str) -> int:
-        return int(self._client.group(group).stats()["consumers"][CONSUMER]["acknowledged"])
+        return self._client.group(group).stats().consumers[CONSUMER].acknowledged
 
     def close(self) -> None:
         self._client.close()

@@ -176,7 +176,7 @@ class SinglesExporter:
     def _drain(self, stream: str) -> bool:
         """Export what waits in a stream, at most SINGLES; whether there was anything."""
         try:
-            with self._link.repeat(lambda: self._link.group.take(stream, reconnect=False)) as handle:
+            with self._link.repeat(lambda: self._link.group.take(stream, create=False, reconnect=False)) as handle:
                 return self._export(handle)
         except (NotFound, EOFError, Disconnected, Stale):
             return False

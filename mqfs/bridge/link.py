@@ -5,6 +5,7 @@ Raises Interrupted where the bridge stops meanwhile.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -62,10 +63,11 @@ class GroupLink:
             raise
 
     def stats(self) -> dict[str, Any]:
-        return self.repeat(self.group.stats)
+        return cast(dict[str, Any], json.loads("\n".join(self.lines(".stats"))))
 
     def settings(self) -> dict[str, str]:
-        return self.repeat(self.group.settings)
+        """The lines of ctl by their first word, of settings the values."""
+        return {row[0]: row[2] for row in (line.partition(" ") for line in self.lines("ctl"))}
 
     def words(self) -> Words:
         """The words of the group's patterns."""

@@ -4,21 +4,32 @@ from mqfs.client.callbacks import LATER, Registration, Worker
 from mqfs.client.client import Client, connect, open
 from mqfs.client.delivery import Claim, Claims
 from mqfs.client.group import Group
-from mqfs.client.message import Kept, Message
+from mqfs.client.info import Consumer, ConsumerInfo, Settings, Singles, Stats, StreamStats
+from mqfs.client.large import BodyWriter
+from mqfs.client.message import Message, Receipt
 from mqfs.client.outgoing import Outgoing
+from mqfs.client.queue import Queue
 from mqfs.client.types import Subscription
 from mqfs.syntax.escape import escape, unescape
 
 __all__ = [
     "LATER",
+    "BodyWriter",
     "Claim",
     "Claims",
     "Client",
+    "Consumer",
+    "ConsumerInfo",
     "Group",
-    "Kept",
     "Message",
     "Outgoing",
+    "Queue",
+    "Receipt",
     "Registration",
+    "Settings",
+    "Singles",
+    "Stats",
+    "StreamStats",
     "Subscription",
     "Worker",
     "connect",

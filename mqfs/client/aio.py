@@ -27,9 +27,10 @@ import anyio.lowlevel
 import attrs
 
 from mqfs.client import client as sync
-from mqfs.client.callbacks import Handler, Registration, Worker
+from mqfs.client.callbacks import Handler, OnError, Registration, Worker
 from mqfs.client.delivery import Claim, Claims, OfMessage
 from mqfs.client.group import Group
+from mqfs.client.info import Consumer, Settings
 from mqfs.client.large import BodyWriter
 from mqfs.client.message import Message
 from mqfs.client.types import Body, Patterns, Subscription
@@ -265,6 +266,11 @@ class AsyncClaims:
         """See `Claims.interrupt`."""
         await self._waiting.interrupt()
 
+    @property
+    def name(self) -> str:
+        """See `Claims.name`."""
+        return self.sync.name
+
     finish = lifted(Claims.finish)
     close = lifted(Claims.close)
 
@@ -416,6 +422,7 @@ class AsyncGroup:
     create = lifted(Group.create)
     remove = lifted(Group.remove)
     remove_consumer = lifted(Group.remove_consumer)
+    get = lifted(Group.get)
     close = lifted(Group.close)
     subscribe = opened(Group.subscribe)
     history = opened(Group.history)
@@ -424,6 +431,20 @@ class AsyncGroup:
     writer = writing(Group.writer)
     on = registering(Group.on)
     once = registering(Group.once)
+
+    def consumer(self, name: str) -> AsyncConsumer:
+        """Look at a consumer, and move it.
+
+        Args:
+            name: Its name. It need not be there yet.
+
+        Returns:
+            The consumer.
+
+        Raises:
+            BadName: The name is not one of a consumer.
+        """
+        return AsyncConsumer(self.sync.consumer(name))
 
     async def unsubscribe(self, pattern: Patterns | None = None, handler: AsyncHandler | None = None) -> int:
         """See `Group.unsubscribe`."""
@@ -438,6 +459,7 @@ class AsyncGroup:
         concurrency: int = 1,
         over: str = "",
         renew: bool = False,
+        on_error: Callable[[Exception, Message | None], object] | None = None,
     ) -> AsyncWorker:
         """See `Group.work`. The end of the client stops the worker; a cancelled handler releases its
         claim."""
@@ -446,10 +468,22 @@ class AsyncGroup:
             if not self._loop.call(handler, AsyncClaim(claim)):
                 release(claim)
 
-        call = partial(self.sync.work, consumer, run, concurrency=concurrency, over=over, renew=renew)
-        worker = await in_thread(call)
+        report = None if on_error is None else cast("OnError", InLoop(self._loop, on_error))
+        options = {"concurrency": concurrency, "over": over, "renew": renew}
+        worker = await in_thread(partial(self.sync.work, consumer, run, on_error=report, **options))  # type: ignore[arg-type]
         self._workers.add(worker)
         return AsyncWorker(worker)
+
+
+class AsyncConsumer:
+    """See `Consumer`."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.sync, self.name = consumer, consumer.name
+
+    info = lifted(Consumer.info)
+    lag = lifted(Consumer.lag)
+    seek = lifted(Consumer.seek)
 
 
 class AsyncClient:
@@ -460,11 +494,32 @@ class AsyncClient:
         self._workers: WeakSet[Worker] = WeakSet()
 
     async def group(
-        self, path: str = "", *, create: bool = False, ctl: Sequence[str] = (), escape: bool = False
+        self,
+        path: str = "",
+        *,
+        create: bool = False,
+        settings: Settings | None = None,
+        ctl: Sequence[str] = (),
+        escape: bool = False,
     ) -> AsyncGroup:
-        """See `Client.group`."""
-        group = await in_thread(partial(self.sync.group, path, create=create, ctl=ctl, escape=escape))
-        return AsyncGroup(group, self._loop, self._workers)
+        """Open a group: see `Client.group`.
+
+        Args:
+            path: Its path from the root. Empty: the root.
+            create: Whether it, and those above it, are made where they are missing.
+            settings: Settings to change. None: none.
+            ctl: More lines to write to its ctl.
+            escape: Whether any text is the name of a stream.
+
+        Returns:
+            The group.
+
+        Raises:
+            NotFound: It is missing.
+            BadCommand: A setting is invalid.
+        """
+        make = partial(self.sync.group, path, create=create, settings=settings, ctl=ctl, escape=escape)
+        return AsyncGroup(await in_thread(make), self._loop, self._workers)
 
     remove_group = lifted(sync.Client.remove_group)
 
@@ -502,6 +557,6 @@ open = opening(sync.open)
 
 
 __all__ = [
-    "AsyncClaim", "AsyncClaims", "AsyncClient", "AsyncGroup", "AsyncRegistration", "AsyncSubscription", "AsyncWorker",
-    "AsyncWriter", "connect", "open",
+    "AsyncClaim", "AsyncClaims", "AsyncClient", "AsyncConsumer", "AsyncGroup", "AsyncRegistration",
+    "AsyncSubscription", "AsyncWorker", "AsyncWriter", "connect", "open",
 ]  # fmt: skip

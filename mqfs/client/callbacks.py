@@ -41,9 +41,9 @@ LATER = Later.LATER
 HandlerFilter: TypeAlias = Callable[[Message, set[Handler]], Iterable[Handler] | Literal[Later.LATER] | None]
 
 
-def log_error(error: Exception, message: Message | None) -> None:
-    """The `on_error` of registrations without one."""
-    at = f"message {message.sequence} of {message.stream}" if message is not None else "a subscription"
+def log_error(error: Exception, message: Message | None, source: str = "subscription") -> None:
+    """The `on_error` of registrations and workers without one."""
+    at = f"message {message.sequence} of {message.stream}" if message is not None else source
     log.error("%s: %s", at, error, exc_info=error if message is not None else None)
 
 
@@ -94,21 +94,39 @@ class Shared:
 
 
 class Registration:
-    """A handler and its patterns. `unsubscribe` ends it; with `once` the first message does."""
+    """A handler and its patterns, from `Group.on`. `unsubscribe` ends it; with `once` the first message does.
+
+    Attributes:
+        handler: The function that is called.
+        patterns: Its streams, views and patterns; none: everything.
+    """
 
     def __init__(self, listener: Listener) -> None:
         self._listener, self.handler, self.patterns = listener, listener.handler, listener.patterns
 
+    def __repr__(self) -> str:
+        state = "active" if self.active else "ended"
+        return f"<mqfs registration of {self._listener.shown!r} for {' '.join(self.patterns) or '#'!r}, {state}>"
+
     @property
     def active(self) -> bool:
+        """Whether calls may follow or are under way."""
         return self._listener.active
 
     def unsubscribe(self, wait: bool = True) -> None:
-        """Start no more calls; `wait`: until those under way return, unless this is called by one of them."""
+        """Start no more calls.
+
+        Args:
+            wait: Whether to wait until the calls under way return, unless this is called by one of them.
+        """
         self._listener.unsubscribe(wait)
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end: by `once`, `unsubscribe`, or the removal of its group."""
+        """Wait for its end: by `once`, `unsubscribe`, or the removal of its group.
+
+        Args:
+            timeout: The most seconds to wait. None: without limit.
+        """
         self._listener.join(timeout)
 
 
@@ -311,13 +329,19 @@ class Threads:
 
 
 class Worker:
-    """Threads, one a handle on a consumer, that call `handler` with each claim, from `Group.work` to `stop`."""
+    """Threads, one a handle on a consumer, that call a handler with each claim, from `Group.work` to `stop`."""
 
-    def __init__(self, handles: Sequence[Claims], handler: Callable[[Claim], object]) -> None:
-        self._handles, self._handler = handles, handler
+    def __init__(
+        self, handles: Sequence[Claims], handler: Callable[[Claim], object], on_error: OnError | None = None
+    ) -> None:
+        self._handles, self._handler, self._on_error = handles, handler, on_error
         self._threads = [threading.Thread(target=self._run, args=(claims,), daemon=True) for claims in handles]
         for thread in self._threads:
             thread.start()
+
+    def __repr__(self) -> str:
+        state = "running" if any(thread.is_alive() for thread in self._threads) else "stopped"
+        return f"<mqfs worker of {self._handles[0].name!r}, {len(self._handles)} threads, {state}>"
 
     def _run(self, claims: Claims) -> None:
         inside.set(frozenset((self,)))
@@ -326,14 +350,23 @@ class Worker:
                 for claim in claims:
                     self._handle(claim)
             except MqfsError as error:
-                log.error("worker stopped: %s", error)
+                self._report(error, None)
 
     def _handle(self, claim: Claim) -> None:
         try:
             with claim:
                 self._handler(claim)
         except Exception as error:
-            log.error("message %d of %s: %s", claim.sequence, claim.stream, error, exc_info=error)
+            self._report(error, claim.message)
+
+    def _report(self, error: Exception, message: Message | None) -> None:
+        if self._on_error is None:
+            log_error(error, message, "worker")
+            return
+        try:
+            self._on_error(error, message)
+        except Exception:
+            log.exception("on_error raised")
 
     def stop(self) -> None:
         """Claim no more, and wait for the handlers under way, unless this is called by one of them."""
@@ -343,10 +376,15 @@ class Worker:
             self.join()
 
     def close(self) -> None:
-        """The same as `stop`, by the name that subscriptions and claims have for it."""
+        """Stop it: `stop` by the name that subscriptions and claims have for it."""
         self.stop()
 
     def join(self, timeout: float | None = None) -> None:
+        """Wait for the end of its threads: by `stop`, or the removal of the consumer.
+
+        Args:
+            timeout: The most seconds to wait for each. None: without limit.
+        """
         for thread in self._threads:
             thread.join(timeout)
 

@@ -9,16 +9,17 @@ from contextlib import suppress
 from types import TracebackType
 
 from mqfs.client.group import Group
+from mqfs.client.info import Settings, setting_lines
 from mqfs.client.types import Link
 from mqfs.errors import BadRequest, Denied, Exists, MqfsError, NotFound, Unsupported
-from mqfs.net.address import UnixAddress, parse_address
+from mqfs.net.address import UnixAddress, default_address, parse_address
 from mqfs.syntax.names import check_file_name
 
 TRANSPORTS = ("auto", "ring", "9p")
 
 
 def connect(
-    address: str,
+    address: str | None = None,
     *,
     transport: str = "auto",
     user: str = "",
@@ -27,15 +28,36 @@ def connect(
     reconnect: bool | float = True,
     token: str = "",
 ) -> Client:
-    """Connect to the server at an address, `unix!PATH`, `tcp!HOST!PORT` or `tls!HOST!PORT`.
+    """Connect to a server.
 
-    `transport`: "9p"; "ring": through shared memory of a server on this machine, or raise the reason why not; "auto":
-    through shared memory where possible. `aname`: the group to be the root. `timeout`: of connecting, in seconds.
-    `reconnect`: whether calls reconnect after a loss, and subscriptions and consumers wait for the server (a number: at
-    most that many seconds). `token`: the secret that identifies a client over TCP or TLS. Over TLS,
-    MQFS_CA in the environment is the file of the trusted authorities (else those of the system), MQFS_CERT that of the
-    client's certificate and key. Raises BadAddress, BadConfig; Disconnected where no server answers.
+    Over TLS, MQFS_CA in the environment is the file of the trusted authorities (else those of the system), MQFS_CERT
+    that of the client's certificate and key.
+
+    Args:
+        address: `unix:PATH`, `tcp://HOST:PORT`, `tls://HOST:PORT`, `HOST:PORT`, or as servers print it: `unix!PATH`,
+            `tcp!HOST!PORT`, `tls!HOST!PORT`. None: $MQFS_ADDRESS, else ./mqfs.sock, else mqfs.sock in the user's
+            runtime folder.
+        transport: "9p"; "ring": shared memory of a server on this machine; "auto": shared memory where possible.
+        user: The name of the user. Empty: that of the process, or of the token.
+        aname: The group to be the root. Empty: the root of the tree.
+        timeout: The most seconds to connect. None: without limit.
+        reconnect: Whether calls reconnect after a loss, and subscriptions and consumers wait for the server; a number:
+            at most that many seconds.
+        token: The secret that identifies a client over TCP or TLS. Empty: none.
+
+    Returns:
+        A client.
+
+    Raises:
+        Disconnected: No server answers.
+        BadAddress: The address is invalid.
+        BadConfig: A certificate cannot be read.
+        BadRequest: The transport is unknown, or a token is given with a unix socket.
+        Unsupported: With `transport="ring"`: there are no rings, with the reason.
+        Denied: The user, or the token, is refused.
     """
+    if address is None:
+        address = default_address()
     if token and isinstance(parse_address(address), UnixAddress):  # it would not be sent
         raise BadRequest(f"token with {address}: the socket tells the user (expected tcp!HOST!PORT or tls!HOST!PORT)")
     if transport not in TRANSPORTS:
@@ -57,15 +79,23 @@ def connect(
     return Client(link, reconnect)
 
 
-def open(store: str | os.PathLike[str] | None, *, defaults: Sequence[str] = ()) -> Client:
+def open(store: str | os.PathLike[str] | None, *, defaults: Settings | Sequence[str] = ()) -> Client:
     """Open a store with the engine in this process, which locks it until `close`.
 
-    `store`: made if it is missing; None: in memory. `defaults`: ctl lines of new groups. Raises BadStore where another
-    process has it, with the way to reach that.
+    Args:
+        store: Its folder, made if it is missing. None: in memory.
+        defaults: Settings of new groups, or lines of ctl.
+
+    Returns:
+        A client.
+
+    Raises:
+        BadStore: Another process has it; the text says how to reach that. Or it is damaged.
+        BadCommand: A line is invalid.
     """
     from mqfs.client.transport.embedded import EmbeddedTransport
 
-    lines = require_lines("defaults", defaults)
+    lines = defaults.lines() if isinstance(defaults, Settings) else require_lines("defaults", defaults)
     return Client(EmbeddedTransport(None if store is None else os.fspath(store), lines), False)
 
 
@@ -77,22 +107,46 @@ def require_lines(what: str, lines: Sequence[str]) -> Sequence[str]:
 
 
 class Client:
-    """A tree, from `mqfs.connect` or `mqfs.open`. Thread-safe."""
+    """A tree, from `mqfs.connect` or `mqfs.open`. Thread-safe. A `with` block closes it."""
 
     def __init__(self, link: Link, reconnect: bool | float) -> None:
         self._link, self._reconnect = link, reconnect
         self._groups: dict[tuple[str, bool], Group] = {}  # by path, and whether it escapes names
         self._lock = threading.Lock()
+        self._closed = False
 
     def __repr__(self) -> str:
-        return f"<mqfs client of {self._link.label}>"
+        return f"<mqfs client of {self._link.label}{', closed' if self._closed else ''}>"
 
-    def group(self, path: str = "", *, create: bool = False, ctl: Sequence[str] = (), escape: bool = False) -> Group:
-        """The group at a path from the root. `create`: make it, and those above it, where missing. `ctl`: lines to
-        write to its ctl; where they are refused, nothing is made. `escape`: any text is the name of a stream for its
-        calls, as `mqfs.escape` makes names of them; `Message.topic` is the text. Raises NotFound."""
+    def group(
+        self,
+        path: str = "",
+        *,
+        create: bool = False,
+        settings: Settings | None = None,
+        ctl: Sequence[str] = (),
+        escape: bool = False,
+    ) -> Group:
+        """Open a group.
+
+        Args:
+            path: Its path from the root. Empty: the root.
+            create: Whether it, and those above it, are made where they are missing.
+            settings: Settings to change. Where they are refused, nothing is made. None: none.
+            ctl: More lines to write to its ctl: mqfs(4).
+            escape: Whether any text is the name of a stream for its calls, as `mqfs.escape` makes names of them;
+                `Message.topic` is the text.
+
+        Returns:
+            The group; the same object for the same path.
+
+        Raises:
+            NotFound: It is missing.
+            BadCommand: A setting is invalid.
+            Denied: The user may not make it, or write its ctl.
+        """
         path = "/".join(check_file_name(name) for name in path.split("/") if name)
-        lines, made = require_lines("ctl", ctl), []
+        lines, made = setting_lines(settings, require_lines("ctl", ctl)), []
         if create and path:
             made = make_groups(self._link, path)
         else:
@@ -115,20 +169,37 @@ class Client:
             with suppress(MqfsError):  # others use it already
                 self.remove_group(path)
 
-    def remove_group(self, path: str) -> None:
-        """Remove a group without streams and groups."""
+    def remove_group(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a group.
+
+        Args:
+            path: Its path from the root.
+            recursive: Whether its streams, their messages, and the groups inside are removed, too.
+
+        Raises:
+            NotFound: It is missing.
+            NotEmpty: It has streams or groups, without `recursive`.
+            NotPermitted: It has `protect on`, or is the root.
+        """
         path = "/".join(check_file_name(name) for name in path.split("/") if name)
+        if recursive and path:
+            group = self.group(path)
+            for name in group.groups():
+                self.remove_group(f"{path}/{name}", recursive=True)
+            for stream in group.streams():
+                with suppress(NotFound):
+                    group.remove(stream)
         with self._lock:
             groups = [self._groups.pop((path, escape), None) for escape in (False, True)]
-        for group in groups:
-            if group is not None:
-                group.close()
+        for known in groups:
+            if known is not None:
+                known.close()
         self._link.remove(path)
 
     def close(self) -> None:
-        """End the handlers, close the connection or the store."""
+        """End the handlers, and close the connection or the store."""
         with self._lock:
-            groups, self._groups = list(self._groups.values()), {}
+            groups, self._groups, self._closed = list(self._groups.values()), {}, True
         for group in groups:
             group.close()
         self._link.close()

@@ -43,38 +43,55 @@ def parse(line: bytes) -> tuple[Message, int]:
 
 
 class OfMessage:
-    """The attributes of a claim's message."""
+    """The attributes of a claim's message.
+
+    Attributes:
+        message: The message. Of a body in parts `message.sequence` is the first part's.
+        deliveries: How often it was delivered, from 1 on.
+    """
 
     message: Message
+    deliveries: int
 
     @property
     def stream(self) -> str:
+        """The name of its stream."""
         return self.message.stream
 
     @property
     def time_ns(self) -> int:
+        """When it was written, UNIX nanoseconds."""
         return self.message.time_ns
 
     @property
     def body(self) -> bytes:
+        """Its bytes."""
         return self.message.body
 
     @property
     def headers(self) -> Mapping[str, str]:
+        """Its headers by name."""
         return self.message.headers
 
     @property
     def size(self) -> int:
-        """Bytes of the body."""
+        """The body's size in bytes."""
         return self.message.size
 
     @property
     def topic(self) -> str:
-        """See `Message.topic`."""
+        """The text that `mqfs.escape` made the stream's name of; else the name."""
         return self.message.topic
 
     def json(self) -> Any:
-        """The value of a body in JSON. Raises ValueError."""
+        """The value of a body in JSON.
+
+        Returns:
+            The value that `Group.publish_json` was given.
+
+        Raises:
+            ValueError: The body is not JSON.
+        """
         return self.message.json()
 
 
@@ -82,7 +99,10 @@ class Claim(OfMessage):
     """A message in flight to this program, to be acknowledged or requeued.
 
     As a context manager: a clean exit acknowledges, an exception is a nack and propagates. A claim settled inside the
-    block stays settled. All commands raise Stale where the claim is void, by its lease or a lost connection.
+    block stays settled.
+
+    Attributes:
+        settled: Whether it was acknowledged, requeued, or made a dead letter.
     """
 
     def __init__(self, claims: Claims, file: File, message: Message, deliveries: int) -> None:
@@ -92,34 +112,64 @@ class Claim(OfMessage):
         self._claims, self._file = claims, file
         self._renewing: threading.Event | None = None
 
+    def __repr__(self) -> str:
+        state = "settled" if self.settled else "void" if self._file is not self._claims._file else "open"
+        return f"<mqfs claim {self.sequence} of {self.stream!r} by {self._claims.name!r}, {state}>"
+
     @property
     def sequence(self) -> int:
-        """The sequence of the claim: of a multipart body, the last part's."""
+        """The sequence of the claim: of a body in parts, the last part's."""
         return self._sequence
 
     def ack(self) -> None:
-        """Acknowledge the message: it is not redelivered."""
+        """Acknowledge the message: it is not redelivered.
+
+        Raises:
+            Stale: The claim is settled, or was lost by its lease or a lost connection; the message is redelivered.
+        """
         self._settle("ack")
 
     def nack(self, delay: Duration | None = None) -> None:
-        """Requeue the message as failed, after the group's backoff or that delay."""
+        """Requeue the message as failed.
+
+        Args:
+            delay: When it comes again: seconds, "30s" or a timedelta. None: after the group's `backoff`.
+
+        Raises:
+            Stale: See `ack`.
+        """
         self._settle("nack", "" if delay is None else format_duration(delay))
 
     def release(self) -> None:
-        """Requeue the message at once, not counted as failed."""
+        """Requeue the message at once, not counted as failed.
+
+        Raises:
+            Stale: See `ack`.
+        """
         self._settle("release")
 
     def dead(self, reason: str = "") -> None:
-        """Move the message to the dead-letter stream."""
+        """Move the message to the dead-letter stream.
+
+        Args:
+            reason: Its header `reason`, of which 500 characters are kept. Empty: none.
+
+        Raises:
+            Stale: See `ack`.
+        """
         self._settle("dead", quote_word(" ".join(reason.split())[:REASON_CHARACTERS]) if reason.strip() else "")
 
     def touch(self) -> None:
-        """Renew the lease."""
+        """Renew the lease.
+
+        Raises:
+            Stale: See `ack`.
+        """
         self._claims._command(self._file, f"touch {self.sequence}")
 
     def _settle(self, verb: str, more: str = "") -> None:
         if self.settled:
-            raise Stale(f"message {self.sequence} is already settled")
+            raise Stale(f"cannot {verb} message {self.sequence}: the claim is settled")
         self._claims._command(self._file, f"{verb} {self.sequence} {more}".rstrip())
         self._claims._settled(self)
 
@@ -156,6 +206,9 @@ class Claims(Waiting[Claim]):
     """A handle on a consumer, or on a stream's default one: an iterator of claims. Any number of threads may share it.
 
     A clean exit of the `with` block releases its open claims; an exception counts them as failed.
+
+    Attributes:
+        renew_s: Seconds after which `with claim:` renews the lease. 0: never.
     """
 
     def __init__(
@@ -178,6 +231,16 @@ class Claims(Waiting[Claim]):
         self._refusals: list[bytes] = []
         self._partial_line = b""  # of a line, of which the end was not read yet
         self._file = self._open()
+
+    @property
+    def name(self) -> str:
+        """The consumer's name; of a stream's default one `.` and the stream."""
+        return self._path.rpartition("/")[2]
+
+    def __repr__(self) -> str:
+        state = "closed" if self._shut else "ended" if self._at_end else "finished" if self._closed.is_set() else "open"
+        group = self._path.rpartition("/.consumers/")[0] or "/"
+        return f"<mqfs claims of {self.name!r} in group {group!r} at {self._link.label}, {state}>"
 
     def _open(self) -> File:
         file = self._link.open(self._path, "r+") if self._make is None else self._make()
@@ -217,7 +280,20 @@ class Claims(Waiting[Claim]):
     # ------------------------------------------------------------ claims
 
     def get(self, timeout: float | None = None) -> Claim:
-        """The next message, claimed. Raises EOFError at the end (closed, or the consumer removed), TimeoutError."""
+        """Claim the next message.
+
+        Args:
+            timeout: The most seconds to wait. None: without limit.
+
+        Returns:
+            The claim.
+
+        Raises:
+            TimeoutError: There was none in time.
+            EOFError: It was closed, or the consumer was removed.
+            Interrupted: `interrupt` was called.
+            Disconnected: The server went away, and it is not to be waited for.
+        """
         return super().get(timeout)
 
     def _next_item(self, deadline: float | None) -> Claim:
@@ -289,7 +365,11 @@ class Claims(Waiting[Claim]):
         self._file.interrupt()
 
     def close(self, release: bool = True) -> None:
-        """Close the handle; threads that wait get the end. Open claims are released, or else count as failed."""
+        """Close the handle; threads that wait get the end.
+
+        Args:
+            release: Whether open claims are requeued uncounted; else they count as failed.
+        """
         self.finish()
         with self._turn:
             if self._shut:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import Any, Unpack
@@ -11,27 +12,33 @@ from typing import Any, Unpack
 from mqfs.client.callbacks import Handler, OnError, Registration, Worker
 from mqfs.client.delivery import Claim, Claims, consumer_opener, opener
 from mqfs.client.dispatching import Registry
-from mqfs.client.large import BodyWriter
-from mqfs.client.message import Kept, topic_of
+from mqfs.client.info import Consumer, Settings, Stats
+from mqfs.client.large import BodyWriter, place_of
+from mqfs.client.message import Message, Receipt, topic_of
 from mqfs.client.origin import Origin
 from mqfs.client.outgoing import Durability, Item, Outgoing, PublishOptions, addressed, escaped, is_committed, json_of
 from mqfs.client.publisher import Publisher
 from mqfs.client.subscription import CursorSubscription, names_of, require_patterns
 from mqfs.client.taking import Streams
 from mqfs.client.types import Body, Duration, File, Filters, Link, Moment, Patterns, Subscription, read_whole
-from mqfs.errors import BadRequest
-from mqfs.syntax.duration import format_moment, parse_duration
+from mqfs.errors import BadRequest, FellBehind, NotFound
+from mqfs.syntax.duration import format_moment
 from mqfs.syntax.escape import escape, stream_name
 from mqfs.syntax.names import check_file_name
 from mqfs.syntax.patterns import Words, has_wildcard
 from mqfs.syntax.quoting import command_lines, quote_word, split
 
-_NOT_SETTINGS = ("bind", "consumer")
 RENEWALS = 3  # of a lease, in its time
 
 
 class Group:
-    """A group, from `Client.group`. Thread-safe."""
+    """A group of streams, from `Client.group`. Thread-safe.
+
+    Attributes:
+        path: Its path from the root; empty: the root.
+        filters: Functions `(message, handlers)` for all handlers of `on`: they return the handlers to be called, None
+            for all, or `mqfs.LATER` to be asked again. The list may be changed.
+    """
 
     def __init__(self, link: Link, path: str, reconnect: bool | float, escapes: bool = False) -> None:
         """`escapes`: what its calls take for names of streams are any texts."""
@@ -40,10 +47,10 @@ class Group:
         self._publisher = Publisher(link, path)
         self._origin = Origin(link, path, reconnect)
         self._registry = Registry(self._origin)
-        self.filters = self._registry.shared.filters  # of handlers: (message, handlers) -> those called, None, LATER
+        self.filters = self._registry.shared.filters
 
     def __repr__(self) -> str:
-        return f"<mqfs group {self.path or '/'} at {self._link.label}>"
+        return f"<mqfs group {self.path or '/'!r} at {self._link.label}>"
 
     # ------------------------------------------------------------ publishing
 
@@ -60,35 +67,68 @@ class Group:
         id: str = "",
         single: bool = False,
         create: bool = True,
-        sequence: bool = False,
-        kept: bool = False,
         ephemeral: bool = False,
         wait: Durability = "committed",
-    ) -> int | Kept | None:
-        """Publish a message. Returns when it is as durable as the group's `sync` demands; with `wait="published"`, in
-        shared memory, when only the end of the machine can lose it.
+        wait_s: float | None = None,
+    ) -> Receipt:
+        """Publish a message.
 
-        `create`: make the stream if it is missing. `sequence`: return the message's sequence (with `delay` or `at`:
-        that of the delayed message); `kept`: that with its time and its end. Neither costs a round trip. `ephemeral`:
-        for subscribers in shared memory only, and never in the log; it takes no other option. After Disconnected
-        the outcome is unknown; with an `id` the call may be repeated.
+        Args:
+            stream: The stream to write it to.
+            body: Its body; text as UTF-8. It may be empty, and of any size.
+            ttl: How long it lives: seconds, "30s" or a timedelta. None: as the group has it.
+            delay: How long it is held back: seconds, "30s" or a timedelta. None: not at all.
+            at: When it is delivered: UNIX seconds or a datetime. None: at once.
+            priority: 0 to 9; higher ones are claimed first. None: 5.
+            headers: Texts by name, for its readers. None: none.
+            id: A message whose `id` came within the group's `dedup` is not published again. Empty: none.
+            single: Whether it is for one receiver, also in a group with `deliver all`.
+            create: Whether a missing stream is made.
+            ephemeral: Whether it is for subscribers in shared memory only, and never in the log. Takes no other option.
+            wait: "committed": return when it is as durable as the group's `sync` demands. "published": in shared
+                memory, return when only the end of the machine can lose it.
+            wait_s: With `full block`, the most seconds to wait for room. None: without limit. It is then published
+                through the files, not through shared memory.
+
+        Returns:
+            What is known of it: a ring knows its sequence, and whether anything retains it.
+
+        Raises:
+            NotFound: The stream is missing, with `create=False`.
+            StreamFull: The stream is full, with `full reject`.
+            TooLong: The body is larger than a message, with an option that forbids this.
+            TimeoutError: There was no room in `wait_s` seconds; nothing was published.
+            Disconnected: The outcome is unknown; with an `id` the call may be repeated.
+            BadName: The name is not one of a stream.
+            BadRequest: Options exclude each other.
+            Denied: The user has no w on the stream.
         """
         committed = is_committed(wait)
         if self._escapes:
             stream, headers = addressed(stream, headers)
-        if ttl is delay is at is priority is None and not headers and not id and not (single or kept or ephemeral):
-            return self._publisher.plain(stream, body, create, sequence, committed)
+        has_options = not (ttl is delay is at is priority is wait_s is None) or headers or id or single or ephemeral
+        if not has_options:
+            return self._publisher.plain(stream, body, create, committed)
         message = Outgoing(stream, body, ttl, delay, at, priority, headers, id, single)
         if ephemeral:
-            self._publisher.ephemeral(message, create, sequence or kept)
-            return None
-        if kept:
-            return self._publisher.kept(message, create)
-        return self._publisher.publish(message, create, sequence)
+            return self._publisher.ephemeral(message, create, [] if wait_s is None else ["wait_s"])
+        return self._publisher.publish(message, create, wait_s)
 
-    def publish_json(self, /, stream: str, value: Any, **options: Unpack[PublishOptions]) -> int | Kept | None:
-        """Publish a value as JSON, which `Message.json` gives back. `options`: see `publish`. Raises TypeError,
-        ValueError for what JSON has not."""
+    def publish_json(self, /, stream: str, value: Any, **options: Unpack[PublishOptions]) -> Receipt:
+        """Publish a value as JSON, which `Message.json` gives back.
+
+        Args:
+            stream: The stream to write it to.
+            value: What JSON has: NaN, sets and bytes are refused.
+            **options: Those of `publish`.
+
+        Returns:
+            See `publish`.
+
+        Raises:
+            TypeError: The value is of a type that JSON has not.
+            ValueError: It is a number that JSON has not.
+        """
         return self.publish(stream, json_of(value), **options)
 
     def writer(
@@ -101,11 +141,25 @@ class Group:
         id: str = "",
         create: bool = True,
     ) -> BodyWriter:
-        """A file to write a body of any size to: one message, published when the file is closed, whole or not at all.
-        In a `with` block an exception drops it. `Message.open` reads such a body without holding it in memory.
+        """Open a file to write a body of any size to: one message, published when the file is closed, or not at all.
 
-        More than 1,000,000 bytes are several messages in the log, one atomic batch, with the header `part`; mqfs(4),
-        "Bodies in parts".
+        In a `with` block an exception drops it. More than 1,000,000 bytes are several messages in the log, one atomic
+        batch; see mqfs(4), "Bodies in parts". `Message.open` reads such a body without holding it in memory.
+
+        Args:
+            stream: The stream to write it to.
+            ttl: How long it lives: seconds, "30s" or a timedelta. None: as the group has it.
+            priority: 0 to 9; higher ones are claimed first. None: 5.
+            headers: Texts by name. None: none.
+            id: See `publish`. Empty: none.
+            create: Whether a missing stream is made.
+
+        Returns:
+            The file.
+
+        Raises:
+            BadName: The name is not one of a stream.
+            BadRequest: A header is the writer's own.
         """
         if self._escapes:
             stream, headers = addressed(stream, headers)
@@ -113,9 +167,20 @@ class Group:
         return self._publisher.writer(message, create)
 
     def publish_many(self, messages: Iterable[Item], *, create: bool = True, wait: Durability = "committed") -> int:
-        """Publish many messages in order, without waiting for each; how many. `wait`: see `publish`.
+        """Publish many messages in order, without waiting for each.
 
-        The error of one is raised; later ones already under way (at most 1,024) are published.
+        Args:
+            messages: Pairs `(stream, body)`, or `mqfs.Outgoing` for messages with options.
+            create: Whether missing streams are made.
+            wait: See `publish`.
+
+        Returns:
+            How many.
+
+        Raises:
+            MqfsError: That of the first message that failed. Later ones already under way, at most 1,024, are
+                published.
+            TypeError: An item is neither a pair nor an Outgoing.
         """
         if self._escapes:
             messages = map(escaped, messages)
@@ -140,12 +205,24 @@ class Group:
         filters: Filters = (),
         reconnect: bool | float | None = None,
     ) -> Subscription:
-        """Every message of the matching streams and views from now on, in order: an iterator that waits. Other readers
-        get them, too.
+        """Read every message of the matching streams and views from now on, in order. Other readers get them, too.
 
-        `existing`: from the oldest retained message on. `program`: a routing program that the server runs, instead of a
-        pattern: `prefix:log. (payload_contains("error"))`. `filters`: functions of a message that must all be true.
-        `reconnect`: see `mqfs.connect`.
+        Args:
+            pattern: A stream, a view or a pattern, or a list of them: `*` is one word, `#` any number.
+            existing: Whether it begins at the oldest retained message.
+            program: A routing program that the server runs, instead of a pattern:
+                `prefix:log. (payload_contains("error"))`. Empty: none.
+            filters: Functions of a message that must all be true; a list may be changed meanwhile.
+            reconnect: Whether to wait for a server that went away; a number: at most that many seconds. None: as
+                `mqfs.connect` was called.
+
+        Returns:
+            An iterator that waits.
+
+        Raises:
+            NotFound: A view or the group is missing.
+            Denied: The user has no r on a stream that is named.
+            BadRequest: Both a pattern and a program, or no pattern.
         """
         pattern = self._names(pattern)
         start = "first" if existing else "end"
@@ -161,10 +238,21 @@ class Group:
         program: str = "",
         filters: Filters = (),
     ) -> Subscription:
-        """The retained messages, oldest first, to the present end: an iterator that ends.
+        """Read the retained messages, oldest first, to the present end.
 
-        `first`, `last`: sequences, included; a negative `first` counts messages from the end. `since`: UNIX seconds or
-        a datetime, or how long ago: "10m" or a timedelta. `program`: see `subscribe`.
+        Args:
+            first: The first sequence; a negative one counts messages from the end. None: the oldest.
+            last: The last sequence. None: the present end.
+            since: From when on: UNIX seconds or a datetime, or how long ago: "10m" or a timedelta. Instead of `first`.
+            pattern: See `subscribe`.
+            program: See `subscribe`.
+            filters: See `subscribe`.
+
+        Returns:
+            An iterator that ends.
+
+        Raises:
+            BadRequest: Both `first` and `since`.
         """
         if first is not None and since is not None:
             raise BadRequest("history failed: first and since given (expected one)")
@@ -179,6 +267,41 @@ class Group:
             is_past=True,
         )  # fmt: skip
 
+    def get(self, sequence: int) -> Message:
+        """Read one retained message.
+
+        Args:
+            sequence: The message's; of a body in parts that of the first.
+
+        Returns:
+            The message.
+
+        Raises:
+            NotFound: No retained message has that sequence, or the user has no r on its stream.
+            BadRequest: The sequence is not positive.
+        """
+        if sequence < 1:
+            raise BadRequest(f"get failed: sequence {sequence} (expected 1 or more)")
+        message = self._read_one(sequence, sequence)
+        if message is None or message.sequence != sequence:
+            raise NotFound(f"no message {sequence} in group {self.path or '/'!r}")
+        number, total = place_of(message)
+        if number == 1 and total > 1:
+            return self._read_one(sequence, sequence + total - 1) or message
+        return message
+
+    def _read_one(self, first: int, last: int) -> Message | None:
+        """The first message of a range; its parts assembled where there are several sequences."""
+        single, (start, until) = first == last, (str(first), str(last))
+        with (
+            suppress(FellBehind),  # it was removed
+            CursorSubscription(
+                self._link, self.path, "#", start=start, until=until, is_past=True, singly=single
+            ) as messages,
+        ):
+            return next(messages, None)
+        return None
+
     def on(
         self,
         pattern: Patterns,
@@ -192,16 +315,30 @@ class Group:
         single: bool = False,
         on_error: OnError | None = None,
     ) -> Registration:
-        """Call `handler(message)` for each message, on a thread of the library: in order, or up to `concurrency` at
-        once. A handler is registered once for a pattern, and called once for a message that several of its patterns
-        match; `dedup=False`: as often as it is registered. `filters`: functions of a message that must all be true; a
-        list may be changed meanwhile. `Group.filters` has those that see the handlers, too.
+        """Call `handler(message)` for each message, on a thread of the library.
 
-        `single`: call it with the messages that are for one receiver, as `take` gives them, instead, also of streams to
-        come; a return acknowledges, an exception is a nack.
+        A handler is registered once for a pattern, and called once for a message that several of its patterns match.
+        The registration stays when the handler raises.
 
-        `on_error(error, message or None)` gets the handler's exceptions and reports of lost messages, which are else
-        logged. The registration stays in either case.
+        Args:
+            pattern: See `subscribe`.
+            handler: The function to call.
+            existing: See `subscribe`.
+            filters: See `subscribe`. `Group.filters` has those that see the handlers, too.
+            concurrency: The most calls at once; with more than one messages may overtake each other.
+            once: Whether the first message ends it.
+            dedup: Whether it is called once for a message of several of its patterns; False: for each registration.
+            single: Whether it is called with the messages for one receiver, as `take` gives them, also of streams to
+                come: a return acknowledges, an exception is a nack.
+            on_error: Called with `(error, message or None)` for the handler's exceptions and for lost messages. None:
+                they are logged.
+
+        Returns:
+            The registration; the same one for the same handler and pattern.
+
+        Raises:
+            BadRequest: It is registered with other options; no thread; `single` with filters or over a view.
+            OverLimit: `single` would need more than 1,024 threads.
         """
         names = names_of(self._names(pattern))
         if concurrency < 1:
@@ -224,16 +361,37 @@ class Group:
             raise BadRequest(f"on failed: single over the view {views[0]!r} (expected streams, or a consumer over it)")
         words = Words(*next(row[1:] for row in rows if row[0] == "words"))
         names_now = partial(self._link.names, f"{self.path}/.kept")
-        return Streams(names, words, names_now, partial(self._take, renew=True))
+        return Streams(names, words, names_now, partial(self._take, create=False, renew=True))
 
     def once(
         self, pattern: Patterns, handler: Handler, *, existing: bool = False, filters: Filters = ()
     ) -> Registration:
-        """As `on`, for one message."""
+        """Call `handler(message)` for one message.
+
+        Args:
+            pattern: See `subscribe`.
+            handler: The function to call.
+            existing: See `subscribe`.
+            filters: See `subscribe`.
+
+        Returns:
+            The registration, which ends with the first message.
+
+        Raises:
+            BadRequest: It is registered with other options.
+        """
         return self.on(pattern, handler, existing=existing, filters=filters, once=True)
 
     def unsubscribe(self, pattern: Patterns | None = None, handler: Handler | None = None) -> int:
-        """End registrations of `on`, by pattern and handler (None: any); how many."""
+        """End registrations of `on`, and wait for the calls under way.
+
+        Args:
+            pattern: As given to `on`. None: any.
+            handler: As given to `on`. None: any.
+
+        Returns:
+            How many.
+        """
         return self._registry.end(None if pattern is None else names_of(self._names(pattern)), handler)
 
     # ------------------------------------------------------------ consuming
@@ -250,11 +408,29 @@ class Group:
         renew: bool = False,
         reconnect: bool | float | None = None,
     ) -> Claims:
-        """A handle on a consumer: an iterator of claims. Each message goes to one handle.
+        """Open a handle on a consumer, a named and durable position. Each message goes to one handle.
 
-        `over`: the stream or view of a new consumer; `pattern`: selects among its messages, for this handle. `private`,
-        `transient`: as in ctl. `renew`: renew the lease while a `with claim:` block runs, so that only the end of the
-        process or of the connection ends it. For concurrency open several handles, a thread each.
+        For concurrency open several handles, a thread each.
+
+        Args:
+            consumer: Its name.
+            over: The stream or view of a new consumer. Empty: the whole group.
+            pattern: Selects among its messages, for this handle.
+            private: Whether only one handle at a time may be open.
+            transient: Whether it is removed with its last handle.
+            create: Whether a missing one is made. One that comes after the first messages of a group with `replay off`
+                does not have them, which is logged.
+            renew: Whether the lease is renewed while a `with claim:` block runs, so that only the end of the process or
+                of the connection ends it.
+            reconnect: See `subscribe`.
+
+        Returns:
+            An iterator of claims.
+
+        Raises:
+            NotFound: It is missing, with `create=False`.
+            Busy: It is private, and open.
+            Denied: The user may not use it.
         """
         over = over and self._name(over)
         late = partial(self._origin.warn_of_loss, f"new consumer {consumer!r}")
@@ -262,20 +438,29 @@ class Group:
         return self._claims(consumer, make if create else None, self._names(pattern), renew, reconnect)
 
     def take(
-        self, stream: str, *, create: bool = False, renew: bool = False, reconnect: bool | float | None = None
+        self, stream: str, *, create: bool = True, renew: bool = False, reconnect: bool | float | None = None
     ) -> Claims:
-        """A handle on a stream itself: an iterator of claims. Each message goes to one receiver, be it this call's or a
-        reader of the stream's file.
+        """Open a handle on a stream itself. Each message goes to one receiver, be it a caller or a reader of its file.
 
         With `deliver one` these are all messages, until acknowledged under `ack read` and `ack next` alike; with
-        `deliver all`, those published with `single`. Needs r and w on the stream. `create`: make it, or else raise
-        NotFound. `renew`, `reconnect`: see `consume`.
+        `deliver all`, those published with `single`.
+
+        Args:
+            stream: The stream.
+            create: Whether a missing one is made.
+            renew: See `consume`.
+            reconnect: See `subscribe`.
+
+        Returns:
+            An iterator of claims.
+
+        Raises:
+            NotFound: It is missing, with `create=False`.
+            Denied: The user has no r or no w on it.
         """
         return self._take(self._name(stream), create, renew, reconnect)
 
-    def _take(
-        self, stream: str, create: bool = False, renew: bool = False, reconnect: bool | float | None = None
-    ) -> Claims:
+    def _take(self, stream: str, create: bool, renew: bool = False, reconnect: bool | float | None = None) -> Claims:
         name = f".{check_file_name(stream)}"
         make = opener(self._link, f"{self.path}/.consumers/{name}", f"{self.path}/{stream}") if create else None
         return self._claims(name, make, (), renew, reconnect)
@@ -302,91 +487,210 @@ class Group:
         concurrency: int = 1,
         over: str = "",
         renew: bool = False,
+        on_error: OnError | None = None,
     ) -> Worker:
-        """Call `handler(claim)` for each message, on `concurrency` threads with a handle each. A return acknowledges;
-        an exception is logged, and a nack. `Worker.stop` ends it."""
+        """Call `handler(claim)` for each message. A return acknowledges, an exception is a nack.
+
+        Args:
+            consumer: The consumer's name; it is made where it is missing.
+            handler: The function to call.
+            concurrency: How many threads, with a handle each.
+            over: See `consume`.
+            renew: See `consume`.
+            on_error: Called with `(error, message or None)` for the handler's exceptions, and where a thread ends by an
+                error. None: they are logged.
+
+        Returns:
+            The worker, until `Worker.stop`.
+
+        Raises:
+            BadRequest: No thread.
+            MqfsError: See `consume`.
+        """
         if concurrency < 1:
             raise BadRequest(f"work failed: concurrency {concurrency} (expected 1 or more)")
-        return Worker([self.consume(consumer, over=over, renew=renew) for _ in range(concurrency)], handler)
+        handles = [self.consume(consumer, over=over, renew=renew) for _ in range(concurrency)]
+        return Worker(handles, handler, on_error)
 
     def _lease_s(self) -> float:
-        return parse_duration(self.settings()["lease"]) / 1e9
+        lease = self.settings().lease
+        assert isinstance(lease, float)
+        return lease
+
+    def consumer(self, name: str) -> Consumer:
+        """Look at a consumer, and move it.
+
+        Args:
+            name: Its name. It need not be there yet.
+
+        Returns:
+            The consumer.
+
+        Raises:
+            BadName: The name is not one of a consumer.
+        """
+        return Consumer(self._link, self.path, check_file_name(name))
 
     # ------------------------------------------------------------ queries
 
     def streams(self) -> list[str]:
-        """The names of the streams."""
+        """List the streams.
+
+        Returns:
+            Their names; with `escape=True` the texts.
+        """
         names = self._link.names(f"{self.path}/.kept")
         return [*map(topic_of, names)] if self._escapes else names
 
     def groups(self) -> list[str]:
-        """The names of the groups inside."""
+        """List the groups inside.
+
+        Returns:
+            Their names.
+        """
         views = {split(row)[1] for row in self._ctl_lines() if row.startswith("bind ")}
         others = {*self._link.names(f"{self.path}/.kept"), *views, "ctl", "order"}
         return [n for n in self._link.names(self.path) if n not in others and not n.startswith(".")]
 
     def consumers(self) -> list[str]:
+        """List the consumers.
+
+        Returns:
+            Their names.
+        """
         return self._link.names(f"{self.path}/.consumers")
 
-    def stats(self) -> dict[str, Any]:
-        """The group's counters, `.stats`."""
-        counters: dict[str, Any] = json.loads(read_whole(self._link, f"{self.path}/.stats"))
-        return counters
+    def stats(self) -> Stats:
+        """Read the counters, `.stats`.
 
-    def settings(self) -> dict[str, str]:
-        """The settings of ctl, defaults included."""
-        rows = (row.partition(" ") for row in self._ctl_lines())
-        return {key: value for key, _, value in rows if key not in _NOT_SETTINGS}
+        Returns:
+            Those of the group, its streams and its consumers.
+        """
+        return Stats.parse(json.loads(read_whole(self._link, f"{self.path}/.stats")))
+
+    def settings(self) -> Settings:
+        """Read the settings of ctl.
+
+        Returns:
+            All of them, defaults included; durations in seconds.
+        """
+        return Settings.parse(self._ctl_lines())
 
     def _ctl_lines(self) -> list[str]:
         return read_whole(self._link, f"{self.path}/ctl").decode().splitlines()
 
     # ------------------------------------------------------------ configuration
 
-    def ctl(self, *lines: str) -> None:
-        """Write lines to the group's ctl: all take effect, or none."""
+    def ctl(self, *lines: str | Settings) -> None:
+        """Change settings, and do what else ctl does.
+
+        Args:
+            *lines: Lines of mqfs(4), "ctl", or `mqfs.Settings`. All take effect, or none.
+
+        Raises:
+            BadCommand: A line is invalid.
+            Denied: The user may not write ctl.
+            Busy: The setting cannot be changed now.
+        """
         self._publisher.close_idle()
+        texts = [text for line in lines for text in ([line] if isinstance(line, str) else line.lines())]
         file = self._link.open(f"{self.path}/ctl", "w")
         try:
-            file.write(command_lines(*lines))
+            file.write(command_lines(*texts))
         finally:
             file.close()
 
     def bind(self, view: str, *patterns: str) -> None:
-        """Bind a view to patterns."""
+        """Bind a view to patterns, or to more of them.
+
+        Args:
+            view: Its name.
+            *patterns: Patterns or routing programs.
+
+        Raises:
+            BadRequest: No pattern.
+            BadCommand: A pattern is invalid.
+        """
         if not patterns:
             raise BadRequest(f"bind failed: no pattern of {view!r} (expected one or more)")
         self.ctl(*(f"bind {quote_word(view)} {quote_word(pattern)}" for pattern in patterns))
 
     def unbind(self, view: str, pattern: str = "") -> None:
-        """Remove a view, or one of its patterns."""
+        """Remove a view, or one of its patterns.
+
+        Args:
+            view: Its name.
+            pattern: The pattern or routing program. Empty: the whole view.
+
+        Raises:
+            NotFound: It is missing.
+        """
         self.ctl(f"unbind {quote_word(view)} {quote_word(pattern)}" if pattern else f"unbind {quote_word(view)}")
 
     def redrive(self, stream: str = "", count: int | None = None) -> None:
-        """Republish dead letters to their streams, oldest first (`stream`: of that one, `count`: at most that many)."""
+        """Republish dead letters to their streams, oldest first.
+
+        Args:
+            stream: The stream they came from. Empty: all.
+            count: The most of them. None: all.
+
+        Raises:
+            BadRequest: A count without a stream.
+        """
         if count is not None and not stream:
             raise BadRequest("redrive failed: count without stream (expected both)")
         words = [quote_word(self._name(stream))] if stream else []
         self.ctl(" ".join(["redrive", *words, *([] if count is None else [str(count)])]))
 
     def purge(self, stream: str = "") -> None:
-        """Drop the retained messages of a stream, or of all."""
+        """Drop the retained messages.
+
+        Args:
+            stream: Of this stream. Empty: of all.
+
+        Raises:
+            NotFound: It is missing.
+        """
         self.ctl(f"clear {quote_word(self._name(stream))}" if stream else "clear")
 
     def create(self, *streams: str) -> None:
-        """Make streams, unless they exist."""
+        """Make streams, unless they exist.
+
+        Args:
+            *streams: Their names.
+
+        Raises:
+            BadName: A name is not one of a stream.
+        """
         for stream in streams:
             self._publisher.make(self._name(stream))
 
     def remove(self, stream: str) -> None:
-        """Remove a stream with its messages, or a view."""
+        """Remove a stream with its messages, or a view.
+
+        Args:
+            stream: Its name.
+
+        Raises:
+            NotFound: It is missing.
+            NotPermitted: The group has `protect on`.
+        """
         self._publisher.close_idle()
         self._link.remove(f"{self.path}/{check_file_name(self._name(stream))}")
 
     def remove_consumer(self, consumer: str) -> None:
+        """Remove a consumer.
+
+        Args:
+            consumer: Its name.
+
+        Raises:
+            NotFound: It is missing.
+            Busy: It holds a claim.
+        """
         self._link.remove(f"{self.path}/.consumers/{check_file_name(consumer)}")
 
     def close(self) -> None:
-        """End the handlers; `Client.close` calls it."""
+        """End the handlers, and close the files. `Client.close` calls it."""
         self._registry.close()
         self._publisher.close()

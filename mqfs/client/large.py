@@ -109,7 +109,7 @@ class LargeMessage(Message):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"<message {self.sequence} of {self.stream}, {self.size} bytes in {self.parts} parts>"
+        return f"<mqfs message {self.sequence} of {self.stream!r}: {self.size} bytes in {self.parts} parts>"
 
 
 class _BodyReader(io.RawIOBase):
@@ -159,8 +159,8 @@ class MultipartAssembler:
 
     @staticmethod
     def _continues(open_: LargeMessage, message: Message, number: int) -> bool:
-        behind = message.sequence == open_.sequence + open_.parts and message.stream == open_.stream
-        return behind and number == open_.parts + 1
+        follows = message.sequence == open_.sequence + open_.parts and message.stream == open_.stream
+        return follows and number == open_.parts + 1
 
 
 # ---------------------------------------------------------------- writing
@@ -220,7 +220,7 @@ Make = Callable[[], object]
 
 
 class BodyWriter(io.RawIOBase):
-    """A body of any size being written: one message, published when this is closed, whole or not at all.
+    """A body of any size to be written: one message, published when this is closed, whole or not at all.
 
     As a context manager: a clean exit publishes it, an exception drops it.
     """
@@ -241,10 +241,30 @@ class BodyWriter(io.RawIOBase):
         self._head, self._rest = f"{token}-1", f"{token}-2"
         self._file: File | None = None
 
+    def __repr__(self) -> str:
+        size = self._count * PIECE_BYTES + len(self._buffer)
+        return f"<mqfs body of {self._options['stream']!r}, {'closed' if self.closed else f'{size} bytes, open'}>"
+
     def writable(self) -> bool:
+        """Say that it is written to, as files do.
+
+        Returns:
+            True.
+        """
         return True
 
     def write(self, data: Any) -> int:
+        """Append to the body.
+
+        Args:
+            data: Bytes, or text as UTF-8.
+
+        Returns:
+            How many bytes.
+
+        Raises:
+            ValueError: It is closed.
+        """
         self._require_open()
         view = memoryview(data).cast("B") if not isinstance(data, str) else memoryview(data.encode())
         at = 0
@@ -291,7 +311,13 @@ class BodyWriter(io.RawIOBase):
         return json.dumps(fields, ensure_ascii=False).encode() + b"\n" + piece
 
     def close(self) -> None:
-        """Publish the body. After an error nothing of it is published."""
+        """Publish the body. After an error nothing of it is published.
+
+        Raises:
+            NotFound: The stream is missing, with `create=False`.
+            StreamFull: The stream is full, with `full reject`.
+            Disconnected: The outcome is unknown.
+        """
         if self.closed:
             return
         try:

@@ -14,6 +14,8 @@ from mqfs.records import headers as names
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.escape import is_shortened, stream_name, text_of
 
+SHOWN_BYTES = 40  # of a body, in a message's repr
+
 
 def topic_of(stream: str, headers: Mapping[str, str] | None = None) -> str:
     """The text that is escaped as this name; the name where it is not escaped. `headers`: of a message, which have the
@@ -26,7 +28,15 @@ def topic_of(stream: str, headers: Mapping[str, str] | None = None) -> str:
 
 
 class Message(NamedTuple):
-    """A message: fields as in Record, the stream by its current name."""
+    """A message: a tuple of its fields.
+
+    Attributes:
+        sequence: Its number in the group, from 1 on. Of a body in parts that of the first part.
+        stream: The current name of its stream.
+        time_ns: When it was written, UNIX nanoseconds.
+        body: Its bytes.
+        headers: Its headers by name, those of the server among them: `sender`, `priority`, `ttl`, `id`.
+    """
 
     sequence: int
     stream: str
@@ -34,14 +44,18 @@ class Message(NamedTuple):
     body: bytes
     headers: Mapping[str, str]
 
+    def __repr__(self) -> str:
+        shown = f"{self.body[:SHOWN_BYTES]!r}{'...' if self.size > SHOWN_BYTES else ''}"
+        return f"<mqfs message {self.sequence} of {self.stream!r}: {shown}, {self.size} bytes>"
+
     @property
     def size(self) -> int:
-        """Bytes of the body."""
+        """The body's size in bytes."""
         return len(self.body)
 
     @property
     def expires_ns(self) -> int | None:
-        """When its own `ttl` ends, UNIX time; None: it has none. The `ttl` of its group is in `Group.settings`."""
+        """When its own `ttl` ends, UNIX nanoseconds; None: it has none. The group's is in `Group.settings`."""
         own = self.headers.get(names.TTL)
         return None if own is None else self.time_ns + parse_duration(own)
 
@@ -51,26 +65,53 @@ class Message(NamedTuple):
         return topic_of(self.stream, self.headers)
 
     def json(self) -> Any:
-        """The value of a body in JSON. Raises ValueError."""
+        """The value of a body in JSON.
+
+        Returns:
+            The value that `Group.publish_json` was given.
+
+        Raises:
+            ValueError: The body is not JSON.
+        """
         return json.loads(self.body)
 
     def open(self) -> io.BufferedIOBase:
-        """The body as a file."""
+        """Open the body as a file to read, which does not hold a large one in memory.
+
+        Returns:
+            A binary file, at its beginning.
+        """
         return io.BytesIO(self.body)
 
 
-class Kept(NamedTuple):
-    """The answer to a publish. Times are UNIX ns; of a delayed message that of its delivery."""
+class Receipt(NamedTuple):
+    """The answer to a publish. Times are UNIX nanoseconds; of a delayed message those of its delivery.
 
-    sequence: int
-    time_ns: int
-    expires_ns: int | None  # by its `ttl` or the group's; None: never
+    A ring knows the sequence only, and the commit of a body in parts not even that.
+
+    Attributes:
+        sequence: The message's; of a known `id` that of the message published first. 0: unknown, or `full drop-new`
+            discarded it.
+        time_ns: When it was written. 0: unknown.
+        expires_ns: When its `ttl`, or else the group's, ends. None: never, or unknown.
+        duplicate: Whether its `id` was known: nothing was published now.
+        retained: Whether a later or a present reader gets it. False: the group has `replay off` and had no consumer and
+            no reader, so none ever does. None: unknown.
+    """
+
+    sequence: int = 0
+    time_ns: int = 0
+    expires_ns: int | None = None
+    duplicate: bool = False
+    retained: bool | None = None
 
     @classmethod
-    def parse(cls, text: bytes) -> Kept:
-        """The answer of `.put`."""
-        sequence, time_ns, expires_ns = map(int, text.split())
-        return cls(sequence, time_ns, expires_ns or None)
+    def parse(cls, text: bytes) -> Receipt:
+        """The answer of `.put`; none: the message was discarded."""
+        if not text:
+            return cls(retained=False)
+        sequence, time_ns, expires_ns, duplicate, retained = map(int, text.split())
+        return cls(sequence, time_ns, expires_ns or None, bool(duplicate), bool(retained))
 
 
 class RecordDecoder:

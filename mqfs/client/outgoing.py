@@ -21,7 +21,19 @@ from mqfs.syntax.names import check_file_name
 
 @attrs.frozen
 class Outgoing:
-    """A message to be published with its options: the arguments of `Group.publish`."""
+    """A message to be published with its options, for `Group.publish_many`: the arguments of `Group.publish`.
+
+    Attributes:
+        stream: Its stream.
+        body: Its body; text as UTF-8.
+        ttl: How long it lives, in seconds or as "30s". None: as the group has it.
+        delay: How long it is held back, in seconds or as "30s". None: not at all.
+        at: When it is delivered, UNIX seconds or a datetime. None: at once.
+        priority: 0 to 9. Higher ones are claimed first. None: 5.
+        headers: Texts by name. None: none.
+        id: A message with an `id` that was published within `dedup` is not published again. Empty: none.
+        single: For one receiver, also in a group with `deliver all`.
+    """
 
     stream: str
     body: Body
@@ -53,7 +65,7 @@ class Outgoing:
         return fields
 
     def put(self, *, kept: bool = False) -> bytes:
-        """The request for `.put`. `kept`: answered with the message's time, too."""
+        """The request for `.put`. `kept`: answered with a receipt."""
         fields = {"stream": check_file_name(self.stream), **self.metadata(), **({"kept": True} if kept else {})}
         return json.dumps(fields, ensure_ascii=False).encode() + b"\n" + bytes_of(self.body)
 
@@ -69,10 +81,9 @@ class PublishOptions(TypedDict, total=False):
     id: str
     single: bool
     create: bool
-    sequence: bool
-    kept: bool
     ephemeral: bool
     wait: Durability
+    wait_s: float | None
 
 
 def json_of(value: Any) -> bytes:

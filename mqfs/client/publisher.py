@@ -17,10 +17,10 @@ import attrs
 
 from mqfs import limits
 from mqfs.client.large import BodyWriter, StagedUploads, is_long
-from mqfs.client.message import Kept
+from mqfs.client.message import Receipt
 from mqfs.client.outgoing import Item, Outgoing, outgoing, plain_pair, require_items, way_of
 from mqfs.client.types import Body, Direct, File, Link, bytes_of, is_empty
-from mqfs.errors import BadRequest, Disconnected, Exists, MqfsError, NotFound, TooLong
+from mqfs.errors import BadRequest, Denied, Disconnected, Exists, MqfsError, NotFound, TooLong
 from mqfs.syntax.names import check_file_name
 
 T = TypeVar("T")
@@ -92,80 +92,69 @@ class Publisher:
 
     # ------------------------------------------------------------ one message
 
-    def plain(self, stream: str, body: Body, create: bool, sequence: bool, committed: bool) -> int | None:
-        """Write a message without options; its sequence if that is asked for."""
+    def plain(self, stream: str, body: Body, create: bool, committed: bool) -> Receipt:
+        """Write a message without options."""
         direct = self._direct
-        if is_long(body):
-            return self.publish(Outgoing(stream, body), create, sequence)
-        if direct is not None and not is_empty(body):
-            data = body if type(body) is bytes else bytes_of(body)
-            try:
-                number = direct.publish(stream, data, committed)
-            except NotFound:
-                if not create:
-                    raise
-                self.make(stream)
-                number = direct.publish(stream, data, committed)
-            if number is not None:
-                return number if sequence else None
-        return self.publish(Outgoing(stream, body), create, sequence)
+        if direct is None or is_long(body) or is_empty(body):
+            return self.publish(Outgoing(stream, body), create)
+        data = body if type(body) is bytes else bytes_of(body)
+        try:
+            number = direct.publish(stream, data, committed)
+        except NotFound:
+            if not create:
+                raise
+            self.make(stream)
+            number = direct.publish(stream, data, committed)
+        if number is None:
+            return self.publish(Outgoing(stream, body), create)
+        return Receipt(number, 0, None, False, direct.is_retaining(stream))
 
-    def ephemeral(self, message: Outgoing, create: bool, answered: bool) -> None:
-        """Put a message into the ring, and not into the log. Raises BadRequest where that cannot be done, also where it
-        is to be `answered`."""
-        if options := sorted(message.metadata()) + ["an answer"] * answered:
-            raise BadRequest(f"publish failed: ephemeral with {' and '.join(options)} (expected no other option)")
+    def ephemeral(self, message: Outgoing, create: bool, options: Sequence[str]) -> Receipt:
+        """Put a message into the ring, and not into the log. Raises BadRequest where that cannot be done, also with
+        other `options`."""
+        if given := sorted([*message.metadata(), *options]):
+            raise BadRequest(f"publish failed: ephemeral with {' and '.join(given)} (expected no other option)")
         direct, body = self._direct, bytes_of(message.body)
         if direct is None or not body:
             what = "an empty body" if direct is not None else "no shared memory"
             raise BadRequest(f"publish failed: ephemeral with {what} (expected a group with a ring, and a body)")
         if not self._with_create(message.stream, create, lambda: direct.publish_ephemeral(message.stream, body)):
             raise BadRequest("publish failed: ephemeral without a ring (expected 'deliver all', and a ring)")
+        return Receipt(retained=False)
 
-    def kept(self, message: Outgoing, create: bool) -> Kept:
-        """Write a message, and what is kept of it."""
+    def publish(self, message: Outgoing, create: bool, wait_s: float | None = None) -> Receipt:
+        """Write a message by `.put`. Raises TimeoutError where there was no room for it in that time."""
         if is_long(message.body):
-            raise TooLong(f"body of {len(message.body)} bytes with kept (expected at most {limits.MESSAGE_BYTES})")
-        return self._with_create(message.stream, create, lambda: Kept.parse(self._ask(message.put(kept=True))))
+            return self._publish_long(message, create)
+        return self._with_create(message.stream, create, lambda: self._put(message, wait_s))
 
-    def publish(self, message: Outgoing, create: bool, sequence: bool) -> int | None:
-        """Write a message; its sequence if that is asked for. `create`: its stream, where it is missing."""
-        if is_long(message.body):
-            self._publish_long(message, create, sequence)
-            return None
-        write = self._by_put if sequence or is_empty(message.body) or message.metadata() else self._plainly
-        return self._with_create(message.stream, create, lambda: write(message, sequence))
-
-    def _plainly(self, message: Outgoing, sequence: bool) -> None:
-        body = bytes_of(message.body)
-        with self._open_file(message.stream) as file:
-            file.write(body)
-
-    def _by_put(self, message: Outgoing, sequence: bool) -> int | None:
-        data = message.put()
-        if sequence:
-            return int(self._ask(data))
-        with self._open_file(None) as file:
-            file.write(data)
-        return None
-
-    def _ask(self, data: bytes) -> bytes:
-        with self._open_file(None) as file:
-            return file.ask(data)
+    def _put(self, message: Outgoing, wait_s: float | None) -> Receipt:
+        data = message.put(kept=True)
+        try:
+            with self._open_file(None) as file:
+                return Receipt.parse(file.ask(data, wait_s))
+        except Denied:
+            if message.metadata() or is_empty(message.body):
+                raise
+            with self._open_file(message.stream) as file:  # a user without rights on `.put`, but on the stream
+                file.write(bytes_of(message.body))
+            return Receipt()
+        except TimeoutError:
+            raise TimeoutError(f"publish failed: no room in stream {message.stream!r} in {wait_s or 0:g} s") from None
 
     def writer(self, message: Outgoing, create: bool) -> BodyWriter:
         """A writer of a body of any size, with the options of a message."""
 
         def whole(body: bytes) -> None:
-            self.publish(attrs.evolve(message, body=body), create, False)
+            self.publish(attrs.evolve(message, body=body), create)
 
         stream = check_file_name(message.stream)
         make = (lambda: self.make(stream)) if create else None
         return BodyWriter(self._units, stream, message.metadata(), whole, make)
 
-    def _publish_long(self, message: Outgoing, create: bool, sequence: bool) -> None:
+    def _publish_long(self, message: Outgoing, create: bool) -> Receipt:
         """Publish a body that is larger than a message. Raises TooLong where an option forbids that."""
-        options = sorted(message.metadata().keys() - set(IN_PARTS)) + ["sequence"] * sequence
+        options = sorted(message.metadata().keys() - set(IN_PARTS))
         if options:
             raise TooLong(
                 f"body of {len(message.body)} bytes with {' and '.join(options)} (expected at most "
@@ -173,6 +162,7 @@ class Publisher:
             )
         with self.writer(message, create) as file:
             file.write(message.body)
+        return Receipt()
 
     def _with_create(self, stream: str, create: bool, write: Callable[[], T]) -> T:
         """Write; where the stream is missing, or was removed under an open file, make it and write again."""
@@ -219,7 +209,7 @@ class Publisher:
     def _write_long(self, messages: Sequence[Outgoing], create: bool, before: int) -> None:
         for number, message in enumerate(messages, before):
             try:
-                self.publish(message, create, False)
+                self.publish(message, create)
             except MqfsError as error:
                 error.add_note(f"publish_many failed at message {number}; those before it are published")
                 raise

@@ -92,8 +92,8 @@ class CursorSubscription(Waiting[Message], Subscription):
         `covers`: the names need not be there yet, and are no views. `is_past`: do not wait for `until`."""
         if program and names_of(patterns):
             raise BadRequest("subscribe failed: pattern and program given (expected one)")
-        self._program, self._covers, self._is_past = program, covers, is_past
         self._set_up(link, path, patterns, until, filters, reconnect)
+        self._program, self._covers, self._is_past = program, covers, is_past
         self._singly, self._was_away = singly, was_away
         self._exactly: frozenset[str] = frozenset()  # selected here and not by the cursor: no such stream yet
         self._start = start
@@ -109,6 +109,7 @@ class CursorSubscription(Waiting[Message], Subscription):
         self._link, self._path = link, path
         self._names, self._until = names_of(patterns), until
         self._filters, self._reconnect = all_of(filters), reconnect if link.can_be_lost else False
+        self._program = ""
         self._words = DOTTED  # of the group's patterns, by its last answer
         self._turn = threading.Lock()  # one thread reads
         self._singly = False
@@ -116,6 +117,11 @@ class CursorSubscription(Waiting[Message], Subscription):
         self._losses = 0  # messages, not reported yet
         self._counted_below = 0  # losses below that sequence are counted
         self.reported_at = -LOSS_REPORT_S
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed.is_set() else "ended" if self._at_end else "open"
+        of = self._program or " ".join(self._names) or _EVERYTHING
+        return f"<mqfs subscription to {of!r} in group {self._path or '/'!r} at {self._link.label}, {state}>"
 
     # ------------------------------------------------------------ the cursor
 

@@ -39,8 +39,8 @@ class File(Protocol):
         """One write: a message, or lines of commands. Returns when it is as durable as the group's `sync` demands."""
         ...
 
-    def ask(self, data: bytes) -> bytes:
-        """One write and then the read of its short answer, in one round trip."""
+    def ask(self, data: bytes, timeout: float | None = None) -> bytes:
+        """One write and then the read of its short answer, in one round trip. After TimeoutError nothing is written."""
         ...
 
     def interrupt(self) -> None:
@@ -58,7 +58,22 @@ class Subscription(Protocol):
     """
 
     def get(self, timeout: float | None = None) -> Message:
-        """The next message. Raises EOFError at the end, TimeoutError, Interrupted, and the tree's errors."""
+        """Wait for the next message.
+
+        Args:
+            timeout: The most seconds to wait. None: without limit.
+
+        Returns:
+            The message.
+
+        Raises:
+            TimeoutError: There was none in time.
+            EOFError: It was closed, or has ended.
+            FellBehind: Messages were lost; `error.lost` is the most it can be.
+            DiskFailed: A message could not be read.
+            Interrupted: `interrupt` was called.
+            Disconnected: The server went away, and it is not to be waited for.
+        """
         ...
 
     def interrupt(self) -> None:
@@ -66,7 +81,14 @@ class Subscription(Protocol):
         ...
 
     def lost(self, error: Exception) -> bool:
-        """Whether no message follows that error."""
+        """Ask whether an error was the end.
+
+        Args:
+            error: What `get` raised.
+
+        Returns:
+            Whether no message follows.
+        """
         ...
 
     def close(self) -> None:
@@ -89,6 +111,10 @@ class Direct(Protocol):
 
     def publish(self, stream: str, body: bytes, committed: bool) -> int | None:
         """Publish a message (`committed`: and wait for its commit); its sequence. Raises NotFound."""
+        ...
+
+    def is_retaining(self, stream: str) -> bool | None:
+        """Whether anything retained the messages of a stream when that was last asked; None: unknown."""
         ...
 
     def publish_ephemeral(self, stream: str, body: bytes) -> bool:

@@ -25,7 +25,20 @@ class Waiting(Generic[T_co]):
         self._at_end = False
 
     def get(self, timeout: float | None = None) -> T_co:
-        """The next one. Raises EOFError at the end, TimeoutError, Interrupted, and the tree's errors."""
+        """Wait for the next one.
+
+        Args:
+            timeout: The most seconds to wait. None: without limit.
+
+        Returns:
+            The next one.
+
+        Raises:
+            TimeoutError: There was none in time.
+            EOFError: It was closed, or has ended.
+            Interrupted: `interrupt` was called.
+            Disconnected: The server went away, and it is not to be waited for.
+        """
         try:
             return self._next_item(None if timeout is None else time.monotonic() + timeout)
         except TimeoutError:

@@ -297,7 +297,7 @@ def test_a_worker_of_the_group_is_preferred_to_those_of_the_folder(make: Make) -
     handled: list[bytes] = []
     with r.group.work("workers", lambda claim: handled.append(claim.body)):
         for number in range(10):
-            eventually(lambda: r.group.stats()["consumers"]["workers"]["parked"], "the worker waits")
+            eventually(lambda: r.group.stats().consumers["workers"].parked, "the worker waits")
             r.group.publish("jobs", str(number), single=True)
             eventually(lambda: len(handled) > number, "the job")  # noqa: B023
     assert node.messages() == []
@@ -550,7 +550,7 @@ def test_leftovers_of_killed_bridges_are_removed_when_they_have_expired(make: Ma
     r = make()
     r.node()
     stats = r.group.stats()
-    unique = Origin(stats["store"], stats["group"]).unique(7)
+    unique = Origin(stats.store, stats.group).unique(7)
     ours, theirs = (str(Topics().name("s", MULTI, 1, each)[0]) for each in (unique, secrets.token_hex(16)))
     for name in (ours, theirs):
         (r.folder / "staging" / name).write_bytes(b"\0begun")

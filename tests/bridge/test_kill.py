@@ -212,7 +212,7 @@ def leftovers(r: Rig) -> list[str]:
     eventually(lambda: not [f for f in r.files() if f.startswith("messages")], "expired files are removed")
     tomorrow.kill()
     stats = r.group.stats()
-    origin = Origin(stats["store"], stats["group"])
+    origin = Origin(stats.store, stats.group)
     files = r.files()
     for file in files:
         name = parse(Path(file).name)

@@ -182,7 +182,7 @@ def test_the_position_moves_when_the_files_are_on_disk(make: Make, monkeypatch: 
     fsync = os.fsync
 
     def low() -> int:
-        return int(r.group.stats()["consumers"]["fsq"]["low"])
+        return int(r.group.stats().consumers["fsq"].low)
 
     def note(file: int) -> None:
         fsync(file)

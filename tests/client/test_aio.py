@@ -31,7 +31,7 @@ def test_publish_subscribe_and_history(opening: Opening, name: str, backend: str
                 begun = anyio.Event()
                 nursery.start_soon(read)
                 await begun.wait()
-                assert await group.publish("a.b", b"1", sequence=True)
+                assert (await group.publish("a.b", b"1")).sequence
                 await group.publish_many([("c", b"no"), ("a.b", b"2"), ("a.c", b"3")])
             assert [message.body for message in got] == [b"1", b"2", b"3"]
             async with await group.history() as history:
@@ -113,7 +113,7 @@ def test_consuming(opening: Opening, name: str, backend: str) -> None:
                 again = await claims.get()  # released, not counted
                 assert (again.body, again.deliveries) == (b"3", 1)
                 await again.ack()
-            assert (await group.stats())["consumers"]["c"]["waiting"] == 0
+            assert (await group.stats()).consumers["c"].waiting == 0
 
     anyio.run(main, backend=backend)
 

@@ -27,6 +27,7 @@ PAIRS = [
     (sync.Claim, aio.AsyncClaim),
     (sync.Registration, aio.AsyncRegistration),
     (sync.Worker, aio.AsyncWorker),
+    (sync.Consumer, aio.AsyncConsumer),
     (BodyWriter, aio.AsyncWriter),
 ]
 
@@ -177,7 +178,7 @@ def test_work_acknowledges_what_returns_and_requeues_what_raises(opening: Openin
         async with await group.work("w", handler, concurrency=2) as worker:
             assert sorted(await done.wait(2)) == [(b"bad", 2), (b"good", 1)]
         await worker.join(HANG_S)
-        assert (await group.stats())["consumers"]["w"]["waiting"] == 0
+        assert (await group.stats()).consumers["w"].waiting == 0
 
     run(main, opening, backend)
 

@@ -126,7 +126,7 @@ def test_a_consumer_goes_on(server: Server, number: int) -> None:
                 lost.ack()
             again.ack()
             claims.get(HANG_S).ack()
-        assert group.stats()["consumers"]["c"]["waiting"] == 0
+        assert group.stats().consumers["c"].waiting == 0
 
 
 def test_who_receives_hands_on_when_it_has_its_own(server: Server) -> None:
@@ -139,7 +139,7 @@ def test_who_receives_hands_on_when_it_has_its_own(server: Server) -> None:
         threads = [threading.Thread(target=lambda r=reader: got.put(r.get(HANG_S).body)) for reader in readers]
         for thread in threads:
             thread.start()
-        while there.stats()["cursors"] < 8:
+        while there.stats().cursors < 8:
             pass
         for number in range(8):
             there.publish(f"s{number}", str(number))

@@ -18,7 +18,7 @@ def work(tree: Client, name: str, *ctl: str) -> Group:
 
 
 def waiting(group: Group, consumer: str) -> int:
-    return int(group.stats()["consumers"][consumer]["waiting"])
+    return int(group.stats().consumers[consumer].waiting)
 
 
 def test_a_clean_exit_acknowledges(tree: Client, name: str) -> None:
@@ -83,8 +83,8 @@ def test_every_word_about_a_claim(tree: Client, name: str) -> None:
         assert [claims.get(HANG_S).body] == [b"4"]
     (dead,) = group.history(pattern="dead")
     assert dead.headers["reason"] == "it's no good at all"
-    row = group.stats()["consumers"]["c"]
-    assert (row["waiting"], row["delayed"]) == (3, 1)  # 0 and 4 were released at the end, 1 waits for its time
+    row = group.stats().consumers["c"]
+    assert (row.waiting, row.delayed) == (3, 1)  # 0 and 4 were released at the end, 1 waits for its time
 
 
 def test_the_end_of_the_block(tree: Client, name: str) -> None:
@@ -197,8 +197,8 @@ def test_workers(tree: Client, name: str, caplog: pytest.LogCaptureFixture) -> N
         while not list(group.history(pattern="dead")):
             pass
     assert "no good" in caplog.text
-    row = group.stats()["consumers"]["c"]
-    assert (row["handles"], row["claimed"], row["waiting"]) == (0, 0, 0)
+    row = group.stats().consumers["c"]
+    assert (row.handles, row.claimed, row.waiting) == (0, 0, 0)
 
 
 def test_a_message_for_one_only(tree: Client, name: str) -> None:
@@ -228,4 +228,4 @@ def test_a_worker_stopped_by_its_handler_ends(tree: Client, name: str) -> None:
     started.set()
     assert stopped.wait(HANG_S)
     worker.join(HANG_S)
-    assert group.stats()["consumers"]["w"]["waiting"] == 0
+    assert group.stats().consumers["w"].waiting == 0

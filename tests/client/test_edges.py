@@ -178,7 +178,7 @@ def test_arguments_that_cannot_be_meant(tree: Client, name: str) -> None:
     escaping: Any = tree.group(name, escape=True)
     with pytest.raises(TypeError, match=r"invalid text 1 \(expected str or bytes\)"):
         escaping.publish(1, "x")
-    assert group.settings()["depth"] == "0"
+    assert group.settings().depth == 0
     assert group.publish_many([("s", "x"), ["t", "y"]]) == 2  # type: ignore[list-item]
 
 
@@ -280,7 +280,7 @@ def test_a_group_is_made_with_its_settings_or_not_at_all(tree: Client, name: str
     assert tree.group(name).groups() == []
     with pytest.raises(errors.BadCommand, match="depth"):
         tree.group(name, create=True, ctl=["depth much"])
-    assert tree.group(name).settings()["replay"] == "off", "it was there before"
+    assert tree.group(name).settings().replay == "off", "it was there before"
 
 
 # ---------------------------------------------------------------- warnings

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import mqfs
-from mqfs import errors, ring
+from mqfs import Receipt, errors, ring
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server, environment, short_folder
 
@@ -55,9 +55,9 @@ def test_subscribers_in_shared_memory_get_it_in_order(server: Server) -> None:
         reader.group("g").on("#", handler)
         with reader.group("g").subscribe() as messages, other.group("g").subscribe() as logged:
             for number in range(100):
-                assert group.publish("s", b"log %d" % number) is None
+                assert group.publish("s", b"log %d" % number).sequence
                 for way in ("a", "b"):
-                    assert group.publish("s", f"{way} {number}", ephemeral=True) is None
+                    assert group.publish("s", f"{way} {number}", ephemeral=True) == Receipt(retained=False)
             group.publish("s", b"end")
             wanted = [f"{way} {number}".encode() for number in range(100) for way in ("log", "a", "b")] + [b"end"]
             stored = in_log(wanted)
@@ -70,7 +70,7 @@ def test_subscribers_in_shared_memory_get_it_in_order(server: Server) -> None:
             assert is_part(bodies, wanted)
             assert in_log(bodies) == stored
         assert [message.body for message in group.history()] == stored
-        assert group.stats()["streams"]["s"]["messages"] == len(stored)
+        assert group.stats().streams["s"].messages == len(stored)
 
 
 LISTEN = """
@@ -132,9 +132,8 @@ def test_what_it_takes(server: Server) -> None:
         for options in ({"ttl": 5}, {"id": "x"}, {"single": True}, {"headers": {"a": "b"}}):
             with pytest.raises(errors.BadRequest, match=f"ephemeral with {next(iter(options))}"):
                 group.publish("s", b"x", ephemeral=True, **options)  # type: ignore[arg-type]
-        for more in ({"sequence": True}, {"kept": True}):
-            with pytest.raises(errors.BadRequest, match="with an answer"):
-                group.publish("s", b"x", ephemeral=True, **more)  # type: ignore[arg-type]
+        with pytest.raises(errors.BadRequest, match="with wait_s"):
+            group.publish("s", b"x", ephemeral=True, wait_s=1)
         with pytest.raises(errors.BadRequest, match="with no shared memory"):
             by_9p.group("g").publish("s", b"x", ephemeral=True)
         with pytest.raises(errors.BadRequest, match="with an empty body"):
@@ -170,4 +169,4 @@ def test_many_of_them_hold_up_nothing(server: Server) -> None:
 
 
 def stored(group: mqfs.client.Group) -> int:
-    return int(group.stats()["streams"]["s"]["messages"])
+    return int(group.stats().streams["s"].messages)

@@ -31,7 +31,7 @@ CALLS: dict[str, Callable[[Group, str], Any]] = {
     "publish": lambda group, name: group.publish(name, "protect on\n"),
     "publish without create": lambda group, name: group.publish(name, "protect on\n", create=False),
     "publish with headers": lambda group, name: group.publish(name, "protect on\n", headers={"a": "b"}),
-    "publish and its sequence": lambda group, name: group.publish(name, "protect on\n", sequence=True),
+    "publish and its sequence": lambda group, name: group.publish(name, "protect on\n").sequence,
     "publish much": lambda group, name: group.publish(name, bytes(2_000_000)),
     "publish_many": lambda group, name: group.publish_many([("good", "1"), (name, "protect on\n")]),
     "publish_many with options": lambda group, name: group.publish_many([Outgoing(name, "1", priority=3)]),
@@ -62,7 +62,7 @@ def test_a_name_is_no_path(tree: Client, name: str, call: str) -> None:
     for bad in BAD:
         with pytest.raises(errors.BadName, match=r"is reserved|holds a (slash|NUL)"):
             CALLS[call](group, bad.replace("other", f"{name}-2"))
-    assert group.settings()["protect"] == other.settings()["protect"] == "off"
+    assert group.settings().protect is other.settings().protect is False
     assert set(group.streams()) <= {"good", "put"}
     assert other.streams() == []
     assert group.consumers() == []

@@ -7,9 +7,9 @@ import time
 import pytest
 
 import mqfs
-from mqfs import Client, Kept, Message, errors
+from mqfs import Client, Message, Receipt, errors
 from mqfs.client import Group
-from tests.support.eventually import HANG_S
+from tests.support.eventually import HANG_S, eventually
 
 SECOND_NS = 10**9
 
@@ -29,53 +29,91 @@ def test_a_message_knows_its_size_and_its_end(tree: Client, name: str) -> None:
 
 
 @pytest.mark.parametrize("create", [False, True])
-def test_publish_tells_what_is_kept(tree: Client, name: str, create: bool) -> None:
+def test_a_publish_has_a_receipt(tree: Client, name: str, create: bool) -> None:
     group = kept(tree, name)
     if not create:
         group.create("s")
     before = time.time_ns()
     told = [
-        group.publish("s", "a", kept=True, create=create),
-        group.publish("s", "b", kept=True, ttl=60, headers={"k": "v"}),
-        group.publish("s", "a", kept=True, id="x"),
-        group.publish("s", "again", kept=True, id="x"),
+        group.publish("s", "a", ttl="1h", create=create),
+        group.publish("s", "b", ttl=60, headers={"k": "v"}),
+        group.publish("s", "a", id="x"),
+        group.publish("s", "again", id="x"),
     ]
     group.ctl("ttl 30s")
-    told.append(group.publish("s", "c", kept=True))
+    told.append(group.publish("s", "c", priority=1))
     messages = list(group.history())
     assert [message.body for message in messages] == [b"a", b"b", b"a", b"c"]
-    wanted = [Kept(m.sequence, m.time_ns, m.expires_ns) for m in messages]
-    assert told == [*wanted[:3], wanted[2], wanted[3]._replace(expires_ns=wanted[3].time_ns + 30 * SECOND_NS)]
-    late = group.publish("s", "later", delay=3_600, kept=True)
-    assert isinstance(late, Kept)
+    wanted = [Receipt(m.sequence, m.time_ns, m.expires_ns, False, True) for m in messages]
+    wanted.insert(3, wanted[2]._replace(duplicate=True))
+    wanted[4] = wanted[4]._replace(expires_ns=wanted[4].time_ns + 30 * SECOND_NS)
+    assert told == wanted
+    late = group.publish("s", "later", delay=3_600)
     assert late.time_ns >= before + 3_600 * SECOND_NS
     assert late.expires_ns == late.time_ns + 30 * SECOND_NS
-    with pytest.raises(errors.TooLong):
-        group.publish("s", b"x" * 2_000_000, kept=True)
     with pytest.raises(errors.NotFound):
-        group.publish("missing", "a", kept=True, create=False)
-    assert isinstance(group.publish("s", "after an error", kept=True), Kept)
+        group.publish("missing", "a", ttl=1, create=False)
+    assert group.publish("s", "after an error", ttl=1).sequence > late.sequence
+    group.ctl("depth 1", "full drop-new")
+    assert group.publish("s", "no room") in (Receipt(retained=False), Receipt(retained=True))
+    assert group.publish("s", "no room", priority=1) == Receipt(retained=False)
+
+
+def test_a_plain_publish_has_a_receipt_and_no_headers(tree: Client, name: str) -> None:
+    group = kept(tree, name)
+    receipts = [group.publish("s", "a"), group.publish("s", b""), group.publish("s", b"x" * 2_000_000)]
+    messages = list(group.history())
+    assert [message.headers for message in messages] == [{}, {}, messages[2].headers]
+    assert [receipt.sequence for receipt in receipts] == [1, 2, 0], "a body in parts has no receipt"
+    assert [receipt.retained for receipt in receipts] == [True, True, None]
+
+
+def test_a_receipt_tells_whether_anything_retains_the_message(tree: Client, name: str) -> None:
+    group = tree.group(name, create=True)
+    assert group.publish("s", "lost").retained is False
+    assert group.publish("s", "lost", headers={"a": "b"}).retained is False
+    with group.subscribe("s"):
+        assert group.publish("s", "read", headers={"a": "b"}).retained is True
+    group.consume("c").close()
+    assert group.publish("s", "consumed", headers={"a": "b"}).retained is True
+    eventually(lambda: group.publish("s", "consumed").retained is True)
+    other = tree.group(f"{name}-all", create=True, settings=mqfs.Settings(replay="all"))
+    assert other.publish("s", "later").retained is True
 
 
 @pytest.mark.process
-def test_it_is_told_in_the_round_trip_of_the_write(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_receipt_comes_in_the_round_trip_of_the_write(name: str, request: pytest.FixtureRequest) -> None:
     with request.getfixturevalue("shared").connect(transport="9p") as client:
         group = kept(client, name)
-        group.publish("s", "a", kept=True)
+        group.publish("s", "a")
         sent = []
         connection = client._link.connection()  # type: ignore[attr-defined]
         send = connection.send
         connection.send = lambda requests, *more: sent.append(len(requests)) or send(requests, *more)
-        group.publish("s", "b", kept=True)
-        assert group.publish("s", "c", sequence=True) == 3
+        group.publish("s", "b", ttl=1)
+        assert group.publish("s", "c").sequence == 3
         assert sent == [2, 2], "the read leaves with the write"
+
+
+def test_a_publish_waits_for_room_as_long_as_it_was_told(tree: Client, name: str) -> None:
+    group = kept(tree, name, "full block", "depth 2")
+    for body in "ab":
+        group.publish("s", body, wait_s=HANG_S)
+    with pytest.raises(TimeoutError, match=r"publish failed: no room in stream 's' in 0\.05 s"):
+        group.publish("s", "c", wait_s=0.05)
+    with pytest.raises(TimeoutError, match="no room"):
+        group.publish("s", "c", wait_s=0, headers={"a": "b"})
+    assert [message.body for message in group.history()] == [b"a", b"b"]
+    group.purge("s")
+    assert group.publish("s", "d", wait_s=HANG_S).retained is True
+    assert [message.body for message in group.history()] == [b"d"], "what had no room was not published later"
 
 
 def test_values(tree: Client, name: str) -> None:
     group = kept(tree, name)
     value = {"name": "Ä", "list": [1, 2.5, None, True], "empty": {}}
     with group.subscribe() as messages:
-        assert group.publish_json("s", value, priority=7, sequence=True) == 1
+        assert group.publish_json("s", value, priority=7).sequence == 1
         message = messages.get(HANG_S)
     assert message.json() == value
     assert message.body == '{"name":"Ä","list":[1,2.5,null,true],"empty":{}}'.encode()
@@ -97,7 +135,7 @@ def test_empty_bodies(tree: Client, name: str) -> None:
         with group.writer("s"):
             pass
         group.ctl("eof s")
-        group.publish("s", memoryview(b""), sequence=True, single=False)
+        group.publish("s", memoryview(b""), single=False)
         wanted = [b"", b"x", b"", b"y", b"", b"", b""]
         assert [messages.get(HANG_S).body for _ in wanted] == wanted
         for body in wanted:

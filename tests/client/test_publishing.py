@@ -26,8 +26,8 @@ def bodies(group: Group, pattern: str = "#") -> list[bytes]:
 def test_a_message_is_what_was_said(tree: Client, name: str) -> None:
     group = kept(tree, name)
     before = time.time_ns()
-    assert group.publish("plain", b"\x00\xff") is None
-    at = group.publish("rich", "tëxt", priority=9, ttl="1h", headers={"colour": "blue", "empty": ""}, sequence=True)
+    assert group.publish("plain", b"\x00\xff").sequence == 1
+    at = group.publish("rich", "tëxt", priority=9, ttl="1h", headers={"colour": "blue", "empty": ""}).sequence
     plain, rich = group.history()
     assert plain == Message(plain.sequence, "plain", plain.time_ns, b"\x00\xff", {})
     assert before <= plain.time_ns <= rich.time_ns <= time.time_ns()
@@ -59,14 +59,14 @@ def test_bodies_of_any_size(tree: Client, name: str, size: int) -> None:
 def test_what_cannot_be_published(tree: Client, name: str, id: str) -> None:
     group = kept(tree, name)
     with pytest.raises(errors.TooLong):
-        group.publish("s", bytes(LARGEST + 1), id=id, sequence=True)
+        group.publish("s", bytes(LARGEST + 1), id=id, delay=1)
     with pytest.raises(errors.MqfsError, match="reserved"):
         group.publish(".hidden", b"x")
     with pytest.raises(errors.NotFound):
         group.publish("missing", b"x", create=False, id=id)
     with pytest.raises(errors.BadCommand, match="priority is a number from 0 to 9"):
         group.publish("s", b"x", priority=10)
-    assert group.publish("s", b"afterwards", id=id) is None
+    assert group.publish("s", b"afterwards", id=id).retained
     assert bodies(group) == [b"afterwards"]
 
 
@@ -81,8 +81,8 @@ def test_the_refusal_of_a_full_stream_is_the_trees(tree: Client, name: str) -> N
 
 def test_the_same_id_is_published_once(tree: Client, name: str) -> None:
     group = kept(tree, name)
-    first = group.publish("s", b"once", id="a", sequence=True)
-    assert group.publish("s", b"again", id="a", sequence=True) == first
+    first = group.publish("s", b"once", id="a").sequence
+    assert group.publish("s", b"again", id="a").sequence == first
     assert bodies(group) == [b"once"]
 
 
@@ -171,14 +171,15 @@ def test_what_there_is(tree: Client, name: str) -> None:
     assert tree.group(name).groups() == ["in"]
     assert "ner" in tree.group(f"{name}/in").groups()
     group.ctl("replay all", "ttl 1h")
-    assert {"replay": "all", "ttl": "1h", "deliver": "all"}.items() <= group.settings().items()
+    settings = group.settings()
+    assert (settings.replay, settings.ttl, settings.deliver) == ("all", 3_600.0, "all")
     with pytest.raises(errors.BadCommand, match="replay"):
         group.ctl("depth 5", "replay sometimes")
-    assert group.settings()["depth"] == "0"
+    assert group.settings().depth == 0
     group.publish("a", b"x")
-    assert group.stats()["streams"]["a"]["messages"] == 1
+    assert group.stats().streams["a"].messages == 1
     group.purge("a")
-    assert group.stats()["streams"]["a"]["messages"] == 0
+    assert group.stats().streams["a"].messages == 0
     group.unbind("all")
     group.remove("a")
     group.remove("b")
@@ -193,7 +194,7 @@ def test_deliver_can_be_set_after_publishing(tree: Client, name: str) -> None:
     group = tree.group(name, create=True)
     group.publish("s", b"x")
     group.ctl("deliver one")
-    assert group.settings()["deliver"] == "one"
+    assert group.settings().deliver == "one"
 
 
 # ---------------------------------------------------------------- history

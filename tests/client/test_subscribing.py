@@ -40,7 +40,7 @@ def parked(group: Group, count: int = 1) -> None:
     if group._link.direct(group.path) is not None:
         return
     for _ in range(20_000):
-        if group.stats()["cursors"] >= count:
+        if group.stats().cursors >= count:
             return
     raise AssertionError("no cursor")
 
@@ -91,7 +91,7 @@ def test_programs(tree: Client, name: str) -> None:
 def test_one_or_more_words(tree: Client, name: str) -> None:
     """As the wildcard of qpubs; by the log, a ring, a view, a consumer, a handler and after a restart alike."""
     group = tree.group(name, create=True, ctl=["replay all", "words . + '#' *", "bind view a.*"])
-    assert group.settings()["words"] == ". + '#' *"
+    assert group.settings().words == (".", "+", "#", "*")
     called: queue.SimpleQueue[str] = queue.SimpleQueue()
     group.on("a.*", lambda message: called.put(message.stream))
     with group.subscribe("a.*") as now, group.consume("c", over="view") as claims, group.subscribe("view") as view:
@@ -111,7 +111,7 @@ def test_one_or_more_words(tree: Client, name: str) -> None:
         group.subscribe("ab*")
     group.unbind("view")
     group.ctl("words . + '#'")
-    assert group.settings()["words"] == ". + '#'"
+    assert group.settings().words == (".", "+", "#")
 
 
 def test_patterns(tree: Client, name: str) -> None:

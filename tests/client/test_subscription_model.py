@@ -192,7 +192,7 @@ class Story:
             self.log,
             lambda stream: any(match(stream) for match in matches),
             existing=existing,
-            next_sequence=self.files.stats()["next"],
+            next_sequence=self.files.stats().next,
             sifts="later" in patterns and not self.log.written.get("later"),
         )
         self.followers.append((following, owed))
@@ -240,7 +240,7 @@ class Story:
             with contextlib.suppress(TimeoutError):
                 while True:
                     self.get(following, owed, patient(20) if owed.due() or owed.told < owed.lost else 0)
-            owed.settled(self.files.stats()["next"])
+            owed.settled(self.files.stats().next)
 
     def close(self) -> None:
         for following, _ in self.followers:

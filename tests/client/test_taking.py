@@ -18,7 +18,7 @@ import pytest
 
 import mqfs
 from mqfs import Client, errors, limits
-from mqfs.client import Claims, Group, aio
+from mqfs.client import Claims, Group, Singles, aio
 from tests.support import ROOT
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server, environment, short_folder, start
@@ -29,8 +29,9 @@ def work(tree: Client, name: str, *ctl: str, deliver: str = "one") -> Group:
 
 
 def waiting(group: Group, stream: str = "s") -> tuple[int, int]:
-    row = group.stats()["streams"][stream]["consumer"]
-    return int(row["waiting"]), int(row["claimed"])
+    row = group.stats().streams[stream].consumer
+    assert row is not None
+    return row.waiting, row.claimed
 
 
 def drained(claims: Claims) -> list[bytes]:
@@ -150,8 +151,9 @@ def test_every_word_about_a_claim(tree: Client, name: str) -> None:
             first.ack()
         with pytest.raises(TimeoutError):
             claims.get(0.01)
-    row = group.stats()["streams"]["s"]["consumer"]
-    assert (row["waiting"], row["delayed"]) == (2, 1)
+    row = group.stats().streams["s"].consumer
+    assert row is not None
+    assert (row.waiting, row.delayed) == (2, 1)
 
 
 def test_a_lease_that_ran_out_and_one_that_is_renewed(tree: Client, name: str) -> None:
@@ -176,18 +178,18 @@ def test_a_lease_that_ran_out_and_one_that_is_renewed(tree: Client, name: str) -
 def test_a_stream_that_is_missing(tree: Client, name: str) -> None:
     group = work(tree, name)
     with pytest.raises(errors.NotFound):
-        group.take("s")
+        group.take("s", create=False)
     assert group.streams() == []
-    with group.take("s", create=True) as claims:
+    with group.take("s") as claims:
         group.publish("s", b"1", create=False)
         claims.get(HANG_S).ack()
         group.remove("s")
         assert list(claims) == []
     assert group.streams() == []
     with pytest.raises(errors.NotFound):
-        group.take("s")
+        group.take("s", create=False)
     with pytest.raises(errors.NotFound):
-        tree.group(f"{name}-2", create=True).take("s")
+        tree.group(f"{name}-2", create=True).take("s", create=False)
 
 
 def test_it_is_no_consumer(tree: Client, name: str) -> None:
@@ -315,7 +317,7 @@ def test_one_for_one_goes_to_one_handler(tree: Client, name: str, deliver: str) 
 def waiting_singles(group: Group, deliver: str) -> int:
     if deliver == "one":
         return sum(waiting(group))
-    return int(group.stats()["streams"]["s"].get("singles", {"first": 0})["first"])
+    return int((group.stats().streams["s"].singles or Singles()).first)
 
 
 def test_a_handler_that_fails_is_called_again(tree: Client, name: str) -> None:
@@ -577,9 +579,9 @@ def test_awaited(request: pytest.FixtureRequest, tmp_path: Path, name: str, how:
         async with opening() as client:
             group = await client.group(name, create=True, ctl=["deliver one", "sync off"])
             with pytest.raises(errors.NotFound):
-                async with group.take("s"):
+                async with group.take("s", create=False):
                     pass
-            async with group.take("s", create=True, renew=False) as claims:
+            async with group.take("s", renew=False) as claims:
                 await group.publish_many([("s", b"1"), ("s", b"2")])
                 async with await claims.get() as claim:
                     assert claim.body == b"1"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from mqfs.client import Group, Outgoing
+from mqfs.client import Group, Outgoing, StreamStats
 from mqfs.errors import Disconnected
 from mqfs.fq import codec
 from mqfs.fq.codec import Message, MessageParser
@@ -228,8 +228,8 @@ def test_it_waits_while_its_user_may_open_no_file() -> None:
 
 def forget(group: Group) -> None:
     """Have all ids of before forgotten: wait until one more is."""
-    first = group.publish("probe", b"probe", id="probe", sequence=True)
-    eventually(lambda: group.publish("probe", b"probe", id="probe", sequence=True) != first, "the end of dedup")
+    first = group.publish("probe", b"probe", id="probe").sequence
+    eventually(lambda: group.publish("probe", b"probe", id="probe").sequence != first, "the end of dedup")
 
 
 def take(group: Group, count: int) -> Counter[bytes]:
@@ -239,14 +239,14 @@ def take(group: Group, count: int) -> Counter[bytes]:
         while bodies.total() < count:
             with claims.get(HANG_S) as claim:
                 bodies[claim.body] += 1
-    assert group.stats()["consumers"]["slow"]["waiting"] == 0
+    assert group.stats().consumers["slow"].waiting == 0
     return bodies
 
 
 def blocked(group: Group) -> int:
     """Writes to the stream that wait for room."""
     try:
-        return int(group.stats()["streams"].get("a", {"blocked": 0})["blocked"])
+        return group.stats().streams.get("a", StreamStats()).blocked
     except Disconnected:
         return 0
 

@@ -91,7 +91,7 @@ def test_a_peer_confirms_all_that_it_says(server: Server, address: str) -> None:
         assert bodies(peer, 3) == numbered(3)
         said = codec.Message(codec.CONFIRM, b"", bytes(codec.ID_BYTES), (3).to_bytes(8))
         peer.data.sendall(codec.relayed(said))
-        eventually(lambda: group.stats()["consumers"]["peer"]["claimed"] == 0, "the last to be acked, too")
+        eventually(lambda: group.stats().consumers["peer"].claimed == 0, "the last to be acked, too")
 
 
 def test_unbind(address: str) -> None:
@@ -181,9 +181,9 @@ def test_a_queue_that_is_made_permanent_is_not_held_open(server: Server, address
     with Client(address, "stays", with_data=False) as asks, server.connect() as tree:
         asks.bind("stays")
         group = tree.group("fq/stays")
-        assert group.stats()["consumers"]["stays"]["handles"] == 1
+        assert group.stats().consumers["stays"].handles == 1
         with Client(address, "stays", "mem:public,permanent", with_data=False):
-            assert group.stats()["consumers"]["stays"]["handles"] == 0
+            assert group.stats().consumers["stays"].handles == 0
 
 
 def test_backlogs(server: Server, address: str) -> None:
@@ -204,7 +204,7 @@ def test_a_queue_without_a_name_is_private_and_goes(server: Server, address: str
     assert stats(port(server))["exchanges"]["unnamed"]["routes"] == {}
     with server.connect() as tree:
         assert tree.group("fq/unnamed").consumers() == []
-        assert "bind" not in tree.group("fq/unnamed").settings()
+        assert not [line for line in tree.group("fq/unnamed")._ctl_lines() if line.startswith("bind")]
 
 
 def test_drop_loses_the_newest_and_counts(server: Server, address: str) -> None:

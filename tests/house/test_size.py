@@ -15,7 +15,7 @@ ALONE_LINES = 120  # of a file that one other imports: with less it is a part of
 PUBLIC_MEMBERS = 20  # of a class: methods and properties
 MEDIAN, NINTH, LONGEST = 5, 15, 50  # lines of a function's body
 EXEMPT = {
-    "mqfs/client/group.py: Group": 26,  # each one line over a part
+    "mqfs/client/group.py: Group": 28,  # each one line over a part
 }
 
 

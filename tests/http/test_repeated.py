@@ -183,7 +183,7 @@ def test_data_line(web: Web, group: str, again: Publisher) -> None:
 def test_a_ring(web: Web, group: str, again: Publisher) -> None:
     with mqfs.connect(web.server.address, transport="ring") as client:
         for number in range(4, 10, 2):
-            assert client.group(group[1:]).publish("s", "r", sequence=True) == number
+            assert client.group(group[1:]).publish("s", "r").sequence == number
             assert again.send(b"h").endswith(b"\r\n\r\n%d\n" % (number + 1))
     assert web.get(f"{group}/s").body == b"123rhrhrh"
 

@@ -98,7 +98,7 @@ def test_async(backend: str) -> None:
         with anyio.fail_after(HANG_S):
             async with mqfs.serve() as server, aio.connect(server.address) as client:
                 group = await client.group("g", create=True)
-                assert await group.publish("s", "x", sequence=True) == 1
+                assert (await group.publish("s", "x")).sequence == 1
         assert not server.running
 
     anyio.run(main, backend=backend)
@@ -106,7 +106,7 @@ def test_async(backend: str) -> None:
 
 def test_importing_the_library_loads_no_server() -> None:
     look = "print('trio' in sys.modules)"
-    program = f"import mqfs, sys; mqfs.connect; mqfs.Kept; {look}; mqfs.serve; {look}"
+    program = f"import mqfs, sys; mqfs.connect; mqfs.Receipt; {look}; mqfs.serve; {look}"
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, check=True
     )

@@ -71,8 +71,8 @@ class Campaign:
         """Messages in the copy; -1 while nobody answers."""
         try:
             with self.connected() as client:
-                streams = client.group("g").stats()["streams"]
-                return int(streams["out"]["messages"]) if "out" in streams else 0
+                streams = client.group("g").stats().streams
+                return streams["out"].messages if "out" in streams else 0
         except Exception:
             return -1
 

@@ -98,13 +98,14 @@ class EmbeddedTransport:
         while self.dropped:
             self.dropped.pop().close()
 
-    def do(self, call: Callable[[], Step[T]]) -> T:
-        """The result of a call of the engine. An interrupt (Ctrl-C) cancels the call, if that is still possible."""
+    def do(self, call: Callable[[], Step[T]], timeout: float | None = None) -> T:
+        """The result of a call of the engine. An interrupt (Ctrl-C) cancels the call, if that is still possible, and
+        so does the time-out."""
         gate: queue.SimpleQueue[bool] = queue.SimpleQueue()
         with self.lock:
             self.require()
             step = self.start(call(), gate)
-        return self.finish(step, gate) if isinstance(step, Wait) else step
+        return self.finish(step, gate, timeout) if isinstance(step, Wait) else step
 
     def start(self, step: Step[T], gate: queue.SimpleQueue[bool]) -> Step[T]:
         """The step; the gate opens when it is settled. The lock is held."""
@@ -270,9 +271,9 @@ class EmbeddedFile:
     def write(self, data: bytes) -> None:
         self._link.do(lambda: self.handle.write(data))
 
-    def ask(self, data: bytes) -> bytes:
+    def ask(self, data: bytes, timeout: float | None = None) -> bytes:
         try:
-            self.write(data)
+            self._link.do(lambda: self.handle.write(data), timeout)
         except MqfsError:
             self.receive()  # the error text
             raise

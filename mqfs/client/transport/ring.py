@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from mqfs import limits
@@ -92,6 +93,7 @@ class RingLink(NinepTransport):
 # to the files.
 
 SLICE_S = 0.1  # of a wait, between two checks whether the client was closed
+RETENTION_S = 1.0  # between two questions whether anything retains the messages of a group
 ANSWER_S = 5.0  # in which a server that took over a ring has committed its messages
 _MESSAGE = int(Kind.MESSAGE)
 
@@ -101,8 +103,20 @@ class RingGroup:
 
     def __init__(self, link: Link, path: str, attachment: RingAttachment) -> None:
         self._link, self._path, self._attachment = link, path, attachment
+        self._ask_at = 0.0  # when streams that retained nothing are asked about again
 
     # ------------------------------------------------------------ publishing
+
+    def is_retaining(self, stream: str) -> bool | None:
+        """See `Direct`."""
+        at = self._attachment.now
+        known = None if at is None else at.retained.get(stream)
+        if at is not None and known is False and time.monotonic() >= self._ask_at:
+            self._ask_at = time.monotonic() + RETENTION_S
+            with suppress(MqfsError):
+                at.number(stream)
+                known = at.retained.get(stream)
+        return known
 
     def publish_ephemeral(self, stream: str, body: bytes) -> bool:
         """See `Direct`."""

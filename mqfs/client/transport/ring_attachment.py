@@ -55,6 +55,7 @@ class Attached:
         self.is_replaced = False  # replaced by another
         self.publishing = threading.Lock()
         self.numbers: dict[str, int] = {}  # of streams; constant in one generation
+        self.retained: dict[str, bool | None] = {}  # by stream: whether anything retains messages, when it was asked
 
     @property
     def next(self) -> int:
@@ -71,7 +72,7 @@ class Attached:
         if answer.get("view"):
             return None
         number: int = answer["number"]
-        self.numbers[stream] = number
+        self.numbers[stream], self.retained[stream] = number, answer.get("retained")
         return number
 
     def name(self, number: int) -> str | None:

@@ -483,13 +483,19 @@ class File(io.RawIOBase):
         """Write one message. Raises TooLong."""
         return self.client.do(self.channel.write(bytes(data)))
 
-    def ask(self, data: bytes) -> bytes:
-        """One write and the read after it, of a short answer, in one round trip."""
+    def ask(self, data: bytes, timeout: float | None = None) -> bytes:
+        """One write, which waits for at most `timeout` seconds, and the read after it, of a short answer, in one round
+        trip. After TimeoutError nothing is written."""
         client, procedure = self.client, self.channel.read(ANSWER_BYTES)
         written, read = client.send([self.channel.request(data), next(procedure)])
         try:
-            client.answer(written)
-        except MqfsError:
+            try:
+                client.answer(written, None if timeout is None else time.monotonic() + timeout)
+            except TimeoutError:
+                if (late := client.give_up(written)) is None:
+                    raise
+                expect(cast(Fcall, written.request), late)
+        except (MqfsError, TimeoutError):
             client.give_up(read)
             raise
         try:

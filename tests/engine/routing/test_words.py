@@ -161,6 +161,6 @@ def test_they_survive_a_restart(tmp_path: Path) -> None:
         group.publish("a:1", b"x")
     with mqfs.open(tmp_path / "store") as client:
         group = client.group("g")
-        assert group.settings()["words"] == ": + '#'"
+        assert group.settings().words == (":", "+", "#")
         for pattern in ("v", "a:+", "#"):
             assert [message.body for message in group.history(pattern=pattern)] == [b"x"]

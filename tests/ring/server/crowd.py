@@ -55,7 +55,7 @@ def produce(group: Any, stream: str, name: str, mode: str, tell: Callable[[str],
                 tell("\n".join(f"told {number + n} 0" for n in range(done)))
             else:
                 more = {"headers": {"of": name}} if mode == "put" else {"wait": mode}
-                sequence = group.publish(stream, bodies[0], sequence=True, **more)
+                sequence = group.publish(stream, bodies[0], **more).sequence
                 tell(f"told {number} {sequence}")
         except Disconnected as error:
             known = getattr(error, "published", 0)

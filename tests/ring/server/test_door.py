@@ -91,7 +91,7 @@ def test_what_it_gives(away: Server) -> None:
         assert said.keys() == {"generation", "group", "sync", "keep", "deliver", "ttl_ns", "words", "ephemeral"}
         assert (said["sync"], said["keep"], said["deliver"]) == ("always", "disk", "all")
         assert said["ttl_ns"] == 3_600 * 10**9
-        assert said["group"] == client.group("g").stats()["group"]
+        assert said["group"] == client.group("g").stats().group
         handle = ring.attach(caller.fds[0], said["generation"])
         number = caller.ask(stream="tëxt")["number"]
         assert caller.ask(number=number) == {"number": number, "stream": "tëxt"}
@@ -264,7 +264,7 @@ def test_ring_says_who_attaches() -> None:
                 group = client.group("g", create=True)
                 group.create("s")
                 (folder / "mq" / "g" / "s").chmod(0o666)
-                assert group.settings()["ring"] == "owner"
+                assert group.settings().ring == "owner"
                 said, fds = by_nobody(away, "g")
                 assert (said["error"], fds) == ("Denied", 0)
                 assert "ring owner" in said["text"]
@@ -504,4 +504,4 @@ def test_a_path_longer_than_an_address() -> None:
         address = f"unix!{deep}/s"
         assert len(f"{deep}/s") <= 107 < len(f"{deep}/s.ring")
         with Server("--listen", address, cwd=folder), mqfs.connect(address, transport="ring") as client:
-            assert client.group("g", create=True).publish("s", b"x", sequence=True) == 1
+            assert client.group("g", create=True).publish("s", b"x").sequence == 1

@@ -47,8 +47,8 @@ def test_a_failing_disk(tmp_path: Path, call: str) -> None:
     try:
         with mqfs.connect(address, transport="ring") as client:
             group = client.group("a", create=True, ctl=["replay all", "sync always"])
-            told = [group.publish("s", b"before", sequence=True)]
-            told += [group.publish("s", b"published", sequence=True, wait="published")]
+            told = [group.publish("s", b"before").sequence]
+            told += [group.publish("s", b"published", wait="published").sequence]
             failures: list[BaseException] = []
 
             def commit(turn: int) -> None:
@@ -70,7 +70,7 @@ def test_a_failing_disk(tmp_path: Path, call: str) -> None:
             assert all(isinstance(error, DiskFailed | ReadOnly | Disconnected) for error in failures), failures
             with pytest.raises((DiskFailed, ReadOnly)):
                 group.publish("s", b"later", headers={"a": "b"})
-            assert group.stats()["read_only"]
+            assert group.stats().read_only
         (tmp_path / f"fails-{call}").unlink()
         assert "Traceback" not in server.text(), server.text()
     finally:

@@ -243,7 +243,7 @@ def test_words(away: Server) -> None:
                 each.publish("s", b"x", wait="soon")  # type: ignore[arg-type]
             each.publish("s", b"x", wait="published")
             assert each.publish_many([("s", b"y"), ("t", b"z")], wait="published") == 2
-        assert group.publish("s", b"last", sequence=True) == 7
+        assert group.publish("s", b"last").sequence == 7
         eventually(lambda: bodies(group.history()) == [b"x", b"y", b"z"] * 2 + [b"last"], "all are kept")
 
 
@@ -444,14 +444,14 @@ def test_what_is_published_outlives_the_server(away: Server) -> None:
     """Not committed, as the server is stopped: but it is in the ring."""
     with away.connect() as client:
         group = kept(client)
-        assert group.publish("s", b"0", sequence=True) == 1
+        assert group.publish("s", b"0").sequence == 1
         os.kill(away.pid, signal.SIGSTOP)
         group.publish("s", b"1", wait="published")
         group.publish_many([("s", b"2"), ("s", b"3")], wait="published")
         away.kill()
-        assert group.publish("s", b"4", wait="published", sequence=True) == 5
+        assert group.publish("s", b"4", wait="published").sequence == 5
         away.start()
-        assert group.publish("s", b"5", sequence=True) == 6
+        assert group.publish("s", b"5").sequence == 6
         assert [(m.sequence, m.body) for m in group.history()] == [(n + 1, b"%d" % n) for n in range(6)]
 
 
@@ -472,7 +472,7 @@ def test_kills_under_load(away: Server) -> None:
                 while not stop.is_set():
                     number = len(published[stream])
                     if number % 5:
-                        sequence = mine.publish(stream, str(number), sequence=True)
+                        sequence = mine.publish(stream, str(number)).sequence
                         assert sequence is not None
                         published[stream].append(sequence)
                     else:
@@ -673,7 +673,7 @@ def test_what_was_read_is_let_go_of(away: Server) -> None:
         group.create("s")
 
         def keeps() -> int:
-            found: int = group.stats()["streams"]["s"]["messages"]
+            found: int = group.stats().streams["s"].messages
             return found
 
         with group.subscribe() as messages:

@@ -1,0 +1,381 @@
+"""What a group says about itself: its settings, its counters, and a consumer's.
+
+Times and durations are seconds here; `ctl` and `.stats` of mqfs(4) have the same values as texts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+import attrs
+
+from mqfs.client.types import Duration, Link, Moment, read_whole
+from mqfs.errors import BadRequest, NotFound
+from mqfs.syntax.duration import format_duration, format_moment, parse_duration
+from mqfs.syntax.quoting import command_lines, quote_word, split
+
+T = TypeVar("T")
+
+_SECOND_NS = 10**9
+_DURATIONS = {"ttl", "lease", "dedup", "idle"}
+_SWITCHES = {"protect", "sender"}
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """The settings of a group, for `Client.group` and `Group.ctl`; of `Group.settings` all are set.
+
+    None leaves a setting as it is. Durations are seconds, "30s" or a timedelta, and seconds where they are read.
+
+    Attributes:
+        data: What a write is: "message", "line" (a message each line), or "coalesce" (a part of one stream of bytes).
+        replay: Where a reader begins, and so what is retained: "off", "last" or "all".
+        depth: The most messages of a stream, or a size such as "64K". 0: no bound.
+        ttl: How long a message lives. 0: for ever.
+        deliver: The receivers of a message: "all" readers, or "one".
+        ack: The acknowledgement with `deliver="one"`: that a message is "read", or that the "next" one is.
+        full: The answer to a write to a full stream: "drop-old", "drop-new", "block" or "reject".
+        sync: When a publish returns: "always" on disk, "off", or on disk within a duration.
+        keep: Where messages are: on "disk", or in memory, "ring".
+        ring: Whose programs may use shared memory: the "owner", "all" or "off".
+        lease: How long a message may be claimed. 0: while its reader has it.
+        retries: Failed deliveries until a message is a dead letter. 0: no bound.
+        backoff: The shortest and the longest wait after a failed delivery.
+        dead: The name of the stream of dead letters.
+        order: Which message of a priority is claimed first: by "sequence" or "expiry".
+        dedup: How long the `id` of a message is known.
+        idle: After what time an unused, empty stream is removed. 0: never.
+        protect: Whether nothing may be removed, renamed or dropped.
+        sender: Whether every message has the header `sender`.
+        words: The separator and the wildcards of patterns: ".", "*" and "#".
+    """
+
+    data: Literal["message", "line", "coalesce"] | None = None
+    replay: Literal["off", "last", "all"] | None = None
+    depth: int | str | None = None
+    ttl: Duration | None = None
+    deliver: Literal["all", "one"] | None = None
+    ack: Literal["read", "next"] | None = None
+    full: Literal["drop-old", "drop-new", "block", "reject"] | None = None
+    sync: Duration | Literal["always", "off"] | None = None
+    keep: Literal["disk", "ring"] | None = None
+    ring: Literal["owner", "all", "off"] | None = None
+    lease: Duration | None = None
+    retries: int | None = None
+    backoff: tuple[Duration, Duration] | None = None
+    dead: str | None = None
+    order: Literal["sequence", "expiry"] | None = None
+    dedup: Duration | None = None
+    idle: Duration | None = None
+    protect: bool | None = None
+    sender: bool | None = None
+    words: tuple[str, ...] | None = None
+
+    def lines(self) -> list[str]:
+        """The lines of ctl that set these.
+
+        Returns:
+            A line for each setting that is not None, in an order in which ctl takes them.
+
+        Raises:
+            BadCommand: A duration is invalid.
+        """
+        values = attrs.asdict(self, recurse=False)
+        return [f"{key} {_word_of(key, value)}" for key, value in values.items() if value is not None]
+
+    @classmethod
+    def parse(cls, lines: Sequence[str]) -> Settings:
+        """Read the settings that ctl prints.
+
+        Args:
+            lines: Of ctl; those of views, consumers and unknown settings are ignored.
+
+        Returns:
+            The settings, durations in seconds.
+        """
+        known = {field.name for field in attrs.fields(cls)}
+        rows = (row.partition(" ") for row in lines)
+        return cls(**{key: _value_of(key, text) for key, _, text in rows if key in known})
+
+
+def _word_of(key: str, value: Any) -> str:
+    if key == "words":
+        return " ".join(map(quote_word, value))
+    if key == "backoff":
+        return " ".join(map(format_duration, value))
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if key in _DURATIONS or (key == "sync" and value not in ("always", "off")):
+        return format_duration(value)
+    return quote_word(str(value)) if key == "dead" else str(value)
+
+
+def _value_of(key: str, text: str) -> Any:
+    if key in _DURATIONS or (key == "sync" and text not in ("always", "off")):
+        return parse_duration(text) / _SECOND_NS
+    if key == "backoff":
+        return tuple(parse_duration(word) / _SECOND_NS for word in text.split())
+    if key in _SWITCHES:
+        return text == "on"
+    if key == "words":
+        return tuple(split(text))
+    if key == "dead":
+        return split(text)[0]
+    return int(text) if text.isdigit() else text
+
+
+def setting_lines(settings: Settings | None, lines: Sequence[str]) -> list[str]:
+    """The lines of ctl of both. Raises BadRequest for another kind of settings."""
+    if settings is not None and not isinstance(settings, Settings):
+        raise BadRequest(f"invalid settings {settings!r} (expected mqfs.Settings, or ctl=[LINE, ...])")
+    return [*(settings.lines() if settings is not None else ()), *lines]
+
+
+# ---------------------------------------------------------------- counters
+
+
+@attrs.frozen(kw_only=True)
+class ConsumerInfo:
+    """A consumer's position and counters.
+
+    Attributes:
+        over: Its stream or view. Empty: the whole group.
+        low: The sequence below which everything is acknowledged.
+        claimed: Messages in flight.
+        waiting: Messages to be claimed, delayed ones too.
+        delayed: Those of them that wait for their time.
+        oldest: When the oldest waiting message was written, UNIX seconds. None: none waits.
+        handles: Open handles on it.
+        parked: Reads that wait for a message.
+        delivered: Deliveries since the server started.
+        acknowledged: Messages acknowledged since the server started.
+        failed: Failed deliveries since the server started.
+        dead: Messages that became dead letters since the server started.
+    """
+
+    over: str = ""
+    low: int = 0
+    claimed: int = 0
+    waiting: int = 0
+    delayed: int = 0
+    oldest: float | None = None
+    handles: int = 0
+    parked: int = 0
+    delivered: int = 0
+    acknowledged: int = 0
+    failed: int = 0
+    dead: int = 0
+
+    @property
+    def lag(self) -> int:
+        """Messages that are not acknowledged: those that wait, and those in flight."""
+        return self.waiting + self.claimed
+
+
+@attrs.frozen(kw_only=True)
+class Singles:
+    """The exclusive messages of a stream, with `deliver all`.
+
+    Attributes:
+        first: The sequence of the first that no reader has. 0: there is none.
+        parked: Reads that wait for one.
+    """
+
+    first: int = 0
+    parked: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class StreamStats:
+    """A stream's place in the log and its counters.
+
+    Attributes:
+        number: Its number in the log.
+        messages: Retained messages.
+        bytes: The size of their bodies.
+        floor: The sequence below which nothing is retained.
+        cut: The sequence below which a bound or `purge` removed messages.
+        first: The sequence of the first retained message. None: there is none.
+        newest: That of the last one.
+        written: Messages since the server started.
+        readers: Open readers of its file.
+        waiting: Their reads that wait.
+        blocked: Writes that wait for room.
+        consumer: Its own consumer, with `deliver one`; else None.
+        singles: Its exclusive messages; None: there are none.
+    """
+
+    number: int = 0
+    messages: int = 0
+    bytes: int = 0
+    floor: int = 0
+    cut: int = 0
+    first: int | None = None
+    newest: int | None = None
+    written: int = 0
+    readers: int = 0
+    waiting: int = 0
+    blocked: int = 0
+    consumer: ConsumerInfo | None = None
+    singles: Singles | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Stats:
+    """A group's counters, those of its streams and of its consumers; since the server started where it says so.
+
+    Attributes:
+        store: A text that no other store has.
+        group: The group's number in the store.
+        groups: The names of the groups inside.
+        next: The sequence of the next message.
+        log_bytes: The size of the log on disk.
+        plain: Whether every retained message can be read.
+        read_only: Whether the log can only be read.
+        disk_full: Whether the disk had no room for a write.
+        failure: Why the log can only be read; else None.
+        damaged: Records that did not pass their check.
+        written: Messages since the server started.
+        written_bytes: The size of their bodies.
+        read: Messages that were read since the server started.
+        discarded: Messages that `full drop-new` discarded since the server started.
+        cut: Messages that `full drop-old` evicted since the server started.
+        fell_behind: How often readers fell behind since the server started.
+        lost: Messages that they missed.
+        refused: Refused writes since the server started.
+        order_readers: Open readers of `order`.
+        cursors: Open cursors: subscriptions by 9P have one each.
+        held: Delayed messages.
+        dead_letters: Messages in the stream of dead letters.
+        streams: The streams by name.
+        views: The number of open readers of each view.
+        consumers: The consumers by name.
+    """
+
+    store: str = ""
+    group: int = 0
+    groups: tuple[str, ...] = ()
+    next: int = 0
+    log_bytes: int = 0
+    plain: bool = True
+    read_only: bool = False
+    disk_full: bool = False
+    failure: str | None = None
+    damaged: int = 0
+    written: int = 0
+    written_bytes: int = 0
+    read: int = 0
+    discarded: int = 0
+    cut: int = 0
+    fell_behind: int = 0
+    lost: int = 0
+    refused: int = 0
+    order_readers: int = 0
+    cursors: int = 0
+    held: int = 0
+    dead_letters: int = 0
+    streams: Mapping[str, StreamStats] = attrs.field(factory=dict)
+    views: Mapping[str, int] = attrs.field(factory=dict)
+    consumers: Mapping[str, ConsumerInfo] = attrs.field(factory=dict)
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Any]) -> Stats:
+        """Read the object of `.stats`.
+
+        Args:
+            value: The decoded JSON. Unknown keys are ignored.
+
+        Returns:
+            The counters.
+        """
+        more = {
+            "groups": tuple(value.get("groups", ())),
+            "streams": {name: _stream(row) for name, row in value.get("streams", {}).items()},
+            "views": {name: row["readers"] for name, row in value.get("views", {}).items()},
+            "consumers": {name: _made(ConsumerInfo, row) for name, row in value.get("consumers", {}).items()},
+        }
+        return _made(cls, {**value, **more})
+
+
+def _stream(row: Mapping[str, Any]) -> StreamStats:
+    consumer, singles = row.get("consumer"), row.get("singles")
+    more = {
+        "consumer": None if consumer is None else _made(ConsumerInfo, consumer),
+        "singles": None if singles is None else _made(Singles, singles),
+    }
+    return _made(StreamStats, {**row, **more})
+
+
+def _made(kind: type[T], row: Mapping[str, Any]) -> T:
+    known = {field.name for field in attrs.fields(kind)}  # type: ignore[arg-type]
+    return kind(**{key: value for key, value in row.items() if key in known})
+
+
+# ---------------------------------------------------------------- one consumer
+
+
+class Consumer:
+    """A consumer to look at and to move, from `Group.consumer`; `Group.consume` gets its messages. Thread-safe.
+
+    Attributes:
+        name: Its name.
+    """
+
+    def __init__(self, link: Link, group: str, name: str) -> None:
+        self.name = name
+        self._link, self._group = link, group
+
+    def __repr__(self) -> str:
+        return f"<mqfs consumer {self.name!r} of group {self._group or '/'!r} at {self._link.label}>"
+
+    def info(self) -> ConsumerInfo:
+        """Read its position and counters.
+
+        Returns:
+            Those of now.
+
+        Raises:
+            NotFound: It is missing.
+        """
+        stats = Stats.parse(json.loads(read_whole(self._link, f"{self._group}/.stats")))
+        if self.name not in stats.consumers:
+            raise NotFound(f"no consumer {self.name!r} in group {self._group or '/'!r}")
+        return stats.consumers[self.name]
+
+    def lag(self) -> int:
+        """Count the messages that are not acknowledged.
+
+        Returns:
+            Those that wait, and those in flight.
+
+        Raises:
+            NotFound: It is missing.
+        """
+        return self.info().lag
+
+    def seek(self, to: int | Literal["first", "last", "end"] | None = None, *, since: Moment | None = None) -> None:
+        """Move it, for all its handles. Claims in flight are void, and their messages may come again.
+
+        Args:
+            to: A sequence, of which a negative one counts messages from the end; "first": the oldest retained message;
+                "last": the newest; "end": after the newest.
+            since: UNIX seconds or a datetime, or how long ago: "10m" or a timedelta. Instead of `to`.
+
+        Raises:
+            NotFound: It is missing.
+            BadRequest: Both `to` and `since`, or none.
+            Denied: The user has no r or no w on it.
+        """
+        if (to is None) == (since is None):
+            raise BadRequest("seek failed: to and since (expected one of them)")
+        place = str(to) if since is None else format_moment(since)
+        file = self._link.open(f"{self._group}/.consumers/{self.name}", "w")
+        try:
+            file.write(command_lines(f"seek {place}"))
+        finally:
+            file.close()
+
+
+__all__ = ["Consumer", "ConsumerInfo", "Settings", "Singles", "Stats", "StreamStats"]

@@ -1,0 +1,157 @@
+"""A durable queue with the calls of `queue.Queue`, over a stream and a consumer."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from queue import Empty, Full
+from types import TracebackType
+
+from mqfs.client.delivery import Claim
+from mqfs.client.group import Group
+from mqfs.client.types import Body
+from mqfs.errors import StreamFull
+
+POLL_S = 0.05  # between two looks of `join`
+
+
+class Queue:
+    """A queue of bodies, shared by programs and kept over their ends: `put`, `get`, `task_done` as in `queue.Queue`.
+
+    An item that was got is in flight until `task_done`, which acknowledges the oldest one that this thread has got.
+    Where the program ends before, another one gets it again. A `with` block closes the queue.
+
+        with mqfs.connect() as client, mqfs.Queue(client.group("jobs", create=True), "mail") as mails:
+            mails.put(b"hello")
+            send(mails.get())
+            mails.task_done()
+    """
+
+    def __init__(self, group: Group, stream: str, *, consumer: str = "") -> None:
+        """Open a queue.
+
+        Args:
+            group: Its group, with `deliver all`.
+            stream: Its stream, made where it is missing.
+            consumer: The name of its consumer, made where it is missing. Empty: the stream's name.
+
+        Raises:
+            MqfsError: See `Group.consume`.
+        """
+        group.create(stream)
+        self._group, self._stream, self._name = group, stream, consumer or stream
+        self._claims = group.consume(self._name, over=stream)
+        self._taken = threading.local()
+
+    def __repr__(self) -> str:
+        return f"<mqfs queue {self._stream!r} of {self._group!r}>"
+
+    def put(self, item: Body, block: bool = True, timeout: float | None = None) -> None:
+        """Append an item, which is then as durable as the group's `sync` demands.
+
+        Args:
+            item: Its bytes; text as UTF-8.
+            block: Whether to wait for room, in a group with `depth` and `full block`.
+            timeout: The most seconds to wait for room. None: without limit.
+
+        Raises:
+            queue.Full: There was no room.
+        """
+        try:
+            self._group.publish(self._stream, item, wait_s=timeout if block else 0.0)
+        except (StreamFull, TimeoutError):
+            raise Full from None
+
+    def put_nowait(self, item: Body) -> None:
+        """Append an item, if there is room.
+
+        Args:
+            item: Its bytes; text as UTF-8.
+
+        Raises:
+            queue.Full: There is no room.
+        """
+        self.put(item, block=False)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> bytes:
+        """Take the next item; `task_done` has to follow.
+
+        Args:
+            block: Whether to wait for one.
+            timeout: The most seconds to wait. None: without limit.
+
+        Returns:
+            Its bytes.
+
+        Raises:
+            queue.Empty: There was none.
+        """
+        try:
+            claim = self._claims.get(timeout if block else 0.0)
+        except TimeoutError:
+            raise Empty from None
+        self._open.append(claim)
+        return claim.body
+
+    def get_nowait(self) -> bytes:
+        """Take the next item, if there is one.
+
+        Returns:
+            Its bytes.
+
+        Raises:
+            queue.Empty: There is none.
+        """
+        return self.get(block=False)
+
+    @property
+    def _open(self) -> deque[Claim]:
+        """The claims of this thread."""
+        if not hasattr(self._taken, "claims"):
+            self._taken.claims = deque()
+        claims: deque[Claim] = self._taken.claims
+        return claims
+
+    def task_done(self) -> None:
+        """Acknowledge the oldest item that this thread has got.
+
+        Raises:
+            ValueError: It has none.
+            Stale: The item went to another program meanwhile, by its lease or a lost connection.
+        """
+        if not self._open:
+            raise ValueError("task_done failed: no item of this thread (expected one call for each get)")
+        self._open.popleft().ack()
+
+    def qsize(self) -> int:
+        """Count the items that no program has got.
+
+        Returns:
+            Those of now; other programs put and get, too.
+        """
+        return self._group.consumer(self._name).info().waiting
+
+    def empty(self) -> bool:
+        """Ask whether no item waits.
+
+        Returns:
+            Whether that is so now.
+        """
+        return not self.qsize()
+
+    def join(self) -> None:
+        """Wait until every item was got, and acknowledged by `task_done`, by this program or another."""
+        while self._group.consumer(self._name).lag():
+            threading.Event().wait(POLL_S)
+
+    def close(self) -> None:
+        """Close it. Items without `task_done` go to others."""
+        self._claims.close()
+
+    def __enter__(self) -> Queue:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._claims.close(release=error is None)
