@@ -33,7 +33,7 @@ SHELLS = ("bash", "zsh", "fish")
 PROGRAMS = ("mq", "mq-work", "mq-cat", "pin", "mqfs")
 
 
-@click.command("completion")
+@click.command("completion", short_help="Print the completion script of all commands.")
 @click.argument("shell", type=click.Choice(SHELLS), required=False, metavar="[bash|zsh|fish]")
 @click.pass_context
 def command(context: click.Context, shell: str | None) -> None:

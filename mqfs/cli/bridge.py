@@ -34,10 +34,10 @@ def _separators(context: click.Context, option: click.Parameter, value: str) -> 
 @click.argument("folder", metavar="DIR")
 @click.argument("address")
 @click.argument("group")
-@click.option("--in", "direction", flag_value="in", help="Only from the folder into the group.")
-@click.option("--out", "direction", flag_value="out", help="Only from the group into the folder.")
-@click.option("--both", "direction", flag_value="both", default=True, help="Both ways. The default.")
-@click.option("--select", multiple=True, metavar="PATTERN", help="Only these streams. Repeatable.")
+@click.option("--in", "direction", flag_value="in", help="Carry from the folder into the group only.")
+@click.option("--out", "direction", flag_value="out", help="Carry from the group into the folder only.")
+@click.option("--both", "direction", flag_value="both", default=True, help="Carry both ways. The default.")
+@click.option("--select", multiple=True, metavar="PATTERN", help="Carry these streams only. Repeatable.")
 @click.option("--no-singles", is_flag=True, help="Leave messages for one worker where they are.")
 @click.option(
     "--poll", default="1s", callback=_duration, metavar="DURATION", show_default=True, help="Interval between scans."

@@ -81,7 +81,9 @@ def check(store: str, fix: bool) -> int:
 @click.option("--at", metavar="ADDRESS", help="Address of a running server; else one is started.")
 @click.option("--mount", metavar="DIR", help="Mount of a running server, measured by files.")
 @click.option("--store", metavar="DIR", help="Directory for the temporary store; else /var/tmp.")
-@click.option("--transport", metavar="NAME", help="auto, ring, 9p, file, or embedded (the engine in the process).")
+@click.option(
+    "--transport", metavar="NAME", help="Transport: auto, ring, 9p, file, or embedded (the engine in the process)."
+)
 @click.option("--producers", type=int, default=1, metavar="N", show_default=True, help="Number of producers.")
 @click.option("--consumers", type=int, metavar="N", help="Number of consumers of all messages; 1 without --workers.")
 @click.option(
@@ -94,7 +96,11 @@ def check(store: str, fix: bool) -> int:
 @click.option("--rate", type=float, metavar="N", help="Messages to publish a second, over all producers.")
 @click.option("--sync", default="always", metavar="WHEN", show_default=True, help="Group setting: always, 10ms, off.")
 @click.option(
-    "--wait", default="committed", metavar="FOR", show_default=True, help="committed, or published (in memory)."
+    "--wait",
+    default="committed",
+    metavar="FOR",
+    show_default=True,
+    help="Wait until committed, or published (in memory).",
 )
 @click.option("--ctl", multiple=True, metavar="'CTL LINE'", help="Setting of the group. Repeatable.")
 @click.option("--round-trips", type=int, default=1000, metavar="N", show_default=True, help="Round trips to measure.")

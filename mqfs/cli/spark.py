@@ -180,8 +180,8 @@ def archive(directory: str, streams: tuple[str, ...], file_size: str, **options:
 @click.argument("streams", nargs=-1)
 @_options(WHERE, *ALWAYS)
 @click.option("--into", default="", metavar="GROUP", help="Prefix all paths with this group.")
-@click.option("--since", metavar="TIME", help="Only messages at or after this time.")
-@click.option("--until", metavar="TIME", help="Only messages before this time.")
+@click.option("--since", metavar="TIME", help="Select messages at or after this time.")
+@click.option("--until", metavar="TIME", help="Select messages before this time.")
 @click.option(
     "--rate", default=0, type=click.IntRange(0), metavar="N", help="Messages a second; 0: as fast as possible."
 )
@@ -213,7 +213,7 @@ def replay(directory: str, streams: tuple[str, ...], since: str | None, until: s
     "--archive", "path", default="", metavar="DIR", help="Archive to verify; with --at: compare it with the streams."
 )
 @click.option("--replayed", is_flag=True, help="Compare with streams that are a replay of the archive.")
-@click.option("--into", default="", metavar="GROUP", help="The --into of that replay.")
+@click.option("--into", default="", metavar="GROUP", help="Group of that replay, its --into.")
 @click.option("--holes", is_flag=True, help="Report gaps in sequences as errors.")
 @_needs_spark
 def verify(streams: tuple[str, ...], path: str, **options: Any) -> int:

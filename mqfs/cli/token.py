@@ -47,9 +47,9 @@ def token() -> None:
 
 @token.command()
 @click.argument("user")
-@click.option("--scope", default="admin", metavar="SCOPE", show_default=True, help=f"One of {', '.join(SCOPES)}.")
+@click.option("--scope", default="admin", metavar="SCOPE", show_default=True, help=f"Scope: {', '.join(SCOPES)}.")
 @click.option("--path", default="/", metavar="PATH", show_default=True, help="Group or file that it is limited to.")
-@click.option("--expires", metavar="WHEN", help="YYYY-MM-DD, YYYY-MM-DDTHH:MM:SSZ (UTC), or a duration from now.")
+@click.option("--expires", metavar="WHEN", help="End: YYYY-MM-DD, YYYY-MM-DDTHH:MM:SSZ (UTC), or a duration from now.")
 @click.option("--note", default="", metavar="TEXT", help="Comment in the file.")
 @_of_file
 def new(file: str, user: str, scope: str, path: str, expires: str | None, note: str) -> None:
