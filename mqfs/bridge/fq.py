@@ -138,7 +138,7 @@ class Bridge:
             messages = parser.receive(received)
             skipped, parser.too_large = parser.too_large, 0
             if skipped:
-                log.warning("%d messages larger than a message here may be were left out", skipped)
+                log.warning("messages left out: %d, too large for this server", skipped)
             may_wait = partial(_is_there, data) if confirmed else lambda: True
             for first in self._publish([*map(self._outgoing, messages)], may_wait):
                 if confirmed:
@@ -175,7 +175,7 @@ class Bridge:
                 pauses = Backoff(True, threading.Event(), longest_s=AGAIN_S)
                 pauses.retry(partial(self._here.repeat, partial(self._put, message, may_wait)), *LATER)
             except REFUSED as error:
-                log.warning("message %s was left out: %s", (message.headers or {})["fq-id"], error)
+                log.warning("message %s left out: %s", (message.headers or {})["fq-id"], error)
 
     def _put_some(self, rest: dict[int, Outgoing], may_wait: Callable[[], bool]) -> bool:
         """Publish the first ones at once, and take from `rest` what is committed: it is not published again, as its id

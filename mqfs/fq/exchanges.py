@@ -259,7 +259,7 @@ class Exchanges:
             try:
                 await self.command(self.server_user, group, f"unbind {quote(gone)}")
             except MqfsError as error:
-                log.warning("%s: view %s of a queue that is gone stays: %s", group.name, gone, error)
+                log.warning("%s: view %s of a removed queue not removed: %s", group.name, gone, error)
 
     # ------------------------------------------------------------ queues
 
@@ -333,7 +333,7 @@ class Exchanges:
         try:
             await self.command(self.server_user, exchange.group, *lines)
         except MqfsError as error:
-            log.warning("%s: queue %s stays: %s", exchange.group.name, queue.consumer, error)
+            log.warning("%s: queue %s not removed: %s", exchange.group.name, queue.consumer, error)
 
     # ------------------------------------------------------------ bindings
 

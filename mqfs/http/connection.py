@@ -296,7 +296,7 @@ class Connection:
                     await self._slice.stop()
                     await self.take_turn()
         except (Cut, MqfsError) as error:
-            log.info("%s: an answer was cut: %s", self.peer.where, error)
+            log.info("%s: answer cut: %s", self.peer.where, error)
             self._closing = True
             return False
         await self.channel.send(head + (wire.LAST_CHUNK if chunked else b""), patience)

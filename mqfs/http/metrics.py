@@ -206,7 +206,7 @@ class Scrape:
         try:
             table.append((text, await self._consumer(consumer)))
         except MqfsError as error:
-            log.warning("%s is missing in /.metrics: %s", text, error)
+            log.warning("/.metrics: %s left out: %s", text, error)
 
     async def _consumer(self, consumer: Consumer) -> tuple[float, ...]:
         """As .stats has it. A backlog over many streams is counted in slices, and may change meanwhile."""

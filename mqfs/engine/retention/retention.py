@@ -196,7 +196,7 @@ class Retention:
         self.evicted_before = max(self.evicted_before, before)
 
     def note_change(self) -> None:
-        """A reader went on or went away: what only it had not had is not kept any more."""
+        """A reader advanced or closed; messages retained only for it can be trimmed."""
         if self._log.settings.replay != "all" or self._log.settings.deliver == "one":
             self._dirty = True
             self._host.mark_dirty()
