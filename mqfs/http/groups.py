@@ -261,10 +261,11 @@ async def _pieces(call: Call, handle: SnapshotHandle, at: int, end: int) -> Asyn
 # ---------------------------------------------------------------- the page at `/.web/`: files of the package
 
 PLACE = "/.web/"
+MODULES = ("page.js", "views.js", "messages.js", "controls.js", "requests.js", "elements.js")  # each uses those after it
 KINDS = {
     "index.html": "text/html; charset=utf-8",
     "page.css": "text/css; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
+    **dict.fromkeys(MODULES, "text/javascript; charset=utf-8"),
     "icon.svg": "image/svg+xml",
 }
 _SECURE: Headers = [

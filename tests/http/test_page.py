@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
@@ -13,15 +14,16 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select
 
+from mqfs.http.groups import KINDS, MODULES
 from tests.http.browser import AXE, Page, chromium
 from tests.http.web import USER, Web
 from tests.support import ROOT
-from tests.support.eventually import eventually
+from tests.support.eventually import HANG_S, eventually
 from tests.support.ports import free_port
 from tests.support.server import mqfs, short_folder
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
-FILES = ("", "page.css", "page.js", "icon.svg")
+FILES = ("", *(name for name in KINDS if name != "index.html"))
 SCRIPT = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
 
 
@@ -98,7 +100,7 @@ def test_files_are_small_and_kept_by_the_browser(web: Web) -> None:
         assert answer.headers["Referrer-Policy"] == "no-referrer"
         again = web.get(f"/.web/{name}", If_None_Match=answer.headers["ETag"])
         assert (again.status, again.body) == (304, b"")
-    assert size < 60_000
+    assert size < 65_536
     assert web.get("/.web/other").status == 404
     assert web.get("/.web").headers["Location"] == "/.web/"
     assert web.post("/.web/", "x").status == 405
@@ -168,6 +170,41 @@ def test_make_publish_and_follow(web: Web, page: Page) -> None:
     assert (message["headers"]["tenant"], message["headers"]["priority"]) == ("acme & sons", "7")
     page.until(lambda: page.driver.find_elements(By.CSS_SELECTOR, ".messages summary")[1].click() or True)
     page.shows(".messages dl", "acme & sons")
+
+
+def test_first_steps_work_as_they_are_written(web: Web, page: Page) -> None:
+    group = web.group("replay all")
+    page.open(f"{group}/")
+    publish, read, follow = page.until(lambda: page.texts("main ol pre"))
+    assert "text/event-stream" in follow
+    for line in (publish, read):
+        typed = subprocess.run(["sh", "-c", line], capture_output=True, timeout=2 * HANG_S, check=True)
+    assert typed.stdout == b"hello"
+    page.until(lambda: not page.texts("main ol pre"))
+    page.shows("main table", "orders")
+
+
+def test_publish_to_a_stream_that_is_named_in_its_group(web: Web, page: Page) -> None:
+    group = web.group("replay all")
+    page.open(f"{group}/")
+    page.press("Publish")
+    page.type("To stream", "mail")
+    page.field("Body").send_keys("3 lamps")
+    page.until(lambda: page.driver.find_elements(By.CSS_SELECTOR, "details form button:not([type])")[0].click() or True)
+    page.shows("#notice", "published as 1")
+    assert web.get(f"{group}/mail?since=first").body == b"3 lamps"
+
+
+def test_the_help_explains_the_words_of_numbers(web: Web, page: Page) -> None:
+    page.open(f"{buried(web, 1)}/")
+    page.shows("main .figures dt", "dead letters")
+    told = "return [...document.querySelectorAll('main [title]')].map((one) => [one.innerText, one.title])"
+    titles = dict(page.driver.execute_script(told))
+    assert {"kept", "waiting", "claimed", "dead letters"} <= titles.keys()
+    page.press("Help")
+    words = dict(zip(page.texts("#words dt"), page.texts("#words dd"), strict=True))
+    assert titles.items() <= words.items()
+    page.press("Close")
 
 
 def test_bodies_are_never_markup(web: Web, page: Page) -> None:
@@ -485,7 +522,7 @@ def test_the_keys_are_documented(page: Page) -> None:
     page.open("/")
     page.key("?")
     keys = page.texts("#keys kbd")
-    script = (ROOT / "mqfs" / "http" / "web" / "page.js").read_text()
+    script = "".join((ROOT / "mqfs" / "http" / "web" / name).read_text() for name in MODULES)
     for key in keys[:-1]:
         assert f"keys.{key} =" in script or f'keys["{key}"] =' in script
     page.press("Close")
