@@ -261,7 +261,7 @@ async def _pieces(call: Call, handle: SnapshotHandle, at: int, end: int) -> Asyn
 # ---------------------------------------------------------------- the page at `/.web/`: files of the package
 
 PLACE = "/.web/"
-MODULES = ("page.js", "views.js", "messages.js", "controls.js", "requests.js", "elements.js")  # each uses those after it
+MODULES = ("page.js", "views.js", "messages.js", "controls.js", "requests.js", "elements.js")  # each uses later ones
 KINDS = {
     "index.html": "text/html; charset=utf-8",
     "page.css": "text/css; charset=utf-8",

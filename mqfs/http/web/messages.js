@@ -229,8 +229,9 @@ export function publishForm(names, view, isGroup = false) {
       query.set(`h-${header.slice(0, colon).trim()}`, header.slice(colon + 1).trim());
     }
     const path = pathOf(isGroup ? [...names, stream.value] : names);
-    const answer = (await (await ask("POST", `${path}?${query}`, { body: body.value })).text()).trim();
-    notice(answer === "discarded" ? "discarded: the stream is full" : `published as ${answer}`);
+    const { sequence, retained } = await (await ask("POST", `${path}?${query}`, { body: body.value })).json();
+    const kept = retained ? "" : ", not kept: replay is off and there is no reader";
+    notice(sequence === null ? "discarded: the stream is full" : `published as ${sequence}${kept}`);
     body.value = "";
     body.focus();
   });
