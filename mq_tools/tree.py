@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 from collections.abc import Iterator, Sequence
 
@@ -88,6 +89,9 @@ def _mismatch(path: str) -> str:
     try:
         os.stat(path)
     except FileNotFoundError:
+        folder = os.path.dirname(path.rstrip("/")).removesuffix(f"/{CONSUMERS}")
+        if folder and is_group(os.path.dirname(folder) or "."):
+            return f"no such group (create it: mkdir {shlex.quote(folder)})"
         return "no such group, stream or consumer (is the tree mounted?)"
     except OSError as error:
         return reason(error)
@@ -107,10 +111,11 @@ def wrong_kind(path: str, target: TreePath, expected: str) -> str:
     return f"{path}: a {target.kind} (expected a {expected})"
 
 
-def check_exists(target: TreePath, path: str) -> None:
-    """Raises ToolError where the stream or consumer does not exist, or is a file of the group. `path`: as typed."""
+def check_exists(target: TreePath, path: str, hint: str = "") -> None:
+    """Raises ToolError where the stream or consumer does not exist, or is a file of the group. `path`: as typed;
+    `hint`: how it is created."""
     if not os.path.lexists(target.path):
-        raise ToolError(f"{path}: no such {target.kind}")
+        raise ToolError(f"{path}: no such {target.kind}{hint}")
     if target.kind == "stream" and is_group_file(target.name):
         raise ToolError(f"{path}: a file of the group (expected a stream)")
 

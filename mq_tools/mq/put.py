@@ -63,7 +63,7 @@ class Putter:
     def __init__(self, stream: TreePath, path: str, *, make: bool) -> None:
         """`path`: as typed, for errors."""
         if not make or is_group_file(stream.name):
-            check_exists(stream, path)
+            check_exists(stream, path, " (create it: --make)")
         self._stream, self._make = stream, make
 
     def append(self, bodies: Iterable[bytes]) -> None:

@@ -24,9 +24,7 @@ def run(plan: Plan) -> int:
         signal.signal(number, signal.default_int_handler)  # as Ctrl-C: the store and the server are removed
     with Progress() as progress:
         progress("starting")
-        results = measure(
-            plan, lambda published, received: progress(f"published {published:,}   received {received:,}")
-        )
+        results = measure(plan, progress)
     if plan.json is not None:
         _write_json(plan.json, results)
     if plan.json != "-":

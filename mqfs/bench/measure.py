@@ -73,7 +73,7 @@ def latencies(histogram: Histogram) -> dict[str, float]:
     return {"count": len(histogram), **results, "max": histogram.most / 1000}
 
 
-Progress = Callable[[int, int], None]  # published, received
+Progress = Callable[[str], None]  # how far it is
 
 
 def measure(plan: Plan, progress: Progress) -> Results:
@@ -81,6 +81,7 @@ def measure(plan: Plan, progress: Progress) -> Results:
     with local_server.folder(plan) as folder, local_server.place(plan, folder) as place:
         results = _load(plan, place, folder, progress)
         if plan.round_trips and not results.interrupted:
+            progress(f"measuring {plan.round_trips:,} round trips")
             _round_trips(plan, place, folder, results)
         return results
 
@@ -130,7 +131,8 @@ class Run:
         return role == "producer" and self.place.transport == "embedded"
 
     def _show(self) -> None:
-        self.progress(self.crew.count("producer"), self.crew.count(self.receiver))
+        published, received = self.crew.count("producer"), self.crew.count(self.receiver)
+        self.progress(f"published {published:,}   received {received:,}")
 
     def _mark_ends(self) -> None:
         """Publish an end mark for each worker, after all messages."""

@@ -91,7 +91,7 @@ def test_put_binary_and_large(server: Server) -> None:
 
 def test_put_makes_a_stream_only_where_it_is_to(server: Server) -> None:
     group = server.group("put make", "replay all")
-    assert refused(1, "put", group / "s", "x") == f"{group}/s: no such stream"
+    assert refused(1, "put", group / "s", "x") == f"{group}/s: no such stream (create it: --make)"
     said("put", "--make", group / "s", "x")
     said("put", "--make", "--priority", 7, group / "t", "y")
     assert [row["body"] for row in kept(group)] == ["x\n", "y\n"]
@@ -156,7 +156,9 @@ def test_put_that_is_refused(server: Server) -> None:
     assert "a group (expected a stream)" in refused(1, "put", group, "x")
     for name in ("ctl", "order", ".stats"):
         assert "a file of the group (expected a stream)" in refused(1, "put", "--make", group / name, "x")
-    assert "no such group" in refused(1, "put", server.path / "nothing" / "s", "x")
+    absent = server.path / "nothing"
+    assert refused(1, "put", absent / "s", "x") == f"{absent / 's'}: no such group (create it: mkdir {absent})"
+    assert f"no such group (create it: mkdir {absent})" in refused(1, "peek", absent / ".consumers" / "x")
     assert "not in a tree" in refused(1, "put", "/etc/passwd", "x")
 
 
