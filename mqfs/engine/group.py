@@ -131,11 +131,6 @@ class Group:
         """The lowest sequence that a process which follows a ring may not have had."""
         return min((ring.floor for ring in (*self.past_rings, self.ring) if ring is not None), default=NEVER)
 
-    def retains(self, stream: Stream, sequence: int) -> bool:
-        """Whether a message that was just written is kept: by the settings, for a consumer, or for a reader that has
-        not had it."""
-        return self.log.must_retain or self.retention.low_watermark(stream) <= sequence
-
     def update_must_retain(self) -> None:
         """The settings have changed, or there are consumers now, or none any more."""
         settings = self.settings

@@ -85,7 +85,7 @@ def published(call: Call, sequence: int, stream: Any = None, place: str = "") ->
     """The answer to a publish, text or JSON. `sequence`: 0 where it was discarded. `stream`, `place`: of one message;
     without a stream it is delayed."""
     text, head = str(sequence), list[tuple[str, str]]()
-    retained = bool(sequence) and (stream is None or call.group.retains(stream, sequence))
+    retained = bool(sequence) and (stream is None or call.group.is_retaining(stream))
     if sequence:
         head.append(("Mqfs-Sequence", text))
         if place:
