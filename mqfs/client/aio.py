@@ -1,24 +1,26 @@
-"""`mqfs.aio`: the library for async programs of trio and asyncio, name for name the same calls, awaited.
+"""`mqfs.aio`: the library for async programs of trio and asyncio, name for name the same calls.
 
-Each call runs its sync twin in a thread, a waiting one for as long as it waits. Cancelling a wait interrupts it and
-loses no message; other calls are short and run to their end. Handlers run in the event loop.
+A short call runs its sync twin in a thread. Readers that wait have none: their source says when a message has come, a
+connection's receiver for all of 9P, a watcher for all rings; then a thread of the few that the client's readers share
+gets it. Cancelling a wait loses no message; other calls run to their end. Handlers run in the event loop.
 
     await group.publish(...)  ->  thread: Group.publish         shielded from being cancelled
-    async for m in s          ->  thread: Subscription.get      cancelled: Subscription.interrupt; its message is kept
+    async for m in s          ->  Subscription._when_ready       the receiver or the watcher calls back into the loop
+                              ->  thread: Subscription.get(0)   cancelled before: its message is kept for the next
     await group.on(...)       ->  thread of the dispatcher      ->  event loop: the handler
 """
 
 from __future__ import annotations
 
 import inspect
-import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import suppress
 from functools import partial, wraps
+from math import inf
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 from weakref import WeakSet
 
 import anyio
@@ -34,19 +36,23 @@ from mqfs.client.info import Consumer, Settings
 from mqfs.client.large import BodyWriter
 from mqfs.client.message import Message
 from mqfs.client.types import Body, Patterns, Subscription
-from mqfs.errors import Interrupted, MqfsError
+from mqfs.errors import Disconnected, MqfsError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S")
 T_co = TypeVar("T_co", covariant=True)
 
+READERS, CLOSERS = 4, 2  # threads of a client that open readers and get what has come, and that close readers
+FETCHED = 256  # messages that are got at once where a transport has received them together
+REPORT_S = 0.05  # of a `get` that is to report lost messages which no other follows
 
-async def in_thread(call: Callable[[], T]) -> T:
-    """Run a call to its end, also if cancelled."""
-    limiter = anyio.CapacityLimiter(1)  # one a call: any number may wait
+
+async def in_thread(call: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
+    """Run a call to its end, also if cancelled. `limiter`: of calls that hold up no other ones; else any number run."""
+    one = anyio.CapacityLimiter(1)
     with anyio.CancelScope(shield=True):
-        value = await anyio.to_thread.run_sync(call, limiter=limiter)
+        value = await anyio.to_thread.run_sync(call, limiter=limiter or one)
     return value
 
 
@@ -65,8 +71,17 @@ class Loop:
 
     def __init__(self) -> None:
         self._token = anyio.lowlevel.current_token()
+        native: Any = getattr(self._token, "native_token", self._token)  # trio's token, or the loop of asyncio
+        self._soon = getattr(native, "run_sync_soon", None) or native.call_soon_threadsafe
         self._scopes: set[anyio.CancelScope] = set()
         self._cancelled = False
+        self.readers = anyio.CapacityLimiter(READERS)
+        self.closers = anyio.CapacityLimiter(CLOSERS)  # others: closing ends a reader that waits for its server
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """Run a call in the loop, from any thread, without waiting."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._soon(call)
 
     def call(self, handler: Callable[..., object], *args: object) -> bool:
         """Run a handler, from a thread. False: it was cancelled. Raises what the handler does."""
@@ -114,61 +129,80 @@ class _Source(Protocol[T_co]):
 
     def get(self, timeout: float | None = None) -> T_co: ...
 
+    def _has_next(self) -> bool: ...
+
+    def _when_ready(self, call: Callable[[], None]) -> float | None: ...
+
     def interrupt(self) -> None: ...
 
 
 class Waiter(Generic[T]):
     """Wait for the items of a source, one task at a time."""
 
-    def __init__(self, source: _Source[T]) -> None:
-        self._source = source
-        self._ready: deque[T] = deque()  # received by a wait that was cancelled
-        self._interrupt_requested = False  # `interrupt` was called, and no `get` has raised it yet
+    def __init__(self, source: _Source[T], loop: Loop) -> None:
+        self._source, self._loop = source, loop
+        self._ready: deque[T | Exception] = deque()  # received, and not returned or raised yet
 
     async def get(self, timeout: float | None = None) -> T:
-        """The next item. Being cancelled interrupts the wait; an item that arrives all the same is kept."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        """The next item. Being cancelled ends the wait; an item that arrives all the same is kept."""
+        await anyio.lowlevel.checkpoint()
+        deadline = inf if timeout is None else time.monotonic() + timeout
         while not self._ready:
-            await self._wait(None if deadline is None else max(deadline - time.monotonic(), 0.0))
-        return self._ready.popleft()
+            await self._wait(deadline)
+            if not self._ready and time.monotonic() >= deadline:
+                raise TimeoutError(f"no message in {timeout or 0:g} s")
+        item = self._ready.popleft()
+        if isinstance(item, Exception):
+            raise item
+        return item
 
     async def next(self) -> T:
         try:
             return await self.get()
         except EOFError:
             raise StopAsyncIteration from None
+        except Disconnected as error:
+            if error.final:  # the client was closed
+                raise StopAsyncIteration from None
+            raise
 
     async def interrupt(self) -> None:
-        self._interrupt_requested = True
         await in_thread(self._source.interrupt)
 
-    async def _wait(self, timeout: float | None) -> None:
-        ended = anyio.Event()
-        failed: list[BaseException] = []
+    def clear(self) -> None:
+        """Drop what was received: the source is closed."""
+        self._ready.clear()
 
-        async def work() -> None:
-            try:
-                self._ready.append(await in_thread(partial(self._source.get, timeout)))
-            except Interrupted as error:
-                if self._interrupt_requested:  # else by a cancelled wait, this one or one before it
-                    self._interrupt_requested = False
-                    failed.append(error)
-            except BaseException as error:
-                failed.append(error)
-            ended.set()
+    async def _wait(self, deadline: float) -> None:
+        """Wait until there is an item, or the deadline; then read."""
+        arrived = anyio.Event()
+        pause_s: float | None = None
+        try:
+            pause_s = self._source._when_ready(partial(self._loop.soon, arrived.set))
+        except MqfsError:
+            arrived.set()  # `get` raises it, or reconnects
+        until = min(deadline, inf if pause_s is None else time.monotonic() + pause_s)
+        try:
+            with anyio.move_on_after(until - time.monotonic() if until < inf else None):
+                await arrived.wait()
+        except BaseException:
+            await self._read(0.0)  # take the request back, or what it was answered with
+            raise
+        await self._read(0.0 if arrived.is_set() or pause_s is None else REPORT_S)
 
-        async with anyio.create_task_group() as group:
-            group.start_soon(work)
-            try:
-                await ended.wait()
-            except BaseException:
-                # In a thread, as it may wait for a lock.
-                threading.Thread(target=self._source.interrupt, name="mqfs-interrupt", daemon=True).start()
-                with anyio.CancelScope(shield=True):
-                    await ended.wait()
-                raise
-        for error in failed:
-            raise error
+    async def _read(self, timeout: float) -> None:
+        await in_thread(partial(self._fetch, timeout), self._loop.readers)
+
+    def _fetch(self, timeout: float) -> None:
+        """Get what is there, on a thread; an error comes after the items before it."""
+        try:
+            self._ready.append(self._source.get(timeout))
+            while self._source._has_next() and len(self._ready) < FETCHED:
+                self._ready.append(self._source.get(0.0))
+        except TimeoutError:
+            pass
+        except Exception as error:
+            self._ready.append(error)
 
 
 # ------------------------------------------------------------ subscriptions, claims, registrations
@@ -179,9 +213,9 @@ AsyncHandler: TypeAlias = Callable[[Message], object]  # a coroutine function, o
 class AsyncSubscription:
     """See `Subscription`; one task at a time."""
 
-    def __init__(self, subscription: Subscription) -> None:
-        self.sync = subscription
-        self._waiting: Waiter[Message] = Waiter(subscription)
+    def __init__(self, subscription: Subscription, loop: Loop) -> None:
+        self.sync, self._loop = subscription, loop
+        self._waiting: Waiter[Message] = Waiter(cast("_Source[Message]", subscription), loop)
 
     async def get(self, timeout: float | None = None) -> Message:
         """See `Subscription.get`."""
@@ -195,7 +229,11 @@ class AsyncSubscription:
         """See `Subscription.lost`."""
         return self.sync.lost(error)
 
-    close = lifted(Subscription.close)
+    async def close(self) -> None:
+        """End it; a task that waits in it gets the end."""
+        self._waiting.clear()
+        await in_thread(self.sync.close, self._loop.closers)
+
     aclose = close
 
     def __aiter__(self) -> AsyncSubscription:
@@ -254,9 +292,9 @@ def release(claim: Claim) -> None:
 class AsyncClaims:
     """See `Claims`; one task at a time claims, any may settle."""
 
-    def __init__(self, claims: Claims) -> None:
-        self.sync = claims
-        self._waiting: Waiter[Claim] = Waiter(claims)
+    def __init__(self, claims: Claims, loop: Loop) -> None:
+        self.sync, self._loop = claims, loop
+        self._waiting: Waiter[Claim] = Waiter(claims, loop)
 
     async def get(self, timeout: float | None = None) -> AsyncClaim:
         """See `Claims.get`."""
@@ -272,7 +310,14 @@ class AsyncClaims:
         return self.sync.name
 
     finish = lifted(Claims.finish)
-    close = lifted(Claims.close)
+
+    async def close(self, release: bool = True) -> None:
+        """Close the handle; a task that waits gets the end.
+
+        Args:
+            release: Whether open claims are requeued uncounted; else they count as failed.
+        """
+        await in_thread(partial(self.sync.close, release), self._loop.closers)
 
     def __aiter__(self) -> AsyncClaims:
         return self
@@ -280,11 +325,20 @@ class AsyncClaims:
     async def __anext__(self) -> AsyncClaim:
         return AsyncClaim(await self._waiting.next())
 
+    async def __aenter__(self) -> AsyncClaims:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        released = error is None or isinstance(error, anyio.get_cancelled_exc_class())
+        await self.close(released)
+
 
 class AsyncWriter:
-    """See `BodyWriter`. From an `async with`, of which a clean exit publishes the body."""
+    """See `BodyWriter`. The clean exit of an `async with` publishes the body; an exception drops it."""
 
-    def __init__(self, body: BodyWriter) -> None:
+    def __init__(self, body: BodyWriter, _: Loop) -> None:
         self.sync = body
 
     async def write(self, data: Body) -> int:
@@ -296,6 +350,14 @@ class AsyncWriter:
 
     close = lifted(BodyWriter.close)
     abort = lifted(BodyWriter.abort)
+
+    async def __aenter__(self) -> AsyncWriter:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await in_thread(partial(self.sync.__exit__, kind, error, trace))
 
 
 class AsyncRegistration:
@@ -331,54 +393,64 @@ class AsyncWorker:
 
 # ------------------------------------------------------------ groups and clients
 
-Opened: TypeAlias = Callable[Concatenate["AsyncGroup", P], Awaitable[AsyncSubscription]]
-Entered: TypeAlias = Callable[Concatenate["AsyncGroup", P], AbstractAsyncContextManager[T]]
+
+O = TypeVar("O", "AsyncClaims", "AsyncClient", "AsyncSubscription", "AsyncWriter")  # noqa: E741 - what is opened
+
+
+class Opening(Generic[O]):
+    """A call that opens something: it can be awaited, entered by `async with`, which closes it, or iterated.
+
+    messages = await group.subscribe()
+    async with group.subscribe() as messages: ...
+    async for message in group.subscribe(): ...
+    """
+
+    def __init__(self, open: Callable[[], Awaitable[O]]) -> None:
+        self._open: Callable[[], Awaitable[O]] = open
+        self._opened: O | None = None
+
+    def __await__(self) -> Generator[Any, None, O]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> O:
+        self._opened = await self._open()
+        return await self._opened.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._opened is not None
+        await self._opened.__aexit__(kind, error, trace)
+
+    def __aiter__(self) -> Opening[O]:
+        return self
+
+    @overload
+    def __anext__(self: Opening[AsyncSubscription]) -> Awaitable[Message]: ...
+
+    @overload
+    def __anext__(self: Opening[AsyncClaims]) -> Awaitable[AsyncClaim]: ...
+
+    async def __anext__(self: Opening[Any]) -> Any:
+        if self._opened is None:
+            self._opened = await self._open()
+        return await self._opened.__anext__()
+
+
+Opens: TypeAlias = Callable[Concatenate["AsyncGroup", P], Opening[O]]
 Registered: TypeAlias = Callable[Concatenate["AsyncGroup", Patterns, AsyncHandler, P], Awaitable[AsyncRegistration]]
 
 
-def opened(method: Callable[Concatenate[Group, P], Subscription]) -> Opened[P]:
-    """The async twin of a method of a group that subscribes."""
+def opens(method: Callable[Concatenate[Group, P], S], wrap: Callable[[S, Loop], O]) -> Opens[P, O]:
+    """The async twin of a method of a group that opens something."""
 
     @wraps(method)
-    async def call(self: AsyncGroup, /, *args: P.args, **kwargs: P.kwargs) -> AsyncSubscription:
-        return AsyncSubscription(await in_thread(partial(method, self.sync, *args, **kwargs)))
+    def call(self: AsyncGroup, /, *args: P.args, **kwargs: P.kwargs) -> Opening[O]:
+        async def open() -> O:
+            sync = await in_thread(partial(method, self.sync, *args, **kwargs), self._loop.readers)
+            return wrap(sync, self._loop)
 
-    return call
-
-
-def claiming(method: Callable[Concatenate[Group, P], Claims]) -> Entered[P, AsyncClaims]:
-    """The async twin of a method of a group that claims; always in an `async with`."""
-
-    @asynccontextmanager
-    @wraps(method)
-    async def call(self: AsyncGroup, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[AsyncClaims]:
-        claims = await in_thread(partial(method, self.sync, *args, **kwargs))
-        clean = False
-        try:
-            yield AsyncClaims(claims)
-            clean = True
-        except anyio.get_cancelled_exc_class():
-            clean = True
-            raise
-        finally:
-            await in_thread(partial(claims.close, release=clean))
-
-    return call
-
-
-def writing(method: Callable[Concatenate[Group, P], BodyWriter]) -> Entered[P, AsyncWriter]:
-    """The async twin of `Group.writer`; an exception, and being cancelled, drops the body."""
-
-    @asynccontextmanager
-    @wraps(method)
-    async def call(self: AsyncGroup, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[AsyncWriter]:
-        body = await in_thread(partial(method, self.sync, *args, **kwargs))
-        try:
-            yield AsyncWriter(body)
-        except BaseException as error:
-            await in_thread(partial(body.__exit__, type(error), error, error.__traceback__))
-            raise
-        await in_thread(body.close)
+        return Opening(open)
 
     return call
 
@@ -424,11 +496,11 @@ class AsyncGroup:
     remove_consumer = lifted(Group.remove_consumer)
     get = lifted(Group.get)
     close = lifted(Group.close)
-    subscribe = opened(Group.subscribe)
-    history = opened(Group.history)
-    consume = claiming(Group.consume)
-    take = claiming(Group.take)
-    writer = writing(Group.writer)
+    subscribe = opens(Group.subscribe, AsyncSubscription)
+    history = opens(Group.history, AsyncSubscription)
+    consume = opens(Group.consume, AsyncClaims)
+    take = opens(Group.take, AsyncClaims)
+    writer = opens(Group.writer, AsyncWriter)
     on = registering(Group.on)
     once = registering(Group.once)
 
@@ -519,7 +591,7 @@ class AsyncClient:
             BadCommand: A setting is invalid.
         """
         make = partial(self.sync.group, path, create=create, settings=settings, ctl=ctl, escape=escape)
-        return AsyncGroup(await in_thread(make), self._loop, self._workers)
+        return AsyncGroup(await in_thread(make, self._loop.readers), self._loop, self._workers)
 
     remove_group = lifted(sync.Client.remove_group)
 
@@ -533,21 +605,26 @@ class AsyncClient:
         """Cancel the handlers under way, and those to come."""
         self._loop.cancel()
 
+    async def __aenter__(self) -> AsyncClient:
+        return self
 
-def opening(make: Callable[P, sync.Client]) -> Callable[P, AbstractAsyncContextManager[AsyncClient]]:
-    """The async twin of `mqfs.connect` or `mqfs.open`, for an `async with`. An exception cancels the handlers."""
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.cancel_handlers()
+        await self.close()
 
-    @asynccontextmanager
+
+def opening(make: Callable[P, sync.Client]) -> Callable[P, Opening[AsyncClient]]:
+    """The async twin of `mqfs.connect` or `mqfs.open`."""
+
     @wraps(make)
-    async def client(*args: P.args, **kwargs: P.kwargs) -> AsyncIterator[AsyncClient]:
-        made = AsyncClient(await in_thread(partial(make, *args, **kwargs)))
-        try:
-            yield made
-        except BaseException:
-            made.cancel_handlers()
-            raise
-        finally:
-            await made.close()
+    def client(*args: P.args, **kwargs: P.kwargs) -> Opening[AsyncClient]:
+        async def open() -> AsyncClient:
+            return AsyncClient(await in_thread(partial(make, *args, **kwargs)))
+
+        return Opening(open)
 
     return client
 

@@ -129,6 +129,14 @@ class RecordDecoder:
         self._data = self._data[self._at :] + data if self._at < len(self._data) else data
         self._at = 0
 
+    @property
+    def has_record(self) -> bool:
+        """Whether a whole record was fed."""
+        at, have = self._at, len(self._data)
+        if have - at < record.HEAD_BYTES:
+            return False
+        return have - at >= record.padded(int.from_bytes(self._data[at : at + 4], "little"))
+
     def next(self) -> Message | None:
         """The next whole message; None: feed more. Raises DiskFailed for a corrupt record."""
         while (entry := self._next()) is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -253,6 +253,18 @@ class CursorSubscription(Waiting[Message], Subscription):
             pass
 
     # ------------------------------------------------------------ messages
+
+    def _has_next(self) -> bool:
+        return self._decoder.has_record and not (self._lost_below or self._losses or self._closed.is_set())
+
+    def _when_ready(self, call: Callable[[], None]) -> float | None:
+        if self._next is not None or self._decoder.has_record:
+            call()
+        else:
+            super()._when_ready(call)
+        if not (self._lost_below or self._losses):
+            return None
+        return max(self.reported_at + LOSS_REPORT_S - time.monotonic(), FIRST_PAUSE_S)  # no message may follow
 
     def _next_item(self, deadline: float | None) -> Message:
         while True:

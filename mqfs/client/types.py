@@ -35,6 +35,11 @@ class File(Protocol):
         is returned. Raises Disconnected."""
         ...
 
+    def when_ready(self, call: Callable[[], None]) -> None:
+        """Begin to read, unless that was begun, and call once `receive` does not wait: from any thread, with locks
+        held, so that it must not block. `receive` returns what was read. Raises Disconnected."""
+        ...
+
     def write(self, data: bytes) -> object:
         """One write: a message, or lines of commands. Returns when it is as durable as the group's `sync` demands."""
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from mqfs.client.types import File
@@ -46,6 +46,19 @@ class Waiting(Generic[T_co]):
 
     def _next_item(self, deadline: float | None) -> T_co:
         raise NotImplementedError
+
+    def _when_ready(self, call: Callable[[], None]) -> float | None:
+        """Call once `get` hardly waits: at once, or from any thread, so that it must not block. The caller asks `get`
+        after the returned seconds all the same. Raises Disconnected."""
+        if self._closed.is_set() or self._at_end:
+            call()
+        else:
+            self._file.when_ready(call)
+        return None
+
+    def _has_next(self) -> bool:
+        """Whether `get` returns at once, surely: what it returns was received."""
+        return False
 
     def __iter__(self) -> Iterator[T_co]:
         return self

@@ -47,7 +47,7 @@ class EmbeddedTransport:
         self.lock = threading.Lock()  # its holder is the engine's thread
         self._changed = threading.Condition(self.lock)
         self.dropped: list[Any] = []  # handles of files that were collected
-        self._busy = 0  # threads that wait for a result
+        self.busy = 0  # threads that wait for a result
         self._closed = self._is_stopped = False
         self._store: Store = open_store(path, self._post) if path else MemoryStore()
         try:
@@ -111,7 +111,7 @@ class EmbeddedTransport:
         """The step; the gate opens when it is settled. The lock is held."""
         if isinstance(step, Wait):
             step.subscribe(lambda _: gate.put(_SETTLED))
-            self._busy += 1
+            self.busy += 1
         return step
 
     def finish(self, step: Wait[T], gate: queue.SimpleQueue[bool], timeout: float | None = None) -> T:
@@ -122,7 +122,7 @@ class EmbeddedTransport:
             return step.result()
         finally:
             with self.lock:
-                self._busy -= 1
+                self.busy -= 1
                 self._changed.notify_all()
 
     def _is_interrupted(self, step: Wait[T], gate: queue.SimpleQueue[bool], timeout: float | None) -> bool:
@@ -215,7 +215,7 @@ class EmbeddedTransport:
             self.require()
             self._closed = True
             self.tree.close()
-            self._changed.wait_for(lambda: not self._busy, limits.SHUTDOWN_S)
+            self._changed.wait_for(lambda: not self.busy, limits.SHUTDOWN_S)
             self._is_stopped = True
             self._changed.notify_all()
         self._maintenance.join()
@@ -229,19 +229,50 @@ class EmbeddedFile:
         self._link, self.handle = link, handle
         self._offset = 0
         self._waiting: tuple[Wait[bytes], queue.SimpleQueue[bool]] | None = None
+        self._begun: tuple[Step[bytes], queue.SimpleQueue[bool]] | None = None  # by `when_ready`
+        self._on_ready: Callable[[], None] | None = None
         self._interrupted = False
 
     def receive(self, count: int = READ_BYTES, timeout: float | None = None) -> bytes:
-        gate: queue.SimpleQueue[bool] = queue.SimpleQueue()
         with self._link.lock:
             self._link.require()
-            step = self._link.start(self.handle.read(count, self._offset), gate)
+            step, gate = self._begun or self._begin(count)
+            self._begun = self._on_ready = None
             if isinstance(step, Wait):
-                self._waiting = step, gate
-                self._end_if_interrupted()
+                self._link.busy += 1
         data = self._wait(step, gate, timeout) if isinstance(step, Wait) else step
         self._offset += len(data)
         return data
+
+    def _begin(self, count: int) -> tuple[Step[bytes], queue.SimpleQueue[bool]]:
+        """Begin to read. The lock is held."""
+        gate: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        step = self.handle.read(count, self._offset)
+        if isinstance(step, Wait):
+
+            def then(_: Wait[bytes]) -> None:
+                gate.put(_SETTLED)
+                self._call_ready()
+
+            step.subscribe(then)
+            self._waiting = step, gate
+            self._end_if_interrupted()
+        return step, gate
+
+    def _call_ready(self) -> None:
+        call, self._on_ready = self._on_ready, None
+        if call is not None:
+            call()
+
+    def when_ready(self, call: Callable[[], None]) -> None:
+        """See `File`."""
+        with self._link.lock:
+            self._link.require()
+            self._begun = self._begun or self._begin(READ_BYTES)
+            self._on_ready = call
+            step = self._begun[0]
+            if not isinstance(step, Wait) or step.settled or self._waiting is None:
+                self._call_ready()
 
     def _wait(self, step: Wait[bytes], gate: queue.SimpleQueue[bool], timeout: float | None) -> bytes:
         try:
@@ -260,8 +291,9 @@ class EmbeddedFile:
         if self._interrupted and self._waiting is not None:
             step, gate = self._waiting
             if step.cancel():
-                self._interrupted = False
+                self._interrupted, self._waiting = False, None
                 gate.put(_INTERRUPTED)
+                self._call_ready()
 
     def interrupt(self) -> None:
         with self._link.lock:

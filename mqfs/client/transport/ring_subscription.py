@@ -6,6 +6,8 @@ ring is read from there.
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +27,9 @@ from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.patterns import Words, compile_pattern, has_wildcard
 
 SLICE_S = 0.05  # of a wait, between two checks for `close` and `interrupt`
+LOGGED_S = 0.1  # that a `get` waits at least for the log to have what the server wrote itself
+POLLS_S = (0.0005, 0.01)  # between two looks at several rings: the shortest, and the longest where nothing comes
+IDLE_S = 5.0  # that the watcher's thread stays without a subscription
 BATCH = 1_024  # records read at once
 _flags_of = itemgetter(Record._fields.index("flags"))
 
@@ -307,10 +312,10 @@ class RingSubscription(CursorSubscription):
         elif wanted:
             self._interrupt_requested = False
             raise Interrupted
-        elif deadline is not None and time.monotonic() >= deadline:
-            raise TimeoutError
         elif time.monotonic() >= self._check_at:
             self._check_server()
+        elif deadline is not None and time.monotonic() >= deadline:
+            raise TimeoutError
 
     def _decode(self, records: list[RingRecord]) -> None:
         end = records[-1][0] + 1
@@ -328,7 +333,7 @@ class RingSubscription(CursorSubscription):
         """Wait until the log has the messages up to that one: the server may be killed before it has written its own
         there, and the next one leaves those out. Raises Stale where only the log tells which; EOFError, TimeoutError.
         """
-        at = self._at
+        at, deadline = self._at, None if deadline is None else max(deadline, time.monotonic() + LOGGED_S)
         while not at.ring.wait_committed(sequence, SLICE_S) and not (at.ring.retired or at.socket.is_lost):
             if self._closed.is_set():
                 raise EOFError
@@ -357,6 +362,26 @@ class RingSubscription(CursorSubscription):
         if not same:
             raise Stale("ring is retired")
 
+    # ------------------------------------------------------------ async programs
+
+    def _has_next(self) -> bool:
+        return bool(self._ready) and not self._closed.is_set()
+
+    def _when_ready(self, call: Callable[[], None]) -> float | None:
+        past, consumer, at = self._past, self._consumer, self._at
+        if self._ready or self._closed.is_set() or self._at_end or self._interrupt_requested:
+            call()
+        elif past is not None:
+            return past._when_ready(call)
+        elif consumer is None or consumer.position != self._read_to or at.is_replaced:
+            call()
+        else:
+            consumer.release()
+            WATCHER.watch(self, at, consumer.position, call)
+            if self._closed.is_set() or self._interrupt_requested:  # meanwhile
+                WATCHER.wake(self)
+        return None
+
     # ------------------------------------------------------------ ends
 
     def cover(self, names: Sequence[str]) -> None:
@@ -364,6 +389,7 @@ class RingSubscription(CursorSubscription):
 
     def interrupt(self) -> None:
         self._interrupt_requested = True
+        WATCHER.wake(self)
         past = self._past
         if past is not None:
             past.interrupt()
@@ -377,6 +403,102 @@ class RingSubscription(CursorSubscription):
             past, self._past = self._past, None
             if past is not None:
                 past.close()
+
+
+# ---------------------------------------------------------------- subscriptions that no thread waits for
+
+
+class RingWatcher:
+    """One thread for all subscriptions of async programs that wait in rings.
+
+    It waits in shared memory where they are of one ring, and else looks at each ring after a pause.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: dict[Attached, dict[RingSubscription, Callable[[], None]]] = {}  # all at its ring's tail
+        self._tails: dict[Attached, int] = {}
+        self._runs = False
+
+    def watch(self, waiting: RingSubscription, at: Attached, position: int, call: Callable[[], None]) -> None:
+        """Call once a ring has a record at that position, is retired, or its server is gone."""
+        calls: list[Callable[[], None]] = []
+        with self._changed:
+            if at in self._tails and at.ring.tail != self._tails[at]:  # the others' record has come
+                del self._tails[at]
+                calls = list(self._waiting.pop(at).values())
+            if at.ring.tail == position and not at.ring.retired:
+                self._tails[at] = position
+                self._waiting.setdefault(at, {})[waiting] = call
+                self._start()
+            else:
+                calls.append(call)
+        for due in calls:
+            due()
+
+    def _start(self) -> None:
+        if not self._runs:
+            self._runs = True
+            threading.Thread(target=self._run, name="mqfs-rings", daemon=True).start()
+        self._changed.notify()
+
+    def wake(self, waiting: RingSubscription) -> None:
+        """Call for a subscription now, if it waits."""
+        with self._changed:
+            calls = [row.pop(waiting) for row in self._waiting.values() if waiting in row]
+        for call in calls:
+            call()
+
+    def _run(self) -> None:
+        pause_s, look_at = POLLS_S[0], time.monotonic() + LOOK_S
+        while rings := self._rings():
+            looks = time.monotonic() >= look_at
+            if looks:
+                look_at = time.monotonic() + LOOK_S
+            changed = [at for at, tail in rings.items() if at.ring.tail != tail or at.ring.retired or looks]
+            for at in changed:
+                self._call_all(at, only_lost=looks and at.ring.tail == rings[at] and not at.ring.retired)
+            if changed and not looks:
+                pause_s = POLLS_S[0]
+            elif len(rings) == 1:
+                at, tail = next(iter(rings.items()))
+                at.ring.wait(tail, SLICE_S)
+            else:
+                time.sleep(pause_s)
+                pause_s = min(pause_s * 2, POLLS_S[1])
+
+    def _rings(self) -> dict[Attached, int]:
+        """The rings with subscriptions that wait, and their tails; none: the thread ends."""
+        with self._changed:
+            while True:
+                for at in [at for at, row in self._waiting.items() if not row]:
+                    del self._waiting[at], self._tails[at]
+                if not self._waiting and not self._changed.wait(IDLE_S) and not self._waiting:
+                    self._runs = False
+                    return {}
+                if any(self._waiting.values()):
+                    return dict(self._tails)
+
+    def _call_all(self, at: Attached, *, only_lost: bool) -> None:
+        if only_lost and not (at.socket.is_lost or at.is_replaced):
+            return
+        with self._changed:
+            row = self._waiting.pop(at, {})
+            self._tails.pop(at, None)
+        for call in row.values():
+            call()
+
+
+WATCHER = RingWatcher()
+
+
+def _forget_parent() -> None:
+    """The parent's subscriptions and thread are not the child's."""
+    global WATCHER
+    WATCHER = RingWatcher()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
 
 
 # ---------------------------------------------------------------- the records of a ring that a subscription selects

@@ -41,6 +41,7 @@ from mqfs.ninep.codec.messages import Fcall
 T = TypeVar("T")
 
 RECEIVE_BYTES = 65_536  # more is fetched by a system call of its own each time
+IDLE_S = 5.0  # that the receiver of async programs stays without a request
 FLUSH_S = 10.0  # for the answer to a Tflush: a server performs it at once, so without one it has stopped
 ANSWER_BYTES = 65_536  # of `File.ask`: of `.put`, and of a cursor with names of views
 WINDOW = 64  # procedures under way at once: enough to keep a server busy
@@ -112,7 +113,7 @@ def _dial(where: Address, timeout: float | None) -> socket.socket | TlsSocket:
 class Slot:
     """A request that was sent."""
 
-    __slots__ = ("about", "done", "flushing", "reply", "request", "tag", "wake")
+    __slots__ = ("about", "done", "flushing", "on_done", "reply", "request", "tag", "wake")
 
     def __init__(self, tag: int, request: Fcall | None, about: Slot | None = None) -> None:
         self.tag, self.request, self.about = tag, request, about  # None: the flush of the request `about`
@@ -120,10 +121,13 @@ class Slot:
         self.done = False  # answered; or flushed or lost, without a reply
         self.flushing = False
         self.wake: queue.SimpleQueue[None] | None = None  # of a thread that follows
+        self.on_done: Callable[[], None] | None = None  # of an async program, see `Client.watch`
 
     def finish(self, reply: Fcall | None) -> None:
         self.reply, self.done = reply, True
         self.wake_up()
+        if self.on_done is not None:
+            self.on_done()
 
     def wake_up(self) -> None:
         if self.wake is not None:
@@ -144,6 +148,9 @@ class Client:
         self._slots: dict[int, Slot] = {}  # by tag
         self._followers: dict[Slot, None] = {}  # of threads that wait while another one receives
         self._receiving = False
+        self._watched: dict[Slot, None] = {}  # by async programs
+        self._watching = threading.Condition(self._lock)
+        self._has_receiver = False  # the thread that receives for them
 
     def __enter__(self) -> Client:
         return self
@@ -189,6 +196,8 @@ class Client:
             slot.finish(None)
         for slot in self._followers:
             slot.wake_up()
+        self._watched.clear()
+        self._watching.notify()
 
     # ------------------------------------------------------------ requests out, replies in
 
@@ -293,8 +302,39 @@ class Client:
             old = slot.about
             if old is not None and not old.done:
                 self._slots.pop(old.tag, None)
+                self._watched.pop(old, None)
                 old.finish(None)
+            self._watched.pop(slot, None)
             slot.finish(reply)
+
+    # ------------------------------------------------------------ requests that no thread waits for
+
+    def watch(self, slot: Slot, call: Callable[[], None]) -> None:
+        """Call once a request is answered, flushed or lost. One thread receives for all such requests."""
+        with self._lock:
+            if not (slot.done or self.lost):
+                slot.on_done = call
+                self._watched[slot] = None
+                if not self._has_receiver:
+                    self._has_receiver = True
+                    threading.Thread(target=self._receive_for_watched, name="mqfs-receiver", daemon=True).start()
+                self._watching.notify()
+                return
+        call()
+
+    def _receive_for_watched(self) -> None:
+        """Wait for watched requests, as any thread does, until there was none for IDLE_S."""
+        with self._lock:
+            while not self.lost and (self._watched or self._watching.wait(IDLE_S)):
+                if self._watched:
+                    slot = next(reversed(self._watched))
+                    self._lock.release()
+                    try:
+                        with contextlib.suppress(Disconnected):
+                            self.wait(slot)
+                    finally:
+                        self._lock.acquire()
+            self._has_receiver = False
 
     # ------------------------------------------------------------ calls
 
@@ -420,6 +460,7 @@ class File(io.RawIOBase):
         super().__init__()
         self.client, self.channel, self._flags = client, channel, flags_of(mode)
         self._slot: Slot | None = None  # the read that waits
+        self._begun: tuple[Procedure[bytes], Fcall, Slot] | None = None  # by `when_ready`
         self._interrupted = False
 
     def readable(self) -> bool:
@@ -435,18 +476,40 @@ class File(io.RawIOBase):
         if channel.kept is not None:
             return channel.take_kept(count)
         deadline = None if timeout is None else time.monotonic() + timeout
-        procedure = channel.read(count)
-        request = next(procedure)
+        procedure, request, slot = self._begun or self._begin(count)
+        self._begun = None
         try:
             while True:
-                slot = self._slot = self.client.send([request])[0]
-                if self._interrupted:
-                    self.client.flush(slot)
                 request = procedure.send(expect(request, self._reply(slot, deadline)))
+                slot = self._send(request)
         except StopIteration as done:
-            return cast(bytes, done.value)
+            data = cast(bytes, done.value)
         finally:
             self._slot = None
+        if len(data) > count:  # `when_ready` asked for more
+            channel.kept = data
+            return channel.take_kept(count)
+        return data
+
+    def _begin(self, count: int) -> tuple[Procedure[bytes], Fcall, Slot]:
+        procedure = self.channel.read(count)
+        request = next(procedure)
+        return procedure, request, self._send(request)
+
+    def _send(self, request: Fcall) -> Slot:
+        slot = self._slot = self.client.send([request])[0]
+        if self._interrupted:
+            self.client.flush(slot)
+        return slot
+
+    def when_ready(self, call: Callable[[], None]) -> None:
+        """Begin to read, unless that was begun, and call once `receive` does not wait; from another thread, perhaps.
+        Raises Disconnected."""
+        if self.channel.kept is not None:
+            call()
+            return
+        self._begun = self._begun or self._begin(limits.MESSAGE_BYTES)
+        self.client.watch(self._begun[2], call)
 
     def _reply(self, slot: Slot, deadline: float | None) -> Fcall:
         try:

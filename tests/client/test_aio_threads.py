@@ -1,0 +1,227 @@
+"""Readers of an async program that wait have no threads: a thousand of them need a handful, over every transport."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+
+import mqfs
+from mqfs import aio, errors, ring
+from mqfs.client.aio import AsyncSubscription
+from tests.client.opening import Opening
+from tests.support.eventually import HANG_S
+from tests.support.server import Server, short_folder
+
+READERS = 1_000
+THREADS = 10
+
+
+@pytest.fixture(
+    params=[pytest.param("9p", marks=pytest.mark.process), pytest.param("ring", marks=pytest.mark.process), "inside"]
+)
+def any_opening(request: pytest.FixtureRequest, tmp_path: Path) -> Opening:
+    if request.param == "inside":
+        return partial(aio.open, tmp_path / "store")
+    if request.param == "ring" and ring.MISSING:
+        pytest.skip(ring.MISSING)
+    shared: Server = request.getfixturevalue("shared")
+    return partial(aio.connect, shared.address, transport="auto" if request.param == "ring" else request.param)
+
+
+class Threads:
+    """The most threads that this process had, beyond those before."""
+
+    def __init__(self) -> None:
+        self.before, self.most = threading.active_count() - 1, 0
+
+    def look(self) -> None:
+        self.most = max(self.most, threading.active_count() - self.before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [1, 20])
+def test_a_thousand_subscriptions_have_ten_threads(any_opening: Opening, name: str, groups: int) -> None:
+    async def main() -> None:
+        threads = Threads()
+        async with any_opening() as client:
+            opened = [await client.group(f"{name}/{n}", create=True, ctl=["sync off"]) for n in range(groups)]
+            for group in opened:
+                await group.create("s")
+            subscriptions = await asyncio.gather(*(opened[n % groups].subscribe() for n in range(READERS)))
+            threads.look()
+            got = 0
+
+            async def read(messages: AsyncSubscription) -> None:
+                nonlocal got
+                async for message in messages:
+                    threads.look()
+                    got += 1
+                    if message.body == b"end":
+                        return
+
+            tasks = [asyncio.create_task(read(messages)) for messages in subscriptions]
+            for body in "first", "second", "end":
+                before = got
+                for group in opened:
+                    await group.publish("s", body)
+                while got < before + READERS:
+                    threads.look()
+                    await asyncio.sleep(0.01)
+            await asyncio.gather(*tasks)
+            await asyncio.gather(*(messages.close() for messages in subscriptions))
+            threads.look()
+        assert got == 3 * READERS
+        assert threads.most <= THREADS
+
+    asyncio.run(asyncio.wait_for(main(), HANG_S))
+
+
+@pytest.mark.slow
+def test_many_handles_share_the_messages_of_a_consumer(opening: Opening, name: str) -> None:
+    async def main() -> None:
+        async with opening() as client:
+            group = await client.group(name, create=True, ctl=["sync off", "replay all"])
+            handles = await asyncio.gather(*(group.consume("c") for _ in range(200)))
+            bodies: list[bytes] = []
+
+            async def work(claims: aio.AsyncClaims) -> None:
+                async with claims:
+                    async for claim in claims:
+                        async with claim:
+                            bodies.append(claim.body)
+
+            async with asyncio.TaskGroup() as tasks:
+                for claims in handles:
+                    tasks.create_task(work(claims))
+                await group.publish_many([("s", str(number)) for number in range(300)])
+                while len(bodies) < 300:
+                    await asyncio.sleep(0.01)
+                for claims in handles:
+                    await claims.finish()
+            assert sorted(map(int, bodies)) == list(range(300))
+            assert (await group.consumer("c").lag()) == 0
+
+    asyncio.run(asyncio.wait_for(main(), HANG_S))
+
+
+def test_an_opening_call_is_awaited_entered_or_iterated(any_opening: Opening, name: str, backend: str) -> None:
+    async def main() -> None:
+        client = await any_opening()
+        async with client:
+            group = await client.group(name, create=True, settings=mqfs.Settings(replay="all"))
+            await group.publish_many([("s", b"1"), ("s", b"2")])
+            async with group.subscribe(existing=True) as messages:
+                assert (await messages.get(HANG_S)).body == b"1"
+            async with await group.subscribe(existing=True) as messages:
+                assert (await messages.get(HANG_S)).body == b"1"
+            assert [message.body async for message in group.history()] == [b"1", b"2"]
+            messages = await group.history(last=1)
+            assert [message.body async for message in messages] == [b"1"]
+            await messages.close()
+            async for claim in group.consume("c"):
+                async with claim:
+                    assert claim.body == b"1"
+                break
+            async with await group.consume("d") as claims, await claims.get(HANG_S) as claim:
+                assert claim.body == b"1"
+            async with await group.writer("s") as body:
+                await body.write(b"3")
+            assert (await group.get(3)).body == b"3"
+        with pytest.raises(errors.Disconnected):
+            await group.publish("s", b"x")
+        async with any_opening() as again:
+            assert await again.group(name)
+
+    anyio.run(main, backend=backend)
+
+
+def test_a_wait_that_times_out_or_is_cancelled_holds_no_message(opening: Opening, name: str, backend: str) -> None:
+    """What comes later goes to a handle that waits, not to one that has waited."""
+
+    async def main() -> None:
+        async with opening() as client:
+            group = await client.group(name, create=True, ctl=["replay all"])
+            async with group.consume("c") as first, group.consume("c") as second:
+                with pytest.raises(TimeoutError, match=r"no message in 0\.01 s"):
+                    await first.get(0.01)
+                with anyio.move_on_after(0.01):
+                    await first.get()
+                await group.publish("s", b"1")
+                async with await second.get(HANG_S) as claim:
+                    assert (claim.body, claim.deliveries) == (b"1", 1)
+            async with group.subscribe() as messages:
+                with anyio.move_on_after(0.01):
+                    await messages.get()
+                await group.publish("s", b"2")
+                assert (await messages.get(HANG_S)).body == b"2"
+
+    anyio.run(main, backend=backend)
+
+
+def test_interrupt_and_close_end_a_wait(any_opening: Opening, name: str, backend: str) -> None:
+    async def main() -> None:
+        async with any_opening() as client:
+            group = await client.group(name, create=True, ctl=["replay all"])
+            async with group.subscribe() as messages, group.consume("c") as claims:
+                for source in messages, claims:
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(expect, source, errors.Interrupted)
+                        await anyio.wait_all_tasks_blocked()
+                        await source.interrupt()
+                    await source.interrupt()
+                    await expect(source, errors.Interrupted)
+                await group.publish("s", b"x")
+                assert (await messages.get(HANG_S)).body == (await claims.get(HANG_S)).body == b"x"
+                for source in messages, claims:
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(expect, source, EOFError)
+                        await anyio.wait_all_tasks_blocked()
+                        await source.close()
+
+    async def expect(source: AsyncSubscription | aio.AsyncClaims, error: type[Exception]) -> None:
+        with pytest.raises(error):
+            await source.get(HANG_S)
+
+    anyio.run(main, backend=backend)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["9p", "auto"])
+def test_readers_wait_for_a_server_that_goes_away(transport: str, backend: str) -> None:
+    async def main(server: Server) -> None:
+        async with aio.connect(server.address, transport=transport) as client:
+            group = await client.group("g", create=True, ctl=["replay all"])
+            await group.create("s")
+            async with anyio.create_task_group() as tasks:
+                got: list[bytes] = []
+
+                async def read(messages: AsyncSubscription) -> None:
+                    async for message in messages:
+                        got.append(message.body)
+                        if message.body == b"after":
+                            return
+
+                for _ in range(20):
+                    tasks.start_soon(read, await group.subscribe())
+                await group.publish("s", b"before")
+                while got.count(b"before") < 20:
+                    await anyio.sleep(0.01)
+                await anyio.to_thread.run_sync(server.kill)
+                await anyio.to_thread.run_sync(server.start)
+                while True:
+                    try:
+                        await group.publish("s", b"after", id="after")
+                        break
+                    except errors.Disconnected:  # the first call after the loss
+                        continue
+            assert got.count(b"after") == 20
+            assert got.count(b"before") == 20
+
+    with short_folder() as folder, Server.at(folder) as server:
+        anyio.run(main, server, backend=backend)
