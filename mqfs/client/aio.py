@@ -41,6 +41,7 @@ from mqfs.errors import Disconnected, MqfsError
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S")
+F = TypeVar("F", bound=Callable[..., Any])
 T_co = TypeVar("T_co", covariant=True)
 
 READERS, CLOSERS = 4, 2  # threads of a client that open readers and get what has come, and that close readers
@@ -64,6 +65,16 @@ def lifted(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, 
         return await in_thread(partial(method, self.sync, *args, **kwargs))
 
     return call
+
+
+def like(twin: Callable[..., Any]) -> Callable[[F], F]:
+    """Document an async method as its sync twin."""
+
+    def documented(method: F) -> F:
+        method.__doc__ = twin.__doc__
+        return method
+
+    return documented
 
 
 class Loop:
@@ -217,16 +228,16 @@ class AsyncSubscription:
         self.sync, self._loop = subscription, loop
         self._waiting: Waiter[Message] = Waiter(cast("_Source[Message]", subscription), loop)
 
+    @like(Subscription.get)
     async def get(self, timeout: float | None = None) -> Message:
-        """See `Subscription.get`."""
         return await self._waiting.get(timeout)
 
+    @like(Subscription.interrupt)
     async def interrupt(self) -> None:
-        """See `Subscription.interrupt`."""
         await self._waiting.interrupt()
 
+    @like(Subscription.lost)
     def lost(self, error: Exception) -> bool:
-        """See `Subscription.lost`."""
         return self.sync.lost(error)
 
     async def close(self) -> None:
@@ -258,10 +269,12 @@ class AsyncClaim(OfMessage):
 
     @property
     def settled(self) -> bool:
+        """Whether it was acknowledged, requeued, or made a dead letter."""
         return self.sync.settled
 
     @property
     def sequence(self) -> int:
+        """The sequence of the claim: of a body in parts, the last part\'s."""
         return self.sync.sequence
 
     ack = lifted(Claim.ack)
@@ -296,17 +309,17 @@ class AsyncClaims:
         self.sync, self._loop = claims, loop
         self._waiting: Waiter[Claim] = Waiter(claims, loop)
 
+    @like(Claims.get)
     async def get(self, timeout: float | None = None) -> AsyncClaim:
-        """See `Claims.get`."""
         return AsyncClaim(await self._waiting.get(timeout))
 
+    @like(Claims.interrupt)
     async def interrupt(self) -> None:
-        """See `Claims.interrupt`."""
         await self._waiting.interrupt()
 
     @property
     def name(self) -> str:
-        """See `Claims.name`."""
+        """The consumer's name; of a stream's default one `.` and the stream."""
         return self.sync.name
 
     finish = lifted(Claims.finish)
@@ -341,10 +354,11 @@ class AsyncWriter:
     def __init__(self, body: BodyWriter, _: Loop) -> None:
         self.sync = body
 
+    @like(BodyWriter.write)
     async def write(self, data: Body) -> int:
-        """Append to the body."""
         return await in_thread(partial(self.sync.write, data))
 
+    @like(BodyWriter.writable)
     def writable(self) -> bool:
         return True
 
@@ -368,6 +382,7 @@ class AsyncRegistration:
 
     @property
     def active(self) -> bool:
+        """Whether calls may follow or are under way."""
         return self.sync.active
 
     unsubscribe = lifted(Registration.unsubscribe)
@@ -504,25 +519,16 @@ class AsyncGroup:
     on = registering(Group.on)
     once = registering(Group.once)
 
+    @like(Group.consumer)
     def consumer(self, name: str) -> AsyncConsumer:
-        """Look at a consumer, and move it.
-
-        Args:
-            name: Its name. It need not be there yet.
-
-        Returns:
-            The consumer.
-
-        Raises:
-            BadName: The name is not one of a consumer.
-        """
         return AsyncConsumer(self.sync.consumer(name))
 
+    @like(Group.unsubscribe)
     async def unsubscribe(self, pattern: Patterns | None = None, handler: AsyncHandler | None = None) -> int:
-        """See `Group.unsubscribe`."""
         of = None if handler is None else InLoop(self._loop, handler)
         return await in_thread(partial(self.sync.unsubscribe, pattern, of))
 
+    @like(Group.work)
     async def work(
         self,
         consumer: str,
@@ -533,9 +539,6 @@ class AsyncGroup:
         renew: bool = False,
         on_error: Callable[[Exception, Message | None], object] | None = None,
     ) -> AsyncWorker:
-        """See `Group.work`. The end of the client stops the worker; a cancelled handler releases its
-        claim."""
-
         def run(claim: Claim) -> None:
             if not self._loop.call(handler, AsyncClaim(claim)):
                 release(claim)
@@ -565,6 +568,7 @@ class AsyncClient:
         self.sync, self._loop = client, Loop()
         self._workers: WeakSet[Worker] = WeakSet()
 
+    @like(sync.Client.group)
     async def group(
         self,
         path: str = "",
@@ -574,29 +578,13 @@ class AsyncClient:
         ctl: Sequence[str] = (),
         escape: bool = False,
     ) -> AsyncGroup:
-        """Open a group: see `Client.group`.
-
-        Args:
-            path: Its path from the root. Empty: the root.
-            create: Whether it, and those above it, are made where they are missing.
-            settings: Settings to change. None: none.
-            ctl: More lines to write to its ctl.
-            escape: Whether any text is the name of a stream.
-
-        Returns:
-            The group.
-
-        Raises:
-            NotFound: It is missing.
-            BadCommand: A setting is invalid.
-        """
         make = partial(self.sync.group, path, create=create, settings=settings, ctl=ctl, escape=escape)
         return AsyncGroup(await in_thread(make, self._loop.readers), self._loop, self._workers)
 
     remove_group = lifted(sync.Client.remove_group)
 
     async def close(self) -> None:
-        """See `Client.close`. Stops the workers."""
+        """Stop the workers, end the handlers, and close the connection or the store."""
         for worker in list(self._workers):
             await in_thread(worker.stop)
         await in_thread(self.sync.close)

@@ -59,7 +59,7 @@ def connect(
     if address is None:
         address = default_address()
     if token and isinstance(parse_address(address), UnixAddress):  # it would not be sent
-        raise BadRequest(f"token with {address}: the socket tells the user (expected tcp!HOST!PORT or tls!HOST!PORT)")
+        raise BadRequest(f"token with {address}: not used on a unix socket (expected tcp!HOST!PORT or tls!HOST!PORT)")
     if transport not in TRANSPORTS:
         raise BadRequest(f"invalid transport {transport!r} (expected {', '.join(TRANSPORTS)})")
     if transport != "9p":

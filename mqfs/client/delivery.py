@@ -262,7 +262,7 @@ class Claims(Waiting[Claim]):
     def _command(self, file: File, line: str) -> None:
         """Write a command about a claim made through `file`. Raises Stale where that handle is lost, and its claims."""
         if file is not self._file:
-            raise Stale("claim is void: connection lost since (the message is redelivered)")
+            raise Stale("claim is void: connection lost (the message is redelivered)")
         try:
             file.write(command_lines(line))
         except Disconnected:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import Any, Unpack
@@ -12,16 +11,16 @@ from typing import Any, Unpack
 from mqfs.client.callbacks import Handler, OnError, Registration, Worker
 from mqfs.client.delivery import Claim, Claims, consumer_opener, opener
 from mqfs.client.dispatching import Registry
-from mqfs.client.info import Consumer, Settings, Stats
+from mqfs.client.info import Consumer, Settings, Stats, seconds
 from mqfs.client.large import BodyWriter, place_of
 from mqfs.client.message import Message, Receipt, topic_of
 from mqfs.client.origin import Origin
 from mqfs.client.outgoing import Durability, Item, Outgoing, PublishOptions, addressed, escaped, is_committed, json_of
 from mqfs.client.publisher import Publisher
-from mqfs.client.subscription import CursorSubscription, names_of, require_patterns
+from mqfs.client.subscription import CursorSubscription, names_of, read_one, require_patterns
 from mqfs.client.taking import Streams
 from mqfs.client.types import Body, Duration, File, Filters, Link, Moment, Patterns, Subscription, read_whole
-from mqfs.errors import BadRequest, FellBehind, NotFound
+from mqfs.errors import BadRequest, NotFound
 from mqfs.syntax.duration import format_moment
 from mqfs.syntax.escape import escape, stream_name
 from mqfs.syntax.names import check_file_name
@@ -282,25 +281,13 @@ class Group:
         """
         if sequence < 1:
             raise BadRequest(f"get failed: sequence {sequence} (expected 1 or more)")
-        message = self._read_one(sequence, sequence)
+        message = read_one(self._link, self.path, sequence)
         if message is None or message.sequence != sequence:
             raise NotFound(f"no message {sequence} in group {self.path or '/'!r}")
         number, total = place_of(message)
         if number == 1 and total > 1:
-            return self._read_one(sequence, sequence + total - 1) or message
+            return read_one(self._link, self.path, sequence, sequence + total - 1) or message
         return message
-
-    def _read_one(self, first: int, last: int) -> Message | None:
-        """The first message of a range; its parts assembled where there are several sequences."""
-        single, (start, until) = first == last, (str(first), str(last))
-        with (
-            suppress(FellBehind),  # it was removed
-            CursorSubscription(
-                self._link, self.path, "#", start=start, until=until, is_past=True, singly=single
-            ) as messages,
-        ):
-            return next(messages, None)
-        return None
 
     def on(
         self,
@@ -474,7 +461,7 @@ class Group:
         reconnect: bool | float | None,
     ) -> Claims:
         """A handle on a file of `.consumers`."""
-        renew_s = self._lease_s() / RENEWALS if renew else 0.0
+        renew_s = seconds(self.settings().lease) / RENEWALS if renew else 0.0
         again = self._reconnect if reconnect is None else reconnect
         path = f"{self.path}/.consumers/{name}"
         return Claims(self._link, path, make, patterns=pattern, renew_s=renew_s, reconnect=again)
@@ -512,11 +499,6 @@ class Group:
         handles = [self.consume(consumer, over=over, renew=renew) for _ in range(concurrency)]
         return Worker(handles, handler, on_error)
 
-    def _lease_s(self) -> float:
-        lease = self.settings().lease
-        assert isinstance(lease, float)
-        return lease
-
     def consumer(self, name: str) -> Consumer:
         """Look at a consumer, and move it.
 
@@ -538,6 +520,10 @@ class Group:
 
         Returns:
             Their names; with `escape=True` the texts.
+
+        Raises:
+            NotFound: The group is missing.
+            Denied: The user has no r on it.
         """
         names = self._link.names(f"{self.path}/.kept")
         return [*map(topic_of, names)] if self._escapes else names
@@ -547,6 +533,10 @@ class Group:
 
         Returns:
             Their names.
+
+        Raises:
+            NotFound: The group is missing.
+            Denied: The user has no r on it.
         """
         views = {split(row)[1] for row in self._ctl_lines() if row.startswith("bind ")}
         others = {*self._link.names(f"{self.path}/.kept"), *views, "ctl", "order"}
@@ -557,6 +547,10 @@ class Group:
 
         Returns:
             Their names.
+
+        Raises:
+            NotFound: The group is missing.
+            Denied: The user has no r on it.
         """
         return self._link.names(f"{self.path}/.consumers")
 
@@ -565,6 +559,10 @@ class Group:
 
         Returns:
             Those of the group, its streams and its consumers.
+
+        Raises:
+            NotFound: The group is missing.
+            Denied: The user has no r on it.
         """
         return Stats.parse(json.loads(read_whole(self._link, f"{self.path}/.stats")))
 
@@ -573,6 +571,10 @@ class Group:
 
         Returns:
             All of them, defaults included; durations in seconds.
+
+        Raises:
+            NotFound: The group is missing.
+            Denied: The user has no r on it.
         """
         return Settings.parse(self._ctl_lines())
 

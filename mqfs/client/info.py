@@ -94,6 +94,9 @@ class Settings:
 
         Returns:
             The settings, durations in seconds.
+
+        Raises:
+            BadCommand: A value is none that ctl prints.
         """
         known = {field.name for field in attrs.fields(cls)}
         rows = (row.partition(" ") for row in lines)
@@ -124,6 +127,12 @@ def _value_of(key: str, text: str) -> Any:
     if key == "dead":
         return split(text)[0]
     return int(text) if text.isdigit() else text
+
+
+def seconds(duration: Duration | None) -> float:
+    """A duration of settings that were read."""
+    assert isinstance(duration, float)
+    return duration
 
 
 def setting_lines(settings: Settings | None, lines: Sequence[str]) -> list[str]:
@@ -289,6 +298,9 @@ class Stats:
 
         Returns:
             The counters.
+
+        Raises:
+            AttributeError: It is not such an object.
         """
         more = {
             "groups": tuple(value.get("groups", ())),

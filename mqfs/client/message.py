@@ -107,7 +107,17 @@ class Receipt(NamedTuple):
 
     @classmethod
     def parse(cls, text: bytes) -> Receipt:
-        """The answer of `.put`; none: the message was discarded."""
+        """Read the answer of `.put`.
+
+        Args:
+            text: Five numbers; empty: the message was discarded.
+
+        Returns:
+            The receipt.
+
+        Raises:
+            ValueError: It is no such answer.
+        """
         if not text:
             return cls(retained=False)
         sequence, time_ns, expires_ns, duplicate, retained = map(int, text.split())
@@ -156,7 +166,7 @@ class RecordDecoder:
             return None
         entry = record.decode(self._data[at : at + size])
         if entry is None:
-            raise DiskFailed("corrupt record (CRC mismatch)")
+            raise DiskFailed("corrupt record: CRC mismatch (run mqfs check)")
         self._at = at + record.padded(size)
         return entry
 

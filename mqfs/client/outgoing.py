@@ -46,7 +46,14 @@ class Outgoing:
     single: bool = False
 
     def metadata(self) -> dict[str, Any]:
-        """The fields of `.put`, without the stream; none where a plain write does."""
+        """Build the fields of `.put`.
+
+        Returns:
+            The fields but the stream; none where a plain write does.
+
+        Raises:
+            BadRequest: A duration is invalid.
+        """
         fields: dict[str, Any] = {}
         if self.ttl is not None:
             fields["ttl"] = format_duration(self.ttl)
@@ -65,7 +72,18 @@ class Outgoing:
         return fields
 
     def put(self, *, kept: bool = False) -> bytes:
-        """The request for `.put`. `kept`: answered with a receipt."""
+        """Build the request for `.put`.
+
+        Args:
+            kept: Whether it is answered with a receipt.
+
+        Returns:
+            The object and the body.
+
+        Raises:
+            BadName: The name is not one of a stream.
+            TypeError: The body is neither bytes nor text.
+        """
         fields = {"stream": check_file_name(self.stream), **self.metadata(), **({"kept": True} if kept else {})}
         return json.dumps(fields, ensure_ascii=False).encode() + b"\n" + bytes_of(self.body)
 

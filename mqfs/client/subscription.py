@@ -221,7 +221,7 @@ class CursorSubscription(Waiting[Message], Subscription):
                 interrupted = True
                 continue
             if not piece:
-                raise NotFound(f"group {self._path!r} was removed")
+                raise NotFound(f"no group {self._path!r}: removed while it was read")
             text += piece
         if interrupted:
             file.interrupt()  # for the next read of a message
@@ -386,4 +386,17 @@ class CursorSubscription(Waiting[Message], Subscription):
         self.close()
 
 
-__all__ = ["CursorSubscription", "all_of", "names_of", "require_name", "require_patterns"]
+def read_one(link: Link, path: str, first: int, last: int = 0) -> Message | None:
+    """A message of the group, or None: it was removed. `last`: of a body in parts the sequence of the last part."""
+    until = str(last or first)
+    with (
+        suppress(FellBehind),
+        CursorSubscription(
+            link, path, _EVERYTHING, start=str(first), until=until, is_past=True, singly=not last
+        ) as messages,
+    ):
+        return next(messages, None)
+    return None
+
+
+__all__ = ["CursorSubscription", "all_of", "names_of", "read_one", "require_name", "require_patterns"]

@@ -127,11 +127,26 @@ def serve(
     http: str | Sequence[str] = (),
     **options: Any,
 ) -> InsideServer:
-    """A server in this process, on a thread of its own, in a `with` or `async with` block (or from `start` to `close`).
+    """Run a server in this process, on a thread of its own.
 
-    `store`: None: in memory. `listen`, `http`: addresses; `tcp!127.0.0.1!0` chooses a port; with none, and no `mount`,
-    a temporary unix socket. `options`: as of `mqfs serve`, by their names in a configuration file with `_` for `-`.
-    Raises BadConfig, BadStore, BadAddress, MountError.
+    It serves in a `with` or `async with` block, or from `start` to `close`.
+
+    Args:
+        store: The folder of its store, made if it is missing. None: in memory.
+        listen: Addresses of 9P; `tcp!127.0.0.1!0` chooses a port. None, and no `mount` and no `http`: a temporary unix
+            socket.
+        mount: The folder to mount it at. None: nowhere.
+        http: Addresses of HTTP.
+        **options: As of `mqfs serve`, by their names in a configuration file with `_` for `-`.
+
+    Returns:
+        The server.
+
+    Raises:
+        BadConfig: An option is unknown, or its value invalid.
+        BadStore: Another process has the store, or it is damaged. Raised by `start`, as what follows.
+        BadAddress: It cannot listen at an address.
+        MountError: It cannot mount.
     """
     known = {field.name for field in attrs.fields(Options)}
     if unknown := sorted(options.keys() - known):

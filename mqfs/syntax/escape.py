@@ -27,7 +27,14 @@ _CACHED, _CACHED_BYTES = 16_384, 255  # names, and how long those may be: some 1
 
 @cache_short(_CACHED, _CACHED_BYTES)
 def escape(text: bytes | str) -> str:
-    """The name. Only its length may be more than a name has."""
+    """Make a name of a stream of any text.
+
+    Args:
+        text: Any text, or bytes.
+
+    Returns:
+        The name. Only its length may be more than a name has.
+    """
     prefix = escape_prefix(text)
     return f"{prefix}%" if prefix in _ENDED else prefix
 
@@ -62,7 +69,17 @@ def _byte(character: str) -> int:
 
 
 def unescape(name: str) -> bytes:
-    """The text of a name. Raises BadName for what `escape` gives no text."""
+    """Give the text of a name back.
+
+    Args:
+        name: What `escape` has returned.
+
+    Returns:
+        The text, as UTF-8 where it was not bytes.
+
+    Raises:
+        BadName: `escape` returns no such name.
+    """
     try:
         parts = _ESCAPE.split(name.removesuffix("%"))
         data = b"".join(bytes([int(part, 16)]) if at % 2 else part.encode() for at, part in enumerate(parts))

@@ -188,8 +188,8 @@ def test_closing_ends_a_reader_that_waits_for_the_server(server: Server) -> None
 def test_a_store_that_a_server_has(server: Server, tmp_path: Path) -> None:
     with pytest.raises(errors.BadStore) as raised:
         mqfs.open(server.folder / "store")
-    assert f"in use by process {server.pid}; mqfs.connect('{server.address}') reaches it" in str(raised.value)
-    with mqfs.open(tmp_path / "store"), pytest.raises(errors.BadStore, match="that is this process"):
+    assert f"in use by process {server.pid} (expected mqfs.connect('{server.address}'))" in str(raised.value)
+    with mqfs.open(tmp_path / "store"), pytest.raises(errors.BadStore, match="this process: use its client"):
         mqfs.open(tmp_path / "store")
 
 

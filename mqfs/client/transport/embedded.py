@@ -168,7 +168,7 @@ class EmbeddedTransport:
         def call() -> Step[None]:
             node: Any = self.tree.find(self.user, path)
             if node is self.tree.root:
-                raise NotPermitted("the root group stays")
+                raise NotPermitted("cannot remove the root group")
             remove = self.tree.rmdir if node.directory else self.tree.unlink
             return remove(self.user, self.tree.parent(node), node.name)
 
@@ -331,16 +331,16 @@ def open_store(path: str, post: Callable[[Callable[[], None]], None]) -> DiskSto
         holder = re.search(r"is in use by process (\d+)$", error.detail)
         if holder is None:
             raise
-        raise BadStore(f"{error.detail}; {_advice(int(holder[1]))}") from None
+        raise BadStore(error.detail + _advice(int(holder[1]))) from None
 
 
 def _advice(pid: int) -> str:
     if pid == os.getpid():
-        return "that is this process: use its client, from any thread"
+        return " (this process: use its client, from any thread)"
     addresses = listening(pid)
     if addresses:
-        return f"mqfs.connect({addresses[0]!r}) reaches it"
-    return "mqfs.connect(ADDRESS) reaches a server"
+        return f" (expected mqfs.connect({addresses[0]!r}))"
+    return " (expected mqfs.connect(ADDRESS), if it is a server)"
 
 
 def listening(pid: int) -> list[str]:

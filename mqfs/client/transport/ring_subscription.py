@@ -341,7 +341,7 @@ class RingSubscription(CursorSubscription):
                 self._leave_slot()  # they are read again, from the log
                 raise TimeoutError
         if at.ring.retired or at.socket is not self._socket or at.socket.is_lost:
-            raise Stale("ring may have what the log has not")
+            raise Stale("ring is ahead of the log: its server ended")
 
     def _check_server(self) -> None:
         """Check the server; the ring can be read without it for some time. Raises Stale, Disconnected."""
