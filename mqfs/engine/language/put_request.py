@@ -31,11 +31,7 @@ class PutRequest:
     single: bool = False
     kept: bool = False  # the answer is a receipt
     headers: dict[str, str] = attrs.Factory(dict)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it asks for a receipt, and for nothing that a plain write has not."""
-        return self.kept and self == PutRequest(self.stream, kept=True)
+    is_plain: bool = False  # it asks for a receipt, and for nothing that a plain write has not
 
 
 def parse(data: bytes) -> tuple[PutRequest, bytes]:
@@ -65,7 +61,7 @@ def _read(value: dict[str, Any]) -> PutRequest:
         raise errors.BadCommand('the key "stream" is needed')
     if "delay" in value and "at" in value:
         raise errors.BadCommand("either delay or at")
-    put = PutRequest()
+    put = PutRequest(is_plain=value.keys() == {"stream", "kept"})
     for key, what in value.items():
         _KEYS[key](put, what)
     return put
