@@ -45,7 +45,8 @@ async def publish(call: Call) -> Answer:
     if given:
         head = json.dumps({"stream": stream.name, **given}, ensure_ascii=False).encode()
         sequence = await append(call, group, ".put", head + b"\n" + call.request.body)
-        return published(call, sequence, None if "delay" in given or "at" in given else stream, place)
+        held = not given.keys().isdisjoint(("delay", "at", "single"))
+        return published(call, sequence, None if held else stream, place)
     if is_plain(group):
         handle = call.tree.open(call.user, stream, os.O_WRONLY)
         try:
@@ -83,7 +84,7 @@ def place_of(call: Call) -> str:
 
 def published(call: Call, sequence: int, stream: Any = None, place: str = "") -> Answer:
     """The answer to a publish, text or JSON. `sequence`: 0 where it was discarded. `stream`, `place`: of one message;
-    without a stream it is delayed."""
+    without a stream it is held for one receiver or for later."""
     text, head = str(sequence), list[tuple[str, str]]()
     retained = bool(sequence) and (stream is None or call.group.is_retaining(stream))
     if sequence:

@@ -122,7 +122,7 @@ def group_at(tree: Tree, user: User, names: tuple[str, ...]) -> Group:
 def absent(target: Target, names: tuple[str, ...]) -> NotFound:
     """The error of a call of a target that is not there, or has no such verb. It says how the target is made."""
     path, kind, name = "/".join(map(quote, names)), target.kind.removeprefix("new "), repr(target.name)
-    if target.verb:
+    if target.verb and target.node is not None and not target.node.directory:
         return NotFound(_not_a_group(target.node))
     if kind == "group":
         return NotFound(f"no group {'/'.join(names)!r} (make it: PUT /{path}/)")

@@ -241,7 +241,7 @@ def test_a_priority_is_that_of_claims(ntfy: Ntfy) -> None:
     for priority in (1, 2, 3, 4, 5):
         assert ntfy.post("/claimed", "x", P=str(priority)).status == 200
     rows = ntfy.tree.get("/alerts/claimed?format=json").lines
-    assert [int(row["headers"].get("priority", 5)) for row in rows] == [1, 3, 5, 7, 9]
+    assert [int(row.get("headers", {}).get("priority", 5)) for row in rows] == [1, 3, 5, 7, 9]
 
 
 # ---------------------------------------------------------------- delays

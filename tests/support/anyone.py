@@ -18,8 +18,8 @@ from tests.support import ROOT
 
 OURS = ("mqfs", "mq_cat", "mq_tools", "tests")
 NEEDED = (
-    "attr", "attrs", "click", "google_crc32c", "idna", "lark", "outcome", "pyfuse3", "sniffio", "sortedcontainers",
-    "trio",
+    "attr", "attrs", "click", "google_crc32c", "httptools", "idna", "lark", "outcome", "pyfuse3", "sniffio",
+    "sortedcontainers", "trio",
 )  # fmt: skip
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
