@@ -1,7 +1,7 @@
 #!/bin/sh
 # A work queue over HTTP, with nothing but curl: jobs are published, claimed with a lease, and settled by their tokens.
 #
-#   mqfs serve --store store --http 'tcp!127.0.0.1!8080' --tcp-user "$USER"
+#   mqfs serve --store store --http 127.0.0.1:8080 --tcp-user "$USER"
 #   ./curl-worker.sh http://127.0.0.1:8080/jobs
 #
 # A job that fails comes again after the back-off; here, at its third failure, it becomes a dead letter.

@@ -26,7 +26,7 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, MqfsError
 from mqfs.model import User
 from mqfs.net import identity, tokens
-from mqfs.net.address import UnixAddress, parse_address
+from mqfs.net.address import TlsAddress, UnixAddress, parse_address
 from mqfs.net.certificates import ServerTls
 from mqfs.ninep.server.server import Server as NinepServer
 from mqfs.quotas import parse_quotas
@@ -118,8 +118,10 @@ def check_words(options: Options) -> None:
     except (BadCommand, BadName) as error:
         raise BadConfig(f"--default: {error.detail}") from None
     web.check(options)
-    dials = [*options.listen, *(address for address, _ in web.addresses(options)), options.service or ""]
-    encrypted = [text for text in dials if text.startswith("tls!")]
+    dials = [*options.listen, *(address for address, _ in web.addresses(options))]
+    if options.service is not None and "!" in options.service:
+        dials.append(options.service)
+    encrypted = [text for text in dials if isinstance(parse_address(text), TlsAddress)]
     if encrypted and options.tls_cert is None:
         raise BadConfig(f"{encrypted[0]}: no certificate (expected --tls-cert FILE)")
     if options.require_token and options.token_file is None:

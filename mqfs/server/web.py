@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 import socket
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -102,7 +101,6 @@ class Served(NamedTuple):
 
 
 HTTP = Served("HTTP")
-_HOST_PORT = re.compile(r"([^!:/]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
 
 
 def check(options: Options) -> None:
@@ -111,7 +109,7 @@ def check(options: Options) -> None:
     try:
         option = "--http"
         for text in options.http:
-            parse_address(dial_of(text))
+            parse_address(text)
         option = "--http-proxy"
         for text in options.http_proxy:
             parse_proxy(text)
@@ -120,7 +118,7 @@ def check(options: Options) -> None:
             group, address = split_ntfy(text)
             for name in group.split("/"):
                 check_name(name)
-            parse_address(dial_of(address))
+            parse_address(address)
     except BadAddress as error:
         raise BadConfig(f"{option}: {error.detail}") from None
     except BadName as error:
@@ -132,7 +130,7 @@ def check(options: Options) -> None:
 def _check_fq(options: Options) -> None:
     try:
         for text in options.fq:
-            parse_address(dial_of(text))
+            parse_address(text)
         for name in options.fq_group.split("/"):
             check_name(name)
     except BadAddress as error:
@@ -167,11 +165,4 @@ def addresses(options: Options) -> list[tuple[str, Served]]:
     for text in options.http_ntfy:
         group, address = split_ntfy(text)
         found.append((address, Served("ntfy", group)))
-    found += [(text, Served("fq", options.fq_group)) for text in options.fq]
-    return [(dial_of(text), served) for text, served in found]
-
-
-def dial_of(text: str) -> str:
-    """An address as the other listeners have it: HOST:PORT is TCP, as clients of HTTP write it."""
-    match = _HOST_PORT.fullmatch(text)
-    return f"tcp!{match[1].strip('[]')}!{match[2]}" if match else text
+    return found + [(text, Served("fq", options.fq_group)) for text in options.fq]

@@ -46,7 +46,11 @@ def refused(cwd: Path, code: int, *arguments: str, **more: str) -> str:
         (["bridge", "fq", "h:1", "e", "p", "a"], "missing option --node (see mqfs bridge fq --help)"),
         (["bridge", "fsq", "--separator", "x", "d", "a", "g"], "--separator 'x' (expected two characters"),
         (["completion", "tcsh"], "SHELL 'tcsh': unknown (expected one of bash, zsh, fish)"),
-        (["serve", "--listen", "127.0.0.1:564"], "unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
+        (["serve", "--listen", "127.0.0.1"], "unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
+        (
+            ["serve", "--listen", "tls://localhost:5640"],
+            "no certificate (expected --tls-cert FILE)",
+        ),
         (["serve", "--listen", "udp!localhost!564"], "unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
         (["serve", "--listen", "unix!"], "unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
         (["serve", "--listen", "tcp!localhost!http"], "expected 0 to 65535"),
