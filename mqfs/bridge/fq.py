@@ -117,7 +117,9 @@ class Bridge:
             flags = codec.FLAG_PEER | (codec.FLAG_PERMANENT if options.permanent else codec.FLAG_TRANSIENT)
             commands.sendall(codec.bind(flags, options.exchange.encode(), options.program.encode()))
             if answers.wait_for("bound").route == ILLEGAL:
-                raise BadCommand(f"program {options.program!r} (or the broker lets this user bind nothing)")
+                raise BadCommand(
+                    f"program {options.program!r}: refused by the broker (expected a valid one, of a user who may bind)"
+                )
             log.info("%s!%d: exchange %s", options.host, options.port, options.exchange)
             yield
             self._carry(data, key.isascii())  # fqd's are random bytes

@@ -95,7 +95,7 @@ def fsq(direction: str, token_file: str | None, no_singles: bool, no_sync: bool,
             sync=not no_sync,
             topics=Topics(encoded, split_at, theirs, ours),
             patterns=options.pop("select"),
-            token=_secret(token_file),
+            token=secret(token_file),
             **options,
         )
     )
@@ -140,16 +140,18 @@ def fq(broker: dict[str, Any], password_file: str | None, token_file: str | None
     from mqfs.server.logs import set_up
 
     set_up()
-    password, token = _secret(password_file), _secret(token_file)
+    password, token = secret(password_file), secret(token_file)
     return run(Options(**broker, password=password, token=token, **options))
 
 
-def _secret(path: str | None) -> str:
-    """The content of a file; empty without one. Raises BadConfig."""
+def secret(path: str | None) -> str:
+    """The content of a file of a token or a password; empty without one. Raises BadConfig."""
     if path is None:
         return ""
     try:
         with open(path, encoding="utf-8") as file:
             return file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{path}: {error}") from None
+        raise BadConfig(
+            f"{path}: {getattr(error, 'strerror', None) or 'not UTF-8'} (expected a readable file)"
+        ) from None

@@ -136,8 +136,11 @@ def main() -> NoReturn:
         sys.exit(INTERRUPTED)
     except BadConfig as error:
         fail(str(error), USAGE)
-    except (MqfsError, OSError) as error:
+    except MqfsError as error:
         fail(str(error), FAILED)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        fail(f"{error.filename}: {reason}" if error.filename else reason, FAILED)
 
 
 def fail(text: str, code: int) -> NoReturn:

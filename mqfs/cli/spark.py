@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import click
 
+from mqfs.cli.bridge import secret
 from mqfs.errors import BadConfig
 
 FAILED, INTERRUPTED = 1, 130
@@ -63,8 +64,7 @@ def _source(options: dict[str, Any], streams: tuple[str, ...] = ()) -> Any:
         raise BadConfig("--at: missing (expected unix!PATH, tcp!HOST!PORT or tls!HOST!PORT)")
     token = ""
     if file:
-        with open(file) as text:
-            token = text.read().strip()
+        token = secret(file)
     return Source(address, streams, options.pop("pattern", ""), user, token)
 
 
