@@ -28,7 +28,7 @@ def require_share(what: str, total: int, user: Hashable, mine: int, used: int) -
     kept = 0 if user in (0, os.geteuid()) else 1 if isinstance(user, int) else 2
     open_to_all = total - kept * (total // limits.SHARE_KEPT)
     if mine > max(total // 2, 1) or used > open_to_all:
-        raise OverLimit(f"at most {max(total // 2, 1)} {what} a user, {total} in all")
+        raise OverLimit(f"too many {what} (expected at most {max(total // 2, 1)} a user, {total} in all)")
 
 
 @lru_cache(limits.HTTP_ADDRESSES)

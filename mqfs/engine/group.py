@@ -154,11 +154,15 @@ class Group:
         self.catalog_version += 1
         self.mark_dirty()
 
+    def no_stream(self, name: str) -> errors.NotFound:
+        """What a caller raises that names a stream which is not there."""
+        return errors.NotFound(f"no stream {name!r} in group {self.name!r}")
+
     def make_stream(self, name: str, mode: int, user: User) -> Stream:
         if len(self.streams) >= limits.STREAMS:
-            raise errors.OverLimit(f"a group has at most {limits.STREAMS} streams")
+            raise errors.OverLimit(f"too many streams (expected at most {limits.STREAMS} in a group)")
         if name in self.views:
-            raise errors.Exists(f"{name} is a view")
+            raise errors.Exists(f"name {name!r}: taken by a view")
         number = self.state.next_stream
         self.log.change(
             {

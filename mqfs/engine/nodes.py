@@ -90,7 +90,7 @@ class Meta(Own):
         before, then = unlinked.get(self.number, (0, 0))
         unlinked[self.number] = pid, now
         if pid and pid == before and now - then < limits.UNLINK_AGAIN_S * 1e9:
-            raise NotPermitted(f"{self.name} is always there; its process removed it a moment ago")
+            raise NotPermitted(f"cannot remove {self.name}: every group has it")
 
     @property
     def attributes(self) -> Attributes:
@@ -173,22 +173,22 @@ class StagingFolder(Folder):
         raise NotImplementedError
 
     def mkdir(self, user: User, name: str, mode: int) -> PartFolder:
-        raise errors.NotPermitted("in a part there are no groups")
+        raise errors.NotPermitted("cannot make groups in a part of a transaction")
 
     def create(self, user: User, name: str) -> NoReturn:
-        raise errors.NotPermitted(f"in {self.name} nothing is made but parts: mkdir {self.name}/PART")
+        raise errors.NotPermitted(f"cannot create files in {self.name} (expected a part: mkdir {self.name}/PART)")
 
     def unlink(self, user: User, name: str) -> None:
         """Nothing is done, so that `rm -r` works."""
         require(user, self.attributes, W | X, self.name)
         found = self.find(name)
         if found is None:
-            raise errors.NotFound(name)
+            raise not_found(self, name)
         if found.directory:
-            raise errors.IsDirectory(name)
+            raise errors.IsDirectory(f"{name!r}: a part, not a file (remove it by rmdir)")
 
     def rmdir(self, user: User, name: str) -> None:
-        raise errors.NotDirectory(name)
+        raise errors.NotDirectory(f"{name!r}: a file, not a directory")
 
 
 class TxnFolder(StagingFolder):
@@ -224,7 +224,7 @@ class TxnFolder(StagingFolder):
 
     def rmdir(self, user: User, name: str) -> None:
         if name == "ctl":
-            raise errors.NotDirectory(name)
+            raise errors.NotDirectory(f"{name!r}: a file, not a part")
         self.group.transactions.abort(user, [name])
 
 
@@ -278,8 +278,8 @@ class PartFolder(StagingFolder):
 
     def create(self, user: User, name: str) -> NoReturn:
         if self.find(name) is not None:
-            raise errors.Exists(name)
-        raise errors.NotFound(f"no stream {name!r} in this group; make it there before it is written to in a part")
+            raise errors.Exists(f"{name!r}: exists already")
+        raise errors.NotFound(f"no stream {name!r} in group {self.group.name!r} (create it there first)")
 
 
 class StagedStream:
@@ -342,6 +342,17 @@ def parent(node: Node) -> Group | Folder:
     if isinstance(node, Consumer | TakeFile):
         return Folder(group_of(node), ".consumers")
     return Folder(group_of(node), ".kept") if isinstance(node, SnapshotNode) else group_of(node)
+
+
+_CONTENTS = {".consumers": "consumer", ".kept": "stream", ".txn": "part"}
+
+
+def not_found(directory: Group | Folder, name: str) -> errors.NotFound:
+    """What a caller raises that names a file which is not there."""
+    if isinstance(directory, Group):
+        return errors.NotFound(f"no stream or group {name!r} in group {directory.name!r}")
+    kind = _CONTENTS.get(directory.name, "stream")
+    return errors.NotFound(f"no {kind} {name!r} in group {directory.group.name!r}")
 
 
 def path_of(node: Node) -> tuple[str, ...]:

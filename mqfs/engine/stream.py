@@ -155,5 +155,5 @@ class Stream(Numbered):
         self.end_reads()
         if self.default_consumer is not None:
             self.default_consumer.end()
-        refuse_all(self, errors.NotFound(f"{self.name} was removed"))
+        refuse_all(self, errors.NotFound(f"stream {self.name!r}: removed"))
         self.pollers.wake()

@@ -90,7 +90,7 @@ def group_wanted(name: str, user: User) -> int:
             return own
     gid = group_number(name) if user.uid == 0 or name.isdigit() else None
     if gid is None:
-        raise BadRequest(f"unknown group {name!r}")
+        raise BadRequest(f"unknown group {name!r} (expected one of the user's groups)")
     return gid
 
 

@@ -52,7 +52,7 @@ class Peer:
             return self.itself()
         if self.uid not in (0, os.geteuid()):
             wanted = uname if n_uname == identity.NONUNAME else n_uname  # the number as it is: a lookup may take long
-            raise Denied(f"user {identity.user_name(self.uid)} cannot attach as {wanted}")
+            raise Denied(f"cannot attach as {wanted!r}: the connection is user {identity.user_name(self.uid)!r}")
         uid = identity.user_number(uname) if n_uname == identity.NONUNAME else n_uname
         if uid is None:
             raise Denied(f"unknown user {uname!r}")

@@ -232,7 +232,7 @@ class Proof:
         if self.grant is None:
             raise Denied("no token written to the fid of Tauth")
         if (uname, n_uname) != (self._uname, self._n_uname):
-            raise Denied("Tattach names another user than its Tauth")
+            raise Denied("Tattach: another user than in its Tauth")
         return self.grant
 
 

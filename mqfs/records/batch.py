@@ -154,11 +154,11 @@ def decode_batch(blanks: bytes, numbers: Sequence[int]) -> Iterator[Draft]:
     at, end, unpack = 0, len(blanks), HEAD.unpack_from
     while at < end:
         if end - at < HEAD_BYTES:
-            raise ValueError("these are no blanks")
+            raise ValueError("not unsequenced records")
         size, _, _, _, place, kind, _, head = unpack(blanks, at)
         body = at + HEAD_BYTES + head
         if at + size < body or at + padded(size) > end or kind != MESSAGE or place >= len(numbers):
-            raise ValueError("these are no blanks")
+            raise ValueError("not unsequenced records")
         yield Draft(MESSAGE, numbers[place], blanks[body : at + size], blanks[at + HEAD_BYTES : body])
         at += padded(size)
 

@@ -58,7 +58,7 @@ class Acceptor:
         BadAddress."""
         uid = identity.user_number(tcp_user)
         if uid is None:
-            raise BadAddress(f"unknown user {tcp_user!r} for clients over TCP")
+            raise BadAddress(f"unknown user {tcp_user!r} of TCP clients (expected one of getent passwd)")
         self.name, self.fairness = name, fairness or Fairness()
         self.tcp_uid, self.tokens = uid, tokens
         self.listeners: list[Listener] = []

@@ -245,7 +245,7 @@ class AckState:
         """Raises ValueError where the ranges are not ascending and disjoint."""
         ends = [floor, *(end for acked in ranges for end in acked)]
         if any(before > after for before, after in pairwise(ends)):
-            raise ValueError("ranges of acked messages are not in order")
+            raise ValueError("acked ranges: out of order")
         unacked = {s: Unacked(first, failed, due, bool(claimed)) for s, first, failed, due, claimed in entries}
         return cls(floor, Ranges(ranges), unacked)
 

@@ -67,10 +67,10 @@ def row(*shapes: Shape, least: int = -1) -> Shape:
 def require(value: Any, keys: Mapping[str, Shape], given: Mapping[str, Shape] | None = None) -> None:
     """Check an object: `keys` are required, `given` are optional. Raises ValueError naming the key."""
     if not isinstance(value, dict):
-        raise ValueError(f"expected an object, got {type(value).__name__}")
+        raise ValueError(f"unexpected {type(value).__name__} (expected an object)")
     for key, shape in keys.items():
         if key not in value:
-            raise ValueError(f"lacks {key!r}")
+            raise ValueError(f"no key {key!r}")
         _require_shape(key, shape, value)
     for key, shape in (given or {}).items():
         if key in value:
@@ -79,7 +79,7 @@ def require(value: Any, keys: Mapping[str, Shape], given: Mapping[str, Shape] | 
 
 def _require_shape(key: str, shape: Shape, value: Mapping[str, Any]) -> None:
     if not shape(value[key]):
-        raise ValueError(f"{key!r} has a wrong value: {str(value[key])[:80]!r}")
+        raise ValueError(f"{key!r}: invalid value {str(value[key])[:80]!r}")
 
 
 # ------------------------------------------------------------ group shapes

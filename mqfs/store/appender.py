@@ -179,7 +179,7 @@ class Appender:
         full, group = self._chain.context.full, self._chain.group
         if not self._holding:  # no write was refused
             full[group] = max(need, full.get(group, 0))  # until there is room for the largest
-        return errors.DiskFull(f"group {self._chain.group}")
+        return errors.DiskFull(f"no room for the log of group {self._chain.group}")
 
     def _erase(self, segment: Segment, length: int) -> None:
         """Zeros where something was perhaps written behind the end."""

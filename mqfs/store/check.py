@@ -51,7 +51,7 @@ def check(path: str, fix: bool = False, report: Report = print, progress: Progre
     path = os.path.realpath(path)
     disk = Disk()
     if not disk.exists(path):
-        raise errors.BadStore(f"{path} does not exist")
+        raise errors.BadStore(f"{path}: does not exist")
     if not disk.is_folder(f"{path}/buckets"):
         read_label(disk, path)  # raises BadStore
     lock = take_lock(disk, path, write=fix)
@@ -119,7 +119,7 @@ class Checker:
         for name in FOLDERS:
             if not self.disk.is_folder(f"{self.path}/{name}"):
                 if self.disk.exists(f"{self.path}/{name}"):
-                    raise errors.BadStore(f"{self.path}/{name} is not a folder")
+                    raise errors.BadStore(f"{self.path}/{name}: not a folder")
                 self.problem(f"{name}/ is missing")
                 if self.fix:
                     self.disk.mkdir(f"{self.path}/{name}")

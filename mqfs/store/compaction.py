@@ -353,7 +353,7 @@ class CompactionJob:
         record = decode(data)
         if record is None and row.kind > Kind.END:
             segment.liveness.is_damaged = True  # to be left as it is: a copy would hide what is missing
-            raise errors.DiskFailed(f"the record at {row.position} of {segment.path} is damaged")
+            raise errors.DiskFailed(f"{segment.path}: damaged record at {row.position}")
         if record is None:
             self.chain.context.quarantine.copy(self.chain.group, segment.first, row.position, data, "a damaged record")
             return

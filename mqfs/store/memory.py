@@ -57,7 +57,9 @@ class MemoryLog:
     def check_room(self, need: int) -> None:
         """Raises DiskFull."""
         if self.size + need > limits.MEMORY_BYTES:
-            raise errors.DiskFull(f"group {self._group} may have {limits.MEMORY_BYTES} bytes in memory")
+            raise errors.DiskFull(
+                f"no room for group {self._group} (expected at most {limits.MEMORY_BYTES} bytes in memory)"
+            )
 
     def add_change(self, record: Record, size: int, state: Callable[[], bytes]) -> None:
         """Add a record that is no message; `state` makes a new state where there are many."""
@@ -486,7 +488,7 @@ class MemoryStore:
     def open(self, number: int) -> MemoryBucket:
         bucket = self._buckets.get(number)
         if bucket is None:
-            raise errors.NotFound(f"group {number} has no bucket")
+            raise errors.NotFound(f"no bucket of group {number}")
         return bucket
 
     def heads(self, number: int) -> Iterable[bytes]:
@@ -497,7 +499,7 @@ class MemoryStore:
 
     def remove(self, number: int) -> None:
         if self._buckets.pop(number, None) is None:
-            raise errors.NotFound(f"group {number} has no bucket")
+            raise errors.NotFound(f"no bucket of group {number}")
 
     def stage(self, number: int) -> MemoryStaged:
         return MemoryStaged()

@@ -42,7 +42,7 @@ def recover(chain: Chain, commit: GroupCommit) -> int:
         chain.context.quarantine.move(chain.group, lost, newest.path, "a segment without a whole state")
         firsts.pop()
     else:
-        raise errors.DiskFailed(f"no segment of group {chain.group} is whole; see quarantine/")
+        raise errors.DiskFailed(f"no segment of group {chain.group} is whole (see quarantine/)")
     chain.segments, chain.firsts = [chain.segment(first) for first in firsts[:-1]] + [newest], firsts
     for older in chain.segments[:-1]:
         older.used = chain.disk.size_of(older.path)

@@ -128,7 +128,7 @@ class DiskStore:
             folder = folder_of(self.path, number)
             with _refusing(f"group {number}"):
                 if not self.disk.is_folder(folder) or not self._has_log(folder):
-                    raise errors.NotFound(f"group {number} has no bucket")
+                    raise errors.NotFound(f"no bucket of group {number}")
                 bucket = self._buckets[number] = DiskBucket(self, number, folder, fresh=fresh)
         return bucket
 
@@ -143,7 +143,7 @@ class DiskStore:
         folder, gone = folder_of(self.path, number), f"{self.staging}/{number}.gone"
         with _refusing(f"group {number}"):
             if not self.disk.is_folder(folder):
-                raise errors.NotFound(f"group {number} has no bucket")
+                raise errors.NotFound(f"no bucket of group {number}")
         if bucket is not None:
             bucket.upkeep.pause()
         try:
@@ -209,7 +209,7 @@ def _refusing(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise errors.DiskFull(what) from error
+            raise errors.DiskFull(f"{what}: no room on the disk") from error
         raise errors.DiskFailed(f"{what}: {error}") from error
 
 
@@ -299,15 +299,15 @@ def prepare(disk: Disk, path: str) -> None:
             disk.sync_folder(os.path.dirname(path))
         names = set(disk.listdir(path))
         if disk.is_open_to_others(path):
-            raise errors.BadStore(f"{path} is open to other users (expected: ours, mode 700)")
+            raise errors.BadStore(f"{path}: open to other users (expected the server's user, mode 700)")
     except FileNotFoundError as error:
-        raise errors.BadStore(f"{path}: the folder {os.path.dirname(path)} does not exist") from error
+        raise errors.BadStore(f"{path}: {os.path.dirname(path)} does not exist (expected a folder)") from error
     except NotADirectoryError as error:
-        raise errors.BadStore(f"{path} is not a store: not a directory") from error
+        raise errors.BadStore(f"{path}: not a directory") from error
     except OSError as error:
         raise errors.BadStore(f"{path}: {error.strerror}") from error
     if "mqfs" not in names and names - {"lock", *FOLDERS, "lost+found"}:
-        raise errors.BadStore(f"{path} is not empty and not a store: name an empty or new directory")
+        raise errors.BadStore(f"{path}: not empty and not a store (expected an empty or new directory)")
     if "mqfs" in names:
         read_label(disk, path)
 
@@ -320,7 +320,7 @@ def begin(disk: Disk, path: str) -> tuple[str, int]:
         if not disk.exists(f"{path}/{name}"):
             disk.mkdir(f"{path}/{name}")
         elif not disk.is_folder(f"{path}/{name}"):
-            raise errors.BadStore(f"{path}/{name} is not a folder")
+            raise errors.BadStore(f"{path}/{name}: not a folder")
     for name in disk.listdir(f"{path}/staging"):
         remove_tree(disk, f"{path}/staging/{name}")
     if is_new:
@@ -352,19 +352,19 @@ def label(uuid_: str, number: int) -> bytes:
 def read_label(disk: Disk, path: str) -> tuple[str, int]:
     """The uuid and the first group number that is not reserved. Raises BadStore."""
     if not disk.exists(f"{path}/mqfs"):
-        raise errors.BadStore(f"{path} {'is not a store' if disk.exists(path) else 'does not exist'}")
+        raise errors.BadStore(f"{path}: {'not a store' if disk.exists(path) else 'does not exist'}")
     try:
         lines = read_file(disk, f"{path}/mqfs").decode().splitlines()
         words = dict(line.split(" ", 1) for line in lines)
         version = int(words["mqfs"])
     except (OSError, ValueError, KeyError) as error:
-        raise errors.BadStore(f"{path}/mqfs does not say what store this is") from error
+        raise errors.BadStore(f"{path}/mqfs: no label (expected 'mqfs {VERSION}')") from error
     if version != VERSION:
-        raise errors.BadStore(f"{path} is of version {version}; this server reads version {VERSION}")
+        raise errors.BadStore(f"{path}: store version {version} (expected {VERSION})")
     try:
         return words["uuid"], int(words["groups"])
     except (ValueError, KeyError) as error:
-        raise errors.BadStore(f"{path}/mqfs lacks its uuid or groups line") from error
+        raise errors.BadStore(f"{path}/mqfs: no uuid or groups line") from error
 
 
 def take_lock(disk: Disk, path: str, *, write: bool = True) -> int:
@@ -376,7 +376,7 @@ def take_lock(disk: Disk, path: str, *, write: bool = True) -> int:
             fd = disk.lock(f"{path}/lock" if disk.exists(f"{path}/lock") else path, os.O_RDONLY)
     except BlockingIOError:
         holder = read_file(disk, f"{path}/lock").decode(errors="replace").strip()
-        raise errors.BadStore(f"{path} is in use by process {holder or 'unknown'}") from None
+        raise errors.BadStore(f"{path}: in use by process {holder or 'unknown'}") from None
     except OSError as error:
         raise errors.BadStore(f"{path}/lock: {error.strerror}") from error
     if write:

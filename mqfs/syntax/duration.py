@@ -18,7 +18,7 @@ def parse_duration(word: str) -> int:
         return 0
     match = _DURATION.match(word)
     if match is None or (value := int(match[1]) * _UNITS_NS[match[2]]) > MOST:
-        raise BadCommand(f"{word!r} is no duration; write 0, 10ms, 30s, 5m, 2h or 7d")
+        raise BadCommand(f"invalid duration {word!r} (expected 0, 10ms, 30s, 5m, 2h or 7d)")
     return value
 
 
@@ -62,7 +62,7 @@ _UNITS = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 def parse_number(word: str) -> int:
     """At most MOST. Raises BadCommand."""
     if len(word) > 19 or not word.isascii() or not word.isdigit() or (value := int(word)) > MOST:
-        raise BadCommand(f"{word!r} is no number")
+        raise BadCommand(f"invalid number {word!r} (expected 0 to 2^62)")
     return value
 
 

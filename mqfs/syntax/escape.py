@@ -86,7 +86,7 @@ def unescape(name: str) -> bytes:
     except UnicodeEncodeError:
         data = b""
     if escape(data) != name:
-        raise BadName(f"{name!r} is not escaped (expected % before two of 0-9 A-F that stand for a byte of no name)")
+        raise BadName(f"invalid escape in {name!r} (expected % and two of 0-9 A-F, for bytes that no name may have)")
     return data
 
 

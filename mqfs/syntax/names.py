@@ -15,16 +15,16 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 def check_name(name: str) -> str:
     """The name, if a user may give it to a stream or group; raises BadName."""
     if name in RESERVED or name.startswith("."):
-        raise BadName(f"{name!r} is reserved; take one that does not begin with a dot and is not ctl or order")
+        raise BadName(_why_reserved(name))
     if "/" in name:
-        raise BadName(f"{name!r} holds a slash")
+        raise BadName(f"invalid name {name!r}: has a slash (expected one path segment)")
     check_control(name)
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        raise BadName("a name is valid UTF-8") from None
+        raise BadName("invalid name: invalid bytes (expected UTF-8)") from None
     if size > limits.NAME_BYTES:
-        raise BadName(f"a name has at most {limits.NAME_BYTES} bytes, this one {size}")
+        raise BadName(f"invalid name: {size} bytes (expected at most {limits.NAME_BYTES})")
     return name
 
 
@@ -36,16 +36,22 @@ def check_file_name(name: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"invalid name {name!r} (expected str)")
     if name in RESERVED or name.startswith("."):
-        raise BadName(f"{name!r} is reserved (expected no leading dot, not ctl or order)")
+        raise BadName(_why_reserved(name))
     if "/" in name or "\0" in name:
-        raise BadName(f"{name!r} holds a {'slash' if '/' in name else 'NUL'} (expected one name)")
+        raise BadName(f"invalid name {name!r}: has a {'slash' if '/' in name else 'NUL'} (expected one path segment)")
     return name
+
+
+def _why_reserved(name: str) -> str:
+    if not name:
+        return "invalid name '': empty (expected 1 to 255 bytes)"
+    return f"reserved name {name!r} (expected no leading dot, not ctl or order)"
 
 
 def check_control(name: str) -> None:
     """Raises BadName where a terminal, a log or a line of commands would take the name for something else."""
     if _CONTROL.search(name):
-        raise BadName(f"{name!r} holds a control character")
+        raise BadName(f"invalid name {name!r}: has a control character (expected none)")
 
 
 def one_line(name: str) -> str:

@@ -41,30 +41,33 @@ def check_words(words: Words) -> Words:
     """Raises BadCommand where patterns could not be made of these."""
     separator, one, many, some = words
     if len(one) != 1 or len(many) != 1 or len(separator) > 1 or len(some) > 1:
-        raise BadCommand("words takes a separator ('' for none) and two or three wildcards, one character each")
+        raise BadCommand(
+            f"words {' '.join(map(repr, words))[:80]}: not one character each (expected a separator, 2 or 3 wildcards)"
+        )
     used = "".join(words)
     if len(set(used)) < len(used):
-        raise BadCommand(f"words {' '.join(words.listed)}: write different characters")
+        raise BadCommand(f"words {' '.join(words.listed)}: one character twice (expected different ones)")
     if not used.isprintable() or any(c in used for c in " /"):
-        raise BadCommand(f"words {used!r}: no blank, slash or control character separates names or stands in a pattern")
+        raise BadCommand(f"words {used!r}: blank, slash or control character (expected others)")
     return words
 
 
 def check_pattern(text: str, words_of: Words = DOTTED) -> tuple[str, ...]:
     """The words of a legal pattern, consecutive `#` made one. Raises BadCommand, which names the column."""
     if not text or "/" in text or "\0" in text:
-        raise BadCommand(f"pattern {text!r}: a pattern has a word at least, and no slash and no NUL")
+        raise BadCommand(
+            f"pattern {text!r}: {'has a slash or NUL' if text else 'empty'} (expected words, such as log.*.error)"
+        )
     check_size(text, limits.PATTERN_BYTES, "a pattern")
     words, plain = words_of.split(text), _plain(text, words_of)
     if len(plain) > limits.PATTERN_WORDS:
-        raise BadCommand(f"a pattern has at most {limits.PATTERN_WORDS} words, this one {len(plain)}")
+        raise BadCommand(f"pattern of {len(plain)} words: too long (expected at most {limits.PATTERN_WORDS})")
     column = 1
     for word in words:
         if len(word) > 1 and (wild := re.search(f"[{re.escape(words_of.one + words_of.many + words_of.some)}]", word)):
             between = "dots" if words_of.separator == "." else f"{words_of.separator!r}"
             raise BadCommand(
-                f"pattern {text!r}, column {column + wild.start()}: {wild[0]} stands for whole words, "
-                f"not for a part of {word!r}; write it between {between}"
+                f"pattern {text!r}, column {column + wild.start()}: wildcard inside a word (expected between {between})"
             )
         column += len(word) + 1
     return plain
@@ -75,9 +78,9 @@ def check_size(text: str, most: int, what: str) -> None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise BadCommand(f"{what} is valid UTF-8") from None
+        raise BadCommand(f"{what}: invalid bytes (expected UTF-8)") from None
     if size > most:
-        raise BadCommand(f"{what} has at most {most} bytes, this one {size}")
+        raise BadCommand(f"{what}: {size} bytes (expected at most {most})")
 
 
 def is_pattern(text: str, words_of: Words = DOTTED) -> bool:

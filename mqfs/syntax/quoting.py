@@ -29,7 +29,7 @@ def split(line: str) -> list[str]:
             continue
         match = _WORD.match(line, at)
         if match is None:
-            raise BadCommand("a quote is not closed")
+            raise BadCommand("quote not closed (expected another ')")
         word = match.group()
         if word[0] == "'":
             word = word[1:-1].replace("''", "'")

@@ -25,7 +25,7 @@ def test_a_connection_that_is_lost_is_one_clear_error(server: Server) -> None:
         group.publish("s", b"1")
         messages = group.subscribe()
         server.kill()
-        with pytest.raises(errors.Disconnected, match="not connected: unix!"):
+        with pytest.raises(errors.Disconnected, match=r"^unix!"):
             next(messages)
         for _ in range(2):
             with pytest.raises(errors.Disconnected):
@@ -255,7 +255,7 @@ def test_what_is_there_needs_no_permission_to_make_it(server: Server) -> None:
             lambda: theirs.ctl("replay off"),
             lambda: guest.group("new", create=True),
         ):
-            with pytest.raises(errors.Denied, match="permission denied"):
+            with pytest.raises(errors.Denied, match="excludes uid"):
                 call()
 
 

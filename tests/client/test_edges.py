@@ -193,12 +193,12 @@ def test_what_a_name_holds_is_said(tree: Client, name: str) -> None:
         lambda stream: group.subscribe(stream),
         lambda stream: group.take(stream),
     ):
-        with pytest.raises(errors.BadName, match=r"'a\\+x00b' holds a NUL") as raised:
+        with pytest.raises(errors.BadName, match=r"invalid name 'a\\+x00b': has a NUL") as raised:
             call("a\0b")
         assert "reserved" not in str(raised.value)
-        with pytest.raises(errors.BadName, match="'a/b' holds a slash"):
+        with pytest.raises(errors.BadName, match="invalid name 'a/b': has a slash"):
             call("a/b")
-        with pytest.raises(errors.BadName, match="'ctl' is reserved"):
+        with pytest.raises(errors.BadName, match="reserved name 'ctl'"):
             call("ctl")
 
 

@@ -29,7 +29,7 @@ TEXTS = {
 
 def name_of(error: MqfsError) -> str:
     """The class of an error that came as 9P text."""
-    return next((name for text, name in TEXTS.items() if str(error).startswith(text)), str(error))
+    return next((name for text, name in TEXTS.items() if error.wire_text().startswith(text)), str(error))
 
 
 class NineSubject:

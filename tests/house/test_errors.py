@@ -23,7 +23,7 @@ HINT = re.compile(r"\(|; did you mean")
 DIALECT = re.compile(
     r"\bis no\b|\bare no\b|\bthere are:|; write\b|; take\b|\btakes?\b|\bstands?\b|\bbehind\b|\bmatter\b"
 )
-NAMES = {"ENOSPC", "EOF", "HTTP", "JSON", "TLS", "UTF-8"}
+NAMES = {"ENOSPC", "EOF", "HTTP", "JSON", "TLS", "UTF-8", "Tattach", "Tread", "Twrite"}
 SHORT_WORDS = 7
 
 

@@ -478,7 +478,7 @@ def _until_known(ntfy: Ntfy, given: str) -> None:
     [
         ("alerts", "no group (expected GROUP=ADDRESS)"),
         ("alerts=http://x", "unknown network"),
-        ("=tcp!127.0.0.1!0", "reserved"),
+        ("=tcp!127.0.0.1!0", "empty"),
         ("a/.b=tcp!127.0.0.1!0", "reserved"),
         ("alerts=tls!127.0.0.1!0", "no certificate"),
     ],

@@ -309,7 +309,7 @@ def test_settings_and_what_is_wrong_with_them(web: Web, page: Page) -> None:
     page.press("Settings (ctl)")
     page.field("Settings (ctl)").send_keys("depth many\n")
     page.press("Save")
-    page.shows(".error", "depth many")
+    page.shows(".error", "depth: invalid bound 'many'")
     page.until(lambda: page.button("Discard changes").click() or True)
     page.field("Settings (ctl)").send_keys("\ndepth 7\nprotect on\n")
     page.press("Save")
@@ -318,7 +318,7 @@ def test_settings_and_what_is_wrong_with_them(web: Web, page: Page) -> None:
     page.until(lambda: not page.button("Remove group").is_enabled())
     page.shows("main .quiet", "protected")
     page.press("Refused writes")
-    page.shows("main td", "depth many")
+    page.shows("main td", "depth: invalid bound 'many'")
     assert [entry for entry in page.console() if "400" not in entry["message"]] == []
 
 

@@ -334,7 +334,7 @@ def test_the_scheme_that_a_proxy_names(tmp_path: Path) -> None:
 def test_what_is_no_network(tmp_path: Path, text: str) -> None:
     done = mqfs("serve", "--http", "tcp!127.0.0.1!0", "--http-proxy", text, cwd=tmp_path)
     expected = "expected such as 10.1.2.0/24 or ::1/128, or user:NAME"
-    why = f"mqfs: bad configuration: --http-proxy: invalid network {text!r} ({expected})\n"
+    why = f"mqfs: --http-proxy: invalid network {text!r} ({expected})\n"
     assert (done.returncode, done.stderr) == (2, why)
     with pytest.raises(BadAddress):
         Proxies([text])

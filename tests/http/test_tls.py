@@ -155,5 +155,5 @@ def test_no_certificate_no_connection(known: Web, authority: Authority) -> None:
 
 def test_tls_needs_a_certificate(tmp_path: Path) -> None:
     done = mqfs("serve", "--http", "tls!127.0.0.1!0", cwd=tmp_path)
-    why = "mqfs: bad configuration: tls!127.0.0.1!0: no certificate (expected --tls-cert FILE)\n"
+    why = "mqfs: tls!127.0.0.1!0: no certificate (expected --tls-cert FILE)\n"
     assert (done.returncode, done.stderr) == (2, why)

@@ -290,7 +290,7 @@ def test_a_server_that_ends_the_connection_unanswered(tmp_path: Path) -> None:
             blocking.connect(address)
         done = mqfs("bench", "--at", address, "--transport", "9p", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch("mqfs: not connected: .*\n", done.stderr)
+    assert re.fullmatch("mqfs: unix!.*\n", done.stderr)
 
 
 def hang_up(listener: socket.socket, times: int) -> None:

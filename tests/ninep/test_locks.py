@@ -87,7 +87,7 @@ def test_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = locks.take(KEY, mine._replace(owner=OWNERS[1]), wait=True)
     assert isinstance(waits, Wait)
     for wait in (False, True):
-        with pytest.raises(OverLimit, match="at most 2 locks a user, 4 in all"):
+        with pytest.raises(OverLimit, match=r"too many locks \(expected at most 2 a user, 4 in all"):
             locks.take(KEY, mine._replace(owner=OWNERS[2], start=4, end=5), wait=wait)
     assert locks.take(KEY, others._replace(start=4, end=5), wait=False) is None
     assert waits.cancel()

@@ -79,7 +79,7 @@ def test_one_user_does_not_take_all_reads_that_wait(shared: Running, monkeypatch
         raw.ask("Topen tag 1 fid 1 mode 0")
     theirs.send(*(f"Tread tag {tag} fid 1 offset 0 count 10" for tag in range(20)))
     assert [theirs.reply().split('"')[1] for _ in range(4)] == [
-        "limit reached: at most 16 reads and writes that wait a user, 32 in all"
+        "limit reached: too many reads and writes that wait (expected at most 16 a user, 32 in all)"
     ] * 4
     ours.send("Tread tag 7 fid 1 offset 0 count 10")
     ours.sync()
@@ -129,7 +129,7 @@ def test_half_requests_are_bounded_for_all_connections_of_a_user(
     for raw in theirs:
         raw.close()
     eventually(lambda: shared.tree.memory.used == 0)
-    assert "limit reached: at most 32768 bytes in the server's memory a user, 65536 in all" in caplog.text
+    assert "too many bytes in the server's memory (expected at most 32768 a user, 65536 in all)" in caplog.text
 
 
 def test_fids_and_unfinished_lines_are_bounded_for_all_connections_of_a_user(
@@ -141,7 +141,7 @@ def test_fids_and_unfinished_lines_are_bounded_for_all_connections_of_a_user(
     raw = over_tcp(shared, "9P2000")
     replies = [raw.ask(f"Twalk tag 1 fid 0 newfid {fid} names [s]") for fid in range(1, 40)]
     assert sum(reply.startswith("Rwalk") for reply in replies) == 31
-    assert replies[-1].startswith('Rerror tag 1 ename "limit reached: at most 32768 bytes')
+    assert replies[-1].startswith('Rerror tag 1 ename "limit reached: too many bytes in the')
     for fid in range(1, 32):
         assert raw.ask(f"Tclunk tag 1 fid {fid}" if fid > 8 else f"Topen tag 1 fid {fid} mode 1").startswith("R")
     line = "x" * 7_000

@@ -95,7 +95,7 @@ def test_write_is_answered_when_it_is_on_disk(slow: Slow) -> None:
 def test_appended_write_is_answered_before_its_flush(slow: Slow) -> None:
     slow.line.send('Twrite tag 5 fid 1 offset 0 data "x"', "Tflush tag 6 oldtag 5", "Tflush tag 7 oldtag 5")
     assert slow.line.ask("Tflush tag 8 oldtag 6") == []
-    assert slow.line.ask("Tclunk tag 6 fid 2") == ['Rerror tag 6 ename "bad request: tag 6 is in use"']
+    assert slow.line.ask("Tclunk tag 6 fid 2") == ['Rerror tag 6 ename "bad request: tag 6: in use"']
     slow.store.release()
     assert slow.line.replies() == ["Rwrite tag 5 count 1", "Rflush tag 6", "Rflush tag 7", "Rflush tag 8"]
     assert slow.line.session.waiting == 0
@@ -117,7 +117,7 @@ def test_create_whose_fid_is_clunked_meanwhile(slow: Slow) -> None:
     slow.line.replies()
     assert slow.line.one("Tclunk tag 2 fid 3") == "Rclunk tag 2"
     slow.store.release()
-    assert slow.line.replies() == ['Rerror tag 1 ename "bad use of a fid: fid 3 was clunked meanwhile"']
+    assert slow.line.replies() == ['Rerror tag 1 ename "bad use of a fid: fid 3: clunked meanwhile"']
     assert open_handles(slow.tree) == 2
 
 
@@ -301,7 +301,7 @@ def test_reads_above_the_limit_are_refused_and_the_connection_goes_on(
     line.replies()
     line.send(*(f"Tread tag {tag} fid 1 offset 0 count 9" for tag in (10, 11, 12)))
     assert line.ask("Tread tag 13 fid 1 offset 0 count 9") == [
-        'Rerror tag 13 ename "limit reached: more than 3 parked requests of one connection"'
+        'Rerror tag 13 ename "limit reached: too many parked requests (expected at most 3 of a connection)"'
     ]
     assert line.ask("Tflush tag 13 oldtag 11") == ["Rflush tag 13"]
 
@@ -337,7 +337,7 @@ def test_fids_are_bounded(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "FIDS", 3)
     walks = [line.one(f"Twalk tag 1 fid 0 newfid {fid} names []") for fid in (1, 2, 3)]
     assert walks[:2] == ["Rwalk tag 1 qids []"] * 2
-    assert walks[2] == 'Rerror tag 1 ename "limit reached: 3 fids of this connection are in use"'
+    assert walks[2] == 'Rerror tag 1 ename "limit reached: too many fids (expected at most 3 of a connection)"'
     assert "limit reached" in line.one('Tattach tag 1 fid 9 afid NOFID uname "" aname ""')
 
 

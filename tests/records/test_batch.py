@@ -149,17 +149,17 @@ def test_noise(data: bytes) -> None:
 
 
 BAD = {
-    "frame 2: it says 11 bytes and 10 are there": frame("s", b"x") + frame("s", b"xy")[:-1],
-    "frame 2: it says 8 bytes, of them 1 of the name": frame("s", b"x") + b"\x08\0\0\0\x01\0\0\0",
-    "frame 1: the name is empty": bytes([8, 0, 0, 0, 0, 0, 0, 0]) * 1_000,
-    "frame 3: names and headers are valid UTF-8": frame("s", b"x") * 2 + frame("u", b"x").replace(b"u", b"\xff"),
-    "frame 1: names and headers are valid UTF-8": encoded("s", [("k", "abc")], b"x").replace(b"abc", b"a\xed\xa0"),
-    "frame 1: the header 'k' comes twice": encoded("s", [("k", "1"), ("k", "2")], b"x"),
-    "frame 1: the header 'sender' is set by the server": frame("s", b"x", sender="0"),
-    "frame 1: a header has a name": frame("s", b"x", **{"": "y"}),
-    "frame 1: headers are u8 key bytes": b"\x0c\0\0\0\x01\0\x02\0s\x09ax",
-    "frame 1: at most 16384 bytes of headers": frame("s", b"x", a="b" * 16_384),
-    "frame 1: 1044481 bytes": frame("s", b"x" * (limits.MESSAGE_BYTES + 1)),
+    "frame 2: size 11 exceeds the 10 bytes of the write": frame("s", b"x") + frame("s", b"xy")[:-1],
+    "frame 2: size 8 is less than its name and headers": frame("s", b"x") + b"\x08\0\0\0\x01\0\0\0",
+    "frame 1: no name": bytes([8, 0, 0, 0, 0, 0, 0, 0]) * 1_000,
+    "frame 3: invalid bytes in name or header": frame("s", b"x") * 2 + frame("u", b"x").replace(b"u", b"\xff"),
+    "frame 1: invalid bytes in name or header": encoded("s", [("k", "abc")], b"x").replace(b"abc", b"a\xed\xa0"),
+    "frame 1: header 'k': given twice": encoded("s", [("k", "1"), ("k", "2")], b"x"),
+    "frame 1: header 'sender': set by the server": frame("s", b"x", sender="0"),
+    "frame 1: header without a name": frame("s", b"x", **{"": "y"}),
+    "frame 1: incomplete header": b"\x0c\0\0\0\x01\0\x02\0s\x09ax",
+    "frame 1: headers of 16388 bytes": frame("s", b"x", a="b" * 16_384),
+    "frame 1: message of 1044481 bytes": frame("s", b"x" * (limits.MESSAGE_BYTES + 1)),
 }
 
 
@@ -315,7 +315,7 @@ def test_what_was_put_aside_and_is_not_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(errors.DiskFailed, match="cannot be read back"):
         u.say("commit x.1 p")
     staged.write_bytes(there[:-8])
-    with pytest.raises(errors.DiskFailed, match="cannot be read back"):
+    with pytest.raises(errors.DiskFailed, match="cut short on disk"):
         u.say("commit x.1 p")
     assert u.log() == []
     u.write("s", b"behind")

@@ -58,7 +58,7 @@ def refused(cwd: Path, code: int, *arguments: str, **more: str) -> str:
         (["serve", "--listen", "unix!" + "x" * 200], "at most 107 bytes"),
         (["serve", "--default", "replay everything"], "off or last or all"),
         (["serve", "--default", "reply all"], "unknown command 'reply'"),
-        (["serve", "--default", "eof s"], "a default is a setting"),
+        (["serve", "--default", "eof s"], "eof: an action (expected a setting)"),
         (["serve", "--tcp-user", "no such user"], "no such user"),
         (["serve", "--config", "absent.toml"], "absent.toml: No such file"),
         (["serve", "--mount", ""], "--mount ''"),
@@ -116,10 +116,10 @@ def no_label(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (Path.touch, "store is not a store: not a directory"),
+        (Path.touch, "store: not a directory"),
         (not_empty, "not empty and not a store"),
-        (another_version, "is of version 99; this server reads version 1"),
-        (no_label, "does not say what store this is"),
+        (another_version, "store version 99 (expected 1)"),
+        (no_label, "no label (expected 'mqfs 1')"),
     ],
 )
 def test_store(tmp_path: Path, make: Callable[[Path], None], says: str) -> None:
@@ -131,7 +131,7 @@ def test_store(tmp_path: Path, make: Callable[[Path], None], says: str) -> None:
 
 def test_store_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
     line = refused(tmp_path, FAILED, "serve", "--store", "a/b", "--listen", "unix!s")
-    assert line.endswith(f": {tmp_path.resolve()}/a/b: the folder {tmp_path.resolve()}/a does not exist")
+    assert line.endswith(f": {tmp_path.resolve()}/a/b: {tmp_path.resolve()}/a does not exist (expected a folder)")
 
 
 def test_store_locked(tmp_path: Path) -> None:
@@ -186,14 +186,14 @@ def test_check_finds_and_repairs(tmp_path: Path) -> None:
 
 def test_check_of_what_is_no_store(tmp_path: Path) -> None:
     path = tmp_path.resolve()
-    assert refused(tmp_path, FAILED, "check", "absent").endswith(f": {path}/absent does not exist")
-    assert refused(tmp_path, FAILED, "check", "a/b").endswith(f": {path}/a/b does not exist")
+    assert refused(tmp_path, FAILED, "check", "absent").endswith(f": {path}/absent: does not exist")
+    assert refused(tmp_path, FAILED, "check", "a/b").endswith(f": {path}/a/b: does not exist")
     (tmp_path / "empty").mkdir()
-    assert refused(tmp_path, FAILED, "check", "empty").endswith(f": {path}/empty is not a store")
+    assert refused(tmp_path, FAILED, "check", "empty").endswith(f": {path}/empty: not a store")
     (tmp_path / "file").touch()
-    assert refused(tmp_path, FAILED, "check", "file").endswith(f": {path}/file is not a store")
+    assert refused(tmp_path, FAILED, "check", "file").endswith(f": {path}/file: not a store")
     not_empty(tmp_path / "full")
-    assert refused(tmp_path, FAILED, "check", "full").endswith(f": {path}/full is not a store")
+    assert refused(tmp_path, FAILED, "check", "full").endswith(f": {path}/full: not a store")
 
 
 def test_unix_address_in_use(tmp_path: Path) -> None:

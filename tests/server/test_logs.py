@@ -17,7 +17,7 @@ def test_what_others_named_reaches_the_log_escaped() -> None:
     record = logging.makeLogRecord({"msg": "%s", "args": (text,), "levelno": logging.ERROR})
     line = OneLine("mqfs: %(message)s").format(record)
     assert line == "mqfs: group a\\x1b[2J\\n\\u202eb is not served"
-    assert str(errors.NotFound(text)) == f"file does not exist: {line[6:]}"
+    assert str(errors.NotFound(text)) == line[6:]
     assert len(str(errors.BadCommand("\x1b" * 1_000_000))) < 2 * limits.ERROR_BYTES
 
 

@@ -185,7 +185,7 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     store.close()
     before = sorted(Path(path).rglob("*"))
     label = Path(path, "mqfs")
-    for text, said in (("mqfs 2\nuuid x\ngroups 1\n", "version 2"), ("hello", "does not say"), ("mqfs 1\n", "lacks")):
+    for text, said in (("mqfs 2\nuuid x\ngroups 1\n", "version 2"), ("hello", "no label"), ("mqfs 1\n", "no uuid")):
         label.write_text(text)
         for refuses in (DiskStore, check):
             with pytest.raises(BadStore, match=said):

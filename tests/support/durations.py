@@ -1,6 +1,6 @@
 """How long tests take, and which of them one worker runs. To write it again, from a run:
 
-    script/test --durations=0 | python -m tests.support.durations
+script/test --durations=0 | python -m tests.support.durations
 """
 
 from __future__ import annotations

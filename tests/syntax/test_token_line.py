@@ -72,7 +72,7 @@ REFUSED = [
     (f"{HASH} expires=2027-1-1", "expires '2027-1-1' (expected"),
     (f"{HASH} expires={'9' * 5000}", "expires '999"),
     (f"{HASH} expires=２０２７-01-01", "(expected YYYY-MM-DD"),
-    (f"{HASH} note='open", "a quote is not closed"),
+    (f"{HASH} note='open", "quote not closed"),
 ]
 
 

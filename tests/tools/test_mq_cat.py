@@ -574,7 +574,7 @@ def test_what_may_not_be_read(server: Server) -> None:
     say(group / "open", "open\n")
     (group / "a").chmod(0o600)
     nobody = {"user": "nobody", "group": "nogroup", "extra_groups": [], "cwd": "/"}
-    assert refused(1, group, "a", **nobody).startswith(f"{group}: permission denied: ")
+    assert refused(1, group, "a", **nobody).startswith(f"{group}: cannot read 'a': mode 600 of uid")
     assert refused(1, "--order", group, "a", **nobody) == f"{group / 'a'}: permission denied"
     assert mq_cat("-e", group, **nobody).stdout == b"open\n"
     result = mq_cat("-e", "--order", group, **nobody)

@@ -328,7 +328,7 @@ def open_store(path: str, post: Callable[[Callable[[], None]], None]) -> DiskSto
     try:
         return DiskStore(path, post)
     except BadStore as error:
-        holder = re.search(r"is in use by process (\d+)$", error.detail)
+        holder = re.search(r"in use by process (\d+)$", error.detail)
         if holder is None:
             raise
         raise BadStore(error.detail + _advice(int(holder[1]))) from None

@@ -80,7 +80,7 @@ def parts(log: GroupLog, stream: int, first: int, last: int) -> Iterator[Record]
     for sequence in range(first, last + 1):
         record = log.reader.find(stream, sequence)
         if record is None or record.sequence != sequence:
-            raise errors.DiskFailed(f"message {sequence}, a part of a body, is gone")
+            raise errors.DiskFailed(f"body in parts: message {sequence} was removed")
         yield record
 
 

@@ -328,7 +328,7 @@ class Redelivery:
             try:
                 append_dead_letter(group, owner.state, record, claim.entry.first, claim.deliveries, reason)
             except (errors.MqfsError, OSError) as error:
-                text = f"message {claim.sequence} was not put there: {error}"
+                text = f"dead letter of message {claim.sequence} not written: {error}"
                 group.refuse(claim.receiver.user, self._log.settings.dead, text)
                 return False
             owner.counts.dead += 1
@@ -354,7 +354,7 @@ class Redelivery:
         plain: list[Claim] = []
         try:
             if owner.removed or self._group.removed:
-                raise errors.NotFound(f"consumer {owner.state.name!r} was removed")
+                raise errors.NotFound(f"consumer {owner.state.name!r}: removed")
             counted = not self._group.tree.closing
             for claim in claims:
                 if not counted and claim.sequence in owner.held_exclusives:

@@ -132,7 +132,7 @@ class Consumers(dict[str, Consumer]):
     def make(self, name: str, user: User, mode: int) -> Consumer:
         """A new consumer of the whole group, at the place where `replay` lets readers begin."""
         if len(self) >= limits.CONSUMERS:
-            raise errors.OverLimit(f"a group has at most {limits.CONSUMERS} consumers")
+            raise errors.OverLimit(f"too many consumers (expected at most {limits.CONSUMERS} in a group)")
         number = self._log.state.next_stream
         group, replay = self._group, self._log.settings.replay
         change = plan(group, number, name, "", user, mode, replay, streams_over(group, ""))
@@ -155,7 +155,7 @@ class Consumers(dict[str, Consumer]):
     def remove(self, consumer: Consumer) -> None:
         """Raises Busy while it holds claims."""
         if consumer.claims:
-            raise errors.Busy(f"consumer {consumer.name} holds {len(consumer.claims)} claims")
+            raise errors.Busy(f"consumer {consumer.name!r}: holds {len(consumer.claims)} claims (settle them first)")
         consumer.exclusives.release_all()
         covered = self.before_removal([consumer])
         self._log.change({"do": "forget", "number": consumer.number})

@@ -22,7 +22,7 @@ class CommandFile(OpenFile):
         """The whole lines there are now; an unfinished one waits. Raises TooLong, BadCommand."""
         text = self.partial + data
         if len(text) > limits.CTL_BYTES:
-            raise errors.TooLong(f"at most {limits.CTL_BYTES} bytes of commands at once")
+            raise errors.TooLong(f"commands of {len(text)} bytes (expected at most {limits.CTL_BYTES} in a write)")
         whole, newline, rest = text.rpartition(b"\n")
         if len(data) < self.whole_below:
             whole, newline, rest = text, b"", b""
@@ -31,7 +31,7 @@ class CommandFile(OpenFile):
         try:
             return (whole + newline).decode()
         except UnicodeDecodeError:
-            raise errors.BadCommand("commands are valid UTF-8") from None
+            raise errors.BadCommand("invalid commands: not UTF-8") from None
 
     def refused(self, error: errors.MqfsError, rest: bytes | None = None) -> None:
         """A write was refused, and with it the unfinished line: `rest`, unless later writes changed it; None: any."""
@@ -84,6 +84,7 @@ class LongResponses(CommandFile):
             self.pending = making.result()
         except errors.MqfsError as error:
             self.refused(error)
+            self.refusal = f"{error.wire_text()}\n".encode()  # in place of the answer: a program has no errno
         except Exception as error:  # else its read would wait for ever
             self._failed = error
         if read is not None:
@@ -104,7 +105,7 @@ class LongResponses(CommandFile):
     def await_response(self, count: int) -> Wait[bytes]:
         """What a read gets while one is made. Raises Busy for a second read."""
         if self._reading is not None:
-            raise errors.Busy("another read waits for the answer to a command")
+            raise errors.Busy(f"{self.node.name}: another read waits for an answer")
         wait: Wait[bytes] = Wait(self._cancel)
         self._reading = wait, count
         return wait
@@ -120,7 +121,7 @@ class LongResponses(CommandFile):
         if making is not None:
             making.cancel()
         if read is not None:
-            read[0].fail(errors.Interrupted("the answer is not made to its end"))
+            read[0].fail(errors.Interrupted(f"{self.node.name}: the answer was cut off"))
 
 
 class PrintedCommands(CommandFile):

@@ -13,9 +13,11 @@ from mqfs.engine.files.handle import PartialRead
 from mqfs.engine.files.seek import WalkBack, position
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
 from mqfs.engine.language.permissions import ADMIN, R, W, allowed, require, require_scope
+from mqfs.engine.language.settings import in_line
 from mqfs.engine.nodes import TakeFile
 from mqfs.engine.routing.filter import MessageFilter, select, split_select
 from mqfs.engine.stream import Stream
+from mqfs.errors import unknown
 from mqfs.model import NEVER, Record, Step, User
 from mqfs.syntax.duration import parse_duration, parse_number
 
@@ -31,7 +33,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
 
     def __init__(self, node: Consumer | TakeFile, user: User, reads: bool, writes: bool) -> None:
         if isinstance(node, Consumer) and node.state.private and node.receivers:
-            raise errors.Busy(f"{node.name} is private, and open already")
+            raise errors.Busy(f"consumer {node.name!r}: private, and open already")
         self.format = "raw"
         self.end_sequence = NEVER
         self.shown: tuple[Record, int] | None = None  # the last message and its delivery count, for `info`
@@ -157,7 +159,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
             self.require(reading=False)
         try:
             if self.consumer.removed or self.group.removed:
-                raise errors.Stale(f"{self.node.name} was removed")
+                raise errors.Stale(f"consumer {self.node.name!r}: removed")
             if (data == b"ack\n" or data == b"ack") and len(self.current) == 1 and not self.partial:
                 claim = self.claims.get(self.current[0])
                 if claim is None:
@@ -167,10 +169,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
                     self._drop_rest()
                 self.last, self.end_due = PartialRead(), False
             else:
-                named: set[int] = set()
-                lines = self.lines_of(data).split("\n")
-                commands = [command for line in lines if (command := self._line(line, named)) is not None]
-                for command in commands:
+                for command in self._commands(self.lines_of(data)):
                     command()
         except errors.MqfsError as error:
             self.refused(error)
@@ -178,12 +177,17 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         self.group.unblock()
         return self.group.log.after_data_sync(len(data))
 
-    def _line(self, line: str, named: set[int]) -> Callable[[], None] | None:
-        try:
-            words = split_select(line)
-            return self._command(words[0], words[1:], named) if words else None
-        except errors.BadCommand as error:
-            raise errors.BadCommand(f"{line.strip()!r}: {error.detail}") from None
+    def _commands(self, text: str) -> list[Callable[[], None]]:
+        """The commands of all lines, none of them done yet. Raises BadCommand, Stale, NotFound, Denied, OverLimit."""
+        found: list[Callable[[], None]] = []
+        named: set[int] = set()
+        for number, line in enumerate(text.split("\n"), 1):
+            try:
+                if words := split_select(line):
+                    found.append(self._command(words[0], words[1:], named))
+            except errors.BadCommand as error:
+                raise in_line(error, line, number, text) from None
+        return found
 
     def _command(self, verb: str, words: list[str], named: set[int]) -> Callable[[], None]:
         claiming = {"ack": self._ack, "nack": self._nack, "release": self._release, "dead": self._dead}
@@ -195,10 +199,9 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         if verb == "select":
             return self._select(words)
         if verb not in _USAGE:
-            known = " ".join([*claiming, "touch", "info", "seek", "select", "until", "format"])
-            raise errors.BadCommand(f"unknown command {verb!r}; there are: {known}")
+            raise errors.BadCommand(unknown("command", verb, [*claiming, "touch", "select", *_USAGE]))
         if len(words) != _USAGE[verb]:
-            raise errors.BadCommand(f"{verb} takes {_USAGE[verb] or 'no'} value{'s' * (_USAGE[verb] != 1)}")
+            raise errors.BadCommand(f"{verb}: {len(words)} values (expected {_USAGE[verb]})")
         if verb == "info":
             return self._info
         return {"format": self._format, "until": self._until, "seek": self._seek}[verb](words[0])
@@ -207,7 +210,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         """The claims meant: of these sequences, or of the last read. Raises Stale."""
         sequences = [parse_number(word) for word in words] or self.current
         if not sequences:
-            raise errors.Stale("no message is claimed; read one first")
+            raise errors.Stale("no message is claimed (read one first)")
         for sequence in sequences:
             if sequence not in self.claims or sequence in named:
                 raise _not_claimed(sequence)
@@ -231,7 +234,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         sequences = [word for word in words[:1] if word.isdigit()]
         delays = words[len(sequences) :]
         if len(delays) > 1:
-            raise errors.BadCommand("usage: nack [SEQUENCE] [DELAY]")
+            raise errors.BadCommand(f"nack: unexpected word {delays[1]!r} (expected nack [SEQUENCE] [DELAY])")
         delay = parse_duration(delays[0]) if delays else None
         claims = self._claims(sequences, named)
         return lambda: self._each(claims, lambda claim: self.consumer.redelivery.nack(claim, "nack", delay))
@@ -247,12 +250,12 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         for claim in claims:
             stream = self.group.numbers.get(claim.stream)
             if stream is not None and stream.name == self.group.settings.dead:
-                raise errors.BadCommand(f"dead: message {claim.sequence} is a dead letter; ack it to be rid of it")
+                raise errors.BadCommand(f"dead: message {claim.sequence} is a dead letter (ack it to remove it)")
         return lambda: self._each(claims, lambda claim: self._bury(claim, reason))
 
     def _bury(self, claim: Claim, reason: str) -> None:
         if not self.consumer.redelivery.move_to_dead(claim, reason):
-            raise errors.StreamFull(f"message {claim.sequence} could not be put to the dead letters; see .errors")
+            raise errors.StreamFull(f"dead: message {claim.sequence} was not moved to the dead letters (see .errors)")
 
     def _touch(self, claims: list[Claim]) -> None:
         for claim in claims:
@@ -282,7 +285,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
 
     def _format(self, word: str) -> Callable[[], None]:
         if word not in FORMATS:
-            raise errors.BadCommand(f"format {word!r}: write {' or '.join(FORMATS)}")
+            raise errors.BadCommand(unknown("format", word, FORMATS))
 
         def do() -> None:
             self.format = word
@@ -304,7 +307,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
 
     def _select(self, words: list[str]) -> Callable[[], None]:
         if len(words) > limits.CURSOR_NAMES:
-            raise errors.OverLimit(f"select: at most {limits.CURSOR_NAMES} names")
+            raise errors.OverLimit(f"select: {len(words)} names (expected at most {limits.CURSOR_NAMES})")
         selection = select(self.group, words, lambda s: require(self.user, s.state, R, s.name))
 
         def do() -> None:
@@ -317,7 +320,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
     def _seek(self, word: str) -> Callable[[], None]:
         parse_seek(word)
         if isinstance(self.node, TakeFile):
-            raise errors.BadCommand("seek: what is taken from a stream has no place that could be moved")
+            raise errors.BadCommand("seek: not for a stream's default consumer")
         require_scope(self.user, ADMIN, f"seek of {self.node.name}")
         require(self.user, self.node.state, R | W, self.node.name)
         consumer = self.consumer
@@ -356,7 +359,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
 
 
 def _not_claimed(sequence: int) -> errors.Stale:
-    return errors.Stale(f"message {sequence} is not claimed by this handle, or not any more")
+    return errors.Stale(f"message {sequence}: not claimed by this open file, or no longer")
 
 
 _USAGE = {"info": 0, "seek": 1, "until": 1, "format": 1}

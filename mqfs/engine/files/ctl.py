@@ -25,6 +25,7 @@ from mqfs.engine.publishing.admission import WriteRequest
 from mqfs.engine.publishing.publisher import RECORD_BYTES
 from mqfs.engine.retention.retained import Clearing, Cut, cut_in_steps, plan_clear
 from mqfs.engine.stream import Stream
+from mqfs.errors import unknown
 from mqfs.model import Draft, Kind, Step, User
 from mqfs.state.group import Change, encode_change
 from mqfs.syntax.duration import parse_number
@@ -190,7 +191,7 @@ class Plan:
         try:
             getattr(self, f"_check_{action.verb}")(settings, action)
         except errors.MqfsError as error:
-            if not error.detail.startswith(f"{action.verb}:"):
+            if not error.detail.startswith(f"{action.verb}:") and not isinstance(error, errors.NotFound):
                 raise type(error)(f"{action.verb}: {error.detail}") from None
             raise
         self.add(settings, action)
@@ -204,19 +205,21 @@ class Plan:
     def _require_stream(self, action: Action) -> Stream:
         stream = self._group.streams.get(action.stream or "")
         if stream is None:
-            raise errors.NotFound(f"{action.verb}: no stream {action.stream!r} in this group")
+            raise self._group.no_stream(action.stream or "")
         return stream
 
     def _require_unprotected(self, settings: Settings, action: Action) -> None:
         if settings.protect:
-            raise errors.NotPermitted(f"{action.verb}: the group is protected; write 'protect off' first")
+            raise errors.NotPermitted(
+                f"{action.verb}: group {self._group.name!r} is protected (write 'protect off' first)"
+            )
 
     # ------------------------------------------------------------ messages
 
     def _check_eof(self, settings: Settings, action: Action) -> None:
         self._require_stream(action)
         if settings.deliver == "one":
-            raise errors.BadCommand("eof: not supported with 'deliver one'")
+            raise errors.BadCommand("eof: not with 'deliver one' (expected 'deliver all')")
         self._group.retention.reserve_room(RECORD_BYTES)  # it is written when lines before it hold already
 
     def _check_clear(self, settings: Settings, action: Action) -> None:
@@ -238,11 +241,11 @@ class Plan:
             found = group.log.reader.locate(stream.number, sequence)
             gone = sequence < stream.kept.kept_from() or stream.kept.is_deleted(sequence)
             if gone or found is None or found[0] != sequence:
-                raise errors.NotFound(f"drop: {stream.name} keeps no message {sequence}")
+                raise errors.NotFound(f"no message {sequence} in stream {stream.name!r}")
             if sequence not in self._dropped:
                 new.add(sequence)
             if len(group.state.dropped) + len(self._dropped) + len(new) > limits.DROPPED:
-                raise errors.OverLimit(f"drop: at most {limits.DROPPED} messages dropped one by one")
+                raise errors.OverLimit(f"drop: too many single messages (expected at most {limits.DROPPED} in a group)")
 
     def _drop(self, action: Action) -> None:
         group, held = self._group, self._group.held
@@ -282,15 +285,15 @@ class Plan:
         if (now := self._known(name)) is None:
             check_name(name)
             if len(group.consumers) + self._made >= limits.CONSUMERS:
-                raise errors.OverLimit(f"consumer: a group has at most {limits.CONSUMERS} consumers")
+                raise errors.OverLimit(f"consumer: too many (expected at most {limits.CONSUMERS} in a group)")
             if over and over not in group.streams and over not in group.views:
                 check_name(over)
         elif now[1] != over:
-            raise errors.Exists(f"consumer {name} is over {now[1] or 'the whole group'}; remove it first")
+            raise errors.Exists(f"consumer: {name!r} exists, over {now[1] or 'the whole group'} (remove it first)")
         known = group.consumers.get(name)
         if known is not None and now is not None and known.state.memory != options.get("memory", False):
             raise errors.Exists(
-                f"consumer {name} is {'in' if known.state.memory else 'not in'} memory; remove it first"
+                f"consumer: {name!r} exists, {'with' if known.state.memory else 'without'} 'memory' (remove it first)"
             )
 
     def _consumer(self, action: Action) -> None:
@@ -330,11 +333,11 @@ class Plan:
     def _check_remove(self, settings: Settings, action: Action) -> None:
         name = action.stream or ""
         if self._known(name) is None:
-            raise errors.NotFound(f"remove: no consumer {name!r} in this group")
+            raise errors.NotFound(f"no consumer {name!r} in group {self._group.name!r}")
         self._require_unprotected(settings, action)
         consumer = self._group.consumers.get(name)
         if consumer is not None and consumer.claims:
-            raise errors.Busy(f"remove: consumer {name} holds {len(consumer.claims)} claims")
+            raise errors.Busy(f"remove: consumer {name!r} holds {len(consumer.claims)} claims (settle them first)")
 
     def _remove(self, action: Action) -> None:
         name = action.stream or ""
@@ -360,14 +363,14 @@ class Plan:
         """Raises Busy where patterns are bound: they would come to mean something else."""
         for name in dict.fromkeys([*self._group.views, *self._patterns]):
             if any(not programs.is_program(pattern) for pattern in self._patterns_of(name)):
-                raise errors.Busy(f"words: view {name} is bound to patterns; 'unbind' them first")
+                raise errors.Busy(f"words: view {name!r} is bound to patterns ('unbind' them first)")
 
     def _check_bind(self, settings: Settings, action: Action) -> None:
         group, name, pattern = self._group, action.stream or "", action.words[0]
         if name not in group.views:
             check_name(name)
         if name in group.streams or name in group.groups:
-            raise errors.Exists(f"bind: {name} is a stream or group; a view has a name of its own")
+            raise errors.Exists(f"bind: {name!r} is a stream or group (expected a name of the view's own)")
         searches = 0
         if programs.is_program(pattern):
             searches = programs.parse(pattern).searches
@@ -377,7 +380,9 @@ class Plan:
         if pattern in patterns:
             return
         if len(patterns) >= limits.VIEW_PATTERNS or group.views.bound + self._grown >= limits.PATTERNS:
-            raise errors.OverLimit(f"bind: at most {limits.VIEW_PATTERNS} a view, {limits.PATTERNS} a group")
+            raise errors.OverLimit(
+                f"bind: too many patterns (expected at most {limits.VIEW_PATTERNS} a view, {limits.PATTERNS} a group)"
+            )
         if searches and self._searches + searches > limits.PROGRAM_SEARCHES:
             raise errors.OverLimit(
                 f"bind: {self._searches + searches} searches of messages (expected at most {limits.PROGRAM_SEARCHES} "
@@ -401,7 +406,8 @@ class Plan:
         name, pattern = action.stream or "", action.words[0] if action.words else None
         patterns = self._patterns_of(name)
         if not patterns or (pattern is not None and pattern not in patterns):
-            raise errors.NotFound(f"unbind: {name!r} is not bound{f' to {pattern!r}' if pattern and patterns else ''}")
+            bound = f" bound to {pattern!r}" if pattern and patterns else ""
+            raise errors.NotFound(f"no view {name!r}{bound} in group {self._group.name!r}")
         self._require_unprotected(settings, action)
         if (view := self._group.views.get(name)) is not None:
             going = patterns if pattern is None else (pattern,)
@@ -561,7 +567,7 @@ def check_settings(group: Group, steps: Steps) -> None:
         letters_of.kept.update_low_watermark()
         if letters_of.kept.count > 0 and now.deliver == "all" and now.replay != "all":
             raise errors.Busy(
-                f"dead: {now.dead} keeps {letters_of.kept.count} dead letters; 'redrive' or 'clear' them first"
+                f"dead: stream {now.dead!r} has {letters_of.kept.count} dead letters ('redrive' or 'clear' them first)"
             )
     for what in ("deliver", "keep"):
         if any(getattr(settings, what) != getattr(now, what) for settings, _ in steps):
@@ -575,11 +581,13 @@ def _require_empty(group: Group, what: str) -> None:
         if stream.kept.count:
             stream.kept.update_low_watermark()
         if stream.kept.count > 0:
-            raise errors.Busy(f"{what}: {stream.name} keeps {stream.kept.count} messages; 'clear' or read them first")
+            raise errors.Busy(
+                f"{what}: stream {stream.name!r} has {stream.kept.count} messages ('clear' or read them first)"
+            )
         if stream.opens:
-            raise errors.Busy(f"{what}: {stream.name} is open")
+            raise errors.Busy(f"{what}: stream {stream.name!r} is open (close it first)")
     if what == "keep" and (len(group.held) or group.ring is not None):
-        raise errors.Busy("keep: messages of the group wait for their time, or for room on the disk")
+        raise errors.Busy("keep: the group has delayed messages, or messages that wait for room on the disk")
 
 
 def consumer_options(action: Action) -> tuple[str, Change]:
@@ -595,8 +603,12 @@ def consumer_options(action: Action) -> tuple[str, Change]:
             options[word] = parse_number(words.pop(0))
         elif word == "full" and words and words[0] in POLICIES:
             options[word] = words.pop(0)
+        elif word == "full" and words:
+            raise errors.BadCommand(f"consumer: {unknown('policy', words[0], POLICIES)}")
+        elif word in _CONSUMER_WORDS:
+            raise errors.BadCommand(f"consumer: {word} without a value (expected {USAGE['consumer']})")
         else:
-            raise errors.BadCommand(f"consumer: {word!r}; write {USAGE['consumer']}")
+            raise errors.BadCommand(f"consumer: {unknown('option', word, _CONSUMER_WORDS)}")
     return over, options
 
 

@@ -19,10 +19,11 @@ from mqfs.engine.files.seek import WalkBack, position
 from mqfs.engine.files.status import places
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
 from mqfs.engine.language.permissions import R, allowed, require
-from mqfs.engine.language.settings import parse_depth
+from mqfs.engine.language.settings import in_line, parse_depth
 from mqfs.engine.nodes import Meta
 from mqfs.engine.routing.filter import MessageFilter, cover, select, split_select
 from mqfs.engine.stream import Stream
+from mqfs.errors import unknown
 from mqfs.model import NEVER, Kind, Record, Step, User
 from mqfs.syntax.duration import parse_number
 
@@ -80,7 +81,7 @@ class Cursor(LongResponses, Searcher):
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         try:
             # All are understood before the first is done.
-            steps = [step for line in self.lines_of(data).split("\n") if (step := self._line(line)) is not None]
+            steps = self._steps(self.lines_of(data))
             for step in steps:
                 step()
         except errors.MqfsError as error:
@@ -89,18 +90,22 @@ class Cursor(LongResponses, Searcher):
         self.group.unblock()
         return len(data)
 
-    def _line(self, line: str) -> Callable[[], None] | None:
-        try:
-            words = split_select(line)
-            return self._command(words) if words else None
-        except errors.BadCommand as error:
-            raise errors.BadCommand(f"{line.strip()!r}: {error.detail}") from None
+    def _steps(self, text: str) -> list[Callable[[], None]]:
+        """The commands of all lines. Raises BadCommand, NotFound, Denied, OverLimit."""
+        found: list[Callable[[], None]] = []
+        for number, line in enumerate(text.split("\n"), 1):
+            try:
+                if words := split_select(line):
+                    found.append(self._command(words))
+            except errors.BadCommand as error:
+                raise in_line(error, line, number, text) from None
+        return found
 
     def _command(self, words: list[str]) -> Callable[[], None]:
         verb, arguments = words[0], words[1:]
         if verb in ("select", "cover"):
             if len(arguments) > limits.CURSOR_NAMES:
-                raise errors.OverLimit(f"{verb}: at most {limits.CURSOR_NAMES} names")
+                raise errors.OverLimit(f"{verb}: {len(arguments)} names (expected at most {limits.CURSOR_NAMES})")
             if verb == "cover":
                 covered = cover(self.group, arguments)
                 return lambda: self._select(covered)
@@ -108,11 +113,9 @@ class Cursor(LongResponses, Searcher):
             return lambda: self._select(selection)
         usage = {"seek": 1, "until": 1, "format": 1, "info": 0, "measure": 1, "streams": 0, "selected": 0}
         if verb not in usage:
-            raise errors.BadCommand(
-                f"unknown command {verb!r}; there are: seek select cover until format info measure streams selected"
-            )
+            raise errors.BadCommand(unknown("command", verb, ["select", "cover", *usage]))
         if len(arguments) != usage[verb]:
-            raise errors.BadCommand(f"{verb} takes {usage[verb] or 'no'} value{'s' * (usage[verb] != 1)}")
+            raise errors.BadCommand(f"{verb}: {len(arguments)} values (expected {usage[verb]})")
         if verb == "info":
             return self._info
         if verb in ("streams", "selected"):
@@ -120,10 +123,10 @@ class Cursor(LongResponses, Searcher):
         word = arguments[0]
         if verb == "format":
             if word not in FORMATS:
-                raise errors.BadCommand(f"format {word!r}: write {' or '.join(FORMATS)}")
+                raise errors.BadCommand(unknown("format", word, FORMATS))
             return lambda: self._format(word)
         if verb == "measure":
-            bounds = parse_depth(word, verb)
+            bounds = parse_depth(word)
             return lambda: self._measure(bounds.messages or NEVER, bounds.size or NEVER)
         if verb == "until":
             bound = None if word == "end" else parse_number(word) + 1
@@ -297,18 +300,18 @@ class Cursor(LongResponses, Searcher):
             self.position = max(self.position, min((s.state.floor for s in streams), default=self.position))
             lost, self.lost = self.lost, 0
             group.counts.lost += lost
-            self._tell(f"{lost} messages were lost")
+            self._tell(f"{lost} messages")
         if group.retention.evictions != self.cuts_seen:
             self.cuts_seen = group.retention.evictions
             if self.position >= group.retention.evicted_before:
                 return
             behind = fell_behind(self.position, self.cuts, self.streams().values())
             if behind:
-                self._tell(f"messages of {behind} were lost")
+                self._tell(f"messages of {behind}")
 
-    def _tell(self, text: str) -> None:
+    def _tell(self, what: str) -> None:
         self.group.counts.fell_behind += 1
-        raise errors.FellBehind(text)
+        raise errors.FellBehind(f"{what} were lost (expected a larger 'depth' or faster reads)")
 
     # ------------------------------------------------------------ formats
 

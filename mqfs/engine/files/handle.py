@@ -44,10 +44,10 @@ class OpenFile:
         not: an open that fails has changed nothing. Raises OverLimit, before anything is entered."""
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
-        raise errors.Denied(f"{self.node.name} is not open for reading")
+        raise errors.Denied(f"{self.node.name!r}: not open for reading")
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
-        raise errors.Denied(f"{self.node.name} is not open for writing")
+        raise errors.Denied(f"{self.node.name!r}: not open for writing")
 
     def count_messages(self, data: bytes) -> int:
         """About how many messages a write is, where it publishes."""
@@ -97,7 +97,7 @@ class OpenFile:
     def require(self, reading: bool) -> None:
         if not (self.reads if reading else self.writes):
             verb = "reading" if reading else "writing"
-            raise errors.Denied(f"{self.node.name} is not open for {verb}")
+            raise errors.Denied(f"{self.node.name!r}: not open for {verb}")
 
 
 class PartialRead:

@@ -75,7 +75,9 @@ class SnapshotHandle(OpenFile):
     def _body(self, sequence: int) -> bytes:
         record = self.group.log.reader.find(self.node.stream.number, sequence)
         if record is None or record.sequence != sequence:
-            raise errors.Stale(f"message {sequence} of {self.node.name} went while the file was open; open it again")
+            raise errors.Stale(
+                f"message {sequence} of {self.node.name!r} was removed while the file was open (reopen it)"
+            )
         return record.body
 
 

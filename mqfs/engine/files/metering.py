@@ -124,7 +124,7 @@ class Meter:
         for wait, queued in list(self._queue.items()):
             if queued.handle is handle:
                 del self._queue[wait]
-                wait.fail(Interrupted(f"{handle.node.name} was closed"))
+                wait.fail(Interrupted(f"{handle.node.name!r}: closed before its write had room"))
 
     def use(self, handles: int) -> dict[str, Any]:
         """For `.stats`: each bound that is set, what there is of it now, and counts."""

@@ -48,7 +48,7 @@ class PutHandle(CommandFile):
             put, body = parse(data)
             stream = self.group.streams.get(put.stream)
             if stream is None:
-                raise errors.NotFound(f"no stream {put.stream!r} in this group")
+                raise self.group.no_stream(put.stream)
             require(self.user, stream.state, W, put.stream)
             due = self._due_ns(put)
             step = self._hold(stream, put, body, due, len(data)) if due else self._post(stream, put, body, len(data))
@@ -205,7 +205,7 @@ class BatchHandle(FramesFile):
     def stream(self, name: str) -> Stream:
         stream = self.group.streams.get(name)
         if stream is None:
-            raise errors.NotFound(f"no stream {name!r} in this group")
+            raise self.group.no_stream(name)
         require(self.user, stream.state, W, name)
         return stream
 

@@ -362,7 +362,7 @@ class MergedReader(Reader):
         behind = fell_behind(self.position, self.cuts, filter(self.covers, group.numbers.values()))
         if behind:
             group.counts.fell_behind += 1
-            raise errors.FellBehind(f"messages of {behind} were lost")
+            raise errors.FellBehind(f"messages of {behind} were lost (expected a larger 'depth' or faster reads)")
 
     def ahead(self) -> bool:
         return self.position < self.group.log.end.next and self.look(limits.PASSED_MESSAGES) is not None

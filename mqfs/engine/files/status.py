@@ -410,4 +410,4 @@ class TextHandle(OpenFile):
         if isinstance(self._making, Wait):
             self._making.cancel()
         for wait, _, _ in self._reads:
-            wait.fail(errors.Interrupted(f"{self.node.name} was closed"))
+            wait.fail(errors.Interrupted(f"{self.node.name!r}: closed before the read was answered"))

@@ -66,7 +66,7 @@ class Writer(OpenFile):
             self.require(reading=False)
         size = len(data)
         if size > limits.MESSAGE_BYTES:
-            raise errors.TooLong(f"{size} bytes; a message has at most {limits.MESSAGE_BYTES}")
+            raise errors.TooLong(f"message of {size} bytes (expected at most {limits.MESSAGE_BYTES})")
         if not size:
             return self.group.publisher.write(self.node, WriteRequest(Kind.END, (b"",), 0))
         settings = self.group.settings
@@ -88,10 +88,10 @@ class Writer(OpenFile):
     def _write_lines(self, data: bytes) -> Step[int]:
         """Whole lines are messages, one unit; what follows the last newline waits here."""
         if self.node.removed:
-            raise errors.NotFound(f"{self.node.name} was removed")
+            raise errors.NotFound(f"stream {self.node.name!r}: removed")
         *lines, rest = (self.partial + data).split(b"\n")
         if len(rest) > limits.LINE_BYTES or any(len(line) >= limits.MESSAGE_BYTES for line in lines):
-            raise errors.TooLong(f"a line has at most {limits.MESSAGE_BYTES} bytes")
+            raise errors.TooLong(f"line too long (expected at most {limits.MESSAGE_BYTES} bytes)")
         before = self.partial
         if rest or before:
             self.keep(rest)
@@ -131,7 +131,7 @@ class Writer(OpenFile):
             try:
                 self.group.publisher.write(stream, WriteRequest(Kind.MESSAGE, (self.partial,), 0, headers=self._head()))
             except errors.MqfsError as error:
-                self.group.refuse(self.user, stream.name, f"the last, unfinished line was not written: {error}")
+                self.group.refuse(self.user, stream.name, f"last, unfinished line not written: {error}")
         self.group.unblock()
 
 
@@ -227,7 +227,9 @@ class StreamHandle(Reader, Writer):
         self.position = max(stream.kept.evicted_before, stream.state.floor)
         counts.fell_behind += 1
         counts.lost += lost
-        raise errors.FellBehind(f"{lost} messages of {stream.name} were lost")
+        raise errors.FellBehind(
+            f"{lost} messages of {stream.name} were lost (expected a larger 'depth' or faster reads)"
+        )
 
     def deliver(self, record: Record, count: int, offset: int) -> bytes | None:
         if record.headers and not self._may_take(record.sequence):

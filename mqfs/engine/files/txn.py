@@ -13,11 +13,12 @@ from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.files.put import FramesFile, PutHandle
 from mqfs.engine.language.put_request import parse
 from mqfs.engine.nodes import StagedStream, TxnCtl
+from mqfs.errors import unknown
 from mqfs.model import Step, User
 from mqfs.records import batch, headers
 from mqfs.syntax.quoting import split
 
-USAGE = "commit PRODUCER.NUMBER PART..., abort PART... or forget PRODUCER..."
+_USAGE = {"commit": "commit PRODUCER.NUMBER PART...", "abort": "abort PART...", "forget": "forget PRODUCER..."}
 
 
 class TxnCtlHandle(PrintedCommands):
@@ -48,19 +49,21 @@ class TxnCtlHandle(PrintedCommands):
             transactions.forget(self.user, names)
             self.audit("forget", " ".join(names))
             return self.group.log.after_metadata_sync(len(data))
-        raise errors.BadCommand(f"{verb!r}: write {USAGE}")
+        if verb in _USAGE:
+            raise errors.BadCommand(f"{verb}: nothing named (expected {_USAGE[verb]})")
+        raise errors.BadCommand(unknown("command", verb, _USAGE))
 
     def _words(self, data: bytes) -> list[str]:
         if len(data) > limits.COMMAND_BYTES:
-            raise errors.TooLong(f"a command has at most {limits.COMMAND_BYTES} bytes")
+            raise errors.TooLong(f"command of {len(data)} bytes (expected at most {limits.COMMAND_BYTES})")
         if len(data.split(None, limits.COMMAND_WORDS)) > limits.COMMAND_WORDS:
             raise errors.OverLimit(f"command: too many words (expected at most {limits.COMMAND_WORDS})")
         try:
             lines = [words for line in data.decode().split("\n") if (words := split(line))]
         except UnicodeDecodeError:
-            raise errors.BadCommand("commands are valid UTF-8") from None
+            raise errors.BadCommand("invalid command: not UTF-8") from None
         if len(lines) > 1:
-            raise errors.BadCommand(f"one write is one command; this one has {len(lines)}")
+            raise errors.BadCommand(f"{len(lines)} commands in one write (expected one)")
         return lines[0] if lines else []
 
 
@@ -78,15 +81,15 @@ class PartWriter(OpenFile):
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         if not data:
-            raise errors.BadRequest("an end mark is no part of a unit")
+            raise errors.BadRequest("EOF marker: not in a transaction")
         if len(data) > limits.MESSAGE_BYTES:
-            raise errors.TooLong(f"{len(data)} bytes; a message has at most {limits.MESSAGE_BYTES}")
+            raise errors.TooLong(f"message of {len(data)} bytes (expected at most {limits.MESSAGE_BYTES})")
         bodies, rest = [data], b""
         if self.group.settings.data == "line":
             *lines, rest = (self.partial + data).split(b"\n")
             bodies = [line + b"\n" for line in lines]
             if len(rest) > limits.LINE_BYTES or any(len(body) > limits.MESSAGE_BYTES for body in bodies):
-                raise errors.TooLong(f"a line has at most {limits.MESSAGE_BYTES} bytes")
+                raise errors.TooLong(f"line too long (expected at most {limits.MESSAGE_BYTES} bytes)")
         self.hold(max(len(rest), self.held))
         self._add(bodies)
         self.keep(rest)
@@ -102,7 +105,7 @@ class PartWriter(OpenFile):
             try:
                 self._add([self.partial])
             except errors.MqfsError as error:
-                self.group.refuse(self.user, self.node.name, f"the last, unfinished line was not written: {error}")
+                self.group.refuse(self.user, self.node.name, f"last, unfinished line not written: {error}")
 
 
 class PartBatchHandle(FramesFile):
@@ -136,7 +139,7 @@ class PartPutHandle(PutHandle):
         try:
             put, body = parse(data)
             if put.delay is not None or put.at_ns is not None:
-                raise errors.BadCommand("delay and at are not for a part: its messages are appended by the commit")
+                raise errors.BadCommand("delay, at: not in a part (its commit appends the messages)")
             self.node.part.stream(self.user, put.stream)
             head = headers.encode(self._texts(put))
             part = self.node.part

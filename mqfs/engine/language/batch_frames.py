@@ -144,7 +144,7 @@ def parse(data: bytes, at: int = 0, number: int = 0) -> Iterator[Frame]:
             if head:
                 check_headers(data[start + name : start + name + head])
         except UnicodeDecodeError:
-            raise errors.BadCommand(f"frame {number}: names and headers are valid UTF-8") from None
+            raise errors.BadCommand(f"frame {number}: invalid bytes in name or header (expected UTF-8)") from None
         except errors.MqfsError as error:
             raise type(error)(f"frame {number}: {error.detail}") from None
         known[data[start : start + name]] = text
@@ -157,39 +157,40 @@ def _measure(data: bytes, at: int) -> tuple[int, int, int]:
     """(frame, name, header) bytes of the frame there."""
     left = len(data) - at
     if left < HEAD.size:
-        raise errors.BadCommand(f"a frame begins with {HEAD.size} bytes: u32 frame, u16 name, u16 header bytes")
+        raise errors.BadCommand(
+            f"{left} bytes left (expected at least {HEAD.size}: u32 frame, u16 name, u16 header bytes)"
+        )
     size, name, head = HEAD.unpack_from(data, at)
     if size > left:
-        raise errors.BadCommand(f"it says {size} bytes and {left} are there; a write is whole frames")
+        raise errors.BadCommand(f"size {size} exceeds the {left} bytes of the write (expected whole frames)")
     body = size - HEAD.size - name - head
     if body < 0:
         raise errors.BadCommand(
-            f"it says {size} bytes, of them {name} of the name and {head} of the headers; with its own {HEAD.size} "
-            "fewer than none are left for the body"
+            f"size {size} is less than its name and headers (expected at least {HEAD.size + name + head})"
         )
     if not name:
-        raise errors.BadCommand("the name is empty (expected the name of a stream)")
+        raise errors.BadCommand("no name (expected that of a stream)")
     if body > limits.MESSAGE_BYTES:
-        raise errors.TooLong(f"{body} bytes; a message has at most {limits.MESSAGE_BYTES}")
+        raise errors.TooLong(f"message of {body} bytes (expected at most {limits.MESSAGE_BYTES})")
     return size, name, head
 
 
 def check_headers(data: bytes) -> None:
     """Raises BadCommand where it is no whole table of headers that a client may set, UnicodeDecodeError."""
     if len(data) > limits.HEADER_BYTES:
-        raise errors.BadCommand(f"at most {limits.HEADER_BYTES} bytes of headers")
+        raise errors.BadCommand(f"headers of {len(data)} bytes (expected at most {limits.HEADER_BYTES})")
     at, end = 0, len(data)
     seen = set()
     while at < end:
         value = at + 1 + data[at]
         if value + 2 > end or (stop := value + 2 + _TEXT_BYTES.unpack_from(data, value)[0]) > end:
-            raise errors.BadCommand("headers are u8 key bytes, key, u16 value bytes, value; the last one is not whole")
+            raise errors.BadCommand("incomplete header (expected u8 key bytes, key, u16 value bytes, value)")
         key = data[at + 1 : value].decode()
         check_part(key, data[value + 2 : stop].decode())
         if not key or key in seen:
-            raise errors.BadCommand(f"the header {key!r} comes twice" if key else "a header has a name")
+            raise errors.BadCommand(f"header {key!r}: given twice" if key else "header without a name")
         if key in headers.RESERVED:
-            raise errors.BadCommand(f"the header {key!r} is set by the server")
+            raise errors.BadCommand(f"header {key!r}: set by the server (expected another name)")
         seen.add(key)
         at = stop
 
@@ -197,4 +198,4 @@ def check_headers(data: bytes) -> None:
 def check_part(key: str, text: str) -> None:
     """Raises BadCommand where a header is `part` and no place in a body."""
     if key == headers.PART and headers.parse_part(text) == (0, 0):
-        raise errors.BadCommand(f"bad header 'part': {text[:40]!r} (expected a place, such as 3 or 17/17)")
+        raise errors.BadCommand(f"header 'part': invalid place {text[:40]!r} (expected a number, such as 3 or 17/17)")

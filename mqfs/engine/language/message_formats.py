@@ -35,7 +35,7 @@ def parse_seek(word: str) -> tuple[str, int]:
         return "sequence", parse_number(word)
     except errors.BadCommand:
         raise errors.BadCommand(
-            f"seek {word!r}: write first, last, end, a sequence, @UNIXTIME, -N messages or -10m"
+            f"seek {word!r}: unknown position (expected first, last, end, a sequence, @UNIXTIME, -N messages or -10m)"
         ) from None
 
 

@@ -29,7 +29,8 @@ def allowed(user: User, file: Attributes, mask: int) -> bool:
 def require(user: User, file: Attributes, mask: int, what: str) -> None:
     if not allowed(user, file, mask):
         verbs = [verb for bit, verb in ((R, "read"), (W, "write"), (X, "enter")) if mask & bit]
-        raise Denied(f"uid {user.uid} may not {' and '.join(verbs)} {what}")
+        mode = f"mode {file.mode & 0o777:03o} of uid {file.uid}"
+        raise Denied(f"cannot {' and '.join(verbs)} {what!r}: {mode} excludes uid {user.uid}")
 
 
 def require_scope(user: User, mask: int, what: str) -> None:
@@ -48,13 +49,13 @@ def sees(user: User, group: Attributes, stream: Attributes) -> bool:
 
 def require_owner(user: User, file: Attributes, what: str) -> None:
     if user.uid not in (0, file.uid):
-        raise NotPermitted(f"only the owner of {what} may do this")
+        raise NotPermitted(f"{what}: owned by uid {file.uid} (expected that user or root, not uid {user.uid})")
 
 
 def require_unsticky(user: User, directory: Attributes, file: Attributes, name: str) -> None:
     """Raises NotPermitted in a sticky directory, but for root and the owner of the file or of the directory."""
     if directory.mode & stat.S_ISVTX and user.uid not in (0, file.uid, directory.uid):
-        raise NotPermitted(f"{name} is in a sticky directory (expected its owner, or the directory's)")
+        raise NotPermitted(f"{name!r}: in a sticky directory (expected its owner, or the directory's)")
 
 
 def bits_for_writers(mode: int) -> int:

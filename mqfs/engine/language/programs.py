@@ -28,7 +28,7 @@ import attrs
 from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
 from mqfs import limits
-from mqfs.errors import BadCommand
+from mqfs.errors import BadCommand, unknown
 from mqfs.syntax.escape import text_of
 from mqfs.syntax.patterns import check_size
 from mqfs.syntax.quoting import split
@@ -113,8 +113,8 @@ _GRAMMAR = r"""
 """
 _EXPECTED = {
     "EMPTY": "", "KIND": "exact: or prefix:", "STRING": "a string in quotes", "BARE": "a string", "NAME": "a function",
-    "NUMBER": "a number", "TRUE": "true", "FALSE": "false", "_OR": "||", "_AND": "&&", "LPAR": "(", "RPAR": ")",
-    "COMMA": "a comma", "$END": "the end",
+    "NUMBER": "a number", "TRUE": "true", "FALSE": "false", "_OR": "'||'", "_AND": "'&&'", "LPAR": "'('",
+    "RPAR": "')'", "COMMA": "a comma", "$END": "the end",
 }  # fmt: skip
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
@@ -206,7 +206,9 @@ def binding(line: str) -> tuple[str, str]:
         return found
     words = split(line)
     if not 2 <= len(words) <= 3:
-        raise BadCommand(f"usage: {words[0] if words else 'bind'} NAME PATTERN, or a program: exact:... or prefix:...")
+        raise BadCommand(
+            f"{len(words) - 1} values (expected NAME and a PATTERN, or a program: exact:... or prefix:...)"
+        )
     return words[1], words[2] if len(words) == 3 else ""
 
 
@@ -228,7 +230,7 @@ def parse(text: str) -> Program:
     """Raises BadCommand, which names the column (from 1) and what is wrong there."""
     check_size(text, limits.PROGRAM_BYTES, "a program")
     if not is_program(text):
-        _refuse(1, "a program begins with exact: or prefix:")
+        _refuse(1, "unknown kind (expected exact: or prefix:)")
     _check_depth(text)
     try:
         exact, name, expression = cast(_Parsed, _parser().parse(text))
@@ -266,7 +268,7 @@ def _check_depth(text: str) -> None:
     for match in _STRING_OR_PARENTHESIS.finditer(text):
         depth += {"(": 1, ")": -1}.get(match.group(), 0)
         if depth > limits.PROGRAM_DEPTH:
-            _refuse(match.start() + 1, f"at most {limits.PROGRAM_DEPTH} parentheses inside one another")
+            _refuse(match.start() + 1, f"parentheses too deep (expected at most {limits.PROGRAM_DEPTH})")
 
 
 def _refuse_syntax(text: str, error: UnexpectedInput) -> NoReturn:
@@ -274,16 +276,16 @@ def _refuse_syntax(text: str, error: UnexpectedInput) -> NoReturn:
     if isinstance(error, UnexpectedCharacters):
         names, seen = error.allowed, repr(text[at])
         if text[at] == '"' and "STRING" in names:
-            _refuse(at + 1, "this string is not closed")
+            _refuse(at + 1, "string not closed (expected a double quote)")
     elif isinstance(error, UnexpectedToken):
         names, seen = error.accepts or error.expected, repr(str(error.token))
         if error.token.type == "$END":
-            at, seen = max(len(text) - 1, 0), "the end"
+            at, seen = max(len(text) - 1, 0), "end"
         elif error.token.type == "STRING" and "NAME" in names and text[:at].strip() in ("exact:", "prefix:"):
-            _refuse(at + 1, "a string stands right behind the colon, without a blank")
+            _refuse(at + 1, "blank after the colon (expected the string there)")
     else:
-        names, seen = set(), "that"
-    _refuse(at + 1, f"{_either(names)} expected, not {seen}")
+        names, seen = set(), "text"
+    _refuse(at + 1, f"unexpected {seen} (expected {_either(names)})")
 
 
 def _either(names: Iterable[str]) -> str:
@@ -343,7 +345,7 @@ def _string(token: Token) -> str:
             byte = int(match[1], 16)
             return chr(byte if byte < 128 else 0xDC00 + byte)
         if match[2] not in _ESCAPES:
-            _refuse(column + match.start() + 1, f"unknown escape {match[0]!r}; there are " + _ESCAPES_SAID)
+            _refuse(column + match.start() + 1, f"unknown escape {match[0]!r} (expected {_ESCAPES_SAID})")
         return _ESCAPES[match[2]]
 
     text = _ESCAPE.sub(escaped, token[1:-1])
@@ -355,7 +357,7 @@ def _name(text: str, token: Token) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        _refuse((token.start_pos or 0) + 1, "the name of a stream is valid UTF-8, this is not")
+        _refuse((token.start_pos or 0) + 1, "name of the stream is not UTF-8")
     return text
 
 
@@ -385,7 +387,7 @@ def _function(call: _Call, samples: Iterator[int]) -> Selects:
             return ON_STRING[name](text)
         case name, _ if name in BUILT_IN:
             wanted = {"true": "no argument", "sample": "a number from 0 to 1"}.get(name, "one string")
-            _refuse(call.column, f"{name} takes {wanted}")
+            _refuse(call.column, f"wrong arguments of {name} (expected {wanted})")
     return _extension(call)
 
 
@@ -404,17 +406,16 @@ def _installed() -> dict[str, list[EntryPoint]]:
 def _extension(call: _Call) -> Selects:
     entries = _installed().get(call.name, [])
     if not entries:
-        known = " ".join(sorted([*BUILT_IN, *_installed()]))
-        _refuse(call.column, f"there is no function {call.name!r}; there are: {known}")
+        _refuse(call.column, unknown("function", call.name, sorted([*BUILT_IN, *_installed()])))
     values = sorted({entry.value for entry in entries})
     if len(values) > 1:
-        _refuse(call.column, f"function {call.name!r} is declared more than once: {' and '.join(values)}")
+        _refuse(call.column, f"function {call.name!r}: declared more than once, by {' and '.join(values)}")
     try:
         function = entries[0].load()(*call.arguments)
     except Exception as error:
         _refuse(call.column, f"function {call.name!r}: {error or type(error).__name__}")
     if not callable(function):
-        _refuse(call.column, f"function {call.name!r} of {values[0]} gives nothing that can be called")
+        _refuse(call.column, f"function {call.name!r}: {values[0]} returned nothing callable")
     return _guarded(call.name, function)
 
 

@@ -9,6 +9,7 @@ import attrs
 
 from mqfs import errors, limits
 from mqfs.engine.language import batch_frames
+from mqfs.errors import unknown
 from mqfs.records import headers
 from mqfs.syntax.duration import parse_duration
 
@@ -41,26 +42,26 @@ def parse(data: bytes) -> tuple[PutRequest, bytes]:
         value, end = _decoder.raw_decode(head)
     except (ValueError, RecursionError) as error:
         raise errors.BadCommand(
-            f".put begins with a JSON object of at most {limits.PUT_BYTES} bytes: {error}"
+            f".put: invalid JSON: {error} (expected an object of at most {limits.PUT_BYTES} bytes)"
         ) from None
     if not isinstance(value, dict):
-        raise errors.BadCommand('.put begins with a JSON object, such as {"stream":"mail"}')
+        raise errors.BadCommand('.put: no JSON object (expected one such as {"stream":"mail"})')
     if head[end : end + 1] not in _BLANKS:
-        raise errors.BadCommand("one blank, tab or newline stands between the object and the body")
+        raise errors.BadCommand(".put: no separator after the object (expected one blank, tab or newline)")
     body = data[len(head[: end + 1].encode("utf-8", "surrogateescape")) :]
     if len(body) > limits.MESSAGE_BYTES:
-        raise errors.TooLong(f"{len(body)} bytes; a message has at most {limits.MESSAGE_BYTES}")
+        raise errors.TooLong(f"message of {len(body)} bytes (expected at most {limits.MESSAGE_BYTES})")
     return _read(value), body
 
 
 def _read(value: dict[str, Any]) -> PutRequest:
-    unknown = value.keys() - _KEYS.keys()
-    if unknown:
-        raise errors.BadCommand(f"unknown key {sorted(unknown)[0]!r}; there are: {' '.join(_KEYS)}")
+    others = value.keys() - _KEYS.keys()
+    if others:
+        raise errors.BadCommand(unknown("key", sorted(others)[0], _KEYS))
     if "stream" not in value:
-        raise errors.BadCommand('the key "stream" is needed')
+        raise errors.BadCommand('.put: no key "stream" (expected the name of a stream)')
     if "delay" in value and "at" in value:
-        raise errors.BadCommand("either delay or at")
+        raise errors.BadCommand("delay and at: both given (expected one)")
     put = PutRequest(is_plain=value.keys() == {"stream", "kept"})
     for key, what in value.items():
         _KEYS[key](put, what)
@@ -69,13 +70,13 @@ def _read(value: dict[str, Any]) -> PutRequest:
 
 def _text(key: str, what: Any, most: int) -> str:
     if not isinstance(what, str) or not what:
-        raise errors.BadCommand(f"{key} is a string that is not empty")
+        raise errors.BadCommand(f"{key}: invalid value {str(what)[:40]!r} (expected a string, not empty)")
     try:
         size = len(what.encode())
     except UnicodeEncodeError:
-        raise errors.BadCommand(f"{key} is valid UTF-8") from None
+        raise errors.BadCommand(f"{key}: invalid bytes (expected UTF-8)") from None
     if size > most:
-        raise errors.BadCommand(f"{key} has at most {most} bytes, this one {size}")
+        raise errors.BadCommand(f"{key}: {size} bytes (expected at most {most})")
     return what
 
 
@@ -89,7 +90,7 @@ def _delay(put: PutRequest, what: Any) -> None:
 
 def _at(put: PutRequest, what: Any) -> None:
     if isinstance(what, bool) or not isinstance(what, int | float) or not 0 <= what < 1 << 33:
-        raise errors.BadCommand("at is a number: UNIX seconds")
+        raise errors.BadCommand(f"at {str(what)[:40]}: not a time (expected UNIX seconds)")
     put.at_ns = int(what * 10**9)
 
 
@@ -99,7 +100,7 @@ def _ttl(put: PutRequest, what: Any) -> None:
 
 def _priority(put: PutRequest, what: Any) -> None:
     if isinstance(what, bool) or not isinstance(what, int) or not 0 <= what <= 9:
-        raise errors.BadCommand("priority is a number from 0 to 9")
+        raise errors.BadCommand(f"priority {str(what)[:40]}: out of range (expected 0 to 9)")
     put.priority = what
 
 
@@ -109,28 +110,29 @@ def _id(put: PutRequest, what: Any) -> None:
 
 def _single(put: PutRequest, what: Any) -> None:
     if not isinstance(what, bool):
-        raise errors.BadCommand("single is true or false")
+        raise errors.BadCommand(f"single {str(what)[:40]!r}: unknown value (expected true or false)")
     put.single = what
 
 
 def _kept(put: PutRequest, what: Any) -> None:
     if not isinstance(what, bool):
-        raise errors.BadCommand("kept is true or false")
+        raise errors.BadCommand(f"kept {str(what)[:40]!r}: unknown value (expected true or false)")
     put.kept = what
 
 
 def _headers(put: PutRequest, what: Any) -> None:
     if not isinstance(what, dict):
-        raise errors.BadCommand("headers is an object of strings")
+        raise errors.BadCommand("headers: not an object (expected one of strings)")
     for key, text in what.items():
-        _text("a header's name", key, 255)
+        _text("name of a header", key, 255)
         if key in headers.RESERVED:
-            raise errors.BadCommand(f"the header {key!r} is set by the server")
+            raise errors.BadCommand(f"header {key!r}: set by the server (expected another name)")
         if text != "":
             _text(f"header {key!r}", text, limits.HEADER_BYTES)
         batch_frames.check_part(key, text)
-    if sum(len(key.encode()) + len(text.encode()) + 3 for key, text in what.items()) > limits.HEADER_BYTES:
-        raise errors.BadCommand(f"at most {limits.HEADER_BYTES} bytes of headers")
+    size = sum(len(key.encode()) + len(text.encode()) + 3 for key, text in what.items())
+    if size > limits.HEADER_BYTES:
+        raise errors.BadCommand(f"headers of {size} bytes (expected at most {limits.HEADER_BYTES})")
     put.headers = what
 
 

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import attrs
 
 from mqfs.engine.language import programs
-from mqfs.errors import BadCommand
+from mqfs.errors import BadCommand, unknown
 from mqfs.syntax.duration import MOST, parse_duration, parse_number, parse_size, print_duration, print_size
 from mqfs.syntax.patterns import DOTTED, Words, check_words
 from mqfs.syntax.quoting import quote, split
 
 SYNC_ALWAYS, SYNC_OFF = 0, -1
+_VERB = 16  # characters of a command's name in an error: it may be any text
 
 
 class Depth(NamedTuple):
@@ -35,21 +36,23 @@ class Setting(NamedTuple):
     parse: Callable[..., Any]  # its words; raises BadCommand
     show: Callable[[Any], str] = str
     choices: tuple[str, ...] = ()  # the words that it can be; none: any that `parse` takes
-    takes: str = ""  # where it is of several words
+    expected: str = ""  # where it is of several words
     words: tuple[int, ...] = (1,)  # how many
     is_newer: bool = False  # its default stays out of the log, which older servers read, too
 
 
-def parse_depth(word: str, verb: str = "depth") -> Depth:
-    """A number of messages, or bytes. Raises BadCommand, which begins with the verb."""
+def parse_depth(word: str) -> Depth:
+    """A number of messages, or bytes. Raises BadCommand."""
     size = parse_size(word)
     if size is None:
         try:
             return Depth(messages=parse_number(word)) if parse_number(word) else NO_DEPTH
         except BadCommand:
-            raise BadCommand(f"{verb} {word!r}: write a number of messages, or bytes as 512B, 64K, 10M, 1G") from None
+            raise BadCommand(
+                f"invalid bound {word!r} (expected a number of messages, or bytes as 512B, 64K, 10M, 1G)"
+            ) from None
     if size > MOST:
-        raise BadCommand(f"{verb} {word!r} is too large")
+        raise BadCommand(f"bound {word!r}: too large (expected at most {MOST} bytes)")
     return Depth(size=size) if size else NO_DEPTH
 
 
@@ -65,7 +68,7 @@ def _parse_sync(word: str) -> int:
     except BadCommand:
         value = 0
     if not value:
-        raise BadCommand(f"sync {word!r}: write always, off, or a duration such as 10ms or 1s")
+        raise BadCommand(f"invalid time {word!r} (expected always, off, or a duration such as 10ms or 1s)")
     return value
 
 
@@ -76,7 +79,7 @@ def _print_sync(value: int) -> str:
 def _parse_backoff(*words: str) -> tuple[int, int]:
     least, most = map(parse_duration, words)
     if least > most:
-        raise BadCommand(f"backoff {' '.join(words)}: the shortest time comes first")
+        raise BadCommand(f"backoff {' '.join(words)}: the first is longer (expected least, then most)")
     return least, most
 
 
@@ -125,7 +128,7 @@ class Settings:
         metadata=_row(
             _parse_backoff,
             lambda times: " ".join(map(print_duration, times)),
-            takes="the shortest and the longest time, such as 1s 5m",
+            expected="the shortest and the longest time, such as 1s 5m",
             words=(2,),
         ),
     )
@@ -142,7 +145,7 @@ class Settings:
         metadata=_row(
             lambda *words: check_words(Words(*words)),
             lambda words: " ".join(map(quote, words.listed)),
-            takes="a separator and two or three wildcards, such as . * #",
+            expected="a separator and two or three wildcards, such as . * #",
             words=(3, 4),
             is_newer=True,
         ),
@@ -188,9 +191,9 @@ def parse(text: str, settings: Settings) -> list[tuple[Settings, Action | None]]
 def read(text: str, settings: Settings) -> Iterator[tuple[Settings, Action | None]]:
     """Each command line of `text`, in order: the settings then in force, and the action if it is one.
 
-    Raises BadCommand naming the line; then nothing of the text counts.
+    Raises BadCommand, as `in_line` makes it; then nothing of the text counts.
     """
-    for line in text.split("\n"):
+    for number, line in enumerate(text.split("\n"), 1):
         try:
             words = split_line(line)
             if not words:
@@ -199,8 +202,16 @@ def read(text: str, settings: Settings) -> Iterator[tuple[Settings, Action | Non
             if action is None:
                 settings = _setting(words, settings)
         except BadCommand as error:
-            raise BadCommand(f"{line.strip()!r}: {error.detail}") from None
+            raise in_line(error, line, number, text) from None
         yield settings, action
+
+
+def in_line(error: BadCommand, line: str, number: int, text: str) -> BadCommand:
+    """The error of that line of a text of commands: with its command, and with its number where there are several."""
+    verb, detail = line.split(None, 1)[0][:_VERB], error.detail
+    if not detail.startswith((verb, "unknown command")):
+        detail = f"{verb}: {detail}"
+    return BadCommand(f"line {number}: {detail}" if "\n" in text.strip() else detail)
 
 
 def split_line(line: str) -> list[str]:
@@ -219,7 +230,7 @@ def parse_settings(lines: Sequence[str]) -> Settings:
     steps = parse("\n".join(lines), Settings())
     for _, action in steps:
         if action is not None:
-            raise BadCommand(f"{action.verb}: a default is a setting, not an action")
+            raise BadCommand(f"{action.verb}: an action (expected a setting)")
     return steps[-1][0] if steps else Settings()
 
 
@@ -249,18 +260,18 @@ def _setting(words: list[str], settings: Settings) -> Settings:
     key, given = words[0], words[1:]
     row = SETTINGS.get(key)
     if row is None:
-        raise BadCommand(f"unknown command {key!r}; there are: {' '.join([*SETTINGS, *_ACTIONS])}")
+        raise BadCommand(unknown("command", key, [*SETTINGS, *_ACTIONS]))
     if len(given) not in row.words:
-        raise BadCommand(f"{key} takes {row.takes or f'one value, not {len(given)}'}")
+        raise BadCommand(f"{key}: {len(given)} values (expected {row.expected or 'one'})")
     if row.choices and given[0] not in row.choices:
-        raise BadCommand(f"{key} {given[0]!r}: write {' or '.join(row.choices)}")
+        raise BadCommand(f"{key} {given[0]!r}: unknown value (expected {' or '.join(row.choices)})")
     value = row.parse(*given)
     if key == "deliver":
         return _set_deliver(value, settings)
     if key == "ack" and settings.deliver != "one":
-        raise BadCommand("ack is a matter of 'deliver one'; write that line first")
+        raise BadCommand("ack: only with 'deliver one' (write that line first)")
     if key == "data" and value == "coalesce" and settings.deliver == "one":
-        raise BadCommand("data coalesce has no messages to hand to one reader each; write 'deliver all' first")
+        raise BadCommand("data coalesce: not with 'deliver one' (expected 'deliver all')")
     if key == "full":
         settings = evolve(settings, "full_was_set", True)
     return evolve(settings, key, value)
@@ -268,7 +279,7 @@ def _setting(words: list[str], settings: Settings) -> Settings:
 
 def _set_deliver(word: str, settings: Settings) -> Settings:
     if word == "one" and settings.data == "coalesce":
-        raise BadCommand("deliver one hands out messages and data coalesce has none; write 'data message' first")
+        raise BadCommand("deliver one: not with 'data coalesce' (expected 'data message')")
     if not settings.full_was_set:
         settings = evolve(settings, "full", "reject" if word == "one" else "drop-old")
     if word == "all":
@@ -284,7 +295,7 @@ def _action(words: list[str]) -> Action:
     verb, arguments = words[0], words[1:]
     least, most = _ACTIONS[verb]
     if not least <= len(arguments) <= most:
-        raise BadCommand(f"usage: {USAGE[verb]}")
+        raise BadCommand(f"{verb}: {len(arguments)} values (expected {USAGE[verb]})")
     name = arguments[0] if arguments else None
     if verb in ("drop", "redrive"):
         return Action(verb, name, tuple(parse_number(word) for word in arguments[1:]))

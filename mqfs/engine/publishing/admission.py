@@ -77,7 +77,7 @@ def when_full(settings: Settings, counts: Counts, messages: int, refusal: Callab
 
 def depth_reached(stream: Stream) -> errors.StreamFull:
     kept = stream.kept
-    return errors.StreamFull(f"{stream.name} keeps {kept.count} messages, {kept.size} bytes; its depth is reached")
+    return errors.StreamFull(f"stream {stream.name!r}: depth reached with {kept.count} messages, {kept.size} bytes")
 
 
 def has_room(kept: KeptRange, messages: int, size: int) -> bool:
@@ -86,7 +86,7 @@ def has_room(kept: KeptRange, messages: int, size: int) -> bool:
     depth = settings.depth
     too_large = (depth.size and size > depth.size) or (depth.messages and messages > depth.messages)
     if too_large and (settings.full != "drop-old" or depth.size):
-        raise errors.TooLong("it alone is more than the depth of the stream")
+        raise errors.TooLong("message exceeds the stream's depth")
     if not retained.fits(depth, kept, messages, size):
         kept.update_low_watermark()
     return retained.fits(depth, kept, messages, size)
@@ -104,8 +104,9 @@ def lacking_backlog(settings: Settings, messages: Mapping[Stream, int]) -> Strea
     for consumer, covered in covered_by.items():
         if consumer.backlog.exceeds(sum(messages[stream] for stream in covered)):
             if (consumer.state.full or settings.full) == "reject":
-                wait = f"{consumer.state.backlog} messages wait for consumer {consumer.name}"
-                raise errors.StreamFull(f"{wait}: its backlog")
+                raise errors.StreamFull(
+                    f"consumer {consumer.name!r}: backlog of {consumer.state.backlog} messages reached"
+                )
             lacking = lacking or covered[0]
     return lacking
 

@@ -104,11 +104,12 @@ class AtomicBatch:
         publisher.log.require_writable()
         for stream in self.tallies:
             if stream.removed:
-                raise errors.NotFound(f"{stream.name} was removed")
+                raise errors.NotFound(f"stream {stream.name!r}: removed")
         if self._is_repeat():
             return None
         if self.size > publisher.retention.bound_bytes():
-            raise errors.TooLong(f"{self.size} bytes; the group's log has at most {publisher.retention.bound_bytes()}")
+            most = publisher.retention.bound_bytes()
+            raise errors.TooLong(f"batch of {self.size} bytes: exceeds the group's log (expected at most {most})")
         if publisher.kept_quotas is not None and not self._waited:
             sizes = {stream: stored(tally.messages, tally.size) for stream, tally in self.tallies.items()}
             plain = sum(HEAD_BYTES * tally.messages + tally.size for tally in self.tallies.values())
@@ -223,9 +224,9 @@ class AtomicBatch:
 def require_fit(messages: int, size: int) -> None:
     """Raises OverLimit for what is too large for one unit."""
     if messages > limits.UNIT_MESSAGES:
-        raise errors.OverLimit(f"{messages} messages; one unit has at most {limits.UNIT_MESSAGES}")
+        raise errors.OverLimit(f"batch of {messages} messages: too large (expected at most {limits.UNIT_MESSAGES})")
     if size > limits.UNIT_BYTES:
-        raise errors.OverLimit(f"{size} bytes in the log; one unit has at most {limits.UNIT_BYTES}")
+        raise errors.OverLimit(f"batch of {size} bytes in the log: too large (expected at most {limits.UNIT_BYTES})")
 
 
 # ------------------------------------------------------------ staged batch
@@ -292,16 +293,16 @@ class StagedBatch:
         """A stream to be written to. Raises NotFound, Denied."""
         stream = self._streams.get(name)
         if stream is None:
-            raise errors.NotFound(f"no stream {name!r} in this group")
+            raise errors.NotFound(f"no stream {name!r} in the group of part {self.name!r}")
         require(user, stream.state, W, name)
         return stream
 
     def add(self, user: User, packed: batch.EncodedBatch, *, ranked: bool = False, put_id: PutId | None = None) -> None:
         """Put messages into it, or none. `put_id`: of the first. Raises NotFound, Denied, Busy, OverLimit, DiskFull."""
         if self.dropped:
-            raise errors.NotFound(f"part {self.name} was committed or dropped")
+            raise errors.NotFound(f"part {self.name!r}: committed or dropped")
         if self.committing:
-            raise errors.Busy(f"part {self.name} is being committed")
+            raise errors.Busy(f"part {self.name!r}: being committed")
         names = [*self._names, *packed.fresh] if packed.fresh else self._names
         for row in packed.rows:
             self.stream(user, names[row.place])
@@ -311,7 +312,7 @@ class StagedBatch:
             self.staged.append(packed.data)
         except OSError as error:
             self._staging.give(self.attributes.uid, len(packed.data))
-            raise errors.DiskFull(f"part {self.name}: {error}") from error
+            raise errors.DiskFull(f"part {self.name!r}: {error}") from error
         if put_id is not None:
             self.ids[put_id] = self.messages
         self._count(packed)
@@ -339,7 +340,7 @@ class StagedBatch:
             try:
                 data = self.staged.read(begin, end - begin)
             except OSError as error:
-                raise errors.DiskFailed(f"part {self.name} cannot be read back: {error}") from error
+                raise errors.DiskFailed(f"part {self.name!r}: cannot be read back: {error}") from error
             if len(data) != end - begin:
-                raise errors.DiskFailed(f"part {self.name} cannot be read back")
+                raise errors.DiskFailed(f"part {self.name!r}: cut short on disk")
             yield data

@@ -72,7 +72,7 @@ class DelayedMessages:
         """Keep a message until then, and record those changes with it; returns the sequence it has here. Raises
         OverLimit."""
         if len(self._streams) >= limits.HELD:
-            raise errors.OverLimit(f"at most {limits.HELD} messages wait for their time")
+            raise errors.OverLimit(f"too many delayed messages (expected at most {limits.HELD} in a group)")
         head = headers.encode({**texts, headers.TO: str(stream.number), headers.DUE: str(due_ns)})
         if (quotas := self._host.publisher.kept_quotas) is not None:
             quotas.check({stream: stored(1, len(body) + len(head))})
@@ -133,7 +133,7 @@ class DelayedMessages:
             acks = self.drop_steps([sequence])
             made = self._host.publisher.append(stream, message, len(record.body), acks=acks)
         except (errors.MqfsError, OSError) as error:
-            text = f"message {sequence}, which is due, cannot be appended: {error}"
+            text = f"delayed message {sequence} is due and cannot be appended: {error}"
             self._host.faults.report(self._host.number, text)
             return False
         self._forget(sequence)

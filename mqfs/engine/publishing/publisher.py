@@ -65,7 +65,7 @@ class Publisher:
         it cannot be cancelled. Raises NotFound, ReadOnly, DiskFailed, StreamFull, TooLong, OverQuota.
         """
         if stream.removed:
-            raise errors.NotFound(f"{stream.name} was removed")
+            raise errors.NotFound(f"stream {stream.name!r}: removed")
         self.log.require_writable()
         if request.kind != MESSAGE and self.log.settings.deliver == "one":
             return request.total  # an EOF marker is for all readers: here is none who could get it

@@ -52,9 +52,9 @@ class Transactions:
     def make(self, user: User, name: str, mode: int) -> StagedBatch:
         """Open a part. Raises BadName, Exists, OverLimit."""
         if self._host.removed:
-            raise errors.NotFound(f"{self._log.state.name} was removed")
+            raise errors.NotFound(f"group {self._log.state.name!r}: removed")
         if name == "ctl" or name in self.parts:
-            raise errors.Exists(name)
+            raise errors.Exists(f"part {name!r}: exists already")
         check_name(name)
         own, host = Attributes(mode & 0o777, user.uid, user.gid), self._host
         part = StagedBatch(name, own, host.streams, self._staging, host.clock)
@@ -71,7 +71,7 @@ class Transactions:
         try:
             part.staged.close()
         except OSError as error:
-            self._host.refuse(User(0, 0), ".txn", f"what was staged of part {part.name} was not removed: {error}")
+            self._host.refuse(User(0, 0), ".txn", f"staged data of part {part.name!r} not removed: {error}")
 
     def _drop_idle(self, now_ns: int) -> None:
         """Drop the parts without a write for long."""
@@ -83,7 +83,7 @@ class Transactions:
                 self.drop(part)
                 owner = User(part.attributes.uid, part.attributes.gid)
                 self._host.refuse(
-                    owner, ".txn", f"part {part.name} was dropped: no write for {limits.TRANSACTION_IDLE_S} s"
+                    owner, ".txn", f"part {part.name!r} dropped: no write for {limits.TRANSACTION_IDLE_S} s"
                 )
 
     def end(self) -> None:
@@ -96,11 +96,11 @@ class Transactions:
     def _mine(self, user: User, name: str, *, also: int = -1) -> StagedBatch:
         part = self.parts.get(name)
         if part is None:
-            raise errors.NotFound(f"no part {name!r}: it was committed or dropped, or the server was restarted")
+            raise errors.NotFound(f"no part {name!r} (committed or dropped, or the server was restarted)")
         if user.uid != also:
             require_owner(user, part.attributes, f"part {name}")
         if part.committing:
-            raise errors.Busy(f"part {name} is being committed")
+            raise errors.Busy(f"part {name!r}: being committed")
         return part
 
     def abort(self, user: User, names: Sequence[str]) -> None:
@@ -122,7 +122,7 @@ class Transactions:
         if known is None:
             check_control(producer)
         if len(set(names)) != len(names):
-            raise errors.BadCommand("commit: a part is named twice")
+            raise errors.BadCommand("commit: a part is named twice (expected each once)")
         parts = [self._mine(user, name) for name in names]
         return self._unit(user, parts, self._changes(user, producer, number), value).write()
 
@@ -157,7 +157,7 @@ class Transactions:
         if user.uid in (0, self._log.state.uid):
             return
         if not any(allowed(user, stream.state, W) for stream in self._host.streams.values()):
-            raise errors.Denied("commit: no part of yours, and no stream here that you may write to")
+            raise errors.Denied("commit: no part given, and no stream that the user may write to")
 
     def _unit(self, user: User, parts: Sequence[StagedBatch], changes: Sequence[Change], value: int) -> AtomicBatch:
         """Raises NotFound, Denied, OverLimit. From then on the parts are not to be changed."""
@@ -204,11 +204,11 @@ class Transactions:
     def _to_forget(self, user: User, name: str) -> list[tuple[int, str]]:
         owners = [uid for uid, mine in self._log.state.producers.items() if name in mine]
         if not owners:
-            raise errors.NotFound(f"no producer {name!r} has committed here")
+            raise errors.NotFound(f"no producer {name!r} in group {self._log.state.name!r}")
         if user.uid in owners:
             return [(user.uid, name)]
         if user.uid not in (0, self._log.state.uid):
-            raise errors.NotPermitted(f"producer {name} is another user's")
+            raise errors.NotPermitted(f"producer {name!r}: another user's")
         return [(uid, name) for uid in owners]
 
 
@@ -221,7 +221,7 @@ def parse_id(word: str) -> tuple[str, int]:
     """PRODUCER and NUMBER. Raises BadCommand."""
     producer, _, digits = word.rpartition(".")
     if not producer or not digits.isascii() or not digits.isdigit() or len(digits) > 19 or int(digits) >= _NUMBERS:
-        raise errors.BadCommand(f"commit: {word!r}; an ID is PRODUCER.NUMBER, such as nightly.7")
+        raise errors.BadCommand(f"commit: invalid ID {word[:40]!r} (expected PRODUCER.NUMBER, such as nightly.7)")
     if len(producer.encode()) > limits.NAME_BYTES:
-        raise errors.BadCommand(f"commit: the name of a producer has at most {limits.NAME_BYTES} bytes")
+        raise errors.BadCommand(f"commit: name of the producer too long (expected at most {limits.NAME_BYTES} bytes)")
     return producer, int(digits)

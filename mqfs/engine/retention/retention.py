@@ -254,7 +254,7 @@ class Retention:
             raise self.bound_reached()
 
     def bound_reached(self) -> errors.StreamFull:
-        return errors.StreamFull(f"the group's log reached {self.bound_bytes()} bytes")
+        return errors.StreamFull(f"the group's log is full: {self.bound_bytes()} bytes")
 
     def persist_low_watermarks(self, floors: Mapping[int, int]) -> None:
         """Have the log say what these streams will not keep any more. Raises DiskFailed."""

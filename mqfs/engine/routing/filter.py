@@ -211,5 +211,5 @@ def select(group: Group, words: Sequence[str], may_read: Callable[[Any], None]) 
             check_pattern(word, group.log.settings.words)
             names.append(word)
         else:
-            raise errors.NotFound(f"select: no stream or view {word!r} in this group")
+            raise errors.NotFound(f"no stream or view {word!r} in group {group.name!r}")
     return MessageFilter(group, dict.fromkeys(numbers) if words else None, names)

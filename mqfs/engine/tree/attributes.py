@@ -141,7 +141,7 @@ def depth(group: Group) -> int:
 
 def require_unprotected(group: Group) -> None:
     if group.settings.protect:
-        raise errors.NotPermitted(f"{group.name} is protected; write 'protect off' to its ctl first")
+        raise errors.NotPermitted(f"group {group.name!r}: protected (write 'protect off' to its ctl first)")
 
 
 def disk_space(path: str) -> os.statvfs_result:
@@ -156,7 +156,7 @@ def disk_space(path: str) -> os.statvfs_result:
     try:
         return os.statvfs(path)
     except OSError as error:
-        raise errors.DiskFailed(f"{path}: {error}") from error
+        raise errors.DiskFailed(f"{path}: {error.strerror}") from error
 
 
 # ------------------------------------------------------------ grants
@@ -215,7 +215,7 @@ def _require_path(grant: Grant, path: tuple[str, ...], *, through: bool = False)
     """Raises Denied outside of a token's path. `through`: the groups above it will do."""
     wanted = grant.path
     if path[: len(wanted)] != wanted and not (through and wanted[: len(path)] == path):
-        raise Denied(f"token {grant.id} has path {print_path(wanted)}, not {print_path(path)}")
+        raise Denied(f"{print_path(path)}: outside the path of token {grant.id} (expected {print_path(wanted)})")
 
 
 # ------------------------------------------------------------ set attributes
@@ -228,15 +228,22 @@ def set_attributes(user: User, node: Node, mode: int | None, uid: int | None, gi
     Denied."""
     own = attributes(node)
     if node.removed:
-        raise errors.NotFound(f"{node.name} was removed")
+        raise errors.NotFound(f"{node.name!r}: removed")
     if isinstance(node, Folder | SnapshotNode | TakeFile | View | StagedStream):
-        raise errors.NotPermitted(f"{node.name} has the permissions of what it shows")
+        whose = (
+            "stream"
+            if isinstance(node, SnapshotNode | TakeFile)
+            else "part"
+            if isinstance(node, StagedStream)
+            else "group"
+        )
+        raise errors.NotPermitted(f"cannot change {node.name!r}: it has its {whose}'s mode")
     permit(user, node, ADMIN)
     require_owner(user, own, node.name)
     if uid is not None and uid != own.uid and user.uid != 0:
-        raise errors.NotPermitted("only root gives a file to another owner")
+        raise errors.NotPermitted("cannot change the owner (expected root)")
     if gid is not None and gid != own.gid and user.uid != 0 and gid not in (user.gid, *user.groups):
-        raise errors.NotPermitted("a file can only be given to a group that you are in")
+        raise errors.NotPermitted(f"cannot give the file to gid {gid} (expected a group of the user)")
     new = [own.mode if mode is None else mode & 0o7777, own.uid if uid is None else uid, own.gid]
     if gid is not None:
         new[2] = gid

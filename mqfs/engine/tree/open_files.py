@@ -99,13 +99,13 @@ def _kind(node: File, reads: bool, writes: bool) -> type[OpenFile]:
     if isinstance(node, StagedStream | TxnCtl):
         return txn.kind(node)
     if writes and not (isinstance(node, Meta) and node.default_mode & 0o222):
-        raise errors.Denied(f"{node.name} is read-only")
+        raise errors.Denied(f"{node.name!r}: cannot be written")
     if isinstance(node, View):
         return ViewHandle
     if isinstance(node, SnapshotNode):
         return SnapshotHandle
     if node.name == ".cursor" and not (reads and writes):
-        raise errors.Denied(".cursor is opened for reading and writing")
+        raise errors.Denied(".cursor: opened for one of reading and writing (expected both)")
     return _OPENS.get(node.name, TextHandle) if writes or node.name != "ctl" else TextHandle
 
 

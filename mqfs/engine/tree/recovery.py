@@ -53,7 +53,7 @@ class Unserved:
     def leave(self, number: int, error: Exception, place: Place | None = None) -> None:
         """Do not serve a group: it can still be repaired. Raises BadStore where it is the root."""
         if number == ROOT:
-            raise errors.BadStore(f"the root group: {error}; run mqfs check --fix") from error
+            raise errors.BadStore(f"root group: {error} (run mqfs check --fix)") from error
         if number not in self._places:
             report_unserved(number, error)
         self._places[number] = place or self._places.get(number, Place())
@@ -134,15 +134,15 @@ def read_state(bucket: Bucket) -> State:
     read-only. Raises BadStore."""
     body, records = bucket.upkeep.history()
     if body is None and bucket.id == ROOT:
-        raise errors.BadStore("no state is whole; see quarantine/")  # its permissions are everybody's
+        raise errors.BadStore("no state is whole (see quarantine/)")  # its permissions are everybody's
     owner = Attributes(0o700, os.geteuid(), os.getegid())
     try:
         state = salvage.unknown(bucket.id, owner) if body is None else State.decode(body)
         salvage.replay(state, records, bucket.upkeep.lost, owner, bucket.metrics.streams)
     except (ValueError, LookupError) as error:
-        raise errors.BadStore(f"group {bucket.id}: {error}; run mqfs check") from error
+        raise errors.BadStore(f"group {bucket.id}: {error} (run mqfs check)") from error
     if state.group != bucket.id:
-        raise errors.BadStore(f"group {bucket.id}: its state is that of group {state.group}; run mqfs check")
+        raise errors.BadStore(f"group {bucket.id}: has the state of group {state.group} (run mqfs check)")
     if lost := bucket.upkeep.lost:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         bucket.upkeep.fail(OSError(f"state is damaged: {lost[0]}{more} (stop the server and run mqfs check --fix)"))

@@ -25,7 +25,7 @@ from mqfs.engine.files.metering import Meters
 from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import R, X, require, require_unsticky
 from mqfs.engine.language.settings import parse_settings
-from mqfs.engine.nodes import FOLDERS, Folder, Meta, Node, SnapshotNode, StagingFolder, TakeFile, group_of
+from mqfs.engine.nodes import FOLDERS, Folder, Meta, Node, SnapshotNode, StagingFolder, TakeFile, group_of, not_found
 from mqfs.engine.publishing.batch import Staging
 from mqfs.engine.publishing.kept_quotas import KeptQuotas
 from mqfs.engine.publishing.publisher import refuse_all
@@ -125,7 +125,7 @@ class Tree:
         """Serve a group, if its settings and names make sense and its parent is served."""
         try:
             if state.parent in self.unserved:
-                raise errors.BadStore(f"it is in group {state.parent}")
+                raise errors.BadStore(f"its parent is not served: group {state.parent}")
             group = self.groups[bucket.id] = Group(self, bucket, state)
             if bucket.upkeep.lost:
                 group.refuse(User(state.uid, state.gid), group.name, str(bucket.end.failed))
@@ -156,9 +156,9 @@ class Tree:
     def walk(self, user: User, node: Node, name: str) -> Node:
         """The file of that name in a group; ".." is its parent. Raises NotFound, NotDirectory, Denied."""
         if not isinstance(node, Group | Folder):
-            raise errors.NotDirectory(node.name)
+            raise errors.NotDirectory(f"{node.name!r}: a file, not a group")
         if node.removed:
-            raise errors.NotFound(f"{node.name} was removed")
+            raise errors.NotFound(f"{node.name!r}: removed")
         group = node.group
         if isinstance(node, StagingFolder):
             require(user, group.state, X, node.name)
@@ -167,7 +167,7 @@ class Tree:
             return self.parent(node)
         found = find_in_folder(node, name) if isinstance(node, Folder) else self._find(group, name)
         if found is None:
-            raise errors.NotFound(name)
+            raise not_found(node, name)
         return found
 
     def find(self, user: User, path: str) -> Node:
@@ -204,9 +204,9 @@ class Tree:
         `made`: the user has just made the file with this very call, so its mode does not bind it, as open(2) has it.
         """
         if isinstance(node, Group | Folder):
-            raise errors.IsDirectory(node.name)
+            raise errors.IsDirectory(f"{node.name!r}: a directory, not a file")
         if node.removed:
-            raise errors.NotFound(f"{node.name} was removed")
+            raise errors.NotFound(f"{node.name!r}: removed")
         access = flags & os.O_ACCMODE
         reads, writes = access in (os.O_RDONLY, os.O_RDWR), access in (os.O_WRONLY, os.O_RDWR)
         permit_open(user, node, reads, writes, made=made)
@@ -226,10 +226,10 @@ class Tree:
         if isinstance(directory, StagingFolder):
             directory.create(user, name)  # refuses
         if directory.name != ".consumers":
-            raise errors.NotPermitted(f"in {directory.name} nothing is made")
+            raise errors.NotPermitted(f"cannot create files in {directory.name}")
         permit(user, directory, CHANGE)
         if name in group.consumers:
-            raise errors.Exists(name)
+            raise errors.Exists(f"consumer {name!r}: exists already")
         check_name(name)
         made = group.consumers.make(name, user, mode)
         return group.log.after_metadata_sync(made)
@@ -240,19 +240,21 @@ class Tree:
             permit_staging(user, group)
             return group.mkdir(user, name, mode)
         if isinstance(group, Folder):
-            raise errors.NotPermitted(f"in {group.name} there are no groups")
+            raise errors.NotPermitted(f"cannot make groups in {group.name}")
         self._require_new(user, group, name)
         self.unserved.require_known(group.number, f"make {name!r}")
         mine = sum(other.state.uid == user.uid for other in self.groups.values()) + 1
         require_share("groups", limits.GROUPS, user.uid, mine, len(self.groups) + 1)
         if depth(group) >= limits.PATH_GROUPS:
-            raise errors.OverLimit(f"a path has at most {limits.PATH_GROUPS} groups")
+            raise errors.OverLimit(
+                f"cannot make group {name!r}: path too deep (expected at most {limits.PATH_GROUPS} groups)"
+            )
         try:
             number = self.store.number()
             state = self._new_state(number, group.number, name, mode, user)
             made = Group(self, self.store.make(number, state.encode()), state)
         except OSError as error:
-            raise errors.DiskFailed(str(error)) from error
+            raise errors.DiskFailed(f"cannot make group {name!r}: {error.strerror or error}") from error
         made.parent = group
         self.groups[number] = group.groups[name] = made
         group.catalog_version += 1
@@ -261,10 +263,10 @@ class Tree:
 
     def _require_new(self, user: User, group: Group, name: str) -> None:
         if group.removed:
-            raise errors.NotFound(f"{group.name} was removed")
+            raise errors.NotFound(f"group {group.name!r}: removed")
         permit(user, group, CHANGE)
         if self._find(group, name) is not None:
-            raise errors.Exists(name)
+            raise errors.Exists(f"{name!r}: exists already in group {group.name!r}")
         check_name(name)
 
     def unlink(self, user: User, directory: Group | Folder, name: str) -> Step[None]:
@@ -276,19 +278,19 @@ class Tree:
         group = directory.group
         permit(user, directory, CHANGE)
         if directory.removed:
-            raise errors.NotFound(name)
+            raise not_found(directory, name)
         node = find_in_group(group, name) if isinstance(directory, Group) else find_in_folder(directory, name)
         if node is None:
-            raise errors.NotFound(name)
+            raise not_found(directory, name)
         if node.directory:
-            raise errors.IsDirectory(name)
+            raise errors.IsDirectory(f"{name!r}: a directory, not a file (remove it by rmdir)")
         if isinstance(node, Meta):
             node.unlink(user.pid if user.where == "fuse" else 0)  # a 9P client has one for all its processes
             return None
         if isinstance(node, SnapshotNode):
             return None
         if isinstance(node, TakeFile):
-            raise errors.NotPermitted(f"{name} is there as long as its stream")
+            raise errors.NotPermitted(f"cannot remove {name}: it belongs to its stream")
         require_unsticky(user, group.state, attributes(node), name)
         require_unprotected(group)
         if isinstance(node, Stream):
@@ -308,26 +310,26 @@ class Tree:
             return None
         permit(user, group, CHANGE)
         if isinstance(group, Folder):
-            raise errors.NotDirectory(name)
+            raise errors.NotDirectory(f"{name!r}: not a group")
         if name in FOLDERS and not group.removed:
             return None
         victim = group.groups.get(name)
         if victim is None:
             if find_in_group(group, name) is not None:
-                raise errors.NotDirectory(name)
-            raise errors.NotFound(name)
+                raise errors.NotDirectory(f"{name!r}: a file, not a group")
+            raise not_found(group, name)
         require_unsticky(user, group.state, victim.state, name)
         require_unprotected(group)
         require_unprotected(victim)
         if victim.groups or victim.streams:
-            raise errors.NotEmpty(name)
+            raise errors.NotEmpty(f"group {name!r}: has streams or groups (remove them first)")
         self.unserved.require_empty(victim.number, name)
         if victim.ring is not None:
             victim.ring.changed([{"do": "remove"}])
         try:
             self.store.remove(victim.number)
         except OSError as error:
-            raise errors.DiskFailed(str(error)) from error
+            raise errors.DiskFailed(f"cannot remove group {name!r}: {error.strerror or error}") from error
         del group.groups[name], self.groups[victim.number]
         self.dirty_groups.discard(victim)
         victim.removed = True
@@ -338,14 +340,14 @@ class Tree:
         """A new name inside the same group. Raises NotPermitted into another, Exists onto one that is there."""
         permit(user, group, CHANGE)
         if isinstance(group, Folder):
-            raise errors.NotPermitted(f"{name} cannot be renamed")
+            raise errors.NotPermitted(f"cannot rename {name!r}")
         node = group.streams.get(name) or group.groups.get(name)
         if node is None:
             if find_in_group(group, name) is not None:
-                raise errors.NotPermitted(f"{name} cannot be renamed")
-            raise errors.NotFound(name)
+                raise errors.NotPermitted(f"cannot rename {name!r}")
+            raise not_found(group, name)
         if to is not group:
-            raise errors.NotPermitted("a file cannot be moved into another group")
+            raise errors.NotPermitted("cannot move a file into another group")
         require_unsticky(user, group.state, node.state, name)
         require_unprotected(group)
         if new == name:

@@ -128,7 +128,7 @@ class ClientMachine:
             else:
                 reply = decode(buffer, start, size, self.dialect.unix)
             if not number & 1 or reply.tag not in self._unanswered:
-                raise BadFrame(f"unexpected {type(reply).__name__} for tag {reply.tag}")
+                raise BadFrame(f"unexpected {type(reply).__name__} (expected no answer with tag {reply.tag})")
             self._answered(reply.tag)
             replies.append((reply.tag, reply))
         return replies
@@ -195,7 +195,8 @@ class ClientMachine:
                 step = tuple(names[at : at + limits.WALK_NAMES])
                 reply = yield m.Twalk(0, fid if at else self.root, fid, step)
                 if len(reply.qids) < len(step):
-                    raise NotFound("/".join(names[: at + len(reply.qids) + 1]))
+                    path = "/".join(names[: at + len(reply.qids) + 1])
+                    raise NotFound(f"no stream or group {path!r}")
                 done = True
         except MqfsError:
             if done:
@@ -359,7 +360,7 @@ def expect(request: Fcall, reply: Fcall) -> Fcall:
     """The reply to a request. Raises the error it carries, BadFrame where it answers another request."""
     check(reply)
     if type(reply) is not TYPES[NUMBERS[type(request)] + 1]:
-        raise BadFrame(f"unexpected {type(reply).__name__} for {type(request).__name__}")
+        raise BadFrame(f"unexpected {type(reply).__name__} (expected an answer to {type(request).__name__})")
     return reply
 
 

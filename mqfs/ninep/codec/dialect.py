@@ -54,7 +54,7 @@ def refusal(dialect: Dialect, tag: int, error: MqfsError, system: bool = False) 
     """The reply that carries an error. `system`: with strerror's text, which Linux turns back into a number."""
     if dialect.linux:
         return Rlerror(tag, error.errno)
-    text = os.strerror(error.errno) if system else str(error)
+    text = os.strerror(error.errno) if system else error.wire_text()
     while len(text.encode("utf-8", "replace")) > 1_024:
         text = text[: len(text) // 2]
     return Rerror(tag, text.encode("utf-8", "replace").decode(), error.errno)

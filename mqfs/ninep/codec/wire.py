@@ -96,7 +96,7 @@ class Reader:
         """Step over `count` bytes; returns where they begin."""
         start = self.position
         if count > self.end - start:
-            raise BadFrame(f"field of {count} bytes beyond the end of its frame")
+            raise BadFrame(f"field of {count} bytes: beyond the end of its frame")
         self.position = start + count
         return start
 
@@ -158,7 +158,7 @@ class Reader:
 
     def finish(self) -> None:
         if self.position != self.end:
-            raise BadFrame(f"{self.end - self.position} bytes behind the end of a message")
+            raise BadFrame(f"frame too long: {self.end - self.position} bytes after its last field")
 
 
 _NUMBERS = {"u8": struct.Struct("<B"), "u16": SHORT, "u32": COUNT, "mode": COUNT, "u64": struct.Struct("<Q")}

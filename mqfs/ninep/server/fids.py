@@ -96,7 +96,7 @@ class Fid:
     def closed(self) -> Fid:
         """Self. Raises BadFid if it is open."""
         if self.open:
-            raise BadFid(f"fid {self.number} is open")
+            raise BadFid(f"fid {self.number}: already open")
         return self
 
     def walk(self, tree: Tree, node: Any, name: str) -> Any:
@@ -129,7 +129,7 @@ class Fid:
         """Remove its file or group from the tree."""
         node = self.node
         if node is tree.root:
-            raise NotPermitted("the root group stays")
+            raise NotPermitted("cannot remove the root group")
         if node.removed:
             raise NotFound
         if node.directory:
@@ -168,15 +168,15 @@ class FidTable:
         """Raises BadFid."""
         fid = self.by_number.get(number)
         if fid is None:
-            raise BadFid(f"fid {number} is not known")
+            raise BadFid(f"unknown fid {number}")
         return fid
 
     def check_new(self, number: int) -> None:
         """Raises BadFid or OverLimit where a number cannot become a fid."""
         if number in self.by_number or number in self.proofs:
-            raise BadFid(f"fid {number} is in use")
+            raise BadFid(f"fid {number}: in use")
         if len(self.by_number) + len(self.proofs) >= limits.FIDS:
-            raise OverLimit(f"{limits.FIDS} fids of this connection are in use")
+            raise OverLimit(f"too many fids (expected at most {limits.FIDS} of a connection)")
 
     def add(self, fid: Fid) -> None:
         """Add a fid of a new number. Raises OverLimit."""
@@ -248,7 +248,7 @@ class OpenDirectory:
             size += len(raw)
             self._next += 1
         if not parts and self._next < len(nodes) and count > self._left:
-            raise BadRequest(f"count {count} is too small for a directory entry")
+            raise BadRequest(f"count {count}: too small for a directory entry")
         self._offset, self._left = self._offset + size, count - size
         return b"".join(parts)
 
@@ -267,7 +267,7 @@ class OpenDirectory:
                 break
             found.append(entry)
         if not found and size > count:
-            raise BadRequest(f"count {count} is too small for a directory entry")
+            raise BadRequest(f"count {count}: too small for a directory entry")
         return tuple(found)
 
     def _entry(self, fid: Fid, nodes: list[Any], at: int) -> Entry | None:

@@ -82,7 +82,7 @@ def mkdir(session: Session, request: linux.Tmkdir) -> Fcall | Later:
 def mknod(session: Session, request: linux.Tmknod) -> Fcall | Later:
     """Make a stream, which is a regular file here. Raises NotPermitted for any other type."""
     if stat.S_IFMT(request.mode) not in (0, stat.S_IFREG):
-        raise NotPermitted("only streams and groups can be made")
+        raise NotPermitted("cannot create a special file (expected a stream or group)")
     fid = session.fids.find(request.fid)
     step = session.tree.create(acting(fid.user, request.gid), directory(fid), request.name, request.mode & 0o777)
     return later(step, lambda node: linux.Rmknod(request.tag, node.qid))
@@ -132,7 +132,7 @@ def unlinkat(session: Session, request: linux.Tunlinkat) -> Fcall | Later:
 def readdir(session: Session, request: linux.Treaddir) -> Fcall | Later:
     fid = session.fids.find(request.fid)
     if (listing := fid.listing) is None:
-        raise NotDirectory if fid.open else BadFid(f"fid {request.fid} is not open")
+        raise NotDirectory if fid.open else BadFid(f"fid {request.fid}: not open")
     count = min(request.count, session.negotiated.msize - READ_OVERHEAD)
 
     def then(_: None) -> Fcall:
@@ -204,7 +204,7 @@ def statfs(session: Session, request: linux.Tstatfs) -> Fcall:
 def fsync(session: Session, request: linux.Tfsync) -> Fcall | Later:
     fid = session.fids.find(request.fid)
     if not fid.open:
-        raise BadFid(f"fid {request.fid} is not open")
+        raise BadFid(f"fid {request.fid}: not open")
     return later(synced(session, fid), lambda _: linux.Rfsync(request.tag))
 
 
@@ -234,7 +234,7 @@ GRANTED, BLOCKED = 0, 1
 
 def _lock(session: Session, fid: Fid, request: linux.Tlock | linux.Tgetlock) -> tuple[Key, Held]:
     if fid.handle is None and fid.listing is None:
-        raise BadFid(f"fid {fid.number} is not open")
+        raise BadFid(f"fid {fid.number}: not open")
     end = min(request.start + request.length, END) if request.length else END  # 0: to the end of the file
     owner = (session.number, request.client_id, request.proc_id)
     exclusive, through = request.type == WRITE_LOCK, (session.number, fid.number)

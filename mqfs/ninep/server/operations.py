@@ -56,7 +56,7 @@ def _attached(session: Session, request: m.Tattach) -> User:
     proof = session.fids.proofs.get(request.afid)
     if proof is None:
         expected = "NOFID, the server has no tokens" if session.peer.tokens is None else "that of a Tauth"
-        raise BadFid(f"afid {request.afid} is not known (expected {expected})")
+        raise BadFid(f"unknown afid {request.afid} (expected {expected})")
     grant = proof.user(request.uname, request.n_uname)
     return identity.user(grant.uid, session.peer.where, grant=grant)
 
@@ -146,12 +146,12 @@ def create(session: Session, request: m.Tcreate) -> Fcall | Later:
     group = directory(fid)
     flags = _flags(session, fid, request.mode)
     if request.perm & DM_SPECIAL:
-        raise NotPermitted("only streams and groups can be made")
+        raise NotPermitted("cannot create a special file (expected a stream or group)")
     above = session.tree.stat(group).mode
     step: Step[Any]
     if request.perm & DMDIR:
         if flags != os.O_RDONLY:
-            raise BadRequest("a group can be opened for reading only")
+            raise BadRequest("cannot open a group for writing")
         mode = request.perm & (~0o777 | (above & 0o777)) & 0o777
         step = session.tree.mkdir(fid.user, group, request.name, mode)
     else:
@@ -171,7 +171,7 @@ def become(
 ) -> tuple[Qid, int]:
     """Make a group's fid that of a file just made in it (or found there), and open it."""
     if session.fids.by_number.get(fid.number) is not fid:
-        raise BadFid(f"fid {fid.number} was clunked meanwhile")
+        raise BadFid(f"fid {fid.number}: clunked meanwhile")
     fid.closed()
     group, fid.node = fid.node, node
     try:
@@ -236,7 +236,7 @@ def _changes(session: Session, fid: Fid, wanted: m.Dir) -> dict[str, int]:
     qid = fid.node.qid
     if wanted.mode != KEEP32:
         if bool(wanted.mode & DMDIR) != bool(qid.type & QTDIR):
-            raise BadRequest("stream and group cannot be changed into each other")
+            raise BadRequest("cannot turn a stream into a group, or a group into a stream")
         changes["mode"] = wanted.mode & 0o777
     if wanted.n_gid != KEEP32:
         changes["gid"] = wanted.n_gid
@@ -245,7 +245,7 @@ def _changes(session: Session, fid: Fid, wanted: m.Dir) -> dict[str, int]:
     if wanted.n_uid != KEEP32:
         changes["uid"] = wanted.n_uid
     elif wanted.uid and wanted.uid != identity.user_name(session.tree.stat(fid.node).uid):
-        raise NotPermitted("the owner cannot be changed by 9P2000")
+        raise NotPermitted("cannot change the owner by 9P2000")
     return changes
 
 
@@ -268,7 +268,7 @@ def rename_node(session: Session, fid: Fid, name: str, to: Any = None) -> Step[N
     """Rename a fid's file, in its group or (for the tree to refuse) to another."""
     node = fid.node
     if node is session.tree.root:
-        raise NotPermitted("the root group keeps its name")
+        raise NotPermitted("cannot rename the root group")
     if node.removed:
         raise NotFound
     directory = session.tree.parent(node)

@@ -86,7 +86,7 @@ class PendingRequests:
     def park(self, tag: int, later: Later) -> None:
         """Keep a request until its wait is resolved. Raises OverLimit where one over the limit can be cancelled."""
         if len(self.by_tag) >= limits.TAGS and not later.wait.settled and later.wait.cancel():
-            raise OverLimit(f"more than {limits.TAGS} parked requests of one connection")
+            raise OverLimit(f"too many parked requests (expected at most {limits.TAGS} of a connection)")
         pending = Pending(tag, later)
         try:
             self._waits.acquire(self._peer.account)

@@ -204,24 +204,24 @@ class Session:
         """Perform any request, decoded."""
         if buffer[start + 4] not in TYPES and not buffer[start + 4] & 1 and self.negotiated.dialect is not None:
             tag = HEADER.unpack_from(buffer, start)[2]
-            self._replies.refuse(tag, Unsupported(f"message of type {buffer[start + 4]}"))
+            self._replies.refuse(tag, Unsupported(f"unknown message type {buffer[start + 4]}"))
             return
         request = decode(buffer, start, size, self.negotiated.unix)
         if self._trace is not None:
             self._trace(f"-> {show(self._without_secrets(request), TRACE_DATA_BYTES)}")
         kind = type(request)
         if buffer[start + 4] & 1:
-            raise BadFrame(f"{kind.__name__} from a client")
+            raise BadFrame(f"unexpected {kind.__name__} (expected a request)")
         if isinstance(request, Tversion):
             self._restart = self._version(request)
         elif self.negotiated.dialect is None:
-            raise BadFrame(f"{kind.__name__} before Tversion")
+            raise BadFrame(f"{kind.__name__}: no Tversion before it")
         elif isinstance(request, Tread):
             self._read(request.tag, request.fid, request.offset, request.count)
         elif isinstance(request, Twrite):
             self._write(buffer, start, size)
         elif request.tag in self._parked.by_tag:
-            self._replies.refuse(request.tag, BadRequest(f"tag {request.tag} is in use"))
+            self._replies.refuse(request.tag, BadRequest(f"tag {request.tag}: in use"))
         elif isinstance(request, Tflush):
             self._parked.flush(request)
         else:
@@ -251,7 +251,7 @@ class Session:
         try:
             dialect = self.negotiated.dialect
             if dialect is None or not dialect.has(kind):
-                raise Unsupported(f"{kind.__name__} in this dialect")
+                raise Unsupported(f"{kind.__name__}: not in {dialect.version if dialect else 'any dialect'}")
             self._answer(request.tag, OPERATIONS[kind](self, request))
         except BadFrame:
             raise
@@ -296,9 +296,9 @@ class Session:
     def _read_other(self, tag: int, number: int, fid: Fid | None, offset: int, count: int) -> None:
         """A read that is not of an open file's data."""
         if self.negotiated.dialect is None:
-            raise BadFrame("Tread before Tversion")
+            raise BadFrame("Tread: no Tversion before it")
         if tag in self._parked.by_tag:
-            raise BadRequest(f"tag {tag} is in use")
+            raise BadRequest(f"tag {tag}: in use")
         if number in self.fids.proofs:
             most = min(count, self.negotiated.msize - READ_OVERHEAD)
             self._replies.reply(Rread(tag, self.fids.proofs[number].read(most, offset)))
@@ -309,7 +309,7 @@ class Session:
         elif fid.listing is not None:
             raise IsDirectory
         elif fid.reader is None and not fid.xattr:
-            raise BadFid(f"fid {number} is not open for reading")
+            raise BadFid(f"fid {number}: not open for reading")
         else:
             self._replies.reply(Rread(tag, b""))
 
@@ -352,17 +352,17 @@ class Session:
         if length != size - WRITE_HEADER.size:
             raise BadFrame(f"invalid Twrite: {length} bytes in a frame of {size}")
         if self.negotiated.dialect is None:
-            raise BadFrame("Twrite before Tversion")
+            raise BadFrame("Twrite: no Tversion before it")
         fid = self.fids.by_number.get(number)
         begin = start + WRITE_HEADER.size
         try:
             if tag in self._parked.by_tag:
-                raise BadRequest(f"tag {tag} is in use")
+                raise BadRequest(f"tag {tag}: in use")
             if fid is None and number in self.fids.proofs:
                 self._prove(tag, self.fids.proofs[number], bytes(memoryview(buffer)[begin : begin + length]))
                 return
             if fid is None or fid.writer is None:
-                raise BadFid(f"fid {number} is not open for writing")
+                raise BadFid(f"fid {number}: not open for writing")
             if length > (most := self.negotiated.msize - IO_OVERHEAD):
                 raise TooLong(f"{length} bytes (expected at most {most} with this msize)")
             fid.rest = NOWHERE  # a write in between ends a repeated read
@@ -379,13 +379,13 @@ class Session:
     def _prove(self, tag: int, proof: Proof, token: bytes) -> None:
         """Check a token. A wrong one is answered after a delay; several, or one during that, end the connection."""
         if self.wrong_tokens and self._parked.by_tag:
-            raise BadTokens("token sent before the wrong one was answered")
+            raise BadTokens("token: sent before the last one was answered")
         try:
             self._replies.put(RWRITE.pack(RWRITE.size, R_WRITE, tag, proof.write(token)))
         except Denied as error:
             self.wrong_tokens += 1
             if self.wrong_tokens >= limits.TOKEN_GUESSES:
-                raise BadTokens(f"{self.wrong_tokens} wrong tokens") from None
+                raise BadTokens(f"wrong tokens: {self.wrong_tokens}") from None
             wait: Wait[int] = Wait()
             self._parked.park(tag, Later(wait, lambda count: Rwrite(tag, count)))
             self.delay(partial(wait.fail, error))

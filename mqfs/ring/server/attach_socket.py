@@ -89,19 +89,19 @@ class AttachConnection:
             raise BadRequest("not attached (expected attach first)")
         if wanted[0] == "stream":
             if not isinstance(value, str):
-                raise BadRequest('"stream" must be a string')
+                raise BadRequest('"stream": invalid value (expected a string)')
             if (number := self.attachment.number(value)) is None:
                 return {"stream": value, "view": True}
             return {"stream": value, "number": number, "retained": self.attachment.is_retaining(number)}
         if type(value) is not int or not 0 < value < 1 << 32:
-            raise BadRequest('"number" must be an integer from 1 to 4294967295')
+            raise BadRequest('"number": invalid value (expected an integer from 1 to 4294967295)')
         return {"number": value, "stream": self.attachment.name(value)}
 
     def attach(self, path: Any, version: Any, fds: list[int]) -> dict[str, Any]:
         if not isinstance(path, str):
-            raise BadRequest('"attach" must be a string')
+            raise BadRequest('"attach": invalid value (expected a string)')
         if version != protocol.VERSION:
-            raise BadRequest(f"version {version!r} (expected {protocol.VERSION})")
+            raise BadRequest(f"unknown version {version!r} (expected {protocol.VERSION})")
         if self.attachment is not None:
             raise BadRequest("already attached (one group a connection)")
         self.attachment = self.rings.attach(self.peer.itself(), path)

@@ -162,7 +162,7 @@ class RingRegistry:
             raise errors.Unsupported(f"rings: the extension in C was not built ({ring.MISSING})")
         group = self._tree.find(user, path)
         if not isinstance(group, Group):
-            raise errors.NotDirectory(path)
+            raise errors.NotDirectory(f"{path!r}: a file, not a group")
         self._tree.access(user, group, R | X)
         self._admit(user, group)
         own = self._current(group) or self._make(group)
@@ -193,10 +193,10 @@ class RingRegistry:
     def _require_place(self, group: Group, own: GroupRing, user: User) -> None:
         """Raises OverLimit. By `ring all` each user has a share of the places; otherwise all are the owner's."""
         if len(own.attached) >= limits.ATTACHMENTS:
-            raise errors.OverLimit(f"at most {limits.ATTACHMENTS} clients of one ring")
+            raise errors.OverLimit(f"too many clients of the ring (expected at most {limits.ATTACHMENTS})")
         if group.settings.ring == "all":
             mine = sum(other.user.uid == user.uid for other in own.attached) + 1
-            require_share("attachments to one ring", limits.ATTACHMENTS, user.uid, mine, len(own.attached) + 1)
+            require_share("attachments to the ring", limits.ATTACHMENTS, user.uid, mine, len(own.attached) + 1)
 
     def _current(self, group: Group) -> GroupRing | None:
         """The generation that is not retired, or None. Raises Busy while the last one is being ended."""
@@ -528,7 +528,7 @@ class Attachment:
             return stream.number
         if name in self.group.views:
             return None
-        raise errors.NotFound(name)
+        raise self.group.no_stream(name)
 
     def is_retaining(self, number: int) -> bool:
         """Whether a message of that stream would be there for any reader now."""
@@ -539,7 +539,7 @@ class Attachment:
         self._require()
         stream = self.group.numbers.get(number)
         if stream is None:
-            raise errors.NotFound(f"stream number {number}")
+            raise errors.NotFound(f"no stream with number {number} in group {self.group.name!r}")
         return stream.name
 
     def _require(self) -> None:

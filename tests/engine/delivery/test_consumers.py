@@ -791,7 +791,7 @@ def test_a_policy_of_its_own_rejects() -> None:
     q = Queues("full drop-old", "depth 1")
     q.consumer("w", "backlog", "1", "full", "reject")
     q.write("s", b"one")
-    with pytest.raises(errors.StreamFull, match="1 messages wait for consumer w"):
+    with pytest.raises(errors.StreamFull, match="consumer 'w': backlog of 1 messages reached"):
         q.write("s", b"two")
     assert drain(q.worker()) == [b"one"]  # nothing was cut for what was refused
 
@@ -859,10 +859,10 @@ def test_a_consumer_is_in_memory_for_good() -> None:
     q = Queues()
     q.consumer("w", "memory")
     q.consumer("w", "memory", "private")
-    with pytest.raises(errors.Exists, match="w is in memory; remove it first"):
+    with pytest.raises(errors.Exists, match=r"'w' exists, with 'memory' \(remove it first"):
         q.consumer("w")
     q.consumer("log")
-    with pytest.raises(errors.Exists, match="log is not in memory; remove it first"):
+    with pytest.raises(errors.Exists, match=r"'log' exists, without 'memory' \(remove it first"):
         q.consumer("log", "memory")
 
 

@@ -452,7 +452,7 @@ def test_no_user_takes_all_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     q.tree.setattr(ROOT, q.group.streams["s"], mode=0o666)
     for number in range(2):
         put_as(q, ANNA, "x", id=str(number))
-    with pytest.raises(errors.OverLimit, match="at most 2 ids within 'dedup' a user, 4 in all"):
+    with pytest.raises(errors.OverLimit, match=r"too many ids within 'dedup' \(expected at most 2 a user, 4 in all"):
         put_as(q, ANNA, "x", id="2")
     put_as(q, BERT, "x", id="2")
     put_as(q, ANNA, "x")

@@ -90,7 +90,8 @@ def test_a_bad_line_is_refused_with_one_line_that_says_why(hand: Hand, line: str
         handle.write(f"ttl 7s\n{line}\nttl 8s\n".encode())
     assert handle.read(4096).decode() == f"{refused.value}\n"
     assert handle.read(4096).decode() == before, "nothing of the write was done"
-    assert line.split("\n")[-1].split()[0] in hand.text(".errors")
+    named = line.split("\n")[-1].split()[0] in hand.text(".errors")
+    assert named or isinstance(refused.value, NotFound)
 
 
 def test_a_line_without_its_newline_waits_for_the_next_write(hand: Hand) -> None:
@@ -122,7 +123,7 @@ def test_actions_are_checked_before_the_first_is_done(hand: Hand) -> None:
 
 
 def test_only_the_owner_writes_ctl(hand: Hand) -> None:
-    with pytest.raises(MqfsError, match="permission denied"):
+    with pytest.raises(MqfsError, match="cannot write 'ctl': mode 644"):
         hand.ctl("replay off", user=ANNA)
     assert "replay all" in hand.text("ctl", user=ANNA)
 

@@ -110,7 +110,7 @@ def test_an_answer_that_cannot_be_made_is_an_error_once(error: Exception, waits:
         return step.result() if step is not None else cursor.read(100)
 
     if isinstance(error, errors.MqfsError):
-        assert answer() == f"{error}\n".encode()
+        assert answer() == f"{error.wire_text()}\n".encode()
     else:
         with pytest.raises(ValueError, match="b"):
             answer()

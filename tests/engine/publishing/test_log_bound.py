@@ -99,7 +99,7 @@ def test_new_messages_are_discarded(made: Any, way: Callable[[Units], Any]) -> N
 @pytest.mark.parametrize("way", WAYS)
 def test_writes_are_refused(made: Any, way: Callable[[Units], Any]) -> None:
     u = full(made, "full reject")
-    with pytest.raises(errors.StreamFull, match="log reached 400000 bytes"):
+    with pytest.raises(errors.StreamFull, match="log is full: 400000 bytes"):
         way(u)
 
 

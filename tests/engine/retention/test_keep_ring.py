@@ -101,7 +101,7 @@ def test_keep_changes_only_while_nothing_is_kept(tmp_path: Path) -> None:
     volatile(tree)
     writer = opened(tree, os.O_WRONLY)
     writer.write(b"1")
-    with pytest.raises(errors.Busy, match="keep: s keeps 1 messages"):
+    with pytest.raises(errors.Busy, match="keep: stream 's' has 1 messages"):
         ctl(tree, "keep disk")
     ctl(tree, "clear")
     with pytest.raises(errors.Busy, match="keep: s is open"):

@@ -283,7 +283,7 @@ def test_what_goes_by_itself_meanwhile_is_lost_once(queues: Queues, line: str, a
     queues.clock.hasty = True
     finish(queues, step)
     lost = 16 - len(b"".join(queues.shows(".kept/s")))
-    with pytest.raises(errors.FellBehind, match=rf": {lost} messages of s were lost"):
+    with pytest.raises(errors.FellBehind, match=f"^{lost} messages of s were lost"):
         reader.read(100)
     if line != "clear":
         assert queues.group.counts.cut == lost
@@ -336,7 +336,7 @@ def test_a_reader_had_none_of_what_it_passed_over(how: str) -> None:
     queues.write("s", b"had", b"lost")
     assert reader.read(100) == b"had"
     queues.write("s", *[b"lost"] * 6, *[b"kept"] * 10)
-    with pytest.raises(errors.FellBehind, match=r": 7 messages of s were lost"):
+    with pytest.raises(errors.FellBehind, match="7 messages of s were lost"):
         reader.read(100)
     assert reader.read(100) == b"kept"
 

@@ -93,34 +93,34 @@ def test_only_what_begins_so_is_a_program() -> None:
 
 
 REFUSED = [
-    ("", 1, "a program begins with exact: or prefix:"),
-    ("a.*", 1, "a program begins with"),
-    ('prefix:"a', 8, "this string is not closed"),
-    (" prefix:", 1, "a program begins with"),
-    ('prefix: "a"', 9, "right behind the colon"),
-    (r'prefix:"\xff"', 8, "valid UTF-8"),
-    (r'prefix:"a\q"', 10, r"unknown escape '\\q'; there are \\ \" \0 \n \r \t \xHH"),
+    ("", 1, "unknown kind (expected exact: or prefix:)"),
+    ("a.*", 1, "unknown kind"),
+    ('prefix:"a', 8, "string not closed"),
+    (" prefix:", 1, "unknown kind"),
+    ('prefix: "a"', 9, "blank after the colon"),
+    (r'prefix:"\xff"', 8, "not UTF-8"),
+    (r'prefix:"a\q"', 10, r"unknown escape '\\q' (expected \\ \" \0 \n \r \t \xHH)"),
     (r'prefix: payload_prefix("ab\xg1")', 27, "unknown escape"),
-    ("prefix:a (", 10, "( or a function expected, not the end"),
-    ("prefix:a ()", 11, "( or a function expected, not ')'"),
-    ("prefix:a (true", 14, ") expected, not the end"),
-    ("prefix:a (true &&)", 18, "( or a function expected, not ')'"),
-    ("prefix:a (true & true)", 16, "&&, (, ) or || expected, not '&'"),
-    ("prefix:a !true", 10, "a function or the end expected, not '!"),
-    ("prefix:a (true true)", 16, "expected, not 'true'"),
-    ("prefix:a true)", 14, "expected, not ')'"),
-    ("prefix:a (sample)", 11, "sample takes a number from 0 to 1"),
-    ("prefix:a (sample(1.5))", 11, "sample takes a number from 0 to 1"),
-    ("prefix:a (sample(-1))", 11, "sample takes a number"),
-    ("prefix:a (sample(true))", 11, "sample takes a number"),
-    ("prefix:a (sample(1,1))", 11, "sample takes a number"),
-    ("prefix:a (sample(1,))", 20, "a number, a string in quotes, false or true expected, not ')'"),
-    ("prefix:a (sample(1 1))", 20, "expected, not '1'"),
-    ('prefix:a (true("x"))', 11, "true takes no argument"),
-    ("prefix:a (payload_prefix(1))", 11, "payload_prefix takes one string"),
-    ("prefix:a (payload_prefix)", 11, "payload_prefix takes one string"),
-    ("prefix:a (nothing(1))", 11, "there is no function 'nothing'; there are: escaped_contains escaped_prefix"),
-    ("prefix:a " + "(" * 33 + "true" + ")" * 33, 42, "at most 32 parentheses inside one another"),
+    ("prefix:a (", 10, "unexpected end (expected '(' or a function)"),
+    ("prefix:a ()", 11, "unexpected ')' (expected '(' or a function)"),
+    ("prefix:a (true", 14, "unexpected end (expected ')')"),
+    ("prefix:a (true &&)", 18, "unexpected ')' (expected '(' or a function)"),
+    ("prefix:a (true & true)", 16, "unexpected '&' (expected '&&', '(', ')' or '||')"),
+    ("prefix:a !true", 10, "unexpected '!true' (expected '(', a function or the end)"),
+    ("prefix:a (true true)", 16, "unexpected 'true'"),
+    ("prefix:a true)", 14, "unexpected ')'"),
+    ("prefix:a (sample)", 11, "wrong arguments of sample (expected a number from 0 to 1)"),
+    ("prefix:a (sample(1.5))", 11, "wrong arguments of sample (expected a number from 0 to 1)"),
+    ("prefix:a (sample(-1))", 11, "wrong arguments of sample"),
+    ("prefix:a (sample(true))", 11, "wrong arguments of sample"),
+    ("prefix:a (sample(1,1))", 11, "wrong arguments of sample"),
+    ("prefix:a (sample(1,))", 20, "unexpected ')' (expected a number, a string in quotes, false or true)"),
+    ("prefix:a (sample(1 1))", 20, "unexpected '1'"),
+    ('prefix:a (true("x"))', 11, "wrong arguments of true (expected no argument)"),
+    ("prefix:a (payload_prefix(1))", 11, "wrong arguments of payload_prefix (expected one string)"),
+    ("prefix:a (payload_prefix)", 11, "wrong arguments of payload_prefix (expected one string)"),
+    ("prefix:a (nothing(1))", 11, "unknown function 'nothing' (expected one of escaped_contains escaped_prefix"),
+    ("prefix:a " + "(" * 33 + "true" + ")" * 33, 42, "parentheses too deep (expected at most 32)"),
     ("prefix:a (\x00)", 11, "expected"),
 ]
 
@@ -138,7 +138,7 @@ def test_bounds() -> None:
     chain = "prefix: true" + " && true" * ((limits.PROGRAM_BYTES - 12) // 8)
     assert parse(chain).selects("a", b"", 1)
     for text in ("prefix:" + "a" * (limits.PROGRAM_BYTES - 6), "prefix:" + "ä" * (limits.PROGRAM_BYTES // 2)):
-        with pytest.raises(BadCommand, match="at most 4096 bytes"):
+        with pytest.raises(BadCommand, match=r"bytes \(expected at most 4096"):
             parse(text)
     with pytest.raises(BadCommand, match="UTF-8"):
         parse("prefix:\ud800")
@@ -451,11 +451,11 @@ def test_functions_of_an_installed_package(tmp_path: Path) -> None:
     assert [line.removeprefix("program, column 11: ") for line in lines][:3] == [
         "function 'longer': longer takes a number",
         "function 'longer': longer() missing 1 required positional argument: 'least'",
-        "function 'nothing' of matchers:nothing gives nothing that can be called",
+        "function 'nothing': matchers:nothing returned nothing callable",
     ]
     assert "missing" in lines[3]
-    assert lines[4].endswith("function 'twice' is declared more than once: matchers:longer and others:twice")
+    assert lines[4].endswith("function 'twice': declared more than once, by matchers:longer and others:twice")
     assert lines[5].endswith(
-        "there are: escaped_contains escaped_prefix failing longer missing nothing "
-        "payload_contains payload_prefix route_contains sample true twice words"
+        "(expected one of escaped_contains escaped_prefix failing longer missing nothing "
+        "payload_contains payload_prefix route_contains sample true twice words)"
     )

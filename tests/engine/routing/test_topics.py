@@ -63,17 +63,17 @@ def test_table(pattern: str, yes: str, no: str) -> None:
 @pytest.mark.parametrize(
     ("pattern", "said"),
     [
-        ("a*", "column 2: * stands for whole words, not for a part of 'a*'; write it between dots"),
-        ("usd.x#.b", "column 6: # stands for whole words"),
-        ("**", "column 1: *"),
-        ("a.#*", "column 3: #"),
-        ("", "has a word at least"),
-        ("a/b", "no slash"),
-        ("a\0", "no NUL"),
-        ("\udc80", "valid UTF-8"),
-        (".".join("a" * 65), "at most 64 words, this one 65"),
-        ("a" * 513, "at most 512 bytes, this one 513"),
-        ("ä" * 257, "at most 512 bytes, this one 514"),
+        ("a*", "column 2: wildcard inside a word (expected between dots)"),
+        ("usd.x#.b", "column 6: wildcard inside a word"),
+        ("**", "column 1: wildcard"),
+        ("a.#*", "column 3: wildcard"),
+        ("", "empty (expected words"),
+        ("a/b", "has a slash or NUL"),
+        ("a\0", "has a slash or NUL"),
+        ("\udc80", "(expected UTF-8)"),
+        (".".join("a" * 65), "pattern of 65 words: too long (expected at most 64)"),
+        ("a" * 513, "513 bytes (expected at most 512)"),
+        ("ä" * 257, "514 bytes (expected at most 512)"),
     ],
 )
 def test_illegal(pattern: str, said: str) -> None:

@@ -130,7 +130,7 @@ def test_patterns_that_are_bound_keep_the_words(hand: Hand) -> None:
     hand.ctl("bind v a.*", "bind w 'prefix:\"b\"'")
     before = hand.text("ctl")
     for lines in (["words : + #"], ["words : + #", "unbind v"], ["unbind v", "bind x a", "words : + #"]):
-        with pytest.raises(Busy, match=r"view [vx] is bound"):
+        with pytest.raises(Busy, match=r"view '[vx]' is bound"):
             hand.ctl(*lines)
         assert hand.text("ctl") == before
     hand.ctl("words . * #", "ttl 5s")  # as they are

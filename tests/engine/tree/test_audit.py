@@ -109,15 +109,18 @@ def test_each_line_of_a_write_to_ctl_is_one_and_a_refused_write_has_none(caplog:
 
 
 PUT = b'{"stream":"s"} x'
+WHOM = "uid 0 excludes uid 1001"
+X, S, ROOTS = (f"mode {mode} of {WHOM}" for mode in (700, 600, 755))
+MINE = "owned by uid 0 (expected that user or root, not uid 1001)"
 REFUSALS: list[tuple[Callable[[Queues, User], object], str, str, str]] = [
-    (lambda q, u: q.tree.walk(u, q.tree.find(ROOT, "x"), "s"), "walk", "/x/s", "uid 1001 may not enter x"),
-    (lambda q, u: q.tree.entries(u, q.tree.find(ROOT, "x")), "entries", "/x", "uid 1001 may not read x"),
-    (lambda q, u: q.tree.access(u, q.tree.find(ROOT, "x"), os.R_OK), "access", "/x", "uid 1001 may not read x"),
-    (lambda q, u: q.at("s", os.O_WRONLY, u), "open", "/g/s", "uid 1001 may not write s"),
-    (lambda q, u: q.at("order", os.O_WRONLY, ROOT), "open", "/g/order", "order is read-only"),
-    (lambda q, u: q.tree.setattr(u, q.group, mode=0), "setattr", "/g", "only the owner of g may do this"),
-    (lambda q, u: q.tree.unlink(u, q.tree.root, "g"), "unlink", "/g", "uid 1001 may not write and enter /"),
-    (lambda q, u: q.at(".put", os.O_WRONLY, u).write(PUT), "write", "/g/.put", "uid 1001 may not write s"),
+    (lambda q, u: q.tree.walk(u, q.tree.find(ROOT, "x"), "s"), "walk", "/x/s", f"cannot enter 'x': {X}"),
+    (lambda q, u: q.tree.entries(u, q.tree.find(ROOT, "x")), "entries", "/x", f"cannot read 'x': {X}"),
+    (lambda q, u: q.tree.access(u, q.tree.find(ROOT, "x"), os.R_OK), "access", "/x", f"cannot read 'x': {X}"),
+    (lambda q, u: q.at("s", os.O_WRONLY, u), "open", "/g/s", f"cannot write 's': {S}"),
+    (lambda q, u: q.at("order", os.O_WRONLY, ROOT), "open", "/g/order", "'order': cannot be written"),
+    (lambda q, u: q.tree.setattr(u, q.group, mode=0), "setattr", "/g", f"g: {MINE}"),
+    (lambda q, u: q.tree.unlink(u, q.tree.root, "g"), "unlink", "/g", f"cannot write and enter '/': {ROOTS}"),
+    (lambda q, u: q.at(".put", os.O_WRONLY, u).write(PUT), "write", "/g/.put", f"cannot write 's': {S}"),
 ]  # fmt: skip
 
 

@@ -86,9 +86,7 @@ def test_what_a_scope_may_open(scope: str) -> None:
             with pytest.raises(Denied) as caught:
                 queues.at(name, flags, holder(scope))
             what = name.rpartition("/")[2]
-            assert str(caught.value) == (
-                f"permission denied: token 7f3a has scope {scope} for {what} (expected {least})"
-            ), (name, flags)
+            assert str(caught.value) == (f"token 7f3a has scope {scope} for {what} (expected {least})"), (name, flags)
 
 
 @pytest.mark.parametrize("scope", ORDER)
@@ -115,10 +113,10 @@ def test_a_reader_positions_his_own_cursor_and_writes_nothing() -> None:
 def test_a_scope_never_gives_what_the_mode_refuses() -> None:
     queues = trees()
     queues.tree.setattr(ROOT, queues.tree.find(ROOT, "g/t"), mode=0, uid=0)
-    with pytest.raises(Denied, match="uid 1001 may not read t"):
+    with pytest.raises(Denied, match=r"cannot read 't': mode .* excludes uid 1001"):
         queues.at("t", RO, holder("admin"))
     queues.tree.setattr(ROOT, queues.tree.find(ROOT, "other"), mode=0o755)
-    with pytest.raises(Denied, match="uid 1002 may not write and enter other"):
+    with pytest.raises(Denied, match=r"cannot write and enter 'other': mode .* excludes uid 1002"):
         queues.tree.create(holder("admin", user=User(1002, 1002)), queues.tree.find(ROOT, "other"), "x", 0o666)
 
 
@@ -126,7 +124,7 @@ def test_root_with_a_token_is_narrowed_too() -> None:
     queues = trees()
     with pytest.raises(Denied, match="scope read"):
         queues.at("s", WO, holder("read", user=ROOT))
-    with pytest.raises(Denied, match="path /g"):
+    with pytest.raises(Denied, match=r"path of token 7f3a \(expected /g"):
         queues.tree.find(holder("admin", "/g", user=ROOT), "other")
 
 
@@ -142,7 +140,7 @@ def test_outside_of_its_path_a_token_is_denied_whether_there_is_anything_or_not(
     with pytest.raises(Denied) as caught:
         queues.tree.find(holder(path="/g/eu"), path)
     refused = next(f"/{head}" for head in heads(path) if not "/g/eu/".startswith(f"/{head}/"))
-    assert str(caught.value) == f"permission denied: token 7f3a has path /g/eu, not {refused}"
+    assert str(caught.value) == f"{refused}: outside the path of token 7f3a (expected /g/eu)"
 
 
 def heads(path: str) -> list[str]:
@@ -170,7 +168,7 @@ def test_the_groups_above_a_path_are_walked_through_and_nothing_else() -> None:
         lambda: tree.rmdir(user, tree.root, "g"),
     ]
     for call in calls:
-        with pytest.raises(Denied, match="token 7f3a has path /g/eu, not /"):
+        with pytest.raises(Denied, match=r"outside the path of token 7f3a \(expected /g/eu"):
             call()
 
 
@@ -207,7 +205,7 @@ def test_a_path_is_of_names_as_they_are_now() -> None:
     tree = queues.tree
     node = tree.find(user, "g/eu/e")
     tree.rename(ROOT, queues.group, "eu", queues.group, "us")
-    with pytest.raises(Denied, match="not /g/us/e"):
+    with pytest.raises(Denied, match="/g/us/e: outside"):
         tree.open(user, node, RO)
 
 

@@ -144,7 +144,7 @@ def test_a_group_in_one_that_is_not_served_is_not_served() -> None:
 def test_a_root_that_makes_no_sense_is_told_in_one_line() -> None:
     hand = busy()
     hand.tree.root.log.bucket.writer.append(Kind.CHANGE, 0, 0, b'{"do":"ctl","lines":["nonsense"]}')
-    with pytest.raises(BadStore, match=r"the root group: .*nonsense"):
+    with pytest.raises(BadStore, match=r"root group: .*nonsense"):
         Tree(hand.tree.store, hand.clock, owner=ROOT)
 
 
@@ -217,7 +217,7 @@ def test_a_part_that_makes_no_sense_is_refused_where_it_is_written(
         if fits:
             assert handle.write(data) == len(data)
         else:
-            with pytest.raises(BadCommand, match=r"bad header 'part': .* \(expected "):
+            with pytest.raises(BadCommand, match=r"header 'part': invalid place .* \(expected "):
                 handle.write(data)
     assert hand.group.streams["s"].written == 3
 

@@ -31,7 +31,7 @@ def test_one_user_has_at_most_half(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HANDLES", 160)
     shares = UserLimits("open files", "HANDLES")
     assert fill(shares, ANN) == 80
-    with pytest.raises(OverLimit, match="at most 80 open files a user, 160 in all"):
+    with pytest.raises(OverLimit, match=r"too many open files \(expected at most 80 a user, 160 in all"):
         shares.acquire(ANN)
     assert fill(shares, BERT) == 70  # ten are kept
     assert fill(shares, CARL) == 0
