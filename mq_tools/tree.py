@@ -142,7 +142,7 @@ def default_group() -> str:
     mount = os.environ.get("MQFS")
     if mount:
         if not is_group(mount):
-            raise ToolError(f"MQFS={mount}: no tree mounted there")
+            raise ToolError(f"$MQFS {mount!r}: no tree mounted there (start a server, or unset it)")
         return mount
     if is_group("."):
         return _root(os.getcwd())

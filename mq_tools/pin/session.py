@@ -80,7 +80,7 @@ class Session:
         except ToolError as error:
             return str(error)
         if (status := self.exit_status()) is not None:
-            return f"session {self.id!r} has ended with status {status} (remove it: rm -r {self.path})"
+            return f"session {self.id!r} ended: status {status} (remove it: rm -r {self.path})"
         if not self.has_host(GRACE_S):
             return self.host_lost()
         return f"session {self.id!r} exists (attach: pin -a {self.id})"
@@ -136,7 +136,7 @@ class Session:
         self.check()
         status = self.exit_status()
         if status is not None:
-            raise ToolError(f"session {self.id!r} has ended with status {status}")
+            raise ToolError(f"session {self.id!r} ended: status {status}")
         if not self.has_host(GRACE_S):
             raise ToolError(self.host_lost())
 

@@ -136,8 +136,8 @@ def test_an_ended_session_shows_its_history_and_status(mount: Path) -> None:
     eventually(lambda: b"exit 5\n" in mq_cat("-e", session, "status").stdout)
     result = pin("-a", "-m", mount, "ended", stdin=subprocess.DEVNULL)
     assert (result.returncode, result.stdout, result.stderr) == (5, b"said\r\n", b"")
-    assert refused(1, "-w", "-m", mount, "ended", "x") == "session 'ended' has ended with status 5"
-    assert refused(1, "-c", "-m", mount, "ended").startswith("session 'ended' has ended with status 5 (remove it")
+    assert refused(1, "-w", "-m", mount, "ended", "x") == "session 'ended' ended: status 5"
+    assert refused(1, "-c", "-m", mount, "ended").startswith("session 'ended' ended: status 5 (remove it")
 
 
 def test_a_command_that_a_signal_ended(mount: Path) -> None:
