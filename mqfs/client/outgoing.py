@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypedDict
 
 import attrs
@@ -86,6 +87,12 @@ class Outgoing:
         """
         fields = {"stream": check_file_name(self.stream), **self.metadata(), **({"kept": True} if kept else {})}
         return json.dumps(fields, ensure_ascii=False).encode() + b"\n" + bytes_of(self.body)
+
+
+@lru_cache(maxsize=1_024)
+def head_of(stream: str) -> bytes:
+    """The object of `.put` for a message without options, which is answered with a receipt, and the newline."""
+    return Outgoing(stream, b"").put(kept=True)
 
 
 class PublishOptions(TypedDict, total=False):
@@ -194,6 +201,7 @@ __all__ = [
     "PublishOptions",
     "addressed",
     "escaped",
+    "head_of",
     "is_committed",
     "json_of",
     "outgoing",

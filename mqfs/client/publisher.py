@@ -18,7 +18,7 @@ import attrs
 from mqfs import limits
 from mqfs.client.large import BodyWriter, StagedUploads, is_long
 from mqfs.client.message import Receipt
-from mqfs.client.outgoing import Item, Outgoing, outgoing, plain_pair, require_items, way_of
+from mqfs.client.outgoing import Item, Outgoing, head_of, outgoing, plain_pair, require_items, way_of
 from mqfs.client.types import Body, Direct, File, Link, bytes_of, is_empty
 from mqfs.errors import BadRequest, Denied, Disconnected, Exists, MqfsError, NotFound, TooLong
 from mqfs.syntax.names import check_file_name
@@ -96,7 +96,7 @@ class Publisher:
         """Write a message without options."""
         direct = self._direct
         if direct is None or is_long(body) or is_empty(body):
-            return self.publish(Outgoing(stream, body), create)
+            return self._without_options(stream, body, create)
         data = body if type(body) is bytes else bytes_of(body)
         try:
             number = direct.publish(stream, data, committed)
@@ -106,8 +106,14 @@ class Publisher:
             self.make(stream)
             number = direct.publish(stream, data, committed)
         if number is None:
-            return self.publish(Outgoing(stream, body), create)
+            return self._without_options(stream, body, create)
         return Receipt(number, 0, None, False, direct.is_retaining(stream))
+
+    def _without_options(self, stream: str, body: Body, create: bool) -> Receipt:
+        if is_long(body):
+            return self._publish_long(Outgoing(stream, body), create)
+        data = head_of(stream) + (body if type(body) is bytes else bytes_of(body))
+        return self._with_create(stream, create, lambda: self._put(data, stream, body))
 
     def ephemeral(self, message: Outgoing, create: bool, options: Sequence[str]) -> Receipt:
         """Put a message into the ring, and not into the log. Raises BadRequest where that cannot be done, also with
@@ -126,21 +132,26 @@ class Publisher:
         """Write a message by `.put`. Raises TimeoutError where there was no room for it in that time."""
         if is_long(message.body):
             return self._publish_long(message, create)
-        return self._with_create(message.stream, create, lambda: self._put(message, wait_s))
-
-    def _put(self, message: Outgoing, wait_s: float | None) -> Receipt:
         data = message.put(kept=True)
         try:
-            with self._open_file(None) as file:
-                return Receipt.parse(file.ask(data, wait_s))
-        except Denied:
-            if message.metadata() or is_empty(message.body):
-                raise
-            with self._open_file(message.stream) as file:  # a user without rights on `.put`, but on the stream
-                file.write(bytes_of(message.body))
-            return Receipt()
+            return self._with_create(message.stream, create, lambda: self._ask(data, wait_s))
         except TimeoutError:
             raise TimeoutError(f"publish failed: no room in stream {message.stream!r} in {wait_s or 0:g} s") from None
+
+    def _put(self, data: bytes, stream: str, body: Body) -> Receipt:
+        """Write a message without options by `.put`; where its user has no rights there, by its stream's file."""
+        try:
+            return self._ask(data, None)
+        except Denied:
+            if is_empty(body):
+                raise
+            with self._open_file(stream) as file:
+                file.write(bytes_of(body))
+            return Receipt()
+
+    def _ask(self, data: bytes, wait_s: float | None) -> Receipt:
+        with self._open_file(None) as file:
+            return Receipt.parse(file.ask(data, wait_s))
 
     def writer(self, message: Outgoing, create: bool) -> BodyWriter:
         """A writer of a body of any size, with the options of a message."""

@@ -154,6 +154,30 @@ def test_one_message_is_got_by_its_sequence(tree: Client, name: str) -> None:
         group.get(0)
 
 
+def test_a_history_beyond_the_end_ends(tree: Client, name: str) -> None:
+    group = tree.group(name, create=True, settings=Settings(replay="all"))
+    assert list(group.history(last=1_000_000)) == []
+    group.publish("s", b"1")
+    assert [message.body for message in group.history(last=1_000_000)] == [b"1"]
+    assert [message.body for message in group.history(1, 2)] == [b"1"]
+    assert list(group.history(99, 1_000_000)) == []
+
+
+@pytest.mark.process
+def test_a_user_without_rights_on_put_publishes_by_the_stream(shared: Server, name: str) -> None:
+    with shared.connect(transport="9p") as client:
+        group = client.group(name, create=True, settings=Settings(replay="all"))
+        group.create("s")
+        client._link.connection().chmod(f"{name}/s", 0o666)  # type: ignore[attr-defined]
+        client._link.connection().chmod(f"{name}/.put", 0o600)  # type: ignore[attr-defined]
+        with shared.connect(transport="9p", user="nobody") as other:
+            there = mqfs.Group(other._link, name, True)
+            assert there.publish("s", b"x") == mqfs.Receipt()
+            with pytest.raises(errors.Denied):
+                there.publish("s", b"x", ttl=1)
+        assert group.get(1).body == b"x"
+
+
 def test_a_consumer_is_looked_at_and_moved(tree: Client, name: str) -> None:
     group = tree.group(name, create=True, settings=Settings(replay="all"))
     for number in range(5):
