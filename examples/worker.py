@@ -12,7 +12,7 @@ import sys
 import threading
 
 import mqfs
-from mqfs.client import Group
+from mqfs import Group
 
 
 def reckon(text: str) -> int:
@@ -38,7 +38,8 @@ def work(group: Group) -> None:
 def main() -> None:
     address, name, *handles = sys.argv[1:]
     with mqfs.connect(address) as client:
-        group = client.group(name, create=True, ctl=["replay all", "retries 3", "backoff 10ms 1s"])
+        settings = mqfs.Settings(replay="all", retries=3, backoff=("10ms", "1s"))
+        group = client.group(name, create=True, settings=settings)
         threads = [threading.Thread(target=work, args=(group,)) for _ in range(int(handles[0]) if handles else 1)]
         for thread in threads:
             thread.start()
