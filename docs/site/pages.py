@@ -1,13 +1,15 @@
 """A hook of mkdocs: pages that have their source elsewhere in the project.
 
 The manual is mdoc (man/), the changelog and the benchmarks stand where their readers look for them; tables have one
-source each: `<!-- claims -->` is `mqfs.state.acks.LIFE`, `<!-- options -->` mqfs.server.options.Options and
-`<!-- campaigns -->` campaigns.csv. Nothing is written to the sources.
+source each: the page of errors is `mqfs.errors`, `<!-- claims -->` `mqfs.state.acks.LIFE`, `<!-- options -->`
+mqfs.server.options.Options and `<!-- campaigns -->` campaigns.csv. Nothing is written to the sources.
 """
 
 from __future__ import annotations
 
 import csv
+import errno
+import inspect
 import re
 import subprocess
 from collections.abc import Callable
@@ -19,6 +21,7 @@ import attrs
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from mqfs import errors
 from mqfs.http import openapi
 from mqfs.http.routes import ROUTES
 from mqfs.server.options import Options
@@ -33,6 +36,10 @@ PLACES = {
     "mqfs-http.5": "reference/http.md",
     "mqfs-store.5": "reference/store.md",
 }
+ERRORS_TEXT = """An error has the same number, text, status and class whichever way it comes: a mount gives the
+number, 9P the text, HTTP the status, Python the class. Python, the tools and the log print the reason alone; 9P and HTTP put the
+text before it."""
+ERRNO = {**errno.errorcode, errno.EOPNOTSUPP: "EOPNOTSUPP"}
 ROUTES_TEXT = "What a running server tells programs at `/.openapi.json`. [mqfs-http(5)](http.md) explains each."
 LARGE = 10**12  # a bound that no reader will meet
 XREF = re.compile(r'<a class="Xr" href="man:(.*?)">(.*?)</a>')
@@ -53,9 +60,22 @@ def generated() -> dict[str, str]:
     pages = {place(path.name): manual(path) for path in sorted((ROOT / "man").glob("*.[1-9]"))}
     pages["index.md"] = home()
     pages["reference/routes.md"] = routes()
+    pages["reference/errors.md"] = error_classes()
     pages["reference/changelog.md"] = changelog()
     pages["reference/benchmarks.md"] = moved("benchmarks/README.md", "reference/benchmarks.md")
     return pages
+
+
+def error_classes() -> str:
+    """A row for each class of `mqfs.errors`; what it means and what to do are its docstring."""
+    text = f"# Errors\n\n{ERRORS_TEXT}\n"
+    text += "\n| class | errno | 9P text | HTTP | meaning | what to do |\n|---|---|---|---|---|---|\n"
+    for name, kind in vars(errors).items():
+        if inspect.isclass(kind) and issubclass(kind, errors.MqfsError) and kind is not errors.MqfsError:
+            meaning, remedy = (" ".join(part.split()) for part in str(inspect.getdoc(kind)).split("\n\n"))
+            codes = f"{ERRNO[kind.errno]} | {kind.text} | {kind.http}"
+            text += f"| `{name}` | {codes} | {meaning} | {remedy} |\n"
+    return text
 
 
 def routes() -> str:

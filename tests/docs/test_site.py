@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from mqfs import errors
 from mqfs.http.openapi import template
 from mqfs.http.routes import ROUTES
 from mqfs.server.options import Options
@@ -80,6 +82,18 @@ def test_every_route_and_option_of_http(site: Path) -> None:
     for route in ROUTES:
         assert f" {route.method} {template(route.path)} " in text, route
         assert all(f" {name} " in text for name in route.options), route
+
+
+def test_every_error_with_its_codes_and_what_to_do(site: Path) -> None:
+    def letters(text: str) -> str:
+        return re.sub(r"\W", "", text)
+
+    text = letters(shown(site / "reference" / "errors.html"))
+    for name, kind in vars(errors).items():
+        if isinstance(kind, type) and issubclass(kind, errors.MqfsError) and kind is not errors.MqfsError:
+            number = errno.errorcode[kind.errno].replace("ENOTSUP", "EOPNOTSUPP")
+            meaning, remedy = str(kind.__doc__).split("\n\n")
+            assert letters(f"{name} {number} {kind.text} {kind.http} {meaning} {remedy}") in text, name
 
 
 def test_the_home_page_is_the_readme(site: Path) -> None:
