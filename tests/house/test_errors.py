@@ -22,7 +22,9 @@ VALUE = "{}"
 SHAPE = re.compile(r": |\((?:expected|\w+ing |\w)|^(?:cannot|no|unknown|reserved|invalid|not) ")
 HINT = re.compile(r"\(|; did you mean")
 DIALECT = re.compile(
-    r"\bis no\b|\bare no\b|\bthere are:|; write\b|; take\b|\btakes?\b|\bstands?\b|\bbehind\b|\bmatter\b"
+    r"\bis no\b|\bare no\b|\bthere (?:are:|is no\b)|\btakes?\b|\bstands?\b|\bbehind\b|\bmatter\b|\bunit\b|\bend mark\b"
+    r"|\bthis one\b|\bthese are\b|\bgoes\b|\bgone\b|\bwent\b|\bmust be\b|\blacks\b|\b(?:has|have) at most\b|^at most\b"
+    r"|; (?:write|take|run|see|use|name|open|remove|try|end)\b|\.$"
 )
 NAMES = {"ENOSPC", "EOF", "HTTP", "JSON", "TLS", "UTF-8", "Tattach", "Tread", "Twrite"}
 SHORT_WORDS = 7
@@ -47,13 +49,22 @@ def texts(path: Path) -> Iterator[tuple[int, str, str]]:
             kind = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if kind == "Refused" and name_of(path).startswith("mqfs/fq/"):
                 continue  # fqd's own texts, word for word: its clients compare them
-            if kind in CLASSES and (text := text_of(node.args[0])):
-                yield node.lineno, kind, text
+            for form in forms(node.args[0]):
+                if kind in CLASSES and (text := text_of(form)):
+                    yield node.lineno, kind, text
+
+
+def forms(node: ast.expr) -> Iterator[ast.expr]:
+    """Both sides of a condition, or the text itself."""
+    if isinstance(node, ast.IfExp):
+        yield from (*forms(node.body), *forms(node.orelse))
+    else:
+        yield node
 
 
 def is_wrong(kind: str, text: str) -> bool:
     """Is a word of the dialect in it, is it a sentence, or does it not say what failed, why, and what was expected?"""
-    if DIALECT.search(text) or (text[0].isupper() and text.split()[0] not in NAMES):
+    if DIALECT.search(text) or (text[0].isupper() and text.split()[0].rstrip(":") not in NAMES):
         return True
     if text == VALUE or text.startswith(f"{VALUE}: {VALUE}"):
         return False

@@ -131,7 +131,7 @@ class EmbeddedTransport:
         except queue.Empty:
             with self.lock:
                 if step.cancel():
-                    raise TimeoutError from None
+                    raise TimeoutError(f"no answer in {timeout:g} s") from None
         except BaseException:
             with self.lock:
                 if step.cancel():

@@ -209,7 +209,7 @@ def read(text: str, settings: Settings) -> Iterator[tuple[Settings, Action | Non
 def in_line(error: BadCommand, line: str, number: int, text: str) -> BadCommand:
     """The error of that line of a text of commands: with its command, and with its number where there are several."""
     verb, detail = line.split(None, 1)[0][:_VERB], error.detail
-    if not detail.startswith((verb, "unknown command")):
+    if not detail.startswith((verb, "unknown ")):
         detail = f"{verb}: {detail}"
     return BadCommand(f"line {number}: {detail}" if "\n" in text.strip() else detail)
 

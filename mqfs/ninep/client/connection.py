@@ -83,7 +83,7 @@ def connect(
     except BaseException as error:
         client.close()
         if isinstance(error, Disconnected) and deadline is not None and time.monotonic() >= deadline:
-            raise TimeoutError from None
+            raise TimeoutError(f"{where}: no answer in {timeout:g} s") from None
         raise
     sock.settimeout(None)
     return client
@@ -241,7 +241,7 @@ class Client:
                 while not slot.done:
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
-                        raise TimeoutError
+                        raise TimeoutError("no answer in time")
                     if self._receiving:
                         self._follow(slot, left)
                     else:

@@ -407,16 +407,16 @@ def why_not(settings: Settings, bounds: Iterable[str]) -> str:
     """Why a group of such settings has no ring, or "": each write must be checked before it is appended. `bounds`: of
     its consumers with a backlog, the policy of each; "": the group's."""
     if settings.ring == "off":
-        return "a group with 'ring off' has no ring"
+        return "rings: not with 'ring off' (expected 'ring owner' or 'ring all')"
     if settings.sender:
-        return "a group with 'sender on' has no ring"
+        return "rings: not with 'sender on'"
     if settings.data != "message":
-        return f"a group with 'data {settings.data}' has no ring"
+        return f"rings: not with 'data {settings.data}' (expected 'data message')"
     if settings.full != "drop-old" and settings.depth is not NO_DEPTH:
-        return f"a group with 'depth' and 'full {settings.full}' has no ring"
+        return f"rings: not with 'depth' and 'full {settings.full}' (expected 'full drop-old')"
     for policy in (own or settings.full for own in bounds):
         if policy != "drop-old":
-            return f"a group with a consumer with a backlog and 'full {policy}' has no ring"
+            return f"rings: not with a consumer's 'backlog' and 'full {policy}' (expected 'full drop-old')"
     return ""
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqfs import limits
-from mqfs.engine.language.settings import Depth, Settings, parse, parse_settings
+from mqfs.engine.language.settings import USAGE, Depth, Settings, parse, parse_settings
 from mqfs.errors import BadCommand, MqfsError, NotFound, NotPermitted, OverLimit
 from mqfs.syntax.duration import parse_duration, print_duration
 from mqfs.syntax.patterns import DOTTED, Words
@@ -92,6 +92,49 @@ def test_a_bad_line_is_refused_with_one_line_that_says_why(hand: Hand, line: str
     assert handle.read(4096).decode() == before, "nothing of the write was done"
     named = line.split("\n")[-1].split()[0] in hand.text(".errors")
     assert named or isinstance(refused.value, NotFound)
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "said"),
+    [
+        ("ctl", "depht 5", "unknown command 'depht' (expected one of data replay depth"),
+        ("ctl", "consumer c s transint", "consumer: unknown option 'transint' (expected one of transient private"),
+        (
+            "ctl",
+            "consumer c full blok",
+            "consumer: unknown policy 'blok' (expected one of drop-old drop-new block reject",
+        ),
+        (".cursor", "sekk first", "unknown command 'sekk' (expected one of select cover seek"),
+        (".cursor", "format jso", "unknown format 'jso' (expected one of raw line nul each json record"),
+        (".consumers/w", "akc", "unknown command 'akc' (expected one of ack nack release dead touch"),
+        (".txn/ctl", "comit x.1", "unknown command 'comit' (expected one of commit abort forget"),
+    ],
+)
+def test_the_nearest_word_is_named(hand: Hand, path: str, line: str, said: str) -> None:
+    hand.ctl("consumer w")
+    handle = hand.tree.open(ROOT, hand.tree.find(ROOT, f"g/{path}"), os.O_RDWR)
+    with pytest.raises(MqfsError) as refused:
+        handle.write(line.encode() + b"\n")
+    assert str(refused.value).startswith(said)
+    assert "; did you mean '" in str(refused.value)
+    assert str(refused.value).endswith("'?)")
+
+
+@pytest.mark.parametrize(
+    "command", [*(field.name for field in attrs.fields(Settings) if field.metadata), *USAGE, "x" * 1_000]
+)
+def test_the_whole_list_of_commands_fits_an_error(command: str) -> None:
+    with pytest.raises(BadCommand) as refused:
+        parse("\n" * 9_999 + f"eof a\n{command}x", Settings())
+    assert str(refused.value).startswith("line 10001: unknown command ")
+    assert str(refused.value).endswith("'?)" if len(command) < 100 else " unbind)")
+
+
+def test_of_several_lines_the_number_is_said(hand: Hand) -> None:
+    for text, said in (("ttl x", "ttl: "), ("\nttl x\n", "ttl: "), ("depth 5\nttl x\n", "line 2: ttl: ")):
+        with pytest.raises(BadCommand) as refused:
+            hand.open("ctl", os.O_WRONLY).write(text.encode() + b"\n")
+        assert str(refused.value) == f"{said}invalid duration 'x' (expected 0, 10ms, 30s, 5m, 2h or 7d)"
 
 
 def test_a_line_without_its_newline_waits_for_the_next_write(hand: Hand) -> None:

@@ -77,6 +77,6 @@ def test_it_survives_a_wait_for_room() -> None:
 @pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
 def test_there_is_no_ring() -> None:
     rig = Rig("sender on")
-    with pytest.raises(errors.Unsupported, match="'sender on' has no ring"):
+    with pytest.raises(errors.Unsupported, match="rings: not with 'sender on'"):
         rig.attach()
     rig.stop()

@@ -45,6 +45,6 @@ def test_a_consumer_whose_own_policy_checks_writes_ends_the_ring() -> None:
     rig.result(ctl.write(b"consumer v backlog 9 full block\n"))
     ctl.close()
     rig.pump()
-    with pytest.raises(errors.Unsupported, match="a consumer with a backlog and 'full block' has no ring"):
+    with pytest.raises(errors.Unsupported, match="a consumer's 'backlog' and 'full block'"):
         rig.attach()
     rig.stop()
