@@ -62,7 +62,7 @@ PyObject *native_stamp(PyObject *module, PyObject *const *args, Py_ssize_t count
     uint8_t *to[COLUMNS] = {NULL}, *out = NULL;
     Py_ssize_t rows = count_blanks(from, (size_t)data.len, (size_t)numbers.len / 4);
     PyObject *result = NULL, *made = NULL;
-    if (rows < 0) PyErr_SetString(PyExc_ValueError, "these are no blanks");
+    if (rows < 0) PyErr_SetString(PyExc_ValueError, "not unsequenced records");
     else if ((result = columns_of(rows, 1, to)) && (made = PyBytes_FromStringAndSize(NULL, data.len))) {
         out = (uint8_t *)PyBytes_AsString(made);
         PyTuple_SetItem(result, 0, made);
