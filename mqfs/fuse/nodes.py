@@ -72,7 +72,7 @@ class Nodes:
         """Raises NotDirectory, Stale."""
         node = self.node(nodeid)
         if not node.directory:
-            raise errors.NotDirectory(node.name)
+            raise errors.NotDirectory(f"{node.name!r}: not a group")
         return node
 
     def size(self, nodeid: int) -> int | None:

@@ -212,6 +212,6 @@ class BadVersion(MqfsError):
 def problem(error: MqfsError, plain: bool) -> tuple[str, bytes]:
     """Content type and body for a condition: a line, or RFC 9457."""
     if plain:
-        return "text/plain; charset=utf-8", f"{error.wire_text()}\n".encode()
+        return "text/plain; charset=utf-8", f"{error}\n".encode()
     body = {"type": "about:blank", "title": error.text, "status": error.http, "detail": str(error)}
     return CONTENT_TYPE, json.dumps(body, ensure_ascii=False).encode() + b"\n"

@@ -96,9 +96,9 @@ class Claims:
             raise BadRequest(f"invalid token {token[:80]!r} (expected one of a claim)")
         claim, sequence = self._open.get(int(words[0])), int(words[1])
         if claim is None or sequence not in claim.deliveries or claim.node != node:
-            raise Stale(token)
+            raise Stale(f"claim void: {token[:80]}")
         if not hmac.compare_digest(self._token(claim, sequence).encode(), token.encode()):
-            raise Stale(token)
+            raise Stale(f"claim void: {token[:80]}")
         if claim.user.uid != uid:
             raise Denied("token: another user's claim")
         return claim, sequence

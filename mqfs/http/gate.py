@@ -49,7 +49,7 @@ class Gate:
         if type(error) is not Denied or not peer.fixed or known is None or known[0] is not None:
             return error
         name = identity.user_name(known[1].uid)
-        return Denied(f"{error.detail} (a client without a token is {name!r}: see --tcp-user and --token-file)")
+        return Denied(f"{error} (a client without a token is {name!r}: see --tcp-user and --token-file)")
 
     def delay(self, peer: Peer) -> float:
         """Seconds until a wrong token of that address is answered."""

@@ -357,8 +357,9 @@ def one(call: Call) -> Answer:
             line = b""
         if not line:
             floor = max((stream.state.floor for stream in cursor.streams().values()), default=0)
-            error = FellBehind if sequence < floor else NotFound
-            raise error(f"message {sequence} of {call.target.name}")
+            if sequence < floor:
+                raise FellBehind(f"message {sequence} of {call.target.name!r}: trimmed")
+            raise NotFound(f"no message {sequence} in stream {call.target.name!r}")
     finally:
         cursor.close()
     message = json.loads(line)

@@ -87,7 +87,7 @@ def test_what_is_not_there_is_named_and_how_it_is_made(
     if web.get("/in/").status != 200:
         assert [web.put("/in/").status, web.put("/in/there").status] == [201, 201]
     refused = web.curl("-X", method, path)
-    assert (refused.status, refused.body.decode().endswith(f"{says}\n")) == (status, True), refused.body
+    assert (refused.status, refused.body.decode()) == (status, f"{says}\n")
     assert web.get("/absent/").status == 404
 
 
@@ -128,7 +128,7 @@ def test_ctl_and_counters(web: Web, group: str) -> None:
     assert b"\ndepth 5\n" in web.curl(f"{group}/ctl").body
     wrong = web.curl("--data-binary", "depth 7\ndepth many\n", f"{group}/ctl")
     assert wrong.status == 400
-    assert b"bad control message: line 2: depth: invalid bound 'many'" in wrong.body
+    assert wrong.body.startswith(b"line 2: depth: invalid bound 'many'")
     assert b"\ndepth 5\n" in web.curl(f"{group}/ctl").body
     assert web.curl(f"{group}/.stats").json["refused"] == 1
     assert "depth: invalid bound 'many'" in web.curl(f"{group}/.errors").lines[0]["text"]
@@ -256,9 +256,8 @@ def test_errors_as_the_client_wants_them(web: Web) -> None:
     assert plain.headers["Content-Type"] == "text/plain; charset=utf-8"
     problem = web.curl("-H", "Accept: application/json", "/no")
     assert problem.headers["Content-Type"] == "application/problem+json"
-    _, detail = plain.body.decode().split(": ", 1)
     assert problem.json == {
-        "type": "about:blank", "title": "file does not exist", "status": 404, "detail": detail.strip()
+        "type": "about:blank", "title": "file does not exist", "status": 404, "detail": plain.body.decode().strip()
     }  # fmt: skip
 
 

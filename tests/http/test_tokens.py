@@ -160,7 +160,7 @@ def test_no_one_without_a_token(strict: Web) -> None:
     """But for what is nothing of the tree, and over unix sockets."""
     for method, path in (("GET", "/"), ("POST", "/g/s"), ("GET", "/.metrics"), ("GET", "/.ready"), ("PUT", "/g/")):
         refused = strict.ask(method, path, b"x" if method == "POST" else None)
-        assert (refused.status, refused.body.split(b":")[0]) == (401, b"token required"), path
+        assert (refused.status, refused.body.split(b":")[0]) == (401, b"client over TCP without a token"), path
         assert strict.ask(method, path, b"x", Authorization=bearer(SECRET)).status < 401 or path == "/g/s", path
     with strict.raw() as sock:  # what was asked before does not decide
         for path, status in (("/.health", 200), ("/.web/", 200), ("/", 401), ("/.health", 200), ("/", 401)):

@@ -409,7 +409,7 @@ async def _publish(call: Call, topic: str, note: Note) -> Answer:
         put["ttl"] = f"{UNCACHED_TTL_S}s"
     data = json.dumps(put, ensure_ascii=False).encode() + b"\n" + note.text.encode()
     if not (answer := await publishing.ask(call, call.group, ".put", data)):
-        raise StreamFull(topic)
+        raise StreamFull(f"stream is full: {topic!r}")
     sequence, time_ns = int(answer[0]), int(answer[1])
     event = {"id": to_id(sequence), "time": int(note.due or time_ns / 1e9), "event": "message", "topic": topic}
     priority = {headers.PRIORITY: str(put["priority"])} if "priority" in put else {}
