@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import anyio
 import pytest
@@ -14,6 +17,7 @@ import mqfs
 from mqfs import aio, errors, ring
 from mqfs.client.aio import AsyncSubscription
 from tests.client.opening import Opening
+from tests.support.campaign import seed
 from tests.support.eventually import HANG_S
 from tests.support.server import Server, short_folder
 
@@ -225,3 +229,51 @@ def test_readers_wait_for_a_server_that_goes_away(transport: str, backend: str) 
 
     with short_folder() as folder, Server.at(folder) as server:
         anyio.run(main, server, backend=backend)
+
+
+@pytest.mark.slow
+def test_waits_that_are_cancelled_lose_and_repeat_nothing(any_opening: Opening, name: str, backend: str) -> None:
+    """Subscriptions and handles whose waits end at any moment, beside a publisher."""
+    count, dice = 500, Random(seed())
+
+    async def reading(source: AsyncSubscription | aio.AsyncClaims, got: list[int], total: list[int]) -> None:
+        while len(total) < count:
+            with suppress(TimeoutError), anyio.move_on_after(dice.random() * 0.004):
+                while len(total) < count:
+                    item = await source.get(dice.choice([None, None, 0.001]))
+                    if isinstance(item, aio.AsyncClaim):
+                        assert item.deliveries == 1
+                        await item.ack()
+                    got.append(int(item.body))
+
+    async def publishing(group: aio.AsyncGroup) -> None:
+        number = 0
+        while number < count:
+            several = min(dice.choice([1, 1, 1, 5, 50]), count - number)
+            await group.publish_many([("s", str(number + more)) for more in range(several)])
+            number += several
+            await anyio.sleep(dice.random() * 0.002)
+
+    async def main() -> None:
+        async with any_opening() as client:
+            group = await client.group(name, create=True, ctl=["replay all", "sync off"])
+            await group.create("s")
+            got: list[list[int]] = [[] for _ in range(5)]
+            claimed: list[int] = []
+            async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
+                for each in got:
+                    tasks.start_soon(reading, await stack.enter_async_context(group.subscribe("s")), each, each)
+                for _ in range(3):
+                    claims = await stack.enter_async_context(group.consume("c"))
+                    tasks.start_soon(reading, claims, claimed, claimed)
+                tasks.start_soon(publishing, group)
+            assert got == [[*range(count)]] * 5
+            assert sorted(claimed) == [*range(count)]
+
+    anyio.run(bounded, main, backend=backend)
+
+
+async def bounded(main: Callable[[], Awaitable[None]]) -> None:
+    """Fail where it hangs."""
+    with anyio.fail_after(HANG_S):
+        await main()

@@ -247,11 +247,15 @@ class Client:
                     else:
                         self._lead(left)
             finally:
-                if not self._receiving and self._followers:
-                    next(iter(self._followers)).wake_up()  # another thread has to receive
+                self._hand_over()
             if slot.reply is None and self.lost:
                 raise self._disconnected()
             return slot.reply
+
+    def _hand_over(self) -> None:
+        """Have another thread receive, where one waits. The lock is held."""
+        if not self._receiving and self._followers:
+            next(iter(self._followers)).wake_up()
 
     def _follow(self, slot: Slot, left: float | None) -> None:
         self._followers[slot] = None
@@ -323,18 +327,20 @@ class Client:
         call()
 
     def _receive_for_watched(self) -> None:
-        """Wait for watched requests, as any thread does, until there was none for IDLE_S."""
+        """Receive, or follow the thread that does, while requests are watched; end where there was none for IDLE_S."""
+        own = Slot(-1, None)  # to be woken by: another thread may wait for a watched request, to take it back
         with self._lock:
-            while not self.lost and (self._watched or self._watching.wait(IDLE_S)):
-                if self._watched:
-                    slot = next(reversed(self._watched))
-                    self._lock.release()
-                    try:
-                        with contextlib.suppress(Disconnected):
-                            self.wait(slot)
-                    finally:
-                        self._lock.acquire()
+            while not self.lost:
+                if not self._watched:
+                    self._hand_over()
+                    if not self._watching.wait(IDLE_S) and not self._watched:
+                        break
+                elif self._receiving:
+                    self._follow(own, None)
+                else:
+                    self._lead(None)
             self._has_receiver = False
+            self._hand_over()
 
     # ------------------------------------------------------------ calls
 
