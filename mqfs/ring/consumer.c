@@ -22,7 +22,7 @@ static int fail(Consumer *self, enum ring_result result)
     if (result == RING_OVERTAKEN) {
         self->position = atomic_load(&self->ring->h.shared->tail) & ~UINT64_C(7);
         if (!self->hold) settle(self);
-        PyErr_Format(errors.fell_behind, "overtaken behind sequence %llu", (unsigned long long)self->last);
+        PyErr_Format(errors.fell_behind, "overtaken after sequence %llu", (unsigned long long)self->last);
     } else if (result == RING_DAMAGED) {
         PyObject *error = PyObject_CallFunction(errors.damaged, "Ks", (unsigned long long)self->last + 1,
                                                 "no record at its position (corrupt ring)");
