@@ -122,7 +122,7 @@ def _settings(plan: Plan) -> None:
         try:
             parse_settings([line])
         except BadCommand as error:
-            raise BadConfig(f"{option}: {error.detail.removeprefix(f'{line!r}: ')}") from None
+            raise BadConfig(f"{option}: {error.detail.removeprefix(f'{option[2:]}: ')}") from None
 
 
 def _files(plan: Plan) -> None:
