@@ -1,8 +1,8 @@
 """Every condition the tree can refuse with: one class each, with its errno, its 9P text and its HTTP status.
 
 This is the only such table. The engine raises these where the condition is known; each front end translates once. An
-instance may carry a detail, "what failed: reason (expected ...)", which is what `str(error)` gives; 9P and HTTP put the
-class's text before it. Of each docstring the first paragraph says what the condition means, the last what to do: the
+instance may carry a detail, "what failed: reason (expected ...)", which is what `str(error)` gives; 9P puts the class's
+text before it. Of each docstring the first paragraph says what the condition means, the last what to do: the
 page docs/reference/errors.md is made of them.
 """
 
@@ -44,7 +44,7 @@ def printable(text: str) -> str:
 class MqfsError(Exception):
     """Base of all conditions.
 
-    `errno` for FUSE, .L and .u; `text` for 9P2000 and HTTP, which is contract; `http` for web front ends; `str()` for
+    `errno` for FUSE, .L and .u; `text` for 9P2000, which is contract; `http` for web front ends; `str()` for
     people: logs, tools, Python.
     """
 
@@ -62,7 +62,7 @@ class MqfsError(Exception):
         return self.detail or self.text
 
     def wire_text(self) -> str:
-        """The text for programs, by 9P and HTTP: the class's text, which is contract, and the detail."""
+        """The text of Rerror: the class's, which is contract, and the detail."""
         return f"{self.text}: {self.detail}" if self.detail else self.text
 
 

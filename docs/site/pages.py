@@ -37,8 +37,8 @@ PLACES = {
     "mqfs-store.5": "reference/store.md",
 }
 ERRORS_TEXT = """An error has the same number, text, status and class whichever way it comes: a mount gives the
-number, 9P the text, HTTP the status, Python the class. Python, the tools and the log print the reason alone; 9P and
-HTTP put the text before it."""
+number, 9P the text, HTTP the status, Python the class. Python, HTTP, the tools and the log have the reason alone; 9P
+puts the text before it."""
 ERRNO = {**errno.errorcode, errno.EOPNOTSUPP: "EOPNOTSUPP"}
 ROUTES_TEXT = "What a running server tells programs at `/.openapi.json`. [mqfs-http(5)](http.md) explains each."
 LARGE = 10**12  # a bound that no reader will meet
