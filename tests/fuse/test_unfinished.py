@@ -26,7 +26,7 @@ def test_ctl(mq: Path) -> None:
     assert say(mq / "ctl", b"dep", b"th 7") == 0
     assert "depth 7\n" in (mq / "ctl").read_text()
     assert say(mq / "ctl", b"replay all\nreplay so", b"me") == errno.EINVAL
-    assert "replay some" in (mq / ".errors").read_text()
+    assert "replay 'some': unknown value" in (mq / ".errors").read_text()
     assert len((mq / ".errors").read_text().splitlines()) == 1
 
 

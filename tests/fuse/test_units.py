@@ -44,7 +44,7 @@ def test_a_shell_and_printf(mq: Path) -> None:
     assert log(mq) == [("s", "one"), ("t", "two"), ("s", ",".join(map(str, range(1, 101))))]
     refused = bash(mq, "printf '\\x20\\0\\0\\0\\x01\\0\\0\\0sx' >.batch")
     assert "Invalid argument" in refused.stderr
-    assert "it says 32 bytes and 10 are there" in (mq / ".errors").read_text()
+    assert "size 32 exceeds the 10 bytes of the write" in (mq / ".errors").read_text()
 
 
 def test_a_transaction_in_a_shell(mq: Path) -> None:
