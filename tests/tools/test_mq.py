@@ -326,7 +326,7 @@ def test_ctl(server: Server) -> None:
     settings = json.loads(said("ctl", "--json", group))
     assert (settings["replay"], settings["depth"], settings["ttl"], settings["sync"]) == ("all", "7", "1h", "off")
     text = refused(1, "ctl", group, "depth 8", "replay everything")
-    assert "replay 'everything': unknown value (expected off or last or all)" in text
+    assert "replay 'everything': unknown value (expected off, last or all)" in text
     assert "depth 7" in said("ctl", group).splitlines()
 
 

@@ -264,7 +264,8 @@ def _setting(words: list[str], settings: Settings) -> Settings:
     if len(given) not in row.words:
         raise BadCommand(f"{key}: {len(given)} values (expected {row.expected or 'one'})")
     if row.choices and given[0] not in row.choices:
-        raise BadCommand(f"{key} {given[0]!r}: unknown value (expected {' or '.join(row.choices)})")
+        choices = f"{', '.join(row.choices[:-1])} or {row.choices[-1]}"
+        raise BadCommand(f"{key} {given[0]!r}: unknown value (expected {choices})")
     value = row.parse(*given)
     if key == "deliver":
         return _set_deliver(value, settings)
