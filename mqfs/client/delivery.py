@@ -226,7 +226,7 @@ class Claims(Waiting[Claim]):
         self._link, self._path, self._make = link, path, make
         self._names, self._reconnect = names_of(patterns), reconnect if link.can_be_lost else False
         self._turn, self._lock = threading.Lock(), threading.Lock()
-        self._shut = False
+        self._shut = self._has_begun = False  # `_when_ready` has begun a read
         self._open_claims: set[Claim] = set()
         self._refusals: list[bytes] = []
         self._partial_line = b""  # of a line, of which the end was not read yet
@@ -313,6 +313,7 @@ class Claims(Waiting[Claim]):
             raise EOFError
         try:
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            self._has_begun = False
             data = self._file.receive(timeout=left)
             if not data:
                 self._on_end_of_file()
@@ -375,6 +376,9 @@ class Claims(Waiting[Claim]):
             if self._shut:
                 return
             self._shut = True
+            if self._has_begun:
+                with suppress(MqfsError, TimeoutError):
+                    self._take_begun()
             with self._lock:
                 left = [str(claim.sequence) for claim in self._open_claims if claim._file is self._file]
             try:
@@ -383,6 +387,17 @@ class Claims(Waiting[Claim]):
             except MqfsError:
                 pass  # some are requeued already; the others are with the handle
             self._file.close()
+
+    def _take_begun(self) -> None:
+        """Take over the claim of a read that no one waited for, to be released."""
+        data = self._partial_line + self._file.receive(timeout=0.0)
+        if data.endswith(b"}\n"):
+            with self._lock:
+                self._open_claims.add(Claim(self, self._file, *parse(data)))
+
+    def _when_ready(self, call: Callable[[], None]) -> float | None:
+        self._has_begun = True
+        return super()._when_ready(call)
 
     def __enter__(self) -> Claims:
         return self

@@ -167,6 +167,18 @@ def test_a_wait_that_times_out_or_is_cancelled_holds_no_message(opening: Opening
     anyio.run(main, backend=backend)
 
 
+def test_what_no_task_has_waited_for_is_released(tree: mqfs.Client, name: str) -> None:
+    """A message that came when its handle was closed is redelivered, uncounted."""
+    group = tree.group(name, create=True, ctl=["replay all"])
+    came = threading.Event()
+    with group.consume("c") as claims:
+        claims._when_ready(came.set)
+        group.publish("s", b"x")
+        assert came.wait(HANG_S)
+    with group.consume("c") as claims:
+        assert claims.get(HANG_S).deliveries == 1
+
+
 def test_interrupt_and_close_end_a_wait(any_opening: Opening, name: str, backend: str) -> None:
     async def main() -> None:
         async with any_opening() as client:
