@@ -165,7 +165,7 @@ class RingSubscription(CursorSubscription):
                     ending.wait(error)
                 if self._closed.is_set():
                     return
-            except Disconnected as error:
+            except (Disconnected, Interrupted) as error:  # Interrupted: a server that stops answers so
                 away.wait(error)
 
     def _change_once(self) -> None:
