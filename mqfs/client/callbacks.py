@@ -10,7 +10,7 @@ import enum
 import logging
 import queue
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Literal, Protocol, TypeAlias
@@ -52,7 +52,7 @@ class Deduplication:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seen: dict[int, None] = {}
+        self._seen: OrderedDict[int, None] = OrderedDict()
 
     def is_first(self, message: Message) -> bool:
         with self._lock:
@@ -60,7 +60,7 @@ class Deduplication:
                 return False
             self._seen[message.sequence] = None
             if len(self._seen) > DEDUPLICATION_WINDOW:
-                del self._seen[next(iter(self._seen))]
+                self._seen.popitem(last=False)
             return True
 
 

@@ -6,6 +6,7 @@ and the order of things between streams, are the group's.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from mqfs import errors
@@ -55,7 +56,7 @@ class Stream(Numbered):
         self.opens = 0
         self.readers: set[Searcher] = set()
         self.waits = WaitList(group.waiting)
-        self.blocked: dict[Wait[int], WriteRequest] = {}
+        self.blocked: OrderedDict[Wait[int], WriteRequest] = OrderedDict()
         self.pollers = PollList(group.waiting)
         self.kept: KeptRange = KeptRange(self, state, group.log, group.retention)
         self.exclusives = ExclusiveMessages(self, group.log, group.ranks, group.retention)

@@ -7,6 +7,7 @@ a log is checked first: its types and ranges, then the shape of each record.
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -249,7 +250,7 @@ class State(Attributes):
     anchors: list[tuple[int, Anchor]] = attrs.Factory(list)  # (first sequence it holds for, anchor), oldest first
     consumers: dict[int, ConsumerState] = attrs.Factory(dict)
     views: dict[str, ViewState] = attrs.Factory(dict)
-    ids: dict[int, dict[str, Known]] = attrs.Factory(dict)  # by user and id, in the order in which they came
+    ids: dict[int, OrderedDict[str, Known]] = attrs.Factory(dict)  # by user and id, in the order in which they came
     producers: dict[int, dict[str, Commit]] = attrs.Factory(dict)  # by user and name, the last to commit last
 
     def encode(self) -> bytes:
@@ -365,12 +366,12 @@ def _consumer(*row: Any) -> ConsumerState:
     )  # fmt: skip
 
 
-def _ids(rows: list[list[Any]], uids: list[int]) -> dict[int, dict[str, Known]]:
+def _ids(rows: list[list[Any]], uids: list[int]) -> dict[int, OrderedDict[str, Known]]:
     """`uids`: of each row; an older server has written none."""
     owners = uids if len(uids) == len(rows) else [ANYONE] * len(rows)
-    found: dict[int, dict[str, Known]] = {}
+    found: dict[int, OrderedDict[str, Known]] = {}
     for uid, (id_, *known) in zip(owners, rows, strict=True):
-        found.setdefault(uid, {})[id_] = Known(*known)
+        found.setdefault(uid, OrderedDict())[id_] = Known(*known)
     return found
 
 
@@ -492,7 +493,7 @@ def _unbind(state: State, c: Change) -> None:
 
 
 def _id(state: State, c: Change) -> None:
-    mine = state.ids.setdefault(c.get("uid", ANYONE), {})
+    mine = state.ids.setdefault(c.get("uid", ANYONE), OrderedDict())
     mine.pop(c["id"], None)
     mine[c["id"]] = Known(c["until"], c["sequence"])
 

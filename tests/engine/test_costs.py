@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +257,46 @@ def test_a_line_that_clears_again_costs_what_it_takes_to_read_it() -> None:
     queues = Queues()
     costs = [calls_once(lambda lines=lines: queues.ctl(*["clear s"] * lines)) for lines in (100, 200)]
     assert (costs[1] - costs[0]) / 100 <= 17
+
+
+def parked_reads(count: int) -> Callable[[], None]:
+    """A message that is the body of that many reads of one file."""
+    hand = Hand()
+    hand.stream()
+    reader, writer = hand.open("s"), hand.open("s", os.O_WRONLY)
+    waits = [reader.read(10) for _ in range(count)]
+
+    def do() -> None:
+        writer.write(b"x" * 10 * count)
+        assert all(wait.settled for wait in waits)
+
+    return do
+
+
+def blocked_writers(count: int) -> Callable[[], None]:
+    """Room for that many writes that wait for it, one after the other."""
+    hand = Hand("replay all", "depth 1", "full block")
+    hand.stream()
+    writer = hand.open("s", os.O_WRONLY)
+    waits = [writer.write(b"x") for _ in range(count + 1)][1:]
+
+    def do() -> None:
+        for _ in range(count):
+            hand.ctl("clear s")
+        assert all(wait.settled for wait in waits)
+
+    return do
+
+
+@pytest.mark.parametrize("queue", [parked_reads, blocked_writers])
+def test_the_first_of_a_long_queue_costs_what_that_of_a_short_one_does(
+    queue: Callable[[int], Callable[[], None]],
+) -> None:
+    def seconds_each(count: int) -> float:
+        do = queue(count)
+        began = time.thread_time()
+        do()
+        return (time.thread_time() - began) / count
+
+    short, long = (min(seconds_each(count) for _ in range(2)) for count in (1_000, 20_000))
+    assert long < 3 * short

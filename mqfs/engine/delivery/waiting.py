@@ -9,6 +9,7 @@ All of a group share one Waiting. Its `readers` is how many of them there are, s
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -34,13 +35,19 @@ class Waiting:
 
 
 class WaitList:
-    """Readers, each with its reads, in the order in which they began to wait. Each gets every message."""
+    """Readers, each with its reads, in the order in which they began to wait. Each gets every message.
+
+    Queues from which the first leaves are OrderedDicts here and elsewhere: to find the first of a dict takes a step for
+    each one that left before.
+    """
 
     __slots__ = ("_waiting", "readers")
 
     def __init__(self, waiting: Waiting) -> None:
         self._waiting = waiting
-        self.readers: dict[Searcher, dict[Wait[bytes], tuple[int, int]]] = {}  # each read with its count and offset
+        self.readers: dict[
+            Searcher, OrderedDict[Wait[bytes], tuple[int, int]]
+        ] = {}  # a read: count, offset
 
     def count_reads(self) -> int:
         return sum(map(len, self.readers.values()))
@@ -49,7 +56,7 @@ class WaitList:
         """A read of `count` bytes at that offset waits."""
         reads = self.readers.get(reader)
         if reads is None:
-            reads = self.readers[reader] = {}
+            reads = self.readers[reader] = OrderedDict()
             self._waiting.readers += 1
         reads[wait] = count, offset
 
@@ -174,7 +181,7 @@ class ParkedReads:
 
     def __init__(self, number: int, waiting: Waiting, dispatcher: Dispatcher, ends: ReadEnds) -> None:
         self._number, self._waiting, self._dispatcher, self._ends = number, waiting, dispatcher, ends
-        self.parked: dict[Wait[bytes], ClaimingHandle] = {}  # the first one parked is served first
+        self.parked: OrderedDict[Wait[bytes], ClaimingHandle] = OrderedDict()  # the first one parked is served first
         self.polling: set[ClaimingHandle] = set()  # receivers whose reads may end without a new message
         self._polls: dict[object, Callable[[], None]] = {}
         self._list: dict[ParkedReads, None] = {}

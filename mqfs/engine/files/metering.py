@@ -7,6 +7,7 @@ for its turn, in the order of all of the user's; a read beyond a bound is refuse
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,7 @@ class Meter:
         self.uid, self.quota, self._clock, self._kept = uid, quota, clock, kept
         self.counts = Counts()
         self._paces = Pace(quota.messages), Pace(quota.bytes)
-        self._queue: dict[Wait[int], QueuedWrite] = {}
+        self._queue: OrderedDict[Wait[int], QueuedWrite] = OrderedDict()
         self._alarm = Alarm(timers, root, PACING, f"serving writers of uid {uid}", lambda now_ns: self._serve())
         self._writers: set[Writer] = set()
         self._claiming: set[ClaimingHandle] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -36,7 +37,7 @@ class Searcher(OpenFile):
         self.position = self.group.log.end.next
         self.last = PartialRead()
         self.waits = self.wait_list()
-        self.searching: dict[Wait[bytes], tuple[int, int]] = {}  # its reads, each with its count and offset
+        self.searching: OrderedDict[Wait[bytes], tuple[int, int]] = OrderedDict()  # its reads: count, offset
         self.search: Step[None] = None  # what to wait for while the log is looked through for them
 
     # What a subclass says: where it waits, and what it gives.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -134,7 +135,7 @@ class DeduplicationWindow:
         """The sequence of the message that was put under that id not long ago; 0 if none was."""
         ids, now = self._log.state.ids, self._clock.engine_ns()
         for uid in (put_id.uid, ANYONE):
-            known = ids.get(uid, {}).get(put_id.text)
+            known = mine.get(put_id.text) if (mine := ids.get(uid)) is not None else None
             if known is not None and known.until_ns > now:
                 return known.sequence
         return 0
@@ -164,6 +165,6 @@ class DeduplicationWindow:
                 del ids[uid]
 
 
-def _forget_old(mine: dict[str, Known], now: int) -> None:
+def _forget_old(mine: OrderedDict[str, Known], now: int) -> None:
     while mine and (first := next(iter(mine)), mine[first].until_ns)[1] <= now:
         del mine[first]

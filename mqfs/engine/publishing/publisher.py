@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -225,9 +226,8 @@ class BlockedWriters:
     def _settle(self, stream: Stream) -> None:
         blocked = stream.blocked
         while blocked:
-            wait, request = next(iter(blocked.items()))
-            del blocked[wait]
-            rest, stream.blocked = blocked, {}  # so that this one does not have to stand after the others
+            wait, request = blocked.popitem(last=False)
+            rest, stream.blocked = blocked, OrderedDict()  # so that this one does not have to stand after the others
             try:
                 step = self._try(stream, request)
             except Exception as error:
@@ -237,7 +237,8 @@ class BlockedWriters:
             if step is None:
                 place = _place(stream, request)
                 if place is None or place is stream:
-                    stream.blocked = {wait: request, **rest}
+                    rest[wait], stream.blocked = request, rest
+                    rest.move_to_end(wait, last=False)
                     return
                 stream.blocked = blocked = rest  # there is room here: it waits where there is none
                 place.blocked[wait] = request

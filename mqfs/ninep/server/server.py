@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import socket
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Set
 from typing import Any, TextIO
 
@@ -39,7 +40,7 @@ class Server(Acceptor):
         self.tree = tree
         self.connections: set[Connection] = set()
         self._places = UserLimits("connections", "CONNECTIONS")
-        self._strangers: dict[Connection, float] = {}  # connections without a Tattach yet: their deadlines
+        self._strangers: OrderedDict[Connection, float] = OrderedDict()  # not attached yet: deadlines
         self._stranger_came = trio.Event()
         self.inside = 0  # batches being performed: connections they wake are flushed at their end
         self.batches = 0
