@@ -104,7 +104,7 @@ def test_keep_changes_only_while_nothing_is_kept(tmp_path: Path) -> None:
     with pytest.raises(errors.Busy, match="keep: stream 's' has 1 messages"):
         ctl(tree, "keep disk")
     ctl(tree, "clear")
-    with pytest.raises(errors.Busy, match="keep: s is open"):
+    with pytest.raises(errors.Busy, match="keep: stream 's' is open"):
         ctl(tree, "keep disk")
     writer.close()
     ctl(tree, "keep disk")
