@@ -331,6 +331,7 @@ class AsyncClaims:
             release: Whether open claims are requeued uncounted; else they count as failed.
         """
         await in_thread(partial(self.sync.close, release), self._loop.closers)
+        self._waiting.clear()
 
     def __aiter__(self) -> AsyncClaims:
         return self

@@ -297,7 +297,10 @@ class Claims(Waiting[Claim]):
         return super().get(timeout)
 
     def _next_item(self, deadline: float | None) -> Claim:
-        with self._turn:
+        left = -1 if deadline is None else max(0.0, deadline - time.monotonic())
+        if not self._turn.acquire(timeout=left):  # another thread reads
+            raise TimeoutError
+        try:
             while True:
                 line = self._line(deadline)
                 if line is not None:
@@ -306,6 +309,8 @@ class Claims(Waiting[Claim]):
                     with self._lock:
                         self._open_claims.add(claim)
                     return claim
+        finally:
+            self._turn.release()
 
     def _line(self, deadline: float | None) -> bytes | None:
         """A whole line of JSON; None: read again."""

@@ -96,5 +96,6 @@ _shown: Progress | None = None
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
     """For a line of another kind: it comes above the one of progress."""
-    with _shown.away() if _shown is not None else contextlib.nullcontext():
+    shown = _shown  # another thread may end it
+    with shown.away() if shown is not None else contextlib.nullcontext():
         yield

@@ -261,6 +261,21 @@ def test_a_queue_has_the_calls_of_the_standard_one(tree: Client, name: str) -> N
         assert jobs.get(timeout=HANG_S) == b"again", "without task_done it goes to another"
 
 
+def test_a_thread_that_waits_in_a_queue_delays_no_other(tree: Client, name: str) -> None:
+    got: list[bytes] = []
+    with mqfs.Queue(tree.group(name, create=True), "jobs") as jobs:
+        waiting = threading.Thread(target=lambda: got.append(jobs.get(timeout=HANG_S)), daemon=True)
+        waiting.start()
+        eventually(jobs._claims._turn.locked)
+        with pytest.raises(queue.Empty):
+            jobs.get_nowait()
+        with pytest.raises(queue.Empty):
+            jobs.get(timeout=0.01)
+        jobs.put("1")
+        waiting.join(HANG_S)
+    assert got == [b"1"]
+
+
 def test_a_full_queue_says_so(tree: Client, name: str) -> None:
     group = tree.group(name, create=True, settings=Settings(depth=1, full="block", replay="all"))
     with mqfs.Queue(group, "jobs") as jobs:

@@ -337,7 +337,7 @@ def test_a_token_that_is_wrong(tmp_path: Path, reader: Readers) -> None:
         with pytest.raises(OptionError, match=f"option token: refused by the server at '{address}'"):
             reader(scene, **right, token=OTHER).initialOffset()
         nobody = reader(scene, **right, consumer="mine")
-        with pytest.raises(OptionError, match=r"option consumer: consumer mine of group g: cannot write .* excludes uid"):
+        with pytest.raises(OptionError, match=r"consumer mine of group g: cannot write .* excludes uid"):
             nobody.initialOffset()
         mine = reader(scene, **right, consumer="mine", token=SECRET)
         assert mine.initialOffset()["streams"] == {"g/a": 1}

@@ -438,8 +438,8 @@ class RingWatcher:
 
     def _start(self) -> None:
         if not self._runs:
-            self._runs = True
             threading.Thread(target=self._run, name="mqfs-rings", daemon=True).start()
+            self._runs = True  # it waits for the lock; where none can be started, the next call tries
         self._changed.notify()
 
     def wake(self, waiting: RingSubscription) -> None:

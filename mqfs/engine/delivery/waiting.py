@@ -45,9 +45,7 @@ class WaitList:
 
     def __init__(self, waiting: Waiting) -> None:
         self._waiting = waiting
-        self.readers: dict[
-            Searcher, OrderedDict[Wait[bytes], tuple[int, int]]
-        ] = {}  # a read: count, offset
+        self.readers: dict[Searcher, OrderedDict[Wait[bytes], tuple[int, int]]] = {}  # a read: count, offset
 
     def count_reads(self) -> int:
         return sum(map(len, self.readers.values()))

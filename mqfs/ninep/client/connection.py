@@ -315,13 +315,14 @@ class Client:
 
     def watch(self, slot: Slot, call: Callable[[], None]) -> None:
         """Call once a request is answered, flushed or lost. One thread receives for all such requests."""
+        self._require_process()
         with self._lock:
             if not (slot.done or self.lost):
                 slot.on_done = call
                 self._watched[slot] = None
                 if not self._has_receiver:
-                    self._has_receiver = True
                     threading.Thread(target=self._receive_for_watched, name="mqfs-receiver", daemon=True).start()
+                    self._has_receiver = True  # it waits for the lock; where none can be started, the next call tries
                 self._watching.notify()
                 return
         call()
