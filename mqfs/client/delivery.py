@@ -381,24 +381,25 @@ class Claims(Waiting[Claim]):
             if self._shut:
                 return
             self._shut = True
-            if self._has_begun:
-                with suppress(MqfsError, TimeoutError):
-                    self._take_begun()
-            with self._lock:
-                left = [str(claim.sequence) for claim in self._open_claims if claim._file is self._file]
+            left = self._take_begun()
+            if release:
+                with self._lock:
+                    left += [str(claim.sequence) for claim in self._open_claims if claim._file is self._file]
             try:
-                if release and left:
+                if left:
                     self._command(self._file, f"release {' '.join(left)}")
             except MqfsError:
                 pass  # some are requeued already; the others are with the handle
             self._file.close()
 
-    def _take_begun(self) -> None:
-        """Take over the claim of a read that no one waited for, to be released."""
-        data = self._partial_line + self._file.receive(timeout=0.0)
-        if data.endswith(b"}\n"):
-            with self._lock:
-                self._open_claims.add(Claim(self, self._file, *parse(data)))
+    def _take_begun(self) -> list[str]:
+        """The sequence of a claim that was read ahead for no one: it is released, and never counts as failed."""
+        if self._has_begun:
+            with suppress(MqfsError, TimeoutError):
+                data = self._partial_line + self._file.receive(timeout=0.0)
+                if data.endswith(b"}\n"):
+                    return [str(Claim(self, self._file, *parse(data)).sequence)]
+        return []
 
     def _when_ready(self, call: Callable[[], None]) -> float | None:
         self._has_begun = True
