@@ -13,6 +13,7 @@ gets it. Cancelling a wait loses no message; other calls run to their end. Handl
 from __future__ import annotations
 
 import inspect
+import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Sequence
@@ -138,6 +139,8 @@ class InLoop:
 class _Source(Protocol[T_co]):
     """The common part of subscriptions and claims."""
 
+    _closed: threading.Event
+
     def get(self, timeout: float | None = None) -> T_co: ...
 
     def _has_next(self) -> bool: ...
@@ -172,8 +175,8 @@ class Waiter(Generic[T]):
             return await self.get()
         except EOFError:
             raise StopAsyncIteration from None
-        except Disconnected as error:
-            if error.final:  # the client was closed
+        except Disconnected:
+            if self._source._closed.is_set():
                 raise StopAsyncIteration from None
             raise
 
