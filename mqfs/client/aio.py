@@ -52,9 +52,8 @@ REPORT_S = 0.05  # of a `get` that is to report lost messages which no other fol
 
 async def in_thread(call: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
     """Run a call to its end, also if cancelled. `limiter`: of calls that hold up no other ones; else any number run."""
-    one = anyio.CapacityLimiter(1)
     with anyio.CancelScope(shield=True):
-        value = await anyio.to_thread.run_sync(call, limiter=limiter or one)
+        value = await anyio.to_thread.run_sync(call, limiter=limiter or anyio.CapacityLimiter(1))
     return value
 
 

@@ -373,8 +373,12 @@ class RingSubscription(CursorSubscription):
             call()
         elif past is not None:
             return past._when_ready(call)
-        elif consumer is None or consumer.position != self._read_to or at.is_replaced:
+        elif consumer is None or consumer.position != self._read_to:
             call()
+        elif at.is_replaced:
+            if not at.socket.is_lost:
+                call()
+            return LOOK_S  # its server is away: `get` looks for the next one as often
         else:
             consumer.release()
             WATCHER.watch(self, at, consumer.position, call)
