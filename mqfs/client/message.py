@@ -5,14 +5,24 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from mqfs.errors import DiskFailed
-from mqfs.model import Kind, Record
+from mqfs.model import Kind
 from mqfs.records import headers, record
 from mqfs.records import headers as names
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.escape import is_shortened, stream_name, text_of
+
+T = TypeVar("T")
+
+try:
+    from mqfs.records._native import messages as native_messages
+except ImportError:
+
+    def native_messages(data: bytes, at: int, names: dict[int, str], type: type[T], to: list[T], /) -> int:
+        return at  # all is done in Python, slowly
+
 
 SHOWN_BYTES = 40  # of a body, in a message's repr
 
@@ -127,48 +137,53 @@ class Receipt(NamedTuple):
 class RecordDecoder:
     """`format record` to messages. It holds the bytes of a record of which only a part was fed.
 
-    It learns the names of streams from the records that carry them.
+    It learns the names of streams from the records that carry them. Runs of messages are decoded in C, where that part
+    was built; all other records, and a damaged one, here.
     """
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
-        self._data = b""
-        self._at = 0
-
-    def feed(self, data: bytes) -> None:
-        self._data = self._data[self._at :] + data if self._at < len(self._data) else data
-        self._at = 0
+        self._rest = b""
 
     @property
-    def has_record(self) -> bool:
-        """Whether a whole record was fed."""
-        at, have = self._at, len(self._data)
-        if have - at < record.HEAD_BYTES:
-            return False
-        return have - at >= record.padded(int.from_bytes(self._data[at : at + 4], "little"))
+    def has_part(self) -> bool:
+        """Whether it holds a part of a record."""
+        return bool(self._rest)
 
-    def next(self) -> Message | None:
-        """The next whole message; None: feed more. Raises DiskFailed for a corrupt record."""
-        while (entry := self._next()) is not None:
-            if entry.kind == Kind.NAMES:
-                self._learn(entry.body)
-            elif entry.kind == Kind.MESSAGE:
-                more = headers.decode(entry.headers) if entry.headers else {}
-                return Message(entry.sequence, self._names[entry.stream], entry.time_ns, entry.body, more)
-        return None
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that are whole now. Raises DiskFailed for a corrupt record: at once where it is the first, else
+        with the next call."""
+        data = self._rest + data if self._rest else data
+        found: list[Message] = []
+        at = 0
+        while True:
+            begin = native_messages(data, at, self._names, Message, found)
+            try:
+                at = self._decode(data, begin, found)
+            except DiskFailed:
+                self._rest = data[begin:]
+                if not found:
+                    raise
+                return found
+            if at == begin:
+                self._rest = data[at:]
+                return found
 
-    def _next(self) -> Record | None:
-        at, have = self._at, len(self._data)
-        if have - at < record.HEAD_BYTES:
-            return None
-        size = int.from_bytes(self._data[at : at + 4], "little")
-        if have - at < record.padded(size):
-            return None
-        entry = record.decode(self._data[at : at + size])
+    def _decode(self, data: bytes, at: int, found: list[Message]) -> int:
+        """Decode the record at `at`; where the next one begins, or `at` if this one is not whole."""
+        have = len(data) - at
+        size = int.from_bytes(data[at : at + 4], "little")
+        if have < record.HEAD_BYTES or have < record.padded(size):
+            return at
+        entry = record.decode(data[at : at + size])
         if entry is None:
             raise DiskFailed("corrupt record: CRC mismatch (run mqfs check)")
-        self._at = at + record.padded(size)
-        return entry
+        if entry.kind == Kind.NAMES:
+            self._learn(entry.body)
+        elif entry.kind == Kind.MESSAGE:
+            more = headers.decode(entry.headers) if entry.headers else {}
+            found.append(Message(entry.sequence, self._names[entry.stream], entry.time_ns, entry.body, more))
+        return at + record.padded(size)
 
     def _learn(self, table: bytes) -> None:
         at = 0
@@ -177,3 +192,6 @@ class RecordDecoder:
             end += int.from_bytes(table[at + 4 : at + 6], "little")
             self._names[number] = table[at + 6 : end].decode()
             at = end
+
+
+__all__ = ["Message", "Receipt", "RecordDecoder", "native_messages", "topic_of"]

@@ -8,17 +8,21 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from types import TracebackType
 from typing import Any
 
+from mqfs import limits
 from mqfs.client.backoff import FIRST_PAUSE_S, Backoff
 from mqfs.client.large import MultipartAssembler
 from mqfs.client.message import Message, RecordDecoder
-from mqfs.client.types import File, Filter, Filters, Link, Patterns, Subscription, parse_answer, read_whole
+from mqfs.client.types import READ_BYTES, File, Filter, Filters, Link, Patterns, Subscription, parse_answer, read_whole
 from mqfs.client.waiting import Waiting
 from mqfs.errors import BadRequest, Disconnected, DiskFailed, FellBehind, Interrupted, NotFound
+from mqfs.records import headers
 from mqfs.syntax.names import check_file_name
 from mqfs.syntax.patterns import DOTTED, Words, compile_pattern, has_wildcard
 from mqfs.syntax.quoting import command_lines, quote_word
@@ -26,6 +30,7 @@ from mqfs.syntax.quoting import command_lines, quote_word
 LOSS_REPORT_S = 1.0  # between two reports of lost messages: under a small `depth` each read may lose some
 _EVERYTHING = "#"
 _PROGRAMS = ("exact:", "prefix:")
+_HEADERS = itemgetter(Message._fields.index("headers"))
 
 
 def all_of(filters: Filters) -> Sequence[Filter]:
@@ -95,10 +100,8 @@ class CursorSubscription(Waiting[Message], Subscription):
         self._set_up(link, path, patterns, until, filters, reconnect)
         self._program, self._covers, self._is_past = program, covers, is_past
         self._singly, self._was_away = singly, was_away
-        self._exactly: frozenset[str] = frozenset()  # selected here and not by the cursor: no such stream yet
         self._start = start
-        self._lost_below = 0  # messages below that sequence that are not read are lost
-        self._next: Message | None = None  # read, after a loss that is to be reported first
+        self._received_to = 0  # the sequence after all that was received; 0: nothing was
         self._file = self._open()
 
     def _set_up(
@@ -113,6 +116,10 @@ class CursorSubscription(Waiting[Message], Subscription):
         self._words = DOTTED  # of the group's patterns, by its last answer
         self._turn = threading.Lock()  # one thread reads
         self._singly = False
+        self._exactly: frozenset[str] = frozenset()  # selected here and not by the cursor: no such stream yet
+        self._ready: deque[Message] = deque()  # received, and not given out yet
+        self._is_plain = False  # these are given out as they are: none is lost before them, none left out, none a part
+        self._lost_below = 0  # messages below that sequence that are not read are lost
         self._assembly = MultipartAssembler()
         self._losses = 0  # messages, not reported yet
         self._counted_below = 0  # losses below that sequence are counted
@@ -255,10 +262,10 @@ class CursorSubscription(Waiting[Message], Subscription):
     # ------------------------------------------------------------ messages
 
     def _has_next(self) -> bool:
-        return self._decoder.has_record and not (self._lost_below or self._losses or self._closed.is_set())
+        return bool(self._ready) and not (self._lost_below or self._losses or self._closed.is_set())
 
     def _when_ready(self, call: Callable[[], None]) -> float | None:
-        if self._next is not None or self._decoder.has_record:
+        if self._ready:
             call()
         else:
             super()._when_ready(call)
@@ -272,27 +279,37 @@ class CursorSubscription(Waiting[Message], Subscription):
             if not self._filters or all(passes(message) for passes in self._filters):
                 return message
 
+    def __next__(self) -> Message:
+        if self._is_plain and not self._filters:
+            try:
+                return self._ready.popleft()
+            except IndexError:
+                pass
+        return super().__next__()
+
     def _get(self, deadline: float | None) -> Message:
         with self._turn:
             while True:
-                if self._lost_below or self._losses or self._next is not None:
-                    message = self._next_behind_loss()
-                else:
-                    message = self._decoder.next()
-                if message is not None:
-                    self._start = str(message.sequence + 1)
-                    if not self._exactly or message.stream in self._exactly:
-                        whole = message if self._singly else self._assembly.add_part(message)
-                        if whole is not None:
-                            return whole
-                else:
+                if not self._ready:
                     self._fill(deadline)
+                    continue
+                if self._lost_below or self._losses:
+                    self._count_before(self._ready[0])
+                message = self._ready.popleft()
+                if not self._exactly or message.stream in self._exactly:
+                    whole = message if self._singly else self._assembly.add_part(message)
+                    if whole is not None:
+                        return whole
 
     def _fill(self, deadline: float | None) -> None:
+        """Receive messages, or wait a little. Raises what `get` does."""
         if self._at_end or self._closed.is_set():
             raise EOFError
+        if self._received_to:
+            self._start = str(self._received_to)
         try:
-            data = self._file.receive(timeout=self._wait_s(deadline))
+            count = limits.MESSAGE_BYTES if self._decoder.has_part else READ_BYTES
+            data = self._file.receive(count, timeout=self._wait_s(deadline))
         except FellBehind:
             self._fall_behind()
             return
@@ -309,11 +326,21 @@ class CursorSubscription(Waiting[Message], Subscription):
             self._reopen()
             return
         if data:
-            self._decoder.feed(data)
+            self._receive(self._decoder.feed(data))
         elif not self._closed.is_set():
             end = int(self._until) + 1 if self._until.isdigit() else self._lost_below
             self._report_losses(min(self._lost_below, end))
             self._on_end_of_file()
+
+    def _receive(self, messages: list[Message]) -> None:
+        if messages:
+            self._is_plain = not (self._lost_below or self._losses or self._exactly) and (
+                self._singly
+                or not any(map(_HEADERS, messages))
+                or not any(headers.PART in message.headers for message in messages)
+            )
+            self._ready.extend(messages)
+            self._received_to = messages[-1].sequence + 1
 
     # ------------------------------------------------------------ losses
 
@@ -333,16 +360,12 @@ class CursorSubscription(Waiting[Message], Subscription):
             deadline = soon if deadline is None else min(soon, deadline)
         return None if deadline is None else max(deadline - time.monotonic(), 0.0)
 
-    def _next_behind_loss(self) -> Message | None:
-        """The next message, a loss before it counted. Raises FellBehind, at most every LOSS_REPORT_S."""
-        message, self._next = self._next or self._decoder.next(), None
-        if message is None:
-            return None
+    def _count_before(self, message: Message) -> None:
+        """Count the losses before a message. Raises FellBehind, at most every LOSS_REPORT_S."""
         self._count(message.sequence)
+        self._start = str(message.sequence + 1)
         if self._losses and time.monotonic() - self.reported_at >= LOSS_REPORT_S:
-            self._next = message
             self._report()
-        return message
 
     def _count(self, sequence: int) -> None:
         """Count as lost the messages below `sequence` and `_gone` that were not read."""

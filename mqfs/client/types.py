@@ -18,7 +18,7 @@ from mqfs.errors import MqfsError
 from mqfs.ninep.codec.dialect import raised
 from mqfs.ninep.codec.messages import Rerror
 
-READ_BYTES = 262_144  # of one read
+READ_BYTES = 131_072  # of one read: what is made of them fits the cache
 Body: TypeAlias = bytes | bytearray | memoryview | str
 Duration: TypeAlias = float | str | timedelta  # seconds, or as in ctl: "30s"
 Moment: TypeAlias = float | str | timedelta | datetime  # UNIX seconds; or how long ago: "10m", a timedelta

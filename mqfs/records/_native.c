@@ -1,4 +1,5 @@
-/* The codec of logs: frames to records (frames.c, batch.c), rows to postings (postings.c), runs of records to columns (columns.c). */
+/* The codec of logs: frames to records (frames.c, batch.c), rows to postings (postings.c), runs of records to columns (columns.c)
+ * and to messages (messages.c). */
 #include "native.h"
 #include "crc32c.h"
 #ifndef SOURCE
@@ -14,6 +15,7 @@ static PyMethodDef functions[] = {
     {"postings", FAST(native_postings), METH_FASTCALL, NULL},
     {"columns", native_columns, METH_VARARGS, NULL},
     {"pick", native_pick, METH_VARARGS, NULL},
+    {"messages", FAST(native_messages), METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL}};
 
 static int begin(PyObject *module)

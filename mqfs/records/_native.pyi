@@ -2,8 +2,9 @@
 
 from array import array
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
+T = TypeVar("T")
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Rows: TypeAlias = list[tuple[int, int, int, int]]  # place, messages, bytes of their bodies, which is the last
 Streams: TypeAlias = tuple[array[int], array[int], array[int], bytes]  # numbers, bounds, ends of the names, names
@@ -38,5 +39,7 @@ def columns(
     data: Buffer, begin: int, streams: Streams, asked: int, strangers: bool, allocate: Callable[[int], bytearray], /
 ) -> tuple[Any, ...]: ...
 def pick(data: Buffer, numbers: array[int], /) -> tuple[Any, ...]: ...
+def messages(data: bytes, at: int, names: dict[int, str], type: type[T], to: list[T], /) -> int:
+    """Where the first record begins that is no sound message of a named stream."""
 
 SOURCE: str  # SHA-256 of what it was built from; empty where setup.py did not build it

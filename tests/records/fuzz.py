@@ -14,12 +14,14 @@ import sys
 import time
 from array import array
 from collections.abc import Callable
+from itertools import pairwise
 from random import Random
 from typing import Any
 
 import google_crc32c
 
 from mqfs import errors, limits, ring
+from mqfs.client import message
 from mqfs.engine.language import batch_frames
 from mqfs.records import batch, columns, headers, record
 from mqfs.records.record import HEAD_BYTES, INNER, MORE, padded, row_at
@@ -248,6 +250,26 @@ def pick(dice: Random) -> None:
     assert (data[:at] if found.kept is None else found.kept) == b"".join(kept)
 
 
+def messages(dice: Random) -> None:
+    """Records with names, in pieces, as a subscription receives them."""
+    names = {3: "s", 4: "é", 5: "t" * 255, 7: "s0001"}
+    data = record.encode_names(1, 0, dict(dice.sample([*names.items()], dice.randrange(5)))) + log(dice)
+    cuts = sorted(dice.randrange(len(data) + 1) for _ in range(dice.randrange(4)))
+    pieces = [data[begin:end] for begin, end in pairwise([0, *cuts, len(data)])]
+
+    def step() -> Any:
+        decoder = message.RecordDecoder()
+        return [outcome(lambda: decoder.feed(piece)) for piece in pieces]  # noqa: B023
+
+    done, native = step(), message.native_messages
+    message.native_messages = lambda data, at, names, type, to, /: at
+    try:
+        expected = step()
+    finally:
+        message.native_messages = native
+    assert done == expected, (done, expected)
+
+
 # ---------------------------------------------------------------- ring/
 
 
@@ -383,8 +405,8 @@ def hostile(dice: Random) -> None:
 
 
 FUZZED: dict[str, Callable[[Random], None]] = {
-    "pack": pack, "stamp": stamp, "unit": unit, "postings": postings, "columns": gather, "pick": pick, "scan": scan,
-    "crc32c": crc, "publish": publish, "hostile": hostile,
+    "pack": pack, "stamp": stamp, "unit": unit, "postings": postings, "columns": gather, "pick": pick,
+    "messages": messages, "scan": scan, "crc32c": crc, "publish": publish, "hostile": hostile,
 }  # fmt: skip
 
 

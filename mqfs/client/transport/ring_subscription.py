@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from operator import itemgetter
@@ -53,7 +52,6 @@ class RingSubscription(CursorSubscription):
         self._set_up(link, path, patterns, "", filters, reconnect)
         self._attachment, self._at, self._times_away = attachment, at, attachment.times_away
         self._past_away = self._times_away  # of the server, when `_past` was opened
-        self._ready: deque[Message] = deque()
         self._past: CursorSubscription | None = None  # reads the log, before the ring is read on
         self._old_slots: list[ring.Consumer] = []  # of earlier generations: the log retains what they have not read
         self._forever = False  # `_past` is read to the end: the group has no ring
@@ -217,30 +215,7 @@ class RingSubscription(CursorSubscription):
 
     # ------------------------------------------------------------ messages
 
-    def _get(self, deadline: float | None) -> Message:
-        with self._turn:
-            while True:
-                try:
-                    whole = self._assembly.add_part(self._ready.popleft())
-                except IndexError:
-                    self._fill(deadline)
-                else:
-                    if whole is not None:
-                        return whole
-
-    def __next__(self) -> Message:
-        if not self._filters:
-            try:
-                message = self._ready.popleft()
-                if headers.PART not in message.headers:
-                    return message
-                self._ready.appendleft(message)
-            except IndexError:
-                pass
-        return super().__next__()
-
     def _fill(self, deadline: float | None) -> None:
-        """Have a message ready, or wait a little. Raises what `get` does."""
         if self._at_end or self._closed.is_set():
             raise EOFError
         if self._past is not None:
@@ -284,8 +259,12 @@ class RingSubscription(CursorSubscription):
             if self._past is None and self._losses:
                 self._report()
         else:
-            self._position = message.sequence + 1
-            self._ready.append(message)
+            run = [message]
+            if past._is_plain:
+                run += past._ready
+                past._ready.clear()
+            self._receive(run)
+            self._position = run[-1].sequence + 1
 
     def _from_ring(self, consumer: ring.Consumer, deadline: float | None) -> None:
         consumer.release()  # the records before are read
@@ -322,7 +301,7 @@ class RingSubscription(CursorSubscription):
         if records[0][0] < self._floor:
             records = [record for record in records if record[0] >= self._floor]
         try:
-            self._ready.extend(self._filter.messages(records))
+            self._receive(self._filter.messages(records))
         except Disconnected:  # the records are read again, from the log
             if self._reconnect is False:
                 raise

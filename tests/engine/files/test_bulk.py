@@ -16,6 +16,7 @@ from mqfs.client.message import RecordDecoder
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import Kind, User, Wait
+from mqfs.records.record import padded
 from mqfs.store.store import DiskStore
 from tests.engine.publishing.test_crash import Lying
 from tests.support.calls import calls_once
@@ -98,9 +99,7 @@ class Scene:
         handle, parser, found = self.open(".cursor", os.O_RDWR, user), RecordDecoder(), []
         handle.write(f"{commands}format record\n".encode())
         while data := _told(handle, count):
-            parser.feed(data)
-            while (message := parser.next()) is not None:
-                found.append((message.sequence, message.stream, message.body.decode()))
+            found += [(message.sequence, message.stream, message.body.decode()) for message in parser.feed(data)]
         handle.close()
         return found
 
@@ -178,24 +177,20 @@ def test_the_names_are_within_the_count(tmp_path: Path, count: int) -> None:
     handle = scene.open(".cursor", os.O_RDWR)
     handle.write(b"seek first\nuntil end\nformat record\n")
     while data := _told(handle, count):
-        parser = RecordDecoder()
-        parser.feed(data)
-        while parser._next() is not None:
-            pass
         assert len(data) <= count
-        assert parser._at == len(data), "whole records"
+        at = 0
+        while at < len(data):
+            at += padded(int.from_bytes(data[at : at + 4], "little"))
+        assert at == len(data), "whole records"
     scene.tree.close()
     scene.store.close()
 
 
 def sequences(parser: RecordDecoder, data: bytes) -> list[int]:
     """Of the messages in it, whose streams' names the parser has."""
-    parser.feed(data)
-    found = []
-    while (message := parser.next()) is not None:
-        assert message.stream in ("s", "t")
-        found.append(message.sequence)
-    return found
+    messages = parser.feed(data)
+    assert {message.stream for message in messages} <= {"s", "t"}
+    return [message.sequence for message in messages]
 
 
 def test_the_names_come_behind_a_look_that_failed() -> None:

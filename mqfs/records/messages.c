@@ -1,0 +1,86 @@
+/* A run of records -> messages of the library: tuples of (sequence, stream, time, body, headers). Nothing is kept between two calls.
+ *
+ * Bounds. A record is read only where `whole` has seen that its head, its headers and its body end inside the run. The buffer is
+ * a bytes object, which nobody writes to. Headers are walked as in headers.py: a size that leads past their end ends them. */
+#include "native.h"
+#include "crc32c.h"
+#include <string.h>
+
+#define FIELDS 5
+
+/* The head of the message at `at`; 0 for all else, which is left to the caller. */
+static inline int message_at(const uint8_t *data, size_t bytes, size_t at, Head *head)
+{
+    if (bytes - at < sizeof *head) return 0;
+    memcpy(head, data + at, sizeof *head);
+    if (head->size < sizeof *head + head->headers || padded(head->size) > bytes - at || head->kind != MESSAGE) return 0;
+    return crc32c(crc32c(0, data + at, 4), data + at + 8, head->size - 8) == head->crc;
+}
+
+/* Headers as a dict of texts. */
+static PyObject *texts_of(const uint8_t *p, size_t n)
+{
+    PyObject *made = PyDict_New();
+    for (size_t at = 0, end; made && at < n; at = end) {
+        size_t value = at + 1 + p[at]; /* where its size lies */
+        if (value + 2 > n) break;
+        size_t size = p[value] | (size_t)p[value + 1] << 8;
+        end = value + 2 + size;
+        if (size > n - value - 2) size = n - value - 2;
+        PyObject *key = PyUnicode_DecodeUTF8((const char *)p + at + 1, (Py_ssize_t)p[at], "replace");
+        PyObject *text = key ? PyUnicode_DecodeUTF8((const char *)p + value + 2, (Py_ssize_t)size, "replace") : NULL;
+        if (!text || PyDict_SetItem(made, key, text)) Py_CLEAR(made);
+        Py_XDECREF(key);
+        Py_XDECREF(text);
+    }
+    return made;
+}
+
+static PyObject *message_of(PyTypeObject *type, allocfunc allocate, const Head *head, PyObject *stream, const uint8_t *record)
+{
+    const uint8_t *after = record + sizeof *head;
+    PyObject *made = allocate(type, FIELDS);
+    if (!made) return NULL;
+    PyObject *fields[FIELDS] = {
+        PyLong_FromUnsignedLongLong(head->sequence), Py_NewRef(stream), PyLong_FromLongLong(head->time_ns),
+        PyBytes_FromStringAndSize((const char *)after + head->headers, (Py_ssize_t)(head->size - sizeof *head - head->headers)),
+        texts_of(after, head->headers)};
+    int bad = 0;
+    for (Py_ssize_t i = 0; i < FIELDS; i++) bad |= !fields[i] || PyTuple_SetItem(made, i, fields[i]);
+    if (bad) Py_CLEAR(made);
+    else PyObject_GC_UnTrack(made); /* nothing in it refers to anything: the collector need not look */
+    return made;
+}
+
+/* messages(data, at, names, type, to): append the messages from `at` on to a list, up to the first record that is none, is damaged,
+ * not whole, or of a stream without a name; where that begins. `type`: a subclass of tuple that adds nothing. */
+PyObject *native_messages(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    char *text;
+    Py_ssize_t size;
+    if (!arguments("messages", count, 5) || PyBytes_AsStringAndSize(args[0], &text, &size)) return NULL;
+    size_t at = PyLong_AsSize_t(args[1]), bytes = (size_t)size;
+    if (PyErr_Occurred()) return NULL;
+    if (!PyDict_Check(args[2]) || !PyType_Check(args[3]) || !PyList_Check(args[4]) ||
+        !PyType_IsSubtype((PyTypeObject *)args[3], &PyTuple_Type))
+        return PyErr_SetString(PyExc_TypeError, "messages: expected names in a dict, a type of tuple, a list"), NULL;
+    PyTypeObject *type = (PyTypeObject *)args[3];
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    PyObject *stream = NULL; /* borrowed from the dict, which nothing changes here */
+    uint32_t number = 0;
+    Head head;
+    for (; at < bytes && message_at((uint8_t *)text, bytes, at, &head); at += padded(head.size)) {
+        if (!stream || head.stream != number) {
+            PyObject *key = PyLong_FromUnsignedLong(number = head.stream);
+            stream = key ? PyDict_GetItemWithError(args[2], key) : NULL;
+            Py_XDECREF(key);
+            if (!stream && PyErr_Occurred()) return NULL;
+            if (!stream) break;
+        }
+        PyObject *made = message_of(type, allocate, &head, stream, (uint8_t *)text + at);
+        if (!made || PyList_Append(args[4], made)) return Py_XDECREF(made), NULL;
+        Py_DECREF(made);
+    }
+    return PyLong_FromSize_t(at);
+}
