@@ -47,7 +47,6 @@ T_co = TypeVar("T_co", covariant=True)
 
 READERS, CLOSERS = 4, 2  # threads of a client that open readers and get what has come, and that close readers
 FETCHED = 256  # messages that are got at once where a transport has received them together
-REPORT_S = 0.05  # of a `get` that is to report lost messages which no other follows
 
 
 async def in_thread(call: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
@@ -144,7 +143,7 @@ class _Source(Protocol[T_co]):
 
     def _has_next(self) -> bool: ...
 
-    def _when_ready(self, call: Callable[[], None]) -> float | None: ...
+    def _when_ready(self, call: Callable[[], None]) -> tuple[float, float] | None: ...
 
     def interrupt(self) -> None: ...
 
@@ -189,19 +188,19 @@ class Waiter(Generic[T]):
     async def _wait(self, deadline: float) -> None:
         """Wait until there is an item, or the deadline; then read."""
         arrived = anyio.Event()
-        pause_s: float | None = None
+        after_s, timeout_s = inf, 0.0
         try:
-            pause_s = self._source._when_ready(partial(self._loop.soon, arrived.set))
+            after_s, timeout_s = self._source._when_ready(partial(self._loop.soon, arrived.set)) or (inf, 0.0)
         except MqfsError:
             arrived.set()  # `get` raises it, or reconnects
-        until = min(deadline, inf if pause_s is None else time.monotonic() + pause_s)
+        until = min(deadline, time.monotonic() + after_s)
         try:
             with anyio.move_on_after(until - time.monotonic() if until < inf else None):
                 await arrived.wait()
         except BaseException:
             await self._read(0.0)  # take the request back, or what it was answered with
             raise
-        await self._read(0.0 if arrived.is_set() or pause_s is None else REPORT_S)
+        await self._read(0.0 if arrived.is_set() else timeout_s)
 
     async def _read(self, timeout: float) -> None:
         await in_thread(partial(self._fetch, timeout), self._loop.readers)

@@ -25,9 +25,11 @@ class Backoff:
         """`limit_s`: of all attempts, from the first failure on; True: none; False: one attempt. `closed` ends them."""
         self._limit_s, self._closed, self._longest_s = limit_s, closed, longest_s
         self._pause_s, self._began = FIRST_PAUSE_S, 0.0
+        self.next_at = 0.0  # of time.monotonic(): when the next attempt is due
+        self._error: MqfsError | None = None
 
-    def wait(self, error: MqfsError) -> None:
-        """Pause before the next attempt. Raises the error where there is none."""
+    def wait(self, error: MqfsError, deadline: float | None = None) -> None:
+        """Pause before the next attempt. Raises the error where there is none, TimeoutError at the deadline."""
         if self._limit_s is False or self._closed.is_set() or (isinstance(error, Disconnected) and error.final):
             raise error
         if not self._began:
@@ -36,17 +38,31 @@ class Backoff:
                 log.warning("%s; reconnecting", error)
         elif self._limit_s is not True and time.monotonic() - self._began > self._limit_s:
             raise error
-        if self._closed.wait(random.uniform(self._pause_s / 2, self._pause_s)):  # jitter: clients do not return at once
-            raise error
+        pause_s = random.uniform(self._pause_s / 2, self._pause_s)  # jitter: clients do not return at once
+        self._error, self.next_at = error, time.monotonic() + pause_s
         self._pause_s = min(self._pause_s * 2, self._longest_s)
+        self.resume(deadline)
 
-    def retry(self, attempt: Callable[[], T], *errors: type[MqfsError]) -> T:
-        """The result of the first attempt that raises none of `errors`."""
+    def resume(self, deadline: float | None = None) -> None:
+        """Wait for the rest of a pause that an earlier deadline ended. Raises as `wait`."""
+        if self._error is None:
+            return
+        until = self.next_at if deadline is None else min(self.next_at, deadline)
+        if self._closed.wait(max(until - time.monotonic(), 0.0)):
+            raise self._error
+        if until < self.next_at:
+            raise TimeoutError
+        self._error = None
+
+    def retry(self, attempt: Callable[[], T], *errors: type[MqfsError], deadline: float | None = None) -> T:
+        """The result of the first attempt that raises none of `errors`. Raises TimeoutError at the deadline; the next
+        call resumes there."""
+        self.resume(deadline)
         while True:
             try:
                 return attempt()
             except errors as error:
-                self.wait(error)
+                self.wait(error, deadline)
 
 
 __all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "Backoff"]

@@ -14,7 +14,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from mqfs.client.backoff import Backoff
 from mqfs.client.large import place_of
 from mqfs.client.message import Message
 from mqfs.client.subscription import CursorSubscription, names_of
@@ -252,8 +251,8 @@ class Claims(Waiting[Claim]):
             raise
         return file
 
-    def _reopen(self) -> None:
-        file = Backoff(self._reconnect, self._closed).retry(self._open, Disconnected, Interrupted)
+    def _reopen(self, deadline: float | None) -> None:
+        file = self._retry(self._open, deadline)
         with self._lock:
             self._file, self._refusals, self._partial_line = file, [], b""
 
@@ -321,7 +320,7 @@ class Claims(Waiting[Claim]):
             self._has_begun = False
             data = self._file.receive(timeout=left)
             if not data:
-                self._on_end_of_file()
+                self._on_end_of_file(deadline)
             elif self._is_refusal(data) if self._partial_line else data[:1] != b"{":
                 pass  # the error text of a refused command, raised by `_command`
             elif data.endswith(b"\n"):
@@ -333,7 +332,7 @@ class Claims(Waiting[Claim]):
             self._interrupted(error)
         except Disconnected as error:
             self._require_reconnect(error)
-            self._reopen()
+            self._reopen(deadline)
         return None
 
     def _assemble(self, message: Message) -> Message:
@@ -352,16 +351,17 @@ class Claims(Waiting[Claim]):
         with self._lock:
             return data in self._refusals
 
-    def _on_end_of_file(self) -> None:
+    def _on_end_of_file(self, deadline: float | None) -> None:
         """End of file: the consumer was removed, or the server stops."""
         make, self._make = self._make, None
         try:
             if self._reconnect is False:
                 raise NotFound
-            self._reopen()
-            self._make = make
+            self._reopen(deadline)
         except NotFound:
             self._at_end = True
+        finally:
+            self._make = make
 
     # ------------------------------------------------------------ ends
 
@@ -369,6 +369,7 @@ class Claims(Waiting[Claim]):
         """Claim no more: threads that wait get the end. Open claims can still be settled."""
         self._closed.set()
         self._file.interrupt()
+        self._wake()
 
     def close(self, release: bool = True) -> None:
         """Close the handle; threads that wait get the end.
@@ -401,7 +402,7 @@ class Claims(Waiting[Claim]):
                     return [str(Claim(self, self._file, *parse(data)).sequence)]
         return []
 
-    def _when_ready(self, call: Callable[[], None]) -> float | None:
+    def _when_ready(self, call: Callable[[], None]) -> tuple[float, float] | None:
         self._has_begun = True
         return super()._when_ready(call)
 

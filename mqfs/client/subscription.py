@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from mqfs import limits
-from mqfs.client.backoff import FIRST_PAUSE_S, Backoff
+from mqfs.client.backoff import FIRST_PAUSE_S
 from mqfs.client.large import MultipartAssembler
 from mqfs.client.message import Message, RecordDecoder
 from mqfs.client.types import READ_BYTES, File, Filter, Filters, Link, Patterns, Subscription, parse_answer, read_whole
@@ -27,6 +27,7 @@ from mqfs.syntax.names import check_file_name
 from mqfs.syntax.patterns import DOTTED, Words, compile_pattern, has_wildcard
 from mqfs.syntax.quoting import command_lines, quote_word
 
+REPORT_S = 0.05  # of a `get` that is to report lost messages which no other follows
 LOSS_REPORT_S = 1.0  # between two reports of lost messages: under a small `depth` each read may lose some
 _EVERYTHING = "#"
 _PROGRAMS = ("exact:", "prefix:")
@@ -243,35 +244,37 @@ class CursorSubscription(Waiting[Message], Subscription):
             streams = {n: row for n, row in streams.items() if n in plain or any(match(n) for match in patterns)}
         return list(streams.values())
 
-    def _reopen(self) -> None:
+    def _reopen(self, deadline: float | None) -> None:
         """Open a new cursor after the last message, once the server is back."""
         self._was_away = True
-        self._file = Backoff(self._reconnect, self._closed).retry(self._open, Disconnected, Interrupted)
+        self._file = self._retry(self._open, deadline)
 
-    def _on_end_of_file(self) -> None:
+    def _on_end_of_file(self, deadline: float | None) -> None:
         """End of file: its streams were removed, or the server stops."""
-        self._at_end = True
         if self._reconnect is False or self._until:
+            self._at_end = True
             return
         try:
-            self._reopen()
+            self._reopen(deadline)
             self._at_end = bool(self._exactly)  # its only stream was removed
         except NotFound:
-            pass
+            self._at_end = True
 
     # ------------------------------------------------------------ messages
 
     def _has_next(self) -> bool:
         return bool(self._ready) and not (self._lost_below or self._losses or self._closed.is_set())
 
-    def _when_ready(self, call: Callable[[], None]) -> float | None:
+    def _when_ready(self, call: Callable[[], None]) -> tuple[float, float] | None:
+        away = None
         if self._ready:
             call()
         else:
-            super()._when_ready(call)
-        if not (self._lost_below or self._losses):
-            return None
-        return max(self.reported_at + LOSS_REPORT_S - time.monotonic(), FIRST_PAUSE_S)  # no message may follow
+            away = super()._when_ready(call)
+        if away or not (self._lost_below or self._losses):
+            return away
+        after_s = max(self.reported_at + LOSS_REPORT_S - time.monotonic(), FIRST_PAUSE_S)  # no message may follow
+        return after_s, REPORT_S
 
     def _next_item(self, deadline: float | None) -> Message:
         while True:
@@ -311,7 +314,7 @@ class CursorSubscription(Waiting[Message], Subscription):
             count = limits.MESSAGE_BYTES if self._decoder.has_part else READ_BYTES
             data = self._file.receive(count, timeout=self._wait_s(deadline))
         except FellBehind:
-            self._fall_behind()
+            self._fall_behind(deadline)
             return
         except TimeoutError:
             if deadline is not None and time.monotonic() >= deadline:
@@ -323,14 +326,14 @@ class CursorSubscription(Waiting[Message], Subscription):
             return
         except Disconnected as error:
             self._require_reconnect(error)
-            self._reopen()
+            self._reopen(deadline)
             return
         if data:
             self._receive(self._decoder.feed(data))
         elif not self._closed.is_set():
             end = int(self._until) + 1 if self._until.isdigit() else self._lost_below
             self._report_losses(min(self._lost_below, end))
-            self._on_end_of_file()
+            self._on_end_of_file(deadline)
 
     def _receive(self, messages: list[Message]) -> None:
         if messages:
@@ -344,14 +347,14 @@ class CursorSubscription(Waiting[Message], Subscription):
 
     # ------------------------------------------------------------ losses
 
-    def _fall_behind(self) -> None:
+    def _fall_behind(self, deadline: float | None) -> None:
         """After FellBehind: count as lost what is not read below the present log starts."""
         try:
             self._file.write(command_lines("streams"))
             self._lost_below = max((row["floor"] for row in self._places(self._file)[1]), default=self._lost_below)
         except Disconnected as error:
             self._require_reconnect(error)
-            self._reopen()
+            self._reopen(deadline)
 
     def _wait_s(self, deadline: float | None) -> float | None:
         """How long to wait for a message: a loss is reported soon, also where none follows."""
@@ -397,6 +400,7 @@ class CursorSubscription(Waiting[Message], Subscription):
     def close(self) -> None:
         self._closed.set()
         self._file.interrupt()
+        self._wake()
         with self._turn:
             self._file.close()
 

@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from mqfs.client.backoff import Backoff
 from mqfs.client.types import File
 from mqfs.errors import Disconnected, Interrupted
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -23,6 +25,9 @@ class Waiting(Generic[T_co]):
         self._closed = threading.Event()
         self._interrupt_requested = False  # `interrupt` was called, and no `get` has raised it yet
         self._at_end = False
+        self._backoff: Backoff | None = None  # while the server is away
+        self._woken = threading.Event()  # `close` and `interrupt` end its pauses
+        self._on_wake: Callable[[], None] | None = None  # of an async program that waits meanwhile
 
     def get(self, timeout: float | None = None) -> T_co:
         """Wait for the next one.
@@ -47,14 +52,46 @@ class Waiting(Generic[T_co]):
     def _next_item(self, deadline: float | None) -> T_co:
         raise NotImplementedError
 
-    def _when_ready(self, call: Callable[[], None]) -> float | None:
-        """Call once `get` hardly waits: at once, or from any thread, so that it must not block. The caller asks `get`
-        after the returned seconds all the same. Raises Disconnected."""
+    def _when_ready(self, call: Callable[[], None]) -> tuple[float, float] | None:
+        """Call once `get` hardly waits: at once, or from any thread, so that it must not block. Where it returns
+        (AFTER, TIMEOUT), the caller asks `get(TIMEOUT)` after AFTER seconds all the same. Raises Disconnected."""
         if self._closed.is_set() or self._at_end:
             call()
+        elif self._backoff is not None:
+            return self._wait_away(call, self._backoff.next_at - time.monotonic())
         else:
             self._file.when_ready(call)
         return None
+
+    def _wait_away(self, call: Callable[[], None], pause_s: float) -> tuple[float, float]:
+        """See `_when_ready`: while the server is away. `interrupt` and `close` end the pause."""
+        self._on_wake = call
+        if self._closed.is_set() or self._interrupt_requested:
+            self._wake()
+        return max(pause_s, 0.0), 0.0
+
+    def _wake(self) -> None:
+        self._woken.set()
+        call, self._on_wake = self._on_wake, None
+        if call is not None:
+            call()
+
+    def _retry(self, attempt: Callable[[], T], deadline: float | None) -> T:
+        """The result of an attempt to reach the server again. Raises Disconnected, EOFError, Interrupted, and
+        TimeoutError at the deadline; the next `get` resumes there."""
+        self._woken.clear()  # before the look at what may have set it
+        backoff, self._backoff = self._backoff or Backoff(self._reconnect, self._woken), None
+        try:
+            if not (self._closed.is_set() or self._interrupt_requested):
+                return backoff.retry(attempt, Disconnected, Interrupted, deadline=deadline)
+        except (Disconnected, TimeoutError):
+            self._backoff = backoff
+            if not (self._closed.is_set() or self._interrupt_requested):
+                raise
+        if self._closed.is_set():
+            raise EOFError
+        self._backoff, self._interrupt_requested = backoff, False
+        raise Interrupted
 
     def _has_next(self) -> bool:
         """Whether `get` returns at once, surely: what it returns was received."""
@@ -77,6 +114,7 @@ class Waiting(Generic[T_co]):
         """End the `get` that waits in another thread, or else the next one, with Interrupted. Loses no message."""
         self._interrupt_requested = True
         self._file.interrupt()
+        self._wake()
 
     def _interrupted(self, error: Interrupted) -> None:
         """Raise the error of an interrupted wait, unless it was interrupted by `close`."""

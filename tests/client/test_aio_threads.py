@@ -245,6 +245,49 @@ def test_readers_wait_for_a_server_that_goes_away(transport: str, backend: str) 
         anyio.run(main, server, backend=backend)
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("transport", ["9p", "auto"])
+def test_readers_of_a_server_that_is_away_hold_up_no_others(transport: str, backend: str) -> None:
+    """More readers than the client has threads wait for their server; others obey their limits all the same."""
+
+    async def main(server: Server) -> None:
+        async with aio.connect(server.address, transport=transport) as client:
+            group = await client.group("g", create=True, ctl=["replay all"])
+            await group.publish_many([("s", b"0")])
+            readers = [await group.subscribe() for _ in range(4)]
+            claims = [await group.consume(f"c{number}") for number in range(4)]
+            brief, limited = await group.subscribe(), await group.subscribe(reconnect=False)
+            got: list[bytes] = []
+
+            async def read(source: AsyncSubscription | aio.AsyncClaims) -> None:
+                item = await source.get()
+                while item.body != b"after":
+                    item = await source.get()
+                got.append(item.body)
+
+            async with anyio.create_task_group() as tasks:
+                for source in [*readers, *claims]:
+                    tasks.start_soon(read, source)
+                await anyio.wait_all_tasks_blocked()
+                await anyio.to_thread.run_sync(server.kill)
+                for _ in range(3):
+                    with pytest.raises(TimeoutError, match="no message in"):
+                        await brief.get(0.0)
+                    with pytest.raises(errors.Disconnected):
+                        await limited.get()
+                await brief.interrupt()
+                with pytest.raises(errors.Interrupted):
+                    await brief.get()
+                await anyio.to_thread.run_sync(server.start)
+                with server.connect() as other:
+                    other.group("g").publish("s", b"after")
+                assert (await brief.get()).body == b"after"
+            assert len(got) == 8
+
+    with short_folder() as folder, Server.at(folder) as server:
+        anyio.run(partial(bounded, partial(main, server)), backend=backend)
+
+
 @pytest.mark.slow
 def test_waits_that_are_cancelled_lose_and_repeat_nothing(any_opening: Opening, name: str, backend: str) -> None:
     """Subscriptions and handles whose waits end at any moment, beside a publisher."""

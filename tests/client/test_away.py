@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,29 @@ def test_patience_has_an_end(server: Server) -> None:
         with pytest.raises(errors.Disconnected):
             messages.get()
         server.start()
+
+
+def test_a_get_obeys_its_limits_while_the_server_is_away(server: Server) -> None:
+    with server.connect() as client:
+        group = client.group("g", create=True, ctl=["replay all"])
+        with group.subscribe(reconnect=HANG_S) as messages, group.consume("c", reconnect=HANG_S) as claims:
+            server.kill()
+            sources: tuple[mqfs.Subscription | mqfs.Claims, ...] = (messages, claims)
+            for source in sources:
+                for timeout in 0.0, 0.001, 0.1:
+                    began = time.monotonic()
+                    with pytest.raises(TimeoutError, match="no message in"):
+                        source.get(timeout)
+                    assert time.monotonic() - began >= timeout
+                thread = threading.Thread(target=source.interrupt)
+                thread.start()
+                with pytest.raises(errors.Interrupted):
+                    source.get()
+                thread.join()
+            server.start()
+            with server.connect() as other:
+                other.group("g").publish("s", b"x")
+            assert (messages.get(HANG_S).body, claims.get(HANG_S).body) == (b"x", b"x")
 
 
 def test_closing_ends_a_reader_that_waits_for_the_server(server: Server) -> None:

@@ -167,7 +167,7 @@ def test_a_reader_that_was_overtaken_and_could_not_catch_up_loses_nothing(
 
     with shared.connect(transport="ring") as client:
         group = client.group(name, create=True, ctl=["replay all"])
-        with group.subscribe("s") as reading:
+        with group.subscribe("s", reconnect=False) as reading:
             flood(group, 5_000, 4_000)
             group.publish("s", b"last")
             with monkeypatch.context() as patched:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from operator import itemgetter
 
 from mqfs import ring
@@ -58,6 +59,7 @@ class RingSubscription(CursorSubscription):
         self._floor = 0  # records below it are read from the log
         self._read_to = 0  # in the ring
         self._check_at = self._away_since = 0.0
+        self._ending = Backoff(True, self._closed, longest_s=LONGEST_PAUSE_S)  # between attempts while one ring ends
         self._filter = RingFilter(self._names)
         self._has_plain_names = self._check_names()
         self._position = at.next
@@ -116,7 +118,7 @@ class RingSubscription(CursorSubscription):
             consumer.close()
 
     def _catch_up(self, start: str) -> None:
-        """Read the log from `start` up to what the ring surely has. Raises Stale."""
+        """Read the log from `start` up to what the ring surely has. Raises Stale, Disconnected."""
         at = self._at
         end = self._floor = at.next
         if end <= 1 or (start.isdigit() and int(start) >= end):
@@ -129,8 +131,8 @@ class RingSubscription(CursorSubscription):
                 raise Stale("ring is retired")
             if self._closed.is_set():
                 return
-            if at.socket.is_lost and not self._attachment.still_valid(at):
-                raise Stale("ring is retired")
+            if at.socket.is_lost:
+                raise Disconnected(f"{self._link.label}: the server closed the connection")  # the log stays as it is
         past = CursorSubscription(
             self._link, self._path, self._names,
             start=start, until=str(end - 1), singly=True, was_away=self._server_was_away(),
@@ -148,23 +150,20 @@ class RingSubscription(CursorSubscription):
         self._past = past
         self._close_old_slots()
 
-    def _change_over(self) -> None:
+    def _change_over(self, deadline: float | None) -> None:
         """Continue in the next generation, or the log, after the last message, once the server is back."""
         self._leave_slot()
-        away, ending = Backoff(self._reconnect, self._closed), Backoff(True, self._closed, longest_s=LONGEST_PAUSE_S)
-        while not self._at_end:
-            try:
-                self._change_once()
-                return
-            except NotFound:
-                self._at_end = True
-            except Stale as error:
-                with suppress(Stale):  # closed
-                    ending.wait(error)
-                if self._closed.is_set():
-                    return
-            except (Disconnected, Interrupted) as error:  # Interrupted: a server that stops answers so
-                away.wait(error)
+        try:
+            self._retry(partial(self._change_in_turn, deadline), deadline)  # Interrupted: a server that stops
+        except NotFound:
+            self._at_end = True
+        if self._past is None and self._losses:  # not all were reported
+            self._report()
+
+    def _change_in_turn(self, deadline: float | None) -> None:
+        with suppress(Stale):  # closed
+            self._ending.retry(self._change_once, Stale, deadline=deadline)
+        self._ending = Backoff(True, self._closed, longest_s=LONGEST_PAUSE_S)
 
     def _change_once(self) -> None:
         try:
@@ -224,16 +223,15 @@ class RingSubscription(CursorSubscription):
         self._attachment.require()
         try:
             if self._consumer is None:
-                self._change_over()
+                self._change_over(deadline)
                 return
             if self._consumer.position != self._read_to:
-                self._catch_up(str(self._position))  # a batch was interrupted (Ctrl-C)
-                self._read_to = self._consumer.position
+                self._read_missed(self._consumer)  # a batch was interrupted (Ctrl-C)
                 return
             self._from_ring(self._consumer, deadline)
         except Stale:
             self._attachment.require()
-            self._change_over()
+            self._change_over(deadline)
 
     def _from_past(self, past: CursorSubscription, deadline: float | None) -> None:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
@@ -254,10 +252,8 @@ class RingSubscription(CursorSubscription):
             if self._forever:
                 raise
             self._past = None
-            self._losses, self._counted_below = past._losses, past._counted_below  # not all reported yet
-            self._change_over()
-            if self._past is None and self._losses:
-                self._report()
+            self._losses, self._counted_below = past._losses, past._counted_below
+            self._change_over(deadline)
         else:
             run = [message]
             if past._is_plain:
@@ -275,13 +271,11 @@ class RingSubscription(CursorSubscription):
         try:
             records = consumer.records(BATCH, slice_s)
         except FellBehind:
-            self._catch_up(str(self._position))  # overtaken: the log has the missing messages
-            self._read_to = consumer.position
+            self._read_missed(consumer)  # overtaken
             return
         except Damaged:
             consumer.skip()  # a corrupt record: the log has those that passed the check
-            self._catch_up(str(self._position))
-            self._read_to = consumer.position
+            self._read_missed(consumer)
             return
         if records:
             if max(map(_flags_of, records)) >= ring.OWN:
@@ -295,6 +289,16 @@ class RingSubscription(CursorSubscription):
             self._check_server()
         elif deadline is not None and time.monotonic() >= deadline:
             raise TimeoutError
+
+    def _read_missed(self, consumer: ring.Consumer) -> None:
+        """Read in the log what was not read in the ring. Raises Stale, to go on once the server is back."""
+        try:
+            self._catch_up(str(self._position))
+        except Disconnected:
+            if self._reconnect is False:
+                raise
+            raise Stale("server of the ring is away") from None
+        self._read_to = consumer.position
 
     def _decode(self, records: list[RingRecord]) -> None:
         end = records[-1][0] + 1
@@ -346,18 +350,20 @@ class RingSubscription(CursorSubscription):
     def _has_next(self) -> bool:
         return bool(self._ready) and not self._closed.is_set()
 
-    def _when_ready(self, call: Callable[[], None]) -> float | None:
+    def _when_ready(self, call: Callable[[], None]) -> tuple[float, float] | None:
         past, consumer, at = self._past, self._consumer, self._at
         if self._ready or self._closed.is_set() or self._at_end or self._interrupt_requested:
             call()
         elif past is not None:
             return past._when_ready(call)
+        elif self._backoff is not None:
+            return self._wait_away(call, max(self._backoff.next_at, self._ending.next_at) - time.monotonic())
         elif consumer is None or consumer.position != self._read_to:
             call()
         elif at.is_replaced:
             if not at.socket.is_lost:
                 call()
-            return LOOK_S  # its server is away: `get` looks for the next one as often
+            return self._wait_away(call, LOOK_S)  # its server is away: `get` looks for the next one as often
         else:
             consumer.release()
             WATCHER.watch(self, at, consumer.position, call)
@@ -373,6 +379,7 @@ class RingSubscription(CursorSubscription):
     def interrupt(self) -> None:
         self._interrupt_requested = True
         WATCHER.wake(self)
+        self._wake()
         past = self._past
         if past is not None:
             past.interrupt()
