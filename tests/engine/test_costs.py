@@ -300,3 +300,17 @@ def test_the_first_of_a_long_queue_costs_what_that_of_a_short_one_does(
 
     short, long = (min(seconds_each(count) for _ in range(2)) for count in (1_000, 20_000))
     assert long < 3 * short
+
+
+def test_a_put_that_nothing_retains_is_answered_and_not_appended(tmp_path: Path) -> None:
+    queues = Queues(path=tmp_path / "store")
+    reader, put = queues.at("s"), queues.at(".put", os.O_RDWR)
+    wait = reader.read(64)
+    put.write(b'{"stream":"s","kept":true} not in the log')
+    sequence, *receipt = map(int, put.read(128).split())
+    assert wait.result() == b"not in the log"
+    assert sequence == queues.group.log.end.next - 1
+    assert receipt == [queues.clock.wall_ns(), 0, 0, 1]
+    queues.close()
+    stored = [path for path in tmp_path.rglob("*") if path.is_file() and b"not in the log" in path.read_bytes()]
+    assert stored == []

@@ -80,23 +80,18 @@ class PutHandle(CommandFile):
             texts[headers.SINGLE] = "true"
         return {**texts, **put.headers}
 
-    def _answer(self, stream: Stream, put: PutRequest, due_ns: int, sequence: int, duplicate: bool) -> None:
+    def _answer(self, stream: Stream, put: PutRequest, due_ns: int, sequence: int, time_ns: int, known: bool) -> None:
         """The next read tells what is kept. The message is not delivered yet."""
         self.text = f"{sequence}\n".encode()
         if put.kept:
-            time_ns = self._time_ns(stream, due_ns, sequence)
+            time_ns = time_ns or self._written_ns(stream, sequence)
             ttl = put.ttl or self.group.settings.ttl
             retained = bool(due_ns) or put.single or self.group.is_retaining(stream)
-            self.text = f"{sequence} {time_ns} {time_ns + ttl if ttl else 0} {duplicate:d} {retained:d}\n".encode()
+            self.text = f"{sequence} {time_ns} {time_ns + ttl if ttl else 0} {known:d} {retained:d}\n".encode()
 
-    def _time_ns(self, stream: Stream, due_ns: int, sequence: int) -> int:
-        """When the message was written, or is due; of an id that was known, 0 where its message is gone."""
-        clock, log = self.group.tree.clock, self.group.log
-        if due_ns:
-            return clock.wall_ns() + due_ns - clock.engine_ns()
-        if sequence == log.end.next - 1:
-            return log.end.last_ns
-        found = log.reader.find(stream.number, sequence)
+    def _written_ns(self, stream: Stream, sequence: int) -> int:
+        """When the message of an id that was known was written; 0 where it was removed."""
+        found = self.group.log.reader.find(stream.number, sequence)
         return found.time_ns if found is not None and found.sequence == sequence else 0
 
     def _post(self, stream: Stream, put: PutRequest, body: bytes, total: int) -> Step[int]:
@@ -111,7 +106,7 @@ class PutHandle(CommandFile):
         return PutId(self.user.uid, put.id) if put.id else None
 
     def _hold(self, stream: Stream, put: PutRequest, body: bytes, due_ns: int, total: int) -> Step[int]:
-        group = self.group
+        group, clock = self.group, self.group.tree.clock
         group.log.require_writable()
         put_id = self._id(put)
         known = group.ids.find_duplicate(put_id) if put_id else 0
@@ -119,7 +114,7 @@ class PutHandle(CommandFile):
         if not known:
             changes = [group.ids.note(put_id, group.log.end.next)] if put_id else []
             sequence = group.held.put(stream, body, self._texts(put), due_ns, changes)
-        self._answer(stream, put, due_ns, sequence, bool(known))
+        self._answer(stream, put, due_ns, sequence, clock.wall_ns() + due_ns - clock.engine_ns(), bool(known))
         return group.log.after_metadata_sync(total)
 
 

@@ -114,7 +114,7 @@ class Publisher:
             return request.unit.append()
         if request.id is not None and (known := self.ids.find_duplicate(request.id)):
             if request.on_sequence is not None:
-                request.on_sequence(known, True)
+                request.on_sequence(known, 0, True)
             return self.log.after_data_sync(request.total)
         if len(request.bodies) > 1 or request.headers:
             self._append_batch(stream, request)
@@ -127,15 +127,14 @@ class Publisher:
 
     def _append_one(self, stream: Stream, kind: int, body: bytes, on_sequence: OnSequence | None = None) -> None:
         host, log, time_ns = self._host, self.log, self.log.times.next_ns()
-        stored = log.must_retain or on_sequence is not None or host.ring is not None or host.past_rings
-        if not stored and self.fanout.all_wait(stream):
+        if not (log.must_retain or host.ring is not None or host.past_rings) and self.fanout.all_wait(stream):
             sequence = log.skip()
             stream.kept.trimmed_count += 1  # had by its readers, as what they count
         else:
             sequence = log.append(kind, stream.number, body, time_ns)
             stream.kept.appended(sequence, kind, len(body))
         if on_sequence is not None:
-            on_sequence(sequence, False)
+            on_sequence(sequence, time_ns, False)
         self.deliver(stream, Record(sequence, time_ns, stream.number, kind, 0, b"", body))
 
     def _append_batch(self, stream: Stream, request: WriteRequest) -> None:
@@ -144,7 +143,7 @@ class Publisher:
         drafts = [Draft(request.kind, stream.number, body, request.headers) for body in request.bodies]
         first = self.append(stream, drafts, request.size, changes)
         if request.on_sequence is not None:
-            request.on_sequence(first, False)
+            request.on_sequence(first, self.log.end.last_ns, False)
         self.deliver_all(stream, first, drafts)
 
     def append(
