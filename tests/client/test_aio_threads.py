@@ -16,6 +16,7 @@ import pytest
 import mqfs
 from mqfs import aio, errors, ring
 from mqfs.client.aio import AsyncSubscription
+from mqfs.client.subscription import CursorSubscription
 from tests.client.opening import Opening
 from tests.support.campaign import seed
 from tests.support.eventually import HANG_S
@@ -179,6 +180,19 @@ def test_what_no_task_has_waited_for_is_released(tree: mqfs.Client, name: str, r
     claims.close(release)
     with group.consume("c") as claims:
         assert claims.get(HANG_S).deliveries == 1
+
+
+def test_a_closed_subscription_begins_no_read(tree: mqfs.Client, name: str) -> None:
+    """Its task may look at it after another has closed it: the next file has its number."""
+    group = tree.group(name, create=True)
+    was_called = threading.Event()
+    closed = CursorSubscription(group._link, group.path, "s", start="end")
+    closed.close()
+    with CursorSubscription(group._link, group.path, "#", start="end") as messages:
+        closed._file.when_ready(was_called.set)
+        assert was_called.is_set()
+        group.publish("s", b"x")
+        assert messages.get(HANG_S).body == b"x"
 
 
 def test_interrupt_and_close_end_a_wait(any_opening: Opening, name: str, backend: str) -> None:

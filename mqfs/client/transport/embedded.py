@@ -268,6 +268,9 @@ class EmbeddedFile:
         """See `File`."""
         with self._link.lock:
             self._link.require()
+            if self.handle.closed:
+                call()
+                return
             self._begun = self._begun or self._begin(READ_BYTES)
             self._on_ready = call
             step = self._begun[0]

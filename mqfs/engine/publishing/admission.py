@@ -34,11 +34,7 @@ class Admission(enum.Enum):
 
 
 STOPPING = ("reject", "block")  # policies that keep a write from being appended
-
-
-OnSequence: TypeAlias = Callable[
-    [int, int, bool], None
-]  # of the first message, its time or 0, and whether its id was known
+OnSequence: TypeAlias = Callable[[int, int, bool], None]  # of the first: its time or 0, whether its id was known
 
 
 @attrs.define

@@ -468,7 +468,8 @@ class File(io.RawIOBase):
         self.client, self.channel, self._flags = client, channel, flags_of(mode)
         self._slot: Slot | None = None  # the read that waits
         self._begun: tuple[Procedure[bytes], Fcall, Slot] | None = None  # by `when_ready`
-        self._interrupted = False
+        self._interrupted = self._is_closing = False
+        self._beginning = threading.Lock()  # `close` and the begin of a read that no thread waits for
 
     def readable(self) -> bool:
         return self._flags != os.O_WRONLY
@@ -511,12 +512,14 @@ class File(io.RawIOBase):
 
     def when_ready(self, call: Callable[[], None]) -> None:
         """Begin to read, unless that was begun, and call once `receive` does not wait; from another thread, perhaps.
-        Raises Disconnected."""
-        if self.channel.kept is not None:
+        Of a closed file at once: its fid may be another file's. Raises Disconnected."""
+        with self._beginning:
+            if not self._is_closing and self.channel.kept is None:
+                self._begun = self._begun or self._begin(limits.MESSAGE_BYTES)
+        if self._begun is None or self._is_closing:
             call()
-            return
-        self._begun = self._begun or self._begin(limits.MESSAGE_BYTES)
-        self.client.watch(self._begun[2], call)
+        else:
+            self.client.watch(self._begun[2], call)
 
     def _reply(self, slot: Slot, deadline: float | None) -> Fcall:
         try:
@@ -576,6 +579,8 @@ class File(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
+            with self._beginning:
+                self._is_closing = True
             try:
                 with contextlib.suppress(Disconnected):
                     self.client.do(self.client.caller.clunk(self.channel.fid))
