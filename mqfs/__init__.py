@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Receipt,
         Registration,
         Settings,
+        Singles,
         Stats,
         StreamStats,
         Subscription,
@@ -80,19 +81,19 @@ if TYPE_CHECKING:
     from mqfs.server.inside import serve
 
 __all__ = [
-    "LATER", "BodyWriter", "Claim", "Claims", "Client", "Consumer", "ConsumerInfo", "Group", "Message", "Outgoing",
-    "Queue", "Receipt", "Registration", "Settings", "Stats", "StreamStats", "Subscription", "Worker", "connect",
-    "escape", "open", "unescape",
-]  # fmt: skip
-_PLACES = dict.fromkeys(__all__, "mqfs.client")
-__all__ += [
     "Again", "BadAddress", "BadCommand", "BadConfig", "BadFid", "BadFrame", "BadName", "BadRequest", "BadRing",
     "BadStore", "BadTokens", "Busy", "Damaged", "Denied", "Disconnected", "DiskFailed", "DiskFull", "Exists",
     "FellBehind", "Interrupted", "IsDirectory", "MountError", "MqfsError", "NoAttribute", "NoAuthentication",
     "NotDirectory", "NotEmpty", "NotFound", "NotPermitted", "OverLimit", "OverQuota", "ReadOnly", "RemoteError",
     "Stale", "StreamFull", "TooLong", "Unsupported",
 ]  # fmt: skip
-_PLACES |= dict.fromkeys(__all__[len(_PLACES) :], "mqfs.errors") | {"serve": "mqfs.server.inside"}
+_PLACES = dict.fromkeys(__all__, "mqfs.errors") | {"serve": "mqfs.server.inside"}
+__all__ += [
+    "LATER", "BodyWriter", "Claim", "Claims", "Client", "Consumer", "ConsumerInfo", "Group", "Message", "Outgoing",
+    "Queue", "Receipt", "Registration", "Settings", "Singles", "Stats", "StreamStats", "Subscription", "Worker",
+    "connect", "escape", "open", "unescape",
+]  # fmt: skip
+_PLACES = dict.fromkeys(__all__, "mqfs.client") | _PLACES
 __all__ += ["aio", "errors", "serve"]
 _MODULES = {"aio": "mqfs.client.aio", "errors": "mqfs.errors", "testing": "mqfs.testing"}
 

@@ -36,6 +36,8 @@ def server(**options: Any) -> Iterator[InsideServer]:
         yield running
 
 
+__all__ = ["server"]
+
 try:
     import pytest
 except ImportError:  # a program without pytest has the context manager
@@ -54,5 +56,4 @@ else:
         with connect(mqfs_server.address) as client:
             yield client
 
-
-__all__ = ["server"]
+    __all__ += ["mqfs_client", "mqfs_server"]

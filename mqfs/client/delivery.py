@@ -395,11 +395,14 @@ class Claims(Waiting[Claim]):
 
     def _take_begun(self) -> list[str]:
         """The sequence of a claim that was read ahead for no one: it is released, and never counts as failed."""
-        if self._has_begun:
+        line = self._partial_line
+        if self._has_begun or line:
             with suppress(MqfsError, TimeoutError):
-                data = self._partial_line + self._file.receive(timeout=0.0)
-                if data.endswith(b"}\n"):
-                    return [str(Claim(self, self._file, *parse(data)).sequence)]
+                while piece := self._file.receive(timeout=0.0):
+                    if line or piece[:1] == b"{":  # else a refusal
+                        line += piece
+                    if line.endswith(b"}\n"):
+                        return [str(parse(line)[0].sequence)]
         return []
 
     def _when_ready(self, call: Callable[[], None]) -> tuple[float, float] | None:

@@ -12,7 +12,7 @@ from mqfs.client.group import Group
 from mqfs.client.types import Body
 from mqfs.errors import StreamFull
 
-POLL_S = 0.05  # between two looks of `join`
+POLL_S = 0.05  # between two looks of `join` for what other programs acknowledge
 
 
 class Queue:
@@ -42,6 +42,7 @@ class Queue:
         self._group, self._stream, self._name = group, stream, consumer or stream
         self._claims = group.consume(self._name, over=stream)
         self._taken = threading.local()
+        self._acknowledged = threading.Event()  # by a thread of this program
 
     def __repr__(self) -> str:
         return f"<mqfs queue {self._stream!r} of {self._group!r}>"
@@ -51,11 +52,11 @@ class Queue:
 
         Args:
             item: Its bytes; text as UTF-8.
-            block: Whether to wait for room, in a group with `depth` and `full block`.
+            block: Whether to wait for room, where `depth` is reached under `full block`.
             timeout: The most seconds to wait for room. None: without limit.
 
         Raises:
-            queue.Full: There was no room.
+            queue.Full: There was no room: in time under `full block`, at once under `full reject`.
         """
         try:
             self._group.publish(self._stream, item, wait_s=timeout if block else 0.0)
@@ -122,6 +123,7 @@ class Queue:
         if not self._open:
             raise ValueError("task_done failed: no item of this thread (expected one call for each get)")
         self._open.popleft().ack()
+        self._acknowledged.set()
 
     def qsize(self) -> int:
         """Count the items that no program has got.
@@ -142,7 +144,8 @@ class Queue:
     def join(self) -> None:
         """Wait until every item was got, and acknowledged by `task_done`, by this program or another."""
         while self._group.consumer(self._name).lag():
-            threading.Event().wait(POLL_S)
+            self._acknowledged.wait(POLL_S)
+            self._acknowledged.clear()
 
     def close(self) -> None:
         """Close it. Items without `task_done` go to others."""

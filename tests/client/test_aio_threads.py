@@ -169,13 +169,14 @@ def test_a_wait_that_times_out_or_is_cancelled_holds_no_message(opening: Opening
 
 
 @pytest.mark.parametrize("release", [True, False])
-def test_what_no_task_has_waited_for_is_released(tree: mqfs.Client, name: str, release: bool) -> None:
+@pytest.mark.parametrize("size", [1, 1_000_000], ids=["short", "in pieces"])
+def test_what_no_task_has_waited_for_is_released(tree: mqfs.Client, name: str, size: int, release: bool) -> None:
     """A message that came when its handle was closed is redelivered, and never counts as failed."""
     group = tree.group(name, create=True, ctl=["replay all"])
     came = threading.Event()
     claims = group.consume("c")
     claims._when_ready(came.set)
-    group.publish("s", b"x")
+    group.publish("s", b"\xff" * size)
     assert came.wait(HANG_S)
     claims.close(release)
     with group.consume("c") as claims:
