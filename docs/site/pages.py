@@ -2,7 +2,8 @@
 
 The manual is mdoc (man/), the changelog and the benchmarks stand where their readers look for them; tables have one
 source each: the page of errors is `mqfs.errors`, `<!-- claims -->` `mqfs.state.acks.LIFE`, `<!-- options -->`
-mqfs.server.options.Options and `<!-- campaigns -->` campaigns.csv. Nothing is written to the sources.
+mqfs.server.options.Options, `<!-- awaited -->` mqfs.aio and `<!-- campaigns -->` campaigns.csv. Nothing is written to
+the sources.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import attrs
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from mqfs import errors
+import mqfs
+from mqfs import aio, errors
 from mqfs.http import openapi
 from mqfs.http.routes import ROUTES
 from mqfs.server.options import Options
@@ -219,4 +221,22 @@ def campaigns() -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"claims": claims, "options": options, "campaigns": campaigns}
+def awaited() -> str:
+    """The classes of `mqfs.aio`, as a table; parameters are those of their twins, to whose descriptions it links."""
+    table = "| class | twin | awaited | opened: awaited, entered or iterated | called |\n|---|---|---|---|---|\n"
+    for kind in [getattr(aio, name) for name in aio.__all__ if name.startswith("Async")]:
+        twin = kind.__name__.removeprefix("Async")
+        twin = {"Writer": "client.BodyWriter"}.get(twin, twin)
+        cells: list[list[str]] = [[], [], []]
+        for name, member in vars(kind).items():
+            if name[0] != "_" and inspect.isfunction(member):
+                is_opening = "opens." in member.__code__.co_qualname
+                link = f"[`{name}`](#mqfs.{twin}.{name})" if hasattr(getattr(mqfs, twin, None), name) else f"`{name}`"
+                cells[1 if is_opening else 0 if inspect.iscoroutinefunction(member) else 2].append(link)
+        table += f"| `aio.{kind.__name__}` | `mqfs.{twin}` | {' | '.join(map(', '.join, cells))} |\n"
+    return table
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "claims": claims, "options": options, "campaigns": campaigns, "awaited": awaited,
+}  # fmt: skip

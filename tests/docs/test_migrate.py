@@ -12,7 +12,7 @@ from tests.support import ROOT
 HOWTO = ROOT / "docs" / "howto"
 PAGES = sorted(HOWTO.glob("migrate-*.md"))
 _LINK = re.compile(r"`([\w/]*\.py)?::(\w+)`")
-_VERDICT = re.compile(r"works|(differs|not there): \S.*")
+_VERDICT = re.compile(r"✓|(differs|not there): \S.*")
 
 
 def rows(page: Path) -> list[list[str]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from mqfs import errors
+from mqfs import aio, errors
 from mqfs.http.openapi import template
 from mqfs.http.routes import ROUTES
 from mqfs.server.options import Options
@@ -45,6 +45,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shown(page: Path) -> str:
     """What is to be read on it."""
     return " ".join(unescape(re.sub("<[^>]*>", " ", page.read_text())).split())
+
+
+def test_each_class_for_async_programs_is_on_the_page_of_the_library(site: Path) -> None:
+    page = (site / "reference" / "python.html").read_text()
+    for name in aio.__all__:
+        if name.startswith("Async"):
+            assert f"<code>aio.{name}</code>" in page
+    assert '<a href="#mqfs.Group.publish"><code>publish</code></a>' in page
 
 
 def test_it_loads_nothing_from_elsewhere(site: Path) -> None:
