@@ -27,6 +27,7 @@ DROPPED = 65_536  # messages of a group dropped one by one and not yet below its
 ANCHORS = 256  # remembered steps of the wall clock in one group
 SHARED_JSON, SHARED_JSON_BYTES = 256, 2_048  # encoded messages that readers share, and the largest such: 4 MB
 CURSOR_NAMES = 1_024  # names of one `select`
+PREFETCH = 65_536  # messages that one read of a consumer claims at most
 STRETCHES = 1_024  # splits in a reply to `measure`: some 30 KiB
 STRETCH_SEGMENTS = 16  # that it scans: a few ms each where not all streams are wanted
 CURSOR_SLACK_MESSAGES = 1_024  # that a `.cursor` may keep from being trimmed in a `replay off` group

@@ -22,6 +22,7 @@ class Kind(enum.IntEnum):
     CLOCK = 5  # the wall clock against the engine clock (mqfs/state/group.py)
     STATE = 6  # the whole state, at the head of each segment (mqfs/state/group.py)
     NAMES = 7  # stream numbers and names; only in `format record`, never in a segment
+    DELIVERIES = 8  # how often the message after it was delivered, if before; as NAMES
 
 
 MORE = 1  # Record.flags bit 0: more of this atomic batch follows

@@ -5,17 +5,18 @@ A `Claims` holds its `.consumers/NAME` open. The tree chooses the next message a
 
 from __future__ import annotations
 
-import base64
-import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
+from mqfs import limits
 from mqfs.client.large import place_of
-from mqfs.client.message import Message
+from mqfs.client.message import Message, RecordDecoder
+from mqfs.client.prefetch import DeferredAcks, ranges
 from mqfs.client.subscription import CursorSubscription, names_of
 from mqfs.client.types import Duration, File, Link, Patterns
 from mqfs.client.waiting import Waiting
@@ -24,21 +25,6 @@ from mqfs.syntax.duration import format_duration
 from mqfs.syntax.quoting import command_lines, quote_word
 
 REASON_CHARACTERS = 500
-_SECOND_NS = 10**9
-
-
-def _nanoseconds(text: str) -> int:
-    """A number with a point in a message's JSON: a time in seconds."""
-    whole, _, part = text.partition(".")
-    return int(whole) * _SECOND_NS + int(part.ljust(9, "0")[:9])
-
-
-def parse(line: bytes) -> tuple[Message, int]:
-    """A line of `format json`: the message and its number of deliveries."""
-    fields: dict[str, Any] = json.loads(line, parse_float=_nanoseconds)
-    body = fields["body"].encode() if "body" in fields else base64.b64decode(fields["body_base64"])
-    message = Message(fields["sequence"], fields["stream"], fields["time"], body, fields.get("headers", {}))
-    return message, fields.get("deliveries", 1)
 
 
 class OfMessage:
@@ -98,7 +84,8 @@ class Claim(OfMessage):
     """A message in flight to this program, to be acknowledged or requeued.
 
     As a context manager: a clean exit acknowledges, an exception is a nack and propagates. A claim settled inside the
-    block stays settled.
+    block stays settled. With `prefetch` the acknowledgement of a clean exit is written before the program waits for
+    more, within some 10 ms; where it fails, the next `Claims.get` raises it.
 
     Attributes:
         settled: Whether it was acknowledged, requeued, or made a dead letter.
@@ -193,7 +180,7 @@ class Claim(OfMessage):
         if self.settled:
             return
         if error is None:
-            self.ack()
+            self._claims._ack_soon(self)
             return
         try:
             self.nack()
@@ -219,7 +206,10 @@ class Claims(Waiting[Claim]):
         patterns: Patterns = (),
         renew_s: float = 0.0,
         reconnect: bool | float = False,
+        prefetch: int = 1,
+        hold_s: float = 0.0,
     ) -> None:
+        """`prefetch`: messages claimed by one read at most. `hold_s`: how long they may lie ahead."""
         super().__init__()
         self.renew_s = renew_s
         self._link, self._path, self._make = link, path, make
@@ -227,8 +217,10 @@ class Claims(Waiting[Claim]):
         self._turn, self._lock = threading.Lock(), threading.Lock()
         self._shut = self._has_begun = False  # `_when_ready` has begun a read
         self._open_claims: set[Claim] = set()
+        self._ready: deque[Claim] = deque()  # claimed, and not given out yet
+        self._prefetch = prefetch
+        self._acks = DeferredAcks(self, hold_s) if prefetch > 1 else None
         self._refusals: list[bytes] = []
-        self._partial_line = b""  # of a line, of which the end was not read yet
         self._file = self._open()
 
     @property
@@ -242,10 +234,11 @@ class Claims(Waiting[Claim]):
         return f"<mqfs claims of {self.name!r} in group {group!r} at {self._link.label}, {state}>"
 
     def _open(self) -> File:
+        self._decoder = RecordDecoder()
         file = self._link.open(self._path, "r+") if self._make is None else self._make()
         try:
             select = ("select " + " ".join(map(quote_word, self._names)),) if self._names else ()
-            file.write(command_lines("format json", *select))
+            file.write(command_lines("format record", f"prefetch {self._prefetch}", *select))
         except BaseException:
             file.close()
             raise
@@ -254,7 +247,8 @@ class Claims(Waiting[Claim]):
     def _reopen(self, deadline: float | None) -> None:
         file = self._retry(self._open, deadline)
         with self._lock:
-            self._file, self._refusals, self._partial_line = file, [], b""
+            self._file, self._refusals = file, []
+        self._ready.clear()  # requeued by the loss of the file that claimed them
 
     # ------------------------------------------------------------ commands
 
@@ -273,8 +267,29 @@ class Claims(Waiting[Claim]):
 
     def _settled(self, claim: Claim) -> None:
         claim.settled = True
-        with self._lock:
-            self._open_claims.discard(claim)
+        self._open_claims.discard(claim)
+
+    def _ack_soon(self, claim: Claim) -> None:
+        if self._acks is None:
+            claim.ack()
+        else:
+            self._settled(claim)
+            self._acks.add(claim)
+
+    def _settle_all(self, verb: str, claims: Sequence[Claim]) -> list[tuple[Claim, MqfsError]]:
+        """Settle claims by one command, or, where that is refused, by one each. Returns those refused, with why."""
+        refused: list[tuple[Claim, MqfsError]] = []
+        for part in (claims,) if len({claim._file for claim in claims}) == 1 else ([claim] for claim in claims):
+            try:
+                self._command(part[0]._file, f"{verb} {' '.join(ranges(claim.sequence for claim in part))}")
+            except MqfsError as error:
+                if isinstance(error, Disconnected):
+                    self._ready.clear()  # void, too
+                if len(part) == 1 or isinstance(error, Disconnected):
+                    refused += [(claim, error) for claim in part]
+                else:
+                    refused += [row for claim in part for row in self._settle_all(verb, [claim])]
+        return refused
 
     # ------------------------------------------------------------ claims
 
@@ -292,6 +307,8 @@ class Claims(Waiting[Claim]):
             EOFError: It was closed, or the consumer was removed.
             Interrupted: `interrupt` was called.
             Disconnected: The server went away, and it is not to be waited for.
+            Stale: With `prefetch`: a claim was lost before its acknowledgement was written; the message is redelivered,
+                and the next call continues.
         """
         return super().get(timeout)
 
@@ -301,39 +318,47 @@ class Claims(Waiting[Claim]):
             raise TimeoutError
         try:
             while True:
-                line = self._line(deadline)
-                if line is not None:
-                    claim = Claim(self, self._file, *parse(line))
+                if self._closed.is_set():
+                    raise EOFError
+                try:
+                    claim = self._ready.popleft()
+                except IndexError:
+                    self._fill(deadline)
+                    continue
+                self._open_claims.add(claim)
+                if claim.message.headers:
                     claim.message = self._assemble(claim.message)
-                    with self._lock:
-                        self._open_claims.add(claim)
-                    return claim
+                return claim
         finally:
             self._turn.release()
 
-    def _line(self, deadline: float | None) -> bytes | None:
-        """A whole line of JSON; None: read again."""
-        if self._at_end or self._closed.is_set():
+    def _fill(self, deadline: float | None) -> None:
+        """Have claims ready, or wait a little."""
+        if self._acks is not None:
+            self._acks.send()
+            self._acks.raise_failure()
+        if self._at_end:
             raise EOFError
         try:
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             self._has_begun = False
-            data = self._file.receive(timeout=left)
+            data = self._file.receive(limits.MESSAGE_BYTES, timeout=left)
             if not data:
                 self._on_end_of_file(deadline)
-            elif self._is_refusal(data) if self._partial_line else data[:1] != b"{":
-                pass  # the error text of a refused command, raised by `_command`
-            elif data.endswith(b"\n"):
-                line, self._partial_line = self._partial_line + data, b""
-                return line
-            else:
-                self._partial_line += data
+            elif not self._is_refusal(data):  # else `_command` has raised it
+                self._receive(data)
         except Interrupted as error:
             self._interrupted(error)
         except Disconnected as error:
             self._require_reconnect(error)
             self._reopen(deadline)
-        return None
+
+    def _receive(self, data: bytes) -> None:
+        deliveries = self._decoder.deliveries
+        for message in self._decoder.feed(data):
+            self._ready.append(Claim(self, self._file, message, deliveries.pop(message.sequence, 1)))
+        if self._acks is not None and self._ready:
+            self._acks.received()
 
     def _assemble(self, message: Message) -> Message:
         """The message of a claim: a multipart body is claimed by its last part; read those before it."""
@@ -348,6 +373,9 @@ class Claims(Waiting[Claim]):
         return whole if whole.sequence == first else message
 
     def _is_refusal(self, data: bytes) -> bool:
+        """Whether that is the text of a refused command. As the size of a record it would be above 2^24."""
+        if not self._decoder.has_part:
+            return len(data) < 4 or data[3] > 0
         with self._lock:
             return data in self._refusals
 
@@ -376,36 +404,45 @@ class Claims(Waiting[Claim]):
 
         Args:
             release: Whether open claims are requeued uncounted; else they count as failed.
+
+        Raises:
+            Stale: With `prefetch`: a claim was lost before its acknowledgement was written; the message is redelivered.
         """
         self.finish()
         with self._turn:
             if self._shut:
                 return
             self._shut = True
-            left = self._take_begun()
+            self._take_begun()
+            left = [*self._ready]  # given to no one: they never count as failed
+            self._ready.clear()
             if release:
-                with self._lock:
-                    left += [str(claim.sequence) for claim in self._open_claims if claim._file is self._file]
-            try:
-                if left:
-                    self._command(self._file, f"release {' '.join(left)}")
-            except MqfsError:
-                pass  # some are requeued already; the others are with the handle
+                left += [claim for claim in [*self._open_claims] if claim._file is self._file]
+            if self._acks is not None:
+                self._acks.stop()
+                self._acks.send()
+            self._settle_all("release", left)  # those refused are requeued already
             self._file.close()
+            if self._acks is not None and release:
+                self._acks.raise_failure()
 
-    def _take_begun(self) -> list[str]:
-        """The sequence of a claim that was read ahead for no one: it is released, and never counts as failed."""
-        line = self._partial_line
-        if self._has_begun or line:
+    def _take_begun(self) -> None:
+        """Receive the claims of a read that was begun for no one, and of one of which a part was received."""
+        if self._has_begun or self._decoder.has_part:
             with suppress(MqfsError, TimeoutError):
-                while piece := self._file.receive(timeout=0.0):
-                    if line or piece[:1] == b"{":  # else a refusal
-                        line += piece
-                    if line.endswith(b"}\n"):
-                        return [str(parse(line)[0].sequence)]
-        return []
+                while data := self._file.receive(limits.MESSAGE_BYTES, timeout=0.0):
+                    if not self._is_refusal(data):
+                        self._receive(data)
+                    if not self._decoder.has_part:
+                        break
+
+    def _has_next(self) -> bool:
+        return bool(self._ready) and not self._closed.is_set()
 
     def _when_ready(self, call: Callable[[], None]) -> tuple[float, float] | None:
+        if self._ready:
+            call()
+            return None
         self._has_begun = True
         return super()._when_ready(call)
 

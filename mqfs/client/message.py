@@ -142,6 +142,7 @@ class RecordDecoder:
     """
 
     def __init__(self) -> None:
+        self.deliveries: dict[int, int] = {}  # by sequence: of a consumer's messages that were delivered before
         self._names: dict[int, str] = {}
         self._rest = b""
 
@@ -180,6 +181,8 @@ class RecordDecoder:
             raise DiskFailed("corrupt record: CRC mismatch (run mqfs check)")
         if entry.kind == Kind.NAMES:
             self._learn(entry.body)
+        elif entry.kind == Kind.DELIVERIES:
+            self.deliveries[entry.sequence] = int.from_bytes(entry.body, "little")
         elif entry.kind == Kind.MESSAGE:
             more = headers.decode(entry.headers) if entry.headers else {}
             found.append(Message(entry.sequence, self._names[entry.stream], entry.time_ns, entry.body, more))

@@ -24,7 +24,7 @@ FLAGS_AT = 29  # in a head
 _CHECKED_HEAD = struct.Struct("<IQqIBBH")  # what the CRC covers of the head
 _PADDING = tuple(bytes(-size & 7) for size in range(8))
 _SMALL_BYTES = 4_096  # below it one copy is cheaper than a second call of the CRC
-_KINDS = frozenset(kind.value for kind in Kind if kind is not Kind.NAMES)
+_KINDS = frozenset(kind.value for kind in Kind if kind < Kind.NAMES)  # of a log
 _END = Kind.END.value
 _IN_UNIT = MORE | INNER
 _KIND = re.compile(b"[%s]" % re.escape(bytes(sorted(_KINDS))))
@@ -103,6 +103,11 @@ def encode_names(sequence: int, time_ns: int, names: Mapping[int, str]) -> bytes
         text = name.encode()
         pieces.append(_NAME.pack(number, len(text)) + text)
     return encode(sequence, time_ns, 0, Kind.NAMES, 0, b"", b"".join(pieces))
+
+
+def encode_deliveries(sequence: int, time_ns: int, deliveries: int) -> bytes:
+    """A record that tells how often the message after it was delivered, this time included: u32."""
+    return encode(sequence, time_ns, 0, Kind.DELIVERIES, 0, b"", deliveries.to_bytes(4, "little"))
 
 
 def decode(data: bytes) -> Record | None:

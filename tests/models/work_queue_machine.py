@@ -411,16 +411,21 @@ class Machine(RuleBasedStateMachine):
         if key is None:
             return
         held = self.model.claims(key)
-        how = data.draw(SOME(["last", "last", "one", "all", "any"]))
+        how = data.draw(SOME(["last", "last", "one", "all", "any", "range"]))
         seqs: list[int] = []
+        words = [verb]
         if how == "one" and held:
             seqs = [data.draw(SOME(held))]
         elif how == "all" and verb in ("ack", "release", "touch"):
             seqs = held
         elif how == "any":
             seqs = [data.draw(self.a_sequence())]
+        elif how == "range" and verb in ("ack", "release", "touch"):
+            first = data.draw(SOME(held)) if held else data.draw(self.a_sequence())
+            seqs = [*range(first, first + data.draw(st.integers(1, 3)))]
+            words.append(f"{first}-{seqs[-1]}")
         more: dict[str, Any] = {}
-        words = [verb, *map(str, seqs)]
+        words += map(str, seqs if len(words) == 1 else [])
         if verb == "nack" and data.draw(st.booleans()):
             more["delay"] = data.draw(st.integers(0, 3))
             words.append(f"{more['delay']}s")

@@ -21,7 +21,7 @@ from mqfs.model import NEVER, Record, Step, User, Wait
 if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
 
-RECORD_OVERHEAD = 80 + limits.NAME_BYTES  # of one in `format record`, beside headers and body: two heads, a name
+RECORD_OVERHEAD = 120 + limits.NAME_BYTES  # of one in `format record`, beside headers and body: three heads, a name
 
 
 class ClaimingHandle(OpenFile):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mqfs import errors, limits
 from mqfs.engine.core import multipart
@@ -19,6 +19,7 @@ from mqfs.engine.routing.filter import MessageFilter, select, split_select
 from mqfs.engine.stream import Stream
 from mqfs.errors import unknown
 from mqfs.model import NEVER, Record, Step, User
+from mqfs.records.record import encode_deliveries
 from mqfs.syntax.duration import parse_duration, parse_number
 
 _AT_ONCE = 256  # messages claimed by one record: about a millisecond
@@ -40,6 +41,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         self.current: list[int] = []  # the sequences that the last read claimed
         self.end_due = False  # `format each`: the 0-byte read that ends the last message
         self.names = SentNames()
+        self.prefetch = limits.PREFETCH  # `format record`: messages that a read claims at most
         self.selects = False  # only some streams and views
         self.failed: errors.MqfsError | None = None  # for the next read: this one had claimed messages before
         super().__init__(node, user, reads, writes)
@@ -103,7 +105,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
                 if self.format == "record":
                     used += len(pieces[-1])
                     used += self._add_behind(record, count - used, current, pieces)
-                    room = count - used - RECORD_OVERHEAD
+                    room = count - used - RECORD_OVERHEAD if len(current) < self.prefetch else 0
         except errors.MqfsError as error:
             if not pieces:
                 raise
@@ -120,7 +122,8 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
     def _add_behind(self, record: Record, room: int, current: list[int], pieces: list[bytes]) -> int:
         """Claim what fits after a message that was claimed just now. Returns the bytes that it adds."""
         before = len(pieces)
-        for behind in self.consumer.claim_behind(self, record, _AT_ONCE, room, RECORD_OVERHEAD):
+        most = min(self.prefetch - len(current), _AT_ONCE)
+        for behind in self.consumer.claim_behind(self, record, most, room, RECORD_OVERHEAD):
             current.append(behind.sequence)
             self.shown = behind, 1
             pieces.append(self._shape(behind))
@@ -148,7 +151,10 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
     def _shape(self, record: Record) -> bytes:
         name = self.group.numbers[record.stream].name
         if self.format == "record":
-            return self.names.give(record, name)
+            assert self.shown is not None
+            data = self.names.give(record, name)
+            deliveries = self.shown[1]
+            return encode_deliveries(record.sequence, record.time_ns, deliveries) + data if deliveries > 1 else data
         assert self.shown is not None
         return shape(self.format, record, name, self.shown[1])
 
@@ -204,18 +210,22 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
             raise errors.BadCommand(f"{verb}: {len(words)} values (expected {_USAGE[verb]})")
         if verb == "info":
             return self._info
-        return {"format": self._format, "until": self._until, "seek": self._seek}[verb](words[0])
+        return {"format": self._format, "until": self._until, "seek": self._seek, "prefetch": self._prefetch}[verb](
+            words[0]
+        )
 
     def _claims(self, words: list[str], named: set[int]) -> list[Claim]:
         """The claims meant: of these sequences, or of the last read. Raises Stale."""
-        sequences = [parse_number(word) for word in words] or self.current
-        if not sequences:
+        claims: list[Claim] = []
+        for numbers in map(_numbers, words) if words else [self.current]:
+            for sequence in numbers:  # the first that is not claimed ends it: a range costs no more than its claims
+                if sequence not in self.claims or sequence in named:
+                    raise _not_claimed(sequence)
+                named.add(sequence)
+                claims.append(self.claims[sequence])
+        if not claims:
             raise errors.Stale("no message is claimed (read one first)")
-        for sequence in sequences:
-            if sequence not in self.claims or sequence in named:
-                raise _not_claimed(sequence)
-            named.add(sequence)
-        return [self.claims[sequence] for sequence in sequences]
+        return claims
 
     def _ack(self, words: list[str], named: set[int]) -> Callable[[], None]:
         claims = self._claims(words, named)
@@ -293,6 +303,16 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
 
         return do
 
+    def _prefetch(self, word: str) -> Callable[[], None]:
+        most = parse_number(word)
+        if not 1 <= most <= limits.PREFETCH:
+            raise errors.BadCommand(f"prefetch {word}: out of range (expected 1 to {limits.PREFETCH})")
+
+        def do() -> None:
+            self.prefetch = most
+
+        return do
+
     def _until(self, word: str) -> Callable[[], None]:
         bound = None if word == "end" else parse_number(word) + 1
 
@@ -362,4 +382,14 @@ def _not_claimed(sequence: int) -> errors.Stale:
     return errors.Stale(f"message {sequence}: not claimed by this open file, or no longer")
 
 
-_USAGE = {"info": 0, "seek": 1, "until": 1, "format": 1}
+def _numbers(word: str) -> Sequence[int]:
+    """A sequence, or a range of them: `7`, `5-80`."""
+    first, dash, last = word.partition("-")
+    begin = parse_number(first)
+    end = parse_number(last) if dash else begin
+    if end < begin:
+        raise errors.BadCommand(f"range {word!r}: ends before it begins (expected FIRST-LAST)")
+    return range(begin, end + 1)
+
+
+_USAGE = {"info": 0, "seek": 1, "until": 1, "format": 1, "prefetch": 1}

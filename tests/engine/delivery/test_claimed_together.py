@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mqfs.errors import DiskFull, MqfsError, ReadOnly
+from mqfs.errors import BadCommand, DiskFull, MqfsError, ReadOnly, Stale
 from mqfs.model import Wait
 from tests.support.campaign import size
 from tests.support.queues import BIG, Queues, read, say
@@ -37,6 +37,53 @@ ACTS = st.one_of(
     st.tuples(st.just("ctl"), st.sampled_from(["clear s", "lease 2s", "ttl 5s", "order expiry", "depth 4"])),
 )
 CONSUMERS = ["", "s", "all", "some"]
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 65_536])
+def test_prefetch_bounds_what_a_read_claims(most: int) -> None:
+    queues = Queues("replay all")
+    queues.stream("t")
+    queues.consumer("w")
+    queues.write("s", *[b"1"] * 4)
+    queues.write("t", *[b"2"] * 4)
+    worker = queues.worker("w", "format record", f"prefetch {most}")
+    sizes = []
+    while not isinstance(worker.read(BIG), Wait):
+        sizes.append(len(worker.current))
+    assert sizes == [most] * (8 // most) + [8 % most] * (8 % most > 0)
+
+
+@pytest.mark.parametrize(
+    "line", ["prefetch 0", "prefetch 65537", "prefetch -1", "prefetch", "prefetch 1 2", "prefetch x"]
+)
+def test_no_such_prefetch(line: str) -> None:
+    queues = Queues()
+    queues.consumer("w")
+    with pytest.raises(BadCommand, match=r"^(line \d: )?prefetch"):
+        queues.worker("w", "format record", line)
+
+
+@pytest.mark.parametrize("verb", ["ack", "release", "touch"])
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("1-4", Stale), ("0-3", Stale), ("1-2 2-3", Stale), ("1 1-1", Stale), (f"1-{1 << 62}", Stale),
+        ("3-1", BadCommand), ("1-", BadCommand), ("-3", BadCommand), ("1-2-3", BadCommand), ("1--2", BadCommand),
+        (f"1-{1 << 70}", BadCommand),
+    ],
+)  # fmt: skip
+def test_a_range_means_each_claim_in_it_or_nothing(verb: str, words: str, error: type[MqfsError]) -> None:
+    queues = Queues("replay all")
+    queues.consumer("w")
+    queues.write("s", *[b"x"] * 4)
+    worker = queues.worker("w", "format record", "prefetch 3")
+    worker.read(BIG)
+    with pytest.raises(error):
+        say(worker, f"{verb} {words}")
+    assert sorted(worker.claims) == [1, 2, 3]
+    worker.read(BIG)  # the reason
+    say(worker, f"{verb} 1 2-3")
+    assert bool(worker.claims) == (verb == "touch")
 
 
 class Side:

@@ -1,0 +1,236 @@
+"""Claims ahead: the same as claims one by one, but for the order in which acknowledgements are written."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from mqfs import Client
+from mqfs.client import Group
+from mqfs.client.prefetch import ranges
+from mqfs.errors import BadRequest, Stale
+from tests.support import ROOT
+from tests.support.campaign import seed, size
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import Server, environment, short_folder
+
+
+def filled(tree: Client, name: str, count: int, *ctl: str) -> Group:
+    group = tree.group(name, create=True, ctl=["replay all", "sync off", "backoff 1ms 1ms", *ctl])
+    group.publish_many([("st"[n % 2], b"%d" % n) for n in range(count)])
+    return group
+
+
+def acknowledged(group: Group, consumer: str = "w") -> int:
+    return int(group.stats().consumers[consumer].acknowledged)
+
+
+@pytest.mark.parametrize("prefetch", [2, 64, 65_536])
+def test_each_message_is_given_once_in_order_and_acknowledged(tree: Client, name: str, prefetch: int) -> None:
+    group, seen = filled(tree, name, 300), []
+    with group.consume("w", prefetch=prefetch) as claims:
+        for claim in claims:
+            with claim:
+                assert group.stats().consumers["w"].claimed <= prefetch
+                seen.append((claim.body, claim.deliveries))
+            if len(seen) == 300:
+                break
+    assert seen == [(b"%d" % n, 1) for n in range(300)]
+    assert acknowledged(group) == 300
+    assert group.stats().consumers["w"].waiting == 0
+
+
+def test_an_acknowledgement_is_written_also_where_no_more_is_claimed(tree: Client, name: str) -> None:
+    group = filled(tree, name, 3)
+    with group.consume("w", prefetch=3) as claims:
+        with claims.get(HANG_S):
+            pass
+        eventually(lambda: acknowledged(group) == 1)
+        assert [claims.get(HANG_S).body for _ in range(2)] == [b"1", b"2"]
+
+
+def test_every_way_to_settle(tree: Client, name: str) -> None:
+    group, seen = filled(tree, name, 5, "retries 9"), []
+    with group.consume("w", prefetch=5) as claims:
+        acked, nacked, released, dead, last = (claims.get(HANG_S) for _ in range(5))
+        acked.ack()
+        nacked.nack()
+        released.release()
+        dead.dead("no use")
+        with last:
+            pass
+        for _ in range(2):
+            with claims.get(HANG_S) as claim:
+                seen.append((claim.body, claim.deliveries))
+    assert sorted(seen) == [(b"1", 2), (b"2", 1)]
+    assert [(letter.body, letter.headers["reason"]) for letter in group.history(pattern="dead")] == [(b"3", "no use")]
+    assert acknowledged(group) == 4
+
+
+def test_what_lies_ahead_of_a_slow_handler_goes_to_others(tree: Client, name: str) -> None:
+    group = filled(tree, name, 4, "lease 1s")
+    with group.consume("w", prefetch=4, renew=True) as slow, group.consume("w") as quick:
+        with slow.get(HANG_S) as first:
+            others = [quick.get(HANG_S) for _ in range(3)]
+        assert [(claim.body, claim.deliveries) for claim in others] == [(b"1", 1), (b"2", 1), (b"3", 1)]
+        for claim in others:
+            claim.ack()
+        with pytest.raises(TimeoutError):
+            slow.get(0.0)
+    assert first.settled
+    assert acknowledged(group) == 4
+
+
+def test_a_claim_that_was_lost_is_said_once(tree: Client, name: str) -> None:
+    group = filled(tree, name, 1, "lease 20ms", "retries 9")
+    with group.consume("w", prefetch=2) as claims:
+        with claims.get(HANG_S):
+            eventually(lambda: group.stats().consumers["w"].failed == 1)
+        with pytest.raises(Stale, match=r"ack of 1 claims failed: lost .*: 1\)"):
+            claims.get(HANG_S)
+        group.ctl("lease 0")
+        while True:  # it may have been claimed, and lost, once more meanwhile
+            try:
+                with claims.get(HANG_S) as claim:
+                    assert claim.deliveries > 1
+                claims.close()
+                break
+            except Stale:
+                continue
+    assert acknowledged(group) == 1
+
+
+def test_one_lost_claim_of_many_holds_no_other_back(tree: Client, name: str) -> None:
+    group = filled(tree, name, 6)
+    with group.consume("w", prefetch=6) as claims:
+        six = [claims.get(HANG_S) for _ in range(6)]
+        group.ctl("drop s 1")
+        group.consumer("w").seek(1)  # all claims are void
+        for claim in six:
+            claims._ack_soon(claim)
+        with pytest.raises(Stale, match=r"ack of 6 claims failed: lost .*: 1-6\)"):
+            claims.get(HANG_S)
+        assert claims.get(HANG_S).body == b"1"
+
+
+def test_an_exception_counts_what_was_begun_and_nothing_ahead(tree: Client, name: str) -> None:
+    group = filled(tree, name, 4, "retries 9")
+    with suppress(ZeroDivisionError), group.consume("w", prefetch=4) as claims:
+        claims.get(HANG_S)
+        raise ZeroDivisionError
+    with group.consume("w") as claims:
+        assert [(claim.body, claim.deliveries) for claim in (claims.get(HANG_S) for _ in range(4))] == [
+            (b"0", 2),
+            (b"1", 1),
+            (b"2", 1),
+            (b"3", 1),
+        ]
+
+
+def test_threads_share_a_handle(tree: Client, name: str) -> None:
+    group, seen = filled(tree, name, 400), []
+    with group.consume("w", prefetch=16) as claims:
+
+        def work() -> None:
+            for claim in claims:
+                with claim:
+                    seen.append(claim.body)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: acknowledged(group) == 400)
+        claims.finish()
+        for thread in threads:
+            thread.join(HANG_S)
+    assert sorted(map(int, seen)) == [*range(400)]
+
+
+def test_large_bodies_and_bodies_in_parts(tree: Client, name: str) -> None:
+    group = filled(tree, name, 0)
+    bodies = [b"a" * 900_000, b"", b"b" * 3_000_000, b"c" * 1_044_480]
+    for body in bodies:
+        group.publish("s", body)
+    with group.consume("w", prefetch=8) as claims:
+        for body in bodies:
+            with claims.get(HANG_S) as claim:
+                assert claim.body == body
+    assert acknowledged(group) == len(bodies)
+
+
+@pytest.mark.parametrize("prefetch", [0, -1, 65_537])
+def test_a_prefetch_out_of_range(tree: Client, name: str, prefetch: int) -> None:
+    group = filled(tree, name, 0)
+    for opening in (group.consume, group.take):
+        with pytest.raises(BadRequest, match=f"prefetch {prefetch}: out of range"):
+            opening("w", prefetch=prefetch)
+
+
+def test_what_was_not_acknowledged_before_a_restart_comes_again(server: Server) -> None:
+    with server.connect() as client, ExitStack() as opened:
+        group, seen = filled(client, "g", 20, "sync always", "retries 9"), set[bytes]()
+        with group.consume("w", prefetch=10, reconnect=True) as claims:
+            for _ in range(5):
+                with claims.get(HANG_S) as claim:
+                    seen.add(claim.body)
+            eventually(lambda: acknowledged(group) == 5)
+            server.restart()
+            again, other = set[bytes](), opened.enter_context(server.connect()).group("g")
+            while other.stats().consumers["w"].low <= 20:
+                try:
+                    with claims.get(0.2) as claim:
+                        again.add(claim.body)
+                except (TimeoutError, Stale):
+                    continue  # of what lay ahead and was given before the loss was seen
+        assert again == {b"%d" % n for n in range(5, 20)}
+        assert acknowledged(other) == 15  # since the start
+
+
+WORKER = """
+import sys, mqfs
+with mqfs.connect(sys.argv[1]) as client, client.group("g").consume("w", prefetch=32) as claims:
+    for claim in claims:
+        with claim:
+            print(claim.sequence, flush=True)
+"""
+
+
+@pytest.mark.process
+def test_a_killed_worker_loses_nothing() -> None:
+    """Workers with claims ahead, killed at any moment: every message is given, none is acknowledged twice."""
+    dice, total = random.Random(seed()), 3_000
+    with short_folder() as folder, Server.at(folder) as server, server.connect() as client:
+        group = filled(client, "g", total, "retries 1000")
+        done: set[int] = set()
+        for _ in range(size(200)):
+            command = [sys.executable, "-c", WORKER, server.address]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=environment()) as worker:
+                assert worker.stdout is not None
+                for _ in range(dice.randrange(1, 60)):
+                    if line := worker.stdout.readline():
+                        done.add(int(line))
+                time.sleep(dice.random() * 0.02)
+                worker.send_signal(signal.SIGKILL)
+                done |= {int(line) for line in worker.stdout.read().splitlines(keepends=True) if line.endswith(b"\n")}
+        with group.consume("w", prefetch=64) as claims:
+            while True:
+                try:
+                    with claims.get(0.5) as claim:
+                        done.add(claim.sequence)
+                except TimeoutError:
+                    break
+        assert done == {*range(1, total + 1)}
+        stats = group.stats().consumers["w"]
+        assert (stats.acknowledged, stats.waiting, stats.dead) == (total, 0, 0)
+
+
+def test_ranges() -> None:
+    assert ranges([]) == []
+    assert ranges([7, 5, 6, 9, 1, 11, 10]) == ["1", "5-7", "9-11"]
