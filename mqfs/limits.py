@@ -92,11 +92,8 @@ DOWNTIME_DAYS = 7  # the most the engine clock advances over a restart on anothe
 # Memory of a process
 LARGE_BYTES = 8 << 20  # malloc returns blocks of this size to the OS at once: few are so large
 KEPT_BYTES = 32 << 20  # of freed memory kept for the next requests: some of the largest ones
-GARBAGE = (
-    5_000,
-    5,
-    50,
-)  # objects between collections of the youngest generation, those between ones of the next, and of all
+GARBAGE = 1_000, 5, 1_000  # new objects between collections: of the youngest, the next, and all, each counted in those
+GARBAGE_CONNECTIONS = 16  # connections between collections of what is young: about a thousand objects
 
 # 9P
 MSIZE_LEAST = 4_096

@@ -189,14 +189,16 @@ class Wait(Generic[T]):
     def resolve(self, value: T) -> None:
         assert not self._settled
         self._settled, self._value = True, value
-        if self._then is not None:
-            self._then(self)
+        if (then := self._then) is not None:
+            self._then = None  # it mostly refers to this one, and collections of garbage are rare
+            then(self)
 
     def fail(self, error: BaseException) -> None:
         assert not self._settled
         self._settled, self._error = True, error
-        if self._then is not None:
-            self._then(self)
+        if (then := self._then) is not None:
+            self._then = None
+            then(self)
 
     def follow(self, step: T | Wait[T]) -> None:
         """Settle or fail as a step does."""

@@ -103,6 +103,7 @@ class Connection:
             self._slice.pause()
             self._hold(0)
             self._forget()
+            self._parser.close()
 
     async def _next(self) -> Request | None:
         """The next request whose head is there, in the turn of its user; None: there is none."""

@@ -97,6 +97,10 @@ class RequestParser:
         if self._raw > _BOUND_BYTES:
             self._refuse(TooManyHeaders(f"headers: too long (expected at most {_BOUND_BYTES} bytes)"))
 
+    def close(self) -> None:
+        """Break the reference cycle with the parser of httptools, which calls this one: collections are rare."""
+        self._parser = None
+
     def _refuse(self, error: MqfsError) -> None:
         if self.error is None:
             self.error = error

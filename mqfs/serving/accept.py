@@ -33,6 +33,7 @@ from mqfs.net.sockets import peer as peer_of
 from mqfs.net.tls import TlsCalls
 from mqfs.net.tokens import Tokens
 from mqfs.quotas import UserLimits
+from mqfs.serving import memory
 from mqfs.serving.fairness import Fairness, FairQueue
 
 log = logging.getLogger("mqfs.net")
@@ -165,6 +166,7 @@ class Acceptor:
                     self.refuse(sock, error)
         else:
             self._is_full = False
+            memory.count_connection()
             self.nursery.start_soon(self._serve, sock, listener, peer, encrypted)
         return peer.account
 
