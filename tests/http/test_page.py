@@ -222,6 +222,30 @@ def test_bodies_are_never_markup(web: Web, page: Page) -> None:
     assert page.driver.title == f"{group[1:]}/s – mqfs"
 
 
+def test_a_view_that_was_opened_without_a_server_is_shown_once_it_is_back(web: Web, page: Page) -> None:
+    group = web.group("replay all")
+    web.post(f"{group}/s", "x")
+    page.open(f"{group}/")
+    page.shows("main td", "s")
+    web.server.kill()
+    page.driver.execute_script("location.hash = arguments[0]", f"{group}/s")
+    page.shows(".error", "the server does not answer")
+    web.server.start()
+    page.until(lambda: page.messages() == ["x"])
+    page.console()
+
+
+def test_what_is_not_there(web: Web, page: Page) -> None:
+    group = web.group()
+    page.console()
+    page.open(f"{group}/.dead")
+    page.shows("main .quiet", "no dead letters")
+    assert page.console() == []
+    page.open(f"{group}/none")
+    page.shows(".error", "no such stream or group")
+    page.console()
+
+
 def test_a_tail_continues_after_a_restart(web: Web, page: Page) -> None:
     group = web.group()
     web.post(f"{group}/s", "one")

@@ -114,9 +114,12 @@ def _totals(group: Group, user: User) -> Work[dict[str, Any]]:
 
 
 def _dead_letters(group: Group, user: User) -> int:
-    """Those that the user may see."""
+    """Count those that the user may see."""
     stream = group.streams.get(group.settings.dead)
-    return stream.kept.count if stream is not None and _seen(stream, user) else 0
+    if stream is None or not _seen(stream, user):
+        return 0
+    stream.kept.update_low_watermark()
+    return stream.kept.count
 
 
 def _readers(group: Group, user: User, counts: dict[object, int], form: Form) -> Work[tuple[str, str]]:

@@ -1,7 +1,7 @@
 // The page of mqfs: a view of the tree for a browser. All it shows comes from the routes of mqfs-http(5).
 
 import { $, WORDS, alertLine, button, el, link, pathOf, refresh, say, size, visible } from "./elements.js";
-import { askToken, get, inWords, poll, rates, samples, withSpark } from "./requests.js";
+import { Problem, answers, askToken, get, inWords, poll, rates, samples, withSpark } from "./requests.js";
 import { showConsumer, showDead, showGroup, showStream } from "./views.js";
 
 const LISTED = 1000; // groups asked for at once
@@ -107,6 +107,9 @@ async function show() {
     if (view.signal.aborted || error.name === "AbortError") return;
     if (!view.line.isConnected) place.append(el("h1", { text: last ?? "/" }), view.line);
     say(view.line, inWords(error));
+    if (error instanceof Problem) return;
+    await answers(view.signal);
+    if (!view.signal.aborted) show();
   }
 }
 

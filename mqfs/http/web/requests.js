@@ -65,8 +65,9 @@ export async function ask(method, path, { body, headers = {}, signal, accept = "
 
 async function problemText(answer) {
   const text = await answer.text();
+  if (!text) return answer.status === 404 ? "no such stream or group" : `status ${answer.status}`; // HEAD has no text
   if (answer.headers.get("Content-Type")?.startsWith("application/problem+json")) return JSON.parse(text).detail;
-  return text.trim() || `status ${answer.status}`;
+  return text.trim();
 }
 
 export const get = async (path, signal) => (await ask("GET", path, { signal })).json();
@@ -76,7 +77,7 @@ export const lines = (text) => text.split("\n").filter(Boolean).map((line) => JS
 export const command = (group, ...words) => ask("POST", pathOf(group, true) + "ctl", { body: words.join("\n") + "\n" });
 
 function connected(yes) {
-  const text = yes ? "connected" : "no connection: trying again";
+  const text = yes ? "connected" : "reconnecting";
   if ($("connection").textContent !== text) say($("connection"), text);
 }
 
@@ -111,6 +112,18 @@ export async function poll(signal, line, action) {
     }
     await sleep(Math.max(POLL_MS, 20 * (performance.now() - began)), signal);
     if (document.hidden) await once(document, "visibilitychange", signal);
+  }
+}
+
+/** Wait until the server answers again. */
+export async function answers(signal) {
+  while (!signal.aborted) {
+    await sleep(POLL_MS, signal);
+    try {
+      return await ask("HEAD", "/", { signal });
+    } catch (error) {
+      if (error instanceof Problem) return;
+    }
   }
 }
 

@@ -311,12 +311,10 @@ export async function showDead(names, view) {
 
   async function load(since = null) {
     let found = [];
-    try {
+    if ((await get(pathOf(group, true) + ".stats?streams=no", signal)).dead_letters) { // their stream is there
       const answer = await ask("GET", `${path}?since=${since ?? "first"}&count=${NEWEST}&format=json`, { signal });
       found = lines(await answer.text()).filter((message) => !message.lost);
       next = answer.headers.get("Mqfs-Next");
-    } catch (error) {
-      if (!(error instanceof Problem) || error.status !== 404) throw error; // it is made with the first letter
     }
     if (since === null) rows.replaceChildren();
     for (const { stream, node } of found.map(letter)) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -349,3 +350,15 @@ def test_no_backlog_takes_a_dead_letter_away(full: str) -> None:
         taker.push_back(read(taker))
         taker.close()
     assert q.shows(".consumers/letters") == [b"one", b"two"]
+
+
+def test_they_are_counted_after_a_restart(tmp_path: Path) -> None:
+    q = Queues("retries 1", path=tmp_path / "store")
+    q.consumer("w", "s")
+    q.write("s", b"poison")
+    worker = q.worker()
+    read(worker)
+    say(worker, "nack")
+    worker.close()
+    q.restart()
+    assert json.loads(q.text(".stats"))["dead_letters"] == 1
