@@ -128,6 +128,7 @@ TOKEN_DELAY_S = 2.0  # until a wrong one is answered and its connection's place 
 TOKEN_FILE_BYTES = 1 << 20  # some thousand users; each attempt compares with all of them
 
 # HTTP
+HTTP_PARSED_BYTES = 1_024  # of heads in one piece, at least: some 40 of the smallest, about half a millisecond
 HTTP_LINE_BYTES = 8_192  # of a request's first line: every path of the tree fits
 HTTP_HEADERS = 64  # of one request
 HTTP_HEADER_BYTES = 16_384  # of them together: as many as one message may have

@@ -130,10 +130,10 @@ class Connection:
             if was_idle and self._repeated is not None and self._repeated.take(data):
                 return self._repeated.request
             self._forget()
-            parser.receive(data)
+            self.channel.unread = rest = parser.receive(data)
             if was_idle and not parser.idle:
                 deadline = trio.current_time() + limits.HTTP_HEAD_S
-            if was_idle and len(parser.requests) == 1 and parser.complete:
+            if was_idle and len(parser.requests) == 1 and parser.complete and not rest:
                 self._alone = data
         return parser.requests.popleft()
 
@@ -250,7 +250,7 @@ class Connection:
             if not data:
                 raise Gone
             await self.take_turn()
-            self._parser.receive(data)
+            self.channel.unread = self._parser.receive(data)
             self._hold(_large(request.body))
             await self.pause()
             if len(request.body) > most:

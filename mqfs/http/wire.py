@@ -22,6 +22,7 @@ from mqfs.http.answers import BadVersion, TooManyHeaders, UnknownCoding
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 ONCE = ("host", "authorization", "origin", "range", "last-event-id", "idempotency-key")  # a second one is refused
+_HEAD_END = b"\r\n\r\n"
 _BOUND_BYTES = limits.HTTP_LINE_BYTES + limits.HTTP_HEADER_BYTES
 _NEVER_BODY = frozenset({204, 304})
 
@@ -78,13 +79,19 @@ class RequestParser:
         """Whether the last bytes received ended a request, with none after it."""
         return self._current.complete and not self._in_head
 
-    def receive(self, data: bytes) -> None:
-        """Parse. Nothing is raised: see `error`."""
+    def receive(self, data: bytes) -> bytes:
+        """Parse up to the end of a head after limits.HTTP_PARSED_BYTES. Returns the bytes after that, which are to be
+        received again. Nothing is raised: see `error`."""
         if self._rest:
             data = self._body_of_upgrade(data)
         if self.error is not None or not data:
-            return
-        self._moved = False
+            return b""
+        rest, self._moved = b"", False
+        if len(data) > limits.HTTP_PARSED_BYTES:
+            body = 0 if self._current.complete else self._current.announced - len(self._current.body)
+            if (end := data.find(_HEAD_END, max(body, limits.HTTP_PARSED_BYTES))) >= 0:
+                end += len(_HEAD_END)
+                data, rest = data[:end], data[end:]
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:  # it stops there: no request may follow
@@ -96,6 +103,7 @@ class RequestParser:
         self._raw = 0 if self._moved else self._raw + len(data)
         if self._raw > _BOUND_BYTES:
             self._refuse(TooManyHeaders(f"headers: too long (expected at most {_BOUND_BYTES} bytes)"))
+        return rest
 
     def close(self) -> None:
         """Break the reference cycle with the parser of httptools, which calls this one: collections are rare."""

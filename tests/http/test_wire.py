@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from mqfs import limits
+from mqfs.http.wire import RequestParser
 from tests.http.web import Web, rest, statuses
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import COMMAND, short_folder
@@ -262,3 +264,16 @@ def test_no_host_takes_the_places_of_all(hasty: Web) -> None:
         sock = stack.enter_context(hasty.raw(unix=True))
         sock.sendall(b"GET /.health HTTP/1.1\r\n" + HOST + b"\r\n")
         assert statuses(sock.recv(4_096)) == [200]
+
+
+@pytest.mark.parametrize("before", [b"", POST + b"Content-Length: 2000\r\n\r\n" + b"\r\n" * 1_000])
+def test_many_requests_are_parsed_in_portions(before: bytes) -> None:
+    """However many came at once; and a body is taken as it comes."""
+    data, count, parser = before + b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 2_000, 0, RequestParser()
+    most = limits.HTTP_PARSED_BYTES // 26 + 1
+    while data:
+        data = parser.receive(data)
+        assert len(parser.requests) <= most
+        count += len(parser.requests)
+        parser.requests.clear()
+    assert (count, parser.complete, parser.error) == (2_000 + bool(before), True, None)
