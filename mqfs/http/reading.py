@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import AsyncIterator
 from time import perf_counter
 from typing import Any, cast
@@ -17,7 +18,7 @@ from mqfs import limits
 from mqfs.engine.files.cursor import Cursor
 from mqfs.engine.files.status import cut
 from mqfs.engine.stream import Stream
-from mqfs.errors import BadRequest, Damaged, FellBehind, MqfsError, NotFound, OverLimit
+from mqfs.errors import BadCommand, BadRequest, Damaged, FellBehind, MqfsError, NotFound, OverLimit
 from mqfs.http import answers, target
 from mqfs.http.answers import NO_STORE, SANDBOX, Answer, Cut, Format, Headers
 from mqfs.http.call import WHOLE, Call, TimedOut
@@ -27,6 +28,7 @@ from mqfs.syntax.quoting import command_lines, quote_word
 
 PIECE_BYTES = 65_536  # of an answer that are sent at once
 RECORD_BYTES = 256 << 10  # of one read in `format record`
+_LINE = re.compile(r"line \d+: (seek )?")
 OPTIONS = (
     "since", "count", "bytes", "until", "wait", "follow", "strict", "format", "data", "last_event_id", "seq",
 )  # fmt: skip
@@ -218,8 +220,10 @@ def open_cursor(call: Call, names: list[str], since: str, form: str, *commands: 
         words = " ".join(map(quote_word, names))
         cursor.whole_below = limits.CTL_BYTES
         cursor.write(command_lines(f"{select} {words}", f"seek {quote_word(since)}", f"format {form}", *commands))
-    except BaseException:
+    except BaseException as error:
         cursor.close()
+        if isinstance(error, BadCommand):  # the lines are not the client's
+            raise BadCommand(_LINE.sub(lambda found: "since " if found[1] else "", error.detail)) from None
         raise
     return cursor
 

@@ -191,9 +191,10 @@ class Plan:
         try:
             getattr(self, f"_check_{action.verb}")(settings, action)
         except errors.MqfsError as error:
+            prefix = f"line {action.line}: " if action.line else ""
             if not error.detail.startswith(f"{action.verb}:") and not isinstance(error, errors.NotFound):
-                raise type(error)(f"{action.verb}: {error.detail}") from None
-            raise
+                prefix += f"{action.verb}: "
+            raise type(error)(prefix + error.detail) from None
         self.add(settings, action)
 
     def add(self, settings: Settings, action: Action | None) -> None:

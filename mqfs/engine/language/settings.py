@@ -181,6 +181,7 @@ class Action(NamedTuple):
     stream: str | None  # the first word: a stream's name, or a consumer's or view's
     sequences: tuple[int, ...] = ()
     words: tuple[str, ...] = ()  # what follows
+    line: int = 0  # its number, where there are several
 
 
 def parse(text: str, settings: Settings) -> list[tuple[Settings, Action | None]]:
@@ -193,12 +194,15 @@ def read(text: str, settings: Settings) -> Iterator[tuple[Settings, Action | Non
 
     Raises BadCommand, as `in_line` makes it; then nothing of the text counts.
     """
+    is_one_of_several = "\n" in text.strip()
     for number, line in enumerate(text.split("\n"), 1):
         try:
             words = split_line(line)
             if not words:
                 continue
             action = _action(words) if words[0] in _ACTIONS else None
+            if action is not None and is_one_of_several:
+                action = action._replace(line=number)
             if action is None:
                 settings = _setting(words, settings)
         except BadCommand as error:

@@ -135,6 +135,10 @@ def test_of_several_lines_the_number_is_said(hand: Hand) -> None:
         with pytest.raises(BadCommand) as refused:
             hand.open("ctl", os.O_WRONLY).write(text.encode() + b"\n")
         assert str(refused.value) == f"{said}invalid duration 'x' (expected 0, 10ms, 30s, 5m, 2h or 7d)"
+    for text, said in (("clear x", ""), ("depth 5\n# one\nclear x\n", "line 3: ")):
+        with pytest.raises(NotFound) as missing:
+            hand.open("ctl", os.O_WRONLY).write(text.encode() + b"\n")
+        assert str(missing.value).startswith(f"{said}no stream 'x' in group ")
 
 
 def test_a_line_without_its_newline_waits_for_the_next_write(hand: Hand) -> None:
