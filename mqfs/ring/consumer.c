@@ -4,7 +4,7 @@
 static void settle(Consumer *self) /* release the room of what was read to the publishers */
 {
     if (self->released == self->position) return;
-    ring_release(&self->ring->h, (unsigned)self->slot, self->position, self->gates);
+    ring_release(&self->ring->h, (unsigned)self->slot, self->position);
     self->released = self->position;
 }
 

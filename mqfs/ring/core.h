@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum ring_result { RING_OK, RING_BUSY, RING_FULL, RING_BOUND, RING_EMPTY, RING_OVERTAKEN, RING_DAMAGED, RING_RETIRED };
+enum ring_result { RING_OK, RING_BUSY, RING_FULL, RING_BOUND, RING_LAGS, RING_EMPTY, RING_OVERTAKEN, RING_DAMAGED, RING_RETIRED };
 enum ring_wait { WAIT_SPIN, WAIT_YIELD, WAIT_BLOCK };
 /* Points where a test may stop or kill the process. */
 enum ring_stop {
@@ -34,7 +34,10 @@ struct ring_handle {
     uint64_t limit; /* up to which the gating consumers last allowed writing */
     uint64_t mine;  /* bits of slots taken through this handle: its own OFD locks never conflict with it */
     uint64_t end;   /* after the last record published */
+    uint64_t near;  /* up to which no follower that is waited for is overtaken, as last seen */
+    uint64_t lost;  /* bits of the followers that are not waited for: they stood still, or were too slow */
     uint32_t joined;
+    int waits; /* whether this publisher waits for followers */
     int locks; /* file descriptor of our own open file description, which holds the OFD locks */
 };
 
@@ -162,6 +165,21 @@ static inline uint64_t ring_limit(const struct ring_handle *h, uint64_t tail)
     return least;
 }
 
+/* The position up to which no follower is overtaken that is waited for; a quarter of the ring on at most, or `total`, so that new
+ * ones are noticed. One that was given up is waited for again when it has caught up to half the ring. */
+static inline uint64_t ring_near(struct ring_handle *h, uint64_t tail, uint64_t total)
+{
+    uint64_t least = tail + (total > h->size / 4 ? total : h->size / 4);
+    for (unsigned i = 0; i < RING_SLOTS; i++) {
+        struct ring_slot *slot = &h->shared->slot[i];
+        if (atomic_load_explicit(&slot->state, memory_order_acquire) != SLOT_FOLLOWS) continue;
+        uint64_t position = atomic_load_explicit(&slot->position, memory_order_acquire), bit = UINT64_C(1) << i;
+        if (tail - position <= h->size / 2) h->lost &= ~bit;
+        if (!(h->lost & bit) && tail - position <= h->size && position + h->size < least) least = position + h->size;
+    }
+    return least;
+}
+
 static inline struct ring_state *ring_now(struct ring *s)
 {
     uint64_t tail = atomic_load_explicit(&s->tail, memory_order_relaxed);
@@ -218,6 +236,10 @@ static inline int ring_publish(struct ring_handle *h, const struct ring_part *pa
             h->limit = ring_limit(h, now->tail);
         }
         if (next.tail > h->limit) { result = RING_FULL; goto out; }
+    }
+    if (next.tail > h->near && h->waits && next.tail > (h->near = ring_near(h, now->tail, total))) {
+        result = RING_LAGS;
+        goto out;
     }
     if (atomic_load_explicit(&s->reserved, memory_order_relaxed) < next.tail)
         atomic_store_explicit(&s->reserved, next.tail, memory_order_relaxed);
@@ -305,10 +327,10 @@ static inline int ring_span(const struct ring_handle *h, uint64_t position, uint
     return *bytes && result != RING_OVERTAKEN ? RING_OK : result;
 }
 
-static inline void ring_release(struct ring_handle *h, unsigned slot, uint64_t position, int gates)
+static inline void ring_release(struct ring_handle *h, unsigned slot, uint64_t position)
 {
     atomic_store_explicit(&h->shared->slot[slot].position, position, memory_order_release);
-    if (gates) ring_wake(&h->shared->space);
+    ring_wake(&h->shared->space);
 }
 
 /* ---- waiting: each returns after a while at most, so that the caller can check for signals ---- */
@@ -359,5 +381,40 @@ static inline void ring_await_room(struct ring_handle *h, uint64_t total, int64_
         if (turn < 64) { ring_pause(); continue; }
         if (futex_wait(&s->space.word, rung, ns < RING_FULL_NS ? ns : RING_FULL_NS)) return;
     }
+}
+
+#define RING_GATE_NS 50000000  /* that a publisher waits for followers at most, before it overtakes them */
+#define RING_STILL_NS 10000000 /* a follower that did not move for so long is not waited for */
+
+/* Wait until the followers that would be overtaken leave room for `total` bytes, an eighth of the ring at least. Those that stand
+ * still, or are too slow for that, are given up: they find what they miss in the log. So a follower that is stuck, stopped or dead
+ * costs a publisher RING_STILL_NS once, and one that crawls on purpose RING_GATE_NS for each half of a ring. */
+static inline void ring_await_followers(struct ring_handle *h, uint64_t total)
+{
+    struct ring *s = h->shared;
+    uint64_t want = total > h->size / 8 ? total : h->size / 8, seen[RING_SLOTS], behind;
+    int64_t began = ring_clock(CLOCK_MONOTONIC), now = began, moved[RING_SLOTS];
+    for (unsigned i = 0; i < RING_SLOTS; i++) seen[i] = atomic_load(&s->slot[i].position), moved[i] = began;
+    for (int turn = 0;; turn++) {
+        uint32_t rung = atomic_load(&s->space.word);
+        if (turn >= 64) atomic_store(&s->space.asleep, 1);
+        atomic_thread_fence(memory_order_seq_cst);
+        uint64_t tail = atomic_load(&s->tail);
+        behind = 0;
+        for (unsigned i = 0; i < RING_SLOTS; i++) {
+            uint64_t position = atomic_load(&s->slot[i].position), bit = UINT64_C(1) << i;
+            if (atomic_load(&s->slot[i].state) != SLOT_FOLLOWS || h->lost & bit) continue;
+            if (tail - position > h->size || tail - position + want <= h->size) continue;
+            if (position != seen[i]) seen[i] = position, moved[i] = now;
+            if (now - moved[i] < RING_STILL_NS) behind |= bit;
+            else h->lost |= bit;
+        }
+        if (!behind || atomic_load(&s->retired)) return;
+        if (now - began >= RING_GATE_NS) break;
+        if (turn < 64) ring_pause();
+        else futex_wait(&s->space.word, rung, RING_STILL_NS / 4);
+        now = ring_clock(CLOCK_MONOTONIC);
+    }
+    h->lost |= behind;
 }
 #endif

@@ -58,6 +58,7 @@ static int await_final(Ring *ring, int64_t until)
 static int put(Ring *ring, const struct ring_part *parts, size_t count, uint64_t total, int64_t until, uint64_t *last)
 {
     struct ring_handle *h = &ring->h;
+    h->waits = until && !(h->mine & 1); /* the holder of the kept slot is the server, who waits for no client */
     for (int64_t left = 0;;) {
         int result;
         if (left || total >= LARGE_BYTES) {
@@ -71,6 +72,12 @@ static int put(Ring *ring, const struct ring_part *parts, size_t count, uint64_t
         if (!result) return atomic_load(&h->shared->retired) && !(h->mine & 1) ? await_final(ring, until) : 0;
         /* A process stopped with the lock of a retired ring does not keep others from the next one. */
         if (result == RING_BUSY && atomic_load(&h->shared->retired)) result = RING_RETIRED;
+        if (result == RING_LAGS) {
+            Py_BEGIN_ALLOW_THREADS
+            ring_await_followers(h, total);
+            Py_END_ALLOW_THREADS
+            continue;
+        }
         left = remaining(until);
         if (result > RING_BOUND || !left) return refuse(result);
         Py_BEGIN_ALLOW_THREADS

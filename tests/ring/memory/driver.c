@@ -71,12 +71,12 @@ static struct ring_record consume(struct ring_handle *h, unsigned slot, uint64_t
     struct ring_record head;
     int result;
     while ((result = ring_look(h, *position, &head)) == RING_EMPTY) {
-        if (*released != *position) ring_release(h, slot, *released = *position, 1);
+        if (*released != *position) ring_release(h, slot, *released = *position);
         ring_await(&h->shared->data, &h->shared->tail, *position, how, RING_NAP_NS);
     }
     must(!result && !ring_copy(h, *position, &head, to), "consume");
     *position += ring_padded(head.size);
-    if (*position - *released >= h->size / 16) ring_release(h, slot, *released = *position, 1);
+    if (*position - *released >= h->size / 16) ring_release(h, slot, *released = *position);
     return head;
 }
 
@@ -193,7 +193,7 @@ static void noise(uint64_t rounds)
                 free(rest);
                 position += ring_padded(head.size);
             }
-            ring_release(&h, slot, position, 1);
+            ring_release(&h, slot, position);
         }
         ring_reap(&h);
         ring_free_slot(&h, slot);
