@@ -58,6 +58,10 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         selection = self.selection
         return selection.has_all_of(stream) or (selection.covers(stream) and self._is_selected(stream, sequence))
 
+    def _end(self) -> None:
+        MessageFilter(self.group).follow(self.selection)
+        super()._end()
+
     def _is_selected(self, stream: Stream, sequence: int) -> bool:
         """Whether a program selects that message."""
         record = self.group.log.reader.find(stream.number, sequence)
@@ -328,9 +332,10 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
     def _select(self, words: list[str]) -> Callable[[], None]:
         if len(words) > limits.CURSOR_NAMES:
             raise errors.OverLimit(f"select: {len(words)} names (expected at most {limits.CURSOR_NAMES})")
-        selection = select(self.group, words, lambda s: require(self.user, s.state, R, s.name))
+        selection = select(self.selection, words, lambda s: require(self.user, s.state, R, s.name))
 
         def do() -> None:
+            selection.follow(self.selection)
             self.selection, self.selects = selection, bool(words)
             self.consumer.reads.polling.add(self)  # what it selected may be removed
             self._rescan()

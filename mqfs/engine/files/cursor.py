@@ -109,7 +109,7 @@ class Cursor(LongResponses, Searcher):
             if verb == "cover":
                 covered = cover(self.group, arguments)
                 return lambda: self._select(covered)
-            selection = select(self.group, arguments, lambda s: require(self.user, s.state, R, s.name))
+            selection = select(self.selection, arguments, lambda s: require(self.user, s.state, R, s.name))
             return lambda: self._select(selection)
         usage = {"seek": 1, "until": 1, "format": 1, "info": 0, "measure": 1, "streams": 0, "selected": 0}
         if verb not in usage:
@@ -136,6 +136,7 @@ class Cursor(LongResponses, Searcher):
 
     def _select(self, selection: MessageFilter) -> None:
         self._arrive_at_once()
+        selection.follow(self.selection)
         self.selection, self._epoch = selection, -1
         self.cuts_seen = -1  # newly selected streams may have lost messages that it had not had
 
@@ -417,5 +418,6 @@ class Cursor(LongResponses, Searcher):
         self.group.fanout.pollers.watch(self, None)
         self.end()
         self.group.fanout.cursors.discard(self)
+        MessageFilter(self.group).follow(self.selection)
         self.group.retention.note_change()
         self.group.unblock()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mqfs import errors
+from mqfs import errors, limits
 from mqfs.engine.language import programs
 from mqfs.engine.language.programs import Program
 from mqfs.engine.routing.views import NamedStream
@@ -51,6 +51,15 @@ class MessageFilter:
             if name not in group.views:
                 self._patterns.add(name, True)
                 self._is_wild = self._is_wild or has_wildcard(name, group.log.settings.words)
+
+    @property
+    def searches(self) -> int:
+        """Calls of its own program that look through a whole body."""
+        return self._program.searches if self._program is not None else 0
+
+    def follow(self, before: MessageFilter) -> None:
+        """An open file selects by this one from now on."""
+        self.group.views.selecting += self.searches - before.searches
 
     @property
     def everything(self) -> bool:
@@ -110,7 +119,8 @@ class MessageFilter:
         if part != _SOME:
             return part == _ALL
         if self._program is not None:
-            return self._program.selects(stream.name, record.body, record.sequence)
+            searches = self.group.views.selecting
+            return self._program.selects(stream.name, record.body, record.sequence, searches)
         views = self.group.views
         return any(views.selects(name, stream, record) for name in self._named.intersection(views.of(stream)))
 
@@ -192,12 +202,20 @@ def cover(group: Group, words: Sequence[str]) -> MessageFilter:
     return MessageFilter(group, None, words)
 
 
-def select(group: Group, words: Sequence[str], may_read: Callable[[Any], None]) -> MessageFilter:
+def select(before: MessageFilter, words: Sequence[str], may_read: Callable[[Any], None]) -> MessageFilter:
     """What `select NAME...` says: streams, views, patterns, or `program` and one; no names: everything.
 
-    Raises NotFound, BadCommand, and what `may_read` raises."""
+    `before`: what the same open file selects until then. Raises NotFound, BadCommand, OverLimit, and what `may_read`
+    raises."""
+    group = before.group
     if len(words) == 2 and words[0] == "program" and programs.is_program(words[1]):
-        return MessageFilter(group, program=programs.parse(words[1]))
+        program, most = programs.parse(words[1]), limits.PROGRAM_SEARCHES
+        searches = group.views.selecting - before.searches + program.searches
+        if program.searches and searches > most:
+            raise errors.OverLimit(
+                f"select: {searches} searches of messages (expected at most {most} by all open files of a group)"
+            )
+        return MessageFilter(group, program=program)
     numbers: list[int] = []
     names: list[str] = []
     for word in words:

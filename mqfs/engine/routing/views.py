@@ -112,6 +112,7 @@ class ViewRegistry(dict[str, View]):
         self._catalog = catalog
         self.bound = 0  # patterns and programs of all of them
         self.searches = 0  # of these programs
+        self.selecting = 0  # searches of the programs by which open files select
         self._patterns: Patterns[str] = Patterns(catalog.log.settings.words)
         self._routing: dict[str, View] = {}  # those with a program
 

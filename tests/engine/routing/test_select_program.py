@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mqfs import errors
+from mqfs import errors, limits
 from mqfs.model import Wait
 from tests.support.calls import calls_once
 from tests.support.hand import ANNA, ROOT, Hand
@@ -92,6 +92,34 @@ def test_a_handle_of_a_consumer(full: Hand, what: str) -> None:
     assert not step.settled
     full.write("log.mail", b"error # 7")
     assert step.result() == b"error # 7"
+
+
+@pytest.mark.parametrize("path", ["g/.cursor", "g/.consumers/w"])
+def test_the_programs_of_open_files_search_a_bounded_part_of_a_message_together(full: Hand, path: str) -> None:
+    """A write asks them all: each sees its share, and those over the limit are refused until others are closed."""
+
+    def selecting() -> Any:
+        file = full.tree.open(ROOT, full.tree.find(ROOT, path), os.O_RDWR)
+        file.write(line)
+        return file
+
+    full.ctl("consumer w")
+    calls = " || ".join(f'payload_contains("{number} at the end")' for number in range(64))
+    line = f'select program prefix:"" {calls}\n'.encode()
+    files = [selecting() for _ in range(limits.PROGRAM_SEARCHES // 64)]
+    for file in files[1:]:
+        with pytest.raises(errors.OverLimit, match=f"{limits.PROGRAM_SEARCHES + 64} searches"):
+            selecting()
+        file.close()
+        files[0].write(line)
+        selecting()
+    share = limits.PROGRAM_SEARCH_BYTES // limits.PROGRAM_SEARCHES
+    full.write("mail", b"0 at the end".rjust(share + 1))
+    assert isinstance(step := files[0].read(100_000), Wait)
+    full.write("mail", b"0 at the end".rjust(share))
+    assert step.settled
+    files[0].write(b"select\n")
+    selecting()
 
 
 def test_binding_more_programs_hides_no_message_of_32_kib() -> None:
