@@ -27,6 +27,7 @@ if not MISSING:
     Consumer = _native.Consumer
     Ring = _native.Ring
     attach, crc32c, create = _native.attach, _native.crc32c, _native.create
+    bell, wait_any = _native.bell, _native.wait_any
 
 
 def scan(buffer: Buffer, base: int = 0) -> Columns:
@@ -62,7 +63,9 @@ __all__ = [
     "Consumer",
     "Ring",
     "attach",
+    "bell",
     "crc32c",
     "create",
     "scan",
+    "wait_any",
 ]

@@ -117,6 +117,13 @@ def create(size: int, *, generation: int = 1, sequence: int = 1, time_ns: int = 
 def attach(fd: int, generation: int | None = None) -> Ring:
     """Another handle of the ring behind `fd`, which stays open. Raises errors.BadRing."""
 
+def bell(ring: bool = False, /) -> int:
+    """A number of this process that `ring` changes: then `wait_any` returns."""
+
+def wait_any(rings: list[tuple[Ring, int]], bell: int, timeout: float, /) -> bool:
+    """Wait until a ring's tail is not at its position, or the bell is not at that number; perhaps for less. At most
+    127 rings are waited for. False: the kernel cannot (before Linux 5.16), and nothing was waited for."""
+
 def scan(buffer: Buffer, base: int = 0, /) -> tuple[int, *tuple[bytearray, ...]]: ...
 def crc32c(data: Buffer, crc: int = 0, table: bool = False, /) -> int:
     """CRC-32C of `data`, continued from `crc`."""

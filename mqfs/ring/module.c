@@ -179,6 +179,8 @@ static PyMethodDef functions[] = {
     {"create", FAST(native_create), METH_VARARGS | METH_KEYWORDS, NULL},
     {"attach", FAST(native_attach), METH_VARARGS | METH_KEYWORDS, NULL},
     {"scan", FAST(native_scan), METH_FASTCALL, NULL},
+    {"bell", native_bell, METH_VARARGS, NULL},
+    {"wait_any", native_wait_any, METH_VARARGS, NULL},
     {"crc32c", native_crc32c, METH_VARARGS, NULL},
     {"_allocate", native_allocate, METH_VARARGS, NULL},
     {"_stop_at", native_stop_at, METH_VARARGS, NULL},

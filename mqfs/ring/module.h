@@ -35,6 +35,8 @@ extern PyType_Spec ring_spec, consumer_spec;
 void close_ring(Ring *ring);
 int refuse(enum ring_result result);
 PyObject *Ring_consumer(Ring *self, PyObject *args, PyObject *keywords);
+PyObject *native_bell(PyObject *module, PyObject *args);
+PyObject *native_wait_any(PyObject *module, PyObject *args);
 PyObject *native_scan(PyObject *module, PyObject *const *args, Py_ssize_t count);
 #pragma GCC visibility pop
 

@@ -291,6 +291,65 @@ static PyObject *Ring_wait(Ring *self, PyObject *const *args, Py_ssize_t count)
     return PyErr_Occurred() ? NULL : PyBool_FromLong(atomic_load(&s->tail) != seen);
 }
 
+/* ---- several rings at once ---- */
+
+static _Atomic uint32_t bell; /* of this process: what a thread waits for has changed */
+
+PyObject *native_bell(PyObject *module, PyObject *args)
+{
+    (void)module;
+    int rings = 0;
+    if (!PyArg_ParseTuple(args, "|p", &rings)) return NULL;
+    if (rings) {
+        atomic_fetch_add(&bell, 1);
+        futex_wake(&bell, INT32_MAX);
+    }
+    return PyLong_FromUnsignedLong(atomic_load(&bell));
+}
+
+PyObject *native_wait_any(PyObject *module, PyObject *args)
+{
+    (void)module;
+#ifdef FUTEX_WAITV_MAX
+    PyObject *rows, *timeout, *ring;
+    unsigned seen;
+    if (!PyArg_ParseTuple(args, "O!IO", &PyList_Type, &rows, &seen, &timeout)) return NULL;
+    int64_t until = deadline(timeout);
+    if (until < 0) return NULL;
+    struct futex_waitv waits[FUTEX_WAITV_MAX] = {{.uaddr = (uintptr_t)&bell, .val = seen, .flags = FUTEX_32}};
+    Ring *used[FUTEX_WAITV_MAX];
+    unsigned n = 1;
+    int is_due = 0;
+    long result = 0;
+    for (Py_ssize_t i = 0; i < PyList_Size(rows) && n < FUTEX_WAITV_MAX; i++, n++) {
+        unsigned long long position;
+        if (!PyArg_ParseTuple(PyList_GetItem(rows, i), "O!K", ring_type, &ring, &position) || !usable((Ring *)ring)) break;
+        struct ring *s = ((Ring *)ring)->h.shared;
+        waits[n] = (struct futex_waitv){.val = atomic_load(&s->data.word), .uaddr = (uintptr_t)&s->data.word, .flags = FUTEX_32};
+        atomic_store(&s->data.asleep, 1);
+        atomic_thread_fence(memory_order_seq_cst);
+        is_due |= atomic_load(&s->tail) != position || atomic_load(&s->retired);
+        Py_INCREF(ring);
+        (used[n] = (Ring *)ring)->users++;
+    }
+    if (!PyErr_Occurred() && !is_due) {
+        struct timespec limit = {until / 1000000000, until % 1000000000};
+        Py_BEGIN_ALLOW_THREADS
+        result = syscall(SYS_futex_waitv, waits, n, 0, &limit, CLOCK_MONOTONIC);
+        if (result < 0) result = -errno;
+        Py_END_ALLOW_THREADS
+    }
+    while (--n) {
+        used[n]->users--;
+        Py_DECREF(used[n]);
+    }
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(result != -ENOSYS && result != -EPERM);
+#else
+    (void)args;
+    Py_RETURN_FALSE;
+#endif
+}
+
 static PyObject *Ring_slots(Ring *self, PyObject *nothing)
 {
     (void)nothing;

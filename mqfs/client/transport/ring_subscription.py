@@ -28,7 +28,8 @@ from mqfs.syntax.patterns import Words, compile_pattern, has_wildcard
 
 SLICE_S = 0.05  # of a wait, between two checks for `close` and `interrupt`
 LOGGED_S = 0.1  # that a `get` waits at least for the log to have what the server wrote itself
-POLLS_S = (0.0005, 0.01)  # between two looks at several rings: the shortest, and the longest where nothing comes
+POLL_S = 0.005  # between two looks at several rings, where the kernel cannot wait for all of them
+MOST_RINGS = 127  # that the kernel can wait for at once
 IDLE_S = 5.0  # that the watcher's thread stays without a subscription
 BATCH = 1_024  # records read at once
 _flags_of = itemgetter(Record._fields.index("flags"))
@@ -401,7 +402,7 @@ class RingSubscription(CursorSubscription):
 class RingWatcher:
     """One thread for all subscriptions of async programs that wait in rings.
 
-    It waits in shared memory where they are of one ring, and else looks at each ring after a pause.
+    It waits in shared memory, for all rings at once.
     """
 
     def __init__(self) -> None:
@@ -418,6 +419,8 @@ class RingWatcher:
                 del self._tails[at]
                 calls = list(self._waiting.pop(at).values())
             if at.ring.tail == position and not at.ring.retired:
+                if at not in self._tails and self._tails:
+                    ring.bell(True)  # the thread waits for others
                 self._tails[at] = position
                 self._waiting.setdefault(at, {})[waiting] = call
                 self._start()
@@ -440,7 +443,7 @@ class RingWatcher:
             call()
 
     def _run(self) -> None:
-        pause_s, look_at = POLLS_S[0], time.monotonic() + LOOK_S
+        look_at, bell = time.monotonic() + LOOK_S, ring.bell()
         while rings := self._rings():
             looks = time.monotonic() >= look_at
             if looks:
@@ -448,14 +451,11 @@ class RingWatcher:
             changed = [at for at, tail in rings.items() if at.ring.tail != tail or at.ring.retired or looks]
             for at in changed:
                 self._call_all(at, only_lost=looks and at.ring.tail == rings[at] and not at.ring.retired)
-            if changed and not looks:
-                pause_s = POLLS_S[0]
-            elif len(rings) == 1:
-                at, tail = next(iter(rings.items()))
-                at.ring.wait(tail, SLICE_S)
-            else:
-                time.sleep(pause_s)
-                pause_s = min(pause_s * 2, POLLS_S[1])
+            if not changed or looks:
+                pause_s = SLICE_S if len(rings) <= MOST_RINGS else POLL_S
+                if not ring.wait_any([(at.ring, tail) for at, tail in rings.items()], bell, pause_s):
+                    time.sleep(POLL_S)
+            bell = ring.bell()  # before the rings are looked up
 
     def _rings(self) -> dict[Attached, int]:
         """The rings with subscriptions that wait, and their tails; none: the thread ends."""

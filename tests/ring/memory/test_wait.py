@@ -15,7 +15,7 @@ from typing import Any, Literal
 import pytest
 
 from mqfs import errors
-from mqfs.ring import Ring, create
+from mqfs.ring import Ring, bell, create, wait_any
 from tests.support.eventually import HANG_S, eventually, patient
 from tests.support.forks import child, ended, state_of
 
@@ -92,6 +92,30 @@ def test_a_thread_waits_while_another_publishes(wait: Literal["spin", "yield", "
         ring.publish(1, b"%d" % number * 300)
     thread.join(HANG_S)
     assert found == [b"%d" % number * 300 for number in range(300)]
+
+
+def test_any_of_several_rings_ends_a_wait() -> None:
+    rings = [create(LEAST) for _ in range(3)]
+    began = time.monotonic()
+    if not wait_any([(ring, ring.tail) for ring in rings], bell(), 0.03):
+        pytest.skip("futex_waitv(2) is missing")
+    assert time.monotonic() - began >= 0.03
+    changes: list[Callable[[], object]] = [
+        lambda: rings[2].publish(1, b"x"),
+        lambda: rings[0].retire(0),
+        lambda: bell(True),
+    ]
+    for change in changes:
+        rows = [(ring, ring.tail) for ring in rings if not ring.retired]
+        thread = threading.Thread(target=wait_any, args=(rows, bell(), HANG_S))
+        thread.start()
+        change()
+        thread.join(HANG_S / 2)
+        assert not thread.is_alive()
+    assert wait_any([(ring, 0) for ring in [rings[2]] * 200], bell(), HANG_S)  # it has a record already
+    with pytest.raises(TypeError):
+        wait_any([(rings[1], 0), (1, 0)], bell(), 0)  # type: ignore[list-item]
+    rings[1].close()
 
 
 def test_one_thread_at_a_time() -> None:
