@@ -11,7 +11,7 @@ from types import TracebackType
 from mqfs.client.group import Group
 from mqfs.client.info import Settings, setting_lines
 from mqfs.client.types import Link
-from mqfs.errors import BadRequest, Denied, Exists, MqfsError, NotFound, Unsupported
+from mqfs.errors import BadRequest, Denied, Exists, MqfsError, NotDirectory, NotFound, Unsupported
 from mqfs.net.address import UnixAddress, default_address, parse_address
 from mqfs.syntax.names import check_file_name
 
@@ -215,8 +215,12 @@ class Client:
 
 def require_group(link: Link, path: str) -> None:
     """Raises NotFound where there is no group at a path."""
-    with suppress(Denied):  # it exists; each call checks its permission
+    try:
         link.open(f"{path}/.stats", "r").close()
+    except (NotFound, NotDirectory):
+        raise NotFound(f"no group {path!r} (make it: create=True)") from None
+    except Denied:
+        pass  # it exists; each call checks its permission
 
 
 def make_groups(link: Link, path: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -152,6 +153,13 @@ def test_one_message_is_got_by_its_sequence(tree: Client, name: str) -> None:
         group.get(1)
     with pytest.raises(errors.BadRequest, match=r"get failed: sequence 0 \(expected 1 or more\)"):
         group.get(0)
+
+
+def test_a_group_that_is_missing_is_named(tree: Client, name: str) -> None:
+    tree.group(name, create=True).create("s")
+    for path in f"{name}/none", f"{name}/s":
+        with pytest.raises(errors.NotFound, match=rf"^no group '{re.escape(path)}' \(make it: create=True\)$"):
+            tree.group(path)
 
 
 def test_a_history_beyond_the_end_ends(tree: Client, name: str) -> None:

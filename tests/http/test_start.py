@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from mqfs import connect, errors
+from tests.http.web import Web
 from tests.support.eventually import HANG_S
 from tests.support.server import Server, mqfs, short_folder
 
@@ -35,3 +37,8 @@ def test_an_address_as_clients_write_it(host: str) -> None:
 def test_beyond_loopback_only_by_consent(tmp_path: Path) -> None:
     done = mqfs("serve", "--http", "tcp!0.0.0.0!0", cwd=tmp_path)
     assert (done.returncode, "--insecure" in done.stderr) == (1, True)
+
+
+def test_a_client_of_9p_is_told_that_it_has_the_wrong_port(web: Web) -> None:
+    with pytest.raises(errors.Disconnected, match=r"answers in HTTP \(expected a 9P server\)$"):
+        connect(f"tcp!127.0.0.1!{web.port}")

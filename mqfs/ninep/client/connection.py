@@ -299,7 +299,7 @@ class Client:
         try:
             replies = self.caller.receive(data)
         except BadFrame as error:
-            self._lose(str(error))
+            self._lose("it answers in HTTP (expected a 9P server)" if data[:5] == b"HTTP/" else str(error))
             return
         for tag, reply in replies:
             slot = self._slots.pop(tag)
