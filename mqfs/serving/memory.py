@@ -40,11 +40,12 @@ def count_connection() -> None:
     """Collect garbage among the young objects once there are many connections more.
 
     Python counts how many more objects were made than freed. Where connections end as others begin that is none: then
-    tens of thousands are young at the next collection, which stops the server for as many microseconds.
+    tens of thousands are young at the next collection, which stops the server for as many microseconds. In a process
+    that is not the server's own they are collected as it has set.
     """
     global _connections
     _connections += 1
-    if _connections % GARBAGE_CONNECTIONS == 0:
+    if _connections % GARBAGE_CONNECTIONS == 0 and gc.get_threshold() == GARBAGE:
         gc.collect(0 if _connections % (GARBAGE_CONNECTIONS * GARBAGE[1]) else 1)
 
 

@@ -19,7 +19,9 @@ from mqfs.serving import memory
 def uncollected() -> Iterator[None]:
     gc.collect()
     gc.disable()
+    threshold = gc.get_threshold()
     yield
+    gc.set_threshold(*threshold)
     gc.enable()
 
 
@@ -43,6 +45,7 @@ def test_a_parser_of_requests_is_freed_when_it_is_closed() -> None:
 
 def test_few_objects_are_young_where_connections_come_and_go() -> None:
     kept: list[object] = []
+    gc.set_threshold(*limits.GARBAGE)
     for _ in range(2 * limits.GARBAGE_CONNECTIONS):
         kept.append([[] for _ in range(100)])
         memory.count_connection()
