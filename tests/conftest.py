@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import importlib.util
 import json
 import os
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import settings
@@ -47,6 +48,7 @@ tree_seed()  # asks git, which a test may not start
 # Tests start hundreds of servers and a few dozen JVMs, each for seconds. Without byte code every server compiles all
 # modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED)
 
 # A machine that does other things meets no deadline.
@@ -67,6 +69,27 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 def pytest_xdist_auto_num_workers() -> int:
     """Two a processor: half of what tests take is waiting."""
     return 2 * len(os.sched_getaffinity(0))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """Rewrite the asserts of new tests once: all workers import all tests at the same time, and each would do it."""
+    new = [path for path in HERE.rglob("test_*.py") if is_new(path)]
+    count = len(os.sched_getaffinity(0))
+    for child in [os.fork() or import_all(new[first::count]) for first in range(count if new else 0)]:
+        os.waitpid(child, 0)
+
+
+def is_new(path: Path) -> bool:
+    code = path.parent / "__pycache__" / f"{path.stem}.{sys.implementation.cache_tag}-pytest-{pytest.__version__}.pyc"
+    return not code.exists() or code.stat().st_mtime < path.stat().st_mtime
+
+
+def import_all(paths: list[Path]) -> NoReturn:
+    for path in paths:
+        with suppress(BaseException):  # a worker will say so
+            importlib.import_module(".".join(path.relative_to(HERE.parent).with_suffix("").parts))
+    os._exit(0)
 
 
 @pytest.hookimpl(optionalhook=True)
