@@ -173,7 +173,7 @@ class Connection:
                 self._slice.pause()
                 await trio.sleep(seconds)
         except TimedOut:
-            answer = self.table.refuse(request, TooSlow("it took too long"))
+            answer = self.table.refuse(request, TooSlow("request timed out"))
         except Gone:
             raise
         except Exception:
