@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[0] = str(ROOT)  # not this folder: it has an http.py
+sys.path[0] = str(ROOT)
 
 from mqfs.fq import codec  # noqa: E402
 from mqfs.fq.codec import Message  # noqa: E402

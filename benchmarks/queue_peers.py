@@ -1,7 +1,8 @@
 """What `queues.py` compares: one small class each way to a work queue, for who sends and who takes, and the servers.
 
 All clients are plain Python, a process each, over a file or a unix socket. `take` waits for a message; `done` says that
-it was dealt with. Servers are started in a folder of their own and stopped by their process id.
+it was dealt with. Ways "in batches" send, take and acknowledge up to BATCH messages at once; `flush` sends the rest.
+Servers are started in a folder of their own and stopped by their process id.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 
 HERE = Path(__file__).resolve().parent
 ROOM = 4_096  # bytes asked for by a read
+BATCH = 64
 
 
 class Client(Protocol):
@@ -31,9 +33,28 @@ class Client(Protocol):
 
     def send(self, body: bytes) -> None: ...
 
+    def flush(self) -> None: ...
+
     def take(self) -> bytes: ...
 
     def done(self) -> None: ...
+
+
+class Batches:
+    """`send` collects messages for `send_many`."""
+
+    def send(self, body: bytes) -> None:
+        self.__dict__.setdefault("unsent", []).append(body)
+        if len(self.unsent) == BATCH or len(body) < 8:  # an end mark
+            self.flush()
+
+    def flush(self) -> None:
+        bodies, self.unsent = self.__dict__.get("unsent", []), list[bytes]()
+        if bodies:
+            self.send_many(bodies)
+
+    def send_many(self, bodies: list[bytes]) -> None:
+        raise NotImplementedError
 
 
 def settings(synced: bool) -> str:
@@ -63,6 +84,8 @@ class MountNext:
 
     def send(self, body: bytes) -> None:
         os.write(self.file, body)
+
+    def flush(self) -> None: ...
 
     def take(self) -> bytes:
         return os.read(self.file, ROOM)
@@ -120,6 +143,8 @@ class NinepNext:
     def send(self, body: bytes) -> None:
         self.file.write(body)
 
+    def flush(self) -> None: ...
+
     def take(self) -> bytes:
         return self.file.receive(ROOM)
 
@@ -143,6 +168,54 @@ class NinepAck(NinepNext):
         self.file.write(b"ack\n")
 
 
+class Library:
+    """The library: `publish`, and a claim a block."""
+
+    prefetch = 1
+
+    def __init__(self, where: str, name: str, role: str, synced: bool) -> None:
+        import mqfs
+
+        self.client = mqfs.connect(f"unix!{where}", transport="9p" if role == "take" else "auto")
+        self.name, self.synced = name, synced
+        if role:
+            self.group = self.client.group(name)
+        if role == "take":
+            self.claims = self.group.consume("w", prefetch=self.prefetch)
+
+    def prepare(self) -> None:
+        lines = ["replay off", f"sync {'always' if self.synced else 'off'}", "consumer w"]
+        self.group = self.client.group(self.name, create=True, ctl=lines)
+        self.group.create("s")
+
+    def remove(self) -> None:
+        self.group.remove_consumer("w")
+        self.group.remove("s")
+        self.client.remove_group(self.name)
+
+    def send(self, body: bytes) -> None:
+        self.group.publish("s", body)
+
+    def flush(self) -> None: ...
+
+    def take(self) -> bytes:
+        self.claim = self.claims.get()
+        self.claim.__enter__()
+        return self.claim.body
+
+    def done(self) -> None:
+        self.claim.__exit__(None, None, None)
+
+
+class LibraryBatches(Batches, Library):
+    """`publish_many`, and claims ahead."""
+
+    prefetch = BATCH
+
+    def send_many(self, bodies: list[bytes]) -> None:
+        self.group.publish_many([("s", body) for body in bodies])
+
+
 class Beanstalk:
     """put, reserve, delete."""
 
@@ -163,6 +236,8 @@ class Beanstalk:
     def send(self, body: bytes) -> None:
         self.client.put(body)
 
+    def flush(self) -> None: ...
+
     def take(self) -> bytes:
         self.job = self.client.reserve()
         body: bytes = self.job.body
@@ -170,6 +245,44 @@ class Beanstalk:
 
     def done(self) -> None:
         self.client.delete(self.job)
+
+
+class BeanstalkBatches(Batches, Beanstalk):
+    """BATCH requests at once, whose answers are read one by one: the library has no such calls."""
+
+    def __init__(self, where: str, name: str, role: str, synced: bool) -> None:
+        super().__init__(where, name, role, synced)
+        self.socket, self.answers = self.client._sock, self.client._reader
+        self.found: list[tuple[bytes, bytes]] = []
+        self.dealt_with: list[bytes] = []
+
+    def send_many(self, bodies: list[bytes]) -> None:
+        self.socket.sendall(b"".join(b"put 65536 0 60 %d\r\n%b\r\n" % (len(body), body) for body in bodies))
+        for _ in bodies:
+            assert self.answers.readline().startswith(b"INSERTED")
+
+    def take(self) -> bytes:
+        if not self.found:
+            self.delete(b"reserve\r\n" + b"reserve-with-timeout 0\r\n" * (BATCH - 1))
+            for _ in range(BATCH):
+                if (line := self.answers.readline()) != b"TIMED_OUT\r\n":
+                    _, number, size = line.split()
+                    self.found.append((number, bytes(self.answers.read(int(size) + 2)[:-2])))
+            self.found.reverse()
+        self.number, body = self.found.pop()
+        self.is_last = len(body) < 8
+        return body
+
+    def done(self) -> None:
+        self.dealt_with.append(b"delete %b\r\n" % self.number)
+        if self.is_last:
+            self.delete()
+
+    def delete(self, more: bytes = b"") -> None:
+        self.socket.sendall(b"".join(self.dealt_with) + more)
+        for _ in self.dealt_with:
+            assert self.answers.readline() == b"DELETED\r\n"
+        self.dealt_with.clear()
 
 
 class RedisStream:
@@ -189,6 +302,8 @@ class RedisStream:
     def send(self, body: bytes) -> None:
         self.client.xadd(self.name, {b"b": body})
 
+    def flush(self) -> None: ...
+
     def take(self) -> bytes:
         found: Any = self.client.xreadgroup("w", self.me, {self.name: ">"}, count=1, block=0)
         self.id, fields = found[0][1][0]
@@ -202,15 +317,50 @@ class RedisStream:
         both.execute()
 
 
+class RedisBatches(Batches, RedisStream):
+    """XREADGROUP COUNT 64; XADD, XACK and XDEL of as many in one request."""
+
+    def __init__(self, where: str, name: str, role: str, synced: bool) -> None:
+        super().__init__(where, name, role, synced)
+        self.found: list[Any] = []
+        self.dealt_with: list[bytes] = []
+
+    def send_many(self, bodies: list[bytes]) -> None:
+        all_of_them = self.client.pipeline(transaction=False)
+        for body in bodies:
+            all_of_them.xadd(self.name, {b"b": body})
+        all_of_them.execute()
+
+    def take(self) -> bytes:
+        if not self.found:
+            if self.dealt_with:
+                both = self.client.pipeline(transaction=False)
+                both.xack(self.name, "w", *self.dealt_with)
+                both.xdel(self.name, *self.dealt_with)
+                both.execute()
+                self.dealt_with.clear()
+            self.found = self.client.xreadgroup("w", self.me, {self.name: ">"}, count=BATCH, block=0)[0][1][::-1]
+        self.id, fields = self.found.pop()
+        body: bytes = fields[b"b"]
+        return body
+
+    def done(self) -> None:
+        self.dealt_with.append(self.id)
+
+
 WAYS: dict[str, type[Client]] = {
     "mount, ack next": MountNext,
     "mount, consumer": MountAck,
     "9P, ack next": NinepNext,
     "9P, consumer": NinepAck,
+    "library": Library,
+    "library, in batches": LibraryBatches,
     "beanstalkd": Beanstalk,
     "Redis streams": RedisStream,
+    "beanstalkd, in batches": BeanstalkBatches,
+    "Redis, in batches": RedisBatches,
 }
-OURS = 4  # so many of them
+OURS = 6  # so many of them
 
 # ---------------------------------------------------------------- servers
 
@@ -270,6 +420,7 @@ def servers(base: Path, synced: bool, pin: list[str]) -> Iterator[dict[str, tupl
         found = {way: (mount if way.startswith("mount") else ninep, pid) for way in WAYS}
         found["beanstalkd"] = bean, enter(running([*pin, *beanstalkd], lambda: os.path.exists(bean)))
         found["Redis streams"] = red, enter(running([*pin, *redis], lambda: os.path.exists(red)))
+        found |= {"beanstalkd, in batches": found["beanstalkd"], "Redis, in batches": found["Redis streams"]}
         yield found
 
 

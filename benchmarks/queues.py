@@ -48,6 +48,7 @@ def client(way: str, where: str, name: str, role: str, first: int, count: int, s
     if role == "send":
         for number in range(first, first + count):
             end.send(b"%08d" % number + bytes(BODY - 8))
+        end.flush()
     else:
         take, done = end.take, end.done
         while (body := take()) != END:
@@ -110,6 +111,7 @@ class Run:
         took = []
         for _ in range(WORKERS):  # one after another, so that each worker takes one
             last.send(END)
+            last.flush()
             took.append(json.loads(out(first_of(workers))))
         used = server_cpu(self.pid) - used + sum(one["cpu"] for one in sent + took)
         for process in self.processes:

@@ -1,6 +1,6 @@
 """Publishing over HTTP beside uvicorn and starlette over a list, and events of one stream to many, in one run.
 
-    python benchmarks/http.py [--quick]
+    python benchmarks/http_server.py [--quick]
 
 One client publishes 100 bytes over a connection that stays open. Server and client are pinned to one CPU: unpinned, it
 is the scheduler that is measured. The rates are by the CPU time of both together: what the clock would show if nothing
