@@ -220,7 +220,7 @@ static PyObject *Ring_wait_committed(Ring *self, PyObject *const *args, Py_ssize
     self->users++;
     while ((seen = atomic_load(&s->committed)) < sequence && (left = remaining(until))) {
         Py_BEGIN_ALLOW_THREADS
-        ring_await(&s->commit, &s->committed, seen, WAIT_BLOCK, left);
+        ring_sleep(&s->commit, &s->committed, seen, left); /* at once: a commit takes longer than a look is worth */
         Py_END_ALLOW_THREADS
         if (PyErr_CheckSignals()) break;
     }
