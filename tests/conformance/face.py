@@ -141,7 +141,7 @@ def check_ctl(client: Client) -> None:
     handle = client.open("ctl", "r+")
     refused(errno.EINVAL, lambda: handle.write(b"depth 1\nreplay often\n"))
     assert b"line 2: replay 'often': unknown value" in handle.receive(4096, HANG_S), (
-        "why is told by the next read of the handle"
+        "the reason comes with the next read of the handle"
     )
     assert client.open("ctl", "r").receive(4096, HANG_S) == text, "nothing of the write was done"
     assert b"replay 'often'" in client.open(".errors", "r").receive(65536, HANG_S)
@@ -194,7 +194,7 @@ def check_bounds(client: Client) -> None:
     reader = client.open("s", "r")
     put(client, "s", b"1", b"2", b"3")
     refused(errno.EPIPE, lambda: reader.receive(64, HANG_S))
-    assert drain(reader) == [b"2", b"3"], "told once, then on"
+    assert drain(reader) == [b"2", b"3"], "reported once, then on"
     put(client, "ctl", b"full reject\n")
     refused(errno.ENOSPC, lambda: put(client, "s", b"4"))
     put(client, "ctl", b"full drop-new\n")
@@ -251,7 +251,7 @@ def check_consumers(client: Client) -> None:
     two.write(b"release\n")
     assert one.receive(1, HANG_S) == b"2", "what was given back is the head"
     refused(errno.ESTALE, lambda: two.write(b"ack\n"))
-    assert b"not claimed" in two.receive(4096, HANG_S), "why is told by the next read of the handle"
+    assert b"not claimed" in two.receive(4096, HANG_S), "the reason comes with the next read of the handle"
     refused(errno.EBUSY, lambda: client.remove(".consumers/w"))
     shown = client.open(".consumers/w", "r")
     assert [shown.receive(64, HANG_S) for _ in range(3)] == [b"3", b"4", b""], "who may not take is shown what waits"

@@ -113,7 +113,7 @@ def check_search(store: Store) -> None:
 
 
 def check_listing(store: Store) -> None:
-    """Of some streams, each from its floor on: what they have, end marks left out, the newest first."""
+    """A listing of some streams, each from its log start: their messages without end marks, newest first."""
     bucket = make(store)
     rows = []
     for number in range(1, 301):
@@ -137,7 +137,7 @@ def check_listing(store: Store) -> None:
 
 
 def check_tally(store: Store) -> None:
-    """Of any range, what adding up its messages gives."""
+    """The tally of any range is the sum over its messages."""
     bucket = make(store)
     sizes = {}
     for number in range(1, 301):
@@ -171,7 +171,7 @@ def check_tally(store: Store) -> None:
 
 
 def check_headed(store: Store) -> None:
-    """Which messages have headers, told without reading any; the log may change meanwhile."""
+    """Which messages have headers, found without reading any; the log may change meanwhile."""
     bucket = make(store)
     assert list(bucket.reader.with_headers(0)) == list(bucket.reader.with_headers(0, A)) == []
     long = b"\x01k\xfd\x00" + b"v" * 253  # 257 bytes: the low byte of the count alone would say 1
@@ -283,7 +283,7 @@ def check_sync(store: Store) -> None:
 
 
 def check_trim(store: Store) -> None:
-    """What is wanted stays; what is not may go, and takes its room with it in the end."""
+    """Wanted messages stay; others may be removed, and their room is freed in the end."""
     bucket = make(store)
     for number in range(1, 2001):
         say(bucket, (A, B)[number % 2], b"x" * 2_000, number)

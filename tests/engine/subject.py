@@ -140,7 +140,7 @@ class TreeSubject:
         for key in list(self.handles):
             self.close(key)
         for name in list(self.group.streams):
-            self.remove(name)  # an unfinished line may wait for room, for nobody
+            self.remove(name)  # an unfinished line may wait for room, with no writer behind it
         self.ctl_handle.close()
         assert self.tree.open_files.count == 0
         assert parked(self.tree) == 0

@@ -1,4 +1,4 @@
-"""What positions and looks cost, in calls: nothing is walked that can be searched."""
+"""Costs of positions and looks, in calls: nothing is walked that can be searched."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_expired_messages_that_were_returned_are_passed_by_one_after_the_other()
 
 
 def ring(consumers: int) -> float:
-    """Seconds that one lease which ends takes, beside so many consumers with others."""
+    """Seconds that one lease which ends takes, beside that many consumers with others."""
     queues = Queues("lease 9h", "retries 0")
     queues.write("s", b"x")
     queues.ctl(*(f"consumer c{n}" for n in range(consumers)), "consumer due")

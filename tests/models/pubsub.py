@@ -102,7 +102,7 @@ class Model:
         m["why"] = "had" if m["end"] else "cut"  # an end mark is no loss to anyone
 
     def behind(self, h: Handle) -> bool:
-        """Whether a reader has to be told now that messages before it were cut; then it is."""
+        """Whether a reader has to get a report now that messages before it were cut; then it gets it."""
         mine = self.selection(h) if isinstance(h["of"], str) else {h["of"]}
         cuts = {m["seq"] for m in self.log if m["why"] == "cut" and m["stream"] in mine}
         new = {seq for seq in cuts if seq >= h["pos"]} - h["told"]
@@ -293,7 +293,7 @@ class Model:
         h = self.handles.pop(key)
         self.parked = [p for p in self.parked if p[1] != key]
         if h["partial"] and h["of"] in self.names.values():
-            self.append(-self.next, h["of"], [h["partial"]], 0)  # it may wait for room, for nobody
+            self.append(-self.next, h["of"], [h["partial"]], 0)  # it may wait for room, with no writer behind it
         self.unblock()
 
     def over(self, h: Handle) -> bool:
@@ -350,7 +350,7 @@ class Model:
         return None
 
     def have_had(self) -> None:
-        """Who waits has had everything there is."""
+        """A waiting reader has had everything there is."""
         for _, key, _ in self.parked:
             self.handles[key]["pos"] = max(self.handles[key]["pos"], self.next)
 
@@ -384,7 +384,7 @@ class Model:
         self.settle_kept()
         told = set(h["told"])
         was_at = h["pos"]
-        if self.behind(h):  # it is told by the next read
+        if self.behind(h):  # the next read reports it
             h["told"], h["pos"] = told, was_at
             return b""
         following = self.ahead(h)

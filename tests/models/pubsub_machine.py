@@ -227,7 +227,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def counted(self) -> None:
-        """What waits is what the model says waits."""
+        """The waiting calls are those of the model."""
         assert self.waits == {p[0] for p in self.model.parked} | {b[0] for b in self.model.blocked if b[0] > 0}
 
     def teardown(self) -> None:

@@ -53,7 +53,7 @@ class Model:
         self.claimed = 0
         self.alarms = 0  # that were set
         self.ids: dict[str, tuple[int, int]] = {}  # id of a put -> (until, seq)
-        self.put_seq: int | None = None  # what the last put is told
+        self.put_seq: int | None = None  # the result of the last put
         self.answers: list[tuple[int, Answer]] = []  # (key of the wait, result)
 
     # -------------------------------------------------------- what is kept
@@ -192,7 +192,7 @@ class Model:
         self.set_alarm(c, when)
 
     def set_alarm(self, c: Consumer, when: int) -> None:
-        """Who has something to do later is woken, of several at once who came to have it first since it was woken."""
+        """Wake a consumer that has later work; of several at once, the one that has had it longest since its wake."""
         if c["alarm"] is None:
             self.alarms += 1
             c["since"], c["alarm"] = self.alarms, when
@@ -205,7 +205,7 @@ class Model:
         if stream not in self.names.values():
             return "NotFound"
         if not body:
-            return 0  # an end mark: nobody here could be given it
+            return 0  # an end mark: no reader here could be given it
         return self.go(self.append(wait, stream, body, {}, 0, None, len(body)))
 
     def put(
@@ -333,7 +333,7 @@ class Model:
         return c["over"] is None or self.names.get(c["over"]) == stream
 
     def mine(self, c: Consumer) -> list[Kept]:
-        """What is kept and it has not had, claimed or not."""
+        """The kept messages that it has not had, claimed or not."""
         return [m for m in self.kept() if self.covers(c, m["stream"]) and not had(c, m)]
 
     def named(self, name: str) -> Consumer | None:

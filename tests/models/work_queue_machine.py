@@ -68,7 +68,7 @@ def like(mine: dict[str, Any], its: dict[str, Any]) -> bool:
 class Machine(RuleBasedStateMachine):
     """Subclasses say which subject."""
 
-    can_lose = True  # it can be told that an answer was not delivered
+    can_lose = True  # it can learn that an answer was not delivered
 
     def make(self, deliver: str) -> Any:
         raise NotImplementedError
@@ -206,12 +206,12 @@ class Machine(RuleBasedStateMachine):
             self.consumer(worker, over, *options, backlog=backlog, full=full)
 
     def had_by_all(self, c: Any, where: Any) -> bool:
-        """Whether going back there may or may not show again what all have had: nothing is said about that."""
+        """Whether going back there may or may not show again what all have had: that is not defined."""
         gone = (m for m in self.model.log if m["why"] == "had" and self.model.covers(c, m["stream"]))
         return any(not isinstance(where, int) or where < 0 or m["seq"] >= where for m in gone)
 
     def lies_between(self, sequence: int) -> bool:
-        """Whether all have had it, though perhaps not one before it: under `replay last` nothing is said about it."""
+        """Whether all have had it, though perhaps not one before it: under `replay last` that is not defined."""
         had = (m for m in self.model.log if m["seq"] == sequence and m["why"] == "had")
         return self.model.set["replay"] == "last" and any(had)
 
@@ -490,7 +490,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def look(self) -> None:
-        """What is shown to who only looks; looking changes nothing."""
+        """The contents that a mere look shows; looking changes nothing."""
         model, subject = self.model, self.subject
         stats = json.loads(b"".join(subject.everything(".stats")))
         named = [c for c in model.consumers if c["name"]]
@@ -549,7 +549,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def counted(self) -> None:
-        """What waits is what the model says waits."""
+        """The waiting calls are those of the model."""
         if hasattr(self, "model"):
             assert self.waits == {p[0] for p in self.model.parked} | {b[0] for b in self.model.blocked}
 

@@ -311,7 +311,7 @@ def published_by(of: ring.Ring, how: str, each: list[tuple[int, int, bytes, byte
 
 
 def publish(dice: Random) -> None:
-    """What is published in each way is read in each way, as Python would encode it."""
+    """A record published in each way is read in each way, as Python would encode it."""
     of = ring.create(RING_BYTES, sequence=7)
     reader, bytewise = of.consumer(gates=True), of.consumer(gates=True)
     position, sequence = 0, 6

@@ -1,4 +1,4 @@
-"""What is done in bulk in C is what is done message by message in Python: the same bytes, and the same refusals."""
+"""Bulk work in C does the same as Python does message by message: the same bytes, and the same refusals."""
 
 from __future__ import annotations
 

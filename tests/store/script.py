@@ -1,6 +1,6 @@
 """A seeded script of operations on a store, and what must hold of the store after any stop in it.
 
-The script knows what it was told: which records it appended, which a sync had reported on disk, which numbers it was
+The script knows all results: which records it appended, which a sync had reported on disk, which numbers it was
 given, which groups were made and removed. `check` compares a store that was started again with that.
 """
 
@@ -40,7 +40,7 @@ class Known:
 
     number: int
     entries: list[Entry] = attrs.Factory(list)
-    committed: int = 0  # so many of the entries are on disk
+    committed: int = 0  # the number of entries that are on disk
     given: set[int] = attrs.Factory(set)
     floors: dict[int, int] = attrs.Factory(lambda: dict.fromkeys(STREAMS, 0))
     dropped: set[int] = attrs.Factory(set)
@@ -106,7 +106,7 @@ def nothing() -> None:
 
 
 class Script:
-    """`run` performs `steps` operations; an exception from the disk leaves `known` as it was told up to there.
+    """`run` performs `steps` operations; an exception from the disk leaves `known` as it was up to there.
 
     `slow`: syncs take time, and the writers go on meanwhile.
     """

@@ -83,7 +83,7 @@ class Used:
 
 
 def check(used: Used, disk: LyingDisk) -> None:
-    """What was synced is accounted for once, by the state or behind it; kept messages are there."""
+    """Each synced record counts once, in the state or after it; kept messages are there."""
     bucket = DiskStore(PATH, disk=disk).open(1)
     state, behind = bucket.upkeep.history()
     assert state is not None
@@ -114,7 +114,7 @@ def stopped_at_every_call(luck: int | None, prepare: Callable[[], Used], most: i
 
 
 def with_nothing_wanted() -> Used:
-    """Segments of acknowledgements alone and of messages that nobody wants, behind one message that is kept."""
+    """Segments of acknowledgements alone and of messages that no consumer wants, behind one message that is kept."""
     used = Used()
     used.keep()
     for number in range(5):

@@ -232,7 +232,7 @@ def test_a_store_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_bytes_of_one_log_at_a_time_are_in_memory(tmp_path: Path) -> None:
-    """Of a group without a whole state every log is looked at."""
+    """A group without a whole state: every log is looked at."""
     path, count, large = f"{tmp_path}/store", 16, 1 << 20
     with lowered(SEGMENT_BYTES=large, STATE_RECORD_BYTES=large):
         store = DiskStore(path)

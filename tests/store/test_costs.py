@@ -96,7 +96,7 @@ def test_acknowledgements_are_few_bytes_in_memory(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("clean", [True, False])
 def test_history_is_read_in_large_pieces(tmp_path: Path, clean: bool) -> None:
-    """Of 20,000 acknowledgements between as many messages, without memory in proportion."""
+    """20,000 acknowledgements between as many messages, without memory in proportion."""
     store = DiskStore(f"{tmp_path}/store")
     bucket = store.make(store.number(), b"{}")
     bucket.writer.state = lambda: b"{}"
@@ -159,7 +159,7 @@ def test_a_full_memory_store_takes_acknowledgements() -> None:
 
 
 def start_s(path: str, messages: int) -> float:
-    """What a start costs behind a unit of so many that no index on disk holds yet."""
+    """Seconds of a start after a unit of that many messages that no index on disk holds yet."""
     store = DiskStore(path)
     bucket = store.make(store.number(), b"{}")
     bucket.writer.state = lambda: b"{}"

@@ -125,7 +125,7 @@ def file_of(disk: LyingDisk, name: str) -> File:
 @pytest.mark.slow
 @pytest.mark.parametrize("index", [True, False])
 def test_the_last_segment_cut_at_every_byte(index: bool) -> None:
-    """What was synced is on disk, so this is no power loss: the file is shorter than any start expects. Without the
+    """Synced records are on disk, so this is no power loss: the file is shorter than any start expects. Without the
     index only the records that are left tell which sequences were given."""
     written = Written(clean=False)
     last = [name for name in written.files() if name.endswith(".log")][-1]
@@ -201,7 +201,7 @@ def test_noise_is_no_tear_whatever_size_it_says(in_state: bool) -> None:
 
 
 def test_a_search_is_linear_in_what_it_passes() -> None:
-    """A body full of heads, each of a record that would reach far: nobody's message stops a start."""
+    """A body full of heads, each of a record that would reach far: no one's message stops a start."""
     head = HEAD.pack(1 << 19, 0, 1 << 40, 0, 16, Kind.MESSAGE, 0, 0)
     good = encode(7, 0, 16, Kind.MESSAGE, 0, b"", b"good")
     data = b"\1" * 32 + head * (1 << 16) + good + bytes(1 << 20)
@@ -250,7 +250,7 @@ def test_one_bit(clean: bool) -> None:
         if name.endswith(".idx"):
             assert not missing
         if missing:
-            assert written.told, "damage that nobody was told of"
+            assert written.told, "damage without a report"
             if clean:
                 assert any(missing <= set(unit) for unit in written.units), "more is missing than was hit"
 
@@ -349,7 +349,7 @@ def test_behind_a_tear_nothing_is_served(zeros: bool) -> None:
 
 
 def test_what_stood_behind_a_tear_does_not_come_back() -> None:
-    """What is written next ends where a record that was given up began; then the server is killed again."""
+    """The next record ends where a record that was given up began; then the server is killed again."""
     disk = LyingDisk()
     _, bucket = opened(disk)
     bodies = [b"%016d" % number for number in range(6)]  # records as long as one that reserves numbers
@@ -384,7 +384,7 @@ def test_numbers_are_not_given_again_where_the_record_that_reserves_them_is_dama
 
 
 def test_behind_rot_all_is_served() -> None:
-    """A later record says that the damaged one had been on disk: so it is no tear. What is left of its batch is served,
+    """A later record says that the damaged one had been on disk: so it is no tear. The rest of its batch is served,
     as it is where an index lists it."""
     disk = LyingDisk()
     _, bucket = opened(disk)
@@ -416,7 +416,7 @@ def test_what_made_messages_unwanted_is_on_disk_before_they_go(luck: int) -> Non
             assert [record.body for record in bucket.upkeep.history()[1]] == [b"cleared"]
         if disk.calls < disk.stop_at:
             return
-    raise AssertionError("a trim of so many calls")
+    raise AssertionError("a trim of too many calls")
 
 
 @pytest.mark.parametrize("luck", [None, *range(8)])
@@ -445,7 +445,7 @@ def test_compaction_stopped_at_every_call(luck: int | None) -> None:
         assert again.upkeep.damaged == 0
         if disk.calls < disk.stop_at:
             return
-    raise AssertionError("a compaction of so many calls")
+    raise AssertionError("a compaction of too many calls")
 
 
 def check_kept(bucket: Bucket, kept: list[int]) -> None:
@@ -459,7 +459,7 @@ def check_kept(bucket: Bucket, kept: list[int]) -> None:
 
 
 def _skip(disk: LyingDisk, bucket: Any) -> tuple[LyingDisk, Any]:
-    """What was published and not kept took a number."""
+    """Reserve the number of a message that was published and not kept."""
     bucket.writer.skip()
     return disk, bucket
 

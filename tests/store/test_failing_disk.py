@@ -44,7 +44,7 @@ def calls_to_try(slow: bool) -> list[int]:
 @pytest.mark.parametrize("lasting", [False, True])
 @pytest.mark.parametrize("slow", [False, True], ids=["syncs at once", "syncs that take time"])
 def test_each_call_fails(number: int, lasting: bool, slow: bool) -> None:
-    """The process goes on with what it can; then it is killed, and what was synced is there."""
+    """The process continues with what it can; then it is killed, and what was synced is there."""
     luck = random.Random(tree_seed())
     with lowered(**SMALL):
         for index in calls_to_try(slow):
@@ -117,7 +117,7 @@ def test_a_failed_sync_is_for_good() -> None:
 
 @pytest.mark.parametrize("later", ["another sync", "the next tick"])
 def test_a_sync_that_had_no_descriptor_comes_later(later: str) -> None:
-    """Nothing was synced, nothing failed: who waits goes on waiting, and nobody else is refused."""
+    """Nothing was synced, nothing failed: a waiting sync still waits, and no other call is refused."""
     disk = LyingDisk()
     store, bucket = made(disk)
     bucket.writer.append(Kind.MESSAGE, 16, 0, b"kept")

@@ -1,4 +1,4 @@
-"""Files of a store that somebody changed about: wrong data is never served, and nothing is missing without a word."""
+"""Files of a store that others have changed: wrong data is never served, and nothing is missing without a word."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fill(path: str) -> None:
 
 
 def read(bucket: Bucket) -> tuple[dict[int, bytes], bool]:
-    """The messages, and whether a reader was told that something is amiss."""
+    """The messages, and whether a reader got an error."""
     found: dict[int, bytes] = {}
     sequence, told = 0, False
     for _ in range(1_000):
@@ -92,7 +92,7 @@ def snapshot(path: str) -> dict[str, bytes | None]:
     return {str(p): p.read_bytes() if p.is_file() else None for p in Path(path).rglob("*")}
 
 
-# ------------------------------------------------------------ what somebody may do
+# ------------------------------------------------------------ mutations of files
 
 Mutation = Callable[[random.Random, Path], None]
 
@@ -206,7 +206,7 @@ def test_files_changed_about(mutation: Mutation, tmp_path: Path) -> None:
         problems = _check_only_looks(served)
         silent = _serve(served, good)
         assert not silent or problems, "messages are missing without a word"
-        assert not silent or mutation in UNSEEN or newest_only, "and a reader is not told"
+        assert not silent or mutation in UNSEEN or newest_only, "and a reader gets no error"
         if mutation in HARMLESS:
             assert contents(str(served)) == {group: (found, False) for group, found in good.items()}
         _fix(fixed, good, mutation)
@@ -222,7 +222,7 @@ def _check_only_looks(path: Path) -> int:
 
 
 def _serve(path: Path, good: dict[int, dict[int, bytes]]) -> bool:
-    """Serve it: only what was written is seen. Whether something is missing and no reader was told."""
+    """Serve it: only what was written is seen. Whether something is missing and no reader got an error."""
     try:
         found = contents(str(path))
     except BadStore:

@@ -136,7 +136,7 @@ class Stores(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        """What is in the page cache stays; the lock goes with the process."""
+        """The page cache stays; the lock goes with the process."""
         expected, last_ns = self.disk.end.next, self.disk.end.last_ns
         abandon(self.store)
         self._start()
@@ -230,7 +230,7 @@ class Stores(RuleBasedStateMachine):
     @precondition(lambda self: self.pairs)
     @rule(data=st.data(), stream=st.none() | STREAMS)
     def headed(self, data: st.DataObject, stream: int | None) -> None:
-        """Of wanted messages the same; of what is not wanted some may be told."""
+        """The messages with headers: the same wanted ones; some unwanted ones may be found."""
         ours, theirs, _ = data.draw(st.sampled_from(self.pairs))
         wanted = {d for m, d, s in self.pairs if self._wanted(m, s)}
         same = {m: d for m, d, _ in self.pairs}

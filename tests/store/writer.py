@@ -1,4 +1,4 @@
-"""A process that appends to a store as fast as it can, and prints what it was told is on disk, until it is killed.
+"""A process that appends to a store as fast as it can, and prints what is on disk as reported, until it is killed.
 
 python -m tests.store.writer STORE ROUND
 """

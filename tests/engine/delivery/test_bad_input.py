@@ -1,4 +1,4 @@
-"""What is refused: by which error, told by the next read of the handle and in `.errors`; and nothing is lost by it."""
+"""Refused input: by which error, shown by the next read of the handle and in `.errors`; nothing is lost by it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deadlines run on the engine clock: nothing expires and nothing is redelivered because somebody set the wall clock."""
+"""Deadlines run on the engine clock: nothing expires and nothing is redelivered because the wall clock was set."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def test_a_lease_ends_for_who_waits_without_anything_else_happening() -> None:
 @pytest.mark.parametrize("jump", JUMPS)
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_jump_in_the_second_boot(tmp_path: Path, jump: int, clean: bool) -> None:
-    """What was written tells of the boot before; the server has been restarted within this one."""
+    """The store records the boot before; the server has been restarted within this one."""
     q = loaded(tmp_path / "store")
     q.restart(while_down=lambda: q.clock.reboot(10))
     q.pass_time(1)

@@ -1,4 +1,4 @@
-"""Named consumers: who gets what, what becomes of a claim, what a handle can be told."""
+"""Named consumers: who gets what, what becomes of a claim, which commands a handle takes."""
 
 from __future__ import annotations
 
@@ -1182,7 +1182,7 @@ def test_another_user_may_work() -> None:
 
 
 def test_what_consumers_alone_have_acknowledged_makes_room() -> None:
-    """One message that cannot be dealt with does not stop the writers."""
+    """One message that cannot be processed does not stop the writers."""
     q = Queues("depth 2", "full reject")
     q.consumer("w", "s")
     worker = q.worker()

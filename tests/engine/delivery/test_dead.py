@@ -158,7 +158,7 @@ def test_a_dead_letter_never_becomes_one() -> None:
 
 
 def test_a_poison_message_never_spins() -> None:
-    """A worker that takes all and dies with each: of the dead letter it is told at growing intervals only."""
+    """A worker that takes all and dies with each: the dead letter is reported to it at growing intervals only."""
     q = Queues("retries 2", "backoff 1s 300s")
     q.consumer()
     q.write("s", b"poison")

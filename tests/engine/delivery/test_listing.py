@@ -1,4 +1,4 @@
-"""Where `seek -N` leads and what `.kept` holds, told by the index, is what a reader is given one by one."""
+"""Where `seek -N` leads and what `.kept` holds, found in the index, is what a reader is given one by one."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Story:
             self.had(handle, step)
 
     def look(self) -> None:
-        """What came for who waits."""
+        """Take the messages that came for the handles that wait."""
         for handle, step in list(self.waits.items()):
             if step.settled:
                 del self.waits[handle]
@@ -102,7 +102,7 @@ class Story:
                 say(handle, "ack")
             return
         number = int(body)
-        assert number in self.open, f"{number} was dealt with, and is given to {way}"
+        assert number in self.open, f"{number} was acknowledged, and is given to {way}"
         assert self.open[number] is None, f"{number} is another's, and is given to {way}"
         if way == "reader":
             del self.open[number]

@@ -420,7 +420,7 @@ def put_as(q: Queues, user: User, body: str, **keys: object) -> int:
 
 @pytest.mark.parametrize("keys", [{}, {"delay": "1s"}])
 def test_an_id_is_its_users(tmp_path: Path, keys: dict[str, object]) -> None:
-    """Who may write another stream, or the same, makes nobody's message a repeat."""
+    """A user who may write another stream, or the same, makes no other user's message a repeat."""
     q = Queues("replay all", path=tmp_path / "store")
     q.tree.setattr(ROOT, q.group.streams["s"], mode=0o666)
     first = [put_as(q, user, f"{user.uid}", id="order-17", **keys) for user in (ANNA, BERT, ROOT)]

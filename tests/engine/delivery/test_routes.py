@@ -15,7 +15,7 @@ from tests.support.queues import Queues, read, say
 
 
 def beside(over: list[str], count: int) -> Queues:
-    """A group with so many consumers over each of those, and a reader that waits on each."""
+    """A group with `count` consumers over each of those, and a reader that waits on each."""
     queues = Queues("replay all", "bind news news.*")
     for name in ("other", "news.a"):
         queues.stream(name)
@@ -127,7 +127,7 @@ class Campaign:
         self.queues.ctl(f"dead {self.random.choice(['dead', 's', 'a.x'])}")
 
     def write(self) -> None:
-        """Who waits is answered if the message is its own, and nobody else is."""
+        """A waiting reader is answered if the message is its own, and no other is."""
         group = self.queues.group
         name = self.random.choice(list(group.streams))
         stream = group.streams[name]

@@ -187,7 +187,7 @@ def test_the_names_are_within_the_count(tmp_path: Path, count: int) -> None:
 
 
 def sequences(parser: RecordDecoder, data: bytes) -> list[int]:
-    """Of the messages in it, whose streams' names the parser has."""
+    """The sequences of the messages in it, whose streams' names the parser has."""
     messages = parser.feed(data)
     assert {message.stream for message in messages} <= {"s", "t"}
     return [message.sequence for message in messages]

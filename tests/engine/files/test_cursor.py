@@ -248,7 +248,7 @@ def test_under_replay_off_each_message_is_read_or_told_to_be_lost(form: str, eve
 
 
 def test_end_marks_are_no_lost_messages() -> None:
-    """Of a `replay off` group, whose cursor is behind by more than the slack."""
+    """A `replay off` group, whose cursor is behind by more than the slack."""
     hand = Hand("replay off")
     hand.stream("s")
     cursor = hand.cursor("select s", "seek end")
@@ -301,7 +301,7 @@ def test_a_log_is_plain_again_when_what_was_special_is_below_the_floor() -> None
 )
 @pytest.mark.parametrize("settings", ["replay all", "replay all\ndepth 9", "replay all\nttl 1h"])
 def test_other_streams_cost_a_cursor_nothing(lines: str, settings: str) -> None:
-    """Of whom root reads, one stream or all: neither its open nor its seek looks at each."""
+    """A cursor of root, over one stream or all: neither its open nor its seek looks at each."""
     costs = []
     for count in (100, 2_000):
         hand = Hand(settings, "bind view b")

@@ -1,4 +1,4 @@
-"""`measure`: where the log would be cut, told by indexes alone, adds up to what a reader is given."""
+"""`measure`: where the log would be cut, found by indexes alone, adds up to what a reader is given."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ def test_an_open_file_of_a_removed_group_is_answered() -> None:
 
 
 def test_a_command_behind_the_end_of_the_server_is_answered() -> None:
-    """What is in force before its first portion ends is done to its end."""
+    """A command in force before its first portion ends is done to its end."""
     queues, clock, _ = with_much_in_ctl()
     handles = [queues.open("ctl", os.O_RDWR) for _ in range(2)]
     queues.tree.close()
@@ -311,7 +311,7 @@ def test_an_error_is_for_later_reads_too(error: Exception, monkeypatch: pytest.M
 
 
 def cost_of_leaving(count: int) -> float:
-    """Of one of that many works that wait for their next portion, seconds."""
+    """Seconds to end one of that many works that wait for their next portion."""
 
     def work() -> Work[None]:
         yield
@@ -336,7 +336,7 @@ NO = 12_000  # messages that a search passes over
 
 
 class Search:
-    """An open file of a kind, beside messages that it passes over (`hide`) and such that it gives (`show`)."""
+    """An open file of a kind, beside messages that it passes over (`hide`) and others that it gives (`show`)."""
 
     def __init__(self, kind: str, *lines: str, path: Path | None = None) -> None:
         self.queues, self.clock = group_of(path=path)
@@ -366,7 +366,7 @@ class Search:
             self.queues.write("t" if self.kind == "order" else "s", *[b"no"] * count)
 
     def show(self, body: bytes) -> bytes:
-        """What is to be read of it."""
+        """Write a message that the file shows; the bytes that a read of it gives."""
         self.queues.write("s", body)
         return b"s\0" if self.kind == "order" else body
 

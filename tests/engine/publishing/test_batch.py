@@ -293,7 +293,7 @@ def test_who_waits_alone_is_answered(made: Any, who: str) -> None:
 
 
 def test_who_waits_for_little_of_much(made: Any) -> None:
-    """All is counted, whoever was told of how many; and who waits for the last one gets it."""
+    """All is counted, whatever count each writer got; and the reader that waits for the last one gets it."""
     u = made("bind v t")
     stream, view, cursor = u.open("s"), u.at("v"), u.cursor("seek end", "select t", "format raw")
     waits = [stream.read(100), view.read(100), cursor.read(1)]
@@ -318,7 +318,7 @@ def test_a_unit_stands_behind_writers_that_wait(made: Any) -> None:
 
 
 def test_a_batch_waits_where_the_room_lacks(made: Any) -> None:
-    """And holds up nobody who writes where there is room."""
+    """And holds up no writer where there is room."""
     u = made("depth 1", "full block")
     u.write("s", b"s1")
     u.write("t", b"t1")
@@ -359,7 +359,7 @@ def test_a_batch_that_has_moved_can_be_ended(made: Any, end: str) -> None:
 
 
 class RunningClock(ManualClock):
-    """A clock that goes on whenever it is looked at."""
+    """A clock that advances whenever it is read."""
 
     def wall_ns(self) -> int:
         self.forward(0.001)

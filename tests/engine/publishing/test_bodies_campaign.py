@@ -22,7 +22,7 @@ BIG = 1 << 16
 
 
 class Campaign:
-    """One store. What was written is known by its number; what a worker reads is that, whole."""
+    """One store. A written body is known by its number; a worker reads just that, whole."""
 
     def __init__(self, path: Path, deliver: str, luck: random.Random) -> None:
         self.luck, self.deliver = luck, deliver

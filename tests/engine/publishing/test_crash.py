@@ -157,7 +157,7 @@ def test_a_disk_that_fails_once(number: int) -> None:
 
 
 def test_a_commit_is_on_disk_where_messages_need_not_be() -> None:
-    """With `replay off` and nobody there no message is promised to anyone; the commit is, to its producer."""
+    """With `replay off` and no reader there no message is promised to anyone; the commit is, to its producer."""
     disk = LyingDisk()
     u = Lying(disk)
     u.prepare()

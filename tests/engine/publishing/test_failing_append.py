@@ -50,7 +50,7 @@ Deed = Callable[[Lying], Any]
 
 
 def claiming(command: bytes, count: int = 1) -> Callable[[Lying], Deed]:
-    """With messages claimed before: what is said of them."""
+    """With messages claimed before: the acks and nacks of them."""
 
     def prepare(u: Lying) -> Deed:
         worker = u.worker()

@@ -26,7 +26,7 @@ Messages = list[tuple[str, str]]
 
 
 class Model:
-    """What is kept, what is staged, what was committed."""
+    """A model of the kept messages, the staged parts and the commits."""
 
     def __init__(self) -> None:
         self.streams, self.log = {"s", "t"}, Messages()

@@ -1,4 +1,4 @@
-"""Why a write was refused: told in few bytes, by whatever file, and to each user what is its own."""
+"""The reason of a refused write: in few bytes, by whatever file, and to each user only its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`.txn`: parts nobody reads, and commits that append them once, as one unit, or change nothing."""
+"""`.txn`: parts no one reads, and commits that append them once, as one unit, or change nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_parts_are_appended_in_the_order_of_the_commit(made: Any) -> None:
     u.stage("one", "t", b"4")
     u.stage("left", "s", b"5")
     u.write("s", b"before")
-    assert u.log() == [("s", "before")], "nobody reads a part"
+    assert u.log() == [("s", "before")], "no one reads a part"
     u.say("commit job.1 two one\n")
     assert u.log() == [("s", "before"), ("t", "3"), ("s", "1"), ("s", "2"), ("t", "4")]
     assert u.parts() == ["left"]

@@ -1,4 +1,4 @@
-"""`keep ring`: messages are in memory only, bounded, and who is too slow is told."""
+"""`keep ring`: messages are in memory only, bounded, and a reader that is too slow gets a report."""
 
 from __future__ import annotations
 

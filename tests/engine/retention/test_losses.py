@@ -342,7 +342,7 @@ def test_a_reader_had_none_of_what_it_passed_over(how: str) -> None:
 
 
 def cost_of_drops(lines: int) -> float:
-    """Of a write that drops 4,000 messages in that many lines, seconds."""
+    """Seconds of a write that drops 4,000 messages in that many lines."""
     costs = []
     for _ in range(3):
         queues = Queues("replay all")

@@ -1,4 +1,4 @@
-"""What is done in portions: all of it is done, and what comes between two of them is kept."""
+"""Work in portions: all of it is done, and messages that come between two of them are kept."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def go_on(queues: Queues) -> None:
 
 
 def portions(queues: Queues) -> int:
-    """Of house-keeping, until nothing is left to do."""
+    """The number of portions that house-keeping takes until nothing is left to do."""
     count, timers = 0, queues.tree.timers
     while timers.next_due_ns is not None and timers.next_due_ns <= queues.clock.engine_ns() + 1_000:
         go_on(queues)

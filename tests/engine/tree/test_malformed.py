@@ -80,7 +80,7 @@ def mutations(value: Any) -> Iterator[Any]:
 
 
 def bodies(kind: Kind, body: bytes) -> Iterator[bytes]:
-    """Bodies near to one that is right."""
+    """Bodies near to a valid one."""
     yield from (b"", b"\xff", b"[" * 100_000, b"9" * 5_000, body[:-1], body + b"x")
     if kind == Kind.ACK:
         for op in (0, 5, 255):
@@ -228,7 +228,7 @@ def test_a_part_that_makes_no_sense_is_refused_where_it_is_written(
 def test_a_group_that_cannot_be_started_is_read_only_and_the_log_has_a_line(
     texts: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a message that waits for its time it does not say for which stream, or until when."""
+    """A delayed message in the log that does not say for which stream, or until when."""
     logging.getLogger("mqfs.engine").setLevel(logging.NOTSET)
     hand = busy()
     hand.group.log.bucket.writer.append(Kind.MESSAGE, PUT, 0, b"odd", headers.encode(texts))

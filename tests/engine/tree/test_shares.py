@@ -1,4 +1,4 @@
-"""UserLimits of what is bounded: nobody takes more than half, and the last places are kept."""
+"""UserLimits of what is bounded: no user takes more than half, and the last places are kept."""
 
 from __future__ import annotations
 
