@@ -128,7 +128,7 @@ print(spliced(fd), os.read(fd, 100))
 
 
 def test_tar_extracts_into_a_group_and_ends(mq: Path) -> None:
-    """A file that is there it unlinks, and makes anew; until then it does not stop."""
+    """A file that is there it unlinks, and makes again; until then it does not stop."""
     run("sh", "-c", "mkdir a b; echo x >a/s", cwd=mq)
     script = "tar cf - -C a ./s ./ctl ./order | timeout 10 tar xf - -C b; echo ended $?"
     done = subprocess.run(["sh", "-c", script], cwd=mq, capture_output=True, text=True, timeout=HANG_S)

@@ -117,7 +117,7 @@ def test_dd_takes_large_messages(mq: Path) -> None:
 
 
 def test_a_read_of_more_than_one_request_ends_with_what_is_there(mq: Path) -> None:
-    """What is there fills the first request of the read exactly: a second would wait."""
+    """The messages fill the first request of the read exactly: a second would wait."""
     (mq / "ctl").write_text("data coalesce\n")
     for size in (limits.MESSAGE_BYTES, (1 << 20) - limits.MESSAGE_BYTES):
         fd = os.open(mq / "s", os.O_WRONLY | os.O_CREAT)

@@ -159,7 +159,7 @@ def test_requests_that_mean_nothing_are_refused_and_the_loop_continues(caplog: p
 
 
 def test_an_open_whose_caller_is_gone_is_closed_again() -> None:
-    """The reply to it is not taken: nobody would ever release the handle."""
+    """The reply to it is not taken: no one would ever release the handle."""
 
     async def check(bench: Bench) -> None:
         loop = bench.loop

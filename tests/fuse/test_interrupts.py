@@ -1,4 +1,4 @@
-"""Who waits can be interrupted, and then nothing is lost and nothing is there twice."""
+"""A process that waits can be interrupted, and then nothing is lost and nothing is there twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in the way of a mount is said in one line, and nothing is changed then."""
+"""Obstacles to a mount are reported in one line, and nothing is changed then."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_an_ordinary_user_mounts_and_unmounts(open_device: None, tmp_path_factor
     """Also: what the user's dead server leaves, his next one cleans."""
     base = tmp_path_factory.mktemp("user")
     for path in (base, *base.parents[:-2]):
-        path.chmod(path.stat().st_mode | 0o011)  # so that nobody can come here
+        path.chmod(path.stat().st_mode | 0o011)  # so that user nobody can come here
     home = base / "home"
     home.mkdir()
     (home / "mq").mkdir()

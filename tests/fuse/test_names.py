@@ -128,7 +128,7 @@ def test_getcwd_holds_while_others_look_at_the_group(mq: Path) -> None:
 
 
 def test_a_listing_holds_while_entries_come_and_go(mq: Path) -> None:
-    """What is there throughout is listed exactly once."""
+    """A name that is there throughout is listed exactly once."""
     for i in range(300):
         (mq / f"stay{i:03}").touch()
     for i in range(300):

@@ -1,4 +1,4 @@
-"""The end of processes is told once, to all who still want to know, and no descriptor is left."""
+"""The end of processes is reported once, to all who still want to know, and no descriptor is left."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_who_stopped_watching_is_not_told() -> None:
             watcher.watch(process.pid, lambda: told.append(4))
             process.kill()
             await eventually_async(lambda: 4 in told)
-        assert told == [2, 4], "the first that was told stopped the second"
+        assert told == [2, 4], "the first to get the report stopped the second"
 
     run(body)
 

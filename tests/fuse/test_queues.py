@@ -61,7 +61,7 @@ def stats(mq: Path) -> Any:
 
 
 def shown(path: Path) -> list[bytes]:
-    """What waits there, without taking."""
+    """The messages that wait there, without taking."""
     with opened(path, os.O_RDONLY) as fd:
         return list(iter(lambda: os.read(fd, 4096), b""))
 
@@ -319,7 +319,7 @@ def test_who_opened_may_be_gone_while_who_reads_lives(mq: Path, served: Served) 
 
 @pytest.mark.root
 def test_a_mount_that_is_ended_by_force_gives_back_all_claims(tmp_path: Path) -> None:
-    """Nobody releases what is open then; the server goes on over 9P."""
+    """No one releases what is open then; the server continues over 9P."""
     mount = tmp_path / "mq"
     mount.mkdir()
     with Server("--listen", "unix!sock", cwd=tmp_path, mount=mount):
@@ -620,7 +620,7 @@ def sh_in_time(script: str, cwd: Path) -> str:
 
 
 def test_copies_of_a_stream_that_grows_are_whole(mq: Path, tmp_path: Path) -> None:
-    """Each is what was kept at some moment: whole messages, in order, and of the size that was told."""
+    """Each is what was kept at some moment: whole messages, in order, and of the size that was reported."""
     (mq / "ctl").write_text("depth 2000\n")
     put(mq / "s", "0 line\n")
     program = """

@@ -84,7 +84,7 @@ class Page:
         return self.until(lambda: self.one(selector).text)
 
     def texts(self, selector: str) -> list[str]:
-        """Of all that are shown."""
+        """The texts of all elements that are shown."""
         found = self.driver.execute_script(
             "return [...document.querySelectorAll(arguments[0])].filter((one) => one.checkVisibility())"
             ".map((one) => one.innerText)",

@@ -66,7 +66,7 @@ class Through(Web):
 
 
 def nginx_block() -> str:
-    """Of the guide."""
+    """The nginx block of the guide."""
     found = re.search(r'```nginx title="mqfs.conf"\n(.*?)```', GUIDE.read_text(), re.DOTALL)
     assert found
     return found[1]

@@ -136,7 +136,7 @@ class HttpSubject:
     # ------------------------------------------------------------ what is no request
 
     def rename(self, old: str, new: str) -> None:
-        """Of a stream; the name is free."""
+        """Rename a stream; the name is free."""
         self._call(lambda: self.tree.rename(USER, self.group, old, self.group, new))
 
     def tick(self, seconds: int) -> None:

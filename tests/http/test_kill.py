@@ -1,7 +1,7 @@
 """kill -9 of the server under publishers with idempotency keys, workers that claim, and readers of events.
 
 Every client does what a careful one does: it repeats a publish under the same key until it is answered, acknowledges a
-job when it is done, and goes on behind the last event it has seen. Then each message is there once, each reader has
+job when it is done, and continues after the last event it has seen. Then each message is there once, each reader has
 each once, in order, and each job was done.
 """
 
@@ -49,7 +49,7 @@ class Connection(http.client.HTTPConnection):
 
 
 class Client(threading.Thread):
-    """Does one thing after another until it is told to stop, over as many connections as that takes."""
+    """Does one thing after another until it is asked to stop, over as many connections as that takes."""
 
     def __init__(self, path: Path, number: int) -> None:
         super().__init__(daemon=True)
@@ -119,7 +119,7 @@ class Worker(Client):
 
 
 class Reader(Client):
-    """`events`: what it has of the stream; a connection that was cut goes on behind the last one."""
+    """`events`: what it has of the stream; a connection that was cut continues after the last one."""
 
     def __init__(self, path: Path, number: int) -> None:
         self.events: list[tuple[int, str]] = []

@@ -313,7 +313,7 @@ def test_prometheus_scrapes_it(web: Web, busy: str, prometheus: Prometheus) -> N
 
 
 def expressions() -> list[str]:
-    """Of the dashboard, with its variables replaced, and of the alerts."""
+    """The expressions of the dashboard, with its variables replaced, and of the alerts."""
     board = json.loads((GUIDE / "mqfs.json").read_text())
     found = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     found += re.findall(r"expr: (.*)", (GUIDE / "alerts.yml").read_text())

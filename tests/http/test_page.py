@@ -379,7 +379,7 @@ def test_removing_asks_for_the_name(web: Web, page: Page) -> None:
     assert web.get(f"{group}/").json["entries"] == []
 
 
-# The answers about a stream come to the page only when it is told so.
+# The answers about a stream come to the page only on request.
 LATE_ANSWERS = """
 const soon = window.fetch;
 window.late = [];
@@ -537,7 +537,7 @@ def test_the_switch_beats_the_system(page: Page) -> None:
 
 
 def background(page: Page) -> str:
-    """Of the page with its style, which may come after the page."""
+    """The background of the page with its style, which may come after the page."""
     look = "return getComputedStyle(document.body).backgroundColor"
     return page.until(lambda: next((c for c in [page.driver.execute_script(look)] if c != "rgba(0, 0, 0, 0)"), None))
 

@@ -201,7 +201,7 @@ def test_a_proxy_has_more_connections_than_a_user(hasty: Web) -> None:
 
 @pytest.mark.parametrize("unix", [False, True])
 def test_of_others_the_headers_mean_nothing(unix: bool) -> None:
-    """Of hosts that are no proxies, and of unix sockets, whose peer the kernel names."""
+    """Hosts that are no proxies, and unix sockets, whose peer the kernel names."""
     with short_folder() as folder:
         web = Web(folder, *(["--http-proxy", "0.0.0.0/0"] if unix else ["--http-proxy", "10.0.0.0/8"]), program=HASTY)
         with web.server, ExitStack() as stack:

@@ -25,7 +25,7 @@ CHURN = st.sampled_from(["create", "clear", "drop", "tick", "tick", "set", "set"
 
 
 def status(name: str) -> int:
-    """Of an error of the model."""
+    """The status of an error of the model."""
     return int(getattr(errors, name).http)
 
 
@@ -139,7 +139,7 @@ class OverHttp(RuleBasedStateMachine):
     read_3 = rule(names=st.just([]), since=PLACES, until=UNTIL, wait=st.booleans())(read)
 
     def reading(self, number: int, names: list[str], since: Any, until: Any, wait: bool, told: bool) -> Any:
-        """A page of the model: messages, or a status; WAIT. `told`: of a gap, so there is no wait."""
+        """A page of the model: messages, or a status; WAIT. `told`: a gap was reported, so there is no wait."""
         model, key = self.model, f"h{number}"
         if any(name not in model.names for name in names):
             return status("NotFound")

@@ -59,7 +59,7 @@ def test_a_listen_gets_what_is_emitted_until_it_is_ignored(pubs: Web, place: str
 
 
 def test_to_listen_makes_nothing(pubs: Web, place: str) -> None:
-    """What is not there is waited for, however many ask for it."""
+    """A name that is not there is waited for, however many ask for it."""
     group = place.removeprefix("/.qpubs")
     with pubs.stream(f"{place}/listen?name=later") as lines:
         begin(lines)

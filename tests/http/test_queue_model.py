@@ -30,7 +30,7 @@ SETTINGS = st.one_of(
 
 
 def status(name: str) -> int:
-    """Of an error of the model."""
+    """The status of an error of the model."""
     return int(getattr(errors, name).http)
 
 
@@ -120,7 +120,7 @@ class OverHttp(RuleBasedStateMachine):
     )(publish)
 
     def published(self, wait: int, result: Any) -> Any:
-        """A status and a body; of a message that was known by its key, or is held, the body alone is told apart."""
+        """A status and a body; of a message that was known by its key, or is held, the body alone differs."""
         if isinstance(result, str):
             return status(result)
         mine = [m["seq"] for m in self.model.log if m["body"] == b"%d:" % wait]

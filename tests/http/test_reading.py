@@ -1,4 +1,4 @@
-"""Reading: positions, bounds, formats, and what is said of gaps."""
+"""Reading: positions, bounds, formats, and how gaps are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP over TLS: clients that nobody here wrote, certificates of clients, renewal, peers that speak no TLS."""
+"""HTTP over TLS: clients not written here, certificates of clients, renewal, peers that speak no TLS."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_follower_gets_what_comes_and_is_ended_by_what_it_does_not_take(web: W
     connection.sock.close()
     connection.close()
     answer.close()
-    web.post(f"{group}/s", "three")  # the next message, or the next beat, finds that nobody is there
+    web.post(f"{group}/s", "three")  # the next message, or the next beat, finds that the peer is gone
     web.eventually_open(group, ".cursor", 0)
 
 

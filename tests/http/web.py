@@ -61,7 +61,7 @@ class Web:
 
     @property
     def port(self) -> int:
-        """Of its newest start."""
+        """The port of its newest start."""
         return int(re.findall(r"HTTP at tcp!127\.0\.0\.1!(\d+)", self.server.text())[-1])
 
     @property
@@ -183,5 +183,5 @@ def rest(sock: socket.socket) -> bytes:
 
 
 def statuses(data: bytes) -> list[int]:
-    """Of the answers in some bytes."""
+    """The statuses of the answers in some bytes."""
     return [int(found) for found in re.findall(rb"HTTP/1\.1 (\d+) ", data)]

@@ -1,4 +1,4 @@
-"""Names, bodies, headers and frames that nobody sends by accident; most may be refused, and some are right."""
+"""Names, bodies, headers and frames that no one sends by accident; most may be refused, and some are valid."""
 
 from __future__ import annotations
 

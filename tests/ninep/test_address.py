@@ -1,4 +1,4 @@
-"""Dial strings: parsed and printed, and what is said of a bad one."""
+"""Dial strings: parsed and printed, and the errors of bad ones."""
 
 import pytest
 

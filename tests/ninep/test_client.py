@@ -111,7 +111,7 @@ def test_blocking_errors(server: Running, dialect: Dialect) -> None:
 
 
 def test_what_was_begun_is_not_mixed_up_with_what_is_asked_meanwhile(server: Running) -> None:
-    """Its tag is free again when its reply is there, also where nobody asked for that yet."""
+    """Its tag is free again when its reply is there, also where no caller asked for that yet."""
     with server.connect() as one:
         one.mkdir("a")
         with one.create("a/s") as stream:

@@ -129,7 +129,7 @@ class Ways:
             raise
 
     def attempt(self, way: str) -> Exception | None:
-        """What it was refused with, by the server or by our own side, which sends some things to nobody."""
+        """The error that refused it, from the server or from our own side, which never sends some requests."""
         try:
             self.all[way]()
         except (MqfsError, OSError, AttributeError, ValueError, TypeError) as error:
@@ -216,7 +216,7 @@ def test_every_way(tmp_path: Path) -> None:
 
 
 def look(tree: Client, witnessed: list[bytes]) -> int:
-    """What others wrote is there, in order; and all can be read in every format. How many messages there are."""
+    """The messages of others are there, in order; and all can be read in every format. How many messages there are."""
     for group in ("g", "h"):
         rows = read(tree, group, "json")
         assert sum(b'"witness ' in row for row in rows) == len(witnessed)

@@ -20,7 +20,7 @@ OWNERS = [(connection, "host", process) for connection in (1, 2) for process in 
 
 
 class Model:
-    """Of each byte, its holders."""
+    """The holders of each byte."""
 
     def __init__(self) -> None:
         self.held: list[dict[tuple[int, str, int], tuple[bool, Any]]] = [{} for _ in range(BYTES)]
@@ -79,7 +79,7 @@ def test_files_and_kinds_are_apart() -> None:
 
 
 def test_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each user, whichever of its processes has them; those that wait count, too."""
+    """A limit for each user, whichever of its processes has the locks; those that wait count, too."""
     monkeypatch.setattr(limits, "LOCKS", 4)
     locks = Locks()
     mine, others = (Held(OWNERS[0], True, 0, 1, user=user) for user in (1001, 1002))

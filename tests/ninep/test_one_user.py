@@ -1,6 +1,6 @@
-"""What one user holds of the server, and that others have theirs: connections, waiting requests, memory.
+"""The share of one user in the server, and that others have theirs: connections, waiting requests, memory.
 
-Who is somebody else comes over TCP here: there a user is a host.
+Other users come over TCP here: there a user is a host.
 """
 
 from __future__ import annotations

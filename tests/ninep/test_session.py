@@ -225,7 +225,7 @@ def test_clipped_reads(tree: Tree, length: int, parts: list[int]) -> None:
     assert line.ask(f"Tread tag 1 fid 1 offset {offset} count 8168") == []
 
 
-# ---------------------------------------------------------------- who takes
+# ---------------------------------------------------------------- takers
 
 
 def worker(line: Line, fid: int) -> None:
@@ -276,7 +276,7 @@ def test_what_was_taken_and_never_sent_goes_back(tree: Tree, ack: str, waited: b
 
 
 def test_what_was_not_sent_yet_when_the_connection_broke_goes_back(tree: Tree) -> None:
-    """The reply was made, and nobody has carried it away."""
+    """The reply was made, and not yet taken."""
     line = Line(tree, version="9P2000")
     ctl(line, "deliver one\n")
     make(line, 1, "s")

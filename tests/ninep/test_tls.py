@@ -1,4 +1,4 @@
-"""9P over TLS: the server on real sockets, our client, and Python's own TLS as one that nobody here wrote."""
+"""9P over TLS: the server on real sockets, our client, and Python's own TLS as one not written here."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_token_over_tls(tmp_path: Path, authority: Authority) -> None:
     tokens = one_token(tmp_path)
     with running(make_tree(), tmp_path, tls=ServerTls(str(authority.of_server())), tokens=tokens) as server:
         with connect(server) as client, pytest.raises(Denied):
-            client.mkdir("g")  # as nobody
+            client.mkdir("g")  # as user nobody
         with connect(server, token=SECRET) as client:
             client.mkdir("g")
 

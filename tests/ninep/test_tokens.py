@@ -153,7 +153,7 @@ def knock(address: str, *tokens: str) -> tuple[list[str], float]:
 @pytest.mark.process
 @pytest.mark.parametrize(("scope", "locks"), [("read", False), ("write", True), ("admin", True)])
 def test_a_token_to_read_locks_nobody_out(tmp_path: Path, scope: str, locks: bool) -> None:
-    """A shared lock it may take: who reads has one, too."""
+    """A shared lock it may take: readers have one, too."""
     secret = f"mq_0a0b_{'x' * 43}"
     path = token_file(tmp_path, f"{os.geteuid()} sha256:0a0b:{digest(secret.encode()).hex()} scope={scope}\n")
     with Server.at(tmp_path, "--listen", "tcp!127.0.0.1!0", "--token-file", str(path)) as server:

@@ -2,7 +2,7 @@
 
 python -m tests.server.block_device MOUNTPOINT DURABLE BYTES
 
-What was written before an fsync that has returned is in the file DURABLE. At `cut SEED` on standard input any sectors
+Writes before an fsync that has returned are in the file DURABLE. At `cut SEED` on standard input any sectors
 of what was written since get there too, in any choice, and nothing more: from then on the disk fails. At `on` the
 power is back: it has what DURABLE has.
 """

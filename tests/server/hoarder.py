@@ -38,7 +38,7 @@ def wanted(limit: int) -> int:
 
 
 class Connection:
-    """Of 9P2000.L; its root is the group that it has to itself. Raises OSError where there is none for it."""
+    """A connection of 9P2000.L; its root is the group that it has to itself. Raises OSError where it is refused."""
 
     def __init__(self, address: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX)

@@ -1,6 +1,6 @@
 """The Nth call of libc below a store fails in a real server, of all calls, once or for good; see failing_calls.c.
 
-Nothing acknowledged is lost, nothing is there that was not sent, no unit is half there, the server goes on; a start
+Nothing acknowledged is lost, nothing is there that was not sent, no unit is half there, the server runs on; a start
 that meets such a call is served or refused in one line, and the next one succeeds.
 """
 
@@ -115,7 +115,7 @@ class Case:
             worker.write(command)
 
     def look(self, tree: Client) -> None:
-        """What is served now: the rest may be refused, but nothing else is shown."""
+        """Look at what the server shows now: some may be refused, but nothing else is shown."""
         for group in (self.group, self.trimmed):
             self.attempt(lambda group=group: self._read(tree, group))  # type: ignore[misc]
 

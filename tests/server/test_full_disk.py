@@ -1,4 +1,4 @@
-"""A disk that is full below a real server: who publishes through a ring is told at once, and it goes on when there is
+"""A disk that is full below a real server: ring publishers get the error at once, and continue when there is
 room."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """kill -9 of the server at random moments, while writers with `sync always` write through the mount and over 9P.
 
-After every kill: it starts; what was acknowledged is there, once; nothing is there that nobody wrote; each writer's
+After every kill: it starts; what was acknowledged is there, once; nothing is there that no one wrote; each writer's
 order is kept; a sequence that was once seen belongs to the same message for ever; `mqfs check` finds the store sound.
 """
 
@@ -109,7 +109,7 @@ class Campaign:
         server.kill()
         for thread in (watcher, *writers):
             thread.join(HANG_S)
-            assert not thread.is_alive(), "somebody waits for a server that is gone"
+            assert not thread.is_alive(), "a client waits for a server that is gone"
         for writer in writers:
             self.begun.update(writer.begun)
             self.acknowledged.setdefault(writer.label, []).extend(writer.acknowledged)
@@ -141,7 +141,7 @@ class Campaign:
         process.wait()
 
     def look(self, watched: Seen) -> None:
-        """What is there now, against what must be."""
+        """Compare what is there now with what must be."""
         server = Server(*self.options, cwd=self.folder)
         now = self.everything()
         server.kill()
@@ -150,7 +150,7 @@ class Campaign:
         assert self.kept.items() <= now.items(), "a message that was there is gone"
         texts = [text for _, text in now.values()]
         assert len(set(texts)) == len(texts), "a message is there twice"
-        assert set(texts) <= self.begun, "a message is there that nobody wrote"
+        assert set(texts) <= self.begun, "a message is there that no one wrote"
         for label, acknowledged in self.acknowledged.items():
             there = [text for text in texts if text.startswith(label + " ")]
             assert set(acknowledged) <= set(there), "an acknowledged message is lost"

@@ -86,7 +86,7 @@ def test_readiness(tmp_path: Path, abstract: bool) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_in_order(tmp_path: Path, number: int) -> None:
-    """Who waits gets end-of-file; the socket's file and the lock are gone; what was written is there again."""
+    """Waiting readers get end-of-file; the socket's file and the lock are gone; written messages are there again."""
     with Server("--store", "store", "--listen", "unix!s", cwd=tmp_path) as server:
         client = connect(dial(tmp_path))
         keep(client, "a", b"hello\n")
@@ -215,7 +215,7 @@ def test_a_client_that_takes_nothing_does_not_hold_up_the_end(tmp_path: Path) ->
         stream = client.open("a/s")
         for tag in range(40):
             client.socket.sendall(encode(Tread(tag, stream.channel.fid, 0, 100_000), False))
-        eventually(lambda: queued(client.socket) > 100_000, "replies that nobody takes")
+        eventually(lambda: queued(client.socket) > 100_000, "replies that are not taken")
         began = time.monotonic()
         assert server.stop() == 0
         assert time.monotonic() - began < patient(limits.SHUTDOWN_S + 30)

@@ -149,7 +149,7 @@ def many_streams_to_clear(client: Client) -> Act:
 
 
 def many_streams_to_forget(client: Client) -> Act:
-    """What was written while nobody read is not to be seen under the new settings."""
+    """Messages written while there was no reader are not to be seen under the new settings."""
     write(client, "theirs/own/ctl", "replay off\n")
     names(client, LARGE, b"x" * 100)
     return lambda: write(client, "theirs/own/ctl", "replay all\n")
@@ -317,7 +317,7 @@ def batch_of_one_line(client: Client) -> Act:
 
 
 def batch_of_another(client: Client) -> Act:
-    """Of one who may not write there."""
+    """A batch of a user who may not write there."""
     client.chmod("theirs/own/empty", 0o600)
     return post(client, BATCH, frame("empty", b"") * (MOST // 13), FRAMES, uid=GREEDY)
 
@@ -423,7 +423,7 @@ def many_consumers_removed(client: Client) -> Act:
 
 
 def many_words(client: Client) -> Act:
-    """Of one command of `.txn/ctl`."""
+    """The words of one command of `.txn/ctl`."""
     other = connect(f"unix!{client.socket.getpeername()}", msize=limits.MSIZE_MOST)
     ctl = other.open("theirs/own/.txn/ctl", "w")
 
@@ -480,7 +480,7 @@ def longest_piece(work: Callable[[Client], Act]) -> tuple[float, str]:
 @pytest.mark.root
 @pytest.mark.parametrize("work", WORK, ids=lambda work: work.__name__)
 def test_others_are_served_between_portions(work: Callable[[Client], Act], capsys: pytest.CaptureFixture[str]) -> None:
-    """What is linear in something is long each time; what the machine does meanwhile, of which a virtual processor
+    """Work that is linear in something is long each time; other work of the machine, of which a virtual processor
     counts a part as work, is not."""
     for _ in range(3):
         longest, trips = longest_piece(work)

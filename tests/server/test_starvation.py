@@ -56,7 +56,7 @@ def test_round_trips_go_on_beside_a_greedy_user(
         with user(address, GREEDY, "greedy", kind) as theirs:
             assert theirs.line() == b"at work\n"
             beside = [run(ours, measured) for _ in range(RUNS)]
-            assert theirs.process.poll() is None, "the greedy one goes on, too"
+            assert theirs.process.poll() is None, "the greedy one continues, too"
         after = run(ours, measured)
     work, during, *_ = map(statistics.median, zip(*beside, strict=True))
     least, longest = min(beside)[0], max(run[2] for run in [*beside, after])

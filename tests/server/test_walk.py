@@ -1,8 +1,8 @@
 """The walk: every kind of request of every face (walk.py), beside much of each thing, as root and as a user without any
 right. None may keep the server's thread for longer than 20 ms in one piece, beside 100,000 of each; here there are
-fewer, and the bound is in proportion. What is long is asked again: that which a request changes only once is seen once.
+fewer, and the bound is in proportion. A long request is asked again: a change that is made only once is seen once.
 
-What breaks it today is in walk.json, which only shrinks. To write it again, from what is seen now:
+Today's breaches are in walk.json, which only shrinks. To write it again, from what is seen now:
 
     python -m tests.server.test_walk
 """
@@ -52,7 +52,7 @@ def serving(count: int) -> Iterator[tuple[Measured, Path]]:
 
 
 def longest_pieces(measured: Measured, folder: Path, group: str, uid: int) -> dict[str, float]:
-    """Of each kind of request the longest piece of work, in seconds of the thread."""
+    """The longest piece of work for each kind of request, in seconds of the thread."""
     found: dict[str, float] = {}
     measured.record()
     for ask in requests_of(group, with_options=campaign.whole() or group == "streams"):

@@ -167,7 +167,7 @@ def acting(uid: int) -> Iterator[None]:
 
 
 def answered(sock: socket.socket, seconds: float) -> bytes:
-    """What comes; nothing where nothing does."""
+    """The bytes that come within `seconds`; empty where none do."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return sock.recv(1 << 20) if poll.poll(seconds * 1_000) else b""
@@ -367,7 +367,7 @@ LATE = ("HTTP DELETE", "file ctl replay", "file ctl clear", "file ctl many", "fi
 
 
 def requests_of(group: str, *, with_options: bool) -> list[Ask]:
-    """What takes things away comes last. Each option of HTTP by itself, too, or none."""
+    """All requests, those that remove things last. Each option of HTTP by itself, too, or none."""
     found = [*ninep_requests(group), *file_requests(group), *http_requests(group)]
     asked = [ask for ask in found if with_options or "?" not in ask.kind]
     return sorted(asked, key=lambda ask: ask.kind.startswith(LATE))

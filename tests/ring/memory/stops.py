@@ -42,7 +42,7 @@ def publish_and_stop(point: int, number: int, count: int = 1) -> Any:
 
 
 def check_killed(point: int, count: int) -> None:
-    """A publisher dies there: it published all or nothing, and nobody waits for the rest."""
+    """A publisher dies there: it published all or nothing, and no reader waits for the rest."""
     ring = create(SIZE)
     consumer = ring.consumer(gates=True)
     filled(consumer, ring)
@@ -60,7 +60,7 @@ def check_killed(point: int, count: int) -> None:
 
 
 def check_stopped(point: int) -> None:
-    """A publisher stands still there: readers read on, others are told in time; then it goes on as if nothing was."""
+    """A publisher stands still there: readers read on, others get a timely error; then it continues as before."""
     ring = create(SIZE)
     consumer = ring.consumer(gates=True)
     with child(ring, publish_and_stop(point, signal.SIGSTOP)) as pid:

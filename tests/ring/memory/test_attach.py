@@ -1,4 +1,4 @@
-"""What is not a ring of this version and boot is refused; what another process writes into one harms nobody."""
+"""A file that is no ring of this version and boot is refused; writes of another process into one do no harm."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_noise_in_shared_memory_is_an_error_and_nothing_worse() -> None:
             for turn in range(chance.randrange(200)):
                 ring.publish(turn, bytes(turn))
             scribble(fd, chance)
-            # A lock held by nobody alive is waited for as long as the caller likes: here it is freed to go on.
+            # A lock without a live holder is waited for as long as the caller likes: here it is freed to go on.
             with mmap.mmap(fd, 0) as shared:
                 if chance.random() < 0.9:
                     shared[128:132] = bytes(4)
@@ -279,7 +279,7 @@ def test_noise_in_shared_memory_is_an_error_and_nothing_worse() -> None:
 
 @pytest.mark.process
 def test_noise_while_it_is_used() -> None:
-    """A process writes noise all the time; nobody who uses the ring meanwhile is harmed."""
+    """A process writes noise all the time; no user of the ring is harmed meanwhile."""
     ring = create(LEAST)
 
     def act(again: Ring) -> None:

@@ -60,7 +60,7 @@ def test_address_and_undefined_behaviour_sanitizers(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_thread_sanitizer(tmp_path: Path) -> None:
-    """Of what gating consumers read; a reader that may be overtaken reads what is being written, and looks again."""
+    """Reads of gating consumers have no race; one that may be overtaken reads unfinished writes, and looks again."""
     run(build.driver(tmp_path / "driver", "-O1", "-fsanitize=thread", "-Wno-tsan"), "threads", size(100_000))
 
 

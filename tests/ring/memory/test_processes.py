@@ -138,7 +138,7 @@ def test_random_kills_of_publishers_and_consumers() -> None:
             os.kill(pids[victim], signal.SIGKILL)
             assert ended(pids[victim]) == -signal.SIGKILL
             pids[victim] = spawn(victim)
-            behind = ring.tail + 1  # somebody publishes on
+            behind = ring.tail + 1  # the others publish on
             began, before = time.monotonic(), last
             while last == before or consumer.position < behind:
                 last = drain(consumer, following, last)
@@ -157,7 +157,7 @@ def test_random_kills_of_publishers_and_consumers() -> None:
 
 
 def test_a_stopped_follower_is_overtaken_and_says_so() -> None:
-    """A consumer that does not gate delays nobody; continued, it is told once and never given torn bytes."""
+    """A consumer that does not gate delays no one; continued, it gets one report and never any torn bytes."""
     ring = create(1 << 16)
     watch = ring.consumer(gates=True)
 
@@ -195,7 +195,7 @@ def test_a_stopped_follower_is_overtaken_and_says_so() -> None:
 
 
 def test_readers_of_a_ring_that_is_always_overwritten_never_get_torn_bytes() -> None:
-    """A publisher that waits for nobody laps the readers again and again."""
+    """A publisher that waits for no reader laps the readers again and again."""
     ring = create(1 << 16)
 
     def act(again: Ring) -> None:

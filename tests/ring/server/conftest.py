@@ -1,4 +1,4 @@
-"""What holds the rings of rigs; and no log where what is corrupt is meant to be."""
+"""The keeper of the rings of rigs; and no log where corruption is meant to be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that publishes numbered messages through a group's ring, and writes down what it was told, until its
+"""A process that publishes numbered messages through a group's ring, and records the result of each, until its
 standard input ends; and what must be true of a log that such wrote into.
 
 python -m tests.ring.server.crowd ADDRESS GROUP STREAM NAME MODE FILE (MODE: published, committed, many, put; or follow)
@@ -138,7 +138,7 @@ class Member:
                     pipe.close()
 
     def told(self) -> tuple[int, dict[int, int], set[int]]:
-        """(how many it began, what it was told of which, of which it is not known)."""
+        """(how many it began, the sequences of confirmed ones, those of which it is not known)."""
         begun, told, unknown = 0, dict[int, int](), set[int]()
         for line in self.file.read_text().splitlines():
             what, number, *rest = line.split()
@@ -189,7 +189,7 @@ def log_of(address: str, path: str) -> Log:
 
 
 def check(log: Log, members: list[Member]) -> int:
-    """Nothing lost that was told, nothing twice, orders kept, sequences as told. How many messages were told."""
+    """Nothing confirmed is lost, nothing twice, orders kept, sequences as confirmed. How many were confirmed."""
     all_told = 0
     by_member: dict[str, list[tuple[int, int]]] = {}
     for sequence, (_, body) in log.items():
@@ -208,17 +208,17 @@ def check(log: Log, members: list[Member]) -> int:
         lost = [number for number in told if number not in there]
         assert not lost, f"{member.name} ({member.mode}): lost {lost[:20]} of {len(told)}, {len(lost)} in all"
         wrong = [number for number, sequence in told.items() if sequence and there[number] != sequence]
-        assert not wrong, f"{member.name}: told another sequence than the log has: {wrong[:20]}"
+        assert not wrong, f"{member.name}: confirmed another sequence than the log has: {wrong[:20]}"
         strange = [number for number in numbers if number not in told and number not in unknown and number < begun - 7]
-        assert not strange, f"{member.name}: it was told an error, yet there they are: {strange[:20]}"
+        assert not strange, f"{member.name}: it got an error, yet there they are: {strange[:20]}"
         assert not numbers or max(numbers) < begun
     return all_told
 
 
 def check_followers(log: Log, members: list[Member], *, missed: bool = False) -> int:
-    """What was seen in the ring is what the log has, without gaps and once. How many messages were seen.
+    """The messages seen in the ring are those of the log, without gaps and once. How many messages were seen.
 
-    What a server was writing when it was killed, with headers, may have been seen; nobody was told that it was written.
+    What a server was writing when it was killed, with headers, may have been seen; no client got its confirmation.
     """
     count = 0
     unanswered = {

@@ -2,8 +2,8 @@
 
 And what must hold of the log after it, whatever happened.
 
-A client that was told a sequence has its message there; one that was told Stale or Again has not. What the server was
-writing when it was stopped may be there or not. Nothing is there twice or from nobody, and sequences are as told.
+A client that got a sequence has its message there; one that got Stale or Again has not. What the server was
+writing when it was stopped may be there or not. Nothing is there twice or without a sender, and sequences are as given.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ class Story:
         if own is not None and not own.ring_log.why:
             assert own.ring_log.ring.slots()[0][2] == own.ring_log.ring.tail, "its room is not given back"
         assert self.rig.group.log.upkeep.damaged == 0
-        assert self.rig.rings._cooldown == {}, "nobody wrote nonsense"
+        assert self.rig.rings._cooldown == {}, "no client wrote nonsense"
         bodies = [body for _, _, body in rows]
         assert len(set(bodies)) == len(bodies), f"twice: {[b for b in set(bodies) if bodies.count(b) > 1][:5]}"
         assert set(bodies) <= self.began
@@ -264,7 +264,7 @@ class Story:
         for sequence, row in self.told.items():
             if row[0] not in self.gone:
                 assert found.get(sequence) == row, (
-                    f"{sequence}: told {short(row)}, the log has {short(found.get(sequence))}"
+                    f"{sequence}: given to {short(row)}, the log has {short(found.get(sequence))}"
                 )
         there = {(stream, body) for _, stream, body in rows}
         lost = [short(row) for row in self.unnumbered if row[0] not in self.gone and row not in there]

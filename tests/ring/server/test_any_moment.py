@@ -1,4 +1,4 @@
-"""The server stopped at any moment, and the next one goes on; seeded, on a disk in memory.
+"""The server stopped at any moment, and the next one continues; seeded, on a disk in memory.
 
 The moments are all calls of the disk and of the ring: also between what is written and what is released, and between
 retiring a ring and its end.
@@ -32,7 +32,7 @@ SYNCS = ("sync off", "sync always", "sync 10ms")
 
 
 def tell(number: int, stops: int, dice: random.Random) -> int:
-    """One story, its server stopped so often. How many messages were told."""
+    """One story, its server stopped so often. How many messages were confirmed."""
     disk, story = LyingDisk(), Story(number, SYNCS[number % 3])
     story.start(disk)
     for _ in range(stops):
@@ -72,7 +72,7 @@ def test_any_moment(keeper: Any) -> None:
 
 @pytest.mark.slow
 def test_power_loss(keeper: Any) -> None:
-    """Then the rings are gone. What was committed is there, what was only published perhaps; no number comes again."""
+    """Then the rings are gone. Committed messages are there, those only published perhaps; no number comes again."""
     with small():
         for number in range(seed() * 10_000, seed() * 10_000 + size(700)):
             dice, disk, story = random.Random(number), LyingDisk(), Story(number, "sync always")
@@ -119,7 +119,7 @@ def publish_and_kill(bodies: list[bytes]) -> LyingDisk:
 
 
 def write_meanwhile(rig: Rig, count: int) -> list[bytes]:
-    """Which of so many messages the group took."""
+    """Write `count` messages; those that the group took."""
     taken = []
     for number in range(count):
         try:
@@ -209,7 +209,7 @@ def test_a_start_keeps_no_descriptor_of_a_ring_that_it_could_not_resume(keeper: 
 def test_a_machine_without_another_thread_takes_no_ring_and_no_message(
     keeper: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The group goes on as before where it asked for a ring, and is read-only where a start found one."""
+    """The group works as before where it asked for a ring, and is read-only where a start found one."""
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

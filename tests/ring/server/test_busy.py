@@ -70,4 +70,4 @@ def test_no_ring_ends_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert sum(wrote) == sum(body.startswith("w") for _, body in log.values())
     assert "retired" not in text, text
     KeeperLink(str(tmp_path / "store")).quit()
-    print(f"{told} messages told and {sum(wrote)} written in {seconds} s")
+    print(f"{told} messages confirmed and {sum(wrote)} written in {seconds} s")

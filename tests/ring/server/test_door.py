@@ -299,7 +299,7 @@ def test_no_user_has_all_seats_of_a_ring_for_all(monkeypatch: pytest.MonkeyPatch
     for one in theirs:
         one.close()
     rig.ctl("ring owner")
-    mine += [rig.attach(), rig.attach()]  # nobody else may
+    mine += [rig.attach(), rig.attach()]  # no other user may
     assert len(mine) == 4
     rig.stop()
 
@@ -330,7 +330,7 @@ def test_a_ring_ends_whose_clients_a_setting_excludes() -> None:
     rig.tree.setattr(ME, rig.group, mode=0o777)
     mine = rig.attach()
     rig.ctl("ring owner")
-    assert not mine.ring.retired  # nobody else is attached
+    assert not mine.ring.retired  # no other user is attached
     with pytest.raises(errors.Denied, match="ring owner"):
         rig.rings.attach(SOMEBODY, "g")
     rig.ctl("ring all")

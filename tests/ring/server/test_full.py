@@ -65,7 +65,7 @@ class Told:
 
 
 def stop(story: Story) -> int:
-    """An orderly stop; how many rings the keeper goes on holding."""
+    """An orderly stop; how many rings the keeper still holds."""
     assert story.rig is not None
     story.rig.stop()
     story.rig.kill()

@@ -1,4 +1,4 @@
-"""An attached client stores numbers into a ring: the server goes on, keeps what files took, and starts again.
+"""An attached client stores numbers into a ring: the server keeps running, keeps what files took, and starts again.
 
 Any word of the head, of the seats and of the heads of records, with random and boundary values, at every phase: idle,
 under load, before an orderly end, before a kill. Seeded; the server is in this process, its disk in memory.
@@ -77,7 +77,7 @@ class Hostile:
         return self.dice.choice([*edges, *near, *around, self.dice.getrandbits(64)]) % 2**64
 
     def place(self) -> int:
-        """Of a word: often one that much depends on, else any of the head, or of a record's head."""
+        """The place of a word: often one that much depends on, else any of the head, or of a record's head."""
         what = self.dice.random()
         if what < 0.5:
             return self.dice.choice(sorted(KNOWN.values()))
@@ -125,7 +125,7 @@ class Story:
 
     def publish(self) -> None:
         try:
-            if not self.good.ring.retired:  # then it is asked whether it was taken, and nobody answers meanwhile
+            if not self.good.ring.retired:  # then it is asked whether it was taken, and no server answers meanwhile
                 self.good.ring.publish(16, b"ring" + bytes(self.dice.choice([1, 1_000, 9_000])), b"", 1, 0, 0)
         except REFUSED:
             pass
@@ -235,7 +235,7 @@ def test_numbers_stored_all_the_time(keeper: Any, bounded: None) -> None:
 
 
 def test_a_ring_that_cannot_be_read_is_one_groups(keeper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever fails while a ring is read: what is not taken goes to quarantine, and the group goes on without it."""
+    """Whatever fails while a ring is read: what is not taken goes to quarantine, and the group continues without it."""
     disk = LyingDisk()
     rig = Rig("replay all", disk=disk)
     client = rig.attach()
@@ -410,7 +410,7 @@ def test_scribbles_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
         assert server.stop() == 0, server.text()
         assert "Traceback" not in server.text(), server.text()
         print(
-            f"{wanted} scribbles into {rings} rings, {told} messages of others told, {seen} seen,"
+            f"{wanted} scribbles into {rings} rings, {told} messages of others confirmed, {seen} seen,"
             f" {time.monotonic() - began:.0f} s"
         )
         assert rings > wanted // 2_000

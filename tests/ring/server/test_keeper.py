@@ -193,7 +193,7 @@ def test_a_renamed_store_keeps_its_keeper(store: Path) -> None:
 def test_others_are_not_listened_to(store: Path) -> None:
     """Even where the folder's and the socket's modes would let them."""
     if os.getuid():
-        pytest.skip("only root can be somebody else")
+        pytest.skip("only root can be another user")
     python, path = python_for_anyone()
     kill(server(store))
     for folder in (store, *store.parents):
@@ -239,7 +239,7 @@ def test_its_bound(
 
 @pytest.mark.process
 def test_noise(store: Path) -> None:
-    """What is no request is refused, and what it holds stays."""
+    """Noise that is no request is refused, and the keeper still holds its rings."""
     kill(server(store))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         folder = os.open(store, os.O_RDONLY)

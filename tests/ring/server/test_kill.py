@@ -1,7 +1,7 @@
 """kill -9 of the server again and again, while processes publish through a group's ring, and others write files.
 
-The producers never stop: to them the server was away for a moment. At the end: what a publish was told is there, once,
-in its producer's order and with the sequence that it was told; who followed the ring saw what the log has.
+The producers never stop: to them the server was away for a moment. At the end: each confirmed publish is there, once,
+in its producer's order and with the sequence that it got; each follower of the ring saw what the log has.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Rings(Campaign):
         server.kill()
 
     def go(self, rounds: int) -> tuple[int, int]:
-        """(messages told, messages seen by the follower)"""
+        """(messages confirmed, messages seen by the follower)"""
         server = self.server = Server(*self.options, cwd=self.folder)
         with crowd.crowd(self.folder, self.address, "a", MODES) as members:
             for _ in range(rounds):
@@ -71,7 +71,7 @@ class Rings(Campaign):
                 server = self.server = Server(*self.options, cwd=self.folder)
                 for writer in writers:
                     writer.join(HANG_S)
-                    assert not writer.is_alive(), "somebody waits for a server that is gone"
+                    assert not writer.is_alive(), "a writer waits for a server that is gone"
                     self.file_begun[writer.label] = writer.number + 1
                     self.acked[writer.label] = self.acked.get(writer.label, 0) + len(writer.acknowledged)
             for member in members:
@@ -126,4 +126,4 @@ def test_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         check = mqfs("check", "store", cwd=folder)
         assert check.returncode == 0, check.stdout + check.stderr
     assert told > 50 * rounds, "the producers did not publish"
-    print(f"{done} kills, {told} messages told, {seen} seen, none lost, {time.monotonic() - began:.0f} s")
+    print(f"{done} kills, {told} messages confirmed, {seen} seen, none lost, {time.monotonic() - began:.0f} s")

@@ -1,4 +1,4 @@
-"""An attached client writes nonsense into the ring: the server goes on, what is good of others' is kept.
+"""An attached client writes nonsense into the ring: the server keeps running, valid records of others are kept.
 
 What a client may not publish but can, words of the head, and noise over the records. Seeded; each story on a store in
 memory or on a disk in memory. The server's time and what it keeps are bounded.
@@ -133,7 +133,7 @@ def timed(rig: Rig, act: Callable[..., object], *arguments: Any) -> None:
 
 @pytest.mark.slow
 def test_records_that_may_not_be_published(keeper: Any) -> None:
-    """Nobody else loses anything, in the ring or by files; sequences stay as they were told."""
+    """Nobody else loses anything, in the ring or by files; sequences stay as they were given."""
     spoilt = 0
     with small():
         for number in range(seed() * 1_000, seed() * 1_000 + size(1_500)):
@@ -282,7 +282,7 @@ def test_a_forged_time_is_no_other_messages(keeper: Any, moment: int, place: str
 
 
 def test_quarantine_and_the_rest(keeper: Any) -> None:
-    """Bytes go to quarantine; after so many times the group has no ring for a while."""
+    """Bytes go to quarantine; after a number of times the group has no ring for a while."""
     disk = LyingDisk()
     rig = Rig("replay all", disk=disk)
     for turn in range(limits.RING_CORRUPT):

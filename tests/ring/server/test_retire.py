@@ -78,7 +78,7 @@ CASES = [
 @pytest.mark.process
 @pytest.mark.parametrize(("point", "kind"), CASES)
 def test_a_publisher_that_stands_still(point: int, kind: str) -> None:
-    """With the lock it has the ring taken from it within a second; others go on. Later it is told what was taken."""
+    """With the lock it has the ring taken from it within a second; others go on. Later it learns what was taken."""
     rig = Rig("replay all", "sync off")
     client = rig.attach()
     client.ring.publish(16, b"before")
@@ -235,7 +235,7 @@ def test_an_ended_ring_keeps_for_its_followers(goes: str) -> None:
     rig.group.retention.trim(always=True)
     assert [body for _, _, body in rig.log()] == [b"0", b"1", b"2"]
     newer = rig.attach()
-    newer.ring.publish(16, b"3")  # nobody follows that one yet
+    newer.ring.publish(16, b"3")  # no server follows that one yet
     rig.tick()
     assert [body for _, _, body in rig.log()] == [b"0", b"1", b"2", b"3"]
     with lowered(RING_CHANGE_S=0 if goes == "its time is over" else 60):
@@ -298,7 +298,7 @@ def test_under_load(tmp_path: Path) -> None:
     assert retired > seconds
     assert told > 200 * seconds
     KeeperLink(str(tmp_path / "store")).quit()
-    print(f"{retired} rings ended in {seconds:.0f} s, {told} messages told")
+    print(f"{retired} rings ended in {seconds:.0f} s, {told} messages confirmed")
 
 
 @pytest.mark.slow
@@ -335,7 +335,7 @@ class Faulty:
 def test_a_bug_in_a_rings_maintenance_is_one_line_and_a_group_that_takes_no_more(
     keeper: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was published is in the ring still, for the next start."""
+    """The published messages are in the ring still, for the next start."""
     logging.disable(logging.NOTSET)
     disk = LyingDisk()
     rig = Rig("replay all", disk=disk)

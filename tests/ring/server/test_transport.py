@@ -417,7 +417,7 @@ with mqfs.connect(sys.argv[1], transport="ring") as client:
 
 
 def test_a_reader_that_is_stopped_holds_up_nobody(away: Server) -> None:
-    """`replay off`: what it has not had is in the log when it goes on."""
+    """`replay off`: what it has not had is in the log when it continues."""
     with away.connect() as client:
         group = client.group("g", create=True, ctl=["sync off"])
         group.create("s")
@@ -487,7 +487,7 @@ def test_kills_under_load(away: Server) -> None:
         for _ in range(size(60)):
             before = len(published["s"])
             away.restart(signal.SIGKILL)
-            eventually(lambda before=before: len(published["s"]) > before + 10 or bool(failed), "it goes on")  # type: ignore[misc]
+            eventually(lambda before=before: len(published["s"]) > before + 10 or bool(failed), "progress")  # type: ignore[misc]
         stop.set()
         for thread in threads:
             thread.join()
@@ -518,7 +518,7 @@ mqfs.cli.main.main()
 
 
 def test_a_message_of_the_server_that_only_the_ring_has() -> None:
-    """The next server leaves it out: nobody sees it, however far they have read, until it is published again."""
+    """The next server leaves it out: no reader sees it, however far they have read, until it is published again."""
     with short_folder() as folder, contextlib.ExitStack() as stack:
         program = (sys.executable, "-c", STOPS_HALFWAY, "serve")
         away = Server.at(folder, transport="ring", program=program)
@@ -561,7 +561,7 @@ def test_a_message_of_the_server_that_only_the_ring_has() -> None:
 
 
 def test_a_killed_keeper_too(away: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the ring is gone: what was committed is there, what was not known is said to be so."""
+    """Then the ring is gone: what was committed is there, what was not known is reported as such."""
     monkeypatch.setattr(ring_attachment, "GRACE_S", 20.0)
     with away.connect() as client:
         group = kept(client)
