@@ -1,4 +1,4 @@
-"""What holds for every test: its marks, where it runs beside others, and what it may not leave behind."""
+"""Rules for every test: its marks, where it runs beside others, and what it may not leave behind."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ settings.load_profile("mqfs")
 collect_ignore = [] if importlib.util.find_spec("pyfuse3") else ["fuse"]
 
 # `nohup script/test &` starts us with these ignored, and a child would go on ignoring them; but tests interrupt their
-# children. What has a handler is the default again in a child.
+# children. A signal with a handler has its default again in a child.
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
@@ -107,7 +107,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(HERE).parts[0]
         for mark in MARKS.get(folder, "").split():
             item.add_marker(mark)
-    # What takes longest comes first, so that no worker is left with it at the end.
+    # The longest group comes first, so that no worker is left with it at the end.
     taken = json.loads(DURATIONS.read_text())["groups"]
     items.sort(key=lambda item: -taken.get(group_of(item.nodeid), 0))
 
@@ -132,7 +132,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     guard.watched = None if marks & {"process", "house"} else item.nodeid
     bound = item.get_closest_marker("timeout")
     bound_s = bound.args[0] if bound else float(os.environ["PYTEST_TIMEOUT"])
-    # pytest-timeout interrupts a test once. One that goes on for all that, or whose end hangs, takes its worker along.
+    # pytest-timeout interrupts a test once. One that still continues, or whose end hangs, takes its worker along.
     faulthandler.dump_traceback_later(bound_s + HANG_S, exit=True, file=errors_of(item.config))
     try:
         return (yield)
@@ -174,7 +174,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_keeper_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What holds the rings of servers that were killed, and never started again, ends with the tests."""
+    """The keepers of rings of servers that were killed, and never started again, end with the tests."""
     yield
     end_keepers(tmp_path_factory.getbasetemp())
 

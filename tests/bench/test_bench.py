@@ -274,7 +274,7 @@ def test_killed_it_leaves_no_process(tmp_path: Path) -> None:
 
 
 def running(pid: int) -> bool:
-    """Neither gone nor a zombie that nobody has waited for."""
+    """Whether the process runs: not gone, and not a zombie that no process has waited for."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -68,7 +68,7 @@ class Node:
         self.process.stdin.flush()
 
     def of(self, type: str, first: int = 0) -> list[Event]:
-        """The events of that type, without so many."""
+        """The events of that type, from number `first` on."""
         return self._by_type[type][first:]
 
     def publish(self, topic: str, body: str | None = None, **more: Any) -> str:
@@ -166,7 +166,7 @@ class Rig:
             return [(message.stream, message.body) for message in messages]
 
     def files(self) -> list[str]:
-        """Of messages and topics, and those being written."""
+        """The paths of all files: of messages, of topics, and of those being written."""
         folders = ("messages", "topics", "staging")
         return [str(p.relative_to(self.folder)) for f in folders for p in (self.folder / f).rglob("*") if p.is_file()]
 

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Folder:
 
 @pytest.mark.parametrize("rest", ["", "the rest of a long topic"])
 def test_a_file_is_on_disk_before_it_has_its_name(folder: Folder, monkeypatch: pytest.MonkeyPatch, rest: str) -> None:
-    """And its name before the exporter goes on."""
+    """And its name before the exporter continues."""
     calls: list[str] = []
     fsync, rename = os.fsync, os.rename
 

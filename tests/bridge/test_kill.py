@@ -30,7 +30,7 @@ CHUNK = 50  # publishes of a process of fsq under way or waiting
 
 
 class NodePublisher(threading.Thread):
-    """Has a process of fsq publish until so many are known to be. `lost`: of which that is not known."""
+    """Has a process of fsq publish until `count` are confirmed. `lost`: of which that is not known."""
 
     def __init__(self, node: Node, turn: threading.Lock, topic: str, prefix: int, count: int, *, single: bool) -> None:
         super().__init__(daemon=True)
@@ -203,7 +203,7 @@ def report(
 
 
 def leftovers(r: Rig) -> list[str]:
-    """What is left once all has expired: only what fsq's own processes had begun."""
+    """The files that remain once all has expired: only those that fsq's own processes had begun."""
     for bridge in r.bridges:
         assert bridge.stop() == 0
     for node in r.nodes:

@@ -47,7 +47,7 @@ def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """Of a group for this test alone."""
+    """The name of a group for this test alone."""
     return str(request.node.name).replace("/", "_")
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Sent:
-    """A message. `cleared`: somebody took it away; `before`: how many were written to its stream before it."""
+    """A message. `cleared`: a clear removed it; `before`: how many were written to its stream before it."""
 
     stream: str
     body: bytes
@@ -53,7 +53,7 @@ class Log:
         return one.before == self.written[one.stream] - 1
 
     def may_be_gone(self, place: int) -> bool:
-        """Whether the group need not have it any more, for somebody who has followed it since it was written."""
+        """Whether the group need not have it any more, for a reader that has followed it since it was written."""
         one = self.sent[place]
         if one.cleared or (self.depth and self.written[one.stream] - one.before > self.depth):
             return True
@@ -64,7 +64,7 @@ class Log:
         return one.restarts < self.restarts or len(self.sent) - place > self.slack
 
     def is_kept_for_newcomers(self, place: int) -> bool | None:
-        """Whether somebody who comes now and asks for the past gets it; None: that is not promised."""
+        """Whether a reader that starts now and asks for the past gets it; None: that is not promised."""
         if self.may_be_gone(place):
             return None
         if self.replay == "all" or (self.replay == "last" and self.is_newest(self.sent[place])):
@@ -73,16 +73,16 @@ class Log:
 
 
 class Owed:
-    """What one subscription is still to be given, and what it was told."""
+    """The messages that one subscription has yet to get, and the losses reported to it."""
 
     def __init__(
         self, log: Log, wants: Callable[[str], bool], *, existing: bool, next_sequence: int, sifts: bool
     ) -> None:
         """`next_sequence`: of the group, when it began. `sifts`: it is over a stream that is not there yet, and what
-        others lose is perhaps told to it."""
+        others lose is perhaps reported to it."""
         self.log, self.wants = log, wants
         self.next = 0 if existing else len(log.sent)  # the place in the log up to which it was given all
-        # Of what was there before it began.
+        # The messages that were there before it began.
         self.old = {place: log.is_kept_for_newcomers(place) for place in range(len(log.sent))} if existing else {}
         self.first = 1 if existing else next_sequence
         self.restarts, self.away_to = log.restarts, 0  # what comes before that place was written while it was away
@@ -112,7 +112,7 @@ class Owed:
         """It was given that one. Raises AssertionError where that must not be."""
         log = self.log
         place = log.places.get(body, -1)
-        assert place >= 0, f"nobody wrote {body[:20]!r}"
+        assert place >= 0, f"no client wrote {body[:20]!r}"
         assert log.sent[place].stream == stream, f"{body[:20]!r} is of {log.sent[place].stream}, not of {stream}"
         assert self.wants(stream), f"{stream} was not asked for"
         assert place >= self.next, f"{body[:20]!r} came again, or behind its place"
@@ -126,7 +126,7 @@ class Owed:
         self.bound(sequence + 1)
 
     def fell_behind(self, lost: int) -> None:
-        assert lost > 0, "told of a loss, and not how many at most"
+        assert lost > 0, "a loss reported without its count"
         self.told += lost
         # A ring may still have what the log has not; and where a floor is all that is known it may be above nothing.
         exact = self.log.replay == "all" and not self.log.room
@@ -139,11 +139,11 @@ class Owed:
         assert self.given <= most
 
     def settled(self, next_sequence: int) -> None:
-        """It was given the newest of all, and told of what it lost."""
-        assert self.told >= self.lost, f"told of {self.told} of {self.lost} that were lost"
+        """Check that it was given the newest of all, and that its losses were reported."""
+        assert self.told >= self.lost, f"{self.told} losses reported of {self.lost}"
         most = next_sequence - self.first - self.given
-        assert self.told <= most, f"told of {self.told} losses, where {most} sequences were not given"
-        assert self.lost or self.perhaps or not self.told, f"told of {self.told} losses, and nothing was lost"
+        assert self.told <= most, f"{self.told} losses reported, where {most} sequences were not given"
+        assert self.lost or self.perhaps or not self.told, f"{self.told} losses reported, and nothing was lost"
 
 
 def wanted(patterns: Sequence[str], matches: Callable[[str, str], bool]) -> Callable[[str], bool]:

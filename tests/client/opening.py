@@ -1,4 +1,4 @@
-"""What opens an awaited client."""
+"""The call that opens an awaited client."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager

@@ -1,4 +1,4 @@
-"""Who publishes and who follows in a campaign of losses, each a thread or a process, at its own speed.
+"""The publishers and followers of a campaign of losses, each a thread or a process, at its own speed.
 
 python -m tests.client.rush SPEC     (JSON; says `ready`, begins at a line of standard input, ends with its result)
 """
@@ -62,7 +62,7 @@ def publish(spec: Spec, client: Client, begin: Callable[[], object]) -> Result:
 
 
 def follow(spec: Spec, client: Client, begin: Callable[[], object]) -> Result:
-    """All up to the message `end`; how many of whom, and of how many losses it was told."""
+    """All up to the message `end`; how many of each publisher, and how many losses were reported."""
     dice, got, told, parts = random.Random(spec["seed"]), dict[str, int](), 0, 0
     with client.group(spec["group"]).subscribe(spec["patterns"]) as reading:
         begin()
@@ -71,7 +71,7 @@ def follow(spec: Spec, client: Client, begin: Callable[[], object]) -> Result:
         sequence, over = 0, False
         while True:
             try:
-                message = reading.get(timeout=2.0 if over else patient(60))  # a loss is told within a second
+                message = reading.get(timeout=2.0 if over else patient(60))  # a loss is reported within a second
             except FellBehind as error:
                 told += error.lost
                 continue

@@ -70,7 +70,7 @@ def run(main: Callable[[AsyncClient], Any], opening: Opening, backend: str) -> N
 
 
 async def until(count: int, items: list[Any], changed: list[anyio.Event]) -> None:
-    """Wait until there are so many items; each that is appended sets the event."""
+    """Wait until there are `count` items; each that is appended sets the event."""
     while len(items) < count:
         changed[0] = anyio.Event()
         if len(items) < count:

@@ -146,7 +146,7 @@ def test_an_opening_call_is_awaited_entered_or_iterated(any_opening: Opening, na
 
 
 def test_a_wait_that_times_out_or_is_cancelled_holds_no_message(opening: Opening, name: str, backend: str) -> None:
-    """What comes later goes to a handle that waits, not to one that has waited."""
+    """A later message goes to a handle that waits, not to one that has waited."""
 
     async def main() -> None:
         async with opening() as client:

@@ -1,4 +1,4 @@
-"""What only a server can do: be killed, be restarted, be somebody else's. And who has a store."""
+"""Faults that only a server can have: a kill, a restart, another owner. And who has a store."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.support.eventually import HANG_S
 
 
 def failing(times: int, error: type[Disconnected | Busy] = Disconnected) -> Callable[[], int]:
-    """A call that fails so many times, then returns how often it was made."""
+    """A call that fails that many times, then returns how often it was made."""
     calls = 0
 
     def call() -> int:

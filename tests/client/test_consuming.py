@@ -88,7 +88,7 @@ def test_every_word_about_a_claim(tree: Client, name: str) -> None:
 
 
 def test_the_end_of_the_block(tree: Client, name: str) -> None:
-    """A clean one releases what nobody spoke about, an exception leaves it to be counted."""
+    """A clean one releases what was neither acked nor nacked, an exception leaves it to be counted."""
     group = work(tree, name)
     group.publish("s", b"x")
     with group.consume("c") as claims:

@@ -46,7 +46,7 @@ def section(text: str, name: str) -> str:
 
 
 def lacks(name: str, call: Callable[..., Any]) -> list[str]:
-    """What its docstring does not say."""
+    """The things missing from its docstring."""
     text = inspect.getdoc(call)
     if not text:
         return ["a docstring"]

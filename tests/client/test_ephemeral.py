@@ -155,7 +155,7 @@ def test_without_a_server(tmp_path: Path) -> None:
 
 
 def test_many_of_them_hold_up_nothing(server: Server) -> None:
-    """More than the ring holds, and nobody reads: others are stored all the same."""
+    """More than the ring holds, and no client reads: others are stored all the same."""
     with server.connect() as client:
         group = client.group("g", create=True, ctl=["replay all", "sync off"])
         group.create("s")

@@ -1,4 +1,4 @@
-"""What a subscription misses it is told, with a count and not too often; and what is kept for it arrives whole.
+"""Losses are reported to a subscription, with a count and not too often; what is kept for it arrives whole.
 
 The same over 9P, through rings and with the engine inside.
 """
@@ -67,7 +67,7 @@ def test_a_reader_that_pauses_gets_all_or_is_told_how_many_it_lost(tree: Client,
 
 
 def test_a_small_depth_is_no_flood_of_errors(tree: Client, name: str) -> None:
-    """A reader that is always behind is told once a second how many it lost since, and gets the messages between."""
+    """A reader that is always behind gets a count of its losses once a second, and the messages between."""
     group = tree.group(name, create=True, ctl=["replay all", "depth 4"])
     group.create("s")
     began = time.monotonic()
@@ -83,7 +83,7 @@ def test_a_small_depth_is_no_flood_of_errors(tree: Client, name: str) -> None:
         group.publish("s", b"last")
         more = drain(reading, lambda message: message.body == b"last")
         found, told = found + more[0], told + more[1]
-        while len(found) + sum(error.lost for error in told) < 2_001:  # the rest is told within a second
+        while len(found) + sum(error.lost for error in told) < 2_001:  # the rest is reported within a second
             with pytest.raises(FellBehind) as caught:
                 reading.get(timeout=HANG_S)
             told.append(caught.value)
@@ -158,7 +158,7 @@ def test_a_change_of_rings_that_fails_again_and_again_holds_one_seat_and_one_cur
 def test_a_reader_that_was_overtaken_and_could_not_catch_up_loses_nothing(
     shared: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asked again, it goes on where it was."""
+    """Asked again, it continues where it was."""
     if ring.MISSING:
         pytest.skip(ring.MISSING)
 
@@ -185,7 +185,7 @@ def told(reading: Subscription, is_last: Callable[[Message], bool]) -> tuple[int
     lost = sum(error.lost for error in losses)
     while True:
         try:
-            reading.get(timeout=1.5)  # what was lost between them is told within a second
+            reading.get(timeout=1.5)  # the loss between them is reported within a second
         except FellBehind as error:
             lost += error.lost
         except TimeoutError:
@@ -193,7 +193,7 @@ def told(reading: Subscription, is_last: Callable[[Message], bool]) -> tuple[int
 
 
 def test_what_is_lost_between_messages_that_are_kept_is_told(tree: Client, name: str) -> None:
-    """Of two streams: one keeps all it has, of the other `depth` cuts what stands between."""
+    """Two streams: one keeps all it has, of the other `depth` cuts the messages between."""
     group = tree.group(name, create=True, ctl=["replay all", "depth 3"])
     with tree.group(name).subscribe("#") as reading:
         if type(reading) is not CursorSubscription:
@@ -208,7 +208,7 @@ def test_what_is_lost_between_messages_that_are_kept_is_told(tree: Client, name:
 
 
 def test_a_loss_before_the_first_message_is_counted(tree: Client, name: str) -> None:
-    """Of what was kept when it began."""
+    """A loss among the messages that were kept when it began."""
     group = tree.group(name, create=True, ctl=["replay all", "depth 5"])
     group.publish_many(("s", b"%d" % number) for number in range(20))
     with group.subscribe("s", existing=True) as reading:

@@ -1,5 +1,5 @@
-"""For half an hour, random bodies at random speeds over mixed transports: each subscriber gets each message, or is told
-how many it lost. Never neither."""
+"""For half an hour, random bodies at random speeds over mixed transports: each subscriber gets each message, or the
+count of those it lost. Never neither."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def run(where: Place, number: int) -> dict[str, int]:
                 assert set(result["got"]) <= set(wants)
                 lost = sum(sent[n][1]["sent"] - result["got"].get(n, 0) for n in wants)
                 what = f"{lines} {actor.spec}: {result}, sent {sent}"
-                assert lost <= result["told"], f"lost {lost}, told of {result['told']}: {what}"
+                assert lost <= result["told"], f"lost {lost}, {result['told']} reported: {what}"
                 assert lost or not result["told"], f"nothing was lost: {what}"
                 if "replay all" in lines and not any("depth" in line or "keep" in line for line in lines):
                     assert not lost, what

@@ -1,4 +1,4 @@
-"""What stands for a name is no path and no file of the tree's own; what makes no sense is refused, not waited for."""
+"""Names are no paths and no files of the tree's own; one that makes no sense is refused, not waited for."""
 
 from __future__ import annotations
 

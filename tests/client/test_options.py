@@ -1,4 +1,4 @@
-"""What messages carry and calls tell: sizes, ends, values, empty bodies, any text as a stream's name."""
+"""The contents of messages and results of calls: sizes, ends, values, empty bodies, any text as a stream's name."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def test_what_there_is(tree: Client, name: str) -> None:
 
 
 def test_deliver_can_be_set_after_publishing(tree: Client, name: str) -> None:
-    """The files that publishers keep open are in nobody's way."""
+    """The files that publishers keep open are in no one's way."""
     group = tree.group(name, create=True)
     group.publish("s", b"x")
     group.ctl("deliver one")

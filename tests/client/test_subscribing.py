@@ -35,7 +35,7 @@ def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, queue.Simpl
 
 
 def parked(group: Group, count: int = 1) -> None:
-    """Wait until so many reads of cursors wait; the server tells by what it counts as open. (Who reads a ring begins
+    """Wait until `count` reads of cursors wait; the server tells by what it counts as open. (Who reads a ring begins
     at once, and of that nothing is to be seen.)"""
     if group._link.direct(group.path) is not None:
         return

@@ -67,7 +67,7 @@ class World:
             self.connect()
 
     def connect(self) -> None:
-        """Who writes has connections of its own; who follows keeps those that it has."""
+        """Give the writer new connections; the followers keep theirs."""
         assert self.away is not None
         self.writer, self.files = self.away.connect(), self.away.connect(transport="9p")
 
@@ -216,7 +216,7 @@ class Story:
         except errors.FellBehind as error:
             owed.fell_behind(error.lost)
         except TimeoutError:
-            assert not timeout, f"due {owed.due()[:9]}, {owed.lost} lost, told of {owed.told}: nothing comes"
+            assert not timeout, f"due {owed.due()[:9]}, {owed.lost} lost, {owed.told} reported: nothing comes"
             raise
         else:
             owed.message(message.stream, message.body, message.sequence)

@@ -35,7 +35,7 @@ def waiting(group: Group, stream: str = "s") -> tuple[int, int]:
 
 
 def drained(claims: Claims) -> list[bytes]:
-    """What is there now: published by this very client before."""
+    """The messages that are there now: published by this very client before."""
     bodies = []
     try:
         while True:
@@ -492,7 +492,7 @@ def test_a_taker_that_is_killed_gives_back(server: Server) -> None:
 @pytest.mark.parametrize("deliver", ["one", "all"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_it_goes_on_when_the_server_comes_back(server: Server, number: int, deliver: str) -> None:
-    """What was claimed comes again; a kill counts it as a failed delivery."""
+    """Claimed messages are delivered again; a kill counts it as a failed delivery."""
     with server.connect() as client:
         group = work(client, "g", "sync always", deliver=deliver)
         with group.take("s", create=True) as claims, group.take("s") as waits:

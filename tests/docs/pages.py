@@ -1,6 +1,6 @@
 """The EXAMPLES of the manual pages, read from their mdoc source: what is to be typed, and what the page says is shown.
 
-Owns the little mdoc that examples are written in. Never runs anything. What it does not understand is an error, so that
+Reads the little mdoc that examples are written in. Never runs anything. Unknown mdoc is an error, so that
 no example is passed over in silence.
 """
 

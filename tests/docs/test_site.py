@@ -43,7 +43,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shown(page: Path) -> str:
-    """What is to be read on it."""
+    """The text that a reader of the page sees."""
     return " ".join(unescape(re.sub("<[^>]*>", " ", page.read_text())).split())
 
 

@@ -1,4 +1,4 @@
-"""What holds for every text: links lead somewhere, and no package index is named, since the name there is not ours."""
+"""Rules for every text: links lead somewhere, and no package index is named, since the name there is not ours."""
 
 from __future__ import annotations
 

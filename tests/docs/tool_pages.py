@@ -254,7 +254,7 @@ def interrupt_what_runs_in_it(at: Scene, block: Block) -> None:
     assert at.type(block.text) == []
     eventually(lambda: not runs("sleep 1000", at.folder), "the interrupt")
     at.type("pin -w work 'echo ended-$((1))'")
-    eventually(lambda: "ended-1\r\n" in history(at), "the session goes on")
+    eventually(lambda: "ended-1\r\n" in history(at), "the session continues")
     assert "\nnot this" not in history(at)
 
 

@@ -13,7 +13,7 @@ TREATED: dict[str, dict[str, Treatment]] = {}
 
 
 def prepared(name: str) -> Callable[[Callable[[Scene], None]], Callable[[Scene], None]]:
-    """What is there before the first example of that page is typed."""
+    """The state before the first example of that page is typed."""
 
     def keep(function: Callable[[Scene], None]) -> Callable[[Scene], None]:
         PREPARED[name] = function

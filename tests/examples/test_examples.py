@@ -75,7 +75,7 @@ def test_persistent_shell(server: Server) -> None:
 
 @contextmanager
 def started(name: str, *arguments: object, **env: str) -> Iterator[subprocess.Popen[bytes]]:
-    """An example that runs until it is told to end, and then ends well."""
+    """An example that runs until it is asked to end, and then ends well."""
     command = [str(EXAMPLES / name), *map(str, arguments)]
     with subprocess.Popen(command, env=environment(**env), stdin=subprocess.DEVNULL) as process:
         try:

@@ -30,7 +30,7 @@ def serve(folder: Path, *options: str, **more: Any) -> Server:
 
 
 def port(server: Server) -> int:
-    """Of the run that is."""
+    """The port of the current run."""
     lines = [line for line in server.text().splitlines() if "fq of group" in line and "127.0.0.1!" in line]
     return int(lines[-1].partition("127.0.0.1!")[2].partition(",")[0])
 

@@ -32,7 +32,7 @@ def connected(address: str | tuple[str, int], queue: str, kind: str) -> Client |
 
 
 def write_down(client: Client, file: int) -> None:
-    """What is there, before it is taken from the kernel: so what this process has taken is written down."""
+    """Record messages before they are taken from the kernel: so all that this process has taken is recorded."""
     parser = MessageParser(relayed=True)
     data = client.data.recv(PEEK_BYTES, socket.MSG_PEEK)
     if not data:

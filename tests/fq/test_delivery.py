@@ -36,7 +36,7 @@ def publish(address: str, count: int) -> None:
 
 
 def had(file: Path) -> Counter[str]:
-    """What clients have written down; of one that was killed the last line may be torn."""
+    """The lines that clients recorded; of one that was killed the last line may be torn."""
     return Counter(line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n"))
 
 
@@ -93,7 +93,7 @@ class Wire:
         self.set("up")
 
     def set(self, state: str) -> None:
-        """`down`: not a byte passes, and neither end is told."""
+        """`down`: not a byte passes, and neither end gets an error."""
         self._ip("-n", self.name, "link", "set", "wire", state)
 
     def close(self) -> None:

@@ -93,4 +93,4 @@ def test_dialogues(server: Server, piece: int) -> None:
                 except (AssertionError, OSError) as error:
                     raise AssertionError(f"{file.name}: {line}: {error}") from error
         dialogue.end()
-        server.restart()  # routes are numbered anew
+        server.restart()  # routes are numbered from the start again

@@ -165,7 +165,7 @@ def test_silent_connections_end_and_keys_die() -> None:
             late = connect(address)
             late.sendall(codec.data(client.key))
             assert ended(late)
-            assert client.bind("ex") != codec.ILLEGAL  # it goes on without
+            assert client.bind("ex") != codec.ILLEGAL  # it continues without
         assert server.process.poll() is None
 
 

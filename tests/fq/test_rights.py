@@ -1,5 +1,5 @@
-"""Whose rights bind a client of fq: those of its user, for all that it does. Here root's queues, and a client that is
-nobody."""
+"""Whose rights bind a client of fq: those of its user, for all that it does. Here root's queues, and a client of
+the user nobody."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PERMANENT = "disk:public,permanent"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """Over the unix socket a client is who this process is, over TCP it is nobody."""
+    """Over the unix socket a client is who this process is, over TCP it is user nobody."""
     with short_folder() as folder, Server.at(folder, "--fq", f"unix!{folder}/fq", "--fq", "tcp!127.0.0.1!0") as it:
         yield it
 

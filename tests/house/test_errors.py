@@ -15,7 +15,7 @@ from tests.house.today import check, name_of, sources
 CLASSES = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, errors.MqfsError)}
 CLASSES |= {"BadParameter", "UsageError", "Malformed", "Refused", "ValueError", "TypeError"}
 CLASSES |= {"ToolError", "OptionError", "CommandError", "SinkError"}
-# What is wrong with such an error is a value: the text says which was expected.
+# Such an error is about a wrong value: the text says which was expected.
 OF_A_VALUE = {"BadName", "BadCommand", "BadConfig", "BadAddress", "BadParameter", "UsageError"}
 
 VALUE = "{}"

@@ -1,4 +1,4 @@
-"""Folders are layers: no circle at run time. What is imported for types alone stays within a room.
+"""Folders are layers: no circle at run time. Imports for types alone stay within a room.
 
 Front ends know little of the engine: what more they import is listed in today.json.
 """

@@ -18,7 +18,7 @@ OTHERS = {"setup.py", "matchers.py"}  # of other packages
 
 
 def texts() -> Iterator[Path]:
-    """Of the project; what was built or made here is left out."""
+    """The files of the project; built ones are left out."""
     for top in ROOT.iterdir():
         if top.name[0] != "." and top.name not in AT_THE_TOP:
             for path in (top, *top.rglob("*")):

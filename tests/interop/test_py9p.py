@@ -1,4 +1,4 @@
-"""py9p, a 9P client that nobody here wrote, does a newcomer's first steps in all the dialects it knows."""
+"""py9p, a 9P client not written here, does a newcomer's first steps in all the dialects it knows."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_first_steps(server: Running, version: Any) -> None:
         two.open("a/s", OREAD)
         assert two.read(100) == b"hi\n"
         if version is py9p.Version.v9P2000u:
-            assert two.read(100) == b""  # what is said to clients that read until their buffer is full
+            assert two.read(100) == b""  # the end for clients that read until their buffer is full
 
         # It waits, and is answered by the next write.
         got: list[bytes] = []
@@ -129,7 +129,7 @@ def test_a_worker(server: Running, version: Any) -> None:
         assert shapes[:4] == [b"job 0", b"job 1\n", b"job 2\0", b"job 3"]
         assert json.loads(shapes[4])["body"] == "job 4"
         one.write(b"ack 1\nack 2 3\nack 4 5\nformat each\n")
-        ends = [b"", b""] if unix else [b""]  # of the message, and what is said to clients that go on reading
+        ends = [b"", b""] if unix else [b""]  # of the message, and the end for clients that go on reading
         assert [one.read(100) for _ in range(1 + len(ends))] == [b"job 5", *ends]
         one.write(b"ack\nformat record\n")
         whole = one.read(4096)

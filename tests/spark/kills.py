@@ -2,7 +2,7 @@
 
     python -m tests.spark.kills [--moments 30] [--messages 1000000] [--seed N]
 
-Owns the killing and the count: each message is in the copy once, in its order. What is killed is known by the session
+It kills and counts: each message is in the copy once, in its order. The victim is known by the session
 that the driver leads.
 """
 
@@ -68,7 +68,7 @@ class Campaign:
         return self.away.connect()
 
     def copied(self) -> int:
-        """Messages in the copy; -1 while nobody answers."""
+        """Messages in the copy; -1 while no server answers."""
         try:
             with self.connected() as client:
                 streams = client.group("g").stats().streams
@@ -119,7 +119,7 @@ class Campaign:
         kill(chosen if victim == "all" else chosen[-1:])
 
     def end(self) -> None:
-        """What is left goes on for a moment, or is at its end; then nothing of it is left."""
+        """Let the rest run for a moment, or to its end; then kill what remains of it."""
         assert self.driver is not None
         try:
             self.driver.wait(self.random.random() * 5)

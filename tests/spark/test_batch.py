@@ -1,4 +1,4 @@
-"""Batches: what is in streams is in the DataFrame, by every option; and what is wrong is said in one line."""
+"""Batches: what is in streams is in the DataFrame, by every option; and errors are one line."""
 
 from __future__ import annotations
 

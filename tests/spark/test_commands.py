@@ -23,7 +23,7 @@ from tests.support.server import COMMAND, environment, mqfs
 
 
 def test_spark_finds_the_format_by_its_name(tmp_path: Path) -> None:
-    """As Spark looks for it: in what is on the path, of a Python that was told nothing."""
+    """As Spark looks for it: in what is on the path, of a Python without any options."""
     look = "import pkgutil; print(*(one.name for one in pkgutil.iter_modules() if one.name.startswith('pyspark_')))"
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run([sys.executable, "-c", look], cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Rows that nobody writes by accident: a batch is refused in one line or is there whole, and the server serves on."""
+"""Rows that no one writes by accident: a batch is refused in one line or is there whole, and the server serves on."""
 
 from __future__ import annotations
 

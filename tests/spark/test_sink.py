@@ -1,4 +1,4 @@
-"""The sink: every row once, whatever fails; a batch is seen whole; what is wrong is said in one line."""
+"""The sink: every row once, whatever fails; a batch is seen whole; errors are one line."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_batch_with_a_name_is_written_once(spark: Any, scene: Scene) -> None:
 def test_batches_without_a_name_are_never_taken_for_one_another(
     spark: Any, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even where a driver was killed before the server was told to forget the first."""
+    """Not even where a driver was killed before it sent the server the command to forget the first."""
     scene.group("g")
     monkeypatch.setattr(sink, "_clean_up", lambda *_: None)
     for value in ("1", "2"):
@@ -136,7 +136,7 @@ def rows(*values: str) -> Any:
 
 
 def test_an_attempt_that_nobody_wants(spark: Any, scene: Scene) -> None:
-    """Of two that stage the same rows, as with speculation, one is committed; the other is dropped with it."""
+    """Two stage the same rows, as with speculation; one is committed, the other is dropped with it."""
     scene.group("g")
     mine = into(scene)
     lost, wanted = (mine.stage("q", "spark-q-0-", rows("1", "2")) for _ in range(2))

@@ -55,7 +55,7 @@ class Query:
         return [value for batch in self.batches[before:] for _, _, value in sorted(batch, key=lambda row: row[1])]
 
     def position(self) -> Any:
-        """Of the newest batch that was begun."""
+        """The position of the newest batch that was begun."""
         newest = max(int(file.name) for file in (self.checkpoint / "offsets").iterdir() if file.name.isdigit())
         return json.loads((self.checkpoint / "offsets" / str(newest)).read_text().splitlines()[-1])
 
@@ -249,7 +249,7 @@ def test_a_consumer_of_one_stream_of_which_there_are_two(reader: Readers, scene:
     assert consumer["waiting"] == 2
     assert taken(both, start) == [b"1", b"2"]
     both.stop()
-    scene.ctl("g", f"consumer {name}-meanwhile")  # as a driver leaves it that is killed while it makes the other anew
+    scene.ctl("g", f"consumer {name}-meanwhile")  # as a driver leaves it that is killed while it makes the other again
     again = reader(scene, subscribe="g/a,g/b")
     assert taken(again, start) == [b"1", b"2"]
     assert list(scene.stats("g")["consumers"]) == [name]
@@ -294,7 +294,7 @@ def test_two_queries_with_one_checkpoint(query: Callable[..., Query], scene: Sce
         with pytest.raises(OptionError, match=text):
             second.latestOffset(start, ReadAllAvailable())
         scene.write("g/a", b"2")
-        eventually(lambda: len(mine.batches) == 2, "the first goes on")
+        eventually(lambda: len(mine.batches) == 2, "the first continues")
     finally:
         mine.query.stop()
     eventually(lambda: free(second, mine.position()), "the second may")
@@ -323,7 +323,7 @@ def test_two_queries_with_one_consumer(scene: Scene, reader: Readers) -> None:
 
 
 def test_a_token_that_is_wrong(tmp_path: Path, reader: Readers) -> None:
-    """Over TCP; with none it is nobody, who may not have a consumer there."""
+    """Over TCP; with none it is user nobody, who may not have a consumer there."""
     with socket.create_server(("127.0.0.1", 0)) as free_port:
         address = f"tcp!127.0.0.1!{free_port.getsockname()[1]}"
     tokens = tmp_path / "tokens"

@@ -1,4 +1,4 @@
-"""Two drivers with one checkpoint: the second is told, and where nobody can tell it, nothing is lost or doubled."""
+"""Two drivers with one checkpoint: the second gets an error, and where none is possible, nothing is lost or doubled."""
 
 from __future__ import annotations
 

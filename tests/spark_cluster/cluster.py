@@ -1,8 +1,8 @@
 """Three machines on one: network namespaces for a driver and two workers of a standalone Spark.
 
-Owns the namespaces, the processes in them and their end. The wires run between namespaces alone: nothing is seen on the
-network of this machine. What is below the folder `driver_only` the workers do not see: the store, and the socket of the
-server, which they reach over TCP, as somebody who shows a token.
+Starts and ends the namespaces and the processes in them. The wires run between namespaces alone: nothing is seen on the
+network of this machine. The workers do not see the folder `driver_only`: the store, and the socket of the
+server, which they reach over TCP, as a user who shows a token.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Network:
 
 
 def missing() -> str:
-    """What keeps this from running here, or ""."""
+    """The reason why this cannot run here, or ""."""
     if why := java():
         return why
     if os.geteuid():
@@ -152,7 +152,7 @@ class Cluster:
     # ------------------------------------------------------------ processes
 
     def environment(self, machine: Machine, **more: str) -> dict[str, str]:
-        """Of a machine where Spark is installed: nothing of ours but what is said."""
+        """The environment of a machine where Spark is installed: nothing of ours but `more`."""
         kept = {name: value for name, value in os.environ.items() if name in ("PATH", "JAVA_HOME", "HOME", "LANG")}
         return {
             **kept,
@@ -218,7 +218,7 @@ class Cluster:
             return list(iter(lambda: file.receive(1 << 20), b""))
 
     def parts(self, group: str) -> list[str]:
-        """What is staged there."""
+        """The parts that are staged there."""
         return [name for name in self.client.list(f"{group}/.txn") if name != "ctl"]
 
 

@@ -58,7 +58,7 @@ class Steps:
         self._speculate("false")
 
     def _speculate(self, said: str) -> None:
-        """Of the tasks that come: else a machine that is slow today does nothing."""
+        """Set speculation of the tasks that come: else a machine that is slow today does nothing."""
         self.spark.sparkContext._jsc.sc().conf().set("spark.speculation", said)  # type: ignore[union-attr]
 
     def both(self) -> int:
@@ -72,7 +72,7 @@ class Steps:
         return int(count)
 
     def read(self, options: dict[str, str], hidden: str) -> dict[str, Any]:
-        """What is read, by which machines, and what these see where the driver has its store."""
+        """The messages read, by which machines, and what these see where the driver has its store."""
 
         def look(batches: Iterator[Any]) -> Iterator[Any]:
             import pyarrow as pa

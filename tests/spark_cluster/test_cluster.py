@@ -140,7 +140,7 @@ def test_a_token_that_is_wrong(cluster: Cluster, driver: Driver, numbers: str, o
     options = {**driver.options, "subscribe": numbers, "token": "a-secret-that-nobody-has"}
     with pytest.raises(RuntimeError, match=r"option token: refused by the server at 'tcp!10\.77\.0\.1!5640'"):
         driver.do("read", options=options, hidden="/")
-    del options["token"]  # then it is nobody, who may read and not write
+    del options["token"]  # then it is user nobody, who may read and not write
     assert sum(task["rows"] for task in driver.do("read", options=options, hidden="/")["tasks"]) == len(ROWS)
     to = {"address": cluster.address, "topic": f"{out}/copy"}
     with pytest.raises(RuntimeError, match="excludes uid"):

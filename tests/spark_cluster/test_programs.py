@@ -1,4 +1,4 @@
-"""What is run on a cluster as a whole: commands, and programs that bring along what the workers do not have."""
+"""Whole runs on a cluster: commands, and programs that bring along what the workers do not have."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.spark_cluster.cluster import PASSING, TOKEN, Cluster, Driver
 from tests.support import ROOT
 from tests.support.eventually import HANG_S
 
-# Of Arrow and numpy. Byte code goes along: three machines would compile the modules that they import.
+# Files of Arrow and numpy. Byte code goes along: three machines would compile the modules that they import.
 UNUSED = re.compile(r"/tests?/|/include/|\.(pyx|pxi|pxd|a)$|flight|libarrow_s3|/libarrow\w*\.so(\.\d+\.\d+\.\d+)?$")
 
 
@@ -86,7 +86,7 @@ def test_a_zip_that_goes_along(cluster: Cluster, source: str, tmp_path: Path) ->
 def test_an_environment_that_goes_along(cluster: Cluster, source: str, tmp_path: Path) -> None:
     """`--archives`: nothing is installed. It is unpacked where the driver is started, too."""
     packages.python(tmp_path / "env", ours=True)
-    # What is not .tar.gz Spark unpacks without the permissions of files. To compress it takes longer than to move it.
+    # Other archives than .tar.gz lose the permissions of files in Spark. To compress it takes longer than to move it.
     with tarfile.open(tmp_path / "env.tar.gz", "w:gz", dereference=True, compresslevel=0) as tar:
         tar.add(tmp_path / "env", ".", filter=lambda file: None if UNUSED.search(file.name) else file)
     found = submit(cluster, tmp_path, source, f"programs/{tmp_path.name}", "found", "--archives", "env.tar.gz#env",

@@ -1,4 +1,4 @@
-"""What tests of several rooms share. Fixtures are in each folder's conftest; nothing imports from a conftest."""
+"""Helpers that several rooms share. Fixtures are in each folder's conftest; nothing imports from a conftest."""
 
 from pathlib import Path
 

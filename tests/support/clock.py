@@ -1,4 +1,4 @@
-"""Clocks that stand still until they are told to move."""
+"""Clocks that stand still until they are moved."""
 
 from collections.abc import Sequence
 
@@ -43,7 +43,7 @@ class HastyClock(ManualClock):
 
 
 class MachineClock:
-    """Wall clock, boot clock and boots of a machine, moved by hand; engine time is told as the server tells it."""
+    """Wall clock, boot clock and boots of a machine, moved by hand; engine time is computed as in the server."""
 
     def __init__(self, wall_ns: int = 1_700_000_000 * SECOND) -> None:
         self.wall, self.boot_ns, self.boot = wall_ns, 1000 * SECOND, "first"

@@ -1,4 +1,4 @@
-"""A fresh copy of the project, as somebody who has just cloned it has it."""
+"""A fresh copy of the project, as a user who has just cloned it has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that share a ring. A forked child attaches anew; what fails in it is told by its exit status."""
+"""Processes that share a ring. A forked child attaches again; its exit status reports what failed in it."""
 
 from __future__ import annotations
 

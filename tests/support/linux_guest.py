@@ -12,7 +12,7 @@ BOOT_S = patient(900)  # for a hang only: an emulated machine boots in seconds, 
 
 
 def missing() -> str:
-    """What this machine lacks for the test; empty if nothing."""
+    """The thing that this machine lacks for the test; empty if none."""
     for program in ("qemu-system-x86_64", "busybox", "cpio"):
         if shutil.which(program) is None:
             return f"{program} is not installed"

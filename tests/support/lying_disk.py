@@ -1,6 +1,6 @@
-"""A disk that lies: it keeps what was not synced in memory only, and loses it, stops or fails when told.
+"""A disk that lies: it keeps what was not synced in memory only, and loses it, stops or fails on demand.
 
-Stands in for mqfs.store.disk.Disk. What is durable: of a file, its bytes when its last fdatasync began; of a folder,
+Stands in for mqfs.store.disk.Disk. Durable are: of a file, its bytes when its last fdatasync began; of a folder,
 its entries when its last sync_folder began. A sync takes time: `meanwhile` runs in it, and its writes are not covered.
 `after_power_loss` gives the disk as the next start finds it.
 """
@@ -95,7 +95,7 @@ class Folder:
         del self.pending[:count]
 
     def survivor(self, luck: random.Random | None) -> Folder:
-        """Nothing of what is pending, or the first so many changes, or any of them."""
+        """Nothing of what is pending, or some number of the first changes, or any of them."""
         entries = dict(self.durable)
         count = luck.randint(0, len(self.pending)) if luck is not None else 0
         some = self.pending[:count]

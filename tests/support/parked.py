@@ -6,7 +6,7 @@ from mqfs.engine.tree.tree import Tree
 
 
 def parked(tree: Tree) -> int:
-    """Of all groups. On the engine's thread only."""
+    """The number of calls that wait in all groups. On the engine's thread only."""
     count = 0
     for group in tree.groups.values():
         waits = [group.fanout.order_waits, group.fanout.cursor_waits, *group.fanout.view_waits.values()]

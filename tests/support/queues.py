@@ -22,7 +22,7 @@ BIG = 1 << 20
 
 
 class Taker:
-    """A stream of a `deliver one` group, open to take from: as a client that goes on where it is, at its offset."""
+    """A stream of a `deliver one` group, open to take from: as a client that continues where it is, at its offset."""
 
     def __init__(self, handle: Any) -> None:
         self.handle, self.offset = handle, 0
@@ -98,7 +98,7 @@ class Queues(Hand):
         return Taker(self.at(name, os.O_RDWR, user))
 
     def put(self, body: bytes, stream: str = "s", **keys: Any) -> int:
-        """The sequence that the next read told."""
+        """Put a message; the sequence that the next read gave."""
         handle = self.at(".put", os.O_RDWR)
         assert not isinstance(handle.write(json.dumps({"stream": stream, **keys}).encode() + b" " + body), Wait)
         sequence = int(handle.read(64))
@@ -106,7 +106,7 @@ class Queues(Hand):
         return sequence
 
     def shows(self, path: str, user: User = ROOT) -> list[bytes]:
-        """What is seen there by who opens for reading only."""
+        """The messages that an open for reading only shows."""
         handle = self.at(path, os.O_RDONLY, user)
         pieces: list[bytes] = []
         while piece := handle.read(BIG, sum(map(len, pieces))):

@@ -1,6 +1,6 @@
 """An interactive bash that a test types into, as the reader of a page would.
 
-Owns the terminal and the prompt. What is typed and what must come of it belongs to the tests.
+It has the terminal and the prompt. The lines to type and their expected output are in the tests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ JOB = re.compile(r"\[\d+\]")  # what an interactive shell tells of its jobs
 
 
 class Shell:
-    """As far as it can be told from the outside."""
+    """A shell, as far as it can be seen from the outside."""
 
     def __init__(self, folder: Path, path: str = "/usr/bin:/bin", **more: str) -> None:
         known = {"PATH": path, "HOME": str(folder), "TERM": "dumb", "LC_ALL": "C.UTF-8", "SHELL": "/bin/bash"}

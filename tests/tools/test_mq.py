@@ -119,7 +119,7 @@ def test_put_metadata(server: Server) -> None:
     assert set(second["headers"]) == {"sender"}
     assert re.fullmatch(r"(\d+\n){3}", said("put", "-v", "-l", group / "e s", input=b"1\n2\n3\n"))
     assert said("put", "-v", "--single", group / "e s", "for one") == "6\n"
-    assert "for one\n" not in [row["body"] for row in kept(group)], "it is shown to nobody who merely reads"
+    assert "for one\n" not in [row["body"] for row in kept(group)], "no mere reader sees it"
 
 
 def test_put_for_later(server: Server) -> None:
@@ -335,7 +335,7 @@ def test_what_the_user_may_not(server: Server) -> None:
     (group / "s").chmod(0o600)
     nobody: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": (), "cwd": "/"}
     if os.geteuid():
-        pytest.skip("only root can be somebody else")
+        pytest.skip("only root can be another user")
     assert "expected the group's owner" in tool("mq", "ctl", group, "depth 1", **nobody).stderr.decode()
     assert "permission denied" in tool("mq", "put", group / "s", "x", **nobody).stderr.decode()
 

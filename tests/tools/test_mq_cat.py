@@ -23,7 +23,7 @@ from tests.support.tools import environment, lines, mq_cat, opened, running, say
 
 
 def numbered(group: Path, streams: list[str], count: int, random_: random.Random, first: int = 0) -> list[bytes]:
-    """Write so many numbered lines to streams taken at random; the lines."""
+    """Write `count` numbered lines to streams taken at random; the lines."""
     fds = [os.open(group / name, os.O_WRONLY) for name in streams]
     written = []
     for number in range(first, first + count):
@@ -629,7 +629,7 @@ class Hammer:
 
 @pytest.mark.parametrize("replay", ["off", "last", "all"])
 def test_never_slips_while_it_is_opened_under_load(server: Server, replay: str) -> None:
-    streams = [f"s{number}" for number in range(200)]  # so many that opening them takes a while
+    streams = [f"s{number}" for number in range(200)]  # opening this many takes a while
     for trial in range(size(40)):
         group = server.group(f"slip {replay} {trial}", f"replay {replay}", "sync off", streams=streams)
         with Hammer(group, streams, seed() + trial) as hammer:

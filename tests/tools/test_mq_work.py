@@ -230,7 +230,7 @@ def test_a_command_that_cannot_be_run(server: Server, command: tuple[str, ...], 
 
 @pytest.mark.parametrize("code", [126, 127])
 def test_what_a_shell_does_not_find_is_the_message_s_failure(server: Server, code: int) -> None:
-    """A shell that a message's content has sent astray ends so, too: it fails, is counted, and stops nobody."""
+    """A shell that a message's content has sent astray ends so, too: it fails, is counted, and stops no one."""
     group, consumer = work(server, f"astray {code}", "retries 2")
     say(group / "mail", "no-such-command" if code == 127 else "/etc/passwd", "true")
     result = mq_work("-n", 3, consumer, "sh", "-c", "{}")
