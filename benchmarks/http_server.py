@@ -87,7 +87,7 @@ def ask(sock: socket.socket, request: bytes) -> bytes:
 
 
 def cpu_s(pid: int) -> float:
-    """Of a process."""
+    """The processor time of a process, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 

@@ -1,7 +1,7 @@
 """What `peers.py` compares: a small class for each peer and way to speak to it, in plain Python.
 
-A `Way` is one end, in a process of its own. Who sends has `send_all` (as fast as it can) and `put_all` (each, or each
-batch, answered before the next); who hears has `hear`; who works has `take` and `done`. `prepare` and `remove` are for
+A `Way` is one end, in a process of its own. A sender has `send_all` (as fast as it can) and `put_all` (each, or each
+batch, answered before the next); a reader has `hear`; a worker has `take` and `done`. `prepare` and `remove` are for
 the bench itself.
 """
 
@@ -333,7 +333,7 @@ class Nats(Way):
 
 
 class JetStream(Nats):
-    """Its log on disk. What it answers is not synced: it syncs every two minutes, unless told otherwise."""
+    """Its log on disk. What it answers is not synced: it syncs every two minutes, unless it is configured otherwise."""
 
     def prepare(self) -> None:
         self.loop, self.nc = Shared.get(self.where)

@@ -21,7 +21,7 @@ INSTALLS = "script/setup bench installs it"
 
 
 def answers(path: str | int) -> Callable[[], bool]:
-    """Whether somebody accepts at that socket (a number: port of loopback)."""
+    """Whether a server accepts at that socket (a number: port of loopback)."""
 
     def look() -> bool:
         family = socket.AF_INET if isinstance(path, int) else socket.AF_UNIX
@@ -118,7 +118,7 @@ _PACKAGES = {"node": "shared-memory-disruptor", "fsq": "qlobber-fsq"}
 
 
 def lacks(server: str) -> str:
-    """What is missing of it here, and what installs it; empty where nothing is."""
+    """The missing parts, and how to install them; empty where none is."""
     program, module, package = (table.get(server) for table in (_PROGRAMS, _MODULES, _PACKAGES))
     if program and shutil.which(program) is None and not os.path.exists(f"/usr/sbin/{program}"):
         return f"no {program}; {INSTALLS}"
@@ -156,7 +156,7 @@ def serving(base: Path, names: set[str], synced: bool) -> Iterator[tuple[dict[st
 
 
 def versions() -> dict[str, str]:
-    """Of all that is here."""
+    """All servers that are installed."""
     found = {}
     for name, command in (
         ("redis-server", ["redis-server", "--version"]),

@@ -90,7 +90,7 @@ BARE = "bare append + fdatasync"
 
 
 class Aim(NamedTuple):
-    """What is wanted of one of ours: so many times a peer, or so much."""
+    """The aim of one of ours: a multiple of a peer, or a figure."""
 
     of: str
     least: float
@@ -98,7 +98,7 @@ class Aim(NamedTuple):
 
 
 class Scenario(NamedTuple):
-    """What is measured."""
+    """The measurement."""
 
     title: str
     kind: str  # live, work, durable, echo
@@ -184,7 +184,7 @@ NOT_SYNCED = {
 
 
 class Spec(NamedTuple):
-    """What a process is told."""
+    """The task of a process."""
 
     way: str
     what: str  # of those in node
@@ -206,7 +206,7 @@ def bodies(spec: Spec) -> Iterator[bytes]:
 
 
 class Seen:
-    """Of who hears: it must all come."""
+    """The messages of a reader: all must arrive."""
 
     def __init__(self, count: int, size: int) -> None:
         self.count, self.size = count, size
@@ -227,7 +227,7 @@ class Seen:
 
 
 def client(spec: Spec) -> None:
-    """Say that it is ready, wait to be told, work, tell what came of it."""
+    """Report that it is ready, wait for the start, work, report the result."""
     act = {"send": send, "hear": hear, "put": put, "make": make, "take": take, "ping": ping, "echo": echo}[spec.role]
     steps = act(spec)
     next(steps)
@@ -271,7 +271,7 @@ def put(spec: Spec) -> Steps:
 
 
 def make(spec: Spec) -> Steps:
-    """A producer of a work queue: it sends one by one, and if it is told so waits for the answers."""
+    """A producer of a work queue: it sends one by one, and waits for the answers where it is asked to."""
     end = end_of(spec, "send")
     yield {}
     for body in bodies(spec):
@@ -306,7 +306,7 @@ def ping(spec: Spec) -> Steps:
 
 
 def echo(spec: Spec) -> Steps:
-    # Who binds first does not matter; the order of the two is that of the other process, so that neither waits.
+    # Either may bind first; the order of the two is that of the other process, so that neither waits.
     back, there = end_of(spec, "send", "b"), end_of(spec, "hear", "a")
     yield {}
     for _ in range(spec.count):
@@ -466,7 +466,7 @@ class Run:
     def first_of(self, waiting: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
         said, _, _ = select.select([process.stdout for process in waiting], [], [], LONGEST_S)
         if not said:
-            raise Failed("nobody got the end mark")
+            raise Failed("no worker got the end mark")
         process = next(process for process in waiting if process.stdout is said[0])
         waiting.remove(process)
         return process

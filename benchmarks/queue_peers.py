@@ -1,7 +1,7 @@
-"""What `queues.py` compares: one small class each way to a work queue, for who sends and who takes, and the servers.
+"""What `queues.py` compares: one small class each way to a work queue, for the sender and the worker, and the servers.
 
-All clients are plain Python, a process each, over a file or a unix socket. `take` waits for a message; `done` says that
-it was dealt with. Ways "in batches" send, take and acknowledge up to BATCH messages at once; `flush` sends the rest.
+All clients are plain Python, a process each, over a file or a unix socket. `take` waits for a message; `done`
+acknowledges it. Ways "in batches" send, take and acknowledge up to BATCH messages at once; `flush` sends the rest.
 Servers are started in a folder of their own and stopped by their process id.
 """
 
@@ -360,7 +360,7 @@ WAYS: dict[str, type[Client]] = {
     "beanstalkd, in batches": BeanstalkBatches,
     "Redis, in batches": RedisBatches,
 }
-OURS = 6  # so many of them
+OURS = 6  # of them
 
 # ---------------------------------------------------------------- servers
 

@@ -38,7 +38,7 @@ LEVELS = {False: "in the page cache", True: "synced before the answer"}
 
 
 def client(way: str, where: str, name: str, role: str, first: int, count: int, synced: bool) -> None:
-    """Say that it is ready, wait to be told, work, tell what came of it."""
+    """Report that it is ready, wait for the start, work, report the result."""
     end = WAYS[way](where, name, role, synced)
     print("ready", flush=True)
     sys.stdin.readline()
@@ -131,7 +131,7 @@ def out(process: subprocess.Popen[str]) -> str:
 def first_of(waiting: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
     """The one that says something; it is taken off the list."""
     said, _, _ = select.select([process.stdout for process in waiting], [], [], 60)
-    assert said, "nobody got the end mark"
+    assert said, "no worker got the end mark"
     process = next(process for process in waiting if process.stdout is said[0])
     waiting.remove(process)
     return process

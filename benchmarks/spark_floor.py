@@ -36,7 +36,7 @@ DEADLINE_S = 60.0
 
 
 def batches_of(query: Any, write: Callable[[], None], count: int = BATCHES) -> list[dict[str, int]]:
-    """What each of so many micro-batches took (ms), one message at a time."""
+    """The time of each of `count` micro-batches in ms, one message at a time."""
     found: list[dict[str, int]] = []
     seen = -1
     while len(found) < count:
@@ -86,7 +86,7 @@ def one_row() -> type:
 def floors(
     spark: Any, folder: Path, address: str, client: connection.Client
 ) -> Iterator[tuple[str, list[dict[str, int]]]]:
-    """Of Spark's rate source, of the least source in Python, of mqfs to nothing, of mqfs to mqfs."""
+    """Spark's rate source, the least source in Python, mqfs to nothing, mqfs to mqfs."""
 
     def start(frame: Any, sink: str, name: str, **options: str) -> Any:
         writer = frame.writeStream.format(sink).options(checkpointLocation=str(folder / name), **options)

@@ -33,7 +33,7 @@ from tests.support.server import Server  # noqa: E402
 
 SMALL = 100_000
 ROUNDS = 3
-BATCH = 10_000  # rows of an Arrow batch, as Spark makes them unless it is told otherwise
+BATCH = 10_000  # rows of an Arrow batch, as Spark makes them unless it is configured otherwise
 
 
 class Took(NamedTuple):

@@ -4,7 +4,7 @@
     examples/reader.py GROUP STATEFILE [STREAM]...       e.g. examples/reader.py ./mq/room /tmp/room.at
 
 Shows `.cursor` used as a plain file: commands are written to it, messages read from it. The sequence of the last
-message handled is kept in STATEFILE; run it again and it goes on behind that. Needs nothing but the standard library.
+message handled is kept in STATEFILE; run it again and it continues after that. Needs nothing but the standard library.
 """
 
 import json

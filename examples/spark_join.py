@@ -4,8 +4,8 @@
     examples/spark_join.py ADDRESS ORDERS PAYMENTS TO
     examples/spark_join.py 'unix!mqfs.sock' shop/orders shop/paid shop/done
 
-Messages are {"order": 7, ...}. A payment counts within an hour of its order; what is older is let go, so that the query
-does not remember for ever. It joins what is there, and ends; take the trigger away and it goes on.
+Messages are {"order": 7, ...}. A payment counts within an hour of its order; older ones are dropped, so that the query
+does not remember for ever. It joins what is there, and ends; take the trigger away and it continues.
 """
 
 import sys

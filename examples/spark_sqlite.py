@@ -5,7 +5,7 @@
     examples/spark_sqlite.py 'unix!mqfs.sock' 'home/.*' home.db log/home
 
 Shows foreachBatch: two places are written for each batch, both once. The table remembers the number of the batch in the
-same transaction; the stream by txnAppId and txnVersion. DATABASE.checkpoint is where it goes on the next time.
+same transaction; the stream by txnAppId and txnVersion. DATABASE.checkpoint is where it continues the next time.
 """
 
 import sqlite3

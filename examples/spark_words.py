@@ -5,8 +5,8 @@
     examples/spark_words.py 'unix!mqfs.sock' talk/in talk/words
 
 Shows a query that reads and writes streams, each word counted once: what has changed in a batch is written under the
-query's name and the batch's number. With a checkpoint it goes on where it was; without one it counts what is there, and
-ends.
+query's name and the batch's number. With a checkpoint it continues where it was; without one it counts what is there,
+and ends.
 """
 
 import sys

@@ -180,7 +180,7 @@ def scan_batch(data: bytes, at: int, base: int) -> ScannedBatch | None:
 
 
 def postings(streams: Buffer | array[int], begin: int) -> Iterable[tuple[int, bytes]]:
-    """Of each stream in that column the numbers of its rows, the first of which is `begin`, as u32."""
+    """The streams of that column, each with the numbers of its rows as u32; the first row is `begin`."""
     if not MISSING:
         return _native.postings(cast(Buffer, streams), begin)
     found: dict[int, array[int]] = {}

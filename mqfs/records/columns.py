@@ -24,7 +24,7 @@ except ImportError as error:
 else:
     MISSING = ""
 
-# Of the columns, in bits of what is asked for.
+# The columns that a caller asks for, a bit each.
 SEQUENCES, TIMES, VALUES, TOPICS, HEADERS = 1 << 0, 1 << 1, 1 << 3, 1 << 5, 1 << 7
 _MESSAGE = int(Kind.MESSAGE)
 
@@ -77,9 +77,9 @@ def columns(
     strangers: bool,
     allocate: Callable[[int], bytearray] = bytearray,
 ) -> Columns:
-    """Of the run at `begin`. KeyError for a message of a stream that is not in the table, unless there may be
-    `strangers`, which are left out. `allocate` returns at least that many bytes; a
-    column that ends early has more than it needs."""
+    """The columns of the run at `begin`. KeyError for a message of a stream that is not in the table, unless there may
+    be `strangers`, which are left out. `allocate` returns at least that many bytes; a column that ends early has more
+    than it needs."""
     said = table.numbers, table.bounds, table.ends, table.names
     if MISSING:
         return _columns(bytes(data), begin, table, asked, strangers)

@@ -10,12 +10,12 @@ that the segments before it may go:
 store.py has the folders of all groups, api.py what the engine asks of a log: a reader (log_reader.py), a writer
 (appender.py), upkeep (upkeep.py: trimming, compaction, idle caches). disk.py makes every system call.
 
-What makes it safe, in this order:
+It is safe by these rules, in this order:
 
 1. Records are written, then one fdatasync serves all that wait for it (group_commit.py, commit_thread.py).
 2. Sequences are reserved in blocks: the bound is on disk before the first number below it is given (sequences.py).
 3. A segment goes only when the record that made its messages unwanted is on disk (compaction.py).
-4. What fails a check is copied to quarantine/ and never deleted (store.py, check.py).
+4. A record that fails its check is copied to quarantine/ and never deleted (store.py, check.py).
 5. A failed sync makes the group read-only. It is never tried again as if nothing had happened.
 
 A start reads the newest state and the records behind it (recovery.py, segment/recovery.py). A torn tail, of which no

@@ -298,7 +298,7 @@ class Store(Spool, Protocol):
     def open(self, number: int) -> Bucket: ...
 
     def heads(self, number: int) -> Iterable[bytes]:
-        """Of a group that cannot be opened: how its states begin, the newest first, as far as they can be read."""
+        """The beginnings of the states of a group that cannot be opened: the readable ones, the newest first."""
 
     def in_memory(self, bucket: Bucket) -> Bucket:
         """The same log, its messages in memory only: for a group with `keep ring`."""

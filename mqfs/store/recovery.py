@@ -203,7 +203,7 @@ class History:
 
 
 def last_sequence(source: Source) -> int:
-    """Of its last record: less than the next segment's first less one if something is missing between them."""
+    """The sequence of its last record. Where records are missing, the next segment does not begin just after it."""
     rows = source.rows()
     return max([source.counts()[2], *(rows[number].sequence for number in range(len(rows))[-1:])])
 

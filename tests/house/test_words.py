@@ -44,7 +44,7 @@ def breaches() -> dict[str, int]:
     found: Counter[str] = Counter()
     for path in documents():
         found[name_of(path)] += len(DIALECT.findall(path.read_text()))
-    for path in sources():
+    for path in sources(*PACKAGES, "examples", "benchmarks"):
         found[name_of(path)] += sum(len(DIALECT.findall(text)) + len(OWNER.findall(text)) for text in texts(path))
     return {where: count for where, count in found.items() if count}
 

@@ -227,7 +227,7 @@ def _most() -> int:
 
 
 def _last_sequence(index: OpenIndex, others: NonMessageRecords) -> int:
-    """Of the last record, whatever it is; -1 if there is none."""
+    """The sequence of the last record of any kind; -1 if there is none."""
     other = others[len(others) - 1] if len(others) else None
     if len(index) and (other is None or other.position < index.positions[-1]):
         return index.sequences[-1]
