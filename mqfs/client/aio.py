@@ -151,8 +151,9 @@ class _Source(Protocol[T_co]):
 class Waiter(Generic[T]):
     """Wait for the items of a source, one task at a time."""
 
-    def __init__(self, source: _Source[T], loop: Loop) -> None:
-        self._source, self._loop = source, loop
+    def __init__(self, source: _Source[T], loop: Loop, most: int = FETCHED) -> None:
+        """`most`: items received at once."""
+        self._source, self._loop, self._most = source, loop, most
         self._ready: deque[T | Exception] = deque()  # received, and not returned or raised yet
 
     async def get(self, timeout: float | None = None) -> T:
@@ -181,9 +182,16 @@ class Waiter(Generic[T]):
     async def interrupt(self) -> None:
         await in_thread(self._source.interrupt)
 
-    def clear(self) -> None:
-        """Drop what was received: the source is closed."""
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was received that is not returned yet."""
+        return not self._ready
+
+    def clear(self) -> list[T]:
+        """Drop and return what was received: the source is closed."""
+        items = [item for item in self._ready if not isinstance(item, Exception)]
         self._ready.clear()
+        return items
 
     async def _wait(self, deadline: float) -> None:
         """Wait until there is an item, or the deadline; then read."""
@@ -209,7 +217,7 @@ class Waiter(Generic[T]):
         """Get what is there, on a thread; an error comes after the items before it."""
         try:
             self._ready.append(self._source.get(timeout))
-            while self._source._has_next() and len(self._ready) < FETCHED:
+            while self._source._has_next() and len(self._ready) < self._most:
                 self._ready.append(self._source.get(0.0))
         except TimeoutError:
             pass
@@ -293,7 +301,10 @@ class AsyncClaim(OfMessage):
     ) -> None:
         if isinstance(error, anyio.get_cancelled_exc_class()):
             await in_thread(partial(release, self.sync))
-        await in_thread(partial(self.sync.__exit__, kind, error, trace))
+        if error is None and self.sync._is_acked_later:
+            self.sync.__exit__(kind, error, trace)
+        else:
+            await in_thread(partial(self.sync.__exit__, kind, error, trace))
 
 
 def release(claim: Claim) -> None:
@@ -308,11 +319,23 @@ class AsyncClaims:
 
     def __init__(self, claims: Claims, loop: Loop) -> None:
         self.sync, self._loop = claims, loop
-        self._waiting: Waiter[Claim] = Waiter(claims, loop)
+        self._waiting: Waiter[Claim] = Waiter(claims, loop, 1)  # the others lie ahead
 
     @like(Claims.get)
     async def get(self, timeout: float | None = None) -> AsyncClaim:
+        if (claim := await self._next_ahead()) is not None:
+            return claim
         return AsyncClaim(await self._waiting.get(timeout))
+
+    async def _next_ahead(self) -> AsyncClaim | None:
+        if not self._waiting.is_empty or (claim := self.sync._next_ahead()) is None:
+            return None
+        try:
+            await anyio.lowlevel.checkpoint()
+        except BaseException:
+            self.sync._give_back(claim)
+            raise
+        return AsyncClaim(claim)
 
     @like(Claims.interrupt)
     async def interrupt(self) -> None:
@@ -331,6 +354,8 @@ class AsyncClaims:
         Args:
             release: Whether open claims are requeued uncounted; else they count as failed.
         """
+        for claim in self._waiting.clear():
+            self.sync._give_back(claim)
         await in_thread(partial(self.sync.close, release), self._loop.closers)
         self._waiting.clear()
 
@@ -338,6 +363,8 @@ class AsyncClaims:
         return self
 
     async def __anext__(self) -> AsyncClaim:
+        if (claim := await self._next_ahead()) is not None:
+            return claim
         return AsyncClaim(await self._waiting.next())
 
     async def __aenter__(self) -> AsyncClaims:

@@ -18,7 +18,7 @@ from typing import Literal, Protocol, TypeAlias
 from mqfs.client.delivery import Claim, Claims
 from mqfs.client.message import Message
 from mqfs.client.types import Filter
-from mqfs.errors import MqfsError
+from mqfs.errors import MqfsError, Stale
 
 log = logging.getLogger("mqfs.client")
 
@@ -345,12 +345,22 @@ class Worker:
 
     def _run(self, claims: Claims) -> None:
         inside.set(frozenset((self,)))
-        with claims:
-            try:
-                for claim in claims:
-                    self._handle(claim)
-            except MqfsError as error:
-                self._report(error, None)
+        try:
+            with claims:
+                while self._handle_all(claims):
+                    pass
+        except MqfsError as error:
+            self._report(error, None)
+
+    def _handle_all(self, claims: Claims) -> bool:
+        """Handle claims to the end. True: an acknowledgement came too late, and claims follow."""
+        try:
+            for claim in claims:
+                self._handle(claim)
+        except Stale as error:
+            self._report(error, None)
+            return True
+        return False
 
     def _handle(self, claim: Claim) -> None:
         try:

@@ -21,10 +21,12 @@ from mqfs.client.subscription import CursorSubscription, names_of
 from mqfs.client.types import Duration, File, Link, Patterns
 from mqfs.client.waiting import Waiting
 from mqfs.errors import Denied, Disconnected, Exists, Interrupted, MqfsError, NotFound, Stale
+from mqfs.records import headers
 from mqfs.syntax.duration import format_duration
 from mqfs.syntax.quoting import command_lines, quote_word
 
 REASON_CHARACTERS = 500
+_AT_ONCE = 1_024  # claims of one command, which is at most 64 KiB
 
 
 class OfMessage:
@@ -106,6 +108,11 @@ class Claim(OfMessage):
     def sequence(self) -> int:
         """The sequence of the claim: of a body in parts, the last part's."""
         return self._sequence
+
+    @property
+    def _is_acked_later(self) -> bool:
+        """Whether the clean exit of `with claim:` only notes the acknowledgement, which is written with others."""
+        return self._claims._acks is not None
 
     def ack(self) -> None:
         """Acknowledge the message: it is not redelivered.
@@ -279,7 +286,9 @@ class Claims(Waiting[Claim]):
     def _settle_all(self, verb: str, claims: Sequence[Claim]) -> list[tuple[Claim, MqfsError]]:
         """Settle claims by one command, or, where that is refused, by one each. Returns those refused, with why."""
         refused: list[tuple[Claim, MqfsError]] = []
-        for part in (claims,) if len({claim._file for claim in claims}) == 1 else ([claim] for claim in claims):
+        most = _AT_ONCE if len({claim._file for claim in claims}) == 1 else 1
+        for at in range(0, len(claims), most):
+            part = claims[at : at + most]
             try:
                 self._command(part[0]._file, f"{verb} {' '.join(ranges(claim.sequence for claim in part))}")
             except MqfsError as error:
@@ -436,8 +445,21 @@ class Claims(Waiting[Claim]):
                     if not self._decoder.has_part:
                         break
 
-    def _has_next(self) -> bool:
-        return bool(self._ready) and not self._closed.is_set()
+    def _next_ahead(self) -> Claim | None:
+        """A claim that lies ahead, unless its body has to be read: without a wait, for async programs."""
+        with suppress(IndexError):
+            if not self._closed.is_set():
+                claim = self._ready.popleft()
+                if headers.PART not in claim.message.headers:
+                    self._open_claims.add(claim)
+                    return claim
+                self._ready.appendleft(claim)
+        return None
+
+    def _give_back(self, claim: Claim) -> None:
+        """A claim was received for no one: it lies ahead again."""
+        self._open_claims.discard(claim)
+        self._ready.appendleft(claim)
 
     def _when_ready(self, call: Callable[[], None]) -> tuple[float, float] | None:
         if self._ready:

@@ -499,6 +499,7 @@ class Group(Administration):
         concurrency: int = 1,
         over: str = "",
         renew: bool = False,
+        prefetch: int = 1,
         on_error: OnError | None = None,
     ) -> Worker:
         """Call `handler(claim)` for each message. A return acknowledges, an exception is a nack.
@@ -509,6 +510,7 @@ class Group(Administration):
             concurrency: How many threads, with a handle each.
             over: See `consume`.
             renew: See `consume`.
+            prefetch: See `consume`; for each thread.
             on_error: Called with `(error, message or None)` for the handler's exceptions, and where a thread ends by an
                 error. None: they are logged.
 
@@ -521,7 +523,7 @@ class Group(Administration):
         """
         if concurrency < 1:
             raise BadRequest(f"work failed: concurrency {concurrency} (expected 1 or more)")
-        handles = [self.consume(consumer, over=over, renew=renew) for _ in range(concurrency)]
+        handles = [self.consume(consumer, over=over, renew=renew, prefetch=prefetch) for _ in range(concurrency)]
         return Worker(handles, handler, on_error)
 
     def consumer(self, name: str) -> Consumer:

@@ -10,12 +10,14 @@ import threading
 import time
 from contextlib import ExitStack, suppress
 
+import anyio
 import pytest
 
-from mqfs import Client
+from mqfs import Claim, Client
 from mqfs.client import Group
 from mqfs.client.prefetch import ranges
 from mqfs.errors import BadRequest, Stale
+from tests.client.opening import Opening
 from tests.support import ROOT
 from tests.support.campaign import seed, size
 from tests.support.eventually import HANG_S, eventually
@@ -134,6 +136,68 @@ def test_an_exception_counts_what_was_begun_and_nothing_ahead(tree: Client, name
         ]
 
 
+def test_more_than_one_command_has_room_for(tree: Client, name: str) -> None:
+    group, count = filled(tree, name, 6_000), 0
+    with group.consume("w", prefetch=65_536) as claims:
+        for claim in claims:
+            if claim.sequence % 2:
+                claims._ack_soon(claim)
+            count += 1
+            if count == 6_000:
+                break
+    assert acknowledged(group) == 3_000
+    assert group.stats().consumers["w"].failed == 0
+
+
+def test_workers(tree: Client, name: str) -> None:
+    group, seen = filled(tree, name, 300), list[bytes]()
+    with group.work("w", lambda claim: seen.append(claim.body), concurrency=3, prefetch=16):
+        eventually(lambda: acknowledged(group) == 300)
+    assert sorted(map(int, seen)) == [*range(300)]
+
+
+def test_a_worker_continues_after_a_late_acknowledgement(tree: Client, name: str) -> None:
+    group, errors, turns = filled(tree, name, 1, "lease 20ms", "retries 99"), list[Exception](), list[int]()
+
+    def handle(claim: Claim) -> None:
+        turns.append(claim.deliveries)
+        if claim.deliveries < 3:
+            eventually(lambda: group.stats().consumers["w"].failed >= claim.deliveries)
+
+    with group.work("w", handle, prefetch=2, on_error=lambda error, message: errors.append(error)):
+        eventually(lambda: acknowledged(group) == 1)
+    assert len(turns) >= 3
+    assert errors
+    assert {type(error) for error in errors} == {Stale}
+
+
+def test_an_async_program(opening: Opening, name: str, backend: str) -> None:
+    seen = []
+
+    async def main() -> None:
+        async with opening() as client:
+            group = await client.group(name, create=True, ctl=["replay all", "retries 9"])
+            await group.publish_many([("s", b"%d" % n) for n in range(300)])
+            with suppress(ZeroDivisionError):
+                async with group.consume("w", prefetch=64) as claims:
+                    async for claim in claims:
+                        async with claim:
+                            seen.append((claim.body, claim.deliveries))
+                        if len(seen) == 100:
+                            await claims.get(HANG_S)  # counts as failed, and nothing ahead
+                            raise ZeroDivisionError
+            async with group.consume("w", prefetch=64) as claims:
+                while len(seen) < 300:
+                    async with await claims.get(HANG_S) as claim:
+                        seen.append((claim.body, claim.deliveries))
+            stats = (await group.stats()).consumers["w"]
+            assert (stats.acknowledged, stats.failed, stats.waiting) == (300, 1, 0)
+
+    anyio.run(main, backend=backend)
+    assert sorted(int(body) for body, _ in seen) == [*range(300)]
+    assert [body for body, deliveries in seen if deliveries > 1] == [b"100"]
+
+
 def test_threads_share_a_handle(tree: Client, name: str) -> None:
     group, seen = filled(tree, name, 400), []
     with group.consume("w", prefetch=16) as claims:
@@ -220,12 +284,9 @@ def test_a_killed_worker_loses_nothing() -> None:
                 worker.send_signal(signal.SIGKILL)
                 done |= {int(line) for line in worker.stdout.read().splitlines(keepends=True) if line.endswith(b"\n")}
         with group.consume("w", prefetch=64) as claims:
-            while True:
-                try:
-                    with claims.get(0.5) as claim:
-                        done.add(claim.sequence)
-                except TimeoutError:
-                    break
+            while group.stats().consumers["w"].low <= total:
+                with suppress(TimeoutError), claims.get(0.1) as claim:
+                    done.add(claim.sequence)
         assert done == {*range(1, total + 1)}
         stats = group.stats().consumers["w"]
         assert (stats.acknowledged, stats.waiting, stats.dead) == (total, 0, 0)
