@@ -10,6 +10,7 @@ from types import TracebackType
 
 from mqfs.client.group import Group
 from mqfs.client.info import Settings, setting_lines
+from mqfs.client.prefetch import close_all
 from mqfs.client.types import Link
 from mqfs.errors import BadRequest, Denied, Exists, MqfsError, NotDirectory, NotFound, Unsupported
 from mqfs.net.address import UnixAddress, default_address, parse_address
@@ -202,6 +203,7 @@ class Client:
             groups, self._groups, self._closed = list(self._groups.values()), {}, True
         for group in groups:
             group.close()
+        close_all(self._link)
         self._link.close()
 
     def __enter__(self) -> Client:

@@ -255,6 +255,8 @@ class Claims(Waiting[Claim]):
         file = self._retry(self._open, deadline)
         with self._lock:
             self._file, self._refusals = file, []
+        if self._interrupt_requested:  # meanwhile
+            file.interrupt()
         self._ready.clear()  # requeued by the loss of the file that claimed them
 
     # ------------------------------------------------------------ commands
@@ -277,11 +279,10 @@ class Claims(Waiting[Claim]):
         self._open_claims.discard(claim)
 
     def _ack_soon(self, claim: Claim) -> None:
-        if self._acks is None:
-            claim.ack()
-        else:
+        if self._acks is not None and self._acks.add(claim):
             self._settled(claim)
-            self._acks.add(claim)
+        else:
+            claim.ack()
 
     def _settle_all(self, verb: str, claims: Sequence[Claim]) -> list[tuple[Claim, MqfsError]]:
         """Settle claims by one command, or, where that is refused, by one each. Returns those refused, with why."""
@@ -364,10 +365,11 @@ class Claims(Waiting[Claim]):
 
     def _receive(self, data: bytes) -> None:
         deliveries = self._decoder.deliveries
-        for message in self._decoder.feed(data):
-            self._ready.append(Claim(self, self._file, message, deliveries.pop(message.sequence, 1)))
-        if self._acks is not None and self._ready:
+        messages = self._decoder.feed(data)
+        if self._acks is not None and messages:
             self._acks.received()
+        for message in messages:
+            self._ready.append(Claim(self, self._file, message, deliveries.pop(message.sequence, 1)))
 
     def _assemble(self, message: Message) -> Message:
         """The message of a claim: a multipart body is claimed by its last part; read those before it."""
@@ -423,13 +425,13 @@ class Claims(Waiting[Claim]):
                 return
             self._shut = True
             self._take_begun()
+            if self._acks is not None:
+                self._acks.stop()
+                self._acks.send()
             left = [*self._ready]  # given to no one: they never count as failed
             self._ready.clear()
             if release:
                 left += [claim for claim in [*self._open_claims] if claim._file is self._file]
-            if self._acks is not None:
-                self._acks.stop()
-                self._acks.send()
             self._settle_all("release", left)  # those refused are requeued already
             self._file.close()
             if self._acks is not None and release:

@@ -8,17 +8,20 @@ noted here, and written in one line: when the program waits for more, and else e
     write     ack 7-8           by `send`: before the next read, or by the thread
 
 Claims that lie ahead for `hold_s` are released uncounted, so that a slow handler keeps no other worker from them, and
-no lease ends. The thread runs only while something is noted or lies ahead.
+no lease ends. The thread ends once nothing is noted and nothing lies ahead.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from mqfs.errors import Disconnected, MqfsError, Stale
 
@@ -26,8 +29,9 @@ if TYPE_CHECKING:
     from mqfs.client.delivery import Claim, Claims
 
 TICK_S = 0.01  # after which an acknowledgement is written at the latest
+AGAIN_S = 1.0  # between two attempts of the thread, where the server refuses acknowledgements: its disk is full, say
 HOLD_S = 15.0  # that claims lie ahead at most; half the lease, where that is shorter
-SHOWN = 8  # sequences that an error names
+SHOWN = 8  # ranges that an error names
 
 
 def ranges(sequences: Iterable[int]) -> list[str]:
@@ -48,57 +52,74 @@ class DeferredAcks:
         self._claims, self._hold_s = claims, hold_s
         self._unsent: deque[Claim] = deque()
         self._sending = threading.Lock()
-        self._active, self._stopped = threading.Event(), threading.Event()
-        self._has_thread = False
-        self._received_at = 0.0  # what lies ahead
+        self._state = threading.Lock()  # of the next two
+        self._has_thread = self._is_stopped = False
+        self._stopped = threading.Event()
+        self._received_at = self._again_at = 0.0
         self._refused: list[tuple[Claim, MqfsError]] = []  # for the next `get`
+        _open.add(claims)
 
     def received(self) -> None:
         """Claims lie ahead from now on."""
         self._received_at = time.monotonic()
-        self._activate()
-
-    def add(self, claim: Claim) -> None:
-        """Acknowledge a claim soon."""
-        self._unsent.append(claim)
-        if not self._active.is_set():
+        with self._state:
             self._activate()
 
+    def add(self, claim: Claim) -> bool:
+        """Acknowledge a claim soon. False: the handle is closed."""
+        with self._state:
+            if self._is_stopped:
+                return False
+            self._unsent.append(claim)
+            self._activate()
+        return True
+
     def _activate(self) -> None:
-        self._active.set()
-        if not self._has_thread:
+        if not (self._has_thread or self._is_stopped):
             threading.Thread(target=self._run, name="mqfs-acks", daemon=True).start()
             self._has_thread = True  # where none can be started, the next call tries
 
     def stop(self) -> None:
-        """The handle is closed: the thread ends."""
+        """Note nothing from now on: the handle is closed."""
+        with self._state:
+            self._is_stopped = True
         self._stopped.set()
-        self._active.set()
 
     def raise_failure(self) -> None:
         """Raise, once, why acknowledgements failed."""
-        if self._refused:
-            refused, self._refused = self._refused, []
+        refused, self._refused = self._refused, []
+        if refused:
             raise _explain(refused)
 
     def send(self) -> None:
-        """Write what was noted until now. Returns when the server has it, or refused it."""
+        """Write what was noted until now. Returns when the server has it, or refused it: a lost claim for good, all
+        else to be written again."""
         with self._sending:
             batch: list[Claim] = []
             while self._unsent:
                 batch.append(self._unsent.popleft())
-            self._refused += self._claims._settle_all("ack", batch)
+            try:
+                refused = self._claims._settle_all("ack", batch)
+            except BaseException:
+                self._unsent.extendleft(reversed(batch))
+                raise
+            self._refused += refused
+            again = [claim for claim, error in refused if not isinstance(error, Stale | Disconnected)]
+            if again:
+                self._again_at = time.monotonic() + AGAIN_S
+                self._unsent.extendleft(reversed(again))
 
     def _run(self) -> None:
-        claims = self._claims
-        while self._active.wait() and not self._stopped.wait(TICK_S):
-            self.send()
-            if claims._ready and time.monotonic() - self._received_at > self._hold_s:
+        while not self._stopped.wait(TICK_S):
+            now = time.monotonic()
+            if now >= self._again_at:
+                self.send()
+            if self._claims._ready and now - self._received_at > self._hold_s:
                 self._release_ahead()
-            if not (self._unsent or claims._ready):
-                self._active.clear()
-                if self._unsent or claims._ready:  # meanwhile
-                    self._active.set()
+            with self._state:
+                if not (self._unsent or self._claims._ready):
+                    self._has_thread = False
+                    return
 
     def _release_ahead(self) -> None:
         with self._sending:
@@ -111,11 +132,30 @@ class DeferredAcks:
 
 def _explain(refused: Sequence[tuple[Claim, MqfsError]]) -> MqfsError:
     """One error for claims whose acknowledgement was refused."""
-    first = refused[0][1]
-    if not isinstance(first, Stale | Disconnected):
-        return first
-    shown = " ".join(ranges(claim.sequence for claim, _ in refused)[:SHOWN])
-    return Stale(f"ack of {len(refused)} claims failed: lost before it was written (redelivered: {shown})")
+    error = refused[0][1]
+    shown = " ".join(ranges({claim.sequence for claim, _ in refused})[:SHOWN])
+    if isinstance(error, Disconnected):
+        return Stale(f"ack of {len(refused)} claims failed: connection lost, outcome unknown (messages {shown})")
+    if isinstance(error, Stale):
+        return Stale(f"ack of {len(refused)} claims failed: lost before it was written (redelivered: {shown})")
+    return type(error)(f"ack of {len(refused)} claims failed: {error} (messages {shown}; it is tried again)")
 
 
-__all__ = ["HOLD_S", "DeferredAcks", "ranges"]
+# ------------------------------------------------------------ the end of a program
+
+_open: WeakSet[Claims] = WeakSet()
+
+
+def close_all(link: object = None) -> None:
+    """Close the handles of a connection, or all: what they noted is written, and what lies ahead is released."""
+    for claims in list(_open):
+        if link is None or claims._link is link:
+            with suppress(MqfsError, TimeoutError):
+                claims.close()
+
+
+atexit.register(close_all)
+os.register_at_fork(after_in_child=_open.clear)  # they are the parent's
+
+
+__all__ = ["HOLD_S", "DeferredAcks", "close_all", "ranges"]

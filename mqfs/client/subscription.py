@@ -248,6 +248,8 @@ class CursorSubscription(Waiting[Message], Subscription):
         """Open a new cursor after the last message, once the server is back."""
         self._was_away = True
         self._file = self._retry(self._open, deadline)
+        if self._interrupt_requested:  # meanwhile
+            self._file.interrupt()
 
     def _on_end_of_file(self, deadline: float | None) -> None:
         """End of file: its streams were removed, or the server stops."""

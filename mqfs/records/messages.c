@@ -67,20 +67,25 @@ PyObject *native_messages(PyObject *module, PyObject *const *args, Py_ssize_t co
         return PyErr_SetString(PyExc_TypeError, "messages: expected names in a dict, a type of tuple, a list"), NULL;
     PyTypeObject *type = (PyTypeObject *)args[3];
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    PyObject *stream = NULL; /* borrowed from the dict, which nothing changes here */
+    PyObject *stream = NULL, *result = NULL;
     uint32_t number = 0;
     Head head;
     for (; at < bytes && message_at((uint8_t *)text, bytes, at, &head); at += padded(head.size)) {
         if (!stream || head.stream != number) {
             PyObject *key = PyLong_FromUnsignedLong(number = head.stream);
-            stream = key ? PyDict_GetItemWithError(args[2], key) : NULL;
+            Py_XDECREF(stream);
+            if ((stream = key ? PyDict_GetItemWithError(args[2], key) : NULL)) Py_INCREF(stream);
             Py_XDECREF(key);
             if (!stream && PyErr_Occurred()) return NULL;
             if (!stream) break;
         }
         PyObject *made = message_of(type, allocate, &head, stream, (uint8_t *)text + at);
-        if (!made || PyList_Append(args[4], made)) return Py_XDECREF(made), NULL;
-        Py_DECREF(made);
+        int failed = !made || PyList_Append(args[4], made);
+        Py_XDECREF(made);
+        if (failed) goto done;
     }
-    return PyLong_FromSize_t(at);
+    result = PyLong_FromSize_t(at);
+done:
+    Py_XDECREF(stream);
+    return result;
 }

@@ -389,7 +389,7 @@ static inline void ring_await_room(struct ring_handle *h, uint64_t total, int64_
 /* Wait until the followers that would be overtaken leave room for `total` bytes, an eighth of the ring at least. Those that stand
  * still, or are too slow for that, are given up: they find what they miss in the log. So a follower that is stuck, stopped or dead
  * costs a publisher RING_STILL_NS once, and one that crawls on purpose RING_GATE_NS for each half of a ring. */
-static inline void ring_await_followers(struct ring_handle *h, uint64_t total)
+static inline void ring_await_followers(struct ring_handle *h, uint64_t total, int64_t most_ns)
 {
     struct ring *s = h->shared;
     uint64_t want = total > h->size / 8 ? total : h->size / 8, seen[RING_SLOTS], behind;
@@ -411,6 +411,7 @@ static inline void ring_await_followers(struct ring_handle *h, uint64_t total)
         }
         if (!behind || atomic_load(&s->retired)) return;
         if (now - began >= RING_GATE_NS) break;
+        if (now - began >= most_ns) return;
         if (turn < 64) ring_pause();
         else futex_wait(&s->space.word, rung, RING_STILL_NS / 4);
         now = ring_clock(CLOCK_MONOTONIC);

@@ -73,9 +73,11 @@ static int put(Ring *ring, const struct ring_part *parts, size_t count, uint64_t
         /* A process stopped with the lock of a retired ring does not keep others from the next one. */
         if (result == RING_BUSY && atomic_load(&h->shared->retired)) result = RING_RETIRED;
         if (result == RING_LAGS) {
+            if (!(left = remaining(until))) { h->waits = 0; continue; }
             Py_BEGIN_ALLOW_THREADS
-            ring_await_followers(h, total);
+            ring_await_followers(h, total, left);
             Py_END_ALLOW_THREADS
+            if (PyErr_CheckSignals()) return -1;
             continue;
         }
         left = remaining(until);
@@ -343,7 +345,7 @@ PyObject *native_wait_any(PyObject *module, PyObject *args)
         used[n]->users--;
         Py_DECREF(used[n]);
     }
-    return PyErr_Occurred() ? NULL : PyBool_FromLong(result != -ENOSYS && result != -EPERM);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(result >= 0 || result == -ETIMEDOUT || result == -EAGAIN || result == -EINTR);
 #else
     (void)args;
     Py_RETURN_FALSE;

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from contextlib import ExitStack, suppress
 
 import anyio
@@ -16,7 +18,8 @@ import pytest
 from mqfs import Claim, Client
 from mqfs.client import Group
 from mqfs.client.prefetch import ranges
-from mqfs.errors import BadRequest, Stale
+from mqfs.client.types import File
+from mqfs.errors import BadRequest, DiskFull, MqfsError, Stale
 from tests.client.opening import Opening
 from tests.support import ROOT
 from tests.support.campaign import seed, size
@@ -34,7 +37,7 @@ def acknowledged(group: Group, consumer: str = "w") -> int:
     return int(group.stats().consumers[consumer].acknowledged)
 
 
-@pytest.mark.parametrize("prefetch", [2, 64, 65_536])
+@pytest.mark.parametrize("prefetch", [2, 64, 16_384])
 def test_each_message_is_given_once_in_order_and_acknowledged(tree: Client, name: str, prefetch: int) -> None:
     group, seen = filled(tree, name, 300), []
     with group.consume("w", prefetch=prefetch) as claims:
@@ -138,7 +141,7 @@ def test_an_exception_counts_what_was_begun_and_nothing_ahead(tree: Client, name
 
 def test_more_than_one_command_has_room_for(tree: Client, name: str) -> None:
     group, count = filled(tree, name, 6_000), 0
-    with group.consume("w", prefetch=65_536) as claims:
+    with group.consume("w", prefetch=16_384) as claims:
         for claim in claims:
             if claim.sequence % 2:
                 claims._ack_soon(claim)
@@ -198,6 +201,67 @@ def test_an_async_program(opening: Opening, name: str, backend: str) -> None:
     assert [body for body, deliveries in seen if deliveries > 1] == [b"100"]
 
 
+def test_a_client_that_closes_writes_what_was_noted(opening: Opening, server: Server) -> None:
+    for end in ("client.close()", ""):
+        program = f"""
+import mqfs
+client = mqfs.connect({server.address!r})
+group = client.group("g", create=True, ctl=["replay all"])
+group.publish_many([("s", b"x")] * 4)
+claims = group.consume("w", prefetch=4)
+with claims.get():
+    pass
+{end}
+"""
+        subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, env=environment())
+        with server.connect() as client:
+            stats = client.group("g").stats().consumers["w"]
+            assert (stats.acknowledged, stats.failed, stats.claimed) == (1, 0, 0)
+            client.group("g").purge()
+            server.restart()
+
+
+def test_a_handle_that_is_dropped_is_collected(tree: Client, name: str) -> None:
+    group = filled(tree, name, 2)
+    claims = group.consume("w", prefetch=2)
+    for _ in range(2):
+        with claims.get(HANG_S):
+            pass
+    there = weakref.ref(claims)
+    del claims
+    eventually(lambda: gc.collect() is not None and there() is None)
+    assert acknowledged(group) == 2
+
+
+def test_an_acknowledgement_after_the_close_is_refused(tree: Client, name: str) -> None:
+    group = filled(tree, name, 1)
+    claims = group.consume("w", prefetch=2)
+    with pytest.raises(MqfsError), claims.get(HANG_S):
+        claims.close()
+    assert acknowledged(group) == 0
+    with group.consume("w") as again:
+        assert again.get(HANG_S).deliveries == 1
+
+
+def test_what_a_full_disk_refuses_comes_later(tree: Client, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = filled(tree, name, 2)
+    with group.consume("w", prefetch=2) as claims:
+        command, refusals = claims._command, [DiskFull("no room"), DiskFull("no room")]
+
+        def refused(file: File, line: str) -> None:
+            if line.startswith("ack") and refusals:
+                raise refusals.pop()
+            command(file, line)
+
+        monkeypatch.setattr(claims, "_command", refused)
+        for _ in range(2):
+            with claims.get(HANG_S):
+                pass
+        with pytest.raises(DiskFull, match=r"ack of . claims failed: no room \(messages .*; it is tried again\)"):
+            claims.get(HANG_S)
+        eventually(lambda: acknowledged(group) == 2)
+
+
 def test_threads_share_a_handle(tree: Client, name: str) -> None:
     group, seen = filled(tree, name, 400), []
     with group.consume("w", prefetch=16) as claims:
@@ -229,7 +293,7 @@ def test_large_bodies_and_bodies_in_parts(tree: Client, name: str) -> None:
     assert acknowledged(group) == len(bodies)
 
 
-@pytest.mark.parametrize("prefetch", [0, -1, 65_537])
+@pytest.mark.parametrize("prefetch", [0, -1, 16_385])
 def test_a_prefetch_out_of_range(tree: Client, name: str, prefetch: int) -> None:
     group = filled(tree, name, 0)
     for opening in (group.consume, group.take):

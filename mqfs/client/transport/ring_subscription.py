@@ -454,8 +454,17 @@ class RingWatcher:
             if not changed or looks:
                 pause_s = SLICE_S if len(rings) <= MOST_RINGS else POLL_S
                 if not ring.wait_any([(at.ring, tail) for at, tail in rings.items()], bell, pause_s):
-                    time.sleep(POLL_S)
+                    self._wait_a_little(rings)
             bell = ring.bell()  # before the rings are looked up
+
+    @staticmethod
+    def _wait_a_little(rings: dict[Attached, int]) -> None:
+        """Where this system cannot wait for several rings: for the only one, or for a while."""
+        if len(rings) == 1:
+            ((at, tail),) = rings.items()
+            at.ring.wait(tail, SLICE_S)
+        else:
+            time.sleep(POLL_S)
 
     def _rings(self) -> dict[Attached, int]:
         """The rings with subscriptions that wait, and their tails; none: the thread ends."""

@@ -295,6 +295,23 @@ class Redelivery:
             self._dispatcher.make_ready(sequence, entry)
         owner.reads.serve()
 
+    def release_all(self, claims: Sequence[Claim]) -> None:
+        """Release claims: by one record; each exclusive message by its own."""
+        held = self._owner.held_exclusives
+        plain = [claim for claim in claims if claim.sequence not in held]
+        step = self._progress.step
+        if plain:
+            steps = b"".join([step(REQUEUE, c.entry.first, c.sequence, c.entry.failed) for c in plain])
+            self._log.acknowledge(self._owner.state, steps)
+        for claim in plain:
+            claim.remove()
+            self._dispatcher.add_requeued(claim.sequence, claim.stream)
+        for claim in claims:
+            if claim.sequence in held:
+                self.release(claim)
+        if plain:
+            self._owner.reads.serve()
+
     def nack(self, claim: Claim, reason: str, delay_ns: int | None = None) -> None:
         """A delivery failed: requeue after that time (None: as `backoff` says), or make it a dead letter."""
         settings, failed = self._log.settings, claim.deliveries

@@ -42,6 +42,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         self.end_due = False  # `format each`: the 0-byte read that ends the last message
         self.names = SentNames()
         self.prefetch = limits.PREFETCH  # `format record`: messages that a read claims at most
+        self._named = 0  # messages, by the commands of a write so far
         self.selects = False  # only some streams and views
         self.failed: errors.MqfsError | None = None  # for the next read: this one had claimed messages before
         super().__init__(node, user, reads, writes)
@@ -191,6 +192,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         """The commands of all lines, none of them done yet. Raises BadCommand, Stale, NotFound, Denied, OverLimit."""
         found: list[Callable[[], None]] = []
         named: set[int] = set()
+        self._named = 0
         for number, line in enumerate(text.split("\n"), 1):
             try:
                 if words := split_select(line):
@@ -222,6 +224,11 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         """The claims meant: of these sequences, or of the last read. Raises Stale."""
         claims: list[Claim] = []
         for numbers in map(_numbers, words) if words else [self.current]:
+            self._named += min(len(numbers), len(self.claims) + 1)
+            if self._named > limits.PREFETCH:
+                raise errors.OverLimit(
+                    f"commands name more than {limits.PREFETCH} messages (expected fewer in a write)"
+                )
             for sequence in numbers:  # the first that is not claimed ends it: a range costs no more than its claims
                 if sequence not in self.claims or sequence in named:
                     raise _not_claimed(sequence)
@@ -255,7 +262,11 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
 
     def _release(self, words: list[str], named: set[int]) -> Callable[[], None]:
         claims = self._claims(words, named)
-        return lambda: self._each(claims, self.consumer.redelivery.release)
+        return lambda: self._release_all(claims)
+
+    def _release_all(self, claims: list[Claim]) -> None:
+        self._drop_unread_rest(claims)  # before: this very handle may get what is requeued
+        self.consumer.redelivery.release_all(self._valid(claims))
 
     def _dead(self, words: list[str], named: set[int]) -> Callable[[], None]:
         sequences = [word for word in words[:1] if word.isdigit()]

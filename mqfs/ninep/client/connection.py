@@ -516,10 +516,11 @@ class File(io.RawIOBase):
         with self._beginning:
             if not self._is_closing and self.channel.kept is None:
                 self._begun = self._begun or self._begin(limits.MESSAGE_BYTES)
-        if self._begun is None or self._is_closing:
+            begun = self._begun
+        if begun is None or self._is_closing:
             call()
         else:
-            self.client.watch(self._begun[2], call)
+            self.client.watch(begun[2], call)
 
     def _reply(self, slot: Slot, deadline: float | None) -> Fcall:
         try:

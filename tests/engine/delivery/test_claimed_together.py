@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mqfs.errors import BadCommand, DiskFull, MqfsError, ReadOnly, Stale
+from mqfs.errors import BadCommand, DiskFull, MqfsError, OverLimit, ReadOnly, Stale
 from mqfs.model import Wait
 from tests.support.campaign import size
 from tests.support.queues import BIG, Queues, read, say
@@ -39,7 +39,7 @@ ACTS = st.one_of(
 CONSUMERS = ["", "s", "all", "some"]
 
 
-@pytest.mark.parametrize("most", [1, 2, 5, 65_536])
+@pytest.mark.parametrize("most", [1, 2, 5, 16_384])
 def test_prefetch_bounds_what_a_read_claims(most: int) -> None:
     queues = Queues("replay all")
     queues.stream("t")
@@ -54,13 +54,36 @@ def test_prefetch_bounds_what_a_read_claims(most: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["prefetch 0", "prefetch 65537", "prefetch -1", "prefetch", "prefetch 1 2", "prefetch x"]
+    "line", ["prefetch 0", "prefetch 16385", "prefetch -1", "prefetch", "prefetch 1 2", "prefetch x"]
 )
 def test_no_such_prefetch(line: str) -> None:
     queues = Queues()
     queues.consumer("w")
     with pytest.raises(BadCommand, match=r"^(line \d: )?prefetch"):
         queues.worker("w", "format record", line)
+
+
+@pytest.mark.parametrize("verb", ["ack", "release", "touch"])
+def test_a_write_names_so_many_messages(verb: str) -> None:
+    """However often it names them."""
+    queues = Queues("replay all")
+    queues.consumer("w")
+    for _ in range(2):
+        queues.write("s", *[b"x"] * 10_000)
+    worker = queues.worker("w", "format record")
+    for count in (16_384, 3_616):
+        worker.read(1 << 20)
+        assert len(worker.current) == count
+    for words in ("1-16385", "1-9000 9001-20000"):
+        with pytest.raises(OverLimit, match="more than 16384 messages"):
+            say(worker, f"{verb} {words}")
+        worker.read(BIG)
+    with pytest.raises((OverLimit, Stale)):
+        worker.write(f"{verb} 1-10000\n".encode() * 2)
+    worker.read(BIG)
+    assert len(worker.claims) == 20_000
+    say(worker, f"{verb} 1-16384")
+    assert len(worker.claims) == (20_000 if verb == "touch" else 3_616)
 
 
 @pytest.mark.parametrize("verb", ["ack", "release", "touch"])
