@@ -279,7 +279,7 @@ def test_jumps(web: Web, page: Page) -> None:
     page.until(lambda: page.messages() == [f"m{number}" for number in range(50, 0, -1)])
     page.type("From", "nowhere")
     page.press("Jump")
-    page.shows(".error", "seek 'nowhere'")
+    page.shows(".error", "since 'nowhere'")
 
 
 def test_a_consumers_lag_and_seek(web: Web, page: Page) -> None:

@@ -22,7 +22,7 @@ from tests.support.eventually import patient
 RUNS = 3
 RUN_S = campaign.size(50, least=2) / 10
 TIMES = 3.0  # as long as alone
-BUSY_S = 0.001  # on a machine that does other things too: processors and their caches are shared
+BUSY_S = 0.004  # on a machine that does other things too: processors and their caches are shared
 SHORT = {"requests", "everything"}  # many short requests at once
 P99_S, LONGEST_S = patient(2.0), patient(10.0)  # on a machine that does other things too
 

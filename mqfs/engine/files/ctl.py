@@ -194,6 +194,8 @@ class Plan:
             prefix = f"line {action.line}: " if action.line else ""
             if not error.detail.startswith(f"{action.verb}:") and not isinstance(error, errors.NotFound):
                 prefix += f"{action.verb}: "
+            if not prefix:
+                raise
             raise type(error)(prefix + error.detail) from None
         self.add(settings, action)
 

@@ -200,9 +200,7 @@ def read(text: str, settings: Settings) -> Iterator[tuple[Settings, Action | Non
             words = split_line(line)
             if not words:
                 continue
-            action = _action(words) if words[0] in _ACTIONS else None
-            if action is not None and is_one_of_several:
-                action = action._replace(line=number)
+            action = _action(words, number if is_one_of_several else 0) if words[0] in _ACTIONS else None
             if action is None:
                 settings = _setting(words, settings)
         except BadCommand as error:
@@ -296,12 +294,12 @@ def evolve(settings: Settings, key: str, value: Any) -> Settings:
     return attrs.evolve(settings, **{key: value})
 
 
-def _action(words: list[str]) -> Action:
+def _action(words: list[str], line: int) -> Action:
     verb, arguments = words[0], words[1:]
     least, most = _ACTIONS[verb]
     if not least <= len(arguments) <= most:
         raise BadCommand(f"{verb}: {len(arguments)} values (expected {USAGE[verb]})")
     name = arguments[0] if arguments else None
     if verb in ("drop", "redrive"):
-        return Action(verb, name, tuple(parse_number(word) for word in arguments[1:]))
-    return Action(verb, name, (), tuple(arguments[1:]))
+        return Action(verb, name, tuple(parse_number(word) for word in arguments[1:]), (), line)
+    return Action(verb, name, (), tuple(arguments[1:]), line)
