@@ -232,7 +232,7 @@ export async function showConsumer(names, view) {
   const { signal, line } = view;
   const settings = await readSettings(group, signal);
   const head = el("dl", { class: "figures" });
-  const rows = el("ol", { class: "messages", "aria-label": "What waits, the oldest first" });
+  const rows = el("ol", { class: "messages", "aria-label": "Waiting messages, the oldest first" });
   const hint = el("p", { class: "quiet" });
   const seekLine = alertLine();
   const word = el("input", { required: true, size: "14", placeholder: "end, 17, -100, -10m", autocomplete: "off" });
@@ -253,7 +253,7 @@ export async function showConsumer(names, view) {
     el("h1", { text: name }, el("small", { text: " consumer" })), line, head,
     el("form", { onsubmit: seek }, el("div", { class: "bar" }, field("Seek to", word), el("button", { text: "Seek", class: "danger" })),
       seekLine),
-    section("What waits", hint, button("Read again", doing(line, backlog)), rows),
+    section("Waiting messages", hint, button("Read again", doing(line, backlog)), rows),
     onOpen("Open files", () => whoTable(pathOf(group, true), signal, name)),
     el("div", { class: "bar" }, dangerous(settings, line, "Remove consumer", "Its position is forgotten.", name, async () => {
       await ask("DELETE", path);
