@@ -566,6 +566,7 @@ class AsyncGroup:
         concurrency: int = 1,
         over: str = "",
         renew: bool = False,
+        prefetch: int = 1,
         on_error: Callable[[Exception, Message | None], object] | None = None,
     ) -> AsyncWorker:
         def run(claim: Claim) -> None:
@@ -573,7 +574,7 @@ class AsyncGroup:
                 release(claim)
 
         report = None if on_error is None else cast("OnError", InLoop(self._loop, on_error))
-        options = {"concurrency": concurrency, "over": over, "renew": renew}
+        options = {"concurrency": concurrency, "over": over, "renew": renew, "prefetch": prefetch}
         worker = await in_thread(partial(self.sync.work, consumer, run, on_error=report, **options))  # type: ignore[arg-type]
         self._workers.add(worker)
         return AsyncWorker(worker)
