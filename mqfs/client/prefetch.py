@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 TICK_S = 0.01  # after which an acknowledgement is written at the latest
 AGAIN_S = 1.0  # between two attempts of the thread, where the server refuses acknowledgements: its disk is full, say
 HOLD_S = 15.0  # that claims lie ahead at most; half the lease, where that is shorter
+EXIT_S = 2.0  # that the end of a program waits for all of this at most
 SHOWN = 8  # ranges that an error names
 
 
@@ -138,7 +139,7 @@ def _explain(refused: Sequence[tuple[Claim, MqfsError]]) -> MqfsError:
         return Stale(f"ack of {len(refused)} claims failed: connection lost, outcome unknown (messages {shown})")
     if isinstance(error, Stale):
         return Stale(f"ack of {len(refused)} claims failed: lost before it was written (redelivered: {shown})")
-    return type(error)(f"ack of {len(refused)} claims failed: {error} (messages {shown}; it is tried again)")
+    return type(error)(f"ack of {len(refused)} claims failed: {error} (messages {shown})")
 
 
 # ------------------------------------------------------------ the end of a program
@@ -154,7 +155,15 @@ def close_all(link: object = None) -> None:
                 claims.close()
 
 
-atexit.register(close_all)
+def _close_at_exit() -> None:
+    """A server that is stopped keeps no program from its end: on a thread, and not for long."""
+    if _open:
+        thread = threading.Thread(target=close_all, name="mqfs-exit", daemon=True)
+        thread.start()
+        thread.join(EXIT_S)
+
+
+atexit.register(_close_at_exit)
 os.register_at_fork(after_in_child=_open.clear)  # they are the parent's
 
 

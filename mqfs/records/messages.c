@@ -1,7 +1,7 @@
 /* A run of records -> messages of the library: tuples of (sequence, stream, time, body, headers). Nothing is kept between two calls.
  *
  * Bounds. A record is read only where `whole` has seen that its head, its headers and its body end inside the run. The buffer is
- * a bytes object, which nobody writes to. Headers are walked as in headers.py: a size that leads past their end ends them. */
+ * a bytes object, which is not written to. Headers are walked as in headers.py: a size that leads past their end ends them. */
 #include "native.h"
 #include "crc32c.h"
 #include <string.h>
