@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -251,15 +252,16 @@ class Group(Administration):
 
         Raises:
             BadRequest: Both `first` and `since`.
+            TypeError: A sequence that is not an integer.
         """
         if first is not None and since is not None:
             raise BadRequest("history failed: first and since given (expected one)")
         if first is None:
             self._origin.warn_of_loss("history")
-        start = "first" if first is None else str(first)
+        start = "first" if first is None else str(operator.index(first))
         if since is not None:
             start = format_moment(since)
-        until = "end" if last is None else str(last)
+        until = "end" if last is None else str(operator.index(last))
         return CursorSubscription(
             self._link, self.path, self._names(pattern), start=start, until=until, program=program, filters=filters,
             is_past=True,

@@ -107,6 +107,18 @@ def test_without_an_address_the_usual_places_are_tried(tmp_path: Path, monkeypat
 # ---------------------------------------------------------------- settings, counters, one message, one consumer
 
 
+def test_an_error_names_what_the_caller_wrote_and_hides_the_protocols_frames(tree: Client, name: str) -> None:
+    group = tree.group(name, create=True)
+    with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+        group.history("nope")  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        group.history(last=2.5)  # type: ignore[arg-type]
+    with pytest.raises(errors.BadCommand, match=r"^replay 'everything': unknown value") as refused:
+        group.ctl("replay everything")
+    frames = [str(frame.path) for frame in refused.traceback if "ninep" in str(frame.path)]
+    assert len(frames) <= 2, frames
+
+
 def test_settings_are_typed_and_read_back(tree: Client, name: str) -> None:
     given = Settings(
         replay="all", depth=7, ttl="1h", full="reject", sync=1.5, retries=3, backoff=(0.5, "2m"), dead="it's dead",

@@ -363,7 +363,10 @@ class Client:
     def do(self, procedure: Procedure[T], deadline: float | None = None) -> T:
         """The result of a procedure. After TimeoutError the connection is of no use."""
         self._clunk_dropped()
-        return self._drive(procedure, deadline)
+        try:
+            return self._drive(procedure, deadline)
+        except MqfsError as error:
+            raise error.with_traceback(None) from None  # the frames of the protocol would hide the caller's line
 
     def _clunk_dropped(self) -> None:
         self._require_process()
