@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, quote, unquote_to_bytes
+from urllib.parse import parse_qsl, quote, unquote, unquote_to_bytes
 
 from mqfs import limits
 from mqfs.engine.delivery.consumer import Consumer
@@ -79,7 +79,7 @@ def _name(segment: str) -> str:
         raise BadRequest(f"invalid escape in {segment!r} (expected % and two hexadecimal digits)")
     raw = unquote_to_bytes(segment)
     if b"/" in raw or b"\0" in raw or raw in (b"", b".", b".."):
-        raise BadRequest(f"invalid path segment {segment!r} (expected a name)")
+        raise BadRequest(f"invalid name {unquote(segment)!r} (expected one without slash or NUL, not empty, . or ..)")
     try:
         return raw.decode()
     except UnicodeDecodeError:

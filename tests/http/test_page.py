@@ -172,6 +172,24 @@ def test_make_publish_and_follow(web: Web, page: Page) -> None:
     page.shows(".messages dl", "acme & sons")
 
 
+def test_what_is_published_is_shown_at_once(web: Web, page: Page) -> None:
+    group = web.group("replay all")
+    web.put(f"{group}/orders")
+    page.open(f"{group}/orders")
+    page.shows("main [role=status]", "no messages")
+    page.key("p")
+    page.field("Body").send_keys("3 lamps")
+    page.one("form button:not([type])").click()
+    page.until(lambda: page.messages() == ["3 lamps"])
+
+
+def test_a_name_is_refused_as_it_was_typed(web: Web, page: Page) -> None:
+    page.open(f"{web.group()}/")
+    page.type("named", "a/b")
+    page.press("Make")
+    page.shows("main [role=alert]", "invalid name 'a/b'")
+
+
 def test_first_steps_work_as_they_are_written(web: Web, page: Page) -> None:
     group = web.group("replay all")
     page.open(f"{group}/")

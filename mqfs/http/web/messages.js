@@ -207,11 +207,13 @@ export function messageList(names, view, isView) {
   view.keys.n = doing(line, newest);
   view.keys.t = doing(line, toggleTail);
   view.keys["/"] = () => where.focus();
-  return { place, newest };
+  const published = () => (tail || jumped ? null : newest());
+  return { place, newest, published };
 }
 
-/** The form that publishes to a stream; for a group, to one that is named in it. */
-export function publishForm(names, view, isGroup = false) {
+/** The form that publishes to a stream, and calls `published` after it; without that, to one that is named in the group. */
+export function publishForm(names, view, published = null) {
+  const isGroup = !published;
   const line = alertLine();
   const stream = el("input", { required: isGroup, autocomplete: "off", spellcheck: "false" });
   const body = el("textarea", { rows: "3", "aria-label": "Body", onkeydown: submits });
@@ -234,6 +236,7 @@ export function publishForm(names, view, isGroup = false) {
     notice(sequence === null ? "discarded: the stream is full" : `published as ${sequence}${kept}`);
     body.value = "";
     body.focus();
+    await published?.();
   });
   const node = el("details", { class: "section stack" }, el("summary", { text: "Publish", "aria-keyshortcuts": "p" }),
     el("form", { onsubmit: publish }, isGroup && el("div", { class: "bar" }, field("To stream", stream)), body,

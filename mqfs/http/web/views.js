@@ -25,7 +25,7 @@ export async function showGroup(names, view) {
   const name = names.at(-1);
   view.place.append(
     el("h1", { text: name ?? "/" }, el("small", { text: " group" })), line, steps,
-    streams.place, publishForm(names, view, true), consumers, views,
+    streams.place, publishForm(names, view), consumers, views,
     section("Numbers", head),
     section("Make", makeForm(names, view)),
     ctlForm(names, settings, view),
@@ -203,7 +203,7 @@ export async function showStream(names, view) {
     location.hash = pathOf(group, true);
   }
   view.place.append(el("h1", { text: name }, el("small", { text: isView ? " view" : " stream" })), line, head);
-  if (!isView) view.place.append(publishForm(names, view));
+  if (!isView) view.place.append(publishForm(names, view, list.published));
   view.place.append(list.place, onOpen("Open files", () => whoTable(pathOf(group, true), signal, name)),
     el("div", { class: "bar" }, tools));
   await doing(line, list.newest)();
