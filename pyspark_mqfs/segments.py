@@ -15,9 +15,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from mqfs.records.arrow import ArrowDecoder
 from mqfs.records.record import HEAD_BYTES, padded
 from mqfs.store.segment.index import HEAD_SIZE, SEALED, IndexPart, SealedIndex, columns_pass, decode_part, rows_end
-from pyspark_mqfs.arrow import ArrowDecoder
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.plan import Range
 

@@ -15,14 +15,15 @@ from collections.abc import Iterator
 import attrs
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from mqfs.errors import Disconnected, FellBehind, NotDirectory, NotFound
 from mqfs.ninep.client.connection import Client, File, Slot
 from mqfs.ninep.codec.messages import Fcall, Rread, Tread
 from mqfs.ninep.codec.wire import IO_OVERHEAD
+from mqfs.records.arrow import BODY, HEADER_LIST, SEQUENCE, STREAM, TIME, ArrowDecoder, Bounds, Column, zeros
 from mqfs.serving import memory
-from pyspark_mqfs.arrow import ArrowDecoder
 from pyspark_mqfs.catalog import ServerCatalog, measure, path_of, select, stream_positions
 from pyspark_mqfs.connection import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link, Server
 from pyspark_mqfs.options import OptionError
@@ -64,13 +65,30 @@ class Task:
                 yield from _RangeReader(self, link, range_, piece.store).batches()
 
 
+def decoder(schema: StructType, group: str, bounds: Bounds | None = None) -> ArrowDecoder:
+    """A decoder of a group's `format record` into Spark's columns. `group`: its path from the root, "" for the root."""
+    return ArrowDecoder(to_arrow_schema(schema, timezone="UTC"), _COLUMNS, group, bounds)
+
+
+_COLUMNS = {
+    "key": Column(0, lambda _, columns: pa.nulls(columns.rows, pa.binary())),
+    "value": BODY,
+    "topic": STREAM,
+    "partition": Column(0, lambda _, columns: zeros(columns.rows)),
+    "offset": SEQUENCE,
+    "timestamp": TIME,
+    "timestampType": Column(0, lambda _, columns: zeros(columns.rows)),
+    "headers": HEADER_LIST,
+}
+
+
 class _RangeReader:
     """Reads one range."""
 
     def __init__(self, task: Task, link: Link, wanted: Range, store: str) -> None:
         self.task, self.link, self.range, self.store = task, link, wanted, store
         self.position = wanted.low
-        self._decoder = ArrowDecoder(task.schema, wanted.group, wanted.bounds())
+        self._decoder = decoder(task.schema, wanted.group, wanted.bounds())
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The batches of the range; after a failure it reconnects and resumes. Raises OptionError at the deadline."""

@@ -539,6 +539,7 @@ class AsyncGroup:
     remove = lifted(Group.remove)
     remove_consumer = lifted(Group.remove_consumer)
     get = lifted(Group.get)
+    to_arrow = lifted(Group.to_arrow)
     close = lifted(Group.close)
     subscribe = opens(Group.subscribe, AsyncSubscription)
     history = opens(Group.history, AsyncSubscription)

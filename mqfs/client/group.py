@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from mqfs import limits
 from mqfs.client.administration import Administration
@@ -30,6 +30,10 @@ from mqfs.syntax.names import check_file_name
 from mqfs.syntax.patterns import Words, has_wildcard
 from mqfs.syntax.quoting import split
 
+if TYPE_CHECKING:
+    from pyarrow import RecordBatchReader
+
+S = TypeVar("S", bound=CursorSubscription)
 RENEWALS = 3  # of a lease, in its time
 
 
@@ -254,6 +258,51 @@ class Group(Administration):
             BadRequest: Both `first` and `since`.
             TypeError: A sequence that is not an integer.
         """
+        return self._past(CursorSubscription, first, last, since, pattern, program, filters)
+
+    def to_arrow(
+        self,
+        first: int | None = None,
+        last: int | None = None,
+        *,
+        since: Moment | None = None,
+        pattern: Patterns = "#",
+        program: str = "",
+    ) -> RecordBatchReader:
+        """Read the retained messages as columns, for pandas, polars, DuckDB and Arrow. It needs the package pyarrow.
+
+        The columns: `sequence`, `stream`, `time` (microseconds, UTC), `body` and `headers` (a map of texts).
+
+        Args:
+            first: See `history`.
+            last: See `history`.
+            since: See `history`.
+            pattern: See `subscribe`.
+            program: See `subscribe`.
+
+        Returns:
+            A `pyarrow.RecordBatchReader`: `read_all()` is a table, `read_pandas()` a frame, and iterating it gives
+            batches of some thousand messages. It reads while it is used; what `Subscription.get` raises ends it.
+
+        Raises:
+            BadRequest: Both `first` and `since`.
+            TypeError: A sequence that is not an integer.
+            ImportError: There is no pyarrow: `pip install 'mqfs[arrow]'`.
+        """
+        from mqfs.client import arrow
+
+        return arrow.reader_of(self._past(arrow.ColumnSubscription, first, last, since, pattern, program))
+
+    def _past(
+        self,
+        kind: type[S],
+        first: int | None,
+        last: int | None,
+        since: Moment | None,
+        pattern: Patterns,
+        program: str,
+        filters: Filters = (),
+    ) -> S:
         if first is not None and since is not None:
             raise BadRequest("history failed: first and since given (expected one)")
         if first is None:
@@ -262,7 +311,7 @@ class Group(Administration):
         if since is not None:
             start = format_moment(since)
         until = "end" if last is None else str(operator.index(last))
-        return CursorSubscription(
+        return kind(
             self._link, self.path, self._names(pattern), start=start, until=until, program=program, filters=filters,
             is_past=True,
         )  # fmt: skip

@@ -142,6 +142,11 @@ class MultipartAssembler:
     def __init__(self) -> None:
         self._open: LargeMessage | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it has parts of a message that is not complete."""
+        return self._open is not None
+
     def add_part(self, message: Message) -> Message | None:
         """The message that is complete now; None: parts are missing. A part without its first one is a message."""
         number, total = place_of(message)

@@ -299,7 +299,7 @@ class CursorSubscription(Waiting[Message], Subscription):
                     self._fill(deadline)
                     continue
                 if self._lost_below or self._losses:
-                    self._count_before(self._ready[0])
+                    self._count_before(self._ready[0].sequence)
                 message = self._ready.popleft()
                 if not self._exactly or message.stream in self._exactly:
                     whole = message if self._singly else self._assembly.add_part(message)
@@ -365,10 +365,10 @@ class CursorSubscription(Waiting[Message], Subscription):
             deadline = soon if deadline is None else min(soon, deadline)
         return None if deadline is None else max(deadline - time.monotonic(), 0.0)
 
-    def _count_before(self, message: Message) -> None:
-        """Count the losses before a message. Raises FellBehind, at most every LOSS_REPORT_S."""
-        self._count(message.sequence)
-        self._start = str(message.sequence + 1)
+    def _count_before(self, sequence: int) -> None:
+        """Count the losses before the message of that sequence. Raises FellBehind, at most every LOSS_REPORT_S."""
+        self._count(sequence)
+        self._start = str(sequence + 1)
         if self._losses and time.monotonic() - self.reported_at >= LOSS_REPORT_S:
             self._report()
 

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from mqfs.errors import DiskFailed
 from mqfs.records import columns, headers, record
 from pyspark_mqfs import schema
-from pyspark_mqfs.arrow import ArrowDecoder
+from pyspark_mqfs.task import decoder
 
 WHOLE = schema.all_columns(headers=True)
 NAMES = {16: "a", 17: "b b", 99: "ä", 1 << 20: "far"}
@@ -52,7 +52,7 @@ def rows(batches: list[Any]) -> list[tuple[Any, ...]]:
 @settings(max_examples=200)
 @given(MESSAGES, st.lists(st.integers(1, 400), min_size=1, max_size=5))
 def test_every_message_however_the_bytes_come(messages: Any, cuts: list[int]) -> None:
-    data, gathering, batches, at = encoded(messages), ArrowDecoder(WHOLE, "g"), [], 0
+    data, gathering, batches, at = encoded(messages), decoder(WHOLE, "g"), [], 0
     while at < len(data):
         size = cuts[len(batches) % len(cuts)]
         batches.append(gathering.feed(data[at : at + size]))
@@ -65,22 +65,22 @@ def test_every_message_however_the_bytes_come(messages: Any, cuts: list[int]) ->
 def test_without_the_part_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "MISSING", "no compiler")
     messages: Any = [(16, 1, {"k": "v"}, b"x"), (17, 2, {}, b""), (17, 1, {}, b"y")]
-    assert rows([ArrowDecoder(WHOLE, "g").feed(encoded(messages))]) == expected(messages)
+    assert rows([decoder(WHOLE, "g").feed(encoded(messages))]) == expected(messages)
 
 
 def test_narrow() -> None:
     narrow = StructType([WHOLE["offset"], WHOLE["value"]])
-    batch = ArrowDecoder(narrow, "").feed(encoded([(16, 1, {}, b"x"), (17, 1, {"a": "b"}, b"y")]))
+    batch = decoder(narrow, "").feed(encoded([(16, 1, {}, b"x"), (17, 1, {"a": "b"}, b"y")]))
     assert batch.to_pylist() == [{"offset": 1, "value": b"x"}, {"offset": 2, "value": b"y"}]
 
 
 def test_the_root_group_has_no_prefix() -> None:
     narrow = StructType([WHOLE["topic"]])
-    assert ArrowDecoder(narrow, "").feed(encoded([(16, 1, {}, b"x")])).to_pylist() == [{"topic": "a"}]
+    assert decoder(narrow, "").feed(encoded([(16, 1, {}, b"x")])).to_pylist() == [{"topic": "a"}]
 
 
 def test_what_is_not_whole_is_not_passed_over() -> None:
-    gathering = ArrowDecoder(WHOLE, "g")
+    gathering = decoder(WHOLE, "g")
     data = bytearray(encoded([(16, 1, {}, b"x"), (16, 1, {}, b"y")]))
     data[-9] ^= 1
     assert gathering.feed(bytes(data)).num_rows == 1

@@ -195,7 +195,7 @@ def import_all() -> None:
     for room in ROOMS:
         package = importlib.import_module(room)
         for module in pkgutil.walk_packages(package.__path__, f"{room}."):
-            if not module.name.endswith(".__main__"):
+            if not module.name.endswith((".__main__", ".arrow")):  # Arrow starts a thread
                 importlib.import_module(module.name)
     gc.freeze()
 

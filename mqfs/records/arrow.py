@@ -1,36 +1,40 @@
-"""Records as bytes → record batches of Arrow, column by column.
+"""Chunks of `format record` → record batches of Arrow, column by column.
 
-One pass of mqfs/records/columns fills the buffers of all columns. No loop over records, except without the C extension.
-Asks no server, opens no file.
+One pass of columns.py fills the buffers of all columns. No loop over records, except without the C extension. Which
+columns there are, and how they are called, is the caller's: the library's or Spark's. Asks no server, opens no file.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from mqfs.errors import DiskFailed
 from mqfs.model import Buffer, Kind
-from mqfs.records import columns as log_columns
 from mqfs.records import record
 from mqfs.records.columns import HEADERS, SEQUENCES, TIMES, TOPICS, VALUES, Columns, NameTable
+from mqfs.records.columns import columns as fill_columns
 from mqfs.records.record import HEAD_BYTES
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 Numbers = Any  # a one-dimensional numpy array of integers
 Bounds = Mapping[str, tuple[int, int]]  # by stream: [first, end) of the wanted sequences
 _NAME = np.dtype([("number", "<u4"), ("size", "<u2")])
 _NAMES_KIND_AT = 28
-_NO_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _ALL = (0, 1 << 63)
 _NOTHING = (0, 0)
 _BUFFERS = 4  # Spark holds one batch while the next is decoded
+
+
+class Column(NamedTuple):
+    """How a column of Arrow is made."""
+
+    asked: int  # the bit of columns.py
+    array: Callable[[Buffer, Columns], pa.Array]
 
 
 class BufferPool:
@@ -60,13 +64,14 @@ _IDLE = _idle()
 class ArrowDecoder:
     """Decode chunks of `format record` to batches; the state is an incomplete record."""
 
-    def __init__(self, schema: StructType, group: str, bounds: Bounds | None = None) -> None:
-        """`group`: its path from the root, "" for the root; `bounds`: the wanted streams and ranges, None for all."""
-        from pyspark.sql.pandas.types import to_arrow_schema
-
-        self.schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+    def __init__(
+        self, schema: pa.Schema, columns: Mapping[str, Column], group: str = "", bounds: Bounds | None = None
+    ) -> None:
+        """`columns`: of each name in the schema; `group`: its path, which goes before the streams' names, "" for none;
+        `bounds`: the wanted streams and ranges, None for all."""
+        self.schema, self._columns = schema, [columns[name] for name in schema.names]
         self.next = 0  # the sequence after the last record
-        self._wanted = sum({_COLUMN_FLAGS.get(name, 0) for name in self.schema.names})
+        self._asked = sum({column.asked for column in self._columns})
         self._prefix = f"{group}/" if group else ""
         self._bounds = bounds
         self._names: dict[int, str] = {}  # of streams
@@ -106,8 +111,8 @@ class ArrowDecoder:
         data = self._rest + bytes(data) if self._rest else data
         at, batches = 0, []
         while at < len(data):
-            columns = log_columns.columns(
-                data, at, self._table, self._wanted, strangers=self._skip_unknown, allocate=self._buffers
+            columns = fill_columns(
+                data, at, self._table, self._asked, strangers=self._skip_unknown, allocate=self._buffers
             )  # fmt: skip
             if columns.end > at:
                 self.next = columns.last + 1
@@ -143,7 +148,7 @@ class ArrowDecoder:
     def _batch(self, data: Buffer, columns: Columns) -> pa.RecordBatch:
         if not self.schema.names:  # count() reads no column
             return pa.RecordBatch.from_struct_array(pa.array([{}] * columns.rows, pa.struct([])))
-        arrays = [_COLUMNS[field.name](data, columns) for field in self.schema]
+        arrays = [column.array(data, columns) for column in self._columns]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _merge(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -170,19 +175,15 @@ def _bytes(kind: pa.DataType, ends: str, column: str) -> Callable[[Buffer, Colum
     return array_of
 
 
-def _zeros(data: Buffer, columns: Columns) -> pa.Array:
-    return pa.Array.from_buffers(pa.int32(), columns.rows, [None, pa.py_buffer(bytes(4 * columns.rows))])
-
-
-def _nulls(data: Buffer, columns: Columns) -> pa.Array:
-    return pa.nulls(columns.rows, pa.binary())
+def zeros(count: int) -> pa.Array:
+    return pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(bytes(4 * count))])
 
 
 def _headers(data: Buffer, columns: Columns) -> pa.Array:
     """The headers of each message, null where it has none. Each pass decodes one header of every message that has one
     left: as many passes as one message has headers."""
     if columns.headers is None:
-        return pa.nulls(columns.rows, _NO_HEADERS)
+        return pa.nulls(columns.rows, _HEADERS_TYPE)
     raw = np.frombuffer(data, np.uint8)
     sizes = np.frombuffer(columns.headers, np.uint16, columns.rows)
     at = np.frombuffer(columns.positions, np.uint32, columns.rows).astype(np.int64) + HEAD_BYTES
@@ -199,7 +200,7 @@ def _headers(data: Buffer, columns: Columns) -> pa.Array:
         left = value_end < stop
         owners, at, stop = owners[left], value_end[left], stop[left]
     if not passes:
-        return pa.nulls(columns.rows, _NO_HEADERS)
+        return pa.nulls(columns.rows, _HEADERS_TYPE)
     owner, key, key_end, value, value_end = (np.concatenate(column) for column in zip(*passes, strict=True))
     order = np.argsort(key, kind="stable")
     keys = _slices(data, key[order], key_end[order], pa.string())
@@ -220,16 +221,10 @@ def _slices(data: Buffer, begin: Numbers, end: Numbers, kind: pa.DataType) -> pa
     return whole.take(pa.array(np.arange(0, 2 * count - 1, 2, dtype=np.int32)))
 
 
-_COLUMNS: dict[str, Callable[[Buffer, Columns], pa.Array]] = {
-    "key": _nulls,
-    "value": _bytes(pa.binary(), "value_ends", "values"),
-    "topic": _bytes(pa.string(), "topic_ends", "topics"),
-    "partition": _zeros,
-    "offset": _plain(pa.int64(), "sequences"),
-    "timestamp": _plain(pa.timestamp("us", "UTC"), "times"),
-    "timestampType": _zeros,
-    "headers": _headers,
-}
-_COLUMN_FLAGS = {"value": VALUES, "topic": TOPICS, "offset": SEQUENCES, "timestamp": TIMES, "headers": HEADERS}
+SEQUENCE = Column(SEQUENCES, _plain(pa.int64(), "sequences"))
+TIME = Column(TIMES, _plain(pa.timestamp("us", "UTC"), "times"))
+STREAM = Column(TOPICS, _bytes(pa.string(), "topic_ends", "topics"))
+BODY = Column(VALUES, _bytes(pa.binary(), "value_ends", "values"))
+HEADER_LIST = Column(HEADERS, _headers)
 
-__all__ = ["ArrowDecoder", "Bounds"]
+__all__ = ["BODY", "HEADER_LIST", "SEQUENCE", "STREAM", "TIME", "ArrowDecoder", "Bounds", "Column", "zeros"]
