@@ -15,6 +15,8 @@ from typing import ClassVar
 from mqfs import limits
 
 _QUOTED = 32  # characters of an unknown word that are repeated
+_SHORT_LIST = 100  # characters of a list of words that is shown beside the nearest of them
+_LONGEST_LIST = 175  # with the rest of the text it has to fit limits.ERROR_BYTES
 
 
 def shortened(text: str) -> str:
@@ -25,13 +27,19 @@ def shortened(text: str) -> str:
 
 
 def unknown(what: str, word: str, known: Iterable[str]) -> str:
-    """The text for a word that is in no table: the words of the table, and the nearest of them where one is near."""
+    """The text for a word that is in no table: the words of the table, and the nearest of them where one is near; of a
+    long table the nearest alone."""
     import difflib  # here, as most programs never need it
 
     words, word = list(known), word[:_QUOTED]
     near = difflib.get_close_matches(word, words, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {what} {word!r} (expected one of {' '.join(words)}{hint})"
+    hints = [f"did you mean {near[0]!r}?"] if near else []
+    listed = " ".join(words)
+    if not near or len(listed) <= _SHORT_LIST:
+        if len(listed) > _LONGEST_LIST:
+            listed = listed[: listed.rindex(" ", 0, _LONGEST_LIST - 3)] + " ..."
+        hints.insert(0, f"expected one of {listed}")
+    return f"unknown {what} {word!r} ({'; '.join(hints)})"
 
 
 def printable(text: str) -> str:

@@ -6,7 +6,7 @@ Their names, numbers and modes are here. Streams, views and consumers are files 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 from mqfs import errors, limits
 from mqfs.engine.delivery.consumer import Consumer
@@ -21,15 +21,24 @@ from mqfs.state import group as group_state
 from mqfs.state.group import Attributes
 from mqfs.syntax.token_line import print_path
 
-META_FILES = {  # number, and mode until it is changed: who cannot write by it never can
-    "ctl": (group_state.CTL, 0o644),
-    "order": (group_state.ORDER, 0o444),
-    ".cursor": (group_state.CURSOR, 0o666),
-    ".put": (group_state.PUT, 0o666),
-    ".batch": (group_state.BATCH, 0o666),
-    ".stats": (group_state.STATS, 0o444),
-    ".who": (group_state.WHO, 0o444),
-    ".errors": (group_state.ERRORS, 0o444),
+
+class MetaFile(NamedTuple):
+    """A file that each group has."""
+
+    number: int
+    mode: int  # until it is changed: who cannot write by it never can
+    is_text: bool = False  # open for reading it is a snapshot: a row of `_MAKE` in files/status.py
+
+
+META_FILES = {
+    "ctl": MetaFile(group_state.CTL, 0o644, is_text=True),
+    "order": MetaFile(group_state.ORDER, 0o444),
+    ".cursor": MetaFile(group_state.CURSOR, 0o666),
+    ".put": MetaFile(group_state.PUT, 0o666),
+    ".batch": MetaFile(group_state.BATCH, 0o666),
+    ".stats": MetaFile(group_state.STATS, 0o444, is_text=True),
+    ".who": MetaFile(group_state.WHO, 0o444, is_text=True),
+    ".errors": MetaFile(group_state.ERRORS, 0o444, is_text=True),
 }
 FOLDERS = {".consumers": group_state.CONSUMERS, ".kept": group_state.KEPT, ".txn": group_state.TXN}
 _KEPT_BIT = 1 << 31  # in the number of `.kept/STREAM`: stream numbers stay below
@@ -81,7 +90,11 @@ class Meta(Own):
 
     def __init__(self, group: Group, name: str) -> None:
         self.group, self.name = group, name
-        self.number, self.default_mode = META_FILES[name]
+        self.number, self.default_mode = META_FILES[name].number, META_FILES[name].mode
+
+    @property
+    def is_text(self) -> bool:
+        return META_FILES[self.name].is_text
 
     def unlink(self, pid: int) -> None:
         """Nothing is done, so that `rm -r` works. Raises NotPermitted where a process does it again at once: GNU
@@ -154,7 +167,7 @@ class TakeFile(OfStream):
 
 # The nodes of `.txn`: its folder, `ctl`, the parts, and the files in a part.
 
-_META = {name: META_FILES[name][0] for name in (".batch", ".put")}  # what a part has beside streams
+_META = {name: META_FILES[name].number for name in (".batch", ".put")}  # what a part has beside streams
 
 
 class StagingFolder(Folder):

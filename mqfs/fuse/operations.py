@@ -34,7 +34,6 @@ log = logging.getLogger("mqfs.fuse")
 P = ParamSpec("P")
 T = TypeVar("T")
 
-TEXTS = frozenset(("ctl", ".stats", ".who", ".errors"))  # open for reading they are snapshots
 BLOCK_BYTES = 128 << 10  # st_blksize: what programs take as their buffer, so as few messages as can be are cut
 
 
@@ -202,7 +201,7 @@ class Operations(pyfuse3.Operations):
     @answering
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         node = self.nodes.node(inode)
-        if flags & os.O_ACCMODE or isinstance(node, SnapshotNode) or (isinstance(node, Meta) and node.name in TEXTS):
+        if flags & os.O_ACCMODE or isinstance(node, SnapshotNode) or (isinstance(node, Meta) and node.is_text):
             self.nodes.take(inode, ctx.pid)
         info = self.open_file(self.user(ctx, process=True), node, flags)
         handle: Any = self.files.open[info.fh].handle

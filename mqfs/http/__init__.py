@@ -1,6 +1,6 @@
 """The HTTP front end: the tree for curl, browsers and scrapers.
 
 Bytes → `wire` → Request → `target` (which node a path means) → `routes` (method and node → call) → Answer → bytes. The
-calls (groups, files, publishing, reading, consuming) use Tree and Handle only and import no trio; `channel`,
-`connection` and `server` move the bytes. The only state that outlives a request is `claims`.
+calls (groups, publishing, reading, consuming) use Tree and Handle only and import no trio; `connection` and `server`
+move the bytes. The only state that outlives a request is `claims`.
 """

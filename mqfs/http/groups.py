@@ -42,7 +42,6 @@ from mqfs.http.call import WHOLE, Call
 
 GROUP_MODE, STREAM_MODE = 0o775, 0o664
 LISTED = 1_000
-_STATUS = {".stats": JSON, ".who": LINES, ".errors": LINES}
 _TYPES = {Group: "group", Stream: "stream", View: "view"}
 
 
@@ -179,7 +178,12 @@ async def status(call: Call) -> Answer:
         return json_answer(
             await call.front.await_step(call.group.portions.run(status_files.totals(call.group, call.user)))
         )
-    return Answer(200, await text_of(call, call.target.node), _STATUS[call.target.name], [*NO_STORE, SANDBOX])
+    return Answer(
+        200,
+        await text_of(call, call.target.node),
+        JSON if call.target.name == ".stats" else LINES,
+        [*NO_STORE, SANDBOX],
+    )
 
 
 async def health(call: Call) -> Answer:

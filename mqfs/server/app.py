@@ -134,7 +134,7 @@ def check_words(options: Options) -> None:
 
 def check_standard_files(options: Options) -> None:
     """Check that standard input and output are open where 9P is to be spoken on them. Raises BadConfig."""
-    if options.mount is None and options.service is None and not (options.listen or web.addresses(options)):
+    if options.is_on_standard_files:
         try:
             os.fstat(0)
             os.fstat(1)

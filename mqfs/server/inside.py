@@ -41,7 +41,7 @@ class InsideServer:
         if self._thread is not None:
             raise BadConfig("serve failed: started before (expected a new one)")
         options = self._options
-        if not (options.listen or options.http or options.http_ntfy or options.service or options.mount):
+        if options.is_on_standard_files:
             self._folder = tempfile.mkdtemp(prefix="mqfs-")
             options = attrs.evolve(options, listen=(f"unix!{self._folder}/socket",))
         self._thread = threading.Thread(target=self._run, args=(options,), name="mqfs-server", daemon=True)

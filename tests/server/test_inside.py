@@ -65,6 +65,13 @@ def test_addresses_of_every_kind(tmp_path: Path) -> None:
             assert answer.status == 200
 
 
+@pytest.mark.parametrize("face", ["http", "fq"])
+def test_it_listens_where_it_is_told_and_nowhere_else(face: str) -> None:
+    with mqfs.serve(**{face: ["tcp!127.0.0.1!0"]}) as server:
+        (address,) = server.addresses
+        assert address.startswith("tcp!127.0.0.1!")
+
+
 def test_two_of_them_in_one_program() -> None:
     with mqfs.serve() as one, mqfs.serve() as two, mqfs.connect(one.address) as a, mqfs.connect(two.address) as b:
         a.group("only here", create=True)

@@ -8,6 +8,8 @@ An open segment has an OpenIndex, and its .idx gets a part for each stretch that
 part with postings, mapped and read in place (SealedIndex). Records that are no messages are packed rows of 24 bytes.
 All of it can be made again from the log, but for one thing: what an index covers was on disk, so it is no torn tail.
 The layout is in docs/reference/format.md, "Index".
+
+appender.py writes these columns itself, for a message and for a batch: a new column or index is added there, too.
 """
 
 from __future__ import annotations

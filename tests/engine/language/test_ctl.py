@@ -97,7 +97,7 @@ def test_a_bad_line_is_refused_with_one_line_that_says_why(hand: Hand, line: str
 @pytest.mark.parametrize(
     ("path", "line", "said"),
     [
-        ("ctl", "depht 5", "unknown command 'depht' (expected one of data replay depth"),
+        ("ctl", "depht 5", "unknown command 'depht' (did you mean 'depth'?)"),
         ("ctl", "consumer c s transint", "consumer: unknown option 'transint' (expected one of transient private"),
         (
             "ctl",
@@ -116,7 +116,7 @@ def test_the_nearest_word_is_named(hand: Hand, path: str, line: str, said: str) 
     with pytest.raises(MqfsError) as refused:
         handle.write(line.encode() + b"\n")
     assert str(refused.value).startswith(said)
-    assert "; did you mean '" in str(refused.value)
+    assert "did you mean '" in str(refused.value)
     assert str(refused.value).endswith("'?)")
 
 
