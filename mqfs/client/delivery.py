@@ -16,7 +16,7 @@ from typing import Any
 from mqfs import limits
 from mqfs.client.large import place_of
 from mqfs.client.message import Message, RecordDecoder
-from mqfs.client.prefetch import DeferredAcks, ranges
+from mqfs.client.prefetch import DeferredAcks, SentAcks, ranges
 from mqfs.client.subscription import CursorSubscription, names_of
 from mqfs.client.types import Duration, File, Link, Patterns
 from mqfs.client.waiting import Waiting
@@ -86,8 +86,9 @@ class Claim(OfMessage):
     """A message in flight to this program, to be acknowledged or requeued.
 
     As a context manager: a clean exit acknowledges, an exception is a nack and propagates. A claim settled inside the
-    block stays settled. With `prefetch` the acknowledgement of a clean exit is written before the program waits for
-    more, within some 10 ms; where it fails, the next `Claims.get` raises it.
+    block stays settled. A clean exit sends the acknowledgement and does not wait for the answer: where it fails, the
+    next `Claims.get` raises it, or `Claims.close`. With `prefetch` it is sent before the program waits for more, within
+    some 10 ms. `ack` waits.
 
     Attributes:
         settled: Whether it was acknowledged, requeued, or made a dead letter.
@@ -112,7 +113,7 @@ class Claim(OfMessage):
     @property
     def _is_acked_later(self) -> bool:
         """Whether the clean exit of `with claim:` only notes the acknowledgement, which is written with others."""
-        return self._claims._acks is not None
+        return self._claims._prefetch > 1
 
     def ack(self) -> None:
         """Acknowledge the message: it is not redelivered.
@@ -222,11 +223,11 @@ class Claims(Waiting[Claim]):
         self._link, self._path, self._make = link, path, make
         self._names, self._reconnect = names_of(patterns), reconnect if link.can_be_lost else False
         self._turn, self._lock = threading.Lock(), threading.Lock()
-        self._shut = self._has_begun = False  # `_when_ready` has begun a read
+        self._shut = self._has_begun = False  # a read was begun ahead of `receive`
         self._open_claims: set[Claim] = set()
         self._ready: deque[Claim] = deque()  # claimed, and not given out yet
         self._prefetch = prefetch
-        self._acks = DeferredAcks(self, hold_s) if prefetch > 1 else None
+        self._acks = DeferredAcks(self, hold_s) if prefetch > 1 else SentAcks(self)
         self._refusals: list[bytes] = []
         self._file = self._open()
 
@@ -270,16 +271,23 @@ class Claims(Waiting[Claim]):
         except Disconnected:
             raise
         except MqfsError as error:
-            with self._lock:
-                self._refusals = [*self._refusals[-15:], f"{error}\n".encode()]  # the next read repeats it
+            self._note_refusal(error)
             raise
+
+    def _note_refusal(self, error: MqfsError) -> None:
+        with self._lock:
+            self._refusals = [*self._refusals[-15:], f"{error}\n".encode()]  # the next read repeats it
 
     def _settled(self, claim: Claim) -> None:
         claim.settled = True
         self._open_claims.discard(claim)
 
+    def _reopened(self, claim: Claim) -> None:
+        claim.settled = False
+        self._open_claims.add(claim)
+
     def _ack_soon(self, claim: Claim) -> None:
-        if self._acks is not None and self._acks.add(claim):
+        if self._acks.add(claim):
             self._settled(claim)
         else:
             claim.ack()
@@ -317,8 +325,8 @@ class Claims(Waiting[Claim]):
             EOFError: It was closed, or the consumer was removed.
             Interrupted: `interrupt` was called.
             Disconnected: The server went away, and it is not to be waited for.
-            Stale: With `prefetch`: a claim was lost before its acknowledgement was written; the message is redelivered,
-                and the next call continues.
+            Stale: A claim was lost before its block ended, so that its acknowledgement failed; the message is
+                redelivered, and the next call continues.
         """
         return super().get(timeout)
 
@@ -344,12 +352,13 @@ class Claims(Waiting[Claim]):
 
     def _fill(self, deadline: float | None) -> None:
         """Have claims ready, or wait a little."""
-        if self._acks is not None:
+        if self._at_end:
             self._acks.send()
             self._acks.raise_failure()
-        if self._at_end:
             raise EOFError
         try:
+            self._acks.before_read()
+            self._acks.raise_failure()
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             self._has_begun = False
             data = self._file.receive(limits.MESSAGE_BYTES, timeout=left)
@@ -366,7 +375,7 @@ class Claims(Waiting[Claim]):
     def _receive(self, data: bytes) -> None:
         deliveries = self._decoder.deliveries
         messages = self._decoder.feed(data)
-        if self._acks is not None and messages:
+        if messages:
             self._acks.received()
         for message in messages:
             self._ready.append(Claim(self, self._file, message, deliveries.pop(message.sequence, 1)))
@@ -382,6 +391,10 @@ class Claims(Waiting[Claim]):
         with CursorSubscription(self._link, group, message.stream, start=str(first), until=until) as parts:
             whole = next(parts, message)
         return whole if whole.sequence == first else message
+
+    def _begin_read(self) -> None:
+        self._has_begun = True
+        self._file.begin_read()
 
     def _is_refusal(self, data: bytes) -> bool:
         """Whether that is the text of a refused command. As the size of a record it would be above 2^24."""
@@ -417,7 +430,7 @@ class Claims(Waiting[Claim]):
             release: Whether open claims are requeued uncounted; else they count as failed.
 
         Raises:
-            Stale: With `prefetch`: a claim was lost before its acknowledgement was written; the message is redelivered.
+            Stale: A claim was lost before its block ended; the message is redelivered.
         """
         self.finish()
         with self._turn:
@@ -425,16 +438,15 @@ class Claims(Waiting[Claim]):
                 return
             self._shut = True
             self._take_begun()
-            if self._acks is not None:
-                self._acks.stop()
-                self._acks.send()
+            self._acks.stop()
+            self._acks.send()
             left = [*self._ready]  # given to no one: they never count as failed
             self._ready.clear()
             if release:
                 left += [claim for claim in [*self._open_claims] if claim._file is self._file]
             self._settle_all("release", left)  # those refused are requeued already
             self._file.close()
-            if self._acks is not None and release:
+            if release:
                 self._acks.raise_failure()
 
     def _take_begun(self) -> None:

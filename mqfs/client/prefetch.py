@@ -18,12 +18,13 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from mqfs.errors import Disconnected, MqfsError, Stale
+from mqfs.syntax.quoting import command_lines
 
 if TYPE_CHECKING:
     from mqfs.client.delivery import Claim, Claims
@@ -46,18 +47,68 @@ def ranges(sequences: Iterable[int]) -> list[str]:
     return [str(first) if first == last else f"{first}-{last}" for first, last in runs]
 
 
-class DeferredAcks:
-    """The acknowledgements of one handle, `claims`. Thread-safe."""
+class SentAcks:
+    """The acknowledgements of a handle that claims one message at a time: each is sent at the end of its block, and its
+    answer is awaited with that of the next read. One round trip a message, not two."""
+
+    def __init__(self, claims: Claims) -> None:
+        self._claims = claims
+        self._sent: deque[tuple[Claim, Callable[[], object]]] = deque()
+        self._refused: list[tuple[Claim, MqfsError]] = []  # for the next `get`
+
+    def received(self) -> None:
+        """Nothing lies ahead for long."""
+
+    def add(self, claim: Claim) -> bool:
+        """Send an acknowledgement. False: it has to be awaited at once, for no `get` of this thread follows soon."""
+        claims = self._claims
+        if claims._shut or claim._file is not claims._file or claims._turn.locked():
+            return False
+        self._sent.append((claim, claim._file.send(command_lines(f"ack {claim.sequence}"))))
+        return True
+
+    def stop(self) -> None:
+        """The handle is closed: `add` sends nothing more."""
+
+    def before_read(self) -> None:
+        """Await the answers, once the next read was begun. The turn of `claims` is held, here and by `send`."""
+        if self._sent:
+            self._claims._begin_read()
+            self.send()
+
+    def send(self) -> None:
+        """Await the answers to what was sent. A claim of which one is not lost can be settled again."""
+        while self._sent:
+            claim, answer = self._sent[0]
+            try:
+                answer()
+            except MqfsError as error:
+                if not isinstance(error, Disconnected):
+                    self._claims._note_refusal(error)
+                self._refused.append((claim, error))
+                if not isinstance(error, Stale | Disconnected):
+                    self._claims._reopened(claim)
+            self._sent.popleft()
+
+    def raise_failure(self) -> None:
+        """Raise, once, why acknowledgements failed."""
+        refused, self._refused = self._refused, []
+        if refused:
+            raise _explain(refused)
+
+
+class DeferredAcks(SentAcks):
+    """The acknowledgements of a handle with prefetch. Thread-safe."""
 
     def __init__(self, claims: Claims, hold_s: float) -> None:
-        self._claims, self._hold_s = claims, hold_s
+        super().__init__(claims)
+        self._hold_s = hold_s
         self._unsent: deque[Claim] = deque()
         self._sending = threading.Lock()
         self._state = threading.Lock()  # of the next two
         self._has_thread = self._is_stopped = False
         self._stopped = threading.Event()
         self._received_at = self._again_at = 0.0
-        self._refused: list[tuple[Claim, MqfsError]] = []  # for the next `get`
         _open.add(claims)
 
     def received(self) -> None:
@@ -86,11 +137,8 @@ class DeferredAcks:
             self._is_stopped = True
         self._stopped.set()
 
-    def raise_failure(self) -> None:
-        """Raise, once, why acknowledgements failed."""
-        refused, self._refused = self._refused, []
-        if refused:
-            raise _explain(refused)
+    def before_read(self) -> None:
+        self.send()
 
     def send(self) -> None:
         """Write what was noted until now. Returns when the server has it, or refused it: a lost claim for good, all
@@ -167,4 +215,4 @@ atexit.register(_close_at_exit)
 os.register_at_fork(after_in_child=_open.clear)  # they are the parent's
 
 
-__all__ = ["HOLD_S", "DeferredAcks", "close_all", "ranges"]
+__all__ = ["HOLD_S", "DeferredAcks", "SentAcks", "close_all", "ranges"]

@@ -17,7 +17,7 @@ import attrs
 from mqfs import limits
 from mqfs.client.callbacks import Listener, Shared
 from mqfs.client.delivery import Claim, Claims
-from mqfs.errors import Denied, Disconnected, MqfsError, NotFound, OverLimit
+from mqfs.errors import Denied, Disconnected, MqfsError, NotFound, OverLimit, Stale
 from mqfs.syntax.patterns import Words, compile_pattern, has_wildcard
 
 LOOK_S = 1.0  # between two looks for new streams
@@ -139,7 +139,7 @@ class Taking:
     def _run(self, claims: Claims) -> None:
         try:
             with claims:
-                while self._call(next(claims, None)):
+                while self._receive(claims):
                     pass
         except MqfsError as error:
             self._listener.report(error, None)
@@ -151,10 +151,16 @@ class Taking:
         if not self._handles and not self._looks:
             self._listener.close()
 
-    def _call(self, claim: Claim | None) -> bool:
-        """False: the handler receives no more."""
-        if claim is None:
-            return False
+    def _receive(self, claims: Claims) -> bool:
+        """Call the handler with the next message. False: it receives no more."""
+        try:
+            claim = next(claims, None)
+        except Stale as error:  # of the last acknowledgement: that message is redelivered
+            self._listener.report(error, None)
+            return True
+        return claim is not None and self._call(claim)
+
+    def _call(self, claim: Claim) -> bool:
         try:
             with claim:
                 called = self._listener.call(claim.message)

@@ -44,6 +44,14 @@ class File(Protocol):
         """One write: a message, or lines of commands. Returns when it is as durable as the group's `sync` demands."""
         ...
 
+    def send(self, data: bytes) -> Callable[[], object]:
+        """Begin one write. Returns a function that waits for it. Both raise Disconnected."""
+        ...
+
+    def begin_read(self) -> None:
+        """Begin the read of the next `receive`, where that saves a round trip. Raises Disconnected."""
+        ...
+
     def ask(self, data: bytes, timeout: float | None = None) -> bytes:
         """One write and then the read of its short answer, in one round trip. After TimeoutError nothing is written."""
         ...

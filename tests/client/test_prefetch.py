@@ -1,4 +1,4 @@
-"""Claims ahead: the same as claims one by one, but for the order in which acknowledgements are written."""
+"""Claims ahead, and acknowledgements without a wait: the same as claims and `ack` one by one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def acknowledged(group: Group, consumer: str = "w") -> int:
     return int(group.stats().consumers[consumer].acknowledged)
 
 
-@pytest.mark.parametrize("prefetch", [2, 64, 16_384])
+@pytest.mark.parametrize("prefetch", [1, 2, 64, 16_384])
 def test_each_message_is_given_once_in_order_and_acknowledged(tree: Client, name: str, prefetch: int) -> None:
     group, seen = filled(tree, name, 300), []
     with group.consume("w", prefetch=prefetch) as claims:
@@ -94,9 +94,10 @@ def test_what_lies_ahead_of_a_slow_handler_goes_to_others(tree: Client, name: st
     assert acknowledged(group) == 4
 
 
-def test_a_claim_that_was_lost_is_said_once(tree: Client, name: str) -> None:
+@pytest.mark.parametrize("prefetch", [1, 2])
+def test_a_claim_that_was_lost_is_said_once(tree: Client, name: str, prefetch: int) -> None:
     group = filled(tree, name, 1, "lease 20ms", "retries 9")
-    with group.consume("w", prefetch=2) as claims:
+    with group.consume("w", prefetch=prefetch) as claims:
         with claims.get(HANG_S):
             eventually(lambda: group.stats().consumers["w"].failed == 1)
         with pytest.raises(Stale, match=r"ack of 1 claims failed: lost .*: 1\)"):
@@ -253,9 +254,23 @@ def test_a_handle_that_is_dropped_is_collected(tree: Client, name: str) -> None:
     assert acknowledged(group) == 2
 
 
-def test_an_acknowledgement_after_the_close_is_refused(tree: Client, name: str) -> None:
+def test_without_prefetch_an_acknowledgement_leaves_with_its_block(tree: Client, name: str) -> None:
+    group = filled(tree, name, 3)
+    with group.consume("w") as claims:
+        with claims.get(HANG_S):
+            pass
+        assert acknowledged(group) == 1
+        with claims.get(HANG_S) as claim:
+            claim.release()
+        with claims.get(HANG_S) as claim:
+            assert (claim.sequence, claim.deliveries) == (2, 1)
+    assert acknowledged(group) == 2
+
+
+@pytest.mark.parametrize("prefetch", [1, 2])
+def test_an_acknowledgement_after_the_close_is_refused(tree: Client, name: str, prefetch: int) -> None:
     group = filled(tree, name, 1)
-    claims = group.consume("w", prefetch=2)
+    claims = group.consume("w", prefetch=prefetch)
     with pytest.raises(MqfsError), claims.get(HANG_S):
         claims.close()
     assert acknowledged(group) == 0
@@ -282,9 +297,39 @@ def test_what_a_full_disk_refuses_comes_later(tree: Client, name: str, monkeypat
         eventually(lambda: acknowledged(group) == 2)
 
 
-def test_threads_share_a_handle(tree: Client, name: str) -> None:
+def test_without_prefetch_a_claim_whose_acknowledgement_fails_stays_open(
+    tree: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = filled(tree, name, 1)
+
+    def refused() -> None:
+        raise DiskFull("no room")
+
+    with group.consume("w") as claims:
+        with monkeypatch.context() as full, claims.get(HANG_S) as claim:
+            full.setattr(claims._file, "send", lambda data: refused)
+            claims._ack_soon(claim)
+        with pytest.raises(DiskFull, match=r"ack of 1 claims failed: no room \(messages 1\)"):
+            claims.get(HANG_S)
+        assert not claim.settled
+        claim.ack()
+    assert acknowledged(group) == 1
+
+
+def test_a_close_says_that_the_last_claim_was_lost(tree: Client, name: str) -> None:
+    group = filled(tree, name, 1)
+    claims = group.consume("w")
+    with claims.get(HANG_S):
+        group.consumer("w").seek(1)
+    with pytest.raises(Stale, match="ack of 1 claims failed: lost"):
+        claims.close()
+    assert acknowledged(group) == 0
+
+
+@pytest.mark.parametrize("prefetch", [1, 16])
+def test_threads_share_a_handle(tree: Client, name: str, prefetch: int) -> None:
     group, seen = filled(tree, name, 400), []
-    with group.consume("w", prefetch=16) as claims:
+    with group.consume("w", prefetch=prefetch) as claims:
 
         def work() -> None:
             for claim in claims:

@@ -320,6 +320,26 @@ def waiting_singles(group: Group, deliver: str) -> int:
     return int((group.stats().streams["s"].singles or Singles()).first)
 
 
+def test_a_handler_that_was_too_slow_is_called_again(tree: Client, name: str) -> None:
+    group = work(tree, name, "lease 30ms", "retries 9")
+    seen: list[bytes] = []
+    lost: list[Exception] = []
+
+    def handler(message: mqfs.Message) -> None:
+        seen.append(message.body)
+        if len(seen) == 1:
+            eventually(lambda: failed(group) == 1)
+
+    def failed(group: Group) -> int:
+        row = group.stats().streams["s"].consumer
+        return row.failed if row is not None else 0
+
+    group.on("s", handler, single=True, on_error=lambda error, message: lost.append(error))
+    group.publish("s", b"x")
+    eventually(lambda: seen[1:2] == [b"x"] and waiting(group) == (0, 0))
+    assert isinstance(lost[0], errors.Stale)
+
+
 def test_a_handler_that_fails_is_called_again(tree: Client, name: str) -> None:
     group = work(tree, name, deliver="all")
     group.create("s")

@@ -306,6 +306,22 @@ class EmbeddedFile:
     def write(self, data: bytes) -> None:
         self._link.do(lambda: self.handle.write(data))
 
+    def send(self, data: bytes) -> Callable[[], object]:
+        failed: list[MqfsError] = []
+        try:
+            self.write(data)
+        except MqfsError as error:
+            failed.append(error)
+
+        def wait() -> None:
+            if failed:
+                raise failed[0]
+
+        return wait
+
+    def begin_read(self) -> None:
+        pass
+
     def ask(self, data: bytes, timeout: float | None = None) -> bytes:
         try:
             self._link.do(lambda: self.handle.write(data), timeout)

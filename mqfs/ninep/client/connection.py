@@ -516,14 +516,18 @@ class File(io.RawIOBase):
     def when_ready(self, call: Callable[[], None]) -> None:
         """Begin to read, unless that was begun, and call once `receive` does not wait; from another thread, perhaps.
         Of a closed file at once: its fid may be another file's. Raises Disconnected."""
-        with self._beginning:
-            if not self._is_closing and self.channel.kept is None:
-                self._begun = self._begun or self._begin(limits.MESSAGE_BYTES)
-            begun = self._begun
+        self.begin_read()
+        begun = self._begun
         if begun is None or self._is_closing:
             call()
         else:
             self.client.watch(begun[2], call)
+
+    def begin_read(self) -> None:
+        """Begin the read of the next `receive`, unless that was begun, or needs none. Raises Disconnected."""
+        with self._beginning:
+            if not self._is_closing and self.channel.kept is None:
+                self._begun = self._begun or self._begin(limits.MESSAGE_BYTES)
 
     def _reply(self, slot: Slot, deadline: float | None) -> Fcall:
         try:
@@ -559,6 +563,10 @@ class File(io.RawIOBase):
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
         """Write one message. Raises TooLong."""
         return self.client.do(self.channel.write(bytes(data)))
+
+    def send(self, data: bytes) -> Callable[[], Fcall]:
+        """Begin to write one message. Returns a function that waits for the answer. Raises TooLong."""
+        return partial(self.client.answer, self.client.send([self.channel.request(data)])[0])
 
     def ask(self, data: bytes, timeout: float | None = None) -> bytes:
         """One write, which waits for at most `timeout` seconds, and the read after it, of a short answer, in one round
