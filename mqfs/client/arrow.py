@@ -60,6 +60,7 @@ class ColumnSubscription(CursorSubscription):
     """A subscription whose items are record batches."""
 
     _ready: deque[pa.RecordBatch]
+    has_headers = False  # of messages: these are batches
 
     def _open(self) -> File:
         file = super()._open()
@@ -75,7 +76,7 @@ class ColumnSubscription(CursorSubscription):
         batch = self._batches.feed(data)
         return [batch] if batch.num_rows else []
 
-    def _receive(self, batches: list[pa.RecordBatch]) -> None:
+    def _receive(self, batches: list[pa.RecordBatch], _has_headers: bool) -> None:
         self._ready.extend(batches)
         self._received_to = self._batches.next
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from mqfs.errors import DiskFailed
-from mqfs.model import Kind
+from mqfs.model import Kind, Record
 from mqfs.records import headers, record
 from mqfs.records import headers as names
 from mqfs.syntax.duration import parse_duration
@@ -20,10 +20,13 @@ try:
     from mqfs.records._native import messages as native_messages
 except ImportError:
 
-    def native_messages(data: bytes, at: int, names: dict[int, str], type: type[T], to: list[T], /) -> int:
-        return at  # all is done in Python, slowly
+    def native_messages(
+        data: bytes, at: int, names: Mapping[int, str | None], type: type[T], to: list[T], none: object, since: int, /
+    ) -> tuple[int, int, int, int]:
+        return at, 0, 0, 0  # all is done in Python, slowly
 
 
+EVER = -(2**63)  # ns, before all messages
 SHOWN_BYTES = 40  # of a body, in a message's repr
 
 
@@ -35,6 +38,21 @@ def topic_of(stream: str, headers: Mapping[str, str] | None = None) -> str:
         if stream_name(text) == stream:
             return text
     return text_of(stream).decode(errors="surrogateescape")
+
+
+class _NoHeaders(dict[str, str]):
+    """The headers of all messages without any, which share them. A copy is a dict of its own."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("headers of a message cannot be changed")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type[dict[str, str]], tuple[()]]:
+        return dict, ()
+
+
+NO_HEADERS: Mapping[str, str] = _NoHeaders()
 
 
 class Message(NamedTuple):
@@ -143,6 +161,7 @@ class RecordDecoder:
 
     def __init__(self) -> None:
         self.deliveries: dict[int, int] = {}  # by sequence: of a consumer's messages that were delivered before
+        self.has_headers = False  # some of the messages that `feed` returned have
         self._names: dict[int, str] = {}
         self._rest = b""
 
@@ -156,9 +175,10 @@ class RecordDecoder:
         with the next call."""
         data = self._rest + data if self._rest else data
         found: list[Message] = []
-        at = 0
+        at, self.has_headers = 0, False
         while True:
-            begin = native_messages(data, at, self._names, Message, found)
+            begin, _, _, headed = native_messages(data, at, self._names, Message, found, NO_HEADERS, EVER)
+            self.has_headers |= bool(headed)
             try:
                 at = self._decode(data, begin, found)
             except DiskFailed:
@@ -172,21 +192,17 @@ class RecordDecoder:
 
     def _decode(self, data: bytes, at: int, found: list[Message]) -> int:
         """Decode the record at `at`; where the next one begins, or `at` if this one is not whole."""
-        have = len(data) - at
-        size = int.from_bytes(data[at : at + 4], "little")
-        if have < record.HEAD_BYTES or have < record.padded(size):
-            return at
-        entry = record.decode(data[at : at + size])
+        entry, end = record_at(data, at)
         if entry is None:
-            raise DiskFailed("corrupt record: CRC mismatch (run mqfs check)")
+            return at
         if entry.kind == Kind.NAMES:
             self._learn(entry.body)
         elif entry.kind == Kind.DELIVERIES:
             self.deliveries[entry.sequence] = int.from_bytes(entry.body, "little")
         elif entry.kind == Kind.MESSAGE:
-            more = headers.decode(entry.headers) if entry.headers else {}
-            found.append(Message(entry.sequence, self._names[entry.stream], entry.time_ns, entry.body, more))
-        return at + record.padded(size)
+            found.append(message_of(entry, self._names[entry.stream]))
+            self.has_headers |= bool(entry.headers)
+        return end
 
     def _learn(self, table: bytes) -> None:
         at = 0
@@ -197,4 +213,31 @@ class RecordDecoder:
             at = end
 
 
-__all__ = ["Message", "Receipt", "RecordDecoder", "native_messages", "topic_of"]
+def record_at(data: bytes, at: int) -> tuple[Record | None, int]:
+    """The record at `at`, None if it is not whole, and where the next begins. Raises DiskFailed for a corrupt one."""
+    have = len(data) - at
+    size = int.from_bytes(data[at : at + 4], "little")
+    if have < record.HEAD_BYTES or have < record.padded(size):
+        return None, at
+    entry = record.decode(data[at : at + size])
+    if entry is None:
+        raise DiskFailed("corrupt record: CRC mismatch (run mqfs check)")
+    return entry, at + record.padded(size)
+
+
+def message_of(entry: Record, stream: str) -> Message:
+    more = headers.decode(entry.headers) if entry.headers else NO_HEADERS
+    return Message(entry.sequence, stream, entry.time_ns, entry.body, more)
+
+
+__all__ = [
+    "EVER",
+    "NO_HEADERS",
+    "Message",
+    "Receipt",
+    "RecordDecoder",
+    "message_of",
+    "native_messages",
+    "record_at",
+    "topic_of",
+]

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from operator import itemgetter
 from types import TracebackType
 from typing import Any
 
@@ -31,7 +30,6 @@ REPORT_S = 0.05  # of a `get` that is to report lost messages which no other fol
 LOSS_REPORT_S = 1.0  # between two reports of lost messages: under a small `depth` each read may lose some
 _EVERYTHING = "#"
 _PROGRAMS = ("exact:", "prefix:")
-_HEADERS = itemgetter(Message._fields.index("headers"))
 
 
 def all_of(filters: Filters) -> Sequence[Filter]:
@@ -331,18 +329,17 @@ class CursorSubscription(Waiting[Message], Subscription):
             self._reopen(deadline)
             return
         if data:
-            self._receive(self._decoder.feed(data))
+            self._receive(self._decoder.feed(data), self._decoder.has_headers)
         elif not self._closed.is_set():
             end = int(self._until) + 1 if self._until.isdigit() else self._lost_below
             self._report_losses(min(self._lost_below, end))
             self._on_end_of_file(deadline)
 
-    def _receive(self, messages: list[Message]) -> None:
+    def _receive(self, messages: list[Message], has_headers: bool) -> None:
+        """`has_headers`: some of them may have."""
         if messages:
             self._is_plain = not (self._lost_below or self._losses or self._exactly) and (
-                self._singly
-                or not any(map(_HEADERS, messages))
-                or not any(headers.PART in message.headers for message in messages)
+                self._singly or not has_headers or not any(headers.PART in message.headers for message in messages)
             )
             self._ready.extend(messages)
             self._received_to = messages[-1].sequence + 1

@@ -1,7 +1,7 @@
 """The codec in C: batch.py and columns.py say what it is for."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -39,7 +39,10 @@ def columns(
     data: Buffer, begin: int, streams: Streams, asked: int, strangers: bool, allocate: Callable[[int], bytearray], /
 ) -> tuple[Any, ...]: ...
 def pick(data: Buffer, numbers: array[int], /) -> tuple[Any, ...]: ...
-def messages(data: bytes, at: int, names: dict[int, str], type: type[T], to: list[T], /) -> int:
-    """Where the first record begins that is no sound message of a named stream."""
+def messages(
+    data: bytes, at: int, names: Mapping[int, str | None], type: type[T], to: list[T], none: object, since: int, /
+) -> tuple[int, int, int, int]:
+    """Where the first record begins that is no sound message of a named stream; of those before it: the last sequence,
+    all flags, and whether some made here have headers."""
 
 SOURCE: str  # SHA-256 of what it was built from; empty where setup.py did not build it

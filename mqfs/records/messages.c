@@ -1,7 +1,9 @@
 /* A run of records -> messages of the library: tuples of (sequence, stream, time, body, headers). Nothing is kept between two calls.
  *
- * Bounds. A record is read only where `whole` has seen that its head, its headers and its body end inside the run. The buffer is
- * a bytes object, which is not written to. Headers are walked as in headers.py: a size that leads past their end ends them. */
+ * Bounds. A record is read only where `message_at` has seen that its head, its headers and its body end inside the run: `at` is at
+ * most `bytes` in the loop, the padded size at most what is left, so that `at` stays at most `bytes`. The buffer is a bytes object,
+ * which is not written to. Headers are walked as in headers.py: a size that leads past their end ends them. The
+ * collector may run Python code at an allocation: what is used after one, `stream` and the arguments, is held. */
 #include "native.h"
 #include "crc32c.h"
 #include <string.h>
@@ -36,7 +38,8 @@ static PyObject *texts_of(const uint8_t *p, size_t n)
     return made;
 }
 
-static PyObject *message_of(PyTypeObject *type, allocfunc allocate, const Head *head, PyObject *stream, const uint8_t *record)
+static PyObject *message_of(PyTypeObject *type, allocfunc allocate, const Head *head, PyObject *stream, const uint8_t *record,
+                            PyObject *none)
 {
     const uint8_t *after = record + sizeof *head;
     PyObject *made = allocate(type, FIELDS);
@@ -44,7 +47,7 @@ static PyObject *message_of(PyTypeObject *type, allocfunc allocate, const Head *
     PyObject *fields[FIELDS] = {
         PyLong_FromUnsignedLongLong(head->sequence), Py_NewRef(stream), PyLong_FromLongLong(head->time_ns),
         PyBytes_FromStringAndSize((const char *)after + head->headers, (Py_ssize_t)(head->size - sizeof *head - head->headers)),
-        texts_of(after, head->headers)};
+        head->headers ? texts_of(after, head->headers) : Py_NewRef(none)};
     int bad = 0;
     for (Py_ssize_t i = 0; i < FIELDS; i++) bad |= !fields[i] || PyTuple_SetItem(made, i, fields[i]);
     if (bad) Py_CLEAR(made);
@@ -52,15 +55,19 @@ static PyObject *message_of(PyTypeObject *type, allocfunc allocate, const Head *
     return made;
 }
 
-/* messages(data, at, names, type, to): append the messages from `at` on to a list, up to the first record that is none, is damaged,
- * not whole, or of a stream without a name; where that begins. `type`: a subclass of tuple that adds nothing. */
+/* messages(data, at, names, type, to, none, since): append the messages from `at` on to a list, up to the first record that is none,
+ * is damaged, not whole, or of a stream without a name. Left out are those of a stream whose name is None, and those without
+ * headers from before `since`. `type`: a subclass of tuple that adds nothing; `none`: the headers of a message that has none.
+ * Returns where it ended, the last sequence (0: of none), all their flags, and whether some of the appended have headers. */
 PyObject *native_messages(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
     char *text;
     Py_ssize_t size;
-    if (!arguments("messages", count, 5) || PyBytes_AsStringAndSize(args[0], &text, &size)) return NULL;
+    if (!arguments("messages", count, 7) || PyBytes_AsStringAndSize(args[0], &text, &size)) return NULL;
     size_t at = PyLong_AsSize_t(args[1]), bytes = (size_t)size;
+    if (PyErr_Occurred()) return NULL;
+    long long since = PyLong_AsLongLong(args[6]);
     if (PyErr_Occurred()) return NULL;
     if (!PyDict_Check(args[2]) || !PyType_Check(args[3]) || !PyList_Check(args[4]) ||
         !PyType_IsSubtype((PyTypeObject *)args[3], &PyTuple_Type))
@@ -68,7 +75,9 @@ PyObject *native_messages(PyObject *module, PyObject *const *args, Py_ssize_t co
     PyTypeObject *type = (PyTypeObject *)args[3];
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     PyObject *stream = NULL, *result = NULL;
+    unsigned long long last = 0;
     uint32_t number = 0;
+    int flags = 0, headed = 0;
     Head head;
     for (; at < bytes && message_at((uint8_t *)text, bytes, at, &head); at += padded(head.size)) {
         if (!stream || head.stream != number) {
@@ -79,12 +88,15 @@ PyObject *native_messages(PyObject *module, PyObject *const *args, Py_ssize_t co
             if (!stream && PyErr_Occurred()) return NULL;
             if (!stream) break;
         }
-        PyObject *made = message_of(type, allocate, &head, stream, (uint8_t *)text + at);
+        last = head.sequence, flags |= head.flags;
+        if (stream == Py_None || (!head.headers && head.time_ns < since)) continue;
+        headed |= head.headers != 0;
+        PyObject *made = message_of(type, allocate, &head, stream, (uint8_t *)text + at, args[5]);
         int failed = !made || PyList_Append(args[4], made);
         Py_XDECREF(made);
         if (failed) goto done;
     }
-    result = PyLong_FromSize_t(at);
+    result = Py_BuildValue("(nKii)", (Py_ssize_t)at, last, flags, headed);
 done:
     Py_XDECREF(stream);
     return result;

@@ -204,10 +204,10 @@ static PyObject *Consumer_range(Consumer *self, PyObject *const *args, Py_ssize_
     int found = await_head(self, until, &head), result = found > 0 ? ring_span(h, self->position, most, &bytes) : RING_OK;
     if (found > 0 && !result && (range = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)bytes))) {
         void *to = PyBytes_AsString(range);
-        Py_BEGIN_ALLOW_THREADS
+        PyThreadState *others = bytes >= LARGE_BYTES ? PyEval_SaveThread() : NULL;
         memcpy(to, h->data + (self->position & (h->size - 1)), bytes);
+        if (others) PyEval_RestoreThread(others);
         result = ring_overtaken(h, self->position) ? RING_OVERTAKEN : RING_OK;
-        Py_END_ALLOW_THREADS
     }
     if (result) {
         Py_CLEAR(range);

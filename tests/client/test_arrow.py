@@ -98,6 +98,6 @@ def test_headers_that_are_no_utf_8_are_shown_as_in_a_message(tree: Client, name:
     columns = ColumnSubscription(group._link, group.path, ("s",), start="first", until="end", is_past=True)
     texts = b"\x01k\x02\x00\xff!"
     data = record.encode_names(1, 0, {1: "s"}) + record.encode(1, 2_000, 1, 1, 0, texts, b"body")
-    columns._receive(columns.feed(data))
+    columns._receive(columns.feed(data), columns.has_headers)
     assert rows(pa.Table.from_batches([columns.get(HANG_S)])) == [(1, "s", 2, b"body", {"k": "\ufffd!"})]
     columns.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import threading
 from collections.abc import Callable
@@ -120,6 +121,21 @@ def test_a_message_of_any_size_can_be_copied(tree: Client, name: str, size: int)
             assert file.read(10) == body[:10]
     assert message._replace(stream="t") == plain._replace(stream="t") != message
     assert message._asdict() == plain._asdict()
+
+
+def test_messages_without_headers_share_them(tree: Client, name: str) -> None:
+    group = kept(tree, name)
+    group.publish_many([("s", "a"), ("s", "b")])
+    one, other = group.history()
+    assert one.headers == {}
+    assert json.dumps(one.headers) == "{}"
+    assert one.headers is other.headers
+    for change in ("one.headers['k'] = 'v'", "one.headers.update(k='v')", "one.headers |= {'k': 'v'}"):
+        with pytest.raises((TypeError, AttributeError)):
+            exec(change, {"one": one})
+    for copied in (copy.deepcopy(one), pickle.loads(pickle.dumps(one)), one._replace(headers={**one.headers})):
+        copied.headers["k"] = "v"  # type: ignore[index]
+    assert one.headers == other.headers == {}
 
 
 def test_the_names_of_the_library_are_listed() -> None:

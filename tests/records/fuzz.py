@@ -12,6 +12,7 @@ from __future__ import annotations
 import mmap
 import sys
 import time
+from argparse import Namespace
 from array import array
 from collections.abc import Callable
 from itertools import pairwise
@@ -19,13 +20,16 @@ from random import Random
 from typing import Any
 
 import google_crc32c
+import pytest
 
 from mqfs import errors, limits, ring
 from mqfs.client import message
+from mqfs.client.transport import ring_subscription
 from mqfs.engine.language import batch_frames
 from mqfs.records import batch, columns, headers, record
 from mqfs.records.record import HEAD_BYTES, INNER, MORE, padded, row_at
 from mqfs.ring import _native as native_ring
+from mqfs.syntax.patterns import DOTTED
 
 EDGES = [
     0,
@@ -261,13 +265,31 @@ def messages(dice: Random) -> None:
         decoder = message.RecordDecoder()
         return [outcome(lambda: decoder.feed(piece)) for piece in pieces]  # noqa: B023
 
-    done, native = step(), message.native_messages
-    message.native_messages = lambda data, at, names, type, to, /: at
-    try:
-        expected = step()
-    finally:
-        message.native_messages = native
+    in_python(step)
+
+
+def in_python(step: Callable[[], Any]) -> None:
+    """Run a step with messages made in C and in Python. Raises AssertionError where the outcomes differ."""
+    done = outcome(step)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (message, ring_subscription):
+            patch.setattr(module, "native_messages", lambda data, at, *_: (at, 0, 0, 0))
+        expected = outcome(step)
     assert done == expected, (done, expected)
+
+
+def ranges(dice: Random) -> None:
+    """Records of a ring, of which a subscription selects some streams and those that have not expired."""
+    data, known = log(dice), {3: "s", 4: "é", 5: "t" * 255, 7: "s0001"}
+    selected = dice.sample([*known.values()], dice.randrange(5))
+    ttl_ns = dice.choice([0, 0, 1, 2**62])
+
+    def step() -> Any:
+        chosen = ring_subscription.RingFilter(selected)
+        chosen.attach(Namespace(name=known.get, words=DOTTED, ttl_ns=ttl_ns))  # type: ignore[arg-type]
+        return chosen.messages(data)
+
+    in_python(step)
 
 
 # ---------------------------------------------------------------- ring/
@@ -406,7 +428,7 @@ def hostile(dice: Random) -> None:
 
 FUZZED: dict[str, Callable[[Random], None]] = {
     "pack": pack, "stamp": stamp, "unit": unit, "postings": postings, "columns": gather, "pick": pick,
-    "messages": messages, "scan": scan, "crc32c": crc, "publish": publish, "hostile": hostile,
+    "messages": messages, "ranges": ranges, "scan": scan, "crc32c": crc, "publish": publish, "hostile": hostile,
 }  # fmt: skip
 
 

@@ -9,19 +9,30 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from operator import itemgetter
+from typing import NamedTuple
 
 from mqfs import ring
 from mqfs.client.backoff import Backoff
-from mqfs.client.message import Message
+from mqfs.client.message import EVER, NO_HEADERS, Message, message_of, native_messages, record_at
 from mqfs.client.subscription import CursorSubscription, require_name
 from mqfs.client.transport.ring_attachment import LONGEST_PAUSE_S, LOOK_S, Attached, Refused, RingAttachment
-from mqfs.client.types import Filters, Link, Patterns
-from mqfs.errors import BadCommand, BadRing, Busy, Damaged, Disconnected, FellBehind, Interrupted, NotFound, Stale
-from mqfs.model import Kind, Record
+from mqfs.client.types import READ_BYTES, Filters, Link, Patterns
+from mqfs.errors import (
+    BadCommand,
+    BadRing,
+    Busy,
+    Damaged,
+    Disconnected,
+    DiskFailed,
+    FellBehind,
+    Interrupted,
+    NotFound,
+    Stale,
+)
+from mqfs.model import Kind
 from mqfs.records import headers
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.patterns import Words, compile_pattern, has_wildcard
@@ -31,8 +42,6 @@ LOGGED_S = 0.1  # that a `get` waits at least for the log to have what the serve
 POLL_S = 0.005  # between two looks at several rings, where the kernel cannot wait for all of them
 MOST_RINGS = 127  # that the kernel can wait for at once
 IDLE_S = 5.0  # that the watcher's thread stays without a subscription
-BATCH = 1_024  # records read at once
-_flags_of = itemgetter(Record._fields.index("flags"))
 
 
 class RingSubscription(CursorSubscription):
@@ -260,7 +269,7 @@ class RingSubscription(CursorSubscription):
             if past._is_plain:
                 run += past._ready
                 past._ready.clear()
-            self._receive(run)
+            self._receive(run, past._decoder.has_headers)
             self._position = run[-1].sequence + 1
 
     def _from_ring(self, consumer: ring.Consumer, deadline: float | None) -> None:
@@ -270,19 +279,18 @@ class RingSubscription(CursorSubscription):
         if wanted:
             slice_s = 0.0
         try:
-            records = consumer.records(BATCH, slice_s)
+            data = consumer.range(READ_BYTES, slice_s)
         except FellBehind:
             self._read_missed(consumer)  # overtaken
             return
         except Damaged:
-            consumer.skip()  # a corrupt record: the log has those that passed the check
-            self._read_missed(consumer)
+            self._skip(consumer)
             return
-        if records:
-            if max(map(_flags_of, records)) >= ring.OWN:
-                self._require_logged(records[-1][0], deadline)
-            self._decode(records)
+        if data:
+            sound = self._decode(data, deadline)
             self._read_to = consumer.position
+            if not sound:
+                self._skip(consumer)
         elif wanted:
             self._interrupt_requested = False
             raise Interrupted
@@ -290,6 +298,11 @@ class RingSubscription(CursorSubscription):
             self._check_server()
         elif deadline is not None and time.monotonic() >= deadline:
             raise TimeoutError
+
+    def _skip(self, consumer: ring.Consumer) -> None:
+        """Skip a corrupt record, and all to the end of the ring: the log has those that passed the check."""
+        consumer.skip()
+        self._read_missed(consumer)
 
     def _read_missed(self, consumer: ring.Consumer) -> None:
         """Read in the log what was not read in the ring. Raises Stale, to go on once the server is back."""
@@ -301,17 +314,22 @@ class RingSubscription(CursorSubscription):
             raise Stale("server of the ring is away") from None
         self._read_to = consumer.position
 
-    def _decode(self, records: list[RingRecord]) -> None:
-        end = records[-1][0] + 1
-        if records[0][0] < self._floor:
-            records = [record for record in records if record[0] >= self._floor]
+    def _decode(self, data: bytes, deadline: float | None) -> bool:
+        """Receive the messages of a range, up to its first corrupt record; whether there is none."""
         try:
-            self._receive(self._filter.messages(records))
+            run = self._filter.messages(data)
         except Disconnected:  # the records are read again, from the log
             if self._reconnect is False:
                 raise
             raise Stale("server of the ring was restarted") from None
-        self._position = max(self._position, end)
+        if run.flags >= ring.OWN:
+            self._require_logged(run.last, deadline)
+        messages = run.messages
+        if messages and messages[0].sequence < self._floor:
+            messages = [message for message in messages if message.sequence >= self._floor]
+        self._receive(messages, run.has_headers)
+        self._position = max(self._position, run.last + 1)
+        return run.is_sound
 
     def _require_logged(self, sequence: int, deadline: float | None) -> None:
         """Wait until the log has the messages up to that one: the server may be killed before it has written its own
@@ -502,12 +520,6 @@ os.register_at_fork(after_in_child=_forget_parent)
 
 # ---------------------------------------------------------------- the records of a ring that a subscription selects
 
-_MESSAGE = int(Kind.MESSAGE)
-_headers_of = itemgetter(Record._fields.index("headers"))
-_new = tuple.__new__  # a Message of a tuple, at a third of the cost of its own
-
-RingRecord = tuple[int, int, int, int, int, bytes, bytes]  # sequence, time, stream, kind, flags, headers, body
-
 
 class NotInRing(Exception):
     """Only a cursor can read the requested messages."""
@@ -525,6 +537,16 @@ class _Names(dict[int, str | None]):
         return selected
 
 
+class Run(NamedTuple):
+    """What a range of a ring has for a subscription."""
+
+    messages: list[Message]  # selected, and not expired
+    last: int  # sequence, of all its records; 0: it has none
+    flags: int  # of all
+    has_headers: bool  # some of the messages have
+    is_sound: bool  # False: it ends with a corrupt record
+
+
 class RingFilter:
     """Streams and patterns over one generation of a ring at a time."""
 
@@ -536,31 +558,38 @@ class RingFilter:
         """Use the stream numbers of that generation. Raises BadRing for an invalid pattern of its group."""
         self._names, self._ttl_ns = _Names(at.name, _selector(self._selected, at.words)), at.ttl_ns
 
-    def messages(self, records: Sequence[RingRecord]) -> list[Message]:
-        """Raises Disconnected where a name could not be asked for."""
-        if self._ttl_ns or any(map(_headers_of, records)):
-            return self._with_headers(records)
-        names = self._names
-        return [
-            _new(Message, (sequence, name, time_ns, body, {}))
-            for sequence, time_ns, stream, kind, _, _, body in records
-            if (name := names[stream]) is not None and kind == _MESSAGE
-        ]
+    def messages(self, data: bytes) -> Run:
+        """The messages of whole records. Raises Disconnected where a name could not be asked for."""
+        names, found, now = self._names, list[Message](), time.time_ns() if self._ttl_ns else 0
+        since = now - self._ttl_ns + 1 if now else EVER
+        at = last = flags = headed = 0
+        is_sound = True
+        while True:
+            at, end, more, some = native_messages(data, at, names, Message, found, NO_HEADERS, since)
+            last, flags, headed = end or last, flags | more, headed | some
+            if at == len(data):
+                break
+            try:
+                entry, at = record_at(data, at)
+            except DiskFailed:
+                entry = None
+            if entry is None:
+                is_sound = False
+                break
+            last, flags = entry.sequence, flags | entry.flags
+            name = names[entry.stream] if entry.kind == Kind.MESSAGE else None
+            if name is not None and (entry.headers or entry.time_ns >= since):
+                found.append(message_of(entry, name))
+                headed |= bool(entry.headers)
+        if headed:
+            found = [message for message in found if not message.headers or self._passes(message)]
+        return Run(found, last, flags, bool(headed), is_sound)
 
-    def _with_headers(self, records: Iterable[RingRecord]) -> list[Message]:
-        """The messages of records that may have expired or be for one receiver only."""
-        messages = []
-        for sequence, time_ns, stream, kind, _, head, body in records:
-            name = self._names[stream] if kind == _MESSAGE else None
-            if name is None:
-                continue
-            more = headers.decode(head) if head else {}
-            ttl_ns = parse_duration(more[headers.TTL]) if headers.TTL in more else self._ttl_ns
-            if ttl_ns and time_ns + ttl_ns <= time.time_ns():
-                continue
-            if headers.SINGLE not in more:
-                messages.append(Message(sequence, name, time_ns, body, more))
-        return messages
+    def _passes(self, message: Message) -> bool:
+        """Whether a message with headers is for all receivers, and has not expired."""
+        more = message.headers
+        ttl_ns = parse_duration(more[headers.TTL]) if headers.TTL in more else self._ttl_ns
+        return headers.SINGLE not in more and not (ttl_ns and message.time_ns + ttl_ns <= time.time_ns())
 
 
 def _selector(names: Sequence[str], words: Words) -> Callable[[str], bool]:
@@ -574,4 +603,4 @@ def _selector(names: Sequence[str], words: Words) -> Callable[[str], bool]:
     return lambda name: name in plain or any(match(name) for match in matches)
 
 
-__all__ = ["NotInRing", "RingFilter", "RingRecord", "RingSubscription"]
+__all__ = ["NotInRing", "RingFilter", "RingSubscription"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import queue
 import signal
@@ -392,6 +393,21 @@ def test_a_reader_that_is_overtaken_reads_the_log(away: Server) -> None:
         group.publish("a", b"now")
         assert slow.get(HANG_S).body == patient.get(HANG_S).body == b"now"
         assert slow._past is None
+
+
+def test_a_reader_gets_a_corrupt_record_of_the_ring_from_the_log(away: Server) -> None:
+    with away.connect() as client:
+        group = kept(client, "sync off")
+        reading = group.subscribe()
+        for number in range(9):
+            group.publish("s", b"%d" % number)
+        fd = group._link.direct(group.path)._attachment.now.ring.fileno()  # type: ignore[union-attr]
+        with mmap.mmap(fd, 0) as memory:
+            memory[ring.HEAD_BYTES + 4 * 40 + 32] ^= 1  # in the body of the fifth
+        group.publish("s", b"after")
+        assert [reading.get(HANG_S).body for _ in range(10)] == [*(b"%d" % number for number in range(9)), b"after"]
+        group.publish("s", b"now")
+        assert reading.get(HANG_S).body == b"now"
 
 
 def test_what_the_log_has_not_any_more_is_told(away: Server) -> None:
