@@ -51,6 +51,7 @@ class Group(Administration):
         self.path = path
         self._link, self._reconnect, self._escapes = link, reconnect, escapes
         self._publisher = Publisher(link, path)
+        self._publish_now = self._publisher.publish_now  # or None
         self._origin = Origin(link, path, reconnect)
         self._registry = Registry(self._origin)
         self.filters = self._registry.shared.filters
@@ -109,12 +110,12 @@ class Group(Administration):
             BadRequest: Options exclude each other.
             Denied: The user has no w on the stream.
         """
-        committed = is_committed(wait)
+        committed = wait != "published" and is_committed(wait)
         if self._escapes:
             stream, headers = addressed(stream, headers)
         has_options = not (ttl is delay is at is priority is wait_s is None) or headers or id or single or ephemeral
         if not has_options:
-            return self._publisher.plain(stream, body, create, committed)
+            return self._publish_now(stream, body, committed) or self._publisher.plain(stream, body, create, committed)
         message = Outgoing(stream, body, ttl, delay, at, priority, headers, id, single)
         if ephemeral:
             return self._publisher.ephemeral(message, create, [] if wait_s is None else ["wait_s"])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby, islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import attrs
 
@@ -30,12 +30,17 @@ IN_PARTS = ("headers", "id", "priority", "ttl")  # options of a body in parts
 _BATCH = 1_024  # messages passed to the link at once: bounds the memory of an endless iterable
 
 
+def _cannot(_stream: str, _body: object, _committed: bool) -> None:
+    """See `Direct.publish_now`."""
+
+
 class Publisher:
     """Publishes to one group. Thread-safe."""
 
     def __init__(self, link: Link, path: str) -> None:
         self._link, self._path = link, path
         self._direct = link.direct(path)
+        self.publish_now = _cannot if self._direct is None else self._direct.publish_now
         self._lock = threading.Lock()
         self._idle: OrderedDict[str | None, list[File]] = OrderedDict()  # by stream; None: `.put`
         self._units = StagedUploads(link, path)
@@ -201,6 +206,12 @@ class Publisher:
         wait: Callable[[], None] | None = None
         source = iter(messages)
         while batch := list(islice(source, _BATCH)):
+            if self._direct is not None:
+                done, wait = self._directly(self._direct, batch, create, count, wait, known=True)
+                count += done
+                if done == len(batch):
+                    continue
+                batch = batch[done:]
             require_items(batch)
             for kind, run in groupby(batch, way_of):
                 alike = list(run)
@@ -209,7 +220,8 @@ class Publisher:
                     self._write_long([*map(outgoing, alike)], create, count)
                     done = len(alike)
                 if kind == "plain" and self._direct is not None:
-                    done, wait = self._directly(self._direct, alike, create, count, wait)
+                    pairs = [*map(plain_pair, alike)]
+                    done, wait = self._directly(self._direct, pairs, create, count, wait)
                 if done < len(alike):
                     self._write([*map(outgoing, alike[done:])], create, count + done)
                 count += len(alike)
@@ -228,22 +240,22 @@ class Publisher:
     def _directly(
         self,
         direct: Direct,
-        messages: Sequence[Item],
+        messages: Sequence[Any],
         create: bool,
         before: int,
         wait: Callable[[], None] | None,
+        known: bool = False,
     ) -> tuple[int, Callable[[], None] | None]:
         """Publish without the files: how many messages, and a function that waits for the commit of all so far."""
-        pairs = [*map(plain_pair, messages)]
         try:
             try:
-                done, later = direct.publish_many(pairs)
+                done, later = direct.publish_many(messages, known=known)
             except NotFound:
-                if not create:
+                if not create or known:  # the group is gone
                     raise
-                for stream in dict.fromkeys(stream for stream, _ in pairs):
+                for stream in dict.fromkeys(stream for stream, _ in messages):
                     self.make(stream)
-                done, later = direct.publish_many(pairs)
+                done, later = direct.publish_many(messages)
         except MqfsError as error:
             done = before + getattr(error, "published", 0)
             error.add_note(f"publish_many failed at message {done}; those before it are published")

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from mqfs.client.message import Message
+from mqfs.client.message import Message, Receipt
 from mqfs.errors import MqfsError
 from mqfs.ninep.codec.dialect import raised
 from mqfs.ninep.codec.messages import Rerror
@@ -122,6 +122,11 @@ class Subscription(Protocol):
 class Direct(Protocol):
     """A group's plain messages without its files. A result of None leaves the call to the files."""
 
+    def publish_now(self, stream: str, body: object, committed: bool) -> Receipt | None:
+        """`publish`, if the body is bytes and nothing but the commit is to be waited or asked for. None: it is not, and
+        nothing was published."""
+        ...
+
     def publish(self, stream: str, body: bytes, committed: bool) -> int | None:
         """Publish a message (`committed`: and wait for its commit); its sequence. Raises NotFound."""
         ...
@@ -134,9 +139,10 @@ class Direct(Protocol):
         """Publish a message that is not in the log. False: that cannot be done here. Raises NotFound."""
         ...
 
-    def publish_many(self, messages: Sequence[tuple[str, bytes]]) -> tuple[int, Callable[[], None] | None]:
-        """Publish messages in order: how many, the rest being left to the files, and a function that waits for their
-        commit. NotFound has published none; other errors carry the number as `published`."""
+    def publish_many(self, messages: Sequence[object], *, known: bool = False) -> tuple[int, Callable[[], None] | None]:
+        """Publish pairs of a stream and bytes in order: how many, the rest being left to the files, and a function that
+        waits for their commit. NotFound has published none; other errors carry the number as `published`. `known`: none
+        where some are no such pairs, or of a stream that it has not published to yet."""
         ...
 
     def end(self) -> int:

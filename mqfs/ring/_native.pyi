@@ -1,6 +1,6 @@
 """The ring's extension in C. docs/explanation/ring.md has the guarantees between processes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, SupportsFloat, TypeAlias, final
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -46,11 +46,17 @@ class Ring:
         /,
     ) -> int:
         """Publish one record; returns the sequence it carries. Raises errors.Again where it could not in time."""
+    def publish_now(self, numbers: dict[str, int], stream: str, body: object, /) -> int | None:
+        """Publish a message of bytes, at most 64 KiB, to one of some streams, if nothing is to be waited for. Returns
+        its sequence. None: nothing was published. Raises errors.Stale, errors.Disconnected as `publish`."""
     def publish_many(self, stream: int, bodies: Iterable[Buffer], timeout: Timeout = None, /) -> int:
         """Publish messages of one stream, in order; others' may come between. Returns the last one's sequence, 0 of
         none. An error has as `published` how many were published before it."""
-    def publish_drafts(self, drafts: Iterable[Draft], timeout: Timeout = None, /) -> int:
-        """As publish_many, of records of any kind and stream."""
+    def publish_pairs(
+        self, numbers: dict[str, int], pairs: Sequence[object], most: int, timeout: Timeout = None, /
+    ) -> int | None:
+        """As publish_many, of pairs of a stream and bytes. None: one is not a pair, not of one of those streams, empty,
+        or of more than `most` bytes, and nothing was published."""
     def publish_unit(self, drafts: Iterable[Draft], timeout: Timeout = None, flags: int = 0, /) -> int:
         """Publish records as an atomic batch, each with these flags, too. Returns the last one's sequence."""
     def consumer(

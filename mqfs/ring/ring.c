@@ -91,6 +91,41 @@ static int put(Ring *ring, const struct ring_part *parts, size_t count, uint64_t
     }
 }
 
+/* Point `part` at a message for one of the streams whose numbers are in a dict. 1: done; 0: it is not bytes, empty, of more than
+ * `most` bytes, or the stream is not in the dict; -1: error. The caller holds the body, which does not change, as long as it uses
+ * `part`. Only the look-up may run Python code (a subclass of str), and nothing was read before it. */
+static int fill_known(const Ring *ring, struct ring_part *part, PyObject *numbers, PyObject *stream, PyObject *body, uint64_t most)
+{
+    uint64_t value;
+    PyObject *found = PyUnicode_Check(stream) && PyBytes_Check(body) ? PyDict_GetItemWithError(numbers, stream) : NULL;
+    if (!found) return PyErr_Occurred() ? -1 : 0;
+    if (!number(found, UINT32_MAX, &value)) return -1;
+    if (PyBytes_Size(body) < 1 || (uint64_t)PyBytes_Size(body) > most) return 0;
+    return fill(ring, part, value, 1, NULL, body) ? 1 : -1;
+}
+
+/* publish_now(numbers, stream, body): publish a message if nothing is to be waited for, and so without letting other threads run:
+ * its sequence. None: nothing was published, and `publish` tells why. */
+static PyObject *Ring_publish_now(Ring *self, PyObject *const *args, Py_ssize_t count)
+{
+    struct ring_handle *h = &self->h;
+    struct ring_part part;
+    uint64_t last;
+    if (!arguments("publish_now", count, 3, 3)) return NULL;
+    int filled = fill_known(self, &part, args[0], args[1], args[2], LARGE_BYTES);
+    if (filled < 0) return NULL;
+    if (!filled || !h->shared || self->publishes) Py_RETURN_NONE;
+    h->waits = !(h->mine & 1); /* as `put`: a publisher that would overtake followers has to wait */
+    if (ring_publish(h, &part, 1, ring_part_bytes(&part), 0, &last)) Py_RETURN_NONE;
+    if (atomic_load(&h->shared->retired) && h->waits) {
+        self->users++; /* nobody publishes any more, so `end` stays ours */
+        int failed = await_final(self, 0);
+        self->users--;
+        if (failed) return NULL;
+    }
+    return PyLong_FromUnsignedLongLong(last);
+}
+
 static PyObject *Ring_publish(Ring *self, PyObject *const *args, Py_ssize_t count)
 {
     uint64_t stream, kind = 1, flags = 0, last;
@@ -152,7 +187,10 @@ static int draft(const Ring *ring, PyObject *item, struct ring_part *part, PyObj
     return done;
 }
 
-static PyObject *publish_items(Ring *self, PyObject *items, PyObject *timeout, int drafts, uint64_t stream, int atomic, uint64_t flags)
+/* The items are drafts of an atomic batch; or pairs for `fill_known`, with `numbers`, and `stream` is their most bytes: None where
+ * one is not for it; or bodies of one stream. `all` holds what the parts point into, and `owners` what was made of it. */
+static PyObject *publish_items(Ring *self, PyObject *items, PyObject *timeout, PyObject *numbers, uint64_t stream, int atomic,
+                               uint64_t flags)
 {
     struct ring_part few[64], *parts = few;
     uint64_t last = 0;
@@ -164,7 +202,10 @@ static PyObject *publish_items(Ring *self, PyObject *items, PyObject *timeout, i
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = PyTuple_GetItem(all, i);
         int filled = 0;
-        if (drafts) {
+        if (numbers) {
+            filled = PyTuple_Check(item) && PyTuple_Size(item) == 2 &&
+                     fill_known(self, &parts[i], numbers, PyTuple_GetItem(item, 0), PyTuple_GetItem(item, 1), stream) > 0;
+        } else if (atomic) {
             filled = draft(self, item, &parts[i], owners);
         } else if (PyBytes_CheckExact(item)) {
             filled = fill(self, &parts[i], stream, 1, NULL, item) != 0;
@@ -187,27 +228,28 @@ failed:
     if (parts != few) PyMem_Free(parts);
     Py_XDECREF(all);
     Py_XDECREF(owners);
-    return NULL;
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *Ring_publish_many(Ring *self, PyObject *const *args, Py_ssize_t count)
 {
     uint64_t stream;
     if (!arguments("publish_many", count, 2, 3) || !number(args[0], UINT32_MAX, &stream)) return NULL;
-    return publish_items(self, args[1], count > 2 ? args[2] : NULL, 0, stream, 0, 0);
+    return publish_items(self, args[1], count > 2 ? args[2] : NULL, NULL, stream, 0, 0);
 }
 
-static PyObject *Ring_publish_drafts(Ring *self, PyObject *const *args, Py_ssize_t count)
+static PyObject *Ring_publish_pairs(Ring *self, PyObject *const *args, Py_ssize_t count)
 {
-    if (!arguments("publish_drafts", count, 1, 2)) return NULL;
-    return publish_items(self, args[0], count > 1 ? args[1] : NULL, 1, 0, 0, 0);
+    uint64_t most;
+    if (!arguments("publish_pairs", count, 3, 4) || !number(args[2], UINT32_MAX, &most)) return NULL;
+    return publish_items(self, args[1], count > 3 ? args[3] : NULL, args[0], most, 0, 0);
 }
 
 static PyObject *Ring_publish_unit(Ring *self, PyObject *const *args, Py_ssize_t count)
 {
     uint64_t flags = 0;
     if (!arguments("publish_unit", count, 1, 3) || (count > 2 && !number(args[2], 255, &flags))) return NULL;
-    return publish_items(self, args[0], count > 1 ? args[1] : NULL, 1, 0, 1, flags);
+    return publish_items(self, args[0], count > 1 ? args[1] : NULL, NULL, 0, 1, flags);
 }
 
 /* ---- the rest of a ring ---- */
@@ -412,8 +454,9 @@ static PyObject *Ring_get(Ring *self, void *what)
 
 static PyMethodDef ring_methods[] = {
     {"publish", FAST(Ring_publish), METH_FASTCALL, NULL},
+    {"publish_now", FAST(Ring_publish_now), METH_FASTCALL, NULL},
     {"publish_many", FAST(Ring_publish_many), METH_FASTCALL, NULL},
-    {"publish_drafts", FAST(Ring_publish_drafts), METH_FASTCALL, NULL},
+    {"publish_pairs", FAST(Ring_publish_pairs), METH_FASTCALL, NULL},
     {"publish_unit", FAST(Ring_publish_unit), METH_FASTCALL, NULL},
     {"consumer", FAST(Ring_consumer), METH_VARARGS | METH_KEYWORDS, NULL},
     {"wait_committed", FAST(Ring_wait_committed), METH_FASTCALL, NULL},

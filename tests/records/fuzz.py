@@ -328,6 +328,10 @@ def published_by(of: ring.Ring, how: str, each: list[tuple[int, int, bytes, byte
         return of.publish(stream, body, texts, kind, 0, 0)
     if how == "publish_many":
         return of.publish_many(9, [body for _, _, body, _ in each], 0)
+    if how == "publish_pairs":
+        return of.publish_pairs({"é": 9}, [("é", body) for _, _, body, _ in each], 2**32 - 1, 0) or 0
+    if how == "publish_now":
+        return of.publish_now({"é": 9}, "é", each[0][2]) or 0
     publisher: Callable[..., int] = getattr(of, how)
     return publisher(each, 0)
 
@@ -339,14 +343,16 @@ def publish(dice: Random) -> None:
     position, sequence = 0, 6
     for _ in range(dice.randrange(1, 9)):
         each = drafts(dice)[: dice.choice([1, 1, 400])]
-        how = dice.choice(["publish", "publish_many", "publish_drafts", "publish_unit"])
-        if how == "publish":
+        how = dice.choice(["publish", "publish_now", "publish_many", "publish_pairs", "publish_unit"])
+        if how in ("publish", "publish_now"):
             del each[1:]
-        if how == "publish_many":
+        if how in ("publish_now", "publish_many", "publish_pairs"):
             each = [(1, 9, body, b"") for _, _, body, _ in each]
         before = of.tail
         try:
-            published_by(of, how, each)
+            if not published_by(of, how, each):
+                assert how.startswith("publish_now") or not all(body for _, _, body, _ in each)
+                each = []
         except REFUSED as error:
             del each[getattr(error, "published", 0) :]
             assert each or of.tail == before
@@ -380,8 +386,9 @@ def hostile(dice: Random) -> None:
         readers.append(of.consumer(kept=True))
     calls: list[Callable[[], Any]] = [
         lambda: of.publish(3, sized(dice), head(dice), 1, 0, 0),
-        lambda: of.publish_drafts(drafts(dice), 0),
         lambda: of.publish_unit(drafts(dice)[:40], 0),
+        lambda: of.publish_now({"s": 3}, "s", sized(dice)),
+        lambda: of.publish_pairs({"s": 3}, [("s", sized(dice) or b"x")] * dice.choice([1, 65, 300]), 2**32 - 1, 0),
         lambda: dice.choice(readers).records(dice.choice([1, 50]), 0),
         lambda: dice.choice(readers).record(0),
         lambda: dice.choice(readers).body(0),

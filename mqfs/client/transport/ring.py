@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from mqfs import limits
+from mqfs.client.message import Receipt
 from mqfs.client.transport.ninep import NinepTransport
 from mqfs.client.transport.ring_attachment import LOOK_S, Attached, RingAttachment
 from mqfs.client.transport.ring_subscription import NotInRing, RingSubscription
@@ -96,6 +98,7 @@ SLICE_S = 0.1  # of a wait, between two checks whether the client was closed
 RETENTION_S = 1.0  # between two questions whether anything retains the messages of a group
 ANSWER_S = 5.0  # in which a server that took over a ring has committed its messages
 _MESSAGE = int(Kind.MESSAGE)
+_new = tuple.__new__  # a Receipt of a tuple, at a third of the cost of its own
 
 
 class RingGroup:
@@ -117,6 +120,24 @@ class RingGroup:
                 at.number(stream)
                 known = at.retained.get(stream)
         return known
+
+    def publish_now(self, stream: str, body: object, committed: bool) -> Receipt | None:
+        """See `Direct`."""
+        at = self._attachment.now
+        if at is None or at.is_replaced:
+            return None
+        try:
+            sequence = at.ring.publish_now(at.numbers, stream, body)
+        except Stale:
+            return None
+        if sequence is None:
+            return None
+        if committed:
+            self._wait_committed(at, sequence)
+        retained = at.retained.get(stream)
+        if retained is False:
+            retained = self.is_retaining(stream)
+        return _new(Receipt, (sequence, 0, None, False, retained))
 
     def publish_ephemeral(self, stream: str, body: bytes) -> bool:
         """See `Direct`."""
@@ -148,16 +169,16 @@ class RingGroup:
                     self._wait_committed(at, sequence)
                 return sequence
 
-    def publish_many(self, messages: Sequence[tuple[str, bytes]]) -> tuple[int, Callable[[], None] | None]:
+    def publish_many(self, messages: Sequence[object], *, known: bool = False) -> tuple[int, Callable[[], None] | None]:
         """See `Direct`."""
-        for _, body in messages:
-            if len(body) > limits.MESSAGE_BYTES:
-                raise TooLong(f"message of {len(body)} bytes (expected at most {limits.MESSAGE_BYTES})")
         done, wait = 0, None
+        if known and ((now := self._attachment.now) is None or now.is_replaced):
+            return done, wait
         try:
             while done < len(messages) and (at := self._attachment.usable()) is not None:
+                rest = messages[done:] if done else messages
                 try:
-                    last = self._publish_all(at, messages[done:] if done else messages)
+                    last = self._publish_all(at, rest, known)
                 except (Again, Stale, BadRing, Busy) as error:
                     done += getattr(error, "published", 0)
                     self._check_generation(at, error)
@@ -170,16 +191,13 @@ class RingGroup:
             raise
         return done, wait
 
-    def _publish_all(self, at: Attached, messages: Sequence[tuple[str, bytes]]) -> int | None:
-        numbers = at.numbers
-        for stream in {stream for stream, _ in messages}:
-            if stream not in numbers and self._number(at, stream) is None:
-                return None
-        first = messages[0][0]
+    def _publish_all(self, at: Attached, messages: Sequence[Any], known: bool) -> int | None:
+        if not known:
+            for stream in {stream for stream, _ in messages}:
+                if stream not in at.numbers and self._number(at, stream) is None:
+                    return None
         with at.publishing:
-            if all(stream == first for stream, _ in messages):
-                return at.ring.publish_many(numbers[first], [body for _, body in messages], SLICE_S)
-            return at.ring.publish_drafts([(_MESSAGE, numbers[stream], body) for stream, body in messages], SLICE_S)
+            return at.ring.publish_pairs(at.numbers, messages, limits.MESSAGE_BYTES, SLICE_S)
 
     def _number(self, at: Attached, stream: str) -> int | None:
         """The number of a stream; None: a view. Raises Stale where the generation has changed."""

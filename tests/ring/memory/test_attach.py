@@ -108,7 +108,7 @@ def test_sizes() -> None:
             ring.publish(1, bytes(body), bytes(headers))
     with pytest.raises(errors.OverLimit):
         ring.publish_unit([(1, 1, bytes(LEAST // 4))] * 2)
-    ring.publish_drafts([(1, 1, bytes(LEAST // 4))] * 9)
+    ring.publish_many(1, [bytes(LEAST // 4)] * 9)
     with pytest.raises(OverflowError):
         ring.publish(1 << 32, b"")
     for kind in (0, 7):

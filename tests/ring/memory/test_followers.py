@@ -120,6 +120,26 @@ def test_a_publisher_that_may_not_wait_does_not() -> None:
         follower.records(1, 0)
 
 
+def test_what_is_published_now_or_not_at_all_overtakes_nobody() -> None:
+    ring = create(LEAST)
+    follower, count = ring.consumer(), 0
+    while ring.publish_now({"s": 1}, "s", BODY):
+        count += 1
+    assert count == len(follower.records(1_000, 0)) == A_RING
+    assert ring.publish_now({"s": 1}, "s", BODY)
+    tail = ring.tail
+    for stream, body in (("s", b""), ("s", "text"), ("s", bytearray(9)), ("t", b"unknown"), (b"s", b"bytes")):
+        assert ring.publish_now({"s": 1}, stream, body) is None  # type: ignore[arg-type]
+        assert ring.publish_pairs({"s": 1}, [("s", BODY), (stream, body)], 1_000) is None
+    assert ring.publish_pairs({"s": 1}, [("s", BODY), ["s", BODY]], 1_000) is None
+    assert ring.publish_pairs({"s": 1}, [("s", BODY)], 999) is None
+    ring.retire()
+    assert ring.publish_now({"s": 1}, "s", BODY) is None
+    assert ring.tail == tail
+    ring.close()
+    assert ring.publish_now({"s": 1}, "s", BODY) is None
+
+
 def test_one_that_was_given_up_is_waited_for_again() -> None:
     """Once it has caught up."""
     ring = create(LEAST)

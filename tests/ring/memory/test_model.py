@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 SIZE = 1 << 16
 SLACK = SIZE // 16  # what a consumer that releases by itself may hold back
 BODIES = st.one_of(st.binary(max_size=40), st.integers(0, 30_000).map(bytes))
+NUMBERS = {"s": 7, "t": 2**32 - 1}
 STREAMS = st.integers(0, 2**32 - 1)
 
 
@@ -69,6 +70,24 @@ class RingMachine(RuleBasedStateMachine):
     def publish_many(self, which: int, bodies: list[bytes], stream: int) -> None:
         ring = self.rings[which]
         self.publish(lambda: ring.publish_many(stream, bodies, 0), [(1, stream, body, b"") for body in bodies])
+
+    @rule(which=st.integers(0, 1), body=BODIES, stream=st.sampled_from(["s", "t", "unknown"]))
+    def publish_now(self, which: int, body: bytes, stream: str) -> None:
+        last = self.rings[which].publish_now(NUMBERS, stream, body)
+        if last is None:
+            is_near = any(not reader.gates for reader in self.readers)  # it would wait for that one
+            assert not body or stream == "unknown" or is_near or padded(32 + len(body)) > self.room(SLACK)
+        else:
+            self.publish(lambda: last, [(1, NUMBERS[stream], body, b"")])
+
+    @rule(which=st.integers(0, 1), pairs=st.lists(st.tuples(st.sampled_from(["s", "t"]), st.binary(max_size=90))))
+    def publish_pairs(self, which: int, pairs: list[tuple[str, bytes]]) -> None:
+        ring = self.rings[which]
+        if not all(body for _, body in pairs):
+            assert ring.publish_pairs(NUMBERS, pairs, 90, 0) is None
+        else:
+            drafts = [(1, NUMBERS[stream], body, b"") for stream, body in pairs]
+            self.publish(lambda: ring.publish_pairs(NUMBERS, pairs, 90, 0), drafts)
 
     @rule(
         which=st.integers(0, 1), drafts=st.lists(st.tuples(st.integers(1, 6), STREAMS, BODIES, st.binary(max_size=9)))

@@ -50,7 +50,8 @@ def test_noise(noise: bytes) -> None:
 def test_a_range_of_the_ring_is_a_range_of_a_log(drafts: list[tuple[int, int, bytes, bytes]]) -> None:
     ring = create(1 << 16, sequence=7)
     consumer = ring.consumer()
-    ring.publish_drafts(drafts)
+    for kind, stream, body, headers in drafts:
+        ring.publish(stream, body, headers, kind)
     data = consumer.range(1 << 16, 0) or b""
     taken, sequence, at = [], 6, 0
     for kind, stream, body, headers in drafts:

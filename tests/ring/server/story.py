@@ -159,8 +159,8 @@ class Story:
     def many(self) -> None:
         rows = [(self.stream(), self.body()) for _ in range(self.dice.randint(2, 60))]
         self._in_ring(
-            lambda ring, numbers: ring.publish_drafts(
-                [(1, n, body) for n, (_, body) in zip(numbers, rows, strict=True)], 0
+            lambda ring, numbers: ring.publish_pairs(
+                {row[0]: number for row, number in zip(rows, numbers, strict=True)}, rows, 1 << 20, 0
             ),
             rows,
             partly=True,

@@ -167,7 +167,7 @@ class Publisher:
                 elif how == "unit":
                     self.client.ring.publish_unit([Draft(1, number, body) for body in rest], 0)
                 else:
-                    self.client.ring.publish_drafts([(1, number, body) for body in rest], 0)
+                    self.client.ring.publish_pairs({"s": number}, [("s", body) for body in rest], 2**32 - 1, 0)
                 done += len(rest)
             except errors.Stale as error:
                 done += getattr(error, "published", 0)
