@@ -47,6 +47,13 @@ class Portions:
         self._perform(wait, work, self._until(False))
         return wait.result() if wait.settled else wait
 
+    def later(self, work: Work[T]) -> Wait[T]:
+        """As `run`, but not before the caller has returned: it is in the middle of a delivery, say."""
+        wait: Wait[T] = Wait(self._cancel)
+        self._queue[wait] = work
+        self._alarm.at(self._clock.engine_ns() + 1)
+        return wait
+
     def owe(self, work: Work[None]) -> Work[None]:
         """Work that the log has already, for the caller to do: at once where the state is written meanwhile."""
         self._owed.append(work)

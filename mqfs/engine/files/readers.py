@@ -94,6 +94,11 @@ class Searcher(OpenFile):
             self.search = step if self.searching else None
         return wait.result() if wait.settled else wait
 
+    def serve(self, reads: OrderedDict[Wait[bytes], tuple[int, int]]) -> None:
+        """Settle reads that waited for a message which was given since: in portions, as there are many."""
+        self.searching.update(reads)
+        self.search = self.group.portions.later(self._look())
+
     def _look(self) -> Work[None]:
         reads = self.searching
         while reads:
