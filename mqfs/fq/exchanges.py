@@ -252,7 +252,7 @@ class Exchanges:
             state = consumer.state
             wish = Wish("", state.private, "block" if state.full == "block" else "drop", state.backlog, True)
             queue = self.queues.setdefault(name, Queue(name, state.uid, wish, permanent=True))
-            for text in view.state.patterns:
+            for text in list(view.state.patterns):
                 self._enter(exchange, queue, text, parse(text), permanent=True)
         self._by_name[exchange.name] = exchange
         for gone in stale:

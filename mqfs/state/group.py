@@ -214,7 +214,7 @@ class ViewState:
     number: int
     name: str
     made_ns: int
-    patterns: list[str] = attrs.Factory(list)
+    patterns: dict[str, None] = attrs.Factory(dict)  # in the order of their lines
 
 
 class Commit(NamedTuple):
@@ -271,7 +271,7 @@ class State(Attributes):
                 "dropped": sorted(self.dropped.items()),
                 "clock": [[sequence, *anchor] for sequence, anchor in self.anchors],
                 "consumers": [_consumer_row(c) for c in self.consumers.values()],
-                "views": [[v.number, v.name, v.made_ns, v.patterns] for v in self.views.values()],
+                "views": [[v.number, v.name, v.made_ns, [*v.patterns]] for v in self.views.values()],
                 "ids": [[id_, *known] for mine in self.ids.values() for id_, known in mine.items()],
                 "id_users": [uid for uid, mine in self.ids.items() for _ in mine],
                 "producers": [
@@ -290,7 +290,7 @@ class State(Attributes):
             require(d, STATE, STATE_GIVEN)
             streams = (StreamState(*row) for row in d["streams"])
             consumers = (_consumer(*row) for row in d.get("consumers", ()))
-            views = (ViewState(*row) for row in d.get("views", ()))
+            views = (_view(*row) for row in d.get("views", ()))
             return cls(
                 mode=d["mode"],
                 uid=d["uid"],
@@ -364,6 +364,10 @@ def _consumer(*row: Any) -> ConsumerState:
         mode, uid, gid, number, name, over, made, bool(transient), bool(private), backlog, full, bool(memory),
         AckState.decode(low, runs, entries),
     )  # fmt: skip
+
+
+def _view(number: int, name: str, made: int, patterns: list[str]) -> ViewState:
+    return ViewState(number, name, made, dict.fromkeys(patterns))
 
 
 def _ids(rows: list[list[Any]], uids: list[int]) -> dict[int, OrderedDict[str, Known]]:
@@ -461,13 +465,19 @@ def _consume(state: State, c: Change) -> None:
     if found is not None:
         found.set_options(c)
         return
-    made = state.consumers[number] = ConsumerState(
-        c["mode"], c["uid"], c["gid"], number, c["name"], c["over"], c["time"], progress=AckState(c["low"])
+    state.consumers[number] = c.get("state") or new_consumer(c)
+    state.next_stream = max(state.next_stream, number + 1)
+
+
+def new_consumer(c: Change) -> ConsumerState:
+    """The consumer that a change makes. One that was made before is the change's `state`."""
+    made = ConsumerState(
+        c["mode"], c["uid"], c["gid"], c["number"], c["name"], c["over"], c["time"], progress=AckState(c["low"])
     )
     made.set_options(c)
     for sequence in c.get("open", ()):
         made.progress.apply(step(REQUEUE, sequence, sequence))
-    state.next_stream = max(state.next_stream, number + 1)
+    return made
 
 
 def _forget(state: State, c: Change) -> None:
@@ -479,16 +489,16 @@ def _bind(state: State, c: Change) -> None:
     if view is None:
         view = state.views[c["name"]] = ViewState(c["number"], c["name"], c["time"])
         state.next_stream = max(state.next_stream, c["number"] + 1)
-    if c["pattern"] not in view.patterns:
-        view.patterns.append(c["pattern"])
+    view.patterns[c["pattern"]] = None
 
 
 def _unbind(state: State, c: Change) -> None:
     view = state.views.get(c["name"])
     if view is None:
         return
-    view.patterns = [p for p in view.patterns if c["pattern"] not in (None, p)]
-    if not view.patterns:
+    if c["pattern"] is not None:
+        view.patterns.pop(c["pattern"], None)
+    if c["pattern"] is None or not view.patterns:
         del state.views[c["name"]]
 
 

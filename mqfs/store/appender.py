@@ -146,8 +146,7 @@ class Appender:
                 index.postings.setdefault(stream, array("I")).append(ordinal)
             index.extend(batch.messages)
             self._end.next += len(batch.messages)
-        for row in batch.others:
-            others.append(row)
+        others.take(batch.others, self._end.last_ns)
 
     def skip(self) -> int:
         end = self._end
@@ -373,7 +372,7 @@ class BatchEncoder:
     def __init__(self, drafts: Sequence[Draft], sequence: int, time_ns: int, position: int, marks: int) -> None:
         self.stamped: list[Columns] = []
         self.messages: OpenIndex | None = None
-        self.others: list[Row] = []
+        self.others = bytearray()  # rows of those that are no messages
         self.first = -1  # sequence in the first record
         self._drafts, self._sequence, self._time_ns = drafts, sequence, time_ns
         self._position, self._marks = position, marks | MORE
@@ -411,7 +410,7 @@ class BatchEncoder:
         self._marks = MORE | INNER  # none of the others is marked SETTLED
 
     def _encoded(self, drafts: Sequence[Draft]) -> Iterator[bytes]:
-        index = self.messages = OpenIndex()
+        index, others = self.messages, self.others = OpenIndex(), bytearray()
         sequence, time_ns, position = self._sequence, self._time_ns, self._position
         parts: list[bytes] = []
         size, last, marks = 0, len(drafts) - 1, self._marks
@@ -428,7 +427,7 @@ class BatchEncoder:
                 index.headers.append(len(headers))
                 index.kinds.append(kind)
             else:
-                self.others.append(Row(sequence, time_ns, position, len(body), stream, len(headers), kind, marks))
+                others += pack_other(sequence, position, len(body), stream, len(headers), kind, marks)
             if not number:
                 self._begun(sequence)
                 marks = self._marks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -11,9 +12,12 @@ from typing import Any
 import pytest
 
 from mqfs import limits
+from mqfs.clock import SystemClock
+from mqfs.model import Wait
 from tests.support.calls import calls, calls_once, lines
 from tests.support.clock import SECOND
-from tests.support.hand import ROOT, Hand
+from tests.support.eventually import patient
+from tests.support.hand import ROOT, Hand, finished
 from tests.support.queues import Queues, waits
 
 
@@ -268,6 +272,8 @@ def parked_reads(count: int) -> Callable[[], None]:
 
     def do() -> None:
         writer.write(b"x" * 10 * count)
+        hand.clock.engine += 1
+        hand.tree.run_timers()
         assert all(wait.settled for wait in waits)
 
     return do
@@ -314,3 +320,43 @@ def test_a_put_that_nothing_retains_is_answered_and_not_appended(tmp_path: Path)
     queues.close()
     stored = [path for path in tmp_path.rglob("*") if path.is_file() and b"not in the log" in path.read_bytes()]
     assert stored == []
+
+
+NAMES = range(3_500)
+LONG_WRITES = {
+    "make consumers": ([], [f"consumer c{n}" for n in NAMES]),
+    "change consumers": ([f"consumer c{n}" for n in NAMES], [f"consumer c{n} private" for n in NAMES[:2_800]]),
+    "remove consumers": ([f"consumer c{n}" for n in NAMES], [f"remove c{n}" for n in NAMES]),
+    "bind": ([], [f"bind v{n % 4} a{n}.#" for n in NAMES]),
+    "unbind": ([f"bind v{n % 4} a{n}.#" for n in NAMES], [f"unbind v{n % 4} a{n}.#" for n in NAMES]),
+    "end": ([], ["eof s"] * 9_000),
+    "clear and end": ([], ["clear s", "eof s"] * 4_500),
+    "redrive": ([], ["redrive s"] * 6_000),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", LONG_WRITES)
+def test_a_ctl_write_of_64_kib_is_carried_out_in_short_pieces(what: str, tmp_path: Path) -> None:
+    def longest(folder: Path) -> float:
+        queues, pieces = Queues("replay all", path=folder, clock=SystemClock()), []
+        before, lines = LONG_WRITES[what]
+        for at in range(0, len(before), 1_000):
+            written = "".join(f"{line}\n" for line in before[at : at + 1_000])
+            finished(queues.tree, queues.open("ctl", os.O_WRONLY).write(written.encode()))
+        text = "".join(f"{line}\n" for line in lines).encode()
+        assert len(text) <= 65_536
+        handle, step = queues.open("ctl", os.O_WRONLY), None
+        gc.collect()
+        gc.disable()
+        try:
+            while step is None or (isinstance(step, Wait) and not step.settled):
+                began = time.thread_time()
+                step = handle.write(text) if step is None else queues.tree.run_timers() or step
+                pieces.append(time.thread_time() - began)
+        finally:
+            gc.enable()
+        assert not isinstance(step, Wait) or step.result() == len(text)
+        return max(pieces)
+
+    assert min(longest(tmp_path / str(n)) for n in range(2)) < patient(0.03)

@@ -59,11 +59,16 @@ class GroupLog:
             raise errors.DiskFailed(str(error)) from error
 
     def append_batch(
-        self, messages: Sequence[Draft], changes: Sequence[Change] = (), acks: Sequence[AckSteps] = ()
+        self,
+        messages: Sequence[Draft],
+        changes: Sequence[Change] = (),
+        acks: Sequence[AckSteps] = (),
+        drafts: Sequence[Draft] = (),
     ) -> int:
         """Append messages, changes of the state and steps of consumers, all or none of which will be in the log, and
-        apply the changes and steps. Returns the sequence of the first message."""
-        tail = [Draft(Kind.CHANGE, c.get("stream", 0), encode_change(c)) for c in changes]
+        apply the changes and steps. `drafts`: the changes, where they are encoded already. Returns the sequence of the
+        first message."""
+        tail = [*drafts] or list(map(draft_of, changes))
         tail += [Draft(Kind.ACK, own.number, steps) for own, steps in acks]
         if isinstance(messages, RecordBatch):
             batch: Sequence[Draft] = messages.with_tail(tail) if tail else messages
@@ -86,12 +91,22 @@ class GroupLog:
         """Use up a sequence for a message that all who are to have it get now; nothing is stored."""
         return self.writer.skip()
 
-    def change(self, *changes: Change, acks: Sequence[AckSteps] = (), floors: Sequence[Draft] = ()) -> None:
+    def change(
+        self,
+        *changes: Change,
+        acks: Sequence[AckSteps] = (),
+        floors: Sequence[Draft] = (),
+        drafts: Sequence[Draft] = (),
+    ) -> None:
         """Change what the group is: its names, permissions, settings, views, consumers. `floors`: changes that the
         caller applies to the state."""
         self.require_writable()
-        self.append_batch(floors, changes, acks)
+        self.append_batch(floors, changes, acks, drafts)
         self.on_changed((FLOORS, *changes) if floors else changes)
+
+    def reserve_numbers(self, count: int) -> None:
+        """Keep the next `count` numbers of files for the caller. Those that it leaves may be given after a restart."""
+        self.state.next_stream += count
 
     def acknowledge(self, own: ConsumerState, steps: bytes) -> None:
         """Record what became of a consumer's messages."""
@@ -158,6 +173,11 @@ class GroupLog:
 
         self.upkeep.sync(then)
         return wait.result() if wait.settled else wait
+
+
+def draft_of(change: Change) -> Draft:
+    """Its record."""
+    return Draft(Kind.CHANGE, change.get("stream", 0), encode_change(change))
 
 
 def _ignore(_: object) -> None:

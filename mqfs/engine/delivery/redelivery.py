@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from mqfs import errors, limits
 from mqfs.clock import Clock
 from mqfs.engine.core import multipart
+from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.dispatcher import visible_record
 from mqfs.model import Draft, Kind, Record, User
 from mqfs.records import batch, headers
@@ -107,17 +108,17 @@ def _copy(group: Group, first: int, last: Record, to: Stream, texts: Mapping[str
     return RecordBatch([source]), group.log.metrics.count(last.stream, first, last.sequence + 1)[1]
 
 
-def redrive(group: Group, name: str | None, most: int | None) -> int:
+def redrive(group: Group, name: str | None, most: int | None) -> Work[None]:
     """Send dead letters back to the streams they came from (`name`: of that one alone), the oldest first. `most`: None,
-    or how many at most. Returns their number."""
+    or how many at most. One that fails again meanwhile stays."""
     dead = group.streams.get(group.log.settings.dead)
     if dead is None:
-        return 0
+        return
     dead.kept.update_low_watermark()
-    moved, position = 0, dead.state.floor
-    while (most is None or moved < most) and len(group.log.state.dropped) < limits.DROPPED:
+    moved, position, end = 0, dead.state.floor, group.log.end.next
+    while (most is None or moved < most) and len(group.log.state.dropped) < limits.DROPPED and not dead.removed:
         record = _next_letter(group, dead, position)
-        if record is None:
+        if record is None or record.sequence >= end:
             break
         last = multipart.last_of(group.log, record) or record
         position = last.sequence + 1
@@ -127,7 +128,7 @@ def redrive(group: Group, name: str | None, most: int | None) -> int:
             more = {key: value for key, value in texts.items() if key not in headers.LETTER}
             _send_back(group, dead, record.sequence, last, origin, more)
             moved += 1
-    return moved
+        yield
 
 
 def _next_letter(group: Group, dead: Stream, position: int) -> Record | None:

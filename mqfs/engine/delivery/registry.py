@@ -41,6 +41,7 @@ class Consumers(dict[str, Consumer]):
         for own in self._log.state.consumers.values():
             if own.name:
                 self._enter(Consumer(self._group, self, own))
+        self._group.update_must_retain()
 
     def start(self) -> None:
         """After the log was read: requeue what was claimed, and remove transient consumers."""
@@ -110,20 +111,15 @@ class Consumers(dict[str, Consumer]):
         return Consumer(self._group, self, ConsumerState(0, 0, 0, stream.number, "", "", 0), stream)
 
     def _enter(self, consumer: Consumer) -> None:
-        self[consumer.name] = consumer
+        own = consumer.state
+        self[own.name] = consumer
         self.scopes.add(consumer)
-        self._note_bound(consumer)
-        self._group.update_must_retain()
-        if not consumer.state.over:
-            self._lowest.set(consumer.number, consumer.low)
+        if own.backlog:
+            self.bounded[consumer] = None
+        if not own.over:
+            self._lowest.set(own.number, own.progress.ack_floor)
 
     # ------------------------------------------------------------ made and removed
-
-    def _note_bound(self, consumer: Consumer) -> None:
-        if consumer.state.backlog:
-            self.bounded[consumer] = None
-        else:
-            self.bounded.pop(consumer, None)
 
     def bounds(self) -> list[str]:
         """The policies of the consumers with a `backlog`."""
@@ -137,20 +133,24 @@ class Consumers(dict[str, Consumer]):
         group, replay = self._group, self._log.settings.replay
         change = plan(group, number, name, "", user, mode, replay, streams_over(group, ""))
         self._log.change(change)
-        self.refresh(name, number)
+        self.refresh([Consumer(group, self, self._log.state.consumers[number])])
         return self[name]
 
-    def refresh(self, name: str, number: int) -> None:
-        """What the state says of that consumer has changed."""
-        own = self._log.state.consumers.get(number)
-        if own is None:
-            return
-        if name in self and self[name].number == number:
-            self._note_bound(self[name])
-            return
-        consumer = Consumer(self._group, self, own)
-        self._enter(consumer)
-        self._group.routing_version += 1  # it is in the list only now
+    def refresh(self, consumers: Iterable[Consumer]) -> None:
+        """They are new, or have other options, if the state has them still."""
+        known = self._log.state.consumers
+        for consumer in consumers:
+            own = consumer.state
+            if known.get(own.number) is not own:
+                continue
+            if self.get(own.name) is not consumer:
+                self._enter(consumer)
+            elif own.backlog:
+                self.bounded[consumer] = None
+            else:
+                self.bounded.pop(consumer, None)
+        self._group.update_must_retain()
+        self._group.routing_version += 1  # they are in the list only now
 
     def remove(self, consumer: Consumer) -> None:
         """Raises Busy while it holds claims."""
@@ -171,10 +171,11 @@ class Consumers(dict[str, Consumer]):
     def removed(self, consumers: Iterable[Consumer], covered: Iterable[Stream]) -> None:
         """The log says so."""
         for consumer in consumers:
-            del self[consumer.name]
+            number = consumer.state.number
+            del self[consumer.state.name]
             self.scopes.remove(consumer)
-            self._lowest.remove(consumer.number)
-            self.read_ends.remove(consumer.number)
+            self._lowest.remove(number)
+            self.read_ends.remove(number)
             self.bounded.pop(consumer, None)
             consumer.end()
         self._group.update_must_retain()
@@ -311,7 +312,9 @@ class Scopes:
         self._scopes: dict[str, Scope] = {}
 
     def add(self, consumer: Consumer) -> None:
-        scope = self._scopes.setdefault(consumer.state.over, Scope())
+        scope = self._scopes.get(consumer.state.over)
+        if scope is None:
+            scope = self._scopes[consumer.state.over] = Scope()
         scope.members[consumer] = None
         consumer.reads.join(scope.waiting)
 

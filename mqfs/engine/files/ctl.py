@@ -5,17 +5,17 @@ From the open file down: CtlHandle (the write), Plan (what its lines change), Lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from operator import attrgetter
 from typing import TypeAlias
 
 from mqfs import errors, limits
-from mqfs.engine.core.log import AckSteps
+from mqfs.engine.core.log import AckSteps, draft_of
 from mqfs.engine.core.portions import Work, exhaust
 from mqfs.engine.delivery import redelivery
 from mqfs.engine.delivery.consumer import Consumer
-from mqfs.engine.delivery.registry import plan, streams_over
+from mqfs.engine.delivery.registry import plan, streams_over, unclaimed
 from mqfs.engine.files import status
 from mqfs.engine.files.commands import CommandFile
 from mqfs.engine.group import Group
@@ -24,16 +24,17 @@ from mqfs.engine.language.settings import NO_DEPTH, POLICIES, USAGE, Action, Set
 from mqfs.engine.publishing.admission import WriteRequest
 from mqfs.engine.publishing.publisher import RECORD_BYTES
 from mqfs.engine.retention.retained import Clearing, Cut, cut_in_steps, plan_clear
+from mqfs.engine.routing.views import View
 from mqfs.engine.stream import Stream
 from mqfs.errors import unknown
 from mqfs.model import Draft, Kind, Step, User
-from mqfs.state.group import Change, encode_change
+from mqfs.state.group import Change, encode_change, new_consumer
 from mqfs.syntax.duration import parse_number
 from mqfs.syntax.names import check_name
 from mqfs.syntax.patterns import check_pattern, compile_pattern
 
 _STEPS = 32  # lines between two looks at the clock: some 50 us
-_CHECKS = 3  # in portions, where the group changes meanwhile; then one at once
+_TRIES = 3  # in portions, where the group changes meanwhile; then one at once
 
 
 class CtlHandle(CommandFile):
@@ -77,18 +78,20 @@ class CtlHandle(CommandFile):
             raise
 
     def _carry_out(self, text: str, value: int) -> Work[Step[int]]:
-        group = self.group
-        parts, losses = yield from self._plan(text)
-        for part in parts:
-            plan, lost = Plan(group, self.user), losses or losses_now(group, part)
-            for settings, action in part:
-                plan.add(settings, action)
-            if losses is not None:
-                yield from plan.commit(lost)
-            else:
-                exhaust(plan.commit(lost))
+        group, steps = self.group, []
+        for count, step in enumerate(read(text, group.settings), 1):
+            steps.append(step)
+            if count % _STEPS == 0:
+                yield
+        portions, seen = group.portions.count, group.catalog_version
+        yield from self._check(steps)
+        for part in parts_of(steps):
+            plan, losses = yield from self._plan(part, portions, seen)
+            yield from plan.commit(losses)
             if part and (last := part[-1][1]) is not None and last.verb in MESSAGE_ACTIONS:
-                write_messages(group, last)
+                yield from write_messages(group, last)
+                yield
+            seen = -1  # what was changed here counts, too
         for count, line in enumerate(map(str.strip, text.split("\n")), 1):
             if line and not line.startswith("#"):
                 self.audit("ctl", line)
@@ -97,25 +100,26 @@ class CtlHandle(CommandFile):
         group.unblock()
         return group.log.after_metadata_sync(value)
 
-    def _plan(self, text: str) -> Work[tuple[list[Steps], Losses | None]]:
-        """The lines, each part of which ends with one that writes messages, but for the last; and what a write that is
-        a single part takes from streams. Raises what would stop one of them."""
+    def _plan(self, part: Steps, portions: int, seen: int) -> Work[tuple[Plan, Losses]]:
+        """What a part changes and what it takes from streams. It was checked at that version of the group, and is again
+        where others were served since. Raises what would stop a line."""
         group = self.group
-        steps = []
-        for count, step in enumerate(read(text, group.settings), 1):
-            steps.append(step)
-            if count % _STEPS == 0:
-                yield
-        portions, seen = group.portions.count, self._version()
-        yield from self._check(steps)
-        self._end_ring(steps)
-        parts = parts_of(steps)
-        losses = Losses(group, steps) if len(parts) == 1 else None
-        if losses is not None:
+        for _ in range(_TRIES):
+            self._end_ring(part)
+            plan, losses = Plan(group, self.user), Losses(group, part)
+            yield from plan.prepare(part)
             yield from losses.find()
-        if group.portions.count != portions:
-            yield from self._check_again(steps, seen)
-        return parts, losses
+            if group.portions.count == portions:
+                return plan, losses
+            yield from self._check_again(part, seen)
+            if plan.holds():
+                return plan, losses
+        exhaust(self._check(part))
+        self._end_ring(part)
+        plan, losses = Plan(group, self.user), Losses(group, part)
+        exhaust(plan.prepare(part))
+        exhaust(losses.find())
+        return plan, losses
 
     def _check(self, steps: Steps) -> Work[None]:
         """Raises what would stop one of them."""
@@ -126,19 +130,15 @@ class CtlHandle(CommandFile):
             if count % _STEPS == 0:
                 yield
 
-    def _version(self) -> tuple[int, int]:
-        """Grows with what most lines are checked against; the second with groups in the group, too."""
-        return self.group.log.changes, self.group.catalog_version
-
-    def _check_again(self, steps: Steps, seen: tuple[int, int]) -> Work[None]:
+    def _check_again(self, steps: Steps, seen: int) -> Work[None]:
         """Others were served since the check of that version. In portions, unless there is no end of changes."""
-        for _ in range(_CHECKS):
-            if self._version() == seen:
+        group = self.group
+        for _ in range(_TRIES):
+            if group.catalog_version == seen:
                 break
-            seen = self._version()
+            seen = group.catalog_version
             yield from self._check(steps)
-        verbs = {action.verb for _, action in steps if action is not None}
-        if self._version() != seen or not verbs.isdisjoint(PASSING):
+        if group.catalog_version != seen or any(action is not None and action.verb == "drop" for _, action in steps):
             exhaust(self._check(steps))
         else:
             check_settings(self.group, steps)
@@ -156,30 +156,38 @@ class CtlHandle(CommandFile):
 # What one write to `ctl` changes: checked, recorded as one unit, then put in force.
 #
 #     rehearsal   all lines are checked in portions, each as those before it leave things; nothing is done
-#     plan        each line becomes changes, worked out from how things are; without a pause until the log has them
+#     prepare     each line becomes changes, as the log will have them, and new consumers: in portions
+#     holds       whether what lines name is still as it was then; if not, they are prepared again
 #     commit      the log takes all of them or none; only then do the group's streams, views and consumers follow
+#
+# From `holds` to the end of `commit` no other request is served, but while floors rise, which the log has by then. A
+# write of 64 KiB makes 4,000 consumers: all that can be done before is done in `prepare`, and is not shown yet.
 
 
 class Plan:
-    """The lines of a write, or of a part of it. `rehearsed`: they are only checked, and change nothing."""
+    """The lines of a part of a write. `rehearsed`: they are only checked, and change nothing."""
 
     def __init__(self, group: Group, user: User, *, rehearsed: bool = False) -> None:
         self._group, self._user, self._rehearsed = group, user, rehearsed
         self._settings = group.settings
         self._changes: list[Change] = []
+        self._drafts: list[Draft] = []  # of these, for the log
         self._steps: list[AckSteps] = []
-        self._after: list[Callable[[], None]] = []
         self._next = group.state.next_stream  # the number of the next file
+        self._consumers: dict[str, Consumer | None] = {}  # as lines found those that they name
         self._named: dict[str, tuple[int, str] | None] = {}  # consumers: number, and what each is over; None: removed
         self._made = 0  # consumers added
+        self._refreshed: list[Consumer] = []  # that are made, or have other options
         self._removed: list[Consumer] = []
+        self._drops: dict[Stream, dict[int, None]] = {}  # messages
+        self._late: dict[Stream, dict[int, None]] = {}  # those of them that are delayed
         self._low: dict[tuple[str, str, int], Change] = {}  # where consumers over the same begin
-        self._patterns: dict[str, dict[str, None]] = {}  # of views that lines name; without any a view is removed
+        self._views: dict[str, list[str]] = {}  # patterns of those that lines name, as they found them
+        self._patterns: dict[str, dict[str, None]] = {}  # as they leave them; without any a view is removed
         self._bound: dict[str, list[str]] = {}  # those of them that lines add
         self._grown = 0  # patterns added to all views together
         self._searches = group.views.searches  # of the programs that were looked at
-        self._dropped: set[int] = set()  # messages
-        self._waiting: dict[int, dict[int, None]] = {}  # by stream: delayed messages that are dropped
+        self._dropped: set[int] = set()  # messages that are not delayed
 
     def rehearse(self, settings: Settings, action: Action | None) -> None:
         """Raises what would stop the line, as lines before it leave things."""
@@ -204,6 +212,31 @@ class Plan:
         self._settings = settings
         if action is not None and (change := getattr(self, f"_{action.verb}", None)) is not None:
             change(action)
+
+    def prepare(self, steps: Steps) -> Work[None]:
+        """Add lines that were checked."""
+        for count, (settings, action) in enumerate(steps, 1):
+            self.add(settings, action)
+            if count == _STEPS:
+                self._group.log.reserve_numbers(len(steps))
+            if count % _STEPS == 0:
+                yield
+
+    def holds(self) -> bool:
+        """Whether the consumers and views that lines name, and what new consumers may claim, are as they found them."""
+        consumers, views = self._group.consumers, self._group.views
+        return (
+            all(consumers.get(name) is found for name, found in self._consumers.items())
+            and not any(consumer.claims for consumer in self._removed)
+            and all(_patterns_of(views.get(name)) == found for name, found in self._views.items())
+            and all(self._unclaimed(key[0]) == made["open"] for key, made in self._low.items())
+        )
+
+    def _change(self, change: Change) -> Change:
+        self._changes.append(change)
+        if not self._rehearsed:
+            self._drafts.append(draft_of(change))
+        return change
 
     def _require_stream(self, action: Action) -> Stream:
         stream = self._group.streams.get(action.stream or "")
@@ -237,41 +270,36 @@ class Plan:
     def _check_drop(self, settings: Settings, action: Action) -> None:
         stream = self._require_stream(action)
         self._require_unprotected(settings, action)
-        group, new = self._group, set[int]()
+        group, floor, targets = self._group, stream.kept.kept_from(), self._group.held.targets
         for sequence in action.sequences:
-            if group.held.targets(stream, sequence):
+            if targets(stream, sequence):
                 continue
             found = group.log.reader.locate(stream.number, sequence)
-            gone = sequence < stream.kept.kept_from() or stream.kept.is_deleted(sequence)
-            if gone or found is None or found[0] != sequence:
+            if found is None or found[0] != sequence or sequence < floor or stream.kept.is_deleted(sequence):
                 raise errors.NotFound(f"no message {sequence} in stream {stream.name!r}")
-            if sequence not in self._dropped:
-                new.add(sequence)
-            if len(group.state.dropped) + len(self._dropped) + len(new) > limits.DROPPED:
+            self._dropped.add(sequence)
+            if len(group.state.dropped) + len(self._dropped) > limits.DROPPED:
                 raise errors.OverLimit(f"drop: too many single messages (expected at most {limits.DROPPED} in a group)")
 
     def _drop(self, action: Action) -> None:
-        group, held = self._group, self._group.held
-        stream = group.streams[action.stream or ""]
-        if stream.number not in self._waiting:
-            self._waiting[stream.number] = {}
-            self._after.append(lambda: self._put_drops_in_force(stream))
-        waiting = self._waiting[stream.number]
-        sequences = [s for s in dict.fromkeys(action.sequences) if s not in self._dropped and s not in waiting]
-        late = dict.fromkeys(sequence for sequence in sequences if held.targets(stream, sequence))
-        self._dropped.update(sequence for sequence in sequences if sequence not in late)
-        waiting.update(late)
-        if self._rehearsed:
-            return
-        stream.kept.update_low_watermark()
-        self._steps += held.drop_steps(list(late))
-        if new := [s for s in sequences if s not in group.state.dropped and s not in late]:
-            self._changes.append({"do": "drop", "stream": stream.number, "sequences": new})
+        stream = self._group.streams[action.stream or ""]
+        self._drops.setdefault(stream, {}).update(dict.fromkeys(action.sequences))
 
-    def _put_drops_in_force(self, stream: Stream) -> None:
-        self._group.held.dropped(list(self._waiting[stream.number]))
-        stream.kept.recount()
-        stream.kept.update_low_watermark()
+    def _plan_drops(self) -> None:
+        """In no portion: what is delayed may be due meanwhile."""
+        held, dropped = self._group.held, self._group.state.dropped
+        for stream, sequences in self._drops.items():
+            stream.kept.update_low_watermark()
+            late = self._late[stream] = dict.fromkeys(s for s in sequences if held.targets(stream, s))
+            self._steps += held.drop_steps(list(late))
+            if new := [s for s in sequences if s not in dropped and s not in late]:
+                self._change({"do": "drop", "stream": stream.number, "sequences": new})
+
+    def _put_drops_in_force(self) -> None:
+        for stream, late in self._late.items():
+            self._group.held.dropped(list(late))
+            stream.kept.recount()
+            stream.kept.update_low_watermark()
 
     # ------------------------------------------------------------ consumers
 
@@ -279,7 +307,7 @@ class Plan:
         """The number that a consumer will have, and what it will be over; None: there will be none of that name."""
         if name in self._named:
             return self._named[name]
-        consumer = self._group.consumers.get(name)
+        consumer = self._consumers[name] = self._group.consumers.get(name)
         return (consumer.number, consumer.state.over) if consumer is not None else None
 
     def _check_consumer(self, settings: Settings, action: Action) -> None:
@@ -301,7 +329,7 @@ class Plan:
 
     def _consumer(self, action: Action) -> None:
         """Make one, or change its options."""
-        consumers, name = self._group.consumers, action.stream or ""
+        group, name = self._group, action.stream or ""
         over, options = consumer_options(action)
         known = self._known(name)
         number = self._next if known is None else known[0]
@@ -309,9 +337,14 @@ class Plan:
             self._next, self._made, self._named[name] = number + 1, self._made + 1, (number, over)
         if self._rehearsed:
             return
-        made = {**self._beginning(over), "name": name} if known is None else {"do": "consumer"}
-        self._changes.append({**made, "number": number, **options})
-        self._after.append(lambda: consumers.refresh(name, number))
+        if known is not None:
+            self._change({"do": "consumer", "number": number, **options})
+            if (consumer := group.consumers.get(name)) is not None and consumer.number == number:
+                self._refreshed.append(consumer)
+            return
+        change = self._change({**self._beginning(over), "name": name, "number": number, **options})
+        change["state"] = new_consumer(change)
+        self._refreshed.append(Consumer(group, group.consumers, change["state"]))
 
     def _beginning(self, over: str) -> Change:
         """The change that makes a consumer. A write may make thousands over the same."""
@@ -322,6 +355,10 @@ class Plan:
             streams = self._streams_of(over) if looks else []
             self._low[key] = plan(group, 0, "", over, self._user, 0o666, replay, streams)
         return self._low[key]
+
+    def _unclaimed(self, over: str) -> list[int]:
+        group = self._group
+        return unclaimed(group, self._streams_of(over)) if group.ranks.streams_with_exclusives() else []
 
     def _streams_of(self, over: str) -> list[Stream]:
         """Also where that view is bound here."""
@@ -347,10 +384,9 @@ class Plan:
         known = self._known(name)
         self._named[name] = None
         self._made -= 1
-        self._changes.append({"do": "forget", "number": known and known[0]})
+        self._change({"do": "forget", "number": known and known[0]})
         consumer = self._group.consumers.get(name)
-        if not self._rehearsed and consumer is not None and known is not None and consumer.number == known[0]:
-            consumer.exclusives.release_all()
+        if consumer is not None and known is not None and consumer.number == known[0]:
             self._removed.append(consumer)
 
     # ------------------------------------------------------------ views
@@ -358,8 +394,8 @@ class Plan:
     def _patterns_of(self, name: str) -> dict[str, None]:
         """The patterns that a view will have; none: no such view."""
         if name not in self._patterns:
-            view = self._group.views.get(name)
-            self._patterns[name] = dict.fromkeys(view.state.patterns) if view is not None else {}
+            self._views[name] = _patterns_of(self._group.views.get(name))
+            self._patterns[name] = dict.fromkeys(self._views[name])
         return self._patterns[name]
 
     def _check_words(self) -> None:
@@ -401,7 +437,7 @@ class Plan:
         patterns[pattern] = None
         self._grown += 1
         now = self._group.tree.clock.wall_ns()
-        self._changes.append({"do": "bind", "number": self._next, "name": name, "pattern": pattern, "time": now})
+        self._change({"do": "bind", "number": self._next, "name": name, "pattern": pattern, "time": now})
         self._next += 1
         self._bound.setdefault(name, []).append(pattern)
 
@@ -425,7 +461,7 @@ class Plan:
         else:
             patterns.pop(pattern, None)
         self._grown -= before - len(patterns)
-        self._changes.append({"do": "unbind", "name": name, "pattern": pattern})
+        self._change({"do": "unbind", "name": name, "pattern": pattern})
 
     # ------------------------------------------------------------ done
 
@@ -434,10 +470,13 @@ class Plan:
         DiskFull, ReadOnly; then nothing of it holds."""
         group, settings = self._group, self._settings
         if settings != group.settings:
-            self._changes.insert(0, {"do": "ctl", "lines": settings.lines(given=True)})
+            self._change({"do": "ctl", "lines": settings.lines(given=True)})
+        self._plan_drops()
+        for consumer in self._removed:
+            consumer.exclusives.release_all()
         covered = group.consumers.before_removal(self._removed)
         if self._changes or self._steps or losses.floors:
-            group.log.change(*self._changes, acks=self._steps, floors=losses.floors)
+            group.log.change(*self._changes, acks=self._steps, floors=losses.floors, drafts=self._drafts)
         group.commands.count += 1
         carrying_out = group.portions.owe(losses.carry_out())
         respelled = settings.words != group.settings.words
@@ -447,10 +486,15 @@ class Plan:
             group.views.refresh(*self._patterns)
         if self._removed:
             group.consumers.removed(self._removed, covered)
-        for then in self._after:
-            then()
+        if self._refreshed:
+            group.consumers.refresh(self._refreshed)
+        self._put_drops_in_force()
         yield from carrying_out
         yield from losses.bound()
+
+
+def _patterns_of(view: View | None) -> list[str]:
+    return list(view.state.patterns) if view is not None else []
 
 
 # ------------------------------------------------------------ losses
@@ -618,7 +662,6 @@ def consumer_options(action: Action) -> tuple[str, Change]:
 _CONSUMER_FLAGS = ("transient", "private", "memory")
 _CONSUMER_WORDS = (*_CONSUMER_FLAGS, "backlog", "full")
 MESSAGE_ACTIONS = frozenset({"eof", "redrive"})
-PASSING = frozenset({"drop", "remove"})  # what stops them may come without a change of its state: claims, say
 
 
 def parts_of(steps: Steps) -> list[Steps]:
@@ -627,17 +670,10 @@ def parts_of(steps: Steps) -> list[Steps]:
     return [steps[begin:end] for begin, end in pairwise([0, *ends, len(steps)])]
 
 
-def losses_now(group: Group, steps: Steps) -> Losses:
-    """What a part of a write takes from streams, found at once: parts before it are done, and cannot be taken back."""
-    losses = Losses(group, steps)
-    exhaust(losses.find())
-    return losses
-
-
-def write_messages(group: Group, action: Action) -> None:
+def write_messages(group: Group, action: Action) -> Work[None]:
     """Carry out an action that was checked, and is no change of the group."""
     name = action.stream
     if action.verb == "eof":
         group.publisher.write(group.streams[name or ""], WriteRequest(Kind.END, (b"",), 0))
     else:
-        redelivery.redrive(group, name, action.sequences[0] if action.sequences else None)
+        yield from redelivery.redrive(group, name, action.sequences[0] if action.sequences else None)

@@ -82,7 +82,7 @@ class NonMessageRecords:
         self.packed += pack_other(sequence, position, body, stream, headers, kind, flags)
         self.last_ns = time_ns
 
-    def take(self, packed: bytes, last_ns: int) -> None:
+    def take(self, packed: bytes | bytearray, last_ns: int) -> None:
         """Add some that are packed, the last of them of that time."""
         self.packed += packed
         self.last_ns = last_ns if packed else self.last_ns

@@ -13,6 +13,7 @@ import pytest
 from mqfs import errors, limits
 from mqfs.engine.core.portions import Work, in_order
 from mqfs.engine.files.status import TextHandle
+from mqfs.engine.nodes import Folder
 from mqfs.engine.tree.attributes import Listing, set_attributes
 from mqfs.model import Wait
 from mqfs.ninep.server.fids import Fid, OpenDirectory
@@ -208,7 +209,7 @@ def test_a_long_write_is_looked_at_in_portions(made: str) -> None:
     clock.hasty = True
     lines = [f"clear {name}\n" for name in NAMES[:80]] + ["bind new a\n"]
     step = queues.open("ctl", os.O_WRONLY).write("".join(lines).encode())
-    for _ in range(4):  # two portions of its lines are read, two are checked
+    for _ in range(4):  # two portions of its lines are read, two are checked; two are prepared
         assert not step.settled
         queues.tree.run_timers()
     clock.hasty = False
@@ -224,7 +225,109 @@ def test_a_long_write_is_looked_at_in_portions(made: str) -> None:
             step.result()
     else:
         assert step.result() == sum(map(len, lines))
-        assert rounds == (14 if made else 12)
+        assert rounds == (16 if made else 14)
+
+
+def long_write(queues: Queues, clock: HastyClock, lines: list[str], rounds: int) -> Wait[int]:
+    """It has begun, and was continued as often as that."""
+    clock.hasty = True
+    step = queues.open("ctl", os.O_WRONLY).write("".join(f"{line}\n" for line in lines).encode())
+    assert isinstance(step, Wait)
+    for _ in range(rounds):
+        assert not step.settled
+        queues.tree.run_timers()
+    clock.hasty = False
+    return step
+
+
+@pytest.mark.parametrize("rounds", range(12))
+def test_a_long_write_shows_nothing_before_all_of_it_holds(rounds: int, tmp_path: Path) -> None:
+    """A consumer made meanwhile keeps its number, as do streams; after a restart, too."""
+    queues, clock = group_of(path=tmp_path / "store")
+    queues.ctl("bind v a", "consumer old")
+    names = [f"c{number}" for number in range(150)]
+    lines = [f"consumer {name}" for name in names] + ["bind v b", "remove old", "consumer c0 backlog 7"]
+    step = long_write(queues, clock, lines, rounds)
+    assert set(queues.group.consumers) == {"old"}
+    assert list(queues.group.views["v"].state.patterns) == ["a"]
+    folder = Folder(queues.group, ".consumers")
+    for name in ("c0", "c1", "old"):
+        if name == "old":
+            queues.tree.unlink(ROOT, folder, name)
+        queues.tree.create(ROOT, folder, name, 0o666)
+    queues.stream("meanwhile")
+    clock.hasty = True
+    finish(queues, step)
+    clock.hasty = False
+    assert step.result() == sum(len(line) + 1 for line in lines)
+
+    def check() -> None:
+        consumers = queues.group.consumers
+        assert set(consumers) == set(names)
+        assert consumers["c0"].state.backlog == 7
+        assert sum(1 for own in queues.group.log.state.consumers.values() if own.name) == len(names)
+        assert all(queues.group.log.state.consumers[c.number] is c.state for c in consumers.values())
+        assert not {c.number for c in consumers.values()} & set(queues.group.numbers)
+        assert list(queues.group.views["v"].state.patterns) == ["a", "b"]
+        queues.write("meanwhile", b"x")
+        for name in ("c0", "c1", "c149"):
+            worker = queues.worker(name)
+            assert worker.read(9) == b"x"
+            worker.write(b"ack\n")
+
+    check()
+    queues.restart(clean=False)
+    check()
+
+
+def test_a_long_write_is_planned_at_once_where_its_names_change_all_the_time() -> None:
+    queues, clock = group_of()
+    folder = Folder(queues.group, ".consumers")
+    step = long_write(queues, clock, [f"consumer c{number}" for number in range(90)], 0)
+    for _ in range(100):
+        if step.settled:
+            break
+        clock.hasty = False
+        if "c7" in queues.group.consumers:
+            queues.tree.unlink(ROOT, folder, "c7")
+        else:
+            queues.tree.create(ROOT, folder, "c7", 0o666)
+        clock.hasty = True
+        queues.tree.run_timers()
+    assert step.result() > 0
+    assert len(queues.group.consumers) >= 89
+
+
+def test_lines_that_write_messages_let_others_be_served_between_and_are_checked_again() -> None:
+    queues, clock = group_of("gone")
+    lines = ["eof s", "retries 7", "eof s", "retries 8", "eof gone", "retries 9"]
+    step = long_write(queues, clock, lines, 1)
+    assert queues.group.settings.retries == 7
+    queues.tree.unlink(ROOT, queues.group, "gone")
+    clock.hasty = True
+    finish(queues, step)
+    with pytest.raises(errors.NotFound):
+        step.result()
+    assert queues.group.settings.retries == 7, "the part of 'eof gone' is refused whole, and those before it hold"
+
+
+def test_dead_letters_are_sent_back_in_portions() -> None:
+    queues, clock = group_of()
+    queues.ctl("retries 1", "dead letters", "consumer w")
+    queues.write("s", *[b"x"] * 9)
+    worker = queues.worker()
+    for _ in range(9):
+        worker.read(9)
+        worker.write(b"nack\n")
+    step = long_write(queues, clock, ["redrive"], 3)
+    assert 0 < queues.group.streams["letters"].kept.count < 9
+    for _ in range(2):
+        worker.read(9)
+        worker.write(b"nack\n")
+    clock.hasty = True
+    finish(queues, step)
+    assert step.result() == 8
+    assert queues.group.streams["letters"].kept.count == 2, "those that failed again stay"
 
 
 def test_two_of_them_go_on_in_turns() -> None:
@@ -595,6 +698,48 @@ def test_a_search_ends_with_its_file(kind: str, how: str) -> None:
             queues.tree.rmdir(ROOT, queues.tree.root, "g")
     assert step.result() == b""
     finish(queues, over)
+
+
+def parked(queues: Queues, name: str, count: int) -> tuple[Any, list[Any]]:
+    """An open file of which that many reads wait, for three bytes each."""
+    handle = queues.open(name)
+    return handle, [handle.read(3) for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", ["s", "view"])
+def test_many_reads_that_one_message_answers_are_settled_in_portions(name: str) -> None:
+    queues, clock = group_of()
+    queues.ctl("replay off", "bind view s")
+    handle, steps = parked(queues, name, 600)
+    _, others = parked(queues, name, 2)
+    first, second, third = b"0123456789" * 100, b"another", b"last"
+    queues.write("s", first)
+    assert 100 < sum(step.settled for step in steps) < 200
+    queues.write("s", second)
+    clock.hasty = True
+    assert finish(queues, steps[336]) > 100
+    assert b"".join(step.result() for step in steps[:334]) == first
+    assert b"".join(step.result() for step in steps[334:337]) == second
+    assert not any(step.settled for step in steps[337:])
+    assert steps[337].cancel()
+    queues.write("s", third)
+    finish(queues, steps[339])
+    assert [step.result() for step in steps[338:340]] == [b"las", b"t"]
+    assert [step.result() for step in others] == [first[:3], first[3:6]]
+    handle.close()
+    assert not steps[340].settled or steps[340].result() == b""
+
+
+def test_a_file_may_be_closed_while_its_reads_are_settled() -> None:
+    queues, clock = group_of()
+    handle, steps = parked(queues, "s", 600)
+    queues.write("s", b"x" * 1_800)
+    assert steps[-1].cancel()
+    handle.close()
+    clock.hasty = True
+    queues.tree.run_timers()
+    assert {step.result() for step in steps[:-1] if step.settled} <= {b"xxx", b""}
+    assert steps[-2].settled
 
 
 def test_a_directory_is_read_in_portions() -> None:
