@@ -316,7 +316,6 @@ class Cut:
     count: int
     size: int
     gone: int = 0  # what is taken
-    gone_size: int = 0
     lost: int = 0  # messages among them
     last_lost: int = 0
     before: int = 0  # `trimmed_count` when it was planned
@@ -389,7 +388,6 @@ def extend_cut(kept: KeptRange, cut: Cut) -> None:
     """By the oldest message that would be left."""
     found = kept.log.reader.locate(kept.number, cut.floor)
     if found is None:
-        cut.gone_size += cut.size
         cut.gone += cut.count
         cut.count = cut.size = 0
         return
@@ -399,7 +397,6 @@ def extend_cut(kept: KeptRange, cut: Cut) -> None:
         cut.count -= 1
         cut.size -= size
         cut.gone += 1
-        cut.gone_size += size
         if size:  # an end mark is no loss to anyone
             cut.lost += 1
             cut.last_lost = sequence
