@@ -62,6 +62,8 @@ def breaches() -> dict[str, int]:
             "claim": claim,
             "ack": acknowledged,
             "claim, files": traces["claim"].files,
+            "worker gone": len(traces["worker gone"].calls),
+            "ctl line": len(traces["ctl line"].calls),
             "redelivery": len(traces["redelivery"].calls),
             "redelivery, files": traces["redelivery"].files,
             "redelivery, moves between files": traces["redelivery"].moves,
