@@ -65,6 +65,11 @@ class UserLimits:
         """The amount that a user has."""
         return self._taken.get(counted(user), 0)
 
+    @property
+    def users(self) -> int:
+        """How many users have some."""
+        return len(self._taken)
+
     def check(self, user: Hashable, amount: int = 1) -> None:
         """Check that a user may get more. Raises OverLimit."""
         total: int = getattr(limits, self._limit)

@@ -129,8 +129,8 @@ class Exchange:
     def selects(self, queue: Queue, name: str, body: bytes, sequence: int) -> bool:
         """Whether a program selects a message that was bound before it. A view has those from before, too."""
         mine = (binding.program for binding in self.of(queue) if binding.since <= sequence)
-        searches = self.group.views.searches
-        return any(program.selects(name, body, sequence, searches) for program in mine)
+        most = self.group.views.search_bytes
+        return any(program.selects(name, body, sequence, most) for program in mine)
 
     def wanted(self, name: str) -> Wanted:
         """The receivers of messages of that name."""

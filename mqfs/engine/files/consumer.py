@@ -343,7 +343,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
     def _select(self, words: list[str]) -> Callable[[], None]:
         if len(words) > limits.CURSOR_NAMES:
             raise errors.OverLimit(f"select: {len(words)} names (expected at most {limits.CURSOR_NAMES})")
-        selection = select(self.selection, words, lambda s: require(self.user, s.state, R, s.name))
+        selection = select(self.selection, words, self.user)
 
         def do() -> None:
             selection.follow(self.selection)

@@ -18,7 +18,7 @@ from mqfs.engine.files.readers import Searcher, fell_behind
 from mqfs.engine.files.seek import WalkBack, position
 from mqfs.engine.files.status import places
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
-from mqfs.engine.language.permissions import R, allowed, require
+from mqfs.engine.language.permissions import R, allowed
 from mqfs.engine.language.settings import in_line, parse_depth
 from mqfs.engine.nodes import Meta
 from mqfs.engine.routing.filter import MessageFilter, cover, select, split_select
@@ -109,7 +109,7 @@ class Cursor(LongResponses, Searcher):
             if verb == "cover":
                 covered = cover(self.group, arguments)
                 return lambda: self._select(covered)
-            selection = select(self.selection, arguments, lambda s: require(self.user, s.state, R, s.name))
+            selection = select(self.selection, arguments, self.user)
             return lambda: self._select(selection)
         usage = {"seek": 1, "until": 1, "format": 1, "info": 0, "measure": 1, "streams": 0, "selected": 0}
         if verb not in usage:

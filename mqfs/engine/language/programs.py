@@ -169,13 +169,13 @@ class Program:
         """False only if no message of a stream of this name can be selected."""
         return self._may_route(topic)
 
-    def selects(self, topic: str, body: bytes, sequence: int, searches: int = 0) -> bool:
+    def selects(self, topic: str, body: bytes, sequence: int, most: int = limits.PROGRAM_SEARCH_BYTES) -> bool:
         """Whether this message is selected. A function of a package that raises selects nothing.
 
-        `searches`: of all programs that are asked about the message. What they search of it together is bounded, so
-        that it does not hold up others: of a larger body each sees the beginning.
+        `most`: the bytes of a body that each search sees, from its beginning. What all programs search of a message
+        together is bounded, so that it does not hold up others.
         """
-        if self.searches and len(body) > (most := limits.PROGRAM_SEARCH_BYTES // max(self.searches, searches)):
+        if self.searches and len(body) > (most := min(most, limits.PROGRAM_SEARCH_BYTES // self.searches)):
             body = body[:most]
         try:
             return self._selects(topic, body, sequence)

@@ -5,14 +5,15 @@ A filter finds the next such message in the log. It knows nothing of permissions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from mqfs import errors, limits
+from mqfs import errors
 from mqfs.engine.language import programs
+from mqfs.engine.language.permissions import R, require
 from mqfs.engine.language.programs import Program
 from mqfs.engine.routing.views import NamedStream
-from mqfs.model import NEVER, Record
+from mqfs.model import NEVER, Record, User
 from mqfs.syntax.patterns import Patterns, check_pattern, has_wildcard
 from mqfs.syntax.quoting import split
 
@@ -25,11 +26,12 @@ _NONE, _SOME, _ALL = range(3)  # of the messages of a stream that it covers; som
 
 
 class MessageFilter:
-    """`numbers`: of streams. `names`: of views, and patterns. All None: everything."""
+    """`numbers`: of streams. `names`: of views, and patterns. All None: everything. `program`: of an open file, by
+    which its user `uid` selects."""
 
     __slots__ = (
         "_covered", "_epoch", "_few", "_is_wild", "_named", "_patterns", "_program", "_shape",
-        "group", "names", "numbers",
+        "_uid", "group", "names", "numbers",
     )  # fmt: skip
 
     def __init__(
@@ -38,9 +40,10 @@ class MessageFilter:
         numbers: Collection[int] | None = None,
         names: Collection[str] | None = None,
         program: Program | None = None,
+        uid: int = 0,
     ) -> None:
         self.group, self.numbers, self.names = group, numbers, names or ()
-        self._program = program
+        self._program, self._uid = program, uid
         self._epoch = self._shape = -1
         self._covered: dict[int, int] = {}
         self._few: tuple[int, ...] | None = None
@@ -59,7 +62,9 @@ class MessageFilter:
 
     def follow(self, before: MessageFilter) -> None:
         """An open file selects by this one from now on."""
-        self.group.views.selecting += self.searches - before.searches
+        selecting = self.group.views.selecting
+        selecting.release(before._uid, before.searches)
+        selecting.release(self._uid, -self.searches)
 
     @property
     def everything(self) -> bool:
@@ -119,8 +124,8 @@ class MessageFilter:
         if part != _SOME:
             return part == _ALL
         if self._program is not None:
-            searches = self.group.views.selecting
-            return self._program.selects(stream.name, record.body, record.sequence, searches)
+            most = self.group.views.selecting_bytes(self._uid)
+            return self._program.selects(stream.name, record.body, record.sequence, most)
         views = self.group.views
         return any(views.selects(name, stream, record) for name in self._named.intersection(views.of(stream)))
 
@@ -202,26 +207,23 @@ def cover(group: Group, words: Sequence[str]) -> MessageFilter:
     return MessageFilter(group, None, words)
 
 
-def select(before: MessageFilter, words: Sequence[str], may_read: Callable[[Any], None]) -> MessageFilter:
+def select(before: MessageFilter, words: Sequence[str], user: User) -> MessageFilter:
     """What `select NAME...` says: streams, views, patterns, or `program` and one; no names: everything.
 
-    `before`: what the same open file selects until then. Raises NotFound, BadCommand, OverLimit, and what `may_read`
-    raises."""
+    `before`: what the same open file of that user selects until then. Raises NotFound, BadCommand, OverLimit, Denied.
+    """
     group = before.group
     if len(words) == 2 and words[0] == "program" and programs.is_program(words[1]):
-        program, most = programs.parse(words[1]), limits.PROGRAM_SEARCHES
-        searches = group.views.selecting - before.searches + program.searches
-        if program.searches and searches > most:
-            raise errors.OverLimit(
-                f"select: {searches} searches of messages (expected at most {most} by all open files of a group)"
-            )
-        return MessageFilter(group, program=program)
+        program = programs.parse(words[1])
+        if (more := program.searches - before.searches) > 0:
+            group.views.selecting.check(user.uid, more)
+        return MessageFilter(group, program=program, uid=user.uid)
     numbers: list[int] = []
     names: list[str] = []
     for word in words:
         stream = group.streams.get(word)
         if stream is not None:
-            may_read(stream)
+            require(user, stream.state, R, word)
             numbers.append(stream.number)
         elif word in group.views:
             names.append(word)

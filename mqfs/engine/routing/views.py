@@ -10,11 +10,12 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mqfs import errors
+from mqfs import errors, limits
 from mqfs.engine.language import programs
 from mqfs.engine.language.permissions import Numbered
 from mqfs.engine.language.programs import Program
 from mqfs.model import Record
+from mqfs.quotas import UserLimits
 from mqfs.state.group import Attributes, ViewState
 from mqfs.syntax.patterns import Patterns
 from mqfs.syntax.quoting import quote
@@ -79,8 +80,8 @@ class View(Numbered):
 
     def selects(self, name: str, record: Record) -> bool:
         """Whether one of its programs selects that message of a stream of that name."""
-        searches = self.group.views.searches
-        return any(p.selects(name, record.body, record.sequence, searches) for p in self.programs)
+        most = self.group.views.search_bytes
+        return any(p.selects(name, record.body, record.sequence, most) for p in self.programs)
 
 
 # ------------------------------------------------------------ catalog
@@ -112,7 +113,7 @@ class ViewRegistry(dict[str, View]):
         self._catalog = catalog
         self.bound = 0  # patterns and programs of all of them
         self.searches = 0  # of these programs
-        self.selecting = 0  # searches of the programs by which open files select
+        self.selecting = UserLimits("searches of messages", "PROGRAM_SEARCHES")  # by programs of open files
         self._patterns: Patterns[str] = Patterns(catalog.log.settings.words)
         self._routing: dict[str, View] = {}  # those with a program
 
@@ -134,6 +135,18 @@ class ViewRegistry(dict[str, View]):
             self._routing[view.name] = view
         else:
             self._routing.pop(view.name, None)
+
+    @property
+    def search_bytes(self) -> int:
+        """The bytes of a message that each of their searches sees."""
+        return limits.PROGRAM_SEARCH_BYTES // max(1, self.searches)
+
+    def selecting_bytes(self, uid: int) -> int:
+        """The same for searches of the programs of a user's open files: what each may see in any case, and an equal
+        share of a user of what that leaves. So many searches of one user take little from others."""
+        selecting, least = self.selecting, limits.PROGRAM_SEARCH_BYTES // limits.PROGRAM_SEARCHES
+        left = limits.PROGRAM_SEARCH_BYTES - selecting.used * least
+        return least + left // max(1, selecting.users * selecting.of(uid))
 
     def unbind(self, name: str) -> None:
         """All patterns and programs of a view."""

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits
-from mqfs.model import Wait
+from mqfs.model import User, Wait
 from tests.support.calls import calls_once
-from tests.support.hand import ANNA, ROOT, Hand
+from tests.support.hand import ANNA, BERT, ROOT, Hand
 from tests.support.queues import Queues
 
 ERRORS = 'prefix:log. (payload_contains("error # 7") && route_contains("m"))'
@@ -98,28 +98,49 @@ def test_a_handle_of_a_consumer(full: Hand, what: str) -> None:
 def test_the_programs_of_open_files_search_a_bounded_part_of_a_message_together(full: Hand, path: str) -> None:
     """A write asks them all: each sees its share, and those over the limit are refused until others are closed."""
 
-    def selecting() -> Any:
-        file = full.tree.open(ROOT, full.tree.find(ROOT, path), os.O_RDWR)
+    def selecting(user: User = ANNA) -> Any:
+        file = full.tree.open(user, full.tree.find(ROOT, path), os.O_RDWR)
         file.write(line)
         return file
 
     full.ctl("consumer w")
     calls = " || ".join(f'payload_contains("{number} at the end")' for number in range(64))
     line = f'select program prefix:"" {calls}\n'.encode()
-    files = [selecting() for _ in range(limits.PROGRAM_SEARCHES // 64)]
+    files = [selecting() for _ in range(limits.PROGRAM_SEARCHES // 2 // 64)]
     for file in files[1:]:
-        with pytest.raises(errors.OverLimit, match=f"{limits.PROGRAM_SEARCHES + 64} searches"):
+        with pytest.raises(errors.OverLimit, match=r"expected at most 256 a user, 512 in all"):
             selecting()
         file.close()
         files[0].write(line)
         selecting()
-    share = limits.PROGRAM_SEARCH_BYTES // limits.PROGRAM_SEARCHES
+    share = limits.PROGRAM_SEARCH_BYTES // (limits.PROGRAM_SEARCHES // 2)
     full.write("mail", b"0 at the end".rjust(share + 1))
     assert isinstance(step := files[0].read(100_000), Wait)
     full.write("mail", b"0 at the end".rjust(share))
     assert step.settled
     files[0].write(b"select\n")
     selecting()
+
+
+def test_a_users_searches_leave_each_other_user_its_share_of_a_message(full: Hand) -> None:
+    least, half = limits.PROGRAM_SEARCH_BYTES // limits.PROGRAM_SEARCHES, limits.PROGRAM_SEARCHES // 2
+    calls = " || ".join(f'payload_contains("{number} at the end")' for number in range(64))
+    mine, greedy = full.cursor(f'select program prefix:"" {calls}', user=BERT), []
+    for _ in range(half // 64):
+        greedy.append(full.cursor(f'select program prefix:"" {calls}', user=ANNA))
+    with pytest.raises(errors.OverLimit):
+        full.cursor(f'select program prefix:"" {calls}', user=ANNA)
+    left = (limits.PROGRAM_SEARCH_BYTES - (half + 64) * least) // 2  # for each of the two
+    for readers, share in ((greedy, least + left // half), ([mine], least + left // 64)):
+        assert all(reader.write(b"seek end\n") for reader in readers)
+        steps = [reader.read(1 << 20) for reader in readers]
+        full.write("mail", b"0 at the end".rjust(share + 1))
+        assert not any(step.settled for step in steps)
+        full.write("mail", b"0 at the end".rjust(share))
+        assert all(step.settled for step in steps)
+    mine.close()
+    full.write("mail", b"0 at the end".rjust(limits.PROGRAM_SEARCH_BYTES // half))
+    assert all(reader.read(1 << 20) for reader in greedy)
 
 
 def test_binding_more_programs_hides_no_message_of_32_kib() -> None:
