@@ -25,6 +25,7 @@ ERROR_BYTES = 256  # of the text of a refusal: it may hold words of the refused 
 CTL_BYTES = 65_536  # one write to `ctl` or `.cursor`, and the incomplete line kept in a handle
 DROPPED = 65_536  # messages of a group dropped one by one and not yet below its low watermark
 ANCHORS = 256  # remembered steps of the wall clock in one group
+SHARED_SETTINGS = 256  # texts of ctl whose settings groups share
 SHARED_JSON, SHARED_JSON_BYTES = 256, 2_048  # encoded messages that readers share, and the largest such: 4 MB
 CURSOR_NAMES = 1_024  # names of one `select`
 PREFETCH = 16_384  # messages that one read of a consumer claims at most, and one write to it settles

@@ -14,6 +14,7 @@ from mqfs.model import Draft, Kind
 from mqfs.store.disk import Disk
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
+from tests.support.calls import calls_once
 from tests.support.temp_store import abandon, lowered
 
 
@@ -47,6 +48,24 @@ def test_descriptors_are_bounded(tmp_path: Path) -> None:
             most = max(most, len(os.listdir("/proc/self/fd")))
         assert most - before <= 18
         store.close()
+
+
+def test_a_group_opens_as_cheaply_beside_hundreds(tmp_path: Path) -> None:
+    """Its descriptor is counted with those that are open, which are not counted again for it."""
+    each = {}
+    for count in (100, 500):
+        store = DiskStore(f"{tmp_path}/{count}")
+        numbers = [store.number() for _ in range(count)]
+        for number in numbers:
+            bucket = store.make(number, b"{}")
+            bucket.writer.append(Kind.MESSAGE, 16, 0, b"x")
+        store.close()
+        store = DiskStore(f"{tmp_path}/{count}")
+        for number in numbers[:-10]:
+            store.open(number).upkeep.history()
+        each[count] = calls_once(lambda: [store.open(number).upkeep.history() for number in numbers[-10:]])
+        store.close()
+    assert each[500] < 1.2 * each[100]
 
 
 def filled(path: str) -> None:

@@ -6,10 +6,12 @@ Performs nothing. Printed settings, written back, give the same settings.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import attrs
 
+from mqfs import limits
 from mqfs.engine.language import programs
 from mqfs.errors import BadCommand, unknown
 from mqfs.syntax.duration import MOST, parse_duration, parse_number, parse_size, print_duration, print_size
@@ -229,7 +231,12 @@ def split_line(line: str) -> list[str]:
 
 def parse_settings(lines: Sequence[str]) -> Settings:
     """Settings from lines that hold no action, on top of the defaults. Raises BadCommand."""
-    steps = parse("\n".join(lines), Settings())
+    return _parse_settings("\n".join(lines))
+
+
+@lru_cache(limits.SHARED_SETTINGS)  # most groups of a store have the same
+def _parse_settings(text: str) -> Settings:
+    steps = parse(text, Settings())
     for _, action in steps:
         if action is not None:
             raise BadCommand(f"{action.verb}: an action (expected a setting)")

@@ -362,7 +362,7 @@ def plan_cut_below(kept: KeptRange, target: int) -> Cut | None:
         and (kept.is_deleted(newest) or bucket.metrics.count_eof_markers(kept.number, newest, newest + 1))
     ):
         newest = bucket.reader.before(newest, kept.number) or 0
-    return Cut(target, kept.count - count, kept.size - size, count, size, lost, newest, kept.trimmed_count)
+    return Cut(target, kept.count - count, kept.size - size, count, lost, newest, kept.trimmed_count)
 
 
 def plan_clear(kept: KeptRange, end: int) -> Clearing:
@@ -374,7 +374,7 @@ def plan_clear(kept: KeptRange, end: int) -> Clearing:
     if kept.log.end.next > end and (before(kept.log.end.next, kept.number) or 0) > last:
         gone, size = kept.counted(floor, end)
         newest = last if last >= floor else 0
-    cut = Cut(max(floor, last + 1 if last else 0), kept.count - gone, kept.size - size, gone, size)
+    cut = Cut(max(floor, last + 1 if last else 0), kept.count - gone, kept.size - size, gone)
     cut.before = kept.trimmed_count
     return Clearing(newest, cut)
 

@@ -55,7 +55,8 @@ class Segment:
         self.path = f"{folder}/{first:020d}.log"
         self.idx = IndexFile(disk, f"{folder}/{first:020d}.idx", f"{staging}/{group}-{first:020d}.idx")
         self.fd = -1
-        self.listed = self.recent = False
+        self.listed = 0  # descriptors that it may have, of those that are counted; 0: it is not among them
+        self.recent = False
         self.may_close_fd: Callable[[Segment], bool] = lambda segment: True
         self.used = self.allocated = self.room = self.head = 0
         self.sealed = False
@@ -98,7 +99,6 @@ class Segment:
 
     def _list(self) -> None:
         if not self.listed:
-            self.listed = True
             self._descriptors.opened(self)
 
     def close_idle(self) -> None:
@@ -213,6 +213,7 @@ class Segment:
         self._read_index_heads(size, others)
         if self.idx.is_sealed:
             self.sealed = True
+            self._descriptors.recount(self)
             self.used = self.allocated = size
             part = self.idx.parts[0]
             self._summary = (part.messages, part.first, part.last)
@@ -383,6 +384,7 @@ class Segment:
         data = encode_part(index, others.packed, 0, len(index), 0, self.used, self._identity(), SEALED, self.last_ns())
         self.idx.replace_parts(data)
         self.sealed, self.index = True, index
+        self._descriptors.recount(self)
         self.liveness.cursor = 0  # the order of its streams changes
         self._set_head(others)
         # Best effort: the index in memory serves as well, only larger, and is made again at the next start.
@@ -422,27 +424,36 @@ class Segment:
 class Descriptors:
     """At most limits.OPEN_BUCKETS of them, closed by second chance."""
 
-    __slots__ = ("_open",)
+    __slots__ = ("_count", "_open")
 
     def __init__(self) -> None:
         self._open: deque[Segment] = deque()
+        self._count = 0  # of their `listed`
 
     def opened(self, segment: Segment) -> None:
         self._open.append(segment)
+        self._list(segment, 1 + segment.sealed)  # a sealed one has a descriptor for its index too
         for _ in range(2 * len(self._open)):
-            # A sealed one has a descriptor for its index too.
-            bound = limits.OPEN_BUCKETS
-            if 2 * len(self._open) <= bound or sum(1 + s.sealed for s in self._open) <= bound:
+            if self._count <= limits.OPEN_BUCKETS:
                 return
             self._look_at(self._open.popleft(), segment)
+
+    def recount(self, segment: Segment) -> None:
+        """It was sealed."""
+        if segment.listed:
+            self._list(segment, 2)
+
+    def _list(self, segment: Segment, descriptors: int) -> None:
+        self._count += descriptors - segment.listed
+        segment.listed = descriptors
 
     def _look_at(self, segment: Segment, newest: Segment) -> None:
         """Second chance: one that was used since the last look stays, once."""
         if segment.is_idle:
-            segment.listed = False
+            self._list(segment, 0)
         elif segment is newest or segment.recent or not segment.may_close_fd(segment):
             segment.recent = False
             self._open.append(segment)
         else:
             segment.close_idle()
-            segment.listed = False
+            self._list(segment, 0)
