@@ -71,7 +71,7 @@ def opening_ten(path: str, groups: int) -> int:
 
 def test_a_group_opens_as_cheaply_beside_hundreds(tmp_path: Path) -> None:
     """Its descriptor is counted with those that are open, which are not counted again for it."""
-    assert opening_ten(f"{tmp_path}/many", 500) < 1.2 * opening_ten(f"{tmp_path}/few", 100)
+    assert opening_ten(f"{tmp_path}/many", 320) < 1.2 * opening_ten(f"{tmp_path}/few", 60)
 
 
 def filled(path: str) -> None:
