@@ -18,7 +18,7 @@ from tests.support import ROOT
 
 OURS = ("mqfs", "mq_cat", "mq_tools", "tests")
 NEEDED = (
-    "attr", "attrs", "click", "google_crc32c", "httptools", "idna", "lark", "outcome", "pyfuse3", "sniffio",
+    "attr", "attrs", "click", "google_crc32c", "httptools", "idna", "outcome", "pyfuse3", "sniffio",
     "sortedcontainers", "trio",
 )  # fmt: skip
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")

@@ -17,15 +17,14 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, lru_cache, partial
 from hashlib import blake2b
 from importlib.metadata import EntryPoint, entry_points
 from operator import contains
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import NoReturn, TypeAlias
 
 import attrs
-from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
 from mqfs import limits
 from mqfs.errors import BadCommand, unknown
@@ -91,32 +90,11 @@ GROUP = "mqfs.functions"
 
 Argument: TypeAlias = str | float | bool
 
-_GRAMMAR = r"""
-    start: (EMPTY | KIND (STRING | BARE)) [either]
-    either: both (_OR both)*
-    both: _term (_AND _term)*
-    _term: call | "(" either ")"
-    call: NAME ["(" [value ("," value)*] ")"]
-    value: STRING -> string | NUMBER -> number | TRUE -> yes | FALSE -> no
-
-    EMPTY: /(exact|prefix):(?=\s|\Z)/
-    KIND: /(exact|prefix):(?=\S)/
-    STRING: /"([^"\\]|\\.)*"/s
-    BARE: /[^\s"()\\]+/
-    TRUE: /true\b/
-    FALSE: /false\b/
-    NAME: /[A-Za-z_][A-Za-z0-9_]*/
-    NUMBER: /-?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?/
-    _OR: "||"
-    _AND: "&&"
-    %ignore /\s+/
-"""
-_EXPECTED = {
-    "EMPTY": "", "KIND": "exact: or prefix:", "STRING": "a string in quotes", "BARE": "a string", "NAME": "a function",
-    "NUMBER": "a number", "TRUE": "true", "FALSE": "false", "_OR": "'||'", "_AND": "'&&'", "LPAR": "'('",
-    "RPAR": "')'", "COMMA": "a comma", "$END": "the end",
-}  # fmt: skip
-
+#     program = ("exact:" | "prefix:") [string] [either]          no blank before the string
+#     either  = both ("||" both)*
+#     both    = term ("&&" term)*
+#     term    = "(" either ")" | NAME ["(" [value ("," value)*] ")"]
+#     value   = STRING | NUMBER | "true" | "false"
 _STRING = r'"(?:[^"\\]|\\.)*"'
 # Where a string is not closed none after it is: looked for again at each quote, a text of quotes took its square.
 _STRING_OR_PARENTHESIS = re.compile(rf'{_STRING}|[()]|".*', re.DOTALL)
@@ -127,6 +105,12 @@ _CHEAP = frozenset({"true", "sample", "payload_prefix", *OF_NAME})  # whatever t
 _WORD = r"(?:[^\s'#]|'(?:[^']|'')*+')(?:[^\s']|'(?:[^']|'')*+')*+"  # as quoting.split reads it
 _VERB_AND_NAME = re.compile(rf"\s*+{_WORD}\s++{_WORD}\s*+")
 _SHARP = re.compile("#")
+_TOKEN = re.compile(
+    rf"\s*(?:(?P<STRING>{_STRING})|(?P<NUMBER>-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)"
+    r"|(?P<NAME>[A-Za-z_][A-Za-z0-9_]*)|(?P<SIGN>&&|\|\||[(),])|(?P<OTHER>[^\s\"()\\]+|.)|\Z)",
+    re.DOTALL,
+)
+_BARE = re.compile(r'[^\s"()\\]+')
 _STRING_OR_SHARP = re.compile(rf'{_STRING}|"|#', re.DOTALL)
 
 
@@ -232,10 +216,7 @@ def parse(text: str) -> Program:
     if not is_program(text):
         _refuse(1, "unknown kind (expected exact: or prefix:)")
     _check_depth(text)
-    try:
-        exact, name, expression = cast(_Parsed, _parser().parse(text))
-    except UnexpectedInput as error:
-        _refuse_syntax(text, error)
+    exact, name, expression = _Parser(text).program()
     starts: Callable[[str], bool] = name.__eq__ if exact else lambda topic: topic.startswith(name)
     if expression is None:
         return Program(text, True, 0, starts, lambda topic, body, sequence: starts(topic))
@@ -271,93 +252,130 @@ def _check_depth(text: str) -> None:
             _refuse(match.start() + 1, f"parentheses too deep (expected at most {limits.PROGRAM_DEPTH})")
 
 
-def _refuse_syntax(text: str, error: UnexpectedInput) -> NoReturn:
-    at = error.pos_in_stream or 0
-    if isinstance(error, UnexpectedCharacters):
-        names, seen = error.allowed, repr(text[at])
-        if text[at] == '"' and "STRING" in names:
+class _Parser:
+    """Reads a program token by token. Raises BadCommand at the first that cannot stand where it is."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._takes_arguments = False  # the last token is the name of a function
+        self._advance(text.index(":") + 1)
+
+    def _advance(self, to: int) -> None:
+        """Read the token there."""
+        match = _TOKEN.match(self._text, to)
+        assert match is not None
+        self._kind = match.lastgroup or "END"
+        self._token = match[self._kind] if match.lastgroup else ""
+        self._at, self._end = match.end() - len(self._token), match.end()
+
+    def _take(self, sign: str) -> bool:
+        if found := self._kind == "SIGN" and self._token == sign:
+            self._advance(self._end)
+        return found
+
+    def _refuse(self, *expected: str) -> NoReturn:
+        at, seen = self._at, repr(self._token)
+        if self._kind == "END":
+            at, seen = len(self._text) - 1, "end"
+        elif self._token == '"' and "a string in quotes" in expected:
             _refuse(at + 1, "string not closed (expected a double quote)")
-    elif isinstance(error, UnexpectedToken):
-        names, seen = error.accepts or error.expected, repr(str(error.token))
-        if error.token.type == "$END":
-            at, seen = max(len(text) - 1, 0), "end"
-        elif error.token.type == "STRING" and "NAME" in names and text[:at].strip() in ("exact:", "prefix:"):
-            _refuse(at + 1, "blank after the colon (expected the string there)")
-    else:
-        names, seen = set(), "text"
-    _refuse(at + 1, f"unexpected {seen} (expected {_either(names)})")
+        *most, last = sorted(expected)
+        _refuse(at + 1, f"unexpected {seen} (expected {' or '.join(filter(None, [', '.join(most), last]))})")
 
+    def program(self) -> _Parsed:
+        name, head = "", self._text.index(":") + 1
+        bare = _BARE.match(self._text, head)
+        if self._at == head and self._kind != "END":
+            if bare is None and self._kind != "STRING":
+                self._refuse("a string", "a string in quotes")
+            name = _name(bare[0] if bare is not None else _string(self._token, head), head)
+            self._advance(bare.end() if bare is not None else self._end)
+        elif self._kind == "STRING":
+            _refuse(self._at + 1, "blank after the colon (expected the string there)")
+        expression = None
+        if self._kind != "END":
+            expression = self._either("the end")
+            if self._kind != "END":
+                self._refuse_after_term("the end")
+        return self._text.startswith("exact"), name, expression
 
-def _either(names: Iterable[str]) -> str:
-    said = sorted({_EXPECTED[name] for name in names if _EXPECTED.get(name)})
-    return " or ".join([", ".join(said[:-1]), said[-1]] if len(said) > 1 else said) or "something else"
+    def _refuse_after_term(self, end: str) -> NoReturn:
+        if self._kind == "END":
+            self._refuse(end)
+        self._refuse("'&&'", "'||'", end, *["'('"] * self._takes_arguments)
 
+    def _either(self, *instead: str) -> _Node:
+        either: list[_Node] = []
+        while True:
+            both = [self._term(*instead)]
+            while self._take("&&"):
+                both.append(self._term())
+            either.append(_branch(both, together=True))
+            if not self._take("||"):
+                return _branch(either, together=False)
+            instead = ()
 
-@cache
-def _parser() -> Lark:
-    return Lark(_GRAMMAR, parser="lalr", transformer=_Nodes(), maybe_placeholders=False)
+    def _term(self, *instead: str) -> _Node:
+        """`instead`: what may stand there, too."""
+        if self._take("("):
+            node = self._either()
+            if not self._take(")"):
+                self._refuse_after_term("')'")
+            self._takes_arguments = False
+            return node
+        if self._kind != "NAME":
+            self._refuse("'('", "a function", *instead)
+        name, column = self._token, self._at + 1
+        self._advance(self._end)
+        self._takes_arguments = not self._take("(")
+        return _Call(name, () if self._takes_arguments else tuple(self._arguments()), column)
 
-
-class _Nodes(Transformer[Token, Any]):
-    """From what was parsed to nodes; `both` and `either` of one part are that part."""
-
-    def start(self, parts: list[Any]) -> _Parsed:
-        kind, *more = parts
-        name = ""
-        if more and isinstance(more[0], Token):
-            token = more.pop(0)
-            name = _name(_string(token) if token.type == "STRING" else str(token), token)
-        return kind.startswith("exact"), name, more[0] if more else None
-
-    def either(self, parts: list[_Node]) -> _Node:
-        return _branch(parts, together=False)
-
-    def both(self, parts: list[_Node]) -> _Node:
-        return _branch(parts, together=True)
-
-    def call(self, parts: list[Any]) -> _Call:
-        name, *arguments = parts
-        return _Call(str(name), tuple(arguments), (name.start_pos or 0) + 1)
-
-    def string(self, parts: list[Token]) -> str:
-        return _string(parts[0])
-
-    def number(self, parts: list[Token]) -> float:
-        return float(parts[0])
-
-    def yes(self, parts: list[Token]) -> bool:
-        return True
-
-    def no(self, parts: list[Token]) -> bool:
-        return False
+    def _arguments(self) -> Iterator[Argument]:
+        if self._take(")"):
+            return
+        instead = ["')'"]
+        while True:
+            if self._kind == "STRING":
+                yield _string(self._token, self._at)
+            elif self._kind == "NUMBER":
+                yield float(self._token)
+            elif self._token in ("true", "false"):
+                yield self._token == "true"
+            else:
+                self._refuse("a string in quotes", "a number", "true", "false", *instead)
+            self._advance(self._end)
+            if self._take(")"):
+                return
+            if not self._take(","):
+                self._refuse("a comma", "')'")
+            instead = []
 
 
 def _branch(parts: list[_Node], *, together: bool) -> _Node:
     return parts[0] if len(parts) == 1 else _Branch(together, tuple(parts))
 
 
-def _string(token: Token) -> str:
+def _string(token: str, at: int) -> str:
     """The value of a quoted string; bytes that are no UTF-8 as surrogates, as everywhere in Python."""
-    column = (token.start_pos or 0) + 1
 
     def escaped(match: re.Match[str]) -> str:
         if match[1]:
             byte = int(match[1], 16)
             return chr(byte if byte < 128 else 0xDC00 + byte)
         if match[2] not in _ESCAPES:
-            _refuse(column + match.start() + 1, f"unknown escape {match[0]!r} (expected {_ESCAPES_SAID})")
+            _refuse(at + match.start() + 2, f"unknown escape {match[0]!r} (expected {_ESCAPES_SAID})")
         return _ESCAPES[match[2]]
 
     text = _ESCAPE.sub(escaped, token[1:-1])
     return text.encode(errors="surrogateescape").decode(errors="surrogateescape")
 
 
-def _name(text: str, token: Token) -> str:
+def _name(text: str, at: int) -> str:
     """The text, if it can be a part of a stream's name."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        _refuse((token.start_pos or 0) + 1, "name of the stream is not UTF-8")
+        _refuse(at + 1, "name of the stream is not UTF-8")
     return text
 
 

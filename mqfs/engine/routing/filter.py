@@ -63,8 +63,9 @@ class MessageFilter:
     def follow(self, before: MessageFilter) -> None:
         """An open file selects by this one from now on."""
         selecting = self.group.views.selecting
-        selecting.release(before._uid, before.searches)
-        selecting.release(self._uid, -self.searches)
+        for uid, less in ((before._uid, before.searches), (self._uid, -self.searches)):
+            if less:
+                selecting.release(uid, less)
 
     @property
     def everything(self) -> bool:

@@ -284,6 +284,19 @@ def test_nonsense_is_refused_with_a_column(text: str) -> None:
         assert "UTF-8" in refused or "at most" in refused
 
 
+@pytest.mark.process
+def test_the_first_program_costs_what_the_next_does() -> None:
+    """In a new process, as a server is when it starts: nothing is built for it that others would wait for."""
+    code = (
+        "import time; from mqfs.engine.language.programs import parse\n"
+        "for text in ('prefix:a true', 'prefix:b true'):\n"
+        " began = time.thread_time(); parse(text); print(time.thread_time() - began)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, second = map(float, done.stdout.split())
+    assert first < max(20 * second, 0.003)
+
+
 @pytest.mark.parametrize(
     "piece", ["(", ")", "(true", "((", "a(", "prefix:(", "&&", '"', '\\"', "\\", "(1,", "'", " ", "-"]
 )
