@@ -98,6 +98,7 @@ def run(options: Options) -> int:
     check_standard_files(options)
     raise_file_limit()
     memory.keep()
+    memory.defer_collector()
     return trio.run(Server(options).run)
 
 
