@@ -28,7 +28,7 @@ def keep() -> None:
 
 
 def defer_collector() -> None:
-    """Collect no garbage during the start, which makes objects that stay: to look at them took more than to make them."""
+    """Collect no garbage during the start, which makes objects that stay."""
     gc.disable()
 
 
