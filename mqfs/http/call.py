@@ -61,7 +61,7 @@ class Call:
 
     @property
     def body(self) -> bytes:
-        return bytes(self.request.body)
+        return self.request.body
 
     def own(self, name: str) -> Any:
         """A file of the group's own."""

@@ -47,7 +47,7 @@ SMALL_BYTES = 65_536  # of a body that is not counted as its user's memory
 
 def _large(body: object) -> int:
     """Bytes of a body that count."""
-    return len(body) if isinstance(body, bytes | bytearray) and len(body) > SMALL_BYTES else 0
+    return len(body) if isinstance(body, bytes) and len(body) > SMALL_BYTES else 0
 
 
 class Connection:
@@ -242,7 +242,7 @@ class Connection:
         while not request.complete:
             if self._parser.error is not None:
                 raise self._parser.error
-            deadline = began + limits.HTTP_HEAD_S + len(request.body) / limits.HTTP_BODY_RATE
+            deadline = began + limits.HTTP_HEAD_S + request.size / limits.HTTP_BODY_RATE
             try:
                 data = await self.channel.receive(deadline)
             except trio.TooSlowError:
@@ -251,11 +251,11 @@ class Connection:
                 raise Gone
             await self.take_turn()
             self.channel.unread = self._parser.receive(data)
-            self._hold(_large(request.body))
+            self._hold(request.size if request.size > SMALL_BYTES else 0)
             await self.pause()
-            if len(request.body) > most:
+            if request.size > most:
                 break
-        if len(request.body) > most:
+        if request.size > most:
             raise TooLong(f"body: too long (expected at most {most} bytes)")
 
     def _hold(self, size: int) -> None:
@@ -406,7 +406,7 @@ class RepeatedPublish:
             return False
         if any(log.changes != changes for log, changes in self._logs) or self._call.group.ring is not None:
             return False
-        self.request.body = data[body:]
+        self.request.replace(data[body:])
         return True
 
     async def publish(self) -> Answer:

@@ -44,7 +44,7 @@ async def publish(call: Call) -> Answer:
     group = stream.group
     if given:
         head = json.dumps({"stream": stream.name, **given}, ensure_ascii=False).encode()
-        sequence = await append(call, group, ".put", head + b"\n" + call.request.body)
+        sequence = await append(call, group, ".put", head + b"\n" + call.body)
         held = not given.keys().isdisjoint(("delay", "at", "single"))
         return published(call, sequence, None if held else stream, place)
     if is_plain(group):
@@ -55,7 +55,7 @@ async def publish(call: Call) -> Answer:
             handle.close()
         if answer is not None:
             return answer
-    return published(call, await append(call, group, ".batch", framed(stream, call.request.body)), stream, place)
+    return published(call, await append(call, group, ".batch", framed(stream, call.body)), stream, place)
 
 
 def is_plain(group: Any) -> bool:
@@ -65,7 +65,7 @@ def is_plain(group: Any) -> bool:
 
 async def publish_to(handle: Any, call: Call, stream: Any, place: str) -> Answer | None:
     """Write to a stream that is open. None: there is no room yet, and nothing was done."""
-    if not call.request.body:
+    if not call.body:
         return None  # it would be an EOF marker
     end = handle.group.log.end
     sequence = end.next
@@ -101,7 +101,7 @@ def published(call: Call, sequence: int, stream: Any = None, place: str = "") ->
 
 async def put(call: Call) -> Answer:
     """As publish; without a body the stream is made."""
-    if call.request.body:
+    if call.body:
         return await publish(call)
     if len(call.path.names) == 1:  # who leaves out the slash of a group gets no stream in the root instead
         raise BadRequest(f"expected PUT {call.path.text}/ (a group) or a body (a message)")
@@ -112,18 +112,18 @@ async def put(call: Call) -> Answer:
 async def put_there(call: Call) -> Answer:
     """As put, to a stream that is there."""
     there = await is_there(call)
-    return await publish(call) if call.request.body else there
+    return await publish(call) if call.body else there
 
 
-def frame(name: str, body: bytes | bytearray, head: bytes = b"") -> bytes:
+def frame(name: str, body: bytes, head: bytes = b"") -> bytes:
     """One message as mqfs(4) has it for `.batch`."""
     raw = name.encode()
     return b"".join((HEAD.pack(HEAD.size + len(raw) + len(head) + len(body), len(raw), len(head)), raw, head, body))
 
 
-def framed(stream: Any, body: bytes | bytearray) -> bytes:
+def framed(stream: Any, body: bytes) -> bytes:
     """The frames of a body for `.batch`: the messages that a write to the stream would make."""
-    bodies = lines(bytes(body)) if stream.group.settings.data == "line" else [body]
+    bodies = lines(body) if stream.group.settings.data == "line" else [body]
     return b"".join(frame(stream.name, one) for one in bodies)
 
 

@@ -179,7 +179,7 @@ class HttpServer(Acceptor):
             path = printable(request.target.partition("?")[0])
             size = f" {len(answer.body)} bytes" if isinstance(answer.body, bytes) else ""
             where = peer.where.removeprefix("http ")
-            self._trace(f"{where} {request.method} {path} {len(request.body)} bytes -> {answer.status}{size}")
+            self._trace(f"{where} {request.method} {path} {request.size} bytes -> {answer.status}{size}")
 
     @property
     def streams(self) -> int:

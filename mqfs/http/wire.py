@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
+from io import BytesIO
 from typing import Any
 
 import httptools
@@ -30,14 +31,28 @@ _NEVER_BODY = frozenset({204, 304})
 class Request:
     """One request. Names of headers are lower case, values are decoded as UTF-8, others bytes escaped."""
 
-    __slots__ = ("body", "complete", "headers", "keep_alive", "method", "target", "version")
+    __slots__ = ("_body", "complete", "headers", "keep_alive", "method", "size", "target", "version")
 
     def __init__(self) -> None:
         self.method, self.target, self.version = "", "", "1.1"
         self.headers: dict[str, str] = {}
-        self.body: bytes | bytearray = bytearray()
+        self._body = BytesIO()  # which is read without a copy
+        self.size = 0  # bytes of the body that came
         self.keep_alive = False
         self.complete = False
+
+    @property
+    def body(self) -> bytes:
+        """To be read when it is complete: what is added afterwards copies it."""
+        return self._body.getvalue()
+
+    def add(self, part: bytes) -> None:
+        """A part of the body came."""
+        self.size += self._body.write(part)
+
+    def replace(self, body: bytes) -> None:
+        """Another body comes with the same head."""
+        self._body, self.size = BytesIO(body), len(body)
 
     @property
     def announced(self) -> int:
@@ -88,7 +103,7 @@ class RequestParser:
             return b""
         rest, self._moved = b"", False
         if len(data) > limits.HTTP_PARSED_BYTES:
-            body = 0 if self._current.complete else self._current.announced - len(self._current.body)
+            body = 0 if self._current.complete else self._current.announced - self._current.size
             if (end := data.find(_HEAD_END, max(body, limits.HTTP_PARSED_BYTES))) >= 0:
                 end += len(_HEAD_END)
                 data, rest = data[:end], data[end:]
@@ -177,7 +192,7 @@ class RequestParser:
             self._fail(BadRequest("a body in chunks in HTTP/1.0"))
 
     def on_body(self, part: bytes) -> None:
-        self._current.body += part
+        self._current.add(part)
         self._moved = True
 
     def on_message_complete(self) -> None:
@@ -192,7 +207,7 @@ class RequestParser:
     def _body_of_upgrade(self, data: bytes) -> bytes:
         """httptools leaves out the body of a request that asks for an upgrade, which is not granted."""
         part, data = data[: self._rest], data[self._rest :]
-        self._current.body += part
+        self._current.add(part)
         self._rest -= len(part)
         self._current.complete = not self._rest
         return data

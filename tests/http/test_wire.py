@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -102,6 +103,21 @@ def test_a_body_comes_in_chunks_byte_by_byte(hasty: Web) -> None:
             sock.sendall(request[at : at + 1])
         assert statuses(sock.recv(4_096)) == [201]
     assert hasty.get("/chunks/s").body == b"abcde"
+
+
+def test_a_body_of_many_parts_is_not_copied_when_it_is_read() -> None:
+    """Of 16 MB that takes 9 ms of the server's thread in one piece."""
+    parser, part = RequestParser(), b"x" * 65_536
+    parser.receive(POST + b"Content-Length: %d\r\n\r\n" % (256 * len(part)))
+    for _ in range(256):
+        parser.receive(part)
+    request = parser.requests[0]
+    assert request.complete
+    began = time.thread_time()
+    body = request.body
+    assert time.thread_time() - began < 0.001
+    assert body is request.body
+    assert body == part * 256
 
 
 def test_a_length_with_leading_zeros(hasty: Web) -> None:
