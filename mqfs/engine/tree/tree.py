@@ -244,7 +244,7 @@ class Tree:
         self._require_new(user, group, name)
         self.unserved.require_known(group.number, f"make {name!r}")
         mine = used = len(self.groups) + 1
-        if used > limits.GROUPS // 2:  # below, nobody can have too many: they are not counted
+        if used > limits.GROUPS // 2:  # below, no user can have too many: they are not counted
             mine = sum(other.state.uid == user.uid for other in self.groups.values()) + 1
         require_share("groups", limits.GROUPS, user.uid, mine, used)
         if depth(group) >= limits.PATH_GROUPS:
