@@ -160,6 +160,10 @@ class Link(Protocol):
     label: str  # for texts
     can_be_lost: bool  # the connection may end before its user closes it
 
+    def reach(self, deadline: float | None) -> None:
+        """Connect again where the connection is lost, of time.monotonic() until then. Raises TimeoutError."""
+        ...
+
     def open(self, path: str, mode: str) -> File:
         """`mode`: "r", "w" or "r+"."""
         ...

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from mqfs.client.backoff import Backoff
-from mqfs.client.types import File
+from mqfs.client.types import File, Link
 from mqfs.errors import Disconnected, Interrupted
 
 T = TypeVar("T")
@@ -19,6 +19,7 @@ class Waiting(Generic[T_co]):
     """An iterator that waits; other threads may interrupt and close it."""
 
     _file: File
+    _link: Link
     _reconnect: bool | float
 
     def __init__(self) -> None:
@@ -79,11 +80,16 @@ class Waiting(Generic[T_co]):
     def _retry(self, attempt: Callable[[], T], deadline: float | None) -> T:
         """The result of an attempt to reach the server again. Raises Disconnected, EOFError, Interrupted, and
         TimeoutError at the deadline; the next `get` resumes there."""
+
+        def reach_and_attempt() -> T:
+            self._link.reach(deadline)
+            return attempt()
+
         self._woken.clear()  # before the look at what may have set it
         backoff, self._backoff = self._backoff or Backoff(self._reconnect, self._woken), None
         try:
             if not (self._closed.is_set() or self._interrupt_requested):
-                return backoff.retry(attempt, Disconnected, Interrupted, deadline=deadline)
+                return backoff.retry(reach_and_attempt, Disconnected, Interrupted, deadline=deadline)
         except (Disconnected, TimeoutError):
             self._backoff = backoff
             if not (self._closed.is_set() or self._interrupt_requested):

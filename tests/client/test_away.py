@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -191,6 +192,26 @@ def test_a_get_obeys_its_limits_while_the_server_is_away(server: Server) -> None
             with server.connect() as other:
                 other.group("g").publish("s", b"x")
             assert (messages.get(HANG_S).body, claims.get(HANG_S).body) == (b"x", b"x")
+
+
+def test_a_get_obeys_its_limit_at_a_server_that_takes_connections_and_says_nothing(server: Server) -> None:
+    with server.connect(transport="9p") as client:
+        messages = client.group("g", create=True, ctl=["replay all"]).subscribe()
+        server.kill()
+        path = server.address.removeprefix("unix!")
+        os.unlink(path)
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.bind(path)
+            silent.listen()
+            begin = time.monotonic()
+            for _ in range(2):
+                with pytest.raises(TimeoutError, match=r"^no message in 0\.2 s$"):
+                    messages.get(0.2)
+            assert time.monotonic() - begin < 5
+        os.unlink(path)
+        server.start()
+        client.group("g").publish("s", b"x")
+        assert messages.get(HANG_S).body == b"x"
 
 
 def test_closing_ends_a_reader_that_waits_for_the_server(server: Server) -> None:

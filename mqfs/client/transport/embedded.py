@@ -174,6 +174,9 @@ class EmbeddedTransport:
 
         self.do(call)
 
+    def reach(self, deadline: float | None) -> None:
+        """It is never lost."""
+
     def names(self, path: str) -> list[str]:
         with self.lock:
             self.require()

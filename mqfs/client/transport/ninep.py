@@ -6,7 +6,9 @@ It reconnects, and keeps a window of concurrent writes; the connection is mqfs.n
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
+from math import inf
 from typing import Any, cast
 
 from mqfs import limits
@@ -36,23 +38,35 @@ class NinepTransport:
         token: str = "",
     ) -> None:
         self.label = address
-        self._options: Any = {"user": user, "aname": aname, "timeout": timeout, "token": token}
+        self._options: Any = {"user": user, "aname": aname, "token": token}
+        self._timeout = timeout
         self._reconnect, self._closed = reconnect, False
         self._dialling = threading.Lock()
-        self._now = self._connect()
+        self._now = self._connect(timeout)
 
-    def _connect(self) -> Client:
-        return connection.connect(self.label, msize=limits.MSIZE_MOST, **self._options)
+    def _connect(self, timeout: float | None) -> Client:
+        return connection.connect(self.label, msize=limits.MSIZE_MOST, timeout=timeout, **self._options)
 
-    def connection(self) -> Client:
-        """The present connection, or a new one. Raises Disconnected."""
+    def reach(self, deadline: float | None) -> None:
+        timeout = self._timeout
+        if deadline is not None:  # a second is given all the same: a slow server would never be reached by short waits
+            timeout = min(max(deadline - time.monotonic(), 1.0), inf if timeout is None else timeout)
+        try:
+            self.connection(timeout)
+        except Disconnected:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError from None
+            raise
+
+    def connection(self, timeout: float | None = None) -> Client:
+        """The present connection, or a new one, which takes so long at most, in seconds. Raises Disconnected."""
         with self._dialling:
             if self._closed:
                 raise Disconnected("the client was closed", final=True)
             if self._now.lost and self._reconnect:
                 self._now.close()
                 try:
-                    self._now = self._connect()
+                    self._now = self._connect(self._timeout if timeout is None else timeout)
                 except Disconnected as error:
                     raise Disconnected(error.detail) from None
                 except (OSError, MqfsError) as error:

@@ -51,7 +51,7 @@ class RingLink(NinepTransport):
         reconnect: bool | float = True,
         required: bool = False,
     ) -> None:
-        self._required, self._limit, self._timeout = required, reconnect, timeout
+        self._required, self._limit = required, reconnect
         self._above = aname.strip("/")
         self._rings: dict[str, RingGroup] = {}
         self._making = threading.Lock()
@@ -60,12 +60,12 @@ class RingLink(NinepTransport):
         self._socket_path = where.path + protocol.SUFFIX
         super().__init__(address, user=user, aname=aname, timeout=timeout, reconnect=reconnect is not False)
 
-    def connection(self) -> Client:
+    def connection(self, timeout: float | None = None) -> Client:
         """See `NinepTransport`. A connection that ended unnoticed, while only rings were used, is replaced at once."""
-        now = super().connection()
+        now = super().connection(timeout)
         if now.gone and self._reconnect:
             now.close("the server closed the connection")
-            now = super().connection()
+            now = super().connection(timeout)
         return now
 
     def direct(self, path: str) -> Direct:
