@@ -53,21 +53,22 @@ def test_round_trips_go_on_beside_a_greedy_user(
     with user(address, POLITE, "polite") as ours:
         ours.trips(RUN_S)  # what is done once is done
         usual, usually, *_ = run(ours, measured)
+        most = limits.SLICE_S if kind in SHORT else max(TIMES * usual, BUSY_S)
         with user(address, GREEDY, "greedy", kind) as theirs:
             assert theirs.line() == b"at work\n"
-            beside = [run(ours, measured) for _ in range(RUNS)]
+            beside = [run(ours, measured)]
+            while len(beside) < RUNS and min(beside)[0] >= most:  # the machine may be busy
+                beside.append(run(ours, measured))
             assert theirs.process.poll() is None, "the greedy one continues, too"
         after = run(ours, measured)
     work, during, *_ = map(statistics.median, zip(*beside, strict=True))
-    least, longest = min(beside)[0], max(run[2] for run in [*beside, after])
+    longest = max(run[2] for run in [*beside, after])
     with capsys.disabled():
         print(
             f"\n{kind}: p99 {usual * 1e3:.2f} ms of the thread alone, {work * 1e3:.2f} beside, {work / usual:.1f} x; "
             f"{usually * 1e3:.2f} and {during * 1e3:.2f} ms by the clock, the longest {longest * 1e3:.0f} ms; "
             f"the longest piece of work {max(run[3] for run in beside) * 1e3:.1f} ms"
         )
-    assert least < (limits.SLICE_S if kind in SHORT else max(TIMES * usual, BUSY_S)), (
-        "the least of some runs: the machine may be busy"
-    )
+    assert min(beside)[0] < most
     assert max(during, after[1]) < P99_S
     assert longest < LONGEST_S
