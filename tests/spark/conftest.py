@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,17 @@ from typing import Any
 import pytest
 
 from tests.spark.scene import Scene
-from tests.support import ROOT
+from tests.support import ROOT, fork_client
 from tests.support.eventually import HANG_S
+from tests.support.forked import Forker
 from tests.support.java import java
+
+# Modules of the Python processes of that Spark, which are forked from one with these imported; others start Pythons.
+# Not data_source_pushdown_filters: by its import pyspark_mqfs/reader.py sees whether Spark pushes filters.
+MODULES = (
+    "pyspark.worker", "pyspark.sql.worker.plan_data_source_read", "pyspark.sql.worker.write_into_data_source",
+    "pyspark.sql.streaming.python_streaming_source_runner", "pyspark_mqfs",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,14 +34,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def python() -> Iterator[str]:
+    """Program that is forked from a Python with those modules."""
+    with tempfile.TemporaryDirectory(prefix="mqfs-") as folder:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(f"{folder}/socket")
+            listener.listen()
+            forker = Forker({**os.environ, "PYTHONPATH": str(ROOT)}, *MODULES, listener=listener)
+        yield str(fork_client.write(Path(folder, "python")))
+        forker.close()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, python: str) -> Iterator[Any]:
     """Found as an installed package would be: by its name, among the modules of the workers' Python."""
     if why := java():
         pytest.skip(why)
     from pyspark.sql import SparkSession
 
     folder = tmp_path_factory.mktemp("spark")
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
     os.environ["PYTHONPATH"] = str(ROOT)
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     session = (
@@ -50,6 +72,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     try:
         yield session
     finally:

@@ -17,11 +17,11 @@ from tests.support.eventually import HANG_S, eventually
 from tests.support.server import environment
 
 
-def second(scene: Scene, folder: Path) -> tuple[int, str]:
+def second(scene: Scene, folder: Path, python: str) -> tuple[int, str]:
     """Another driver copies with the same checkpoint what there is; its exit code, and what it said."""
     program = subprocess.Popen(
         [sys.executable, "-m", "tests.spark.copier", scene.address, str(folder), "1000", "0.2"],
-        env=environment(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1"), stdin=subprocess.DEVNULL,
+        env=environment(PYSPARK_PYTHON=python, SPARK_LOCAL_IP="127.0.0.1"), stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
     try:
@@ -54,21 +54,21 @@ def bodies(scene: Scene) -> list[bytes]:
         return list(iter(lambda: file.receive(1 << 20), b""))
 
 
-def test_two_drivers_with_one_checkpoint(spark: Any, scene: Scene, tmp_path: Path) -> None:
+def test_two_drivers_with_one_checkpoint(spark: Any, scene: Scene, tmp_path: Path, python: str) -> None:
     scene.group("g")
     scene.stream("g/in", b"1", b"2")
     scene.client.create("g/out").close()
     query = first(spark, scene, tmp_path)
     try:
         eventually(lambda: bodies(scene) == [b"1", b"2"], "the first batch")
-        code, said = second(scene, tmp_path)
+        code, said = second(scene, tmp_path, python)
         assert code != 0
         assert "consumer copy of group g: open by another query (expected another checkpoint" in said
         scene.write("g/in", b"wait", b"3")
         eventually(lambda: (tmp_path / "waiting").exists(), "the batch it stands still in")
         # As where the user may not make private consumers: the second takes that batch for one that a crash has left.
         scene.ctl("g", "consumer copy in")
-        code, said = second(scene, tmp_path)
+        code, said = second(scene, tmp_path, python)
         assert code == 0, said[-3_000:]
         assert bodies(scene) == [b"1", b"2", b"wait", b"3"]
         (tmp_path / "go").touch()

@@ -1,9 +1,10 @@
 """Processes of Python forked from one that has imported mqfs: most of what a start takes is importing.
 
-    python -m tests.support.forked DESCRIPTOR
+    python -m tests.support.forked LINK [LISTENER MODULE...]
 
-A message of the socket is a request: the words behind `python`, a folder and an environment, with four descriptors:
-standard input, output and error, and a pipe for how it ends. The answer is its process number.
+Both are descriptors of sockets. It serves until LINK ends; others connect to LISTENER (fork_client.py). A message is a
+request: the words behind `python`, a folder and an environment, with four descriptors: standard input, output and
+error, and a pipe for how it ends. The answer is its process number. Modules are imported with all that are below them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from select import select
 from types import ModuleType
@@ -80,21 +82,24 @@ class Forker:
 
     _one: Forker | None = None
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], *modules: str, listener: socket.socket | None = None) -> None:
         self.pid = os.getpid()
         self._lock = threading.Lock()
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "tests.support.forked", str(other.fileno())]
+        passed = [one.fileno() for one in (other, listener) if one is not None]
+        command = [sys.executable, "-m", "tests.support.forked", *map(str, passed), *modules]
         with other:
-            self._process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, pass_fds=[other.fileno()]
-            )
+            self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=passed)
 
     @classmethod
     def one(cls, environment: dict[str, str]) -> Forker:
         if cls._one is None or cls._one.pid != os.getpid():
             cls._one = cls(environment)
         return cls._one
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait()
 
     def start(self, request: list[Any], standard: list[int]) -> tuple[int, int]:
         """Its process number, and the pipe from which to read how it ends."""
@@ -108,8 +113,9 @@ class Forker:
             os.close(ended)
 
 
-def serve(link: socket.socket) -> None:
+def serve(link: socket.socket, *listeners: socket.socket) -> None:
     """Fork a process for each request, and pass on how each ends; until the link ends."""
+    links: list[Any] = [link, *listeners]
     ends: dict[int, int] = {}
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -117,24 +123,31 @@ def serve(link: socket.socket) -> None:
     assert len(os.listdir("/proc/self/task")) == 1, "a thread that forked processes would not have"
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
-        ready, _, _ = select([link.fileno(), woken], [], [])
+        ready, _, _ = select([woken, *links], [], [])
         if woken in ready:
             os.read(woken, 4_096)
             reap(ends)
-        if link.fileno() in ready:
-            request, descriptors, _, _ = socket.recv_fds(link, REQUEST_BYTES, 4)
+        for one in [one for one in links if one in ready]:
+            if one in listeners:
+                links.append(one.accept()[0])
+                continue
+            request, descriptors, _, _ = socket.recv_fds(one, REQUEST_BYTES, 4)
             if not request:
-                return
+                if one is link:
+                    return
+                links.remove(one)
+                one.close()
+                continue
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
-                for descriptor in (link.detach(), woken, wake, *ends.values()):
+                for descriptor in (*(its.detach() for its in links), woken, wake, *ends.values()):
                     os.close(descriptor)
                 become(json.loads(request), list(descriptors))
             *standard, ends[pid] = descriptors
             for descriptor in standard:
                 os.close(descriptor)
-            link.send(b"%d" % pid)
+            one.send(b"%d" % pid)
 
 
 def reap(ends: dict[int, int]) -> None:
@@ -143,7 +156,8 @@ def reap(ends: dict[int, int]) -> None:
         if not pid:
             return
         end = ends.pop(pid)
-        os.write(end, b"%d" % os.waitstatus_to_exitcode(status))
+        with suppress(BrokenPipeError):  # the program that waited was killed
+            os.write(end, b"%d" % os.waitstatus_to_exitcode(status))
         os.close(end)
 
 
@@ -167,6 +181,8 @@ def become(request: list[Any], descriptors: list[int]) -> NoReturn:
     code: Any = 0
     try:
         if how == "-m":
+            if not hasattr(sys.modules.get(what), "__path__"):
+                sys.modules.pop(what, None)  # it is run as __main__
             runpy.run_module(what, run_name="__main__", alter_sys=True)
         else:
             main = sys.modules["__main__"] = ModuleType("__main__")
@@ -189,17 +205,18 @@ def leave(code: Any) -> NoReturn:
     os._exit(code if isinstance(code, int) else bool(code))
 
 
-def import_all() -> None:
+def import_all(modules: Sequence[str]) -> None:
     """What a process may need, whatever it is."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's threads: what is forked beside one may find a lock held
-    for room in ROOMS:
-        package = importlib.import_module(room)
-        for module in pkgutil.walk_packages(package.__path__, f"{room}."):
-            if not module.name.endswith((".__main__", ".arrow")):  # Arrow starts a thread
+    os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # and Arrow's
+    for name in modules:
+        package = importlib.import_module(name)
+        for module in pkgutil.walk_packages(getattr(package, "__path__", ()), f"{name}."):
+            if not module.name.endswith((".__main__", ".client.arrow")):  # Arrow is large and rarely used
                 importlib.import_module(module.name)
     gc.freeze()
 
 
 if __name__ == "__main__":
-    import_all()
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    import_all(sys.argv[3:] or ROOMS)
+    serve(*(socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:3]))
