@@ -59,7 +59,7 @@ def id_of(secret: bytes) -> str:
 
 def parse_line(text: str) -> TokenLine:
     """Raises BadCommand."""
-    user, *words = split(text)
+    user, *words = split(text) or [""]  # what is blank in bytes is less than in text
     match = _HASHED.match(words[0]) if words else None
     if match is None:  # not shown: it may be the secret
         raise BadCommand(f"malformed hash (expected {MARK}ID:HEX, 64 digits)")

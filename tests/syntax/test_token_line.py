@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mqfs.errors import BadCommand, BadConfig
@@ -35,7 +35,8 @@ def test_what_is_printed_is_read_back(line: TokenLine) -> None:
     assert parse_line(text) == line
 
 
-@given(st.binary(max_size=200).map(lambda data: data.replace(b"\n", b" ")))
+@example(line=b"\x1c")
+@given(line=st.binary(max_size=200).map(lambda data: data.replace(b"\n", b" ")))
 def test_any_line_is_a_token_or_refused_with_its_number(tmp_path_factory: pytest.TempPathFactory, line: bytes) -> None:
     for data in (line, b"0 sha256:" + line, b"0 " + HASH.encode() + b" " + line):
         file = tmp_path_factory.getbasetemp() / "any-tokens"
