@@ -60,7 +60,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         return selection.has_all_of(stream) or (selection.covers(stream) and self._is_selected(stream, sequence))
 
     def _end(self) -> None:
-        MessageFilter(self.group).follow(self.selection)
+        self.selection.end()
         super()._end()
 
     def _is_selected(self, stream: Stream, sequence: int) -> bool:

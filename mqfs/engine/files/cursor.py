@@ -418,6 +418,6 @@ class Cursor(LongResponses, Searcher):
         self.group.fanout.pollers.watch(self, None)
         self.end()
         self.group.fanout.cursors.discard(self)
-        MessageFilter(self.group).follow(self.selection)
+        self.selection.end()
         self.group.retention.note_change()
         self.group.unblock()

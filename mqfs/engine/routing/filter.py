@@ -62,10 +62,14 @@ class MessageFilter:
 
     def follow(self, before: MessageFilter) -> None:
         """An open file selects by this one from now on."""
-        selecting = self.group.views.selecting
-        for uid, less in ((before._uid, before.searches), (self._uid, -self.searches)):
-            if less:
-                selecting.release(uid, less)
+        before.end()
+        if self.searches:
+            self.group.views.selecting.release(self._uid, -self.searches)
+
+    def end(self) -> None:
+        """No open file selects by it any more."""
+        if self.searches:
+            self.group.views.selecting.release(self._uid, self.searches)
 
     @property
     def everything(self) -> bool:
