@@ -10,7 +10,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 SOURCES = {
-    "records": ["_native.c", "batch.c", "columns.c", "crc32c.c", "frames.c", "messages.c", "postings.c"],
+    "records": ["_native.c", "batch.c", "columns.c", "crc32c.c", "frames.c", "messages.c", "postings.c", "ready.c"],
     "ring": ["module.c", "ring.c", "consumer.c", "scan.c", "core.c", "../records/crc32c.c"],
 }
 

@@ -19,7 +19,7 @@ from mqfs.client.backoff import FIRST_PAUSE_S
 from mqfs.client.large import MultipartAssembler
 from mqfs.client.message import Message, RecordDecoder
 from mqfs.client.types import READ_BYTES, File, Filter, Filters, Link, Patterns, Subscription, parse_answer, read_whole
-from mqfs.client.waiting import Waiting
+from mqfs.client.waiting import Ready, Waiting
 from mqfs.errors import BadRequest, Disconnected, DiskFailed, FellBehind, Interrupted, NotFound
 from mqfs.records import headers
 from mqfs.syntax.names import check_file_name
@@ -72,7 +72,7 @@ def require_name(name: str) -> None:
         raise BadRequest(f"{name!r} is a routing program (expected program=..., a stream, a pattern or a view)")
 
 
-class CursorSubscription(Waiting[Message], Subscription):
+class CursorSubscription(Ready, Waiting[Message], Subscription):
     """See `Subscription`."""
 
     def __init__(
@@ -117,7 +117,7 @@ class CursorSubscription(Waiting[Message], Subscription):
         self._singly = False
         self._exactly: frozenset[str] = frozenset()  # selected here and not by the cursor: no such stream yet
         self._ready: deque[Message] = deque()  # received, and not given out yet
-        self._is_plain = False  # these are given out as they are: none is lost before them, none left out, none a part
+        self._pop = None  # gives these out as they are: none is lost before them, none left out, none a part
         self._lost_below = 0  # messages below that sequence that are not read are lost
         self._assembly = MultipartAssembler()
         self._losses = 0  # messages, not reported yet
@@ -282,13 +282,7 @@ class CursorSubscription(Waiting[Message], Subscription):
             if not self._filters or all(passes(message) for passes in self._filters):
                 return message
 
-    def __next__(self) -> Message:
-        if self._is_plain and not self._filters:
-            try:
-                return self._ready.popleft()
-            except IndexError:
-                pass
-        return super().__next__()
+    _wait_next = Waiting.__next__
 
     def _get(self, deadline: float | None) -> Message:
         with self._turn:
@@ -338,9 +332,10 @@ class CursorSubscription(Waiting[Message], Subscription):
     def _receive(self, messages: list[Message], has_headers: bool) -> None:
         """`has_headers`: some of them may have."""
         if messages:
-            self._is_plain = not (self._lost_below or self._losses or self._exactly) and (
+            is_plain = not (self._lost_below or self._losses or self._exactly) and (
                 self._singly or not has_headers or not any(headers.PART in message.headers for message in messages)
             )
+            self._pop = self._ready.popleft if is_plain and self._filters == () else None
             self._ready.extend(messages)
             self._received_to = messages[-1].sequence + 1
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
 
 from mqfs.client.backoff import Backoff
 from mqfs.client.types import File, Link
@@ -13,6 +14,26 @@ from mqfs.errors import Disconnected, Interrupted
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+
+class PythonReady:
+    """An iterator that gives out what it has received by `_pop`; where that is None or raises IndexError, `_wait_next`
+    does. In C it is done without a call of Python for each item."""
+
+    _pop: Callable[[], Any] | None
+    _wait_next: Callable[[], Any]
+
+    def __next__(self) -> Any:
+        if self._pop is not None:
+            with suppress(IndexError):
+                return self._pop()
+        return self._wait_next()
+
+
+try:
+    from mqfs.records._native import Ready
+except ImportError:
+    Ready = PythonReady  # type: ignore[assignment, misc]
 
 
 class Waiting(Generic[T_co]):
@@ -136,4 +157,4 @@ class Waiting(Generic[T_co]):
             raise error
 
 
-__all__ = ["Waiting"]
+__all__ = ["PythonReady", "Ready", "Waiting"]

@@ -1,5 +1,5 @@
 /* The codec of logs: frames to records (frames.c, batch.c), rows to postings (postings.c), runs of records to columns (columns.c)
- * and to messages (messages.c). */
+ * and to messages (messages.c), and the iterator that gives these out (ready.c). */
 #include "native.h"
 #include "crc32c.h"
 #ifndef SOURCE
@@ -21,6 +21,9 @@ static PyMethodDef functions[] = {
 static int begin(PyObject *module)
 {
     crc_begin();
+    PyObject *ready = PyType_FromSpec(&ready_spec);
+    if (!ready || PyModule_AddObjectRef(module, "Ready", ready)) return -1;
+    Py_DECREF(ready);
     return PyModule_AddStringConstant(module, "SOURCE", SOURCE);
 }
 

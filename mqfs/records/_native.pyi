@@ -45,4 +45,10 @@ def messages(
     """Where the first record begins that is no sound message of a named stream; of those before it: the last sequence,
     all flags, and whether some made here have headers."""
 
+class Ready:
+    """The base of an iterator: `_pop` gives the next item; where it is None or raises IndexError, `_wait_next`."""
+
+    _pop: Callable[[], Any] | None
+    def __next__(self) -> Any: ...
+
 SOURCE: str  # SHA-256 of what it was built from; empty where setup.py did not build it

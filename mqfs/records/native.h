@@ -33,6 +33,7 @@ static inline int arguments(const char *name, Py_ssize_t count, Py_ssize_t wante
 }
 
 #pragma GCC visibility push(hidden)
+extern PyType_Spec ready_spec;
 PyObject *native_pack(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *native_frames(PyObject *self, PyObject *data);
 PyObject *native_stamp(PyObject *self, PyObject *const *args, Py_ssize_t count);

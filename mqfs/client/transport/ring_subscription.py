@@ -266,7 +266,7 @@ class RingSubscription(CursorSubscription):
             self._change_over(deadline)
         else:
             run = [message]
-            if past._is_plain:
+            if past._pop is not None:
                 run += past._ready
                 past._ready.clear()
             self._receive(run, past._decoder.has_headers)
