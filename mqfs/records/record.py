@@ -121,6 +121,16 @@ def decode(data: bytes) -> Record | None:
     return Record(sequence, time_ns, stream, kind, flags, data[HEAD_BYTES:body], data[body:])
 
 
+def heads(data: Buffer) -> list[tuple[int, int, int, int]]:
+    """(sequence, stream, kind, bytes of the body) of each record of a run that was checked."""
+    found, at, end = [], 0, len(data)
+    while at < end:
+        size, _, sequence, _, stream, kind, _, headers = _unpack(data, at)
+        found.append((sequence, stream, kind, size - HEAD_BYTES - headers))
+        at += (size + 7) & ~7
+    return found
+
+
 def row_at(data: bytes, at: int, base: int = 0) -> Row | None:
     """The record at `data[at:]` if it is whole and passes its check; `base` is the position of data[0] in the log."""
     if at + HEAD_BYTES > len(data):
@@ -221,6 +231,6 @@ def last_byte(data: bytes) -> int:
 
 
 __all__ = [
-    "FLAGS_AT", "HEAD_BYTES", "INNER", "MORE", "SETTLED", "Row", "decode", "encode", "next_good", "padded", "row_at",
-    "settled", "size_to", "skim", "with_flags",
+    "FLAGS_AT", "HEAD_BYTES", "INNER", "MORE", "SETTLED", "Row", "decode", "encode", "heads", "next_good", "padded",
+    "row_at", "settled", "size_to", "skim", "with_flags",
 ]  # fmt: skip

@@ -132,6 +132,10 @@ class Ranges:
         at = bisect_right(self.firsts, sequence) - 1
         return self._lasts[at] if at >= 0 and self._lasts[at] >= sequence else 0
 
+    def reaches(self, sequence: int) -> bool:
+        """Whether any of them ends there or after it."""
+        return bool(self._lasts) and self._lasts[-1] >= sequence
+
     def add(self, first: int, last: int) -> None:
         begin = bisect_left(self._lasts, first - 1)
         end = bisect_right(self.firsts, last + 1)
@@ -199,6 +203,15 @@ class AckState:
             state = state or self.of(last)
             raise ValueError(f"message {last}: {Op(op).name} of one that is {state} (not a step of LIFE)")
         return _pack(op, failed, first, last, due_ns)
+
+    def steps(self, op: int, firsts: Sequence[int], lasts: Sequence[int]) -> bytes:
+        """As `step`, of messages with these slots: one step each."""
+        for last in lasts:
+            if op not in self.of(last).steps:
+                self.step(op, last, last)
+        words = [op, 0, 0, 0] * len(lasts)  # as _STEP has them
+        words[1::4], words[2::4] = firsts, lasts
+        return struct.pack(f"<{len(words)}Q", *words)
 
     def apply(self, body: bytes) -> None:
         """Apply the steps of an ACK record."""

@@ -21,7 +21,8 @@ from mqfs.engine.delivery.exclusive_messages import ExclusiveClaims
 from mqfs.engine.delivery.redelivery import Deadlines, Redelivery
 from mqfs.engine.delivery.waiting import ParkedReads
 from mqfs.engine.language.permissions import Numbered
-from mqfs.model import NEVER, Record
+from mqfs.model import NEVER, Kind, Record, RecordRun
+from mqfs.records.record import heads
 from mqfs.state.acks import ACK, CLAIM, SEEK, State, Unacked
 from mqfs.state.group import Attributes, ConsumerState
 from mqfs.syntax.quoting import quote
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
 
 _AGAIN_NS = 10**9
+Row = tuple[int, int, int]  # a message to be claimed: sequence, stream, bytes of its body
 
 
 @attrs.define
@@ -50,11 +52,12 @@ class Claim:
 
     __slots__ = ("deadline_ns", "deliveries", "entry", "is_multipart", "pid", "receiver", "sequence", "size", "stream")
 
-    def __init__(self, receiver: ClaimingHandle, record: Record, entry: Unacked) -> None:
+    def __init__(
+        self, receiver: ClaimingHandle, sequence: int, stream: int, size: int, entry: Unacked, is_multipart: bool
+    ) -> None:
         self.receiver, self.entry = receiver, entry
         self.deliveries = entry.failed + 1
-        self.sequence, self.stream, self.size = record.sequence, record.stream, len(record.body)
-        self.is_multipart = bool(record.headers) and multipart.is_last(record)
+        self.sequence, self.stream, self.size, self.is_multipart = sequence, stream, size, is_multipart
         self.pid = receiver.claiming_pid
         self.deadline_ns = 0  # engine time; 0: no lease
 
@@ -184,7 +187,8 @@ class Consumer(Numbered):
             is_multipart = bool(record.headers) and multipart.is_last(record)
             self.backlog.on_acked(sequence, record.stream, len(record.body), is_multipart)
         else:
-            self._hand_over(receiver, (record,))
+            is_multipart = bool(record.headers) and multipart.is_last(record)
+            self._hand_over(receiver, ((sequence, record.stream, len(record.body)),), is_multipart)
 
     def claim_behind(
         self, receiver: ClaimingHandle, record: Record, messages: int, size: int, each: int = 0
@@ -192,26 +196,42 @@ class Consumer(Numbered):
         """Claim ordinary messages after one that was claimed just now, by one record of the log: at most that many, of
         at most `size` bytes of headers, bodies and `each` for each. Raises DiskFailed, ReadOnly; then nothing has
         changed."""
-        begin = first = record.sequence + 1
+        begin = record.sequence + 1
         found = [] if receiver.auto_ack else self.dispatcher.run_from(begin, receiver, messages, size, each)
         if found:
-            steps = [self.dispatcher.gap_steps()]
-            for behind in found:
-                steps.append(self.progress.step(CLAIM, first, behind.sequence))
-                first = behind.sequence + 1
-            self._log.acknowledge(self.state, b"".join(steps))
-            self.dispatcher.on_claimed(found[-1].sequence, begin)
-            self._hand_over(receiver, found)
+            self._claim_all(receiver, begin, [(one.sequence, one.stream, len(one.body)) for one in found])
         return found
 
-    def _hand_over(self, receiver: ClaimingHandle, records: Sequence[Record]) -> None:
+    def claim_run(
+        self, receiver: ClaimingHandle, after: int, messages: int, size: int
+    ) -> tuple[RecordRun, list[int]] | None:
+        """As `claim_behind`, of at most `size` bytes of records, as they are in the log: these, and their sequences.
+        None: they are to be claimed by `claim_behind`."""
+        run = None if receiver.auto_ack else self.dispatcher.read_run(after + 1, receiver, messages, size)
+        rows = [row for piece in run.pieces for row in heads(piece)] if run is not None else []
+        if not rows or any(kind != Kind.MESSAGE or sequence in self.progress.unacked for sequence, _, kind, _ in rows):
+            return None
+        self._claim_all(receiver, after + 1, [(sequence, stream, body) for sequence, stream, _, body in rows])
+        assert run is not None
+        return run, [row[0] for row in rows]
+
+    def _claim_all(self, receiver: ClaimingHandle, begin: int, rows: Sequence[Row]) -> None:
+        """Claim messages that the search found from `begin` on, by one record of the log."""
+        lasts = [sequence for sequence, _, _ in rows]
+        firsts = [begin, *(last + 1 for last in lasts[:-1])]
+        steps = self.progress.steps(CLAIM, firsts, lasts)
+        self._log.acknowledge(self.state, self.dispatcher.gap_steps() + steps)
+        self.dispatcher.on_claimed(lasts[-1], begin)
+        self._hand_over(receiver, rows)
+
+    def _hand_over(self, receiver: ClaimingHandle, rows: Sequence[Row], is_multipart: bool = False) -> None:
         """The log says that the receiver claimed them."""
-        self.counts.delivered += len(records)
-        self._group.counts.read += len(records)
+        self.counts.delivered += len(rows)
+        self._group.counts.read += len(rows)
         lease_ns, unacked = self._log.settings.lease, self.progress.unacked
-        for record in records:
-            sequence = record.sequence
-            claim = self.claims[sequence] = receiver.claims[sequence] = Claim(receiver, record, unacked[sequence])
+        for sequence, stream, size in rows:
+            claim = Claim(receiver, sequence, stream, size, unacked[sequence], is_multipart)
+            self.claims[sequence] = receiver.claims[sequence] = claim
             if lease_ns:
                 self.deadlines.renew(claim, lease_ns)
             if claim.pid:
@@ -224,10 +244,12 @@ class Consumer(Numbered):
     def ack(self, claims: Sequence[Claim], recorded: bool = False) -> None:
         """`recorded`: the log says so already. Raises DiskFailed, ReadOnly; then none is acked."""
         if not recorded:
-            steps, step = [], self.progress.step
-            for claim in claims:
-                steps.append(step(ACK, claim.entry.first, claim.sequence))
-            self._log.acknowledge(self.state, b"".join(steps))
+            if len(claims) == 1:
+                steps = self.progress.step(ACK, claims[0].entry.first, claims[0].sequence)
+            else:
+                lasts = [claim.sequence for claim in claims]
+                steps = self.progress.steps(ACK, [claim.entry.first for claim in claims], lasts)
+            self._log.acknowledge(self.state, steps)
         self.counts.acknowledged += len(claims)
         for claim in claims:
             self.claims.pop(claim.sequence, None)
@@ -244,7 +266,9 @@ class Consumer(Numbered):
         self.backlog.on_appended()
         if (stream := self._group.numbers.get(record.stream)) is not None:
             stream.kept.recount()
-        claim = Claim(receiver, record, self.progress.unacked[record.sequence])
+        is_multipart = bool(record.headers) and multipart.is_last(record)
+        entry = self.progress.unacked[record.sequence]
+        claim = Claim(receiver, record.sequence, record.stream, len(record.body), entry, is_multipart)
         self.claims[claim.sequence] = receiver.claims[claim.sequence] = claim
 
     def skip(self, record: Record) -> None:

@@ -23,7 +23,7 @@ from mqfs.engine.core import multipart
 from mqfs.engine.delivery.priorities import DeliveryAttributes, PriorityIndex
 from mqfs.engine.delivery.waiting import Waiting
 from mqfs.engine.routing.filter import MessageFilter
-from mqfs.model import NEVER, Kind, Record
+from mqfs.model import NEVER, Kind, Record, RecordRun
 from mqfs.records.headers import NORMAL
 from mqfs.state.acks import ACK, AckState, Unacked, step
 from mqfs.state.group import ConsumerState
@@ -198,6 +198,25 @@ class Dispatcher:
             found.append(record)
             position = record.sequence + 1
         return found
+
+    def read_run(self, position: int, receiver: ClaimingHandle, messages: int, size: int) -> RecordRun | None:
+        """As `run_from`, straight from the log: of at most `size` bytes of records. None: they are to be looked at one
+        by one, as one may be known, gone, or not for this receiver."""
+        group, progress, coverage = self._group, self._progress, self._coverage
+        if self._ready != [] or not position == self._gap_start == self._scan_position or coverage.exclusives_only:
+            return None
+        if progress.ack_floor > position or progress.acked_ranges.reaches(position):
+            return None
+        few, retention = coverage.filter.is_sparse(), group.retention
+        if few is None or retention.lapsed or group.state.dropped or retention.expiry.expired_before() > position:
+            return None
+        streams = {n for n in few if coverage.covers(group.numbers[n])}
+        if not coverage.filter.by_stream or not all(
+            group.numbers[n].state.floor <= position and receiver.may_receive_all(group.numbers[n]) for n in streams
+        ):
+            return None
+        end = min(position + messages, receiver.end_sequence, group.log.end.next)
+        return group.log.reader.read_run(position, end, size, streams, False) if streams else None
 
     def on_claimed(self, sequence: int, first: int) -> None:
         """That message was claimed, and its steps recorded. If the scan found it, the next one begins after it."""

@@ -57,6 +57,10 @@ class ClaimingHandle(OpenFile):
         """Whether this handle may have that message of that stream."""
         return allowed(self.user, stream.state, R)
 
+    def may_receive_all(self, stream: Stream) -> bool:
+        """Whether it surely may have all messages of that stream, below `end_sequence`."""
+        return False
+
     # ------------------------------------------------------------ reading
 
     @property

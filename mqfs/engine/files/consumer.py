@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from mqfs import errors, limits
@@ -15,14 +16,16 @@ from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, p
 from mqfs.engine.language.permissions import ADMIN, R, W, allowed, require, require_scope
 from mqfs.engine.language.settings import in_line
 from mqfs.engine.nodes import TakeFile
-from mqfs.engine.routing.filter import MessageFilter, select, split_select
+from mqfs.engine.routing.filter import FEW, MessageFilter, select, split_select
 from mqfs.engine.stream import Stream
 from mqfs.errors import unknown
 from mqfs.model import NEVER, Record, Step, User
 from mqfs.records.record import encode_deliveries
 from mqfs.syntax.duration import parse_duration, parse_number
 
+_FEW = 4  # messages; fewer are looked up one by one
 _AT_ONCE = 256  # messages claimed by one record: about a millisecond
+_NAMES_BYTES = 40 + FEW * (6 + limits.NAME_BYTES)  # of the names of a run's streams, which are few
 
 
 class ConsumerHandle(ClaimingHandle, CommandFile):
@@ -58,6 +61,9 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
             return True
         selection = self.selection
         return selection.has_all_of(stream) or (selection.covers(stream) and self._is_selected(stream, sequence))
+
+    def may_receive_all(self, stream: Stream) -> bool:
+        return allowed(self.user, stream.state, R) and (not self.selects or self.selection.has_all_of(stream))
 
     def _end(self) -> None:
         self.selection.end()
@@ -107,7 +113,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
                 self.shown = record, self.claims[record.sequence].deliveries
                 pieces.append(record.body if self.format == "raw" else self._shape(record))
                 room = 0
-                if self.format == "record":
+                if self.format == "record" and len(current) < self.prefetch:
                     used += len(pieces[-1])
                     used += self._add_behind(record, count - used, current, pieces)
                     room = count - used - RECORD_OVERHEAD if len(current) < self.prefetch else 0
@@ -128,6 +134,15 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         """Claim what fits after a message that was claimed just now. Returns the bytes that it adds."""
         before = len(pieces)
         most = min(self.prefetch - len(current), _AT_ONCE)
+        found = self.consumer.claim_run(self, record.sequence, most, room - _NAMES_BYTES) if most > _FEW else None
+        if found is not None:
+            run, sequences = found
+            names = {number: self.group.numbers[number].name for number in run.streams}
+            pieces += (self.names.news(record.sequence, record.time_ns, names), *run.pieces)
+            self.names.given(names)
+            current += sequences
+            self.shown = run.newest, 1
+            return sum(map(len, pieces[before:]))
         for behind in self.consumer.claim_behind(self, record, most, room, RECORD_OVERHEAD):
             current.append(behind.sequence)
             self.shown = behind, 1
@@ -171,14 +186,16 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         try:
             if self.consumer.removed or self.group.removed:
                 raise errors.Stale(f"consumer {self.node.name!r}: removed")
-            if (data == b"ack\n" or data == b"ack") and len(self.current) == 1 and not self.partial:
-                claim = self.claims.get(self.current[0])
+            one = None if self.partial else _ONE_ACK(data)
+            if one is not None and (one[1] or len(self.current) == 1):
+                claim = self.claims.get(sequence := int(one[1] or self.current[0]))
                 if claim is None:
-                    raise _not_claimed(self.current[0])
+                    raise _not_claimed(sequence)
                 self.consumer.ack((claim,))
-                if self.last.given < len(self.last.body):
-                    self._drop_rest()
-                self.last, self.end_due = PartialRead(), False
+                if sequence in self.current:
+                    if self.last.given < len(self.last.body):
+                        self._drop_rest()
+                    self.last, self.end_due = PartialRead(), False
             else:
                 for command in self._commands(self.lines_of(data)):
                     command()
@@ -408,4 +425,5 @@ def _numbers(word: str) -> Sequence[int]:
     return range(begin, end + 1)
 
 
+_ONE_ACK = re.compile(rb"ack(?: (\d{1,18})\n|\n?)").fullmatch  # most writes, not parsed further
 _USAGE = {"info": 0, "seek": 1, "until": 1, "format": 1, "prefetch": 1}

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from mqfs.client.message import RecordDecoder
 from mqfs.errors import BadCommand, DiskFull, MqfsError, OverLimit, ReadOnly, Stale
 from mqfs.model import Wait
 from tests.support.campaign import size
@@ -288,3 +289,48 @@ def test_a_message_that_is_gone_at_the_beginning_of_a_gap_does_not_shorten_it() 
     assert read(worker) == b"7"
     say(worker, "ack")
     assert q.stats()["low"] == q.group.log.end.next
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_the_bytes_of_the_log(on_disk: bool, tmp_path: Path) -> None:
+    """Each stream's name comes before its first message; of a stream that the consumer is not over there is none."""
+    q = Queues("replay all", "bind v s", "bind v t", path=tmp_path / "store" if on_disk else None)
+    q.stream("t")
+    q.stream("u")
+    q.consumer("w", "v")
+    for number in range(12):
+        q.write("stu"[number % 3], b"%d" % number)
+    worker = q.worker("w", "format record", "prefetch 6")
+    decoder, seen = RecordDecoder(), []
+    for _ in range(2):
+        seen += [(m.sequence, m.stream, m.body) for m in decoder.feed(worker.read(BIG))]
+        say(worker, "ack")
+    assert seen == [(n + 1, "stu"[n % 3], b"%d" % n) for n in range(12) if n % 3 < 2]
+    assert q.stats()["low"] == 12
+
+
+def test_what_another_worker_claimed_ahead_is_left_out() -> None:
+    q = Queues("replay all")
+    q.stream("t")
+    q.consumer("w")
+    q.write("s", *[b"x"] * 3)
+    q.write("t", *[b"x"] * 3)
+    q.write("s", *[b"x"] * 9)
+    ahead, worker = q.worker("w", "format record", "select t", "prefetch 2"), q.worker("w", "format record")
+    ahead.read(BIG)
+    worker.read(BIG)
+    assert (ahead.current, worker.current) == ([4, 5], [1, 2, 3, *range(6, 16)])
+
+
+@pytest.mark.parametrize("gone", ["drop s 4", "clear s", "ttl 1s"])
+def test_what_is_gone_is_left_out(gone: str) -> None:
+    q = Queues("replay all")
+    q.consumer("w")
+    q.write("s", *[b"x"] * 8)
+    q.ctl(gone)
+    q.pass_time(2)
+    q.write("s", *[b"y"] * 8)
+    worker = q.worker("w", "format record")
+    worker.read(BIG)
+    kept = [1, 2, 3, 5, 6, 7, 8] if gone == "drop s 4" else []
+    assert worker.current == [*kept, *range(9, 17)]
