@@ -59,6 +59,7 @@ SCHEMA = pa.schema(
 class ColumnSubscription(CursorSubscription):
     """A subscription whose items are record batches."""
 
+    _read_bytes = 1 << 19  # a batch costs as much as a thousand messages
     _ready: deque[pa.RecordBatch]
     has_headers = False  # of messages: these are batches
 

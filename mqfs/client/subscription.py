@@ -75,6 +75,8 @@ def require_name(name: str) -> None:
 class CursorSubscription(Ready, Waiting[Message], Subscription):
     """See `Subscription`."""
 
+    _read_bytes = READ_BYTES
+
     def __init__(
         self,
         link: Link,
@@ -305,7 +307,7 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
         if self._received_to:
             self._start = str(self._received_to)
         try:
-            count = limits.MESSAGE_BYTES if self._decoder.has_part else READ_BYTES
+            count = limits.MESSAGE_BYTES if self._decoder.has_part else self._read_bytes
             data = self._file.receive(count, timeout=self._wait_s(deadline))
         except FellBehind:
             self._fall_behind(deadline)
