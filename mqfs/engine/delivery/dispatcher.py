@@ -98,9 +98,17 @@ class Dispatcher:
     def reopen(self, sequence: int) -> None:
         """Keep a message out of every slot: it is to be delivered again."""
         if self._gap_start <= sequence < self._scan_position:
-            if self._gap_start < sequence:
-                self.gaps[self._gap_start] = sequence - 1
+            self._close_gap(sequence)
             self._gap_start = sequence + 1
+
+    def _close_gap(self, end: int) -> None:
+        """No message for it lies before `end`, but one that expired in flight, which the scan does not meet: where that
+        is the last, its receiver acks it."""
+        last = end - 1
+        while (entry := self._progress.unacked.get(last)) is not None:
+            last = entry.first - 1
+        if last >= self._gap_start:
+            self.gaps[self._gap_start] = last
 
     def release_cache(self) -> None:
         """No receiver is left. Many requeued messages took long to look up, and a worker that opens for each message
@@ -336,8 +344,7 @@ class Dispatcher:
     def _pass(self, sequence: int, first: int) -> int:
         """Go past a message that is known or acked, and past acked ones after it; returns the next position."""
         progress = self._progress
-        if self._gap_start < first:
-            self.gaps[self._gap_start] = first - 1  # it has no message in between
+        self._close_gap(first)
         end = max(sequence, progress.acked_ranges.end_of(sequence), progress.ack_floor - 1)
         self._gap_start = end + 1
         return end + 1

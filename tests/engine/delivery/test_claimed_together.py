@@ -194,6 +194,16 @@ class Side:
 @settings(max_examples=size(5_000), deadline=None)
 @given(st.sampled_from(CONSUMERS), st.booleans(), st.lists(ACTS, min_size=4, max_size=30))
 @example("", False, [("put", "s", {"priority": 6}), ("write", "s", 2), ("put", "s", {"priority": 6})])
+@example(
+    "",
+    False,
+    [
+        ("ctl", "order expiry"),
+        ("put", "s", {"single": True, "delay": "2s"}),
+        ("write", "s", 1),
+        ("put", "s", {"ttl": "1s"}),
+    ],
+)
 def test_as_one_by_one(consumer: str, looks: bool, acts: list[tuple[Any, ...]]) -> None:
     together, single = (Side(consumer, together=together, looks=looks) for together in (True, False))
     for act in [*acts, ("read", BIG)]:
