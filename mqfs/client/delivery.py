@@ -223,7 +223,8 @@ class Claims(Waiting[Claim]):
         self._link, self._path, self._make = link, path, make
         self._names, self._reconnect = names_of(patterns), reconnect if link.can_be_lost else False
         self._turn, self._lock = threading.Lock(), threading.Lock()
-        self._shut = self._has_begun = False  # a read was begun ahead of `receive`
+        self._shut = self._has_ended = False  # `close` was called; it has settled all there was
+        self._has_begun = False  # a read was begun ahead of `receive`
         self._open_claims: set[Claim] = set()
         self._ready: deque[Claim] = deque()  # claimed, and not given out yet
         self._prefetch = prefetch
@@ -266,6 +267,8 @@ class Claims(Waiting[Claim]):
         """Write a command about a claim made through `file`. Raises Stale where that handle is lost, and its claims."""
         if file is not self._file:
             raise Stale("claim is void: connection lost (the message is redelivered)")
+        if self._has_ended:
+            raise Stale("claim is void: its handle was closed (the message is redelivered)")
         try:
             file.write(command_lines(line))
         except Disconnected:
@@ -445,6 +448,7 @@ class Claims(Waiting[Claim]):
             if release:
                 left += [claim for claim in [*self._open_claims] if claim._file is self._file]
             self._settle_all("release", left)  # those refused are requeued already
+            self._has_ended = True
             self._file.close()
             if release:
                 self._acks.raise_failure()

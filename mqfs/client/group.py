@@ -284,6 +284,7 @@ class Group(Administration):
         Returns:
             A `pyarrow.RecordBatchReader`: `read_all()` is a table, `read_pandas()` a frame, and iterating it gives
             batches of some thousand messages. It reads while it is used; what `Subscription.get` raises ends it.
+            Its cursor is closed at the end, or with the last reference to it.
 
         Raises:
             BadRequest: Both `first` and `since`.

@@ -231,3 +231,23 @@ def test_a_worker_stopped_by_its_handler_ends(tree: Client, name: str) -> None:
     assert stopped.wait(HANG_S)
     worker.join(HANG_S)
     assert group.stats().consumers["w"].waiting == 0
+
+
+@pytest.mark.parametrize("prefetch", [1, 8])
+@pytest.mark.parametrize("verb", ["ack", "nack", "release", "dead", "touch"])
+def test_a_claim_is_void_once_its_handle_is_closed(tree: Client, name: str, verb: str, prefetch: int) -> None:
+    """Its number at the server may be another file's: there the command acknowledged another's message, or was one."""
+    group = tree.group(name, create=True, ctl=["replay all", "consumer w"])
+    group.publish_many([("s", b"1"), ("s", b"2")])
+    claims = group.consume("w", prefetch=prefetch)
+    claim = claims.get(HANG_S)
+    claims.close()
+    with group.consume("w", prefetch=prefetch) as others:
+        other = others.get(HANG_S)
+        group.publish_many([("t", b"x")])
+        with pytest.raises(errors.Stale):
+            getattr(claim, verb)()
+        with other:
+            pass
+    assert [message.body for message in group.history(pattern="t")] == [b"x"]
+    assert group.consumer("w").info().waiting == 2

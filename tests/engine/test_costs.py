@@ -224,6 +224,19 @@ def test_messages_with_a_ttl_that_are_gone_leave_nothing() -> None:
     assert queues.group.ranks.count_expiring() < 200
 
 
+def test_a_backlog_made_smaller_is_kept_in_portions() -> None:
+    """One message skipped all that were above the bound, and counted those left for each of them."""
+    queues = Queues("replay all", "consumer w", "consumer v")
+    queues.write("s", *[b"x"] * 3_000)
+    for name in "wv":
+        queues.ctl(f"consumer {name} backlog 5")
+    assert calls(lambda: queues.write("s", b"y")) < 30_000
+    for _ in range(30):
+        queues.write("s", b"y")
+    left = [queues.stats(name)["waiting"] for name in "wv"]
+    assert left == [5, 5]
+
+
 def per_stream(path: Path, *lines: str) -> float:
     """Calls of the last of those lines, for each of many streams that keep something."""
     costs = []

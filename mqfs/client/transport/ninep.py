@@ -60,7 +60,9 @@ class NinepTransport:
 
     def connection(self, timeout: float | None = None) -> Client:
         """The present connection, or a new one, which takes so long at most, in seconds. Raises Disconnected."""
-        with self._dialling:
+        if not self._dialling.acquire(timeout=-1 if timeout is None else timeout):
+            raise Disconnected(f"{self.label}: another thread connects")
+        try:
             if self._closed:
                 raise Disconnected("the client was closed", final=True)
             if self._now.lost and self._reconnect:
@@ -72,6 +74,8 @@ class NinepTransport:
                 except (OSError, MqfsError) as error:
                     raise Disconnected(f"{self.label}: {error}") from None
             return self._now
+        finally:
+            self._dialling.release()
 
     def open(self, path: str, mode: str) -> File:
         return self.connection().open(path, mode)

@@ -7,6 +7,7 @@ a write nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from mqfs import errors, limits
@@ -199,8 +200,9 @@ class Consumers(dict[str, Consumer]):
         if rank is not None:
             for consumer in (*routes.consumers, *([own] if own is not None else [])):
                 consumer.dispatcher.add_ranked(record.sequence, rank)
+        left = limits.PASSED_MESSAGES
         for consumer in routes.bounded:
-            self._keep_bound(consumer, record)
+            left -= self._keep_bound(consumer, record, max(left, 1))
         if own is not None and (rank is not None or not own.coverage.exclusives_only):
             own.reads.serve()
         for scope in routes.scopes:
@@ -210,18 +212,27 @@ class Consumers(dict[str, Consumer]):
         if self._log.end.next >= self.read_ends.next:
             self.read_ends.end_reads()
 
-    def _keep_bound(self, consumer: Consumer, record: Record) -> None:
-        """A new message for a consumer with a `backlog`: `full drop-new` skips it, `full drop-old` the oldest."""
-        consumer.backlog.on_appended()
+    def _keep_bound(self, consumer: Consumer, record: Record, most: int) -> int:
+        """A new message for a consumer with a `backlog`: `full drop-new` skips it, `full drop-old` the oldest. Returns
+        how many it skipped, at most `most`: where the bound was made smaller, later messages skip the rest."""
+        backlog, bound = consumer.backlog, consumer.state.backlog
+        backlog.on_appended()
         if self._group.numbers[record.stream].name == self._log.settings.dead:
-            return  # nothing bounds dead letters
+            return 0  # nothing bounds dead letters
+        if not backlog.exceeds(0):
+            return 0
         if (consumer.state.full or self._log.settings.full) == "drop-new":
-            if consumer.backlog.exceeds(0) and not multipart.has_next_part(record):
+            if not multipart.has_next_part(record):
                 consumer.skip(record)
-            return
-        while consumer.backlog.exceeds(0) and (oldest := next(consumer.backlog.unclaimed(), None)) is not None:
+            return 1
+        skipped = 0
+        for oldest in islice(backlog.unclaimed(), most):
             consumer.skip(oldest)
             self._group.counts.cut += 1
+            skipped += 1
+            if backlog.size() <= bound:
+                break
+        return skipped
 
 
 # ------------------------------------------------------------ new consumers

@@ -134,7 +134,8 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         """Claim what fits after a message that was claimed just now. Returns the bytes that it adds."""
         before = len(pieces)
         most = min(self.prefetch - len(current), _AT_ONCE)
-        found = self.consumer.claim_run(self, record.sequence, most, room - _NAMES_BYTES) if most > _FEW else None
+        is_run = most > _FEW and not record.headers  # messages with headers are looked at one by one: perhaps all have
+        found = self.consumer.claim_run(self, record.sequence, most, room - _NAMES_BYTES) if is_run else None
         if found is not None:
             run, sequences = found
             names = {number: self.group.numbers[number].name for number in run.streams}

@@ -560,17 +560,25 @@ class File(io.RawIOBase):
         buffer[: len(data)] = data
         return len(data)
 
+    def _require_open(self) -> None:
+        """Raises Disconnected for a closed file: its fid may be another file's."""
+        if self._is_closing:
+            raise Disconnected("the file was closed")
+
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
         """Write one message. Raises TooLong."""
+        self._require_open()
         return self.client.do(self.channel.write(bytes(data)))
 
     def send(self, data: bytes) -> Callable[[], Fcall]:
         """Begin to write one message. Returns a function that waits for the answer. Raises TooLong."""
+        self._require_open()
         return partial(self.client.answer, self.client.send([self.channel.request(data)])[0])
 
     def ask(self, data: bytes, timeout: float | None = None) -> bytes:
         """One write, which waits for at most `timeout` seconds, and the read after it, of a short answer, in one round
         trip. After TimeoutError nothing is written."""
+        self._require_open()
         client, procedure = self.client, self.channel.read(ANSWER_BYTES)
         written, read = client.send([self.channel.request(data), next(procedure)])
         try:
