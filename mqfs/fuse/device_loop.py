@@ -15,6 +15,7 @@ import errno
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -31,6 +32,8 @@ from mqfs.store.api import Handle
 log = logging.getLogger("mqfs.fuse")
 
 BATCH = 64  # requests answered before other tasks run
+POLL_NS = 40_000  # the device is asked for the next request before the task waits: a caller on another CPU
+POLL_PAYS_NS = 100_000  # it is asked so after a wait shorter than this, of which most is the waking: so never when idle
 PASSED = frozenset(
     (
         protocol.SETATTR, protocol.READLINK, protocol.SYMLINK, protocol.MKNOD, protocol.MKDIR, protocol.UNLINK,
@@ -72,17 +75,20 @@ class DeviceLoop:
         """Answer or forward requests until the mount ends."""
         device, buffer, hot = self.device.fd, self.device.buffer, protocol.HOT.unpack_from
         readv, vector, wait_readable = self.device.readv, [buffer], trio.lowlevel.wait_readable
-        yielded = False
+        clock, asks_until, polls = time.monotonic_ns, 0, False
         while True:
             for _ in range(BATCH):
                 try:
                     size = readv(device, vector)
                 except BlockingIOError:
-                    if yielded:
-                        await wait_readable(device)
-                    else:  # the caller just answered may share this CPU and ask again at once: twice the speed
+                    now = clock()
+                    if not asks_until:
+                        asks_until = now + (POLL_NS if polls else 1)
+                    if now < asks_until:  # the caller just answered may share this CPU and ask again at once
                         os.sched_yield()
-                    yielded = not yielded
+                        continue
+                    await wait_readable(device)
+                    asks_until, polls = 0, clock() - now < POLL_PAYS_NS
                     continue
                 except OSError as error:
                     if error.errno in (errno.ENODEV, errno.ECONNABORTED):  # unmounted, by force perhaps
@@ -90,7 +96,7 @@ class DeviceLoop:
                     if error.errno == errno.ENOENT:  # the caller was killed before we had its request
                         continue
                     raise
-                yielded = False
+                asks_until = 0
                 opcode, unique, fh, offset, count, caller, flags = hot(buffer)
                 try:
                     if opcode == protocol.WRITE:
