@@ -398,11 +398,12 @@ with mqfs.connect(sys.argv[1]) as client, client.group("g").consume("w", prefetc
 @pytest.mark.process
 def test_a_killed_worker_loses_nothing() -> None:
     """Workers with claims ahead, killed at any moment: every message is given, none is acknowledged twice."""
-    dice, total = random.Random(seed()), 3_000
+    dice, kills = random.Random(seed()), size(200)
+    total = 1_500 * kills  # more than they take before they are killed
     with short_folder() as folder, Server.at(folder) as server, server.connect() as client:
         group = filled(client, "g", total, "retries 1000")
         done: set[int] = set()
-        for _ in range(size(200)):
+        for _ in range(kills):
             command = [sys.executable, "-c", WORKER, server.address]
             with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=environment()) as worker:
                 assert worker.stdout is not None
