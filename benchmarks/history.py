@@ -1,7 +1,7 @@
 """The retained messages of a group, read whole: by `history`, as columns, and as the bytes that the server sends.
 
 All of them are read over 9P on a unix socket, by turns, from the page cache; the bytes alone are the limit of the other
-two. Beside the rate stands the processor time a message of both processes. The least of the rounds is shown.
+two. The processor time of both processes for a message is shown beside the rate. The fastest of the rounds counts.
 """
 
 from __future__ import annotations

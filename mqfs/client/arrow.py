@@ -1,6 +1,7 @@
-"""The retained messages of a group as record batches of Arrow: no object a message, so ten times as fast as `history`.
+"""The retained messages of a group as record batches of Arrow, for half the processor time of `history`.
 
-A chunk that the server sends becomes a batch at once. Only bodies in parts are put together message by message.
+A chunk that the server sends becomes a batch at once, without an object a message. Only bodies in parts are put together
+message by message.
 """
 
 from __future__ import annotations
@@ -63,6 +64,10 @@ class ColumnSubscription(CursorSubscription):
     _ready: deque[pa.RecordBatch]
     has_headers = False  # of messages: these are batches
 
+    @staticmethod
+    def _sequence_of(batch: pa.RecordBatch) -> int:
+        return int(batch.column(0)[0].as_py())
+
     def _open(self) -> File:
         file = super()._open()
         self._batches = ArrowDecoder(SCHEMA, _COLUMNS)
@@ -84,12 +89,7 @@ class ColumnSubscription(CursorSubscription):
     def _get(self, deadline: float | None) -> pa.RecordBatch:
         with self._turn:
             while True:
-                if not self._ready:
-                    self._fill(deadline)
-                    continue
-                if self._lost_below or self._losses:
-                    self._count_before(self._ready[0].column(0)[0].as_py())
-                batch = self._assemble(self._ready.popleft())
+                batch = self._assemble(self._take(deadline))
                 if self._exactly:
                     batch = batch.filter(pc.is_in(batch.column(1), pa.array(self._exactly)))
                 if batch.num_rows:

@@ -289,16 +289,23 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
     def _get(self, deadline: float | None) -> Message:
         with self._turn:
             while True:
-                if not self._ready:
-                    self._fill(deadline)
-                    continue
-                if self._lost_below or self._losses:
-                    self._count_before(self._ready[0].sequence)
-                message = self._ready.popleft()
+                message = self._take(deadline)
                 if not self._exactly or message.stream in self._exactly:
                     whole = message if self._singly else self._assembly.add_part(message)
                     if whole is not None:
                         return whole
+
+    def _take(self, deadline: float | None) -> Message:
+        """The next of what was received. Raises what `get` does."""
+        while not self._ready:
+            self._fill(deadline)
+        if self._lost_below or self._losses:
+            self._count_before(self._sequence_of(self._ready[0]))
+        return self._ready.popleft()
+
+    @staticmethod
+    def _sequence_of(message: Message) -> int:
+        return message.sequence
 
     def _fill(self, deadline: float | None) -> None:
         """Receive messages, or wait a little. Raises what `get` does."""
