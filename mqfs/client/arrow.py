@@ -1,7 +1,7 @@
 """The retained messages of a group as record batches of Arrow, for half the processor time of `history`.
 
-A chunk that the server sends becomes a batch at once, without an object a message. Only bodies in parts are put together
-message by message.
+A chunk that the server sends becomes a batch at once, without an object a message. Only bodies in parts are put
+together message by message.
 """
 
 from __future__ import annotations
