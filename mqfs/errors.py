@@ -319,6 +319,16 @@ class BadStore(MqfsError):
     whole = True
 
 
+class BadReplica(MqfsError):
+    """The replicated log cannot be used: unreachable, another store's, too old to fence, or damaged.
+
+    Do what the text names: correct `--replica`, update the engine, or start it.
+    """
+
+    errno, text, http = _errno.EIO, "bad replica", 503
+    whole = True
+
+
 class BadRing(MqfsError):
     """The shared memory is no ring of this version and boot, or its state is corrupt.
 

@@ -199,6 +199,14 @@ SHUTDOWN_S = 5.0  # for replies and the last commit at the end
 # The library
 HANDLER_THREADS = 1_024  # of one handler of `on(single=True)`: as many wait as it could be called at once
 
+# The replica
+REPLICA_FRAME_BYTES = 900_000  # of one frame: a message of NATS has up to 1 MiB, with its headers
+REPLICA_PART_BYTES = 8 << 20  # of a segment in one object of a checkpoint
+REPLICA_CHECKPOINT_BYTES = 256 << 20  # of frames since the last checkpoint: a standby that begins reads at most those
+REPLICA_BEAT_S = 1.0  # between two frames of a primary that has nothing to append: a standby misses it after some
+REPLICA_CALL_S = 5.0  # that an engine may take to answer; then the outcome is looked up
+REPLICA_RETRY_S = 2.0  # at most between two attempts at an engine that does not answer
+
 # `mqfs bench`
 BENCH_PRODUCERS = BENCH_CONSUMERS = 256  # processes of each kind: some 20 MB each
 BENCH_WORKERS = 64  # see bench/payload.py: how often a message came to all of them together fits a byte

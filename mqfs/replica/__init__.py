@@ -1,0 +1,15 @@
+"""A store whose log is also kept by an existing distributed engine: the replicated log, its writer and its readers.
+
+    primary   group commits -> frames (frame.py) -> log.py: one append in flight, fenced
+    standby   frames -> the same bytes in the same segment files
+
+It is safe by these rules:
+
+1. The log is the election. A primary begins with a record `own`; who appends must still be the newest owner.
+2. A primary has one append in flight. An append without an answer is unknown: it is looked up, never assumed.
+3. Every frame has the number and the check sum of the frame before it, so a log that forgot or was replaced is seen.
+4. What a checkpoint names was in frames that are confirmed. Frames go only when a checkpoint replaces them.
+5. No clock decides who is the primary. Clocks only say when a standby tries, and what `--until @TIME` means.
+
+Nothing of it is imported without `--replica`.
+"""

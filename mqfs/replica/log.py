@@ -1,0 +1,254 @@
+"""The replicated log: what an engine must do, its one writer, and its readers. The machines here do no I/O.
+
+    number    17 frame   18 frame   19 own, epoch 4   20 frame   21 frame
+    writer    epoch 3 ended here ^   epoch 4 ------------------------->
+    append    frame 22 exactly after 21, while 19 is the newest takeover; one at a time
+
+An append has one of three outcomes. Answered: it is there. Refused: something else has the number, or it was there
+already. Unknown: no answer came, and it may still arrive. After the last two the writer reads the record of its number:
+its own bytes mean that it is there, other bytes that another server is the primary; nothing yet, that the same bytes
+are sent again under the same number. No answer but these counts: a leader that was cut off refuses what it did not see,
+and reads may be late.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import attrs
+
+from mqfs.errors import BadReplica
+from mqfs.replica.frame import Entry, Frame, Owner, crc_of, decode, encode
+
+
+class Refused(Exception):
+    """The engine answered: not appended by this request."""
+
+
+class NoAnswer(Exception):
+    """No answer, or one that says nothing: whether it was done is not known. The text says why."""
+
+
+class Fenced(Exception):
+    """Another server took over: nothing that is not acknowledged may be any more."""
+
+
+class LogRecord(NamedTuple):
+    number: int
+    data: bytes
+
+
+class Objects(Protocol):
+    """Named objects: the checkpoints' segments, and the frames where there is no log. All calls raise NoAnswer, and
+    BadReplica where no later attempt can succeed. Names have letters, digits, `-` and `/`."""
+
+    def create(self, name: str, data: bytes) -> None:
+        """Make it if it does not exist, durably. Raises Refused where it exists."""
+        ...
+
+    def put(self, name: str, data: bytes) -> None:
+        """Make or replace it, durably."""
+        ...
+
+    def get(self, name: str) -> bytes | None:
+        """All of it; None where there is none."""
+        ...
+
+    def list(self, prefix: str, after: str = "") -> Sequence[str]:
+        """The names with that prefix above `after`, sorted."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove it; nothing where there is none."""
+        ...
+
+
+class ReplicatedLog(Protocol):
+    """A log on an engine. All calls raise NoAnswer, and BadReplica where no later attempt can succeed. One thread."""
+
+    name: str  # the URL without credentials
+    objects: Objects
+
+    def append(self, data: bytes, after: int, own: int, *, takeover: bool) -> None:
+        """Append a record as number `after` + 1, durably: only if `after` is the last one and, where the engine has
+        that condition, the newest takeover is `own`. Raises Refused."""
+        ...
+
+    def get(self, number: int) -> bytes | None:
+        """The record of that number; None where there is none, or it is not seen yet."""
+        ...
+
+    def newest(self, after: int) -> LogRecord | None:
+        """The last record above `after`, as far as it is seen; None where there is none."""
+        ...
+
+    def read(self, after: int, wait_s: float) -> Sequence[LogRecord]:
+        """Some records above `after`, in order; waits for the first one at most that long."""
+        ...
+
+    def trim(self, before: int) -> None:
+        """Remove frames below that number. Takeovers stay: a late request of an old primary has to meet them."""
+        ...
+
+    def report(self, name: str, number: int) -> None:
+        """Say that the standby `name` has all frames up to that number on its disk."""
+        ...
+
+    def reports(self) -> dict[str, int]:
+        """What standbys last said, as far as it arrived."""
+        ...
+
+    def promises(self) -> Sequence[str]:
+        """What the engine promises, and what not, in a few words each: for the log of a start."""
+        ...
+
+    def close(self) -> None: ...
+
+
+# ------------------------------------------------------------ reader
+
+
+@attrs.define
+class Position:
+    """Where a reader or a writer is in the log, and who the primary was there."""
+
+    store: uuid.UUID | None = None  # of the log; None: nothing was read yet
+    number: int = 0
+    crc: int = 0
+    epoch: int = 0
+    own: int = 0  # number of the newest takeover
+    address: str = ""  # of the primary
+    time_ns: int = 0
+
+    def advance(self, record: LogRecord) -> Frame:
+        """Go to the next record. Raises BadReplica where it does not continue this log."""
+        frame = decode(record.data)
+        where = f"frame {record.number}"
+        if self.store is not None and frame.store != self.store:
+            raise BadReplica(f"{where}: of store {frame.store} (expected {self.store})")
+        if frame.number != record.number:
+            raise BadReplica(f"{where}: says it is {frame.number}: the log was copied or made again")
+        if (frame.previous, frame.previous_crc) != (self.number, self.crc):
+            raise BadReplica(f"{where}: follows frame {frame.previous}, not {self.number}: frames are missing")
+        if frame.epoch != self.epoch + (frame.owner is not None):
+            raise BadReplica(f"{where}: of epoch {frame.epoch} (expected {self.epoch}): appended after a takeover")
+        self.go_to(frame, crc_of(record.data))
+        return frame
+
+    def go_to(self, frame: Frame, crc: int) -> None:
+        """Be after that frame."""
+        self.store, self.number, self.crc, self.epoch = frame.store, frame.number, crc, frame.epoch
+        self.time_ns = frame.time_ns
+        if frame.owner is not None:
+            self.own, self.address = frame.number, frame.owner.address
+
+
+class Reader:
+    """Frames in order, as batches that are applied together."""
+
+    def __init__(self, position: Position) -> None:
+        """`position`: after the last frame that was applied."""
+        self.position = position  # after the last record that was read
+        self.complete = attrs.evolve(position)  # after the last frame that ends a batch
+        self._parts: list[Frame] = []
+
+    @property
+    def is_within(self) -> bool:
+        """Whether a batch has begun and not ended."""
+        return bool(self._parts)
+
+    def feed(self, record: LogRecord) -> list[Frame] | None:
+        """The frames of the batch that this record ends; None where it ends none. A takeover ends what the primary
+        before it did not finish: that was never acknowledged, and is in none. Raises BadReplica."""
+        frame = self.position.advance(record)
+        if frame.owner is not None:
+            self._parts = []
+        self._parts.append(frame)
+        if frame.more:
+            return None
+        batch, self._parts = self._parts, []
+        self.complete = attrs.evolve(self.position)
+        return batch
+
+
+# ------------------------------------------------------------ writer
+
+
+class Append(NamedTuple):
+    """A request: append these bytes as number `after` + 1."""
+
+    data: bytes
+    after: int
+    own: int
+    takeover: bool
+
+
+class Look(NamedTuple):
+    """A request: read the record of that number, and whether there is a later one."""
+
+    number: int
+
+
+class Writer:
+    """The appends of one server. `request` is what to do next; its outcome comes by one of the `on_` methods."""
+
+    def __init__(self, position: Position, store: uuid.UUID, run: uuid.UUID) -> None:
+        """`position`: after the last record that was read. `run`: a number of this run of the server alone."""
+        self.position, self._store, self._run = position, store, run
+        self._frame: Frame | None = None
+        self._data = b""
+        self._looks = False
+        self.fenced = False
+        self.is_owner = False
+
+    @property
+    def is_idle(self) -> bool:
+        return self._frame is None and not self.fenced
+
+    @property
+    def request(self) -> Append | Look | None:
+        """What to do next; None: nothing is under way."""
+        frame = self._frame
+        if frame is None:
+            return None
+        if self._looks:
+            return Look(frame.number)
+        return Append(self._data, frame.previous, self.position.own, frame.owner is not None)
+
+    def take_over(self, address: str, time_ns: int) -> None:
+        """Begin a takeover. It succeeds only if the position is at the end of the log."""
+        self._begin(self.position.epoch + 1, [Owner(self._run, address)], time_ns, more=False)
+
+    def append(self, entries: Sequence[Entry], time_ns: int, *, more: bool) -> None:
+        """Begin to append a frame: only as the owner, and only when idle."""
+        assert self.is_owner
+        self._begin(self.position.epoch, entries, time_ns, more=more)
+
+    def _begin(self, epoch: int, entries: Sequence[Entry], time_ns: int, *, more: bool) -> None:
+        assert self.is_idle
+        at = self.position
+        number = at.number + 1
+        self._frame = Frame(self._store, epoch, number, at.number, at.crc, max(time_ns, at.time_ns), more, entries)
+        self._data, self._looks = encode(self._frame), False
+
+    def on_appended(self) -> None:
+        """The engine answered that it is there."""
+        assert self._frame is not None
+        self.position.go_to(self._frame, crc_of(self._data))
+        self.is_owner = True
+        self._frame = None
+
+    def on_unclear(self) -> None:
+        """It was refused, or there was no answer: look what is there."""
+        self._looks = True
+
+    def on_found(self, data: bytes | None, *, later: bool) -> None:
+        """The record of the number looked at, if it is seen. `later`: one above it is seen."""
+        if data == self._data:
+            self.on_appended()
+        elif data is not None or later:
+            self.fenced, self._frame = True, None
+        else:
+            self._looks = False  # the same bytes under the same number: the first of them counts
