@@ -64,7 +64,7 @@ class Removed(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """Who appends from this frame on: the number of one run of a server, and the address where clients find it."""
+    """The primary from this frame on: the number of one run of a server, and the address where clients find it."""
 
     run: uuid.UUID
     address: str

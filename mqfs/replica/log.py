@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 import attrs
 
+from mqfs import limits
 from mqfs.errors import BadReplica
 from mqfs.replica.frame import Entry, Frame, Owner, crc_of, decode, encode
 
@@ -41,12 +42,8 @@ class LogRecord(NamedTuple):
 
 
 class Objects(Protocol):
-    """Named objects: the checkpoints' segments, and the frames where there is no log. All calls raise NoAnswer, and
-    BadReplica where no later attempt can succeed. Names have letters, digits, `-` and `/`."""
-
-    def create(self, name: str, data: bytes) -> None:
-        """Make it if it does not exist, durably. Raises Refused where it exists."""
-        ...
+    """Named objects beside a log: its checkpoints. All calls raise NoAnswer, and BadReplica where no later attempt can
+    succeed. Names have letters, digits, `-` and `/`."""
 
     def put(self, name: str, data: bytes) -> None:
         """Make or replace it, durably."""
@@ -69,6 +66,7 @@ class ReplicatedLog(Protocol):
     """A log on an engine. All calls raise NoAnswer, and BadReplica where no later attempt can succeed. One thread."""
 
     name: str  # the URL without credentials
+    pace_s: float  # between two appends that no writer waits for: an object store charges for each
     objects: Objects
 
     def append(self, data: bytes, after: int, own: int, *, takeover: bool) -> None:
@@ -97,7 +95,7 @@ class ReplicatedLog(Protocol):
         ...
 
     def reports(self) -> dict[str, int]:
-        """What standbys last said, as far as it arrived."""
+        """The newest number that each standby reported, as far as that arrived."""
         ...
 
     def promises(self) -> Sequence[str]:
@@ -153,22 +151,23 @@ class Reader:
         self.position = position  # after the last record that was read
         self.complete = attrs.evolve(position)  # after the last frame that ends a batch
         self._parts: list[Frame] = []
+        self._first = self._bytes = 0  # the number of the first frame of the batch, and its bytes so far
 
-    @property
-    def is_within(self) -> bool:
-        """Whether a batch has begun and not ended."""
-        return bool(self._parts)
-
-    def feed(self, record: LogRecord) -> list[Frame] | None:
-        """The frames of the batch that this record ends; None where it ends none. A takeover ends what the primary
-        before it did not finish: that was never acknowledged, and is in none. Raises BadReplica."""
+    def feed(self, record: LogRecord) -> list[Frame] | range | None:
+        """The frames of the batch that this record ends; None where it ends none. Of a batch that is too large for
+        memory their numbers, to be read again. A takeover ends what the primary before it did not finish: that was
+        never acknowledged, and is in none. Raises BadReplica."""
         frame = self.position.advance(record)
-        if frame.owner is not None:
-            self._parts = []
-        self._parts.append(frame)
+        if frame.owner is not None or not self._bytes:
+            self._parts, self._first, self._bytes = [], frame.number, 0
+        self._bytes += len(record.data)
+        if self._bytes <= limits.REPLICA_BATCH_BYTES:
+            self._parts.append(frame)
         if frame.more:
             return None
-        batch, self._parts = self._parts, []
+        fits = self._bytes <= limits.REPLICA_BATCH_BYTES
+        batch = self._parts if fits else range(self._first, frame.number + 1)
+        self._parts, self._bytes = [], 0
         self.complete = attrs.evolve(self.position)
         return batch
 

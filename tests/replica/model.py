@@ -82,8 +82,7 @@ class Server:
             if record.number > self.reader.position.number:
                 if record.number > self.reader.position.number + 1:
                     return  # the reads are older than the base
-                for frame in self.reader.feed(record) or ():
-                    self.applied += payloads(frame)
+                self.applied += payloads(self.reader.feed(record))
 
     def take_over(self) -> None:
         self.runs += 1
@@ -112,8 +111,9 @@ class Server:
         self.payload = None
 
 
-def payloads(frame: Frame) -> list[bytes]:
-    return [entry.data for entry in frame.entries if isinstance(entry, Run)]
+def payloads(batch: list[Frame] | range | None) -> list[bytes]:
+    assert not isinstance(batch, range)
+    return [entry.data for frame in batch or () for entry in frame.entries if isinstance(entry, Run)]
 
 
 class Renumbering(Writer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any, ClassVar
 
 import pytest
@@ -16,8 +17,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from mqfs.replica.log import Append, Look, Position, Reader, Writer
-from tests.replica.model import Engine, Pipelining, Renumbering, Server, payloads
+from mqfs import limits
+from mqfs.replica.frame import Run
+from mqfs.replica.log import Append, LogRecord, Look, Position, Reader, Writer
+from tests.replica.model import STORE, Engine, Pipelining, Renumbering, Server, payloads
 from tests.support.campaign import size
 
 NAMES = st.sampled_from([0, 0, 1, 1, 2])
@@ -160,8 +163,7 @@ class Protocol(RuleBasedStateMachine):
         server.reader, server.applied = Reader(Position(**vars_of(self.engine.base[0]))), list(self.engine.base[1])
         for record in self.engine.records():
             if server.reader.position.number < record.number <= until:
-                for frame in server.reader.feed(record) or ():
-                    server.applied += payloads(frame)
+                server.applied += payloads(server.reader.feed(record))
         return server.reader, server.applied
 
     @invariant()
@@ -204,6 +206,23 @@ def mutant(**changes: Any) -> type[Protocol]:
 
 def test_nothing_acknowledged_is_lost_whatever_the_order_of_outcomes() -> None:
     run(Protocol, size(10_000))
+
+
+def test_a_batch_that_is_too_large_for_memory_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(Position(), STORE, uuid.uuid4())
+    writer.take_over("", 0)
+    records = []
+    for number, more in enumerate([False, True, True, False, False]):
+        if number:
+            writer.append([Run(1, 1, 0, b"x" * 100)], 0, more=more)
+        request = writer.request
+        assert isinstance(request, Append)
+        records.append(LogRecord(number + 1, request.data))
+        writer.on_appended()
+    monkeypatch.setattr(limits, "REPLICA_BATCH_BYTES", 3 * 200 - 1)
+    reader = Reader(Position())
+    batches = [reader.feed(record) for record in records]
+    assert [batch if isinstance(batch, range) else len(batch or ()) for batch in batches] == [1, 0, 0, range(2, 5), 1]
 
 
 @pytest.mark.parametrize(

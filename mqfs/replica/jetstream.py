@@ -1,0 +1,343 @@
+"""A replicated log in NATS JetStream: a stream of two subjects, and an object store for its checkpoints.
+
+    stream     mqfs-NAME     mqfs.NAME.log  frames        mqfs.NAME.own  takeovers
+    objects    mqfs-NAME     in JetStream's object store
+    standbys   mqfs.NAME.standby   what they have on their disks: plain messages, not kept
+
+Each append has two conditions: the last number of the stream, and that of the newest takeover. nats-py works on
+asyncio, so it has a thread of its own. A leader that was cut off may refuse, or answer reads with what is old; log.py
+expects that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import urllib.parse
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar, cast
+
+import nats
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import ConsumerConfig, DeliverPolicy, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.client import JetStreamContext
+from nats.js.object_store import ObjectStore
+
+from mqfs import limits
+from mqfs.errors import BadReplica
+from mqfs.replica.log import LogRecord, NoAnswer, Refused
+
+T = TypeVar("T")
+LEAST_VERSION = (2, 11, 0)  # the condition of another subject; 2.9.15 to 2.9.20 did not even serialize them
+_WRONG_LAST = (10071, 10164)
+_NOT_FOUND = 10037
+_BATCH = 256  # records of one read
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_EXPECT = "nats://HOST[:PORT][,HOST...]/NAME"
+
+
+class _Loop:
+    """asyncio on a thread of its own, for the calls of one other thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="jetstream", daemon=True)
+        self._thread.start()
+
+    def call(self, work: Coroutine[Any, Any, T], within_s: float = limits.REPLICA_CALL_S) -> T:
+        """The result. Raises NoAnswer where there is none in that time, or an error that says nothing."""
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result(within_s)
+        except nats.js.errors.APIError as error:
+            if error.err_code in _WRONG_LAST:
+                raise Refused from None
+            raise NoAnswer(f"{error.description} ({error.err_code})") from None
+        except TimeoutError:
+            future.cancel()
+            raise NoAnswer(f"no answer in {within_s:.0f} s") from None
+        except (nats.errors.Error, OSError, asyncio.CancelledError) as error:
+            raise NoAnswer(_reason(error)) from None
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+async def _cancel_all() -> None:
+    """End the client's own tasks, and those of calls that were given up."""
+    tasks = asyncio.all_tasks() - {cast("asyncio.Task[Any]", asyncio.current_task())}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split()).removeprefix("nats: ")
+    return text or type(error).__name__
+
+
+class JetStreamLog:
+    """See `ReplicatedLog` in log.py."""
+
+    pace_s = 0.0
+
+    def __init__(self, url: str) -> None:
+        """Connect, and make the stream where there is none. Raises BadReplica."""
+        servers, self._stem, replicas, credentials = parse(url)
+        self.name = f"{url.partition('://')[0]}://{','.join(map(_without_user, servers))}/{self._stem}"
+        self._stream, self._prefix = f"mqfs-{self._stem}", f"mqfs.{self._stem}"
+        self._loop = _Loop()
+        self._following: Any = None  # the subscription of `read`
+        self._follows = 0  # the number before its next record
+        self._reports: dict[str, int] = {}
+        try:
+            self._client: Client = self._connect(servers, credentials)
+        except NoAnswer as error:
+            self._loop.close()
+            raise BadReplica(f"--replica {self.name}: not reachable: {error}") from None
+        self._js: JetStreamContext = self._client.jetstream(timeout=limits.REPLICA_CALL_S)
+        try:
+            self._check_version()
+            self._open_stream(replicas or (3 if len(servers) >= 3 else 1))
+            self._loop.call(self._client.subscribe(f"{self._prefix}.standby", cb=self._on_report))
+            self.objects = JetStreamObjects(self._loop, self._js, self._stream, self._replicas)
+        except NoAnswer as error:
+            self.close()
+            raise BadReplica(f"--replica {self.name}: JetStream not usable: {error}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, servers: Sequence[str], credentials: str | None) -> Client:
+        async def quiet(*_: object) -> None:
+            """An error is seen by the call that it fails."""
+
+        more: dict[str, Any] = {} if credentials is None else {"user_credentials": credentials}
+        connecting = nats.connect(
+            list(servers), name=f"mqfs {self._stem}", connect_timeout=2, max_reconnect_attempts=-1,
+            reconnect_time_wait=0.2, allow_reconnect=True, error_cb=quiet, ping_interval=2, max_outstanding_pings=2,
+            pending_size=8 << 20, **more,
+        )  # fmt: skip
+        return self._loop.call(_first_answer(connecting))
+
+    def _check_version(self) -> None:
+        version = self._client.connected_server_version
+        if (version.major, version.minor, version.patch) < LEAST_VERSION:
+            least = ".".join(map(str, LEAST_VERSION))
+            raise BadReplica(f"--replica {self.name}: nats-server {version} cannot fence (expected {least} or newer)")
+
+    def _open_stream(self, replicas: int) -> None:
+        subjects = [f"{self._prefix}.log", f"{self._prefix}.own"]
+        config = StreamConfig(
+            name=self._stream, subjects=subjects, storage=StorageType.FILE, num_replicas=replicas,
+            retention=RetentionPolicy.LIMITS, discard=DiscardPolicy.NEW, deny_delete=True,
+        )  # fmt: skip
+        found = self._loop.call(self._find_stream(config))
+        if found.storage != StorageType.FILE or sorted(found.subjects or []) != subjects:
+            raise BadReplica(
+                f"--replica {self.name}: stream {self._stream} is foreign (expected file storage, {subjects})"
+            )
+        if (found.max_age or 0) > 0 or (found.max_msgs or -1) > 0 or found.discard != DiscardPolicy.NEW:
+            raise BadReplica(f"--replica {self.name}: stream {self._stream}: drops records (expected no limits)")
+        self._replicas = found.num_replicas or 1
+
+    async def _find_stream(self, config: StreamConfig) -> StreamConfig:
+        try:
+            return (await self._js.stream_info(self._stream)).config
+        except nats.js.errors.NotFoundError:
+            return (await self._js.add_stream(config)).config
+
+    def append(self, data: bytes, after: int, own: int, *, takeover: bool) -> None:
+        conditions = {
+            "Nats-Expected-Last-Sequence": str(after),
+            "Nats-Expected-Last-Subject-Sequence": str(own),
+            "Nats-Expected-Last-Subject-Sequence-Subject": f"{self._prefix}.own",
+        }
+        subject = f"{self._prefix}.own" if takeover else f"{self._prefix}.log"
+        if not self._client.is_connected:
+            raise NoAnswer("not connected")  # else it would be kept, and sent long after
+        publish = self._js.publish(
+            subject, data, timeout=limits.REPLICA_CALL_S, stream=self._stream, headers=conditions
+        )
+        answer = self._loop.call(publish, limits.REPLICA_CALL_S + 1)
+        if answer.seq != after + 1:
+            raise BadReplica(f"{self.name}: appended as {answer.seq}, not {after + 1}: the conditions are not checked")
+
+    def get(self, number: int) -> bytes | None:
+        return self._loop.call(self._get(number)) if number else None
+
+    async def _get(self, number: int) -> bytes | None:
+        try:
+            return (await self._js.get_msg(self._stream, seq=number)).data or b""
+        except nats.js.errors.NotFoundError:
+            return None
+
+    def newest(self, after: int) -> LogRecord | None:
+        last = self._loop.call(self._js.stream_info(self._stream)).state.last_seq
+        data = self.get(last) if last > after else None
+        return None if data is None else LogRecord(last, data)
+
+    def read(self, after: int, wait_s: float) -> Sequence[LogRecord]:
+        if self._following is None or self._follows != after:
+            self._follow(after)
+        records = self._loop.call(self._next(wait_s), wait_s + limits.REPLICA_CALL_S)
+        if not records and self.newest(after) is not None:
+            self._stop_following()  # the consumer went, or the next record was trimmed
+        self._follows = records[-1].number if records else after
+        return records
+
+    def _follow(self, after: int) -> None:
+        self._stop_following()
+        config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1)
+        self._following = self._loop.call(
+            self._js.subscribe(
+                f"{self._prefix}.>", stream=self._stream, config=config, ordered_consumer=True,
+                pending_bytes_limit=64 << 20,
+            )
+        )  # fmt: skip
+        self._follows = after
+
+    def _stop_following(self) -> None:
+        following, self._following = self._following, None
+        if following is not None:
+            try:
+                self._loop.call(following.unsubscribe())
+            except NoAnswer:
+                pass  # it ends with the connection
+
+    async def _next(self, wait_s: float) -> list[LogRecord]:
+        """All that arrived; waits for the first record at most that long."""
+        records: list[LogRecord] = []
+        while len(records) < _BATCH:
+            try:
+                message = await self._following.next_msg(timeout=0.001 if records else max(wait_s, 0.001))
+            except nats.errors.TimeoutError:
+                break
+            records.append(LogRecord(message.metadata.sequence.stream, message.data))
+        return records
+
+    def trim(self, before: int) -> None:
+        self._loop.call(self._js.purge_stream(self._stream, seq=before, subject=f"{self._prefix}.log"))
+
+    def report(self, name: str, number: int) -> None:
+        if self._client.is_connected:
+            self._loop.call(self._client.publish(f"{self._prefix}.standby", f"{name} {number}".encode()))
+
+    async def _on_report(self, message: Msg) -> None:
+        name, _, number = message.data.decode(errors="replace").partition(" ")
+        if _NAME.fullmatch(name) and number.isdecimal() and (name in self._reports or len(self._reports) < 64):
+            self._reports[name] = int(number)
+
+    def reports(self) -> dict[str, int]:
+        return dict(self._reports)
+
+    def promises(self) -> Sequence[str]:
+        version = self._client.connected_server_version
+        copies = "no other copy: one nats-server has it" if self._replicas == 1 else f"{self._replicas} replicas"
+        return [
+            f"nats-server {version}, {copies}",
+            'a power cut of most of them may lose its sync_interval, unless that is "always" or --confirm is 1',
+        ]
+
+    def close(self) -> None:
+        self._stop_following()
+        try:
+            self._loop.call(self._client.close())
+        except NoAnswer:
+            pass
+        self._loop.close()
+
+
+async def _first_answer(connecting: Coroutine[Any, Any, Client]) -> Client:
+    """A connection, or the reason why there is none: nats-py itself tries for ever."""
+    return await asyncio.wait_for(connecting, limits.REPLICA_CALL_S - 1)
+
+
+class JetStreamObjects:
+    """JetStream's object store. See `Objects` in log.py."""
+
+    def __init__(self, loop: _Loop, js: JetStreamContext, bucket: str, replicas: int) -> None:
+        self._loop, self._js, self._bucket, self._replicas = loop, js, bucket, replicas
+        self._store: ObjectStore = loop.call(self._open())
+
+    async def _open(self) -> ObjectStore:
+        try:
+            return await self._js.object_store(self._bucket)
+        except nats.js.errors.NotFoundError:
+            return await self._js.create_object_store(self._bucket, storage=StorageType.FILE, replicas=self._replicas)
+
+    def put(self, name: str, data: bytes) -> None:
+        self._loop.call(self._store.put(name, data), 6 * limits.REPLICA_CALL_S)
+
+    def get(self, name: str) -> bytes | None:
+        return self._loop.call(self._get(name), 6 * limits.REPLICA_CALL_S)
+
+    async def _get(self, name: str) -> bytes | None:
+        try:
+            return (await self._store.get(name)).data or b""
+        except nats.js.errors.NotFoundError:
+            return None
+
+    def list(self, prefix: str, after: str = "") -> Sequence[str]:
+        return self._loop.call(self._list(prefix, after), 6 * limits.REPLICA_CALL_S)
+
+    async def _list(self, prefix: str, after: str) -> Sequence[str]:
+        try:
+            found = await self._store.list()
+        except nats.js.errors.NotFoundError:
+            return []
+        names = (info.name for info in found if not info.deleted)
+        return sorted(name for name in names if name.startswith(prefix) and name > after)
+
+    def delete(self, name: str) -> None:
+        self._loop.call(self._delete(name))
+
+    async def _delete(self, name: str) -> None:
+        try:
+            await self._store.delete(name)
+        except nats.js.errors.NotFoundError:
+            pass
+
+
+def parse(url: str) -> tuple[list[str], str, int, str | None]:
+    """Servers, name, number of replicas (0: not given) and file of credentials of a URL. Raises BadReplica."""
+    scheme, _, rest = url.partition("://")
+    hosts, _, tail = rest.partition("/")
+    name, _, query = tail.partition("?")
+    try:
+        options = dict(urllib.parse.parse_qsl(query, strict_parsing=True)) if query else {}
+        replicas = int(options.pop("replicas", "0"))
+    except ValueError:
+        raise BadReplica(
+            f"--replica: invalid options {query!r} (expected replicas=1, 3 or 5, credentials=FILE)"
+        ) from None
+    credentials = options.pop("credentials", None)
+    if options or replicas not in (0, 1, 3, 5):
+        raise BadReplica(f"--replica: invalid options {query!r} (expected replicas=1, 3 or 5, credentials=FILE)")
+    if not _NAME.fullmatch(name):
+        raise BadReplica(f"--replica: invalid name {name!r} (expected {_EXPECT}; letters, digits, - and _)")
+    servers = [f"{scheme}://{host}" for host in hosts.split(",")]
+    for server in servers:
+        _check_server(server)
+    return servers, name, replicas, credentials
+
+
+def _check_server(server: str) -> None:
+    try:
+        parts = urllib.parse.urlsplit(server)
+        valid = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        valid = False
+    if not valid:
+        raise BadReplica(f"--replica: invalid server {_without_user(server)!r} (expected {_EXPECT})")
+
+
+def _without_user(server: str) -> str:
+    return server.partition("://")[2].rpartition("@")[2]

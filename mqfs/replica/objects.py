@@ -1,0 +1,288 @@
+"""A replicated log of objects: in an object store (S3, Google, Azure), or as files of a directory.
+
+    log/00000000000000000017      frame 17, created if absent: whoever creates it has the number
+    checkpoint/..., segment/...   its checkpoints
+    standby/NAME                  the last frame that this standby has on its disk
+
+One number is one name, without a check sum, so that of two primaries one is refused. Takeovers are never removed: a
+late request of an old primary can only have the number that its successor took.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import urllib.parse
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import obstore
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotFoundError,
+    NotSupportedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+    UnknownConfigurationKeyError,
+)
+from obstore.store import from_url
+
+from mqfs import limits
+from mqfs.errors import BadReplica
+from mqfs.replica.frame import OWN
+from mqfs.replica.log import LogRecord, NoAnswer, Refused
+
+_FATAL = (PermissionDeniedError, UnauthenticatedError, NotSupportedError)
+_DIGITS = 20
+
+
+class StoreObjects:
+    """The objects below a URL of an object store. See `Objects` in log.py."""
+
+    def __init__(self, url: str) -> None:
+        scheme, _, bucket, prefix = split(url)
+        self._prefix = f"{prefix}/"
+        retry: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=limits.REPLICA_CALL_S)}
+        client: Any = {"timeout": timedelta(seconds=limits.REPLICA_CALL_S), "allow_http": True}
+        try:
+            self._store = from_url(f"{scheme}://{bucket}", client_options=client, retry_config=retry)
+        except (BaseError, ValueError, UnknownConfigurationKeyError) as error:
+            raise BadReplica(f"{scheme}://{bucket}: cannot be opened: {_reason(error)}") from None
+
+    def create(self, name: str, data: bytes) -> None:
+        """Make it if it does not exist, durably. Raises Refused where it exists."""
+        with self._calling(name):
+            try:
+                obstore.put(self._store, self._prefix + name, data, mode="create", use_multipart=False)
+            except (AlreadyExistsError, PreconditionError):
+                raise Refused from None
+
+    def put(self, name: str, data: bytes) -> None:
+        with self._calling(name):
+            obstore.put(self._store, self._prefix + name, data, use_multipart=False)
+
+    def get(self, name: str) -> bytes | None:
+        with self._calling(name):
+            try:
+                return bytes(obstore.get(self._store, self._prefix + name).bytes())
+            except (NotFoundError, FileNotFoundError):
+                return None
+
+    def head(self, name: str, size: int) -> bytes | None:
+        """Its first bytes."""
+        with self._calling(name):
+            try:
+                return bytes(obstore.get_range(self._store, self._prefix + name, start=0, length=size))
+            except (NotFoundError, FileNotFoundError):
+                return None
+
+    def list(self, prefix: str, after: str = "") -> Sequence[str]:
+        with self._calling(prefix):
+            chunks = obstore.list(self._store, self._prefix + prefix, offset=self._prefix + after if after else None)
+            return sorted(found["path"].removeprefix(self._prefix) for chunk in chunks for found in chunk)
+
+    def delete(self, name: str) -> None:
+        with self._calling(name), contextlib.suppress(NotFoundError, FileNotFoundError):
+            obstore.delete(self._store, self._prefix + name)
+
+    @contextlib.contextmanager
+    def _calling(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except _FATAL as error:
+            raise BadReplica(f"{name}: refused by the object store: {_reason(error)}") from None
+        except (BaseError, OSError) as error:
+            raise NoAnswer(_reason(error)) from None
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error, without the rest that Rust's debug output adds."""
+    return " ".join(str(error).split("\n", 1)[0].split())[:200]
+
+
+class FileObjects:
+    """The files below a directory, each made whole and on disk before it has its name. See `Objects` in log.py."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        try:
+            for folder in (path, f"{path}/staging"):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(folder, 0o700)
+        except OSError as error:
+            raise BadReplica(f"{path}: {error.strerror} (expected a directory that can be made)") from None
+        self._folders: set[str] = set()
+
+    def create(self, name: str, data: bytes) -> None:
+        """Make it if it does not exist, durably. Raises Refused where it exists."""
+        try:
+            self._make(name, data, os.link)
+        except FileExistsError:
+            raise Refused from None
+
+    def put(self, name: str, data: bytes) -> None:
+        self._make(name, data, os.replace)
+
+    def _make(self, name: str, data: bytes, give_name: Callable[[str, str], None]) -> None:
+        staged, path = f"{self._path}/staging/{uuid.uuid4()}", f"{self._path}/{name}"
+        try:
+            self._make_folder(os.path.dirname(path))
+            with open(staged, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            give_name(staged, path)
+            _sync_folder(os.path.dirname(path))
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise NoAnswer(f"{path}: {error.strerror}") from None
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(staged)
+
+    def _make_folder(self, folder: str) -> None:
+        if folder not in self._folders and not os.path.isdir(folder):
+            self._make_folder(os.path.dirname(folder))
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, 0o700)
+            _sync_folder(os.path.dirname(folder))
+        self._folders.add(folder)
+
+    def get(self, name: str) -> bytes | None:
+        return self.head(name, -1)
+
+    def head(self, name: str, size: int) -> bytes | None:
+        """Its first bytes."""
+        try:
+            with open(f"{self._path}/{name}", "rb") as file:
+                return file.read(size)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise NoAnswer(f"{name}: {error.strerror}") from None
+
+    def list(self, prefix: str, after: str = "") -> Sequence[str]:
+        folder = prefix.rpartition("/")[0]
+        found = []
+        for path, _, files in os.walk(f"{self._path}/{folder}"):
+            below = os.path.relpath(path, self._path)
+            found += [name for file in files if (name := f"{below}/{file}").startswith(prefix) and name > after]
+        return sorted(found)
+
+    def delete(self, name: str) -> None:
+        try:
+            os.unlink(f"{self._path}/{name}")
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise NoAnswer(f"{name}: {error.strerror}") from None
+
+
+def _sync_folder(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def split(url: str) -> tuple[str, str, str, str]:
+    """Scheme, directory (of file:), bucket and prefix of a URL. Raises BadReplica."""
+    parts = urllib.parse.urlsplit(url)
+    path = parts.path.strip("/")
+    if parts.scheme == "file":
+        if parts.netloc or not path:
+            raise BadReplica(f"--replica {url!r}: not an absolute directory (expected file:///DIR)")
+        return "file", "/" + path, "", ""
+    if not parts.netloc or not path or parts.query or parts.fragment or "@" in parts.netloc:
+        shown = url.rpartition("@")[2]
+        raise BadReplica(f"--replica {shown!r}: no bucket and name (expected {parts.scheme}://BUCKET/NAME)")
+    return parts.scheme, "", parts.netloc, path
+
+
+class ObjectLog:
+    """See `ReplicatedLog` in log.py."""
+
+    def __init__(self, url: str) -> None:
+        scheme, folder, *_ = split(url)
+        self.objects = FileObjects(folder) if scheme == "file" else StoreObjects(url)
+        self.name = url
+        self.pace_s = 0.0 if scheme == "file" else 1.0
+        self._is_file = scheme == "file"
+        try:
+            self.objects.list("standby/")  # an engine that cannot be reached is an error now
+        except NoAnswer as error:
+            raise BadReplica(f"--replica {url}: not reachable: {error}") from None
+
+    def append(self, data: bytes, after: int, own: int, *, takeover: bool) -> None:
+        self.objects.create(_name(after + 1), data)
+
+    def get(self, number: int) -> bytes | None:
+        return self.objects.get(_name(number))
+
+    def newest(self, after: int) -> LogRecord | None:
+        names = self.objects.list("log/", _name(after))
+        if not names:
+            return None
+        data = self.objects.get(names[-1])
+        return None if data is None else LogRecord(_number(names[-1]), data)
+
+    def read(self, after: int, wait_s: float) -> Sequence[LogRecord]:
+        until, pause_s = time.monotonic() + wait_s, 0.05
+        while True:
+            data = self.objects.get(_name(after + 1))
+            if data is not None:
+                return [LogRecord(after + 1, data)]
+            if (left_s := until - time.monotonic()) <= 0:
+                break
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, 1.0)
+        later = self.objects.list("log/", _name(after))  # none, but where frames were trimmed
+        return [LogRecord(_number(name), data) for name in later[:1] if (data := self.objects.get(name)) is not None]
+
+    def trim(self, before: int) -> None:
+        for name in self.objects.list("log/"):
+            if _number(name) >= before:
+                break
+            head = self.objects.head(name, 20)
+            if head is not None and not _is_takeover(head):
+                self.objects.delete(name)
+
+    def report(self, name: str, number: int) -> None:
+        self.objects.put(f"standby/{name}", b"%d" % number)
+
+    def reports(self) -> dict[str, int]:
+        found = {name.rpartition("/")[2]: self.objects.get(name) or b"" for name in self.objects.list("standby/")}
+        return {name: int(data) for name, data in found.items() if data.isdigit()}
+
+    def promises(self) -> Sequence[str]:
+        if self._is_file:
+            return ["every frame is synced to that directory", "as safe as its disk"]
+        return [
+            "every frame is an object that is created if absent",
+            "a request a second, and one for each sync replica",
+        ]
+
+    def close(self) -> None:
+        pass
+
+
+def _name(number: int) -> str:
+    return f"log/{number:0{_DIGITS}d}"
+
+
+def _number(name: str) -> int:
+    digits = name.removeprefix("log/")
+    if len(digits) != _DIGITS or not digits.isdecimal():
+        raise BadReplica(f"{name!r}: foreign object (expected log/ and {_DIGITS} digits)")
+    return int(digits)
+
+
+def _is_takeover(data: bytes) -> bool:
+    return bool(int.from_bytes(data[16:20], "little") & OWN)

@@ -1,0 +1,61 @@
+"""Engines, started once a module."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.replica.servers import NatsServer, nats_servers
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    with nats_servers(tmp_path_factory.mktemp("nats"), 1) as servers:
+        yield servers[0]
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NatsServer]]:
+    with nats_servers(tmp_path_factory.mktemp("cluster"), 3) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """A bucket of moto's S3, which the environment points to."""
+    import boto3  # here, as only these tests need it
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    before = dict(os.environ)
+    os.environ |= {
+        "AWS_ENDPOINT": endpoint, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true",
+    }  # fmt: skip
+    boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket="bucket")
+    yield endpoint
+    os.environ.clear()
+    os.environ.update(before)
+    server.stop()
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A new log on each engine: parametrized with its name."""
+    name = f"{tmp_path.parent.name}-{tmp_path.name}".replace("_", "-")[-60:]
+    if request.param == "file":
+        return f"file://{tmp_path}/replica"
+    if request.param == "s3":
+        request.getfixturevalue("s3")
+        return f"s3://bucket/{name}"
+    if request.param == "nats":
+        server: NatsServer = request.getfixturevalue("nats_server")
+        return f"nats://127.0.0.1:{server.port}/{name}"
+    servers: list[NatsServer] = request.getfixturevalue("cluster")
+    return f"nats://{','.join(f'127.0.0.1:{server.port}' for server in servers)}/{name}"
