@@ -1,0 +1,234 @@
+"""A broker of dramatiq, which keeps its messages in mqfs.
+
+    import dramatiq
+    from mqfs.dramatiq import MqfsBroker
+    dramatiq.set_broker(MqfsBroker())            # as mqfs.connect(): $MQFS_ADDRESS, else ./mqfs.sock
+
+A queue is a stream of a group with `deliver one`. A delayed message lies in the server until it is due: there are no
+delay queues. A worker that is killed loses its claims at once, and others begin its messages. What dramatiq gives up
+is a dead letter of the group: `mq redrive` brings it back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from dramatiq import Broker, Consumer, Message, MessageProxy, Middleware
+from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, QueueNotFound
+
+from mqfs.client import Claim, Claims, connect
+from mqfs.errors import Disconnected, MqfsError, NotFound, Stale
+from mqfs.syntax.escape import stream_name
+
+GROUP = "dramatiq"
+SETTINGS = ("deliver one", "replay off")
+_LOOK_S = 0.02
+_ORDINARY, _HIGHEST = 5, 9  # of mqfs
+log = logging.getLogger("mqfs.dramatiq")
+
+
+class MqfsBroker(Broker):
+    """A broker over a server of mqfs.
+
+    Attributes:
+        group: The group of its queues.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        group: str = GROUP,
+        token: str = "",
+        middleware: list[Middleware] | None = None,
+    ) -> None:
+        """Connect to a server.
+
+        Args:
+            address: See `mqfs.connect`.
+            group: The path of the group; it is made where it is missing.
+            token: See `mqfs.connect`.
+            middleware: See `dramatiq.Broker`.
+
+        Raises:
+            Disconnected: No server answers.
+            Denied: The user, or the token, is refused.
+        """
+        super().__init__(middleware)
+        self.actor_options.add("broker_priority")  # 0 to 4, higher ones first
+        self._client = connect(address, token=token)
+        try:
+            self.group = self._client.group(group, escape=True)
+        except NotFound:
+            self.group = self._client.group(group, escape=True, create=True, ctl=SETTINGS)
+
+    def close(self) -> None:
+        """Close the connection; what its consumers claimed is requeued."""
+        self._client.close()
+
+    def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 30_000) -> Consumer:
+        """Consume a queue.
+
+        Args:
+            queue_name: The queue.
+            prefetch: Messages that are claimed and not acknowledged, at most.
+            timeout: How long `next` waits for a message, in milliseconds.
+
+        Returns:
+            An iterator of messages, and of None where none came in time.
+
+        Raises:
+            QueueNotFound: It was not declared.
+        """
+        self._require(queue_name)
+        try:
+            return MqfsConsumer(self.group.take(queue_name), prefetch, timeout / 1000)
+        except Disconnected as error:
+            raise ConnectionClosed(str(error)) from error
+
+    def declare_queue(self, queue_name: str) -> None:
+        """Make a queue, unless it exists.
+
+        Args:
+            queue_name: Its name: any text.
+        """
+        if queue_name not in self.queues:
+            self.emit_before("declare_queue", queue_name)
+            self.group.create(queue_name)
+            self.queues[queue_name] = None
+            self.emit_after("declare_queue", queue_name)
+
+    def enqueue(self, message: Message[Any], *, delay: int | None = None) -> Message[Any]:
+        """Publish a message.
+
+        Args:
+            message: The message.
+            delay: How long it is held back, in milliseconds. None: not at all.
+
+        Returns:
+            The message.
+
+        Raises:
+            QueueNotFound: Its queue was not declared.
+            ConnectionClosed: The outcome is unknown.
+        """
+        self._require(message.queue_name)
+        self.emit_before("enqueue", message, delay)
+        level = message.options.get("broker_priority")
+        priority = None if level is None else min(_ORDINARY + int(level), _HIGHEST)
+        try:
+            self.group.publish(
+                message.queue_name, message.encode(), delay=delay / 1000 if delay else None, priority=priority
+            )
+        except Disconnected as error:
+            raise ConnectionClosed(str(error)) from error
+        self.emit_after("enqueue", message, delay)
+        return message
+
+    def flush(self, queue_name: str) -> None:
+        """Drop the messages of a queue.
+
+        Args:
+            queue_name: The queue.
+
+        Raises:
+            QueueNotFound: It was not declared.
+        """
+        self._require(queue_name)
+        self.group.purge(queue_name)
+
+    def flush_all(self) -> None:
+        """Drop the messages of all queues that were declared."""
+        for queue_name in self.queues:
+            self.flush(queue_name)
+
+    def join(self, queue_name: str, *, timeout: int | None = None) -> None:
+        """Wait until all messages of a queue are processed, delayed ones too.
+
+        Args:
+            queue_name: The queue.
+            timeout: The most milliseconds to wait. None: without limit.
+
+        Raises:
+            QueueJoinTimeout: They were not in time.
+            QueueNotFound: It was not declared.
+        """
+        self._require(queue_name)
+        deadline = None if timeout is None else time.monotonic() + timeout / 1000
+        while True:
+            stats = self.group.stats()
+            consumer = stats.streams[stream_name(queue_name)].consumer
+            if not stats.held and (consumer is None or not consumer.lag):
+                return
+            if deadline is not None and time.monotonic() >= deadline:
+                raise QueueJoinTimeout(queue_name)
+            time.sleep(_LOOK_S)
+
+    def _require(self, queue_name: str) -> None:
+        if queue_name not in self.queues:
+            raise QueueNotFound(queue_name)
+
+
+class MqfsMessage(MessageProxy):
+    """A message with its claim."""
+
+    def __init__(self, message: Message[Any], claim: Claim) -> None:
+        super().__init__(message)
+        self.claim = claim
+
+
+class MqfsConsumer(Consumer):
+    """The messages of a queue. One thread iterates, others settle."""
+
+    def __init__(self, claims: Claims, prefetch: int, timeout_s: float) -> None:
+        self._claims, self._timeout_s = claims, timeout_s
+        self._free = threading.Semaphore(prefetch)
+
+    def ack(self, message: MessageProxy) -> None:
+        self._settle(message, "ack")
+
+    def nack(self, message: MessageProxy) -> None:
+        self._settle(message, "dead")
+
+    def requeue(self, messages: Iterable[MessageProxy]) -> None:
+        for message in messages:
+            self._settle(message, "release")
+
+    def _settle(self, message: MessageProxy, verb: str) -> None:
+        assert isinstance(message, MqfsMessage)
+        try:
+            getattr(message.claim, verb)()
+        except Disconnected as error:
+            raise ConnectionClosed(str(error)) from error
+        except Stale as error:
+            log.warning("%s of message %s failed: %s", verb, message.message_id, error)
+        self._free.release()
+
+    def __next__(self) -> MqfsMessage | None:
+        if not self._free.acquire(timeout=self._timeout_s):
+            return None
+        try:
+            claim = self._claims.get(self._timeout_s)
+        except TimeoutError:
+            self._free.release()
+            return None
+        except Disconnected as error:
+            raise ConnectionClosed(str(error)) from error
+        except EOFError:
+            raise StopIteration from None
+        try:
+            return MqfsMessage(Message.decode(claim.body), claim)
+        except DecodeError as error:
+            claim.dead(f"not a message of dramatiq: {error}")
+            self._free.release()
+            return None
+
+    def close(self) -> None:
+        try:
+            self._claims.close()
+        except MqfsError as error:
+            log.warning("close failed: %s", error)

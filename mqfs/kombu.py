@@ -1,0 +1,427 @@
+"""A transport of kombu, so that Celery keeps its tasks in mqfs.
+
+    import mqfs.kombu
+    app = Celery(broker_url="mqfs://")           # as mqfs.connect(): $MQFS_ADDRESS, else ./mqfs.sock
+    app = Celery(broker_url="mqfs://:TOKEN@host:5640/jobs")
+
+All is in three groups below the one that the URL names, `celery` where it names none:
+
+    queues/QUEUE                a stream of work, `deliver one`: a delivery is a claim, which ends with the connection
+    bindings/EXCHANGE KEY QUEUE a stream without messages for each binding
+    temporary/QUEUE             for each queue that is to end: its message has how many seconds without a consumer
+
+A task with an ETA lies in the server until then. A worker that is killed loses its claims at once, and others begin its
+tasks.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from math import inf
+from queue import Empty
+from typing import Any
+
+from kombu.transport import TRANSPORT_ALIASES, virtual
+from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.utils.json import dumps, loads
+
+from mqfs.client import Claim, Claims, Client, Group, connect
+from mqfs.errors import BadAddress, Disconnected, Interrupted, MqfsError, NotFound, Stale
+from mqfs.syntax.escape import stream_name
+
+GROUP = "celery"
+TEMPORARY_S = 60  # a queue with `auto_delete` ends after this, unless it says when
+_QUEUES = ("deliver one", "replay off", "protect off")
+_SEPARATOR = "\x1f"  # of the parts of a binding's name
+
+
+class Source:
+    """The claims of a queue that a channel consumes or gets from."""
+
+    def __init__(self, claims: Claims, arrived: threading.Event) -> None:
+        self.claims = claims
+        self.is_ready = False  # `get` hardly waits
+        self._is_armed, self._arrived = False, arrived
+        self._again_at, self._again_s = inf, 0.0  # while the server is away: when to try to reach it, and for how long
+
+    def arm(self) -> float:
+        """Begin to claim a message, unless that was begun. Returns when `is_ready` is to be looked at all the same."""
+        if not self._is_armed:
+            self._is_armed, self._again_at, self._again_s = True, inf, 0.0
+            try:
+                away = self.claims._when_ready(self._on_ready)
+            except Disconnected:
+                self.is_ready = True  # `get` reconnects, or raises it
+            else:
+                if away is not None:
+                    self._again_at, self._again_s = time.monotonic() + away[0], away[1]
+        if time.monotonic() >= self._again_at:
+            self.is_ready = True
+        return self._again_at
+
+    def _on_ready(self) -> None:
+        self.is_ready = True
+        self._arrived.set()
+
+    def get(self) -> Claim | None:
+        """A claim that is there; what `arm` began is taken back else."""
+        wait_s, self._again_s = self._again_s, 0.0
+        self._is_armed = self.is_ready = False
+        try:
+            return self.claims.get(wait_s)
+        except (TimeoutError, Interrupted):
+            return None
+        except Stale:  # an acknowledgement that failed: its message comes again
+            return None
+
+    def give_back(self) -> None:
+        """Claim no more for now."""
+        if self._is_armed and (claim := self.get()) is not None:
+            claim.release()
+
+
+class QoS(virtual.QoS):
+    """The messages that a channel delivered, each with its claim."""
+
+    def ack(self, delivery_tag: str) -> None:
+        self._settle(delivery_tag, Claim.ack)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        self._settle(delivery_tag, Claim.release if requeue else lambda claim: claim.dead("rejected"))
+
+    def _settle(self, delivery_tag: str, how: Callable[[Claim], None]) -> None:
+        try:
+            if (claim := self.channel.claims.pop(delivery_tag, None)) is not None:
+                how(claim)
+        finally:
+            super().ack(delivery_tag)
+
+    def restore_unacked(self) -> list[Any]:
+        for delivery_tag in list(self.channel.claims):
+            self._settle(delivery_tag, Claim.release)
+        self._flush()
+        return []
+
+    def restore_unacked_once(self, stderr: Any = None) -> None:
+        """Nothing: the server requeues what a channel had when it ends."""
+        self._on_collect.cancel()
+
+
+class Channel(virtual.Channel):
+    """A channel: its queues are streams. Acknowledgements may come from any thread."""
+
+    QoS = QoS
+    supports_fanout = True
+    do_restore = False
+
+    def __init__(self, connection: Any, **kwargs: Any) -> None:
+        self.claims: dict[str, Claim] = {}  # of what was delivered, by delivery tag
+        self._sources: dict[str, Source] = {}
+        self._without_ack: set[str] = set()
+        self._turn = 0  # so that no queue waits for another
+        super().__init__(connection, **kwargs)
+
+    # ------------------------------------------------------------ publishing
+
+    def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
+        """Text stays text, so that people can read it in the stream."""
+        if isinstance(body, bytes):
+            try:
+                return body.decode(), None
+            except UnicodeDecodeError:
+                return self.codecs["base64"].encode(body), "base64"
+        return body, None
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        try:
+            self.connection.queues.publish(
+                queue, dumps(message), at=_eta(message), ttl=_ttl(message), priority=_priority(message), create=False
+            )
+        except NotFound:
+            warnings.warn(virtual.UndeliverableWarning(f"no queue {queue!r}: a message was dropped"), stacklevel=2)
+            self._unbind(queue)
+
+    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
+        for _, _, queue in self.get_table(exchange):
+            self._put(queue, message, **kwargs)
+
+    # ------------------------------------------------------------ queues and bindings
+
+    def prepare_queue_arguments(self, arguments: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return dict(to_rabbitmq_queue_arguments(arguments, **kwargs))
+
+    def _new_queue(self, queue: str, **kwargs: Any) -> None:
+        self.connection.queues.create(queue)
+        expires_ms = (kwargs.get("arguments") or {}).get("x-expires")
+        if expires_ms or kwargs.get("auto_delete"):
+            row = json.dumps({"expires_s": expires_ms / 1000 if expires_ms else TEMPORARY_S})
+            self.connection.temporary.publish(queue, row)
+            self._remove_expired(queue)
+
+    def _remove_expired(self, new: str = "") -> None:
+        """Remove the queues without a consumer whose time has passed, but not a `new` one."""
+        self.connection.look_at = time.monotonic() + TEMPORARY_S
+        self.connection.temporary.publish("", json.dumps({"expires_s": 0}))  # its time is now, by the server's clock
+        rows = {m.topic: (m.time_ns, m.json()["expires_s"]) for m in self.connection.temporary.history()}
+        (now_ns, _), present = rows.pop(""), self.connection.queues.stats().streams
+        rows.pop(new, None)
+        for queue, (made_ns, expires_s) in rows.items():
+            stats = present.get(stream_name(queue))
+            is_used = stats is not None and stats.consumer is not None and stats.consumer.handles > 0
+            if not is_used and now_ns - made_ns > expires_s * 1e9:
+                self._delete(queue)
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        return queue in self.connection.queues.streams()
+
+    def _size(self, queue: str) -> int:
+        stats = self.connection.queues.stats().streams.get(stream_name(queue))
+        return 0 if stats is None or stats.consumer is None else stats.consumer.waiting
+
+    def _purge(self, queue: str) -> int:
+        count = self._size(queue)
+        self.connection.queues.purge(queue)
+        return count
+
+    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:
+        if not (if_empty and self._size(queue)):
+            self._delete(queue)
+            self.state.queue_bindings_delete(queue)
+
+    def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
+        if (source := self._sources.pop(queue, None)) is not None:
+            source.claims.close()
+        self._unbind(queue)
+        _remove(self.connection.queues, queue)
+        _remove(self.connection.temporary, queue)
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
+        self.connection.bindings.create(_SEPARATOR.join((exchange, routing_key, queue)))
+
+    def queue_unbind(
+        self, queue: str, exchange: str = "", routing_key: str = "", arguments: Any = None, **kwargs: Any
+    ) -> None:
+        self.state.binding_delete(queue, exchange, routing_key)
+        _remove(self.connection.bindings, _SEPARATOR.join((exchange, routing_key, queue)))
+
+    def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
+        for of, routing_key, queue in self._bindings():
+            if of == exchange:
+                self.queue_unbind(queue, exchange, routing_key)
+        self.state.exchanges.pop(exchange, None)
+
+    def get_table(self, exchange: str) -> list[tuple[str, str | None, str]]:
+        """The bindings of an exchange, by whichever program they were made."""
+        if time.monotonic() >= self.connection.look_at:  # events would fill the queue of a worker that was killed
+            self._remove_expired()
+        prepare = self.typeof(exchange).prepare_bind
+        return [prepare(queue, of, key, None) for of, key, queue in self._bindings() if of == exchange]
+
+    def _bindings(self) -> Iterator[tuple[str, str, str]]:
+        for name in self.connection.bindings.streams():
+            exchange, routing_key, queue = name.split(_SEPARATOR)
+            yield exchange, routing_key, queue
+
+    def _unbind(self, queue: str) -> None:
+        for exchange, routing_key, of in [*self._bindings()]:
+            if of == queue:
+                self.queue_unbind(queue, exchange, routing_key)
+
+    # ------------------------------------------------------------ deliveries
+
+    def _source(self, queue: str) -> Source:
+        source = self._sources.get(queue)
+        if source is None:
+            claims = self.connection.queues.take(queue)
+            source = self._sources[queue] = Source(claims, self.connection.arrived)
+        return source
+
+    def basic_consume(self, queue: str, no_ack: bool, *args: Any, **kwargs: Any) -> None:
+        super().basic_consume(queue, no_ack, *args, **kwargs)
+        (self._without_ack.add if no_ack else self._without_ack.discard)(queue)
+        self._source(queue)  # from now on the queue is in use
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        queue = self._tag_to_queue.get(consumer_tag)
+        super().basic_cancel(consumer_tag)
+        if queue in self._sources:
+            self._sources[queue].give_back()
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
+        message = super().basic_get(queue, no_ack, **kwargs)
+        if message is not None and no_ack:
+            self.claims.pop(message.delivery_tag).ack()
+        return message
+
+    def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
+        while (claim := self._source(queue).get()) is not None:
+            try:
+                payload: dict[str, Any] = loads(claim.body.decode())
+                tag = payload["properties"]["delivery_tag"] = f"{self.channel_id}.{queue}.{claim.sequence}"
+            except (ValueError, KeyError, TypeError) as error:
+                claim.dead(f"not a message of kombu: {error!r}")
+                continue
+            self.claims[tag] = claim
+            return payload
+        raise Empty
+
+    def deliver_next(self, callback: Callable[[dict[str, Any], str], None]) -> float | None:
+        """Deliver one message, if one is there. Returns None if so, else when to look again at the latest."""
+        again_at = inf
+        queues = self._active_queues if self.qos.can_consume() else []
+        self._turn += 1
+        for at in range(len(queues)):
+            queue = queues[(at + self._turn) % len(queues)]
+            source = self._source(queue)
+            again_at = min(again_at, source.arm())
+            if source.is_ready:
+                try:
+                    payload = self._get(queue)
+                except Empty:
+                    again_at = min(again_at, source.arm())
+                    continue
+                if queue in self._without_ack:
+                    self.claims.pop(payload["properties"]["delivery_tag"]).ack()
+                callback(payload, queue)
+                if not self.qos.can_consume():
+                    self._give_back()
+                return None
+        return again_at
+
+    def _give_back(self) -> None:
+        """Requeue what was claimed ahead of the limit, for others."""
+        for source in self._sources.values():
+            source.give_back()
+
+    def drain_events(self, timeout: float | None = None, callback: Any = None) -> None:
+        if self.deliver_next(callback or self.connection._deliver) is not None:
+            raise Empty
+
+    def close(self) -> None:
+        sources, self._sources = [*self._sources.values()], {}
+        super().close()
+        for source in sources:
+            source.claims.close()
+        self.claims.clear()
+
+
+class Transport(virtual.Transport):
+    """A connection to a server of mqfs."""
+
+    Channel = Channel
+    driver_type, driver_name = "mqfs", "mqfs"
+    connection_errors: tuple[Any, ...] = (*virtual.Transport.connection_errors, Disconnected, Stale)
+    channel_errors: tuple[Any, ...] = (*virtual.Transport.channel_errors, MqfsError)
+    implements = virtual.Transport.implements.extend(
+        asynchronous=False, exchange_type=frozenset(("direct", "topic", "fanout")), heartbeats=False
+    )
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        self.arrived = threading.Event()
+        self.look_at = 0.0  # for queues that are to end, by the monotonic clock
+        self._tree: Client | None = None
+        self._turn = 0
+
+    def establish_connection(self) -> Any:
+        info: Any = self.client
+        self._root = (info.virtual_host or "").strip("/") or GROUP
+        self._tree = connect(address_of(info), token=info.password if info.port and info.password else "")
+        try:
+            self.queues = self.group("queues", *_QUEUES)
+            self.bindings = self.group("bindings")
+            self.temporary = self.group("temporary", "replay last")
+            return super().establish_connection()
+        except BaseException:
+            self._tree.close()
+            raise
+
+    def group(self, name: str, *ctl: str) -> Group:
+        """A group of this connection; it is made, with those settings, where it is missing."""
+        assert self._tree is not None
+        path = f"{self._root}/{name}"
+        try:
+            return self._tree.group(path, escape=True)
+        except NotFound:
+            return self._tree.group(path, escape=True, create=True, ctl=ctl)
+
+    def driver_version(self) -> str:
+        from mqfs import __version__
+
+        return __version__
+
+    def close_connection(self, connection: Any) -> None:
+        super().close_connection(connection)
+        if self._tree is not None:
+            self._tree.close()
+
+    def drain_events(self, connection: Any, timeout: float | None = None, **kwargs: Any) -> None:
+        deadline = inf if timeout is None else time.monotonic() + timeout
+        while True:
+            self.arrived.clear()
+            again_at, channels = deadline, [*self.channels]
+            self._turn += 1
+            for at in range(len(channels)):
+                wait = channels[(at + self._turn) % len(channels)].deliver_next(self._deliver)
+                if wait is None:
+                    return
+                again_at = min(again_at, wait)
+            left = again_at - time.monotonic()
+            if left <= 0 and time.monotonic() >= deadline:
+                raise TimeoutError
+            self.arrived.wait(None if left == inf else max(left, 0.0))
+
+    @property
+    def default_connection_params(self) -> dict[str, Any]:
+        return {}
+
+
+def address_of(info: Any) -> str | None:
+    """The server's address in a URL; None: the default one.
+
+    Raises:
+        BadAddress: It names a host without a port.
+    """
+    if option := info.transport_options.get("address"):
+        return str(option)
+    if info.port:
+        return f"{'tls' if info.ssl else 'tcp'}!{info.hostname}!{info.port}"
+    if info.hostname not in (None, "", "localhost"):
+        raise BadAddress(f"invalid broker URL: host {info.hostname!r} without a port (expected mqfs://HOST:PORT/GROUP)")
+    return None
+
+
+def _remove(group: Group, stream: str) -> None:
+    try:
+        group.remove(stream)
+    except NotFound:
+        pass
+
+
+def _eta(message: dict[str, Any]) -> datetime | None:
+    """When a task of Celery is due, if that is to come."""
+    text = (message.get("headers") or {}).get("eta")
+    if not isinstance(text, str):
+        return None
+    due = datetime.fromisoformat(text)
+    due = due if due.tzinfo else due.replace(tzinfo=UTC)
+    return due if due > datetime.now(UTC) else None
+
+
+def _ttl(message: dict[str, Any]) -> float | None:
+    expiration = message["properties"].get("expiration")
+    return int(expiration) / 1000 if expiration else None
+
+
+def _priority(message: dict[str, Any]) -> int | None:
+    """kombu's 0 is the ordinary one; above it are four steps, as mqfs has."""
+    priority = message["properties"].get("priority") or 0
+    return min(9, 6 + (int(priority) - 1) // 2) if priority > 0 else None
+
+
+TRANSPORT_ALIASES.setdefault("mqfs", "mqfs.kombu:Transport")

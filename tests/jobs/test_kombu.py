@@ -1,0 +1,269 @@
+"""Programs of kombu over the transport: queues, exchanges, acknowledgements, limits, ends of servers."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from kombu import Connection, Consumer, Exchange, Producer, Queue
+from kombu.transport.virtual import UndeliverableWarning
+
+import mqfs
+import mqfs.kombu
+from tests.support.server import Server, short_folder
+
+pytestmark = pytest.mark.process
+Connect = Callable[..., Connection]
+
+
+@pytest.fixture
+def connect(server: Server, name: str) -> Iterator[Connect]:
+    made: list[Connection] = []
+
+    def connect(address: str = server.address, **options: Any) -> Connection:
+        connection = Connection(f"mqfs:///{name}", transport_options={"address": address, **options})
+        made.append(connection)
+        return connection
+
+    yield connect
+    for connection in made:
+        connection.release()
+
+
+def got(queue: Any) -> list[Any]:
+    """What a queue has, acknowledged."""
+    bodies = []
+    while (message := queue.get()) is not None:
+        bodies.append(message.payload)
+        message.ack()
+    return bodies
+
+
+def drain(connection: Connection, count: int, into: list[Any]) -> None:
+    """Deliver until `into` has that many."""
+    while len(into) < count:
+        connection.drain_events(timeout=20)
+
+
+def test_a_message_is_got_until_it_is_acked(connect: Connect, server: Server, name: str) -> None:
+    connection = connect()
+    queue = Queue("a/queue", Exchange("tasks"), routing_key="k")(connection.channel())
+    queue.declare()
+    Producer(connection).publish({"n": 1}, exchange="tasks", routing_key="k")
+    Producer(connection).publish(b"\xff\x00", routing_key="a/queue", content_type="application/data")
+    first, second = queue.get(), queue.get()
+    assert (first.payload, second.body, queue.get()) == ({"n": 1}, b"\xff\x00", None)
+    first.requeue()
+    second.ack()
+    assert got(queue) == [{"n": 1}]
+    with server.connect() as client:
+        consumer = client.group(f"{name}/queues", escape=True).stats().streams[mqfs.escape("a/queue")].consumer
+    assert consumer is not None
+    assert consumer.lag == 0
+
+
+def test_bodies_are_readable_in_the_stream(connect: Connect, server: Server, name: str) -> None:
+    connection = connect()
+    with connection.SimpleQueue("plain") as queue:
+        queue.put({"to": "grün"})
+        with server.connect() as client:
+            [message] = client.group(f"{name}/queues").history()
+        assert '\\"to\\"' in message.body.decode()
+        assert queue.get(timeout=10).payload == {"to": "grün"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "expected"),
+    [
+        ("direct", ("a.b", "c"), {"first": ["a.b"], "second": ["c"]}),
+        ("topic", ("a.#", "*.b"), {"first": ["a.b", "a.c.d"], "second": ["a.b", "x.b"]}),
+        ("fanout", ("", ""), {"first": ["a.b", "c", "a.c.d", "x.b"], "second": ["a.b", "c", "a.c.d", "x.b"]}),
+    ],
+)
+def test_exchanges_route_for_programs_that_did_not_bind(
+    connect: Connect, kind: str, keys: tuple[str, str], expected: dict[str, list[str]]
+) -> None:
+    here, there, exchange = connect(), connect(), Exchange("e", kind)
+    queues = [Queue(q, exchange, routing_key=k)(here.channel()) for q, k in zip(("first", "second"), keys, strict=True)]
+    for queue in queues:
+        queue.declare()
+    producer = Producer(there, exchange=exchange)
+    for key in ("a.b", "c", "a.c.d", "x.b"):
+        producer.publish(key, routing_key=key)
+    assert {queue.name: got(queue) for queue in queues} == expected
+    queues[0].unbind_from(exchange, keys[0])
+    producer.publish("later", routing_key="a.b")
+    assert got(queues[0]) == []
+
+
+def test_higher_priorities_come_first(connect: Connect) -> None:
+    connection = connect()
+    queue = Queue("q")(connection.channel())
+    queue.declare()
+    for priority in (0, 9, 3, 6, 0):
+        Producer(connection).publish(priority, routing_key="q", priority=priority)
+    assert got(queue) == [9, 6, 3, 0, 0]
+
+
+def test_a_task_with_an_eta_lies_in_the_server(connect: Connect) -> None:
+    connection, taken = connect(), list[Any]()
+    queue = Queue("q")(connection.channel())
+    queue.declare()
+    due = datetime.now(UTC) + timedelta(seconds=1)
+    producer = Producer(connection)
+    producer.publish("later", routing_key="q", headers={"eta": due.isoformat()})
+    producer.publish("past", routing_key="q", headers={"eta": "2020-01-01T00:00:00"})
+    producer.publish("in a year", routing_key="q", headers={"eta": (due + timedelta(days=365)).isoformat()})
+    with Consumer(connection, [queue], callbacks=[lambda body, message: (taken.append(body), message.ack())]):
+        drain(connection, 2, taken)
+    assert taken == ["past", "later"]
+    assert timedelta() <= datetime.now(UTC) - due < timedelta(seconds=1)
+
+
+def test_a_message_expires(connect: Connect) -> None:
+    connection = connect()
+    queue = Queue("q")(connection.channel())
+    queue.declare()
+    Producer(connection).publish("gone", routing_key="q", expiration=0.001)
+    Producer(connection).publish("there", routing_key="q")
+    assert got(queue) == ["there"]
+
+
+def test_a_rejected_message_is_a_dead_letter(connect: Connect, server: Server, name: str) -> None:
+    connection = connect()
+    queue = Queue("q")(connection.channel())
+    queue.declare()
+    Producer(connection).publish("bad", routing_key="q")
+    queue.get().reject()
+    with server.connect() as client:
+        group = client.group(f"{name}/queues")
+        group.publish("q", "no message of kombu")
+        assert queue.get() is None
+        reasons = [message.headers["reason"] for message in group.history(pattern="dead")]
+    assert reasons[0] == "rejected"
+    assert reasons[1].startswith("not a message of kombu")
+
+
+def test_what_a_limit_holds_back_is_for_others(connect: Connect) -> None:
+    """A read that waits would claim a message for a worker that may not have more."""
+    busy, idle, bodies = connect(), connect(), list[Any]()
+    queues = [Queue("one"), Queue("two")]
+    channel = busy.channel()
+    for queue in queues:
+        queue(channel).declare()
+    held = list[Any]()
+    consumer = Consumer(channel, queues, callbacks=[lambda body, message: held.append(message)], prefetch_count=1)
+    consumer.consume()
+    Producer(busy).publish(1, routing_key="one")
+    drain(busy, 1, held)
+    for queue in queues:
+        Producer(busy).publish(queue.name, routing_key=queue.name)
+    with Consumer(idle, queues, callbacks=[lambda body, message: (bodies.append(body), message.ack())]):
+        drain(idle, 2, bodies)
+    assert sorted(bodies) == ["one", "two"]
+    held.pop().ack()
+    Producer(busy).publish(2, routing_key="one")
+    drain(busy, 1, held)
+
+
+def test_what_a_channel_had_is_requeued_when_it_ends(connect: Connect) -> None:
+    first, second = connect(), connect()
+    queue = Queue("q")(first.channel())
+    queue.declare()
+    Producer(first).publish("x", routing_key="q")
+    message = queue.get()
+    first.release()
+    again = Queue("q")(second.channel()).get()
+    assert (again.payload, message.acknowledged) == ("x", False)
+    again.ack()
+
+
+def test_without_acknowledgement(connect: Connect) -> None:
+    connection, bodies = connect(), list[Any]()
+    queue = Queue("q")(connection.channel())
+    queue.declare()
+    for n in range(3):
+        Producer(connection).publish(n, routing_key="q")
+    assert queue.get(no_ack=True).payload == 0
+    with Consumer(connection, [queue], callbacks=[lambda body, _: bodies.append(body)], no_ack=True):
+        drain(connection, 2, bodies)
+    connection.release()
+    with connect() as other:
+        assert bodies == [1, 2]
+        assert Queue("q")(other.channel()).get() is None
+
+
+def test_drain_events_ends_in_time(connect: Connect) -> None:
+    connection = connect()
+    queue = Queue("q")(connection.channel())
+    queue.declare()
+    began = time.monotonic()
+    with Consumer(connection, [queue]), pytest.raises(TimeoutError):
+        connection.drain_events(timeout=0.2)
+    assert 0.2 <= time.monotonic() - began < 5
+
+
+def test_queues_without_a_consumer_end(connect: Connect, server: Server, name: str) -> None:
+    connection = connect()
+    used = Queue("used", Exchange("e", "fanout"), auto_delete=True, expires=0.001)(connection.channel())
+    used.declare()
+    with Consumer(connection, [used]):
+        Queue("left", Exchange("e", "fanout"), auto_delete=True, expires=0.001)(connection.channel()).declare()
+        Queue("new", auto_delete=True)(connection.channel()).declare()  # each declaration looks at the others
+        with server.connect() as client:
+            assert client.group(f"{name}/queues").streams() == ["new", "used"]
+            assert len(client.group(f"{name}/bindings").streams()) == 1
+
+
+def test_a_message_for_no_queue_is_warned_of(connect: Connect, server: Server, name: str) -> None:
+    with pytest.warns(UndeliverableWarning, match="no queue 'nowhere'"):
+        Producer(connect()).publish("x", routing_key="nowhere")
+    with server.connect() as client:
+        assert client.group(f"{name}/queues").streams() == []
+
+
+def test_purge_and_delete(connect: Connect) -> None:
+    connection = connect()
+    queue = Queue("q", Exchange("e"), routing_key="q")(connection.channel())
+    queue.declare()
+    for n in range(5):
+        Producer(connection).publish(n, routing_key="q")
+    assert (queue.purge(), got(queue)) == (5, [])
+    queue.delete()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UndeliverableWarning)
+        Producer(connection).publish(1, exchange="e", routing_key="q")
+    with pytest.raises(connection.channel_errors, match="no queue 'q'"):
+        Queue("q", passive=True)(connection.channel()).queue_declare(passive=True)
+
+
+def test_a_server_that_is_killed_is_waited_for(connect: Connect) -> None:
+    with short_folder() as folder, Server.at(folder) as server:
+        connection, bodies = connect(server.address), list[Any]()
+        queue = Queue("q")(connection.channel())
+        queue.declare()
+        Producer(connection).publish("held", routing_key="q")
+        held = queue.get()
+        with Consumer(connection, [queue], callbacks=[lambda body, message: (bodies.append(body), message.ack())]):
+            with pytest.raises(TimeoutError):
+                connection.drain_events(timeout=0)
+            server.restart()
+            drain(connection, 1, bodies)
+            with pytest.raises((mqfs.Stale, mqfs.Disconnected)) as lost:
+                held.ack()
+            assert isinstance(lost.value, connection.connection_errors)
+            Producer(connection).publish("after", routing_key="q")
+            drain(connection, 2, bodies)
+        assert bodies == ["held", "after"]
+        connection.release()
+
+
+def test_urls() -> None:
+    with pytest.raises(mqfs.BadAddress, match="host 'there' without a port"):
+        Connection("mqfs://there/jobs").connect()
+    with Connection("mqfs://127.0.0.1:1/jobs") as connection, pytest.raises(connection.connection_errors):
+        connection.transport.establish_connection()
