@@ -1,4 +1,5 @@
 # make check   lint, types, import contracts, fast tests          make test    all that CI runs
+# make bench-aims [PIN=0]   every aim with its peer in one table, in some ten minutes; PIN: all on that CPU
 # make soak    the long campaigns whole (hours)                   make bench   the figures of benchmarks/README.md
 python = $${MQFS_VENV:-.venv}/bin/python
 
@@ -18,4 +19,9 @@ bench:
 	@script/setup bench
 	for bench in benchmarks/[a-z]*.py; do $(python) "$$bench" || exit 1; done
 
-.PHONY: check test soak bench
+bench-aims:
+	@script/setup test
+	@script/setup bench
+	$(if $(PIN),taskset -c $(PIN)) $(python) benchmarks/aims.py
+
+.PHONY: check test soak bench bench-aims

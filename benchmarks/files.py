@@ -127,10 +127,10 @@ async def serve_tree(path: str, store_path: str = "") -> None:
 
 
 @contextmanager
-def server(kind: str, base: Path) -> Iterator[tuple[Path, int]]:
+def server(kind: str, base: Path, cpu: int = CPU) -> Iterator[tuple[Path, int]]:
     path = base / kind
     path.mkdir()
-    words = ["taskset", "-c", str(CPU), sys.executable, __file__, "--serve", kind, str(path)]
+    words = ["taskset", "-c", str(cpu), sys.executable, __file__, "--serve", kind, str(path)]
     process = subprocess.Popen([*words, str(base / "store")], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -146,12 +146,17 @@ def server(kind: str, base: Path) -> Iterator[tuple[Path, int]]:
             process.wait()
 
 
-def rates(program: Path, server: int, *words: object) -> list[float]:
-    """Operations a second, as the client says; by the clock where no server is named."""
-    command = ["taskset", "-c", str(CPU), str(program), *map(str, words)]
+def both_rates(program: Path, server: int, *words: object, cpu: int = CPU) -> list[tuple[float, float]]:
+    """Operations a second, as the client says: by the clock, and by the processor time of client and server."""
+    command = ["taskset", "-c", str(cpu), str(program), *map(str, words)]
     environment = {**os.environ, "SERVER": str(server)}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True, env=environment)
-    return [float(line.split()[1 if server else 0]) for line in done.stdout.splitlines()]
+    return [(float(clock), float(used)) for clock, used in map(str.split, done.stdout.splitlines())]
+
+
+def rates(program: Path, server: int, *words: object) -> list[float]:
+    """Operations a second, as the client says; by the clock where no server is named."""
+    return [used if server else clock for clock, used in both_rates(program, server, *words)]
 
 
 def median(program: Path, rounds: int, server: int, *words: object) -> list[float]:

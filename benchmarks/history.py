@@ -20,6 +20,7 @@ import click
 import mqfs
 
 BATCH = 10_000
+MILLION = 1_000_000
 
 
 class Row(NamedTuple):
@@ -42,10 +43,15 @@ def measured(read: Callable[[], int], count: int, pid: int) -> Row:
 
 
 @click.command(help=__doc__)
-@click.option("--count", default=1_000_000, help="Messages.")
+@click.option("--count", default=MILLION, help="Messages.")
 @click.option("--size", default=64, help="Bytes of a body.")
 @click.option("--rounds", default=5)
 def main(count: int, size: int, rounds: int) -> None:
+    show(measure(count, size, rounds), count // BATCH * BATCH)
+
+
+def measure(count: int, size: int, rounds: int) -> dict[str, Row]:
+    """The fastest round of each way."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "mqfs", "serve", "--store", f"{folder}/store", "--listen", f"unix!{folder}/9p"]
         server = subprocess.Popen([*command, "--default", "sync off"], stderr=subprocess.PIPE, text=True)
@@ -56,7 +62,7 @@ def main(count: int, size: int, rounds: int) -> None:
                 group = client.group("g", create=True, ctl=["replay all"])
                 for _ in range(count // BATCH):
                     group.publish_many([("s", b"x" * size)] * BATCH)
-                show(rows(group, count // BATCH * BATCH, rounds, server.pid), count)
+                return rows(group, count // BATCH * BATCH, rounds, server.pid)
         finally:
             server.terminate()
             server.wait()

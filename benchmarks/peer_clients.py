@@ -11,11 +11,13 @@ import asyncio
 import contextlib
 import os
 import queue
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
+from operator import attrgetter
 from typing import Any, ClassVar
 
+import queue_peers
 from queue_peers import Beanstalk, MountAck, MountNext, NinepAck, NinepNext, RedisStream
 
 ROOM = 65_536
@@ -69,11 +71,21 @@ class Way:
 
     def done(self) -> None: ...
 
-    def hear(self, see: Callable[[bytes], bool]) -> None:
-        """Show it every message until it has seen enough."""
-        take = self.take
-        while see(take()):
-            pass
+    def flush(self) -> None:
+        """Send what was collected."""
+
+    def stream(self) -> Iterator[bytes]:
+        """All messages, without end."""
+        return iter(self.take, None)
+
+    def hear(self, count: int) -> tuple[list[bytes], int]:
+        """The first bytes of each of `count` messages, and the size of all."""
+        heads: list[bytes] = []
+        add, size = heads.append, 0
+        for body in islice(self.stream(), count):
+            add(body[:8])
+            size += len(body)
+        return heads, size
 
 
 # ---------------------------------------------------------------- mqfs
@@ -123,8 +135,6 @@ class Library(Way):
             self.publish_many = partial(group.publish_many, create=False, wait=self.wait)
         elif self.role == "hear":
             self.reading = group.subscribe("s", existing=True)
-        else:
-            self.claims = group.consume("w")
 
     def send(self, body: bytes) -> None:
         self.publish("s", body)
@@ -140,15 +150,11 @@ class Library(Way):
         self.publish_many([("s", body) for body in bodies])
 
     def take(self) -> bytes:
-        if self.role == "hear":
-            body: bytes = self.reading.get().body
-            return body
-        self.claim = next(self.claims)
-        body = self.claim.body
+        body: bytes = self.reading.get().body
         return body
 
-    def done(self) -> None:
-        self.claim.ack()
+    def stream(self) -> Iterator[bytes]:
+        return map(attrgetter("body"), self.reading)
 
 
 class Library64(Library):
@@ -161,6 +167,13 @@ class LibraryRing(Library):
 
 class LibraryRing64(LibraryRing):
     batch = 64
+
+
+class LibraryRingOff(LibraryRing):
+    """Nothing is kept that all have had."""
+
+    def lines(self) -> list[str]:
+        return ["replay off", "sync off"]
 
 
 class Mount(Way):
@@ -199,6 +212,7 @@ def work(kind: Any, beside: str = "") -> type[Way]:
             self.end = kind(place, name, role if role in ("", "send") else "take", synced)
             self.send, self.take, self.done = self.end.send, self.end.take, self.end.done  # type: ignore[method-assign]
             self.prepare, self.remove = self.end.prepare, self.end.remove  # type: ignore[method-assign]
+            self.flush = self.end.flush  # type: ignore[method-assign]
 
     return Work
 
@@ -323,13 +337,18 @@ class Nats(Way):
         body: bytes = self._run(self.heard.get())
         return body
 
-    def hear(self, see: Callable[[bytes], bool]) -> None:
-        async def run() -> None:
-            get = self.heard.get
-            while see(await get()):
-                pass
+    def hear(self, count: int) -> tuple[list[bytes], int]:
+        heads: list[bytes] = []
 
-        self._run(run())
+        async def run() -> int:
+            get, size = self.heard.get, 0
+            for _ in range(count):
+                body = await get()
+                heads.append(body[:8])
+                size += len(body)
+            return size
+
+        return heads, self._run(run())
 
 
 class JetStream(Nats):
@@ -384,6 +403,50 @@ class JetStream(Nats):
 
     def done(self) -> None:
         self._run(self.message.ack())
+
+
+class JetStream64(JetStream):
+    """Sent, fetched and acknowledged by 64."""
+
+    batch = 64
+
+    def open(self) -> None:
+        super().open()
+        self.found: list[Any] = []
+        self.dealt_with: list[Any] = []
+        self.unsent: list[bytes] = []
+
+    def send(self, body: bytes) -> None:
+        self.unsent.append(body)
+        if len(self.unsent) == self.batch or len(body) < 8:
+            self.flush()
+
+    def flush(self) -> None:
+        self.put_many(self.unsent)
+        self.unsent = []
+
+    def take(self) -> bytes:
+        import nats.errors
+
+        while not self.found:
+            self.acknowledge()
+            with contextlib.suppress(nats.errors.TimeoutError, TimeoutError):
+                self.found = self._run(self.sub.fetch(self.batch, timeout=30))[::-1]
+        self.message = self.found.pop()
+        body: bytes = self.message.data
+        return body
+
+    def done(self) -> None:
+        self.dealt_with.append(self.message)
+        if not self.found:
+            self.acknowledge()
+
+    def acknowledge(self) -> None:
+        async def run() -> None:
+            await asyncio.gather(*(message.ack() for message in self.dealt_with))
+
+        self._run(run())
+        self.dealt_with = []
 
 
 # ---------------------------------------------------------------- MQTT
@@ -477,6 +540,72 @@ class Zmq(Way):
         self.send, self.take = self.socket.send, self.socket.recv  # type: ignore[method-assign]
 
 
+# ---------------------------------------------------------------- RabbitMQ, Celery
+
+
+class Rabbit(Way):
+    """A durable queue by pika: messages that are confirmed, persistent where they are to be synced; prefetch 1, an
+    acknowledgement each. Its blocking client confirms one by one."""
+
+    def _connect(self) -> None:
+        import pika
+
+        host, _, port = self.where.rpartition(":")
+        self.connection = pika.BlockingConnection(pika.ConnectionParameters(host, int(port)))
+        self.channel = self.connection.channel()
+        self.lasting = pika.BasicProperties(delivery_mode=2 if self.synced else 1)
+
+    def prepare(self) -> None:
+        self._connect()
+        self.channel.queue_declare(self.name, durable=True)
+
+    def remove(self) -> None:
+        self._connect()
+        self.channel.queue_delete(self.name)
+
+    def open(self) -> None:
+        self._connect()
+        if self.role == "send":
+            self.channel.confirm_delivery()
+        else:
+            self.channel.basic_qos(prefetch_count=1)
+            self.messages = self.channel.consume(self.name)
+
+    def send(self, body: bytes) -> None:
+        self.channel.basic_publish("", self.name, body, self.lasting)
+
+    def take(self) -> bytes:
+        self.method, _, body = next(self.messages)
+        return bytes(body)
+
+    def done(self) -> None:
+        self.channel.basic_ack(self.method.delivery_tag)
+
+
+class Kombu(Way):
+    """Celery's transport on Redis, without its tasks."""
+
+    def open(self) -> None:
+        import kombu
+
+        self.connection = kombu.Connection(f"redis+socket://{self.where}")
+        self.queue = self.connection.SimpleQueue(self.name, serializer="raw")
+
+    def remove(self) -> None:
+        self.open()
+        self.queue.queue.delete()
+
+    def send(self, body: bytes) -> None:
+        self.queue.put(body, serializer="raw", content_type="application/data", content_encoding="binary")
+
+    def take(self) -> bytes:
+        self.message = self.queue.get(block=True)
+        return bytes(self.message.body)
+
+    def done(self) -> None:
+        self.message.ack()
+
+
 # ---------------------------------------------------------------- in node: peer_node.js
 
 
@@ -501,3 +630,5 @@ class FsqDisruptor(Node):
 WorkMountNext, WorkMountAck = work(MountNext, "mq"), work(MountAck, "mq")
 WorkNinepNext, WorkNinepAck = work(NinepNext), work(NinepAck)
 WorkBeanstalk, WorkRedis = work(Beanstalk), work(RedisStream)
+WorkLibrary, WorkLibrary64 = work(queue_peers.Library), work(queue_peers.LibraryBatches)
+WorkBeanstalk64, WorkRedis64 = work(queue_peers.BeanstalkBatches), work(queue_peers.RedisBatches)

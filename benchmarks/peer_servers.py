@@ -18,6 +18,7 @@ from queue_peers import HERE, mqfs_command, running
 
 NODE = HERE.parent / ".cache" / "node"  # where script/setup bench installs what benchmarks/node/package.json names
 INSTALLS = "script/setup bench installs it"
+RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # Debian's command on the path becomes another user
 
 
 def answers(path: str | int) -> Callable[[], bool]:
@@ -31,6 +32,20 @@ def answers(path: str | int) -> Callable[[], bool]:
         return False
 
     return look
+
+
+def processor_s() -> float:
+    """Processor seconds so far of all processes that this one started, and of theirs."""
+    parents, used = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            pid = int(path.parent.name)
+            parents[pid], used[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
+    ours = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(used[pid] for pid in ours - {os.getpid()}) / os.sysconf("SC_CLK_TCK")
 
 
 def free_port() -> int:
@@ -94,6 +109,34 @@ def mosquitto(base: Path, synced: bool) -> Iterator[str]:
 
 
 @contextlib.contextmanager
+def rabbitmq(base: Path, synced: bool) -> Iterator[str]:
+    """A node of its own, with its own port mapper, on loopback; its classic queues sync what is confirmed."""
+    home, port, mapper, between = base / "rabbit", free_port(), free_port(), free_port()
+    home.mkdir()
+    (home / "plugins").write_text("[].\n")
+    environment = {
+        **os.environ,
+        **{f"RABBITMQ_{name}_BASE": str(home) for name in ("MNESIA", "LOG")},
+        "HOME": str(home),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
+        "RABBITMQ_NODENAME": f"mqfsbench{port}@localhost",
+        "RABBITMQ_CONFIG_FILE": str(home / "none"),
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODE_PORT": str(port),
+        "ERL_EPMD_PORT": str(mapper),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "RABBITMQ_DIST_PORT": str(between),
+        "RABBITMQ_LOGS": "-",
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+    }
+    with (
+        running(["epmd", "-port", str(mapper), "-address", "127.0.0.1"], answers(mapper)),
+        running([RABBITMQ], answers(port), environment, 60),
+    ):
+        yield f"127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
 def nothing(base: Path, synced: bool) -> Iterator[str]:
     """Peers that have no server: a folder."""
     path = base / "files"
@@ -107,13 +150,22 @@ SERVERS = {
     "beanstalkd": beanstalkd,
     "nats": nats,
     "mosquitto": mosquitto,
+    "rabbitmq": rabbitmq,
     "zmq": nothing,
     "node": nothing,
     "fsq": nothing,
     "bare": nothing,
 }
 _PROGRAMS = {"redis": "redis-server", "beanstalkd": "beanstalkd", "nats": "nats-server", "mosquitto": "mosquitto"}
-_MODULES = {"redis": "redis", "beanstalkd": "greenstalk", "nats": "nats", "mosquitto": "paho.mqtt", "zmq": "zmq"}
+_PROGRAMS["rabbitmq"] = RABBITMQ
+_MODULES = {
+    "rabbitmq": "pika",
+    "redis": "redis",
+    "beanstalkd": "greenstalk",
+    "nats": "nats",
+    "mosquitto": "paho.mqtt",
+    "zmq": "zmq",
+}
 _PACKAGES = {"node": "shared-memory-disruptor", "fsq": "qlobber-fsq"}
 
 
@@ -170,7 +222,7 @@ def versions() -> dict[str, str]:
             found[name] = (said.stdout or said.stderr).splitlines()[0].split(" sha=")[0]
     from importlib import metadata
 
-    for package in ("redis", "hiredis", "greenstalk", "nats-py", "paho-mqtt", "pyzmq"):
+    for package in ("redis", "hiredis", "greenstalk", "nats-py", "paho-mqtt", "pyzmq", "pika", "kombu"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     import json

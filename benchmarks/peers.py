@@ -4,7 +4,7 @@
 
 `script/setup bench` installs the peers. Every server is started here, in a folder and on a socket of its own; one thing
 is measured at a time, by turns, and medians are shown, with what mqfs does in the same run. A peer that is missing is
-named. Every message must come, once; a peer that gives them out of order is marked.
+named. Every message must come, once; a peer that gives them out of order is marked. `aims.py` has the aims.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import io
 import json
+import math
 import os
 import select
 import shutil
@@ -21,7 +22,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
+from itertools import cycle, islice
+from operator import ne
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,11 +33,14 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import peer_clients as clients  # noqa: E402
-from peer_servers import INSTALLS, serving, versions  # noqa: E402
+from peer_servers import INSTALLS, processor_s, serving, versions  # noqa: E402
 
 CPUS = sorted(os.sched_getaffinity(0))
 LONGEST_S = 60.0  # of one run: a peer that takes longer has lost something
 END = b"end"
+MILLION = 1_000_000  # messages of a run where that takes less than MILLION_S: a reader that is overtaken shows then
+MILLION_S = 10.0
+BLOCK = 65_536
 
 
 class Kind(NamedTuple):
@@ -50,7 +57,10 @@ WAYS: dict[str, Kind] = {
     "mqfs library, ring, batches": Kind("mqfs", clients.LibraryRing64),
     "mqfs library, 9P": Kind("mqfs", clients.Library),
     "mqfs library, 9P, batches": Kind("mqfs", clients.Library64),
+    "mqfs library, ring, replay off": Kind("mqfs", clients.LibraryRingOff),
     "mqfs mount": Kind("mqfs", clients.Mount),
+    "mqfs library": Kind("mqfs", clients.WorkLibrary),
+    "mqfs library, batches": Kind("mqfs", clients.WorkLibrary64),
     "mqfs mount, ack next": Kind("mqfs", clients.WorkMountNext),
     "mqfs mount, consumer": Kind("mqfs", clients.WorkMountAck),
     "mqfs 9P, ack next": Kind("mqfs", clients.WorkNinepNext),
@@ -62,6 +72,11 @@ WAYS: dict[str, Kind] = {
     "NATS": Kind("nats", clients.Nats),
     "NATS JetStream": Kind("nats", clients.JetStream),
     "beanstalkd": Kind("beanstalkd", clients.WorkBeanstalk),
+    "beanstalkd, batches": Kind("beanstalkd", clients.WorkBeanstalk64),
+    "Redis streams, batches": Kind("redis", clients.WorkRedis64),
+    "JetStream, batches": Kind("nats", clients.JetStream64),
+    "Celery's transport on Redis": Kind("redis", clients.Kombu),
+    "RabbitMQ": Kind("rabbitmq", clients.Rabbit),
     "mosquitto QoS 0": Kind("mosquitto", clients.Mqtt),
     "mosquitto QoS 1": Kind("mosquitto", clients.Mqtt1),
     "mosquitto, shared, QoS 1": Kind("mosquitto", clients.MqttShared),
@@ -70,6 +85,7 @@ WAYS: dict[str, Kind] = {
     "qlobber-fsq, files": Kind("fsq", clients.FsqFiles),
     "qlobber-fsq, disruptor": Kind("fsq", clients.FsqDisruptor),
     "bare append + fdatasync": Kind("bare", "append"),
+    "bare pwrite": Kind("bare", "pwrite"),
 }
 LIBRARY = ["mqfs library, ring", "mqfs library, 9P"]
 LIBRARY64 = ["mqfs library, ring, batches", "mqfs library, 9P, batches"]
@@ -80,21 +96,14 @@ LIVE = [
 ]
 ECHOES = [way for way in LIVE if not way.endswith(("batches", "pipelined"))]
 WORK = [
-    *LIBRARY,
+    *("mqfs library", "mqfs library, batches"),
     *("mqfs mount, ack next", "mqfs mount, consumer", "mqfs 9P, ack next", "mqfs 9P, consumer"),
-    *("beanstalkd", "Redis streams", "NATS JetStream", "mosquitto, shared, QoS 1"),
+    *("beanstalkd", "Redis streams", "NATS JetStream", "mosquitto, shared, QoS 1", "RabbitMQ"),
+    *("Celery's transport on Redis", "beanstalkd, batches", "Redis streams, batches", "JetStream, batches"),
 ]
-DURABLE = ["Redis stream", "beanstalkd", "NATS JetStream", "mosquitto QoS 1", "qlobber-fsq, files"]
-DURABLE64 = [way for way in DURABLE if way != "beanstalkd"]  # its client waits for each answer
+DURABLE = ["Redis stream", "beanstalkd", "NATS JetStream", "mosquitto QoS 1", "RabbitMQ", "qlobber-fsq, files"]
+DURABLE64 = [way for way in DURABLE if way not in ("beanstalkd", "RabbitMQ")]  # their clients wait for each answer
 BARE = "bare append + fdatasync"
-
-
-class Aim(NamedTuple):
-    """The aim of one of ours: a multiple of a peer, or a figure."""
-
-    of: str
-    least: float
-    peer: str = ""
 
 
 class Scenario(NamedTuple):
@@ -108,29 +117,14 @@ class Scenario(NamedTuple):
     takers: int = 1
     batch: int = 1
     synced: bool | str = False
-    aims: tuple[Aim, ...] = ()
 
 
-RING, RING64, BODIES, BODIES64 = LIVE[2], LIVE[4], LIVE[0], LIVE[1]
+RING, RING64, BODIES = LIVE[2], LIVE[4], LIVE[0]
 SCENARIOS = {
-    "64": Scenario(
-        "1→1, 64 B, messages/s",
-        "live",
-        LIVE,
-        64,
-        aims=(Aim(BODIES, 4e6), Aim(BODIES64, 15e6), Aim(RING, 1.5e6), Aim(BODIES, 5, "disruptor in node")),
-    ),
-    "1k": Scenario("1→1, 1 KiB, messages/s", "live", LIVE, 1024, aims=(Aim(RING, 3, "ZeroMQ ipc"),)),
-    "fan": Scenario("1→8, 1 KiB, deliveries/s", "live", LIVE, 1024, takers=8, aims=(Aim(RING, 5, "NATS"),)),
-    "work": Scenario(
-        "2→4, a work queue, 1 KiB, each acknowledged, messages/s",
-        "work",
-        WORK,
-        1024,
-        2,
-        4,
-        aims=(Aim(RING, 10, "beanstalkd"),),
-    ),
+    "64": Scenario("1→1, 64 B, messages/s", "live", LIVE, 64),
+    "1k": Scenario("1→1, 1 KiB, messages/s", "live", LIVE, 1024),
+    "fan": Scenario("1→8, 1 KiB, deliveries/s", "live", LIVE, 1024, takers=8),
+    "work": Scenario("2→4, a work queue, 1 KiB, each acknowledged, messages/s", "work", WORK, 1024, 2, 4),
     "durable-1": Scenario(
         "1 publishes, 1 KiB, each synced before the answer, messages/s",
         "durable",
@@ -148,31 +142,12 @@ SCENARIOS = {
         1024,
         16,
         synced=True,
-        aims=(Aim(RING, 3, "Redis stream"),),
     ),
     "durable-16-64": Scenario(
-        "16 publish, in batches of 64",
-        "durable",
-        [*LIBRARY, *DURABLE64, BARE],
-        1024,
-        16,
-        batch=64,
-        synced=True,
-        aims=(Aim(RING, 10, "Redis stream"),),
+        "16 publish, in batches of 64", "durable", [*LIBRARY, *DURABLE64, BARE], 1024, 16, batch=64, synced=True
     ),
-    "10ms": Scenario(
-        "16 publish, 64 B, in batches of 64, sync 10ms",
-        "durable",
-        LIBRARY,
-        64,
-        16,
-        batch=64,
-        synced="10ms",
-        aims=(Aim(RING, 500_000),),
-    ),
-    "echo": Scenario(
-        "round trip, 64 B, µs p50 · p99", "echo", ECHOES, 64, aims=(Aim(RING, 40_000), Aim(BODIES, 40_000))
-    ),
+    "10ms": Scenario("16 publish, 64 B, in batches of 64, sync 10ms", "durable", LIBRARY, 64, 16, 1, 64, "10ms"),
+    "echo": Scenario("round trip, 64 B, µs p50 · p99", "echo", ECHOES, 64),
 }
 NOT_SYNCED = {
     "NATS JetStream": "not synced",
@@ -205,25 +180,18 @@ def bodies(spec: Spec) -> Iterator[bytes]:
     return (b"%08d" % number + rest for number in range(spec.first, spec.first + spec.count))
 
 
-class Seen:
-    """The messages of a reader: all must arrive."""
+def repeated(spec: Spec) -> Iterator[bytes]:
+    """Bodies that are made before the clock runs; after BLOCK they come again."""
+    rest = bytes(spec.size - 8)
+    return islice(cycle([b"%08d" % number + rest for number in range(min(spec.count, BLOCK))]), spec.count)
 
-    def __init__(self, count: int, size: int) -> None:
-        self.count, self.size = count, size
-        self.heard = self.disordered = 0
-        self.found = bytearray(count)
 
-    def see(self, body: bytes) -> bool:
-        """False: that was the last."""
-        number = int(body[:8])
-        if number != self.heard:
-            self.disordered += 1
-        self.found[number] += len(body) == self.size
-        self.heard += 1
-        return self.heard < self.count
-
-    def told(self) -> dict[str, int]:
-        return {"disordered": self.disordered, "wrong": self.count - self.found.count(1)}
+def checked(heads: list[bytes], size: int, spec: Spec) -> dict[str, int]:
+    """Whether all came, whole and in order: after the clock."""
+    wanted = [head[:8] for head in repeated(spec._replace(size=8))]
+    wrong = 0 if heads == wanted else sum((Counter(wanted) - Counter(heads)).values())
+    disordered = 0 if heads == wanted else sum(map(ne, heads, wanted))
+    return {"disordered": disordered, "wrong": wrong + (size != spec.count * spec.size)}
 
 
 def client(spec: Spec) -> None:
@@ -250,17 +218,17 @@ Steps = Iterator[dict[str, Any]]
 
 
 def send(spec: Spec) -> Steps:
-    end = end_of(spec, "send")
+    end, all_of_them = end_of(spec, "send"), repeated(spec)
     yield {}
-    end.send_all(bodies(spec))
+    end.send_all(all_of_them)
     yield {}
 
 
 def hear(spec: Spec) -> Steps:
-    end, seen = end_of(spec, "hear"), Seen(spec.count, spec.size)
+    end = end_of(spec, "hear")
     yield {}
-    end.hear(seen.see)
-    yield {"ended": time.time(), **seen.told()}
+    heads, size = end.hear(spec.count)
+    yield {"ended": time.time(), **checked(heads, size, spec)}
 
 
 def put(spec: Spec) -> Steps:
@@ -276,6 +244,7 @@ def make(spec: Spec) -> Steps:
     yield {}
     for body in bodies(spec):
         end.send(body)
+    end.flush()
     yield {}
 
 
@@ -399,19 +368,22 @@ class Run:
         sender = self.start(self.spec("send", index=self.scenario.takers), 0)
         self.go()
         sent, *heard = [self.result(process) for process in (sender, *takers)]
+        used = self.used_s()
         wrong = sum(one["wrong"] for one in heard)
         if wrong:
             raise Failed(f"{wrong} messages lost or doubled")
         seconds = max(one["ended"] for one in heard) - sent["begun"]
-        rate = self.count * self.scenario.takers / seconds
-        return {"rate": rate, "disordered": sum(one["disordered"] for one in heard)}
+        count = self.count * self.scenario.takers
+        disordered = sum(one["disordered"] for one in heard)
+        return {"rate": count / seconds, "cpu_us": used / count * 1e6, "disordered": disordered}
 
     def durable(self) -> dict[str, Any]:
         senders = [self.start(self.spec("put", i * self.count), None) for i in range(self.scenario.senders)]
         self.go()
         sent = [self.result(process) for process in senders]
+        used, count = self.used_s(), self.count * len(sent)
         seconds = max(one["ended"] for one in sent) - min(one["begun"] for one in sent)
-        return {"rate": self.count * len(sent) / seconds}
+        return {"rate": count / seconds, "cpu_us": used / count * 1e6}
 
     def work(self) -> dict[str, Any]:
         scenario = self.scenario
@@ -424,11 +396,12 @@ class Run:
         for _ in range(scenario.takers):  # one after another, so that each worker takes one
             last.send(END)
             took.append(self.result(self.first_of(workers)))
+        used = self.used_s()
         found = sorted(number for one in took for number in one["found"])
         if found != list(range(self.count * scenario.senders)):
             raise Failed(f"{len(set(found))} of {self.count * scenario.senders} came, {len(found)} with those doubled")
         seconds = max(one["ended"] for one in took) - min(one["begun"] for one in sent)
-        return {"rate": len(found) / seconds}
+        return {"rate": len(found) / seconds, "cpu_us": used / len(found) * 1e6}
 
     def echo(self) -> dict[str, Any]:
         echoing = self.start(self.spec("echo", index=1), 1)
@@ -444,10 +417,15 @@ class Run:
     def go(self) -> None:
         for process in self.processes:
             assert self.out(process) == "ready"
+        self.used = processor_s()
         for process in self.processes:
             assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
+
+    def used_s(self) -> float:
+        """Processor seconds of all processes, servers too, since `go`."""
+        return processor_s() - self.used
 
     def result(self, process: subprocess.Popen[str]) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.out(process))
@@ -483,18 +461,19 @@ def bare_ring(scenario: Scenario, way: str, count: int) -> dict[str, Any]:
     return {"rate": scenario.takers * 1e9 / ns}
 
 
-def bare_append(scenario: Scenario, folder: Path, count: int) -> dict[str, Any]:
-    """One process; a batch is one write."""
-    body = bytes(scenario.size * scenario.batch)
-    writes = max(count // scenario.batch, 1)
-    file = os.open(folder / "bare", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    begun = time.monotonic()
+def bare_append(scenario: Scenario, folder: Path, count: int, synced: bool) -> dict[str, Any]:
+    """One process; a batch is one write, and 64 KiB where it is not synced."""
+    batch = scenario.batch if synced else max(65_536 // scenario.size, 1)
+    body, writes = bytes(scenario.size * batch), max(count // batch, 1)
+    file = os.open(folder / "bare", os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_APPEND)
+    begun, used = time.monotonic(), time.process_time()
     for _ in range(writes):
         os.write(file, body)
-        os.fdatasync(file)
-    seconds = time.monotonic() - begun
+        if synced:
+            os.fdatasync(file)
+    seconds, used = time.monotonic() - begun, time.process_time() - used
     os.close(file)
-    return {"rate": writes * scenario.batch / seconds}
+    return {"rate": writes * batch / seconds, "cpu_us": used / (writes * batch) * 1e6}
 
 
 # ---------------------------------------------------------------- all runs
@@ -506,6 +485,7 @@ class Bench:
     def __init__(self, rounds: int, seconds: float, peers: list[str]) -> None:
         self.rounds, self.seconds, self.peers = rounds, seconds, peers
         self.number = 0
+        self.until = math.inf  # of time.monotonic(): nothing is begun after it
         self.found: dict[str, Any] = {}
 
     def wanted(self, ways: list[str]) -> list[str]:
@@ -514,9 +494,14 @@ class Bench:
 
     def scenario(self, key: str, base: Path) -> None:
         scenario = SCENARIOS[key]
+        rows = self.measure(scenario, base / key)
+        self.found[key] = {"title": scenario.title, "ways": rows, "ratios": ratios(rows)}
+        show(scenario, rows)
+
+    def measure(self, scenario: Scenario, folder: Path) -> dict[str, dict[str, Any]]:
+        """The medians of each way. The servers have their files in a folder that is made, and removed."""
         ways = self.wanted(scenario.ways)
         rows: dict[str, dict[str, Any]] = {way: {"runs": []} for way in ways}
-        folder = base / key
         with serving(folder, {WAYS[way].server for way in ways}, bool(scenario.synced)) as (where, lacking):
             for way in ways:
                 if WAYS[way].server in lacking:
@@ -530,10 +515,7 @@ class Bench:
         shutil.rmtree(folder, ignore_errors=True)
         for row in rows.values():
             middle(row)
-        self.found[key] = {"title": scenario.title, "ways": rows, "ratios": ratios(rows)}
-        show(scenario, rows)
-        for aim in scenario.aims if self.rounds else ():
-            print(judged(aim, rows), flush=True)
+        return rows
 
     def calibrate(self, scenario: Scenario, way: str, where: dict[str, str], row: dict[str, Any]) -> int:
         """How many messages take about the time that one run is to take; it also warms up."""
@@ -544,7 +526,9 @@ class Bench:
                 return 0
             row["runs"].clear()
             rate = got["rate"] / (scenario.takers if scenario.kind == "live" else 1)
-            wanted = int(min(max(rate * self.seconds, 200 * scenario.batch), 5_000_000, (1 << 30) // scenario.size))
+            wanted = int(max(rate * self.seconds, 200 * scenario.batch))
+            if scenario.kind == "live" and rate * MILLION_S > MILLION * scenario.takers:
+                wanted = MILLION
             if wanted < 4 * count:
                 return wanted
             count = wanted
@@ -553,15 +537,17 @@ class Bench:
     def once(
         self, scenario: Scenario, way: str, where: dict[str, str], row: dict[str, Any], count: int
     ) -> dict[str, Any] | None:
-        if "failed" in row:
+        if time.monotonic() > self.until:
+            row.setdefault("late", "out of time")
+        if "failed" in row or "late" in row:
             return None
         self.number += 1
         end, place = WAYS[way].end, where[WAYS[way].server]
         try:
             if end == "ring":
                 got = bare_ring(scenario, way, max(count, 2_000))
-            elif end == "append":
-                got = bare_append(scenario, Path(place), count)
+            elif end in ("append", "pwrite"):
+                got = bare_append(scenario, Path(place), count, end == "append")
             else:
                 name = f"mqfsbench{os.getpid()}x{self.number}"
                 got = Run(scenario, way, place, name, count).measure()
@@ -578,7 +564,7 @@ def is_ours(way: str) -> bool:
 
 def middle(row: dict[str, Any]) -> None:
     """The medians of its runs."""
-    for key in ("rate", "p50", "p99", "disordered"):
+    for key in ("rate", "p50", "p99", "disordered", "cpu_us"):
         values = [run[key] for run in row["runs"] if key in run]
         if values:
             row[key] = statistics.median(values)
@@ -597,10 +583,11 @@ def show(scenario: Scenario, rows: dict[str, dict[str, Any]]) -> None:
         way.removeprefix("mqfs ").replace(", batches", " ×64").replace("ring, no server", "bare ring") for way in ours
     ]
     print(f"\n{scenario.title}; in the columns: how many times that mqfs does")
-    print(f"{'':32}{'':>22}", *(f"{head:>18}" for head in heads))
+    print(f"{'':32}{'':>22}{'cpu us':>9}", *(f"{head:>18}" for head in heads))
     for way, row in rows.items():
         cells = columns(way, row, rows, ours) if "rate" in row else ()
-        print(f"{way:32}{figure(row):>22}", *cells, note(scenario, way, row), flush=True)
+        used = f"{row['cpu_us']:9.2f}" if "cpu_us" in row else f"{'':9}"
+        print(f"{way:32}{figure(row):>22}{used}", *cells, note(scenario, way, row), flush=True)
 
 
 def figure(row: dict[str, Any]) -> str:
@@ -623,15 +610,6 @@ def note(scenario: Scenario, way: str, row: dict[str, Any]) -> str:
     if row.get("disordered"):
         return f"{row['disordered']:,.0f} out of order"
     return f"({NOT_SYNCED[way]})" if scenario.kind == "durable" and way in NOT_SYNCED else ""
-
-
-def judged(aim: Aim, rows: dict[str, dict[str, Any]]) -> str:
-    """Whether an aim is met."""
-    wanted = f"aim: {aim.of} {aim.least:,g}" + (f" × {aim.peer}" if aim.peer else " a second")
-    if any("rate" not in rows.get(way, {}) for way in (aim.of, aim.peer) if way):
-        return f"{wanted}: not measured"
-    got = rows[aim.of]["rate"] / (rows[aim.peer]["rate"] if aim.peer else 1)
-    return f"{wanted}: {'met' if got >= aim.least else 'missed'}, {got:,.4g}"
 
 
 def main() -> None:

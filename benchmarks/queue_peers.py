@@ -378,10 +378,12 @@ def log() -> int | None:
 
 
 @contextlib.contextmanager
-def running(command: list[str], ready: Callable[[], object]) -> Iterator[int]:
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log(), cwd=HERE.parent)
+def running(
+    command: list[str], ready: Callable[[], object], environment: dict[str, str] | None = None, seconds: float = 20
+) -> Iterator[int]:
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log(), cwd=HERE.parent, env=environment)
     try:
-        until(lambda: server.poll() is not None or ready())
+        until(lambda: server.poll() is not None or ready(), seconds)
         assert server.poll() is None, f"{command[0]} ended"
         yield server.pid
     finally:

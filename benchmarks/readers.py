@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
@@ -38,17 +39,26 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def run(base: Path, readers: int) -> bool:
+class Cost(NamedTuple):
+    opened_s: float
+    resident_mb: float
+    each_kib: float
+    idle: float  # part of a processor
+    wrote_s: float
+    took_s: float
+    failed: bool
+
+
+def run(base: Path, readers: int) -> Cost:
     program, path = base / "readers", base / "mq"
     path.mkdir()
     subprocess.run(["cc", "-O2", "-pthread", "-o", program, HERE / "readers.c"], check=True)
     command = [sys.executable, "-m", "mqfs", "serve", "--store", str(base / "store"), "--mount", str(path)]
-    server = subprocess.Popen(command, cwd=HERE.parent)
+    server = subprocess.Popen(command, cwd=HERE.parent, stderr=subprocess.DEVNULL)
     clients: list[subprocess.Popen[str]] = []
     try:
         while not (mounted(str(path)) and (path / "ctl").exists()):
-            if server.poll() is not None:
-                return False
+            assert server.poll() is None, "the server ended"
             time.sleep(0.05)
         (path / "s").touch()
         before = resident_mb(server.pid)
@@ -68,10 +78,8 @@ def run(base: Path, readers: int) -> bool:
         wrote = time.monotonic() - begun
         ends = [client.wait(60) for client in clients]
         took = time.monotonic() - begun
-        print(f"{readers:,} waiting readers: opened in {opened:.1f} s; server RSS {resident:.0f} MB", end="")
-        print(f" ({(resident - before) * 1024 / readers:.2f} KiB each); idle CPU {idle:.1%}; ", end="")
-        print(f"one write returned after {wrote:.2f} s, all were answered after {took:.2f} s")
-        return not any(ends) and resident < 400 and idle < 0.02 and took < 10
+        each = (resident - before) * 1024 / readers
+        return Cost(opened, resident, each, idle, wrote, took, any(ends))
     finally:
         for client in clients:
             client.kill()
@@ -94,7 +102,11 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     base = Path(tempfile.mkdtemp(prefix="mqfs-bench-", dir="/var/tmp"))
     try:
-        sys.exit(0 if run(base, arguments.readers) else 1)
+        cost = run(base, arguments.readers)
+        print(f"{arguments.readers:,} waiting readers: opened in {cost.opened_s:.1f} s; server RSS", end=" ")
+        print(f"{cost.resident_mb:.0f} MB ({cost.each_kib:.2f} KiB each); idle CPU {cost.idle:.1%};", end=" ")
+        print(f"one write returned after {cost.wrote_s:.2f} s, all were answered after {cost.took_s:.2f} s")
+        sys.exit(cost.failed or cost.resident_mb >= 400 or cost.idle >= 0.02 or cost.took_s >= 10)
     finally:
         shutil.rmtree(base, ignore_errors=True)
 
