@@ -159,6 +159,10 @@ class LogUpkeep(Protocol):
         `then(error)` if it failed. `then` is called on the engine's thread, perhaps before this returns."""
         ...
 
+    def replicate(self, then: Committed) -> None:
+        """As `sync`, at once, and in the copy of the store too, where it has one."""
+        ...
+
     def fail(self, error: OSError) -> None:
         """Make the log read-only from now on; callers that wait for a sync get the error."""
         ...
@@ -284,6 +288,7 @@ class Store(Spool, Protocol):
     uuid: str
     path: str  # "" in memory
     sync_times: Histogram  # seconds that syncs of messages took
+    replication: Any  # None where it is copied nowhere; else of mqfs/store/replication.py
     full: dict[int, int]  # groups that the disk had no room for, and for how many bytes; until it has as many
 
     def groups(self) -> Sequence[int]:
@@ -304,8 +309,9 @@ class Store(Spool, Protocol):
         """The same log, its messages in memory only: for a group with `keep ring`."""
         ...
 
-    def remove(self, number: int) -> None:
-        """Durable when this returns; the bucket must not be used any more."""
+    def remove(self, number: int, then: Committed | None = None) -> None:
+        """Durable when this returns; the bucket must not be used any more. Where the store has a copy, `then` is called
+        when the copy knows it, too."""
         ...
 
     def tick(self) -> None:

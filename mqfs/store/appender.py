@@ -85,6 +85,8 @@ class Appender:
             self.roll_back(segment, len(data), error)
         segment.used = position + len(data)
         commit.written += len(data)
+        if commit.copy is not None:
+            commit.copy.note()
         end.last_ns = time_ns
         segment.recent = True
         if kind > 2:
@@ -132,6 +134,8 @@ class Appender:
             raise error from None
         segment.used = written
         commit.written += need
+        if commit.copy is not None:
+            commit.copy.note()
         end.last_ns = time_ns
         self._add_to_index(batch, index, others)
         return batch.first
@@ -315,6 +319,8 @@ class Appender:
         if chain.open is not None:
             commit.watch(old, commit.written)
         chain.append(segment)
+        if commit.copy is not None:
+            commit.copy.add(segment)
         commit.watch(segment, inf)
         commit.written += head
         commit.note_folder_change()
@@ -545,6 +551,8 @@ class DiskRangeWriter:
             self._appender.roll_back(segment, len(data), error)
         segment.used += len(data)
         commit.written += len(data)
+        if commit.copy is not None:
+            commit.copy.note()
         end.last_ns = max(end.last_ns, rows.times[-1])
         index.extend_by(rows)
         end.next = rows.sequences[-1] + 1

@@ -73,6 +73,9 @@ class SegmentRemoval:
             return  # perhaps one of them; the next trim asks again
         for segment in segments:
             if segment in self._chain.segments and not self._commit.has_unsynced(segment) and not self._closed:
+                if self._commit.copy is not None:
+                    end = self._chain.end_of(self._chain.segments.index(segment))
+                    self._commit.copy.note_trimmed(segment.first, end)
                 self._chain.remove(segment)
                 self._remove_files(segment)
         self._chain.lowest = None
@@ -190,7 +193,8 @@ class Compaction:
         if self._work is None:
             if len(self.chain.segments) < 2:
                 return
-            looked = (*self.liveness.version(), len(self.chain.segments))
+            settled = self._commit.copy.settled if self._commit.copy is not None else 0
+            looked = (*self.liveness.version(), len(self.chain.segments), settled)
             if looked == self._looked:
                 return
             self._looked = looked
@@ -250,8 +254,10 @@ class Compaction:
     def _runs(self) -> list[list[Segment]]:
         """Those that become much smaller: a segment that would only be copied is left."""
         runs: list[list[Segment]] = [[]]
-        behind = 0
+        behind, copy = 0, self._commit.copy
         for segment, end in self.chain.sealed():
+            if copy is not None and segment.first >= copy.settled:
+                break  # positions in what replaces it are others than the copy has
             if segment.first != behind:
                 runs.append([])  # one between them is not known to be sealed
             behind = end

@@ -15,12 +15,15 @@ import logging
 import threading
 import time
 from collections import deque
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mqfs import errors, limits
 from mqfs.store.api import Committed
 from mqfs.store.chain import Chain
 from mqfs.store.segment.file import Segment
+
+if TYPE_CHECKING:
+    from mqfs.store.replication import LogCopy
 
 log = logging.getLogger("mqfs.store")
 
@@ -38,7 +41,7 @@ class GroupCommit:
 
     __slots__ = (
         "_asked", "_begun", "_chain", "_closed", "_covered", "_folder_changed", "_lacking_since", "_one_sync",
-        "_sync_error", "_unsynced", "_waiting", "synced", "written",
+        "_sync_error", "_unsynced", "_waiting", "copy", "synced", "written",
     )  # fmt: skip
 
     def __init__(self, chain: Chain) -> None:
@@ -53,6 +56,7 @@ class GroupCommit:
         self._one_sync = threading.RLock()
         self._sync_error: OSError | None = None
         self._closed = False
+        self.copy: LogCopy | None = None  # of the log, elsewhere
 
     def start_synced(self) -> None:
         """The log was just made, and is on disk."""
@@ -74,6 +78,14 @@ class GroupCommit:
             return
         self._waiting.append(_Waiting(self.written, due, then))
         self._ask(due)
+
+    def replicate(self, then: Committed) -> None:
+        """As `sync`, in the copy too; without a copy the same."""
+        copy, mark = self.copy, self.written
+        if copy is None:
+            self.sync(then)
+        else:
+            self.sync(lambda error: then(error) if error is not None else copy.after(mark, then))
 
     def _ask(self, due: float) -> None:
         if self._asked is None or due < self._asked:
@@ -165,6 +177,8 @@ class GroupCommit:
     def note_folder_change(self) -> None:
         self._folder_changed = self.written + 1  # first: the committer's thread may read both at any moment
         self.written += 1
+        if self.copy is not None:
+            self.copy.note()
 
     def _seal(self, segment: Segment) -> None:
         try:
@@ -202,6 +216,8 @@ class GroupCommit:
         for entry in waiting:
             if entry.then is not None:
                 entry.then(error)
+        if self.copy is not None:
+            self.copy.answer_all(error)
 
     def may_close(self, segment: Segment) -> bool:
         """Whether the descriptor may be closed: no sync uses it or waits to."""

@@ -110,6 +110,8 @@ class MemoryLog:
         if then is not None:
             then(None)
 
+    replicate = sync
+
     def close(self) -> None:
         pass
 
@@ -424,12 +426,12 @@ class _Writer:
 class _Upkeep:
     """See `LogUpkeep` in mqfs/store/api.py."""
 
-    __slots__ = ("_disk", "_memory", "close", "fail", "history", "lost", "sync")
+    __slots__ = ("_disk", "_memory", "close", "fail", "history", "lost", "replicate", "sync")
 
     def __init__(self, memory: LogUpkeep, disk: LogUpkeep) -> None:
         self._memory, self._disk = memory, disk
         self.history, self.sync, self.fail, self.close = disk.history, disk.sync, disk.fail, disk.close
-        self.lost = disk.lost
+        self.lost, self.replicate = disk.lost, disk.replicate
 
     @property
     def damaged(self) -> int:
@@ -466,6 +468,7 @@ class MemoryStore:
     """See `Store` in mqfs/store/api.py."""
 
     path = ""
+    replication = None
 
     def __init__(self) -> None:
         self.uuid = str(uuid.uuid4())
@@ -497,9 +500,11 @@ class MemoryStore:
     def in_memory(self, bucket: Bucket) -> Bucket:
         return MemoryOnlyLog(bucket)
 
-    def remove(self, number: int) -> None:
+    def remove(self, number: int, then: Committed | None = None) -> None:
         if self._buckets.pop(number, None) is None:
             raise errors.NotFound(f"no bucket of group {number}")
+        if then is not None:
+            then(None)
 
     def stage(self, number: int) -> MemoryStaged:
         return MemoryStaged()

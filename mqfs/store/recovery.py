@@ -24,7 +24,9 @@ from mqfs.store.group_commit import GroupCommit
 from mqfs.store.segment.file import Segment
 from mqfs.store.segment.index import NonMessageRecords, Plain
 from mqfs.store.segment.recovery import is_reserve
-from mqfs.store.sequences import RESERVE, reserved_by
+from mqfs.store.sequences import REMOVED, RESERVE, reserved_by
+
+_OWN_BODY = 40  # bytes; the body of a record that is the store's own is shorter
 
 
 def recover(chain: Chain, commit: GroupCommit) -> int:
@@ -90,10 +92,21 @@ def _reserves(chain: Chain, segment: Segment) -> Iterator[int]:
     rows = segment.rows()
     for number in reversed(rows.of_kind(Kind.CHANGE)):
         row = rows[number]
-        if row.stream == 0 and row.body < 40:
+        if row.stream == 0 and row.body < _OWN_BODY:
             record = chain.record(segment, row)
             if record is not None and (bound := reserved_by(record.body)):
                 yield bound
+
+
+def is_removed(chain: Chain) -> bool:
+    """Whether the newest change of the log says that the group was removed: nothing follows it."""
+    segment = chain.segments[-1]
+    rows = segment.rows()
+    newest = rows[rows.of_kind(Kind.CHANGE)[-1]]
+    if newest.stream or newest.body >= _OWN_BODY:
+        return False
+    record = chain.record(segment, newest)
+    return record is not None and record.body.startswith(REMOVED)
 
 
 # ------------------------------------------------------------ history
@@ -267,4 +280,4 @@ def _end(row: Plain) -> int:
     return row[1] + HEAD_BYTES + row[4] + row[2]
 
 
-__all__ = ["History", "Source", "is_json", "last_sequence", "recover", "whole_states"]
+__all__ = ["History", "Source", "is_json", "is_removed", "last_sequence", "recover", "whole_states"]

@@ -1,6 +1,7 @@
 """Sequences reserved in blocks: a bound is on disk before the first number below it is given.
 
-This is the arithmetic and the body of a reserve record; appender.py writes it.
+This is the arithmetic and the bodies of the records that are the store's own: a reserve record, which appender.py
+writes, and the last one of a group that was removed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from mqfs import limits
 
 RESERVE = b'{"reserve":'  # how the body of such a CHANGE record begins
+REMOVED = b'{"removed":'
 
 
 def reserve_body(bound: int) -> bytes:
@@ -20,6 +22,11 @@ def reserve_body(bound: int) -> bytes:
 def reserved_by(body: bytes) -> int:
     """The bound that a CHANGE record's body reserves; 0 if it is another change."""
     return int(json.loads(body)["reserve"]) if body.startswith(RESERVE) else 0
+
+
+def removal_body(time_ns: int) -> bytes:
+    """The body of the record that ends the log of a removed group."""
+    return b'{"removed":%d}' % time_ns
 
 
 class SequenceBlocks:
@@ -71,4 +78,4 @@ class SequenceBlocks:
             granted(self.reserved)
 
 
-__all__ = ["RESERVE", "SequenceBlocks", "reserve_body", "reserved_by"]
+__all__ = ["REMOVED", "RESERVE", "SequenceBlocks", "removal_body", "reserve_body", "reserved_by"]

@@ -11,10 +11,11 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mqfs import errors, limits
-from mqfs.store.api import Bucket, Histogram
+from mqfs.model import Kind
+from mqfs.store.api import Bucket, Committed, Histogram
 from mqfs.store.appender import Appender, DiskRangeWriter, read_heads, write_head
 from mqfs.store.chain import Chain
 from mqfs.store.commit_thread import CommitThread, Inline, Post, SyncScheduler
@@ -22,9 +23,10 @@ from mqfs.store.disk import Disk, read_file, remove_tree, write_all, write_file
 from mqfs.store.group_commit import GroupCommit
 from mqfs.store.log_reader import DiskLogReader
 from mqfs.store.memory import MemoryOnlyLog
-from mqfs.store.recovery import recover
+from mqfs.store.recovery import is_removed, recover
+from mqfs.store.replication import Removed, Replication
 from mqfs.store.segment.file import Descriptors
-from mqfs.store.sequences import SequenceBlocks
+from mqfs.store.sequences import SequenceBlocks, removal_body
 from mqfs.store.spool import DiskStaged
 from mqfs.store.upkeep import DiskUpkeep
 
@@ -34,10 +36,13 @@ PORTION_S = 0.01  # of one tick
 
 
 class DiskStore:
-    """See `Store` in mqfs/store/api.py. `post` runs a function on the engine's thread; without it syncs are inline."""
+    """See `Store` in mqfs/store/api.py. `post` runs a function on the engine's thread; without it syncs are inline.
+    `replica`: with a copy elsewhere, what to call when there is something to copy (replication.py)."""
 
-    def __init__(self, path: str, post: Post | None = None, disk: Disk | None = None) -> None:
-        self.path = os.path.realpath(path)
+    def __init__(
+        self, path: str, post: Post | None = None, disk: Disk | None = None, replica: Callable[[], None] | None = None
+    ) -> None:
+        self.path, self.post = os.path.realpath(path), post
         self.disk = disk if disk is not None else Disk()
         self.descriptors = Descriptors()
         self.sync_times = Histogram()
@@ -46,14 +51,16 @@ class DiskStore:
         self.quarantine = Quarantine(self.disk, f"{self.path}/quarantine")
         self._lock = -1
         self._buckets: dict[int, DiskBucket] = {}
+        self._removing: dict[int, DiskBucket] = {}  # whose logs say so, until the copy does
+        self.replication = Replication(self, replica) if replica is not None else None
         self._closing: set[int] = set()  # descriptors, by the committer's thread
         self._turn: list[DiskBucket] = []  # still to come in this round of `tick`
         self._closed = False
-        with _refusing(self.path):
+        with refusing(self.path):
             prepare(self.disk, self.path)
             self._lock = take_lock(self.disk, self.path)
         try:
-            with _refusing(self.path):
+            with refusing(self.path):
                 self.uuid, self._next_number = begin(self.disk, self.path)
         except BaseException:
             self.disk.close(self._lock)
@@ -63,8 +70,10 @@ class DiskStore:
 
     def groups(self) -> Sequence[int]:
         numbers = []
-        with _refusing(f"the groups of {self.path}"):
+        with refusing(f"the groups of {self.path}"):
             for number, folder in group_folders(self.disk, self.path):
+                if number in self._removing:
+                    continue
                 if self._has_log(folder):
                     numbers.append(number)
                 else:
@@ -78,7 +87,7 @@ class DiskStore:
         if self._next_number >= self._reserved:
             # The label has no check of its own: a number that is in use is never given.
             self._next_number = max([self._next_number, *(number + 1 for number in self.groups())])
-            with _refusing("no group number"):
+            with refusing("no group number"):
                 write_label(self.disk, self.path, self.uuid, self._next_number + limits.GROUP_NUMBER_BLOCK)
             self._reserved = self._next_number + limits.GROUP_NUMBER_BLOCK
         self._next_number += 1
@@ -88,7 +97,7 @@ class DiskStore:
         return DiskStaged(self.disk, f"{self.staging}/part-{number}")
 
     def make(self, number: int, state: bytes) -> DiskBucket:
-        with _refusing(f"group {number}"):
+        with refusing(f"group {number}"):
             self._make(number, state)
         return self._open(number, fresh=True)
 
@@ -126,10 +135,13 @@ class DiskStore:
         bucket = self._buckets.get(number)
         if bucket is None:
             folder = folder_of(self.path, number)
-            with _refusing(f"group {number}"):
-                if not self.disk.is_folder(folder) or not self._has_log(folder):
+            with refusing(f"group {number}"):
+                if number in self._removing or not self.disk.is_folder(folder) or not self._has_log(folder):
                     raise errors.NotFound(f"no bucket of group {number}")
                 bucket = self._buckets[number] = DiskBucket(self, number, folder, fresh=fresh)
+                if not fresh and is_removed(bucket.chain):
+                    self._finish_removal(number)
+                    raise errors.NotFound(f"group {number}: removed")
         return bucket
 
     def heads(self, number: int) -> Iterator[bytes]:
@@ -138,16 +150,50 @@ class DiskStore:
     def in_memory(self, bucket: Bucket) -> Bucket:
         return MemoryOnlyLog(bucket)
 
-    def remove(self, number: int) -> None:
-        bucket = self._buckets.get(number)
-        folder, gone = folder_of(self.path, number), f"{self.staging}/{number}.gone"
-        with _refusing(f"group {number}"):
+    def remove(self, number: int, then: Committed | None = None) -> None:
+        if self.replication is not None:
+            self._record_removal(number)
+            self._finish_removal(number, then)
+            return
+        folder = folder_of(self.path, number)
+        with refusing(f"group {number}"):
             if not self.disk.is_folder(folder):
                 raise errors.NotFound(f"no bucket of group {number}")
+        self._remove_folder(number, self._buckets.get(number))
+        if then is not None:
+            then(None)
+
+    def _record_removal(self, number: int) -> None:
+        """Have the log itself say so, durably. Raises NotFound, DiskFull, DiskFailed, ReadOnly."""
+        bucket = self._open(number, fresh=False)
+        bucket.writer.append(Kind.CHANGE, 0, bucket.end.last_ns, removal_body(time.time_ns()))
+        bucket.commit.sync_now()
+
+    def _finish_removal(self, number: int, then: Committed | None = None) -> None:
+        """The log says that the group was removed: its folder goes when the copy says so, too; without one, now."""
+        bucket = self._removing[number] = self._buckets.pop(number)
+        bucket.upkeep.retire()
+        if self.replication is not None:
+            self.replication.note_event(Removed(number))
+
+        def on_copied(error: OSError | None) -> None:
+            if error is None:
+                try:
+                    self._remove_folder(number, self._removing.get(number))
+                except errors.MqfsError as failed:
+                    log.warning("group %d: its folder stays until the next start: %s", number, failed)
+            if then is not None:
+                then(error)
+
+        bucket.commit.replicate(on_copied)
+
+    def _remove_folder(self, number: int, bucket: DiskBucket | None) -> None:
+        """Move the folder away, durably, and remove what is in it. Raises DiskFailed."""
+        folder, gone = folder_of(self.path, number), f"{self.staging}/{number}.gone"
         if bucket is not None:
             bucket.upkeep.pause()
         try:
-            with _refusing(f"group {number}"):
+            with refusing(f"group {number}"):
                 self._move(folder, gone, os.path.dirname(folder))
         except errors.MqfsError:
             if bucket is not None:
@@ -155,7 +201,8 @@ class DiskStore:
             raise
         if bucket is not None:
             bucket.upkeep.abandon()
-            del self._buckets[number]
+            self._buckets.pop(number, None)
+            self._removing.pop(number, None)
             self.full.pop(number, None)
         try:
             remove_tree(self.disk, gone)
@@ -168,6 +215,8 @@ class DiskStore:
             self._turn = list(self._buckets.values())
         while self._turn and time.monotonic() < until:
             self._turn.pop().upkeep.tick(until)
+        for removing in self._removing.values():
+            removing.commit.ask_again()
         until = time.monotonic() + PORTION_S
         for number in list(self.full):
             if time.monotonic() > until:
@@ -196,6 +245,8 @@ class DiskStore:
                 self.disk.close(self._closing.pop())
         for bucket in self._buckets.values():
             bucket.upkeep.close()
+        for bucket in list(self._removing.values()):
+            bucket.upkeep.abandon()
         if self._reserved != self._next_number:
             with contextlib.suppress(OSError):
                 write_label(self.disk, self.path, self.uuid, self._next_number)
@@ -203,7 +254,7 @@ class DiskStore:
 
 
 @contextlib.contextmanager
-def _refusing(what: str) -> Iterator[None]:
+def refusing(what: str) -> Iterator[None]:
     """OSError becomes DiskFull or DiskFailed."""
     try:
         yield
@@ -237,6 +288,8 @@ class DiskBucket:
         self.writer = Appender(chain, commit, sequences)
         self.ranges = DiskRangeWriter(chain, commit, sequences, self.writer)
         self.upkeep = DiskUpkeep(chain, commit, self.writer)
+        if context.replication is not None:
+            context.replication.attach(chain, commit)
 
 
 # ------------------------------------------------------------ quarantine
@@ -312,10 +365,11 @@ def prepare(disk: Disk, path: str) -> None:
         read_label(disk, path)
 
 
-def begin(disk: Disk, path: str) -> tuple[str, int]:
-    """Make missing folders and the label, and empty staging/. Returns the label, as `read_label`."""
+def begin(disk: Disk, path: str, copy_of: str = "") -> tuple[str, int]:
+    """Make missing folders and the label, and empty staging/. Returns the label, as `read_label`. `copy_of`: the uuid
+    of a new store."""
     is_new = not disk.exists(f"{path}/mqfs")
-    uuid_, number = (str(uuid.uuid4()), 1) if is_new else read_label(disk, path)
+    uuid_, number = (copy_of or str(uuid.uuid4()), 1) if is_new else read_label(disk, path)
     for name in FOLDERS:
         if not disk.exists(f"{path}/{name}"):
             disk.mkdir(f"{path}/{name}")
@@ -392,5 +446,5 @@ def folder_of(path: str, number: int) -> str:
 
 __all__ = [
     "FOLDERS", "VERSION", "DiskBucket", "DiskStore", "Quarantine", "begin", "folder_of", "group_folders", "label",
-    "prepare", "read_label", "take_lock", "write_label",
+    "prepare", "read_label", "refusing", "take_lock", "write_label",
 ]  # fmt: skip

@@ -30,7 +30,7 @@ class DiskUpkeep:
         self._liveness = Liveness()
         self._removal = SegmentRemoval(chain, commit)
         self.compaction = Compaction(chain, commit, self._liveness, self._removal)
-        self.sync, self.fail = commit.sync, commit.fail
+        self.sync, self.replicate, self.fail = commit.sync, commit.replicate, commit.fail
         self._seen = 0  # bytes appended at the last tick
         self._closed = False
         self._trim_due = False  # the last one failed
@@ -135,6 +135,11 @@ class DiskUpkeep:
             self._stop_cleanly()
         self._stop()
 
+    def retire(self) -> None:
+        """The log says that the group was removed: nothing is appended any more."""
+        self.compaction.cancel()
+        self._closed = True
+
     def abandon(self) -> None:
         """The group was removed: nothing of it matters any more."""
         self.compaction.cancel()
@@ -144,6 +149,8 @@ class DiskUpkeep:
     def _stop(self) -> None:
         self._closed = True
         self._commit.close()
+        if (copy := self._commit.copy) is not None:
+            copy.detach()
         self._removal.close()
         self._chain.close()
 

@@ -115,6 +115,8 @@ def read_states(
         try:
             bucket = store.open(number)
             read.append((bucket, read_state(bucket)))
+        except errors.NotFound:  # its log says that it was removed
+            continue
         except Exception as error:
             unserved.leave(number, error, _place(store, number, numbers))
     return read

@@ -31,3 +31,25 @@ def test_what_depth_cut_stays_cut(tmp_path: Path, depth: str) -> None:
     assert [reader.read(64, 0), reader.read(64, 3)] == [b"six", b"ten"]
     tree.close()
     store.close()
+
+
+def test_a_removed_group_stays_removed_whether_its_copy_knew_it_or_not(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    store = DiskStore(path, replica=lambda: None)
+    tree = Tree(store, ManualClock(), owner=ROOT)
+    tree.mkdir(ROOT, tree.root, "old", 0o755)
+    tree.rename(ROOT, tree.root, "old", tree.root, "new")
+    tree.rmdir(ROOT, tree.root, "new")
+    tree.mkdir(ROOT, tree.root, "new", 0o755)
+    number = tree.root.groups["new"].number
+    assert len(list((tmp_path / "store/buckets").glob("*/*"))) == 3, "the copy does not know it yet"
+    shutil.copytree(path, tmp_path / "killed")
+    tree.close()
+    store.close()
+    for left in (path, str(tmp_path / "killed")):
+        store = DiskStore(left)
+        tree = Tree(store, ManualClock(), owner=ROOT)
+        assert {name: group.number for name, group in tree.root.groups.items()} == {"new": number}
+        assert len(list(Path(left, "buckets").glob("*/*"))) == 2
+        tree.close()
+        store.close()

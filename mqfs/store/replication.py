@@ -1,0 +1,359 @@
+"""The copy of a store elsewhere: which bytes of which logs it lacks, and how far it is.
+
+    segment     [state|m1 .. m9]  [state|m10 .. m14|....]     two segments of one log, the second is appended to
+    taken                   ^ the next run begins here        bytes before it are in the hands of the replicator
+    a series    [m7 .. m9] [state m10 .. m14]                 all that lacked in all logs when it began, in portions
+    confirmed   `copied` is what `written` was when the series began; callers that wait for no more are answered
+
+Bytes are copied as they are in the segments, so the copy of a log is its chain of segments. A segment that was
+removed meanwhile is left out: a newer one has the state. One with bytes that are not confirmed is not compacted: what
+replaces it has other positions than the copy.
+
+The store notes on its own thread what is written. One other thread takes portions: it reads `written` first and `used`
+after it, while an append sets them the other way round, so what it takes ends at the end of an atomic batch.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from mqfs import errors
+from mqfs.store.api import Committed
+from mqfs.store.disk import read_all
+from mqfs.store.segment.file import Segment
+
+if TYPE_CHECKING:
+    from mqfs.store.chain import Chain
+    from mqfs.store.group_commit import GroupCommit
+    from mqfs.store.store import DiskStore
+
+_PORTION_S = 0.01  # of answers to callers, between which others are served
+_ANSWERS = 16  # between two looks at the clock
+
+
+class Run(NamedTuple):
+    """Bytes of a log: of the segment that begins with sequence `first`, from `position` on."""
+
+    group: int
+    first: int
+    position: int
+    data: bytes
+
+
+class Trimmed(NamedTuple):
+    """No message of [first, end) is needed: the segments that hold no others may go."""
+
+    group: int
+    first: int
+    end: int
+
+
+class Removed(NamedTuple):
+    """The group was removed, and its log may go."""
+
+    group: int
+
+
+Entry = Run | Trimmed | Removed
+
+
+class Portion(NamedTuple):
+    """What the copy lacks. `more`: the next portion belongs to it; they count together or not at all."""
+
+    entries: list[Entry]
+    more: bool
+
+
+class _Range(NamedTuple):
+    """Bytes to be read: those of a segment from `begin` to `end`."""
+
+    group: int
+    segment: Segment
+    begin: int
+    end: int
+
+
+class _Mark(NamedTuple):
+    """How far a log is: `written` of its group commit, and the segment in which that is."""
+
+    written: int
+    first: int
+
+
+class LogCopy:
+    """How far one log is copied."""
+
+    __slots__ = (
+        "_dirty", "_ended", "_lacking", "_position", "_replication", "_since", "_waiting", "chain", "commit", "copied",
+        "settled",
+    )  # fmt: skip
+
+    def __init__(self, replication: Replication, chain: Chain, commit: GroupCommit) -> None:
+        self._replication, self.chain, self.commit = replication, chain, commit
+        self.copied = 0  # of `commit.written`
+        self.settled = 0  # all of the segments below that name is copied
+        self._lacking: deque[Segment] = deque()  # segments with bytes to be taken, in order
+        self._position = 0  # in the first of them
+        self._dirty = False  # it is in the list of logs with something to copy
+        self._since = 0.0  # when the oldest bytes that are not copied were written; monotonic
+        self._waiting: deque[tuple[int, Committed]] = deque()
+        self._ended: OSError | None = None
+
+    def begin(self, have: tuple[int, int] | None) -> None:
+        """The copy has all before that: the name of a segment, and bytes of it; None: it has nothing."""
+        first, position = have or (0, 0)
+        self.settled = first
+        segments = [segment for segment in self.chain.segments if segment.first >= first]
+        self._lacking.extend(segments)
+        if segments and segments[0].first == first:
+            self._position = min(position, segments[0].used)
+        if any(segment.used for segment in segments[1:]) or (segments and segments[0].used > self._position):
+            self.copied = self.commit.written - 1
+            self.note()
+        else:
+            self.copied = self.commit.written
+
+    def note(self) -> None:
+        """Something was appended."""
+        if not self._dirty:
+            self._dirty = True
+            self._since = self._since or time.monotonic()
+            self._replication.note(self)
+
+    def add(self, segment: Segment) -> None:
+        """A new segment is appended to from now on."""
+        self._lacking.append(segment)
+
+    def note_trimmed(self, first: int, end: int) -> None:
+        """A segment was removed, which was responsible for those sequences."""
+        self._replication.note_event(Trimmed(self.chain.group, first, end))
+
+    def after(self, mark: int, then: Committed) -> None:
+        """Call `then` when what was written up to that mark is copied."""
+        failed = self._replication.failed or self._ended
+        if failed is not None:
+            then(failed)
+        elif mark <= self.copied:
+            then(None)
+        else:
+            self._waiting.append((mark, then))
+
+    @property
+    def lag_bytes(self) -> int:
+        """Bytes that the copy lacks; also the changes of the folder among them count one each."""
+        return max(0, self.commit.written - self.copied)
+
+    @property
+    def lag_s(self) -> float:
+        """Age of the oldest bytes that the copy lacks, in seconds."""
+        return time.monotonic() - self._since if self.lag_bytes and self._since else 0.0
+
+    # ------------------------------------------------------------ the replicator's thread
+
+    def take(self) -> tuple[_Mark, list[_Range]]:
+        """All that is to be read, and how far the log is copied then."""
+        self._dirty = False  # first: what is appended from here on notes itself again
+        written = self.commit.written
+        ranges = []
+        while True:
+            segment, is_last = self._lacking[0], len(self._lacking) == 1
+            end = segment.used
+            if end > self._position:
+                ranges.append(_Range(self.chain.group, segment, self._position, end))
+                self._position = end
+            if is_last:
+                return _Mark(written, segment.first), ranges
+            self._lacking.popleft()
+            self._position = 0
+
+    # ------------------------------------------------------------ the store's thread
+
+    def confirm(self, mark: _Mark, taken_s: float) -> None:
+        """The copy has what was written up to that mark; it was taken at that moment."""
+        self.copied, self.settled = max(self.copied, mark.written), max(self.settled, mark.first)
+        self._since = taken_s if self.lag_bytes else 0.0
+
+    def next_answer(self) -> Committed | None:
+        """The next caller whose bytes are copied; None where there is none."""
+        if self._waiting and self._waiting[0][0] <= self.copied:
+            return self._waiting.popleft()[1]
+        return None
+
+    def detach(self) -> None:
+        """The log is closed: what is not copied yet stays so, and callers that wait for it get an error."""
+        self._ended = OSError(errno.EIO, "the log was closed before it was copied")
+        self._replication.detach(self.chain.group)
+        self.answer_all(self._ended)
+
+    def answer_all(self, error: OSError | None) -> None:
+        """Answer all that wait, whatever is copied."""
+        waiting, self._waiting = self._waiting, deque()
+        for _, then in waiting:
+            then(error)
+
+
+class _Series(NamedTuple):
+    """All that the copy lacked at a moment."""
+
+    marks: dict[LogCopy, _Mark]
+    ranges: deque[_Range]
+    events: list[Entry]
+    taken_s: float
+
+
+class Replication:
+    """The copies of all logs of a store. `begin` comes before any log is opened; `take` is called by one thread,
+    `confirm` and `fail` on the store's. `notify`: called there once, until it is taken, when there is something to
+    copy; it returns at once."""
+
+    def __init__(self, context: DiskStore, notify: Callable[[], None]) -> None:
+        self._context, self._on_written = context, notify
+        self._copies: dict[int, LogCopy] = {}
+        self._have: Mapping[int, tuple[int, int]] = {}
+        self._dirty: deque[LogCopy] = deque()
+        self._events: deque[Entry] = deque()
+        self._is_notified = False
+        self._series: _Series | None = None  # that is being taken
+        self._taken: _Series | None = None  # all of it, and not confirmed
+        self._answering: deque[LogCopy] = deque()
+        self.failed: OSError | None = None
+
+    # ------------------------------------------------------------ the store's thread
+
+    def begin(self, have: Mapping[int, tuple[int, int]]) -> None:
+        """What the copy has: of each group, the name of its newest segment and how many bytes of it."""
+        self._have = dict(have)
+
+    def open_all(self) -> None:
+        """Open every log, so that all that the copy lacks is known. A log that cannot be opened is left to the
+        engine, which says why."""
+        for number in self._context.groups():
+            try:
+                self._context.open(number)
+            except errors.MqfsError:
+                continue
+
+    def attach(self, chain: Chain, commit: GroupCommit) -> None:
+        """A log was opened or made."""
+        copy = self._copies[chain.group] = commit.copy = LogCopy(self, chain, commit)
+        copy.begin(self._have.get(chain.group))
+        if self.failed is not None:
+            commit.fail(self.failed)
+
+    def detach(self, group: int) -> None:
+        """The log is closed for good."""
+        self._copies.pop(group, None)
+
+    def note(self, copy: LogCopy) -> None:
+        """The log has something to copy."""
+        self._dirty.append(copy)
+        self._notify()
+
+    def note_event(self, event: Entry) -> None:
+        """Something happened to a log beside what it says."""
+        self._events.append(event)
+        self._notify()
+
+    def _notify(self) -> None:
+        if not self._is_notified:
+            self._is_notified = True
+            self._on_written()
+
+    def confirm(self) -> None:
+        """The portions that were taken are in the copy. Where more of the series is to come nothing counts yet."""
+        series, self._taken = self._taken, None
+        if series is None:
+            return
+        for copy, mark in series.marks.items():
+            copy.confirm(mark, series.taken_s)
+            self._answering.append(copy)
+        self._answer()
+
+    def _answer(self) -> None:
+        """Answer callers, in portions where the store has a thread to come back to."""
+        until, answered = time.monotonic() + _PORTION_S, 0
+        while self._answering:
+            then = self._answering[0].next_answer()
+            if then is None:
+                self._answering.popleft()
+                continue
+            then(None)
+            answered += 1
+            if answered % _ANSWERS == 0 and self._context.post is not None and time.monotonic() > until:
+                self._context.post(self._answer)
+                return
+
+    def fail(self, error: OSError) -> None:
+        """Nothing reaches the copy any more: all logs are read-only, and callers that wait get the error."""
+        if self.failed is None:
+            self.failed = error
+            for copy in list(self._copies.values()):
+                copy.commit.fail(error)
+
+    @property
+    def lag_bytes(self) -> int:
+        """Bytes that the copy lacks, of all logs."""
+        return sum(copy.lag_bytes for copy in list(self._copies.values()))
+
+    @property
+    def lag_s(self) -> float:
+        """Age of the oldest bytes that the copy lacks, in seconds."""
+        return max((copy.lag_s for copy in list(self._copies.values())), default=0.0)
+
+    # ------------------------------------------------------------ the replicator's thread
+
+    def take(self, most_bytes: int) -> Portion | None:
+        """The next bytes and events that the copy lacks, `most_bytes` of data at most; None: it has everything. Raises
+        DiskFailed."""
+        series = self._series or self._begin_series()
+        if series is None:
+            return None
+        self._series, entries, room = series, list[Entry](), most_bytes
+        while series.ranges and room > 0:
+            group, segment, begin, end = series.ranges[0]
+            data = self._read(segment, begin, min(end - begin, room))
+            if data:
+                entries.append(Run(group, segment.first, begin, data))
+                room -= len(data)
+            if data and begin + len(data) < end:
+                series.ranges[0] = _Range(group, segment, begin + len(data), end)
+            else:
+                series.ranges.popleft()
+        if series.ranges:
+            return Portion(entries, True)
+        self._series, self._taken = None, series
+        return Portion(entries + series.events, False)
+
+    def _begin_series(self) -> _Series | None:
+        self._is_notified = False  # first: what is noted from here on notifies again
+        events = [self._events.popleft() for _ in range(len(self._events))]
+        marks, ranges, now = dict[LogCopy, _Mark](), deque[_Range](), time.monotonic()
+        for _ in range(len(self._dirty)):
+            copy = self._dirty.popleft()
+            marks[copy], more = copy.take()
+            ranges.extend(more)
+        return _Series(marks, ranges, events, now) if marks or events else None
+
+    def _read(self, segment: Segment, position: int, size: int) -> bytes:
+        """Bytes of a segment by a descriptor of its own; none where it was removed meanwhile."""
+        disk = self._context.disk
+        try:
+            fd = disk.open(segment.path, os.O_RDONLY)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise errors.DiskFailed(f"{segment.path}: {error.strerror}") from error
+        try:
+            return read_all(disk, fd, size, position)
+        except OSError as error:
+            raise errors.DiskFailed(f"{segment.path}: {error.strerror}") from error
+        finally:
+            disk.close(fd)
+
+
+__all__ = ["Entry", "LogCopy", "Portion", "Removed", "Replication", "Run", "Trimmed"]
