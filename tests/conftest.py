@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import importlib.util
 import json
@@ -18,6 +19,7 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import settings
 
+from mqfs import limits
 from tests.support.campaign import size, tree_seed
 from tests.support.durations import DURATIONS, group_of
 from tests.support.eventually import HANG_S
@@ -44,6 +46,7 @@ MARKS = {
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 
 os.environ.setdefault("PYTEST_TIMEOUT", str(2 * HANG_S))
+gc.set_threshold(*limits.GARBAGE)  # as the server's
 tree_seed()  # asks git, which a test may not start
 # Tests start hundreds of servers and a few dozen JVMs, each for seconds. Without byte code every server compiles all
 # modules again.
@@ -110,6 +113,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # The longest group comes first, so that no worker is left with it at the end.
     taken = json.loads(DURATIONS.read_text())["groups"]
     items.sort(key=lambda item: -taken.get(group_of(item.nodeid), 0))
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests are hundreds of thousands of objects, which stay: no collection of garbage looks at them."""
+    gc.freeze()
 
 
 class Guard:
