@@ -20,7 +20,7 @@ import json
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from math import inf
 from queue import Empty
@@ -201,16 +201,19 @@ class Channel(virtual.Channel):
         _remove(self.connection.temporary, queue)
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
-        self.connection.bindings.create(_SEPARATOR.join((exchange, routing_key, queue)))
+        if (exchange, routing_key, queue) not in self.connection.table():
+            self.connection.bindings.create(_SEPARATOR.join((exchange, routing_key, queue)))
+            self.connection.mark()
 
     def queue_unbind(
         self, queue: str, exchange: str = "", routing_key: str = "", arguments: Any = None, **kwargs: Any
     ) -> None:
         self.state.binding_delete(queue, exchange, routing_key)
         _remove(self.connection.bindings, _SEPARATOR.join((exchange, routing_key, queue)))
+        self.connection.mark()
 
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
-        for of, routing_key, queue in self._bindings():
+        for of, routing_key, queue in self.connection.table():
             if of == exchange:
                 self.queue_unbind(queue, exchange, routing_key)
         self.state.exchanges.pop(exchange, None)
@@ -220,15 +223,10 @@ class Channel(virtual.Channel):
         if time.monotonic() >= self.connection.look_at:  # events would fill the queue of a worker that was killed
             self._remove_expired()
         prepare = self.typeof(exchange).prepare_bind
-        return [prepare(queue, of, key, None) for of, key, queue in self._bindings() if of == exchange]
-
-    def _bindings(self) -> Iterator[tuple[str, str, str]]:
-        for name in self.connection.bindings.streams():
-            exchange, routing_key, queue = name.split(_SEPARATOR)
-            yield exchange, routing_key, queue
+        return [prepare(queue, of, key, None) for of, key, queue in self.connection.table() if of == exchange]
 
     def _unbind(self, queue: str) -> None:
-        for exchange, routing_key, of in [*self._bindings()]:
+        for exchange, routing_key, of in self.connection.table():
             if of == queue:
                 self.queue_unbind(queue, exchange, routing_key)
 
@@ -327,6 +325,9 @@ class Transport(virtual.Transport):
         self.look_at = 0.0  # for queues that are to end, by the monotonic clock
         self._tree: Client | None = None
         self._turn = 0
+        self._has_ring = True  # as far as is known
+        self._table: frozenset[tuple[str, ...]] = frozenset()
+        self._table_end = 0  # the next sequence of the group of bindings when it was read
 
     def establish_connection(self) -> Any:
         info: Any = self.client
@@ -349,6 +350,22 @@ class Transport(virtual.Transport):
             return self._tree.group(path, escape=True)
         except NotFound:
             return self._tree.group(path, escape=True, create=True, ctl=ctl)
+
+    def table(self) -> frozenset[tuple[str, ...]]:
+        """All bindings: exchange, routing key, queue. They are read again after a mark, which shared memory shows."""
+        end = self.bindings._origin.end()
+        if not end and self._has_ring:  # not attached yet, or a queue was removed
+            self.mark()
+            end = self.bindings._origin.end()
+            self._has_ring = end > 0
+        if not end or end != self._table_end:
+            rows = (tuple(name.split(_SEPARATOR)) for name in self.bindings.streams())
+            self._table, self._table_end = frozenset(row for row in rows if len(row) == 3), end
+        return self._table
+
+    def mark(self) -> None:
+        """Let others read the bindings again."""
+        self.bindings.publish("changes", b"")
 
     def driver_version(self) -> str:
         from mqfs import __version__
