@@ -63,7 +63,7 @@ class Connection:
         self._parser = RequestParser()
         self._waits = False  # a call waits
         self._begun = False  # something of its answer was sent
-        self._half_closed = False
+        self._half_closed = self._gone = False
         self._version = "1.1"
         self._closing = False
         self._unread = False  # a part of a request that was refused
@@ -93,8 +93,10 @@ class Connection:
                     self._hold(0)
                     self.idle = True
                     requests += 1
-                    if requests % REQUESTS == 0:
+                    if requests % REQUESTS == 0 or perf_counter() > self._slice_ends:
                         await trio.lowlevel.checkpoint()
+                self._slice.pause()
+                await self._slice.queue.end()
                 if self._unread:
                     await self.channel.linger()
         except Gone:
@@ -314,6 +316,8 @@ class Connection:
         counted = self._count_wait(step)
         self._waits = True
         try:
+            if self._gone:
+                self.lost()
             if self._half_closed:
                 self._probe()
             self._slice.pause()
@@ -372,6 +376,12 @@ class Connection:
         """Send bytes that every client ignores: the host of a client that is gone answers with a reset."""
         if self._version == "1.1" and not self._begun:
             self.channel.send_now(wire.CONTINUE)
+
+    def gone(self) -> None:
+        """The client is not there any more. The next read says so, too, unless a call waits first."""
+        self._gone = True
+        if not self.idle:
+            self.lost()
 
     def lost(self) -> None:
         """The client is gone: cancel all waits for it, which then claim nothing."""

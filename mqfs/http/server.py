@@ -5,6 +5,7 @@ It holds the list of connections, and notifies each when its client is gone.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 import socket
@@ -122,12 +123,14 @@ class HttpServer(Acceptor):
         return peer.where if self.proxies.has(peer.account) else peer.account
 
     def refuse(self, sock: socket.socket, error: OverLimit) -> None:
-        SocketStream(sock).send_now(FULL)
+        with contextlib.suppress(OSError):
+            sock.send(FULL)
 
     async def serve(self, sock: socket.socket, tls: TlsCalls | None, peer: Peer, listener: Listener) -> None:
         address, channel = listener.address, SocketStream(sock, tls)
         try:
             if self._speak is not None and await self._speak(channel, peer):
+                await self.fairness.of(peer.account).end()
                 return
             rebindable = isinstance(address, TcpAddress) or self.proxies.has(peer.account)
             rebindable = rebindable or (isinstance(address, TlsAddress) and is_loopback(address.host))
@@ -166,7 +169,7 @@ class HttpServer(Acceptor):
                 if connection is None:
                     continue
                 if events & GONE:
-                    connection.lost()
+                    connection.gone()
                 else:
                     connection.half_closed()
 

@@ -143,7 +143,7 @@ class Acceptor:
             except OSError as error:
                 if error.errno in (errno.EBADF, errno.EINVAL):
                     return
-                self._log_refusal(f"{listener.address}: {error}")
+                self._log_refusal(listener, error)
                 await trio.sleep(RETRY_S)
             else:
                 await self.fairness.accepted(self._admit(sock, listener))
@@ -160,7 +160,7 @@ class Acceptor:
         try:
             self._take(peer, encrypted)
         except OverLimit as error:
-            self._log_refusal(f"{listener.address}: connection refused: {error}")
+            self._log_refusal(listener, error)
             with sock:
                 if not encrypted:
                     self.refuse(sock, error)
@@ -170,10 +170,11 @@ class Acceptor:
             self.nursery.start_soon(self._serve, sock, listener, peer, encrypted)
         return peer.account
 
-    def _log_refusal(self, why: str) -> None:
+    def _log_refusal(self, listener: Listener, why: Exception) -> None:
         """Log once why connections are not accepted, until one is."""
         if not self._is_full:
-            log.warning("%s", why)
+            refused = "connection refused: " if isinstance(why, OverLimit) else ""
+            log.warning("%s: %s%s", listener.address, refused, why)
         self._is_full = True
 
     def _take(self, peer: Peer, encrypted: bool) -> None:

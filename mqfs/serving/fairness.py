@@ -30,6 +30,7 @@ class Fairness:
         self.asked_at, self.asked = -math.inf, 0  # time of the last request, and the number of requests
         self._asked_before = 0  # the last piece of long work
         self._of: WeakValueDictionary[Hashable, FairQueue] = WeakValueDictionary()
+        self._spacing = trio.Lock()  # of connections that are accepted
 
     def of(self, user: Hashable) -> FairQueue:
         """The queue of a user, for all its connections."""
@@ -53,11 +54,13 @@ class Fairness:
         return limits.PIECE_S if shared or (continued and self.asked != before) else limits.LOOKING_S
 
     async def accepted(self, user: Hashable) -> None:
-        """Serve others between that user's connection, which was accepted, and the next one, which may be anybody's."""
+        """Serve others between that user's connection, which was accepted, and the next one, which may be anybody's.
+        Front ends take turns: together they accept no more than one alone."""
         if self.last in (None, self._of.get(user)) or perf_counter() - self.asked_at > limits.TURN_SHARED_S:
             await trio.lowlevel.checkpoint()
         else:
-            await trio.sleep(limits.ACCEPTED_S)
+            async with self._spacing:
+                await trio.sleep(limits.ACCEPTED_S)
 
 
 class FairQueue:
@@ -97,6 +100,14 @@ class FairQueue:
                 if began and not done:  # requests that came during it go first: trio runs tasks in any order
                     await trio.lowlevel.checkpoint()
         self.release()
+
+    async def end(self) -> None:
+        """Wait until a connection may end. While other users are present each ends in a turn of its own: of thousands
+        that end at once each costs as much as a request."""
+        if self.owner is not None:
+            await self.acquire()
+        began = self.start()
+        await self.stop(began, not began)
 
     async def _pause(self, cost: float) -> None:
         """Let others go first after a long request, until they have had many or ask no more."""

@@ -112,12 +112,13 @@ class Connection:
         return b""
 
     async def _in_slices(self, steps: Iterator[None]) -> None:
-        """Perform steps, and let others run in between."""
-        until = perf_counter() + limits.TURN_S
-        for _ in steps:
-            if perf_counter() > until:
+        """Perform steps in turns of the user, however many of its connections end."""
+        done = False
+        while not done:
+            await self._queue.end()
+            until = perf_counter() + limits.TURN_S
+            if not (done := all(perf_counter() < until for _ in steps)):
                 await trio.lowlevel.checkpoint()
-                until = perf_counter() + limits.TURN_S
 
     async def _perform(self, data: bytes) -> bool:
         """Perform a batch and send its replies; wait while too much is unanswered or unsent. False: ended."""

@@ -118,6 +118,7 @@ class Server(Acceptor):
                 where = connection.session.peer.where
                 log.info("%s: connection ended: no Tattach in %g s", where, limits.HANDSHAKE_S)
                 connection.lost()
+                await self.fairness.accepted(connection.session.peer.account)
             del connection
 
     def end_tokens(self, ended: Set[Grant]) -> None:
