@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -100,7 +100,7 @@ class Measured(NamedTuple):
         self.server.process.send_signal(signal.SIGUSR1)
         eventually(self.work.exists, "the record is written", soon)
         longest, *rest = array("d", self.work.read_bytes())
-        return Work(longest, rest[::3], rest[1::3], rest[2::3])
+        return Work(longest, rest[::4], rest[1::4], rest[2::4], rest[3::4])
 
     def longest(self) -> float:
         """The longest piece of work since the last time, in seconds of the thread."""
@@ -113,7 +113,8 @@ class Work(NamedTuple):
     longest: float  # piece of work without a switch to another task
     clock: list[float]  # the moments that were recorded
     thread: list[float]  # how long it had worked by then
-    served: list[float]  # when it had last served the polite user by then
+    served: list[float]  # when it had last sent replies to the polite user by then
+    asked: list[float]  # where it noticed a request of that user: when it had looked before; else 0
 
     @property
     def share(self) -> float:
@@ -128,10 +129,16 @@ class Work(NamedTuple):
         return before + (after - before) * min(max(part, 0.0), 1.0)
 
     def between(self, asked: float, answered: float) -> float:
-        """How long it worked from when the polite user asked, until it had served it. When that user's process learned
-        of the answer does not matter: another one may have had the processor."""
+        """How long it worked from when the polite user asked, until it had served it. Neither how late that user's
+        process sends its request nor how late it learns of the answer matters: another one may have the processor."""
         served = self.served[max(bisect_right(self.clock, answered) - 1, 0)]
+        asked = max(asked, self._looked_before(asked, min(served, answered)))
         return self.thread_at(min(max(served, asked), answered)) - self.thread_at(asked)
+
+    def _looked_before(self, begin: float, end: float) -> float:
+        """When it looked for requests in vain, before it noticed the first one in that time; 0: it noticed none."""
+        moments = range(bisect_left(self.clock, begin), bisect_right(self.clock, end))
+        return next((self.asked[at] for at in moments if self.asked[at]), 0.0)
 
     def trips(self, moments: list[tuple[float, float, float]]) -> list[float]:
         """How long it worked during each round trip."""
