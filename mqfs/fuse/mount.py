@@ -31,6 +31,7 @@ from mqfs.fuse.nodes import Files, Nodes
 from mqfs.fuse.operations import Operations
 
 log = logging.getLogger("mqfs.fuse")
+ABORTED = "{} s: a mount in which a read waits longer is aborted"
 
 DEVICE = "/dev/fuse"
 CONFIG = "/etc/fuse.conf"
@@ -134,6 +135,15 @@ def check_device() -> None:
         raise MountError(f"{DEVICE}: permission denied (expected mode 666, or --listen to serve 9P)")
 
 
+def request_timeouts() -> dict[str, int]:
+    """After how many seconds this kernel ends requests, by the names of its settings; 0: never. None in old kernels."""
+    found = {}
+    for name in ("default_request_timeout", "max_request_timeout"):
+        with contextlib.suppress(OSError), open(f"/proc/sys/fs/fuse/{name}", encoding="ascii") as file:
+            found[f"fs.fuse.{name}"] = int(file.read())
+    return found
+
+
 def others_allowed(wanted: bool | None) -> bool:
     """Whether others may use the mount: root's unless refused, a user's if asked and permitted. Raises MountError."""
     if os.geteuid() == 0:
@@ -151,6 +161,9 @@ def others_allowed(wanted: bool | None) -> bool:
 
 def mount(path: str, *, allow_other: bool) -> int:
     """Mount on a checked path. Returns the device. Raises MountError."""
+    for name, seconds in request_timeouts().items():
+        if seconds:
+            log.warning("%s is %s (expected sysctl -w %s=0)", name, ABORTED.format(seconds), name)
     device = mount_as_root(path, allow_other) if os.geteuid() == 0 else mount_as_user(path, allow_other)
     os.set_blocking(device, False)
     os.set_inheritable(device, False)

@@ -1,0 +1,194 @@
+"""`mqfs doctor`: whether this machine has what a server needs, a line for each thing looked at, with the remedy."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import click
+
+from mqfs import errors, ring
+from mqfs.net.tokens import read_entries
+from mqfs.records import batch
+from mqfs.server.options import read_file
+
+OK, WARN, BAD = "ok", "warn", "bad"
+DESCRIPTORS = 65_536  # a connection, an open segment, a ring: one each
+ROOM_BYTES, LITTLE_BYTES = 1 << 30, 64 << 20
+SYNCS, SYNC_BYTES, SLOW_S = 64, 4096, 0.05
+NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "afs")
+VOLATILE = ("tmpfs", "ramfs")
+_TIME_ERROR = 5  # of adjtimex(2): the clock is not synchronized
+
+
+class Finding(NamedTuple):
+    """A thing that was looked at. `remedy`: what to do; empty: nothing."""
+
+    level: str
+    subject: str
+    text: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.level:<5}{self.subject}: {self.text}{f' (expected {self.remedy})' if self.remedy else ''}"
+
+
+@click.command()
+@click.argument("store", required=False)
+@click.option("--token-file", metavar="FILE", help="File of tokens to check, as of serve.")
+@click.option("--config", metavar="FILE", help="TOML file of serve: it, its store and its file of tokens are checked.")
+def doctor(store: str | None, token_file: str | None, config: str | None) -> int:
+    """Check what a server needs of this machine, and of the disk of a STORE, which need not exist yet.
+
+    Exits with 1 where something is bad.
+    """
+    settings: dict[str, object] = {}
+    findings = []
+    if config is not None:
+        try:
+            settings = read_file(config)
+            findings.append(Finding(OK, "configuration", config))
+        except errors.BadConfig as error:
+            findings.append(Finding(BAD, "configuration", str(error)))
+    store, token_file = store or _text(settings.get("store")), token_file or _text(settings.get("token_file"))
+    for look in (_python, _native, _fuse, _descriptors, _clock):
+        findings += look()
+    if store is not None:
+        findings += _disk(store)
+    if token_file is not None:
+        findings += _tokens(token_file)
+    for finding in findings:
+        print(finding)
+    return int(any(finding.level == BAD for finding in findings))
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _python() -> Iterator[Finding]:
+    yield Finding(OK, "python", f"{platform.python_version()} on {platform.system()} {platform.release()}")
+
+
+def _native() -> Iterator[Finding]:
+    """The parts in C: without them all works, several times as slowly, and there is no shared memory."""
+    for subject, reason in (("records in C", batch.MISSING), ("rings in C", ring.MISSING)):
+        if reason:
+            yield Finding(WARN, subject, reason, "gcc, libc6-dev and python3-dev, then mqfs installed again")
+        else:
+            yield Finding(OK, subject, "built")
+
+
+def _fuse() -> Iterator[Finding]:
+    """For --mount only."""
+    if importlib.util.find_spec("pyfuse3") is None:
+        yield Finding(WARN, "pyfuse3", "not installed", "pip install pyfuse3, to mount")
+        return
+    from mqfs.fuse import mount  # here, as it needs pyfuse3
+
+    try:
+        mount.check_device()
+        yield Finding(OK, "fuse", mount.DEVICE)
+    except errors.MountError as error:
+        yield Finding(WARN, "fuse", str(error))
+    for name, seconds in mount.request_timeouts().items():
+        if seconds:
+            yield Finding(BAD, name, mount.ABORTED.format(seconds), f"sysctl -w {name}=0")
+        else:
+            yield Finding(OK, name, "0")
+    if os.geteuid() == 0:
+        return
+    if shutil.which("fusermount3") is None:
+        yield Finding(WARN, "fusermount3", "not found", "apt install fuse3, for mounts of an ordinary user")
+    try:
+        mount.others_allowed(True)
+        yield Finding(OK, "mounts for others", "allowed")
+    except errors.MountError as error:
+        yield Finding(WARN, "mounts for others", str(error))
+
+
+def _descriptors() -> Iterator[Finding]:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or hard >= DESCRIPTORS:
+        yield Finding(OK, "descriptors", "unlimited" if hard == resource.RLIM_INFINITY else str(hard))
+    else:
+        yield Finding(WARN, "descriptors", f"{hard}", f"ulimit -Hn {DESCRIPTORS} or LimitNOFILE={DESCRIPTORS}")
+
+
+def _clock() -> Iterator[Finding]:
+    """`at`, `ttl` and the times of messages go by it."""
+    state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # struct timex has 208 bytes
+    if state == _TIME_ERROR:
+        yield Finding(WARN, "clock", "not synchronized", "a service such as chrony or systemd-timesyncd")
+    elif state >= 0:
+        yield Finding(OK, "clock", "synchronized")
+
+
+def _disk(store: str) -> Iterator[Finding]:
+    folder = os.path.realpath(store)
+    while not os.path.isdir(folder) and folder != os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+    kind = _filesystem(folder)
+    if kind in NETWORK:
+        yield Finding(BAD, "disk", f"{folder} is on {kind}: locks and syncs of others", "a local disk")
+    elif kind in VOLATILE:
+        yield Finding(WARN, "disk", f"{folder} is on {kind}: lost when the machine ends", "a local disk")
+    else:
+        yield Finding(OK, "disk", f"{folder} is on {kind}")
+    free = shutil.disk_usage(folder).free
+    level = OK if free >= ROOM_BYTES else WARN if free >= LITTLE_BYTES else BAD
+    yield Finding(level, "room", f"{free >> 20} MiB free", "" if level == OK else f"{ROOM_BYTES >> 20} MiB or more")
+    try:
+        times = _sync_times(folder)
+    except OSError as error:
+        yield Finding(BAD, "sync", f"{folder}: {error.strerror}", "a folder that this user may write to")
+        return
+    median, slow = statistics.median(times), times[-1]
+    text = f"{median * 1e3:.2f} ms median, {slow * 1e3:.2f} ms the slowest of {SYNCS} of {SYNC_BYTES} bytes"
+    yield (
+        Finding(WARN, "sync", text, "a faster disk, or 'sync 1s' in ctl")
+        if median > SLOW_S
+        else Finding(OK, "sync", text)
+    )
+
+
+def _filesystem(path: str) -> str:
+    """The type of the file system that holds a path."""
+    number = os.stat(path).st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for row in file:
+            words = row.split()
+            if words[2] == device:
+                return words[words.index("-") + 1]
+    return "an unknown file system"
+
+
+def _sync_times(folder: str) -> list[float]:
+    """How long each fdatasync of a small append took, in seconds, ascending."""
+    times = []
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for _ in range(SYNCS):
+            os.write(file.fileno(), bytes(SYNC_BYTES))
+            began = time.perf_counter()
+            os.fdatasync(file.fileno())
+            times.append(time.perf_counter() - began)
+    return sorted(times)
+
+
+def _tokens(path: str) -> Iterator[Finding]:
+    try:
+        count = len(read_entries(path))
+    except errors.BadConfig as error:
+        yield Finding(BAD, "tokens", str(error))
+    else:
+        yield Finding(OK, "tokens", f"{count} in {path}")
