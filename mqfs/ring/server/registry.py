@@ -479,10 +479,18 @@ class Follower:
             self._stopped.wait(_RETRY_S)
 
     def _take(self) -> None:
+        """Take what is published, and for a moment what follows: a publisher that waited for the commit publishes again
+        as soon as it runs, which is sooner than the thread and the loop are waited for once more."""
+        intake, until = self._ring_log.intake, time.monotonic() + limits.TURN_S
         try:
-            self._ring_log.pump(limits.RING_TURN_BYTES)
-            if not self._ring_log.ended:
-                self._position = self._ring_log.intake.position
+            while True:
+                self._ring_log.pump(limits.RING_TURN_BYTES)
+                if self._ring_log.ended:
+                    break
+                self._position = intake.position
+                os.sched_yield()
+                if intake.blocked or self._ring.tail == self._position or time.monotonic() >= until:
+                    break
         except Exception:
             log.exception("ring of group %d: taking failed", self._ring_log.group.number)
             self._stopped.set()
