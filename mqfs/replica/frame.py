@@ -27,6 +27,7 @@ from google_crc32c import extend, value
 
 from mqfs import limits
 from mqfs.errors import BadReplica
+from mqfs.store.replication import Removed, Run, Trimmed
 
 MAGIC = b"mqfsrep1"
 MORE, OWN = 1, 2
@@ -38,29 +39,6 @@ _TRIMMED = struct.Struct("<IQQ")
 _REMOVED = struct.Struct("<I")
 _OWNER = struct.Struct("<16sH")
 RUN_BYTES = _ENTRY.size + _RUN.size  # of a run without its data
-
-
-class Run(NamedTuple):
-    """Bytes of a segment: its group, its name, where they begin."""
-
-    group: int
-    first: int
-    position: int
-    data: bytes
-
-
-class Trimmed(NamedTuple):
-    """The segments of a group whose sequences all are in [first, end) are not needed any more."""
-
-    group: int
-    first: int
-    end: int
-
-
-class Removed(NamedTuple):
-    """The group is removed, with its folder."""
-
-    group: int
 
 
 class Owner(NamedTuple):

@@ -195,7 +195,7 @@ class Writer:
 
     def __init__(self, position: Position, store: uuid.UUID, run: uuid.UUID) -> None:
         """`position`: after the last record that was read. `run`: a number of this run of the server alone."""
-        self.position, self._store, self._run = position, store, run
+        self.position, self._store, self.run = position, store, run
         self._frame: Frame | None = None
         self._data = b""
         self._looks = False
@@ -218,7 +218,7 @@ class Writer:
 
     def take_over(self, address: str, time_ns: int) -> None:
         """Begin a takeover. It succeeds only if the position is at the end of the log."""
-        self._begin(self.position.epoch + 1, [Owner(self._run, address)], time_ns, more=False)
+        self._begin(self.position.epoch + 1, [Owner(self.run, address)], time_ns, more=False)
 
     def append(self, entries: Sequence[Entry], time_ns: int, *, more: bool) -> None:
         """Begin to append a frame: only as the owner, and only when idle."""

@@ -1,0 +1,206 @@
+"""Checkpoints of a store beside its replicated log: where a standby or `mqfs restore` begins.
+
+    checkpoint/00000000000000000417-1700000000   after frame 417, and when: the segments, in parts
+    segment/3/7-40-0-8388608-9ab01234            epoch 3, group 7, segment 40, part 0, its bytes, its CRC-32C
+
+A checkpoint has what the log had at a frame, read from the segment files of a running store: bytes behind that are not
+read, and a segment that is compacted meanwhile holds the same messages. Where a segment goes while it is read, the
+checkpoint is made again. Parts that the checkpoint before it has are not sent again. A name is never given to other
+bytes, and what a primary removes was replaced by a checkpoint that it made itself, so one that was fenced and does not
+know it yet takes nothing from its successor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import attrs
+from google_crc32c import value
+
+from mqfs import limits
+from mqfs.errors import BadReplica
+from mqfs.replica.frame import Run
+from mqfs.replica.log import Objects, Position, ReplicatedLog
+from mqfs.replica.state import Have, decode_have, decode_position, encode_have, encode_position
+from mqfs.store.store import folder_of
+
+_ATTEMPTS = 8  # at a checkpoint, while segments go
+
+
+class Part(NamedTuple):
+    size: int
+    crc: int
+    name: str
+
+
+class Segment(NamedTuple):
+    group: int
+    first: int
+    parts: Sequence[Part]
+
+
+@attrs.frozen
+class Checkpoint:
+    name: str
+    position: Position
+    have: Have
+    segments: Sequence[Segment]
+
+    @property
+    def time_s(self) -> int:
+        return int(self.name.rpartition("-")[2])
+
+
+class _SegmentWent(Exception):
+    """A segment was removed while it was read."""
+
+
+class Checkpointer:
+    """Makes the checkpoints of one store."""
+
+    def __init__(self, log: ReplicatedLog, path: str) -> None:
+        self._log, self._objects, self._path = log, log.objects, path
+        self._known: dict[str, tuple[int, int, Segment]] = {}  # complete segments, by path: inode and bytes
+        self._names: set[str] = set()  # of parts that the newest checkpoint has
+
+    def make(self, position: Position, have: Have, time_s: int) -> Checkpoint:
+        """A checkpoint of what the log has after that position. Raises NoAnswer, BadReplica, OSError."""
+        if not self._names and (before := newest(self._log)) is not None:
+            self._names = _names_of(before)
+        for _ in range(_ATTEMPTS):
+            try:
+                groups = (self._group(group, *end, position.epoch) for group, end in sorted(have.items()))
+                segments = list(chain.from_iterable(groups))
+            except _SegmentWent:
+                continue
+            return self._finish(Checkpoint(f"checkpoint/{position.number:020d}-{time_s}", position, have, segments))
+        raise BadReplica("checkpoint: not made: segments are removed faster than they are read")
+
+    def _finish(self, made: Checkpoint) -> Checkpoint:
+        self._objects.put(made.name, _encode(made))
+        self._names = _names_of(made)
+        return made
+
+    def _group(self, group: int, last: int, position: int, epoch: int) -> Iterator[Segment]:
+        folder = folder_of(self._path, group)
+        try:
+            names = sorted(name for name in os.listdir(folder) if name.endswith(".log"))
+        except FileNotFoundError:
+            return  # it was removed; the frames say so
+        if f"{last:020d}.log" not in names:
+            raise _SegmentWent
+        for first in (int(name[:-4]) for name in names):
+            if first <= last:
+                size = position if first == last else None
+                yield self._segment(group, first, f"{folder}/{first:020d}.log", epoch, size)
+
+    def _segment(self, group: int, first: int, path: str, epoch: int, size: int | None) -> Segment:
+        """One segment: `size` bytes of it, or all."""
+        try:
+            with open(path, "rb") as file:
+                stat = os.fstat(file.fileno())
+                if size is None:
+                    known = self._known.get(path)
+                    if known is not None and known[:2] == (stat.st_ino, stat.st_size):
+                        return known[2]
+                parts, step = list[Part](), limits.REPLICA_PART_BYTES
+                left = stat.st_size if size is None else size
+                while left:
+                    data = file.read(min(step, left))
+                    if not data:
+                        raise BadReplica(f"checkpoint: {path}: {left} bytes missing (run mqfs check)")
+                    left -= len(data)
+                    parts.append(self._part(f"{group}-{first}-{len(parts)}", epoch, data))
+        except FileNotFoundError:
+            raise _SegmentWent from None
+        segment = Segment(group, first, parts)
+        if size is None:
+            self._known[path] = (stat.st_ino, stat.st_size, segment)
+        return segment
+
+    def _part(self, where: str, epoch: int, data: bytes) -> Part:
+        crc = value(data)
+        tail = f"{where}-{len(data)}-{crc:08x}"
+        for older in range(epoch, max(0, epoch - 8) - 1, -1):
+            if (name := f"segment/{older}/{tail}") in self._names:
+                return Part(len(data), crc, name)
+        name = f"segment/{epoch}/{tail}"
+        self._objects.put(name, data)
+        self._names.add(name)
+        return Part(len(data), crc, name)
+
+    def prune(self, keep_s: float, now_s: float) -> None:
+        """Remove frames and checkpoints that no restore to the last `keep_s` seconds needs. Raises NoAnswer."""
+        names = list_names(self._log)
+        times = {name: int(name.rpartition("-")[2]) for name in names}
+        base = max((name for name in names if times[name] <= now_s - keep_s), default=names[0] if names else "")
+        kept = [load(self._log, name) for name in names if name >= base]
+        needed = set().union(*(_names_of(one) for one in kept if one is not None))
+        if kept and kept[0] is not None:
+            self._log.trim(kept[0].position.number + 1)
+        for name in names:
+            if name < base:
+                self._remove(name, needed)
+
+    def _remove(self, name: str, needed: set[str]) -> None:
+        old = load(self._log, name)
+        for part in sorted(_names_of(old) - needed) if old is not None else ():
+            self._objects.delete(part)
+        self._objects.delete(name)
+
+
+def _names_of(checkpoint: Checkpoint) -> set[str]:
+    return {part.name for segment in checkpoint.segments for part in segment.parts}
+
+
+def _encode(made: Checkpoint) -> bytes:
+    body: dict[str, Any] = {
+        "format": 1,
+        "position": encode_position(made.position),
+        "have": encode_have(made.have),
+        "segments": made.segments,
+    }
+    return json.dumps(body).encode()
+
+
+def list_names(log: ReplicatedLog) -> list[str]:
+    """The names of all checkpoints, the oldest first."""
+    return [name for name in log.objects.list("checkpoint/") if name[11:31].isdecimal() and name[32:].isdecimal()]
+
+
+def load(log: ReplicatedLog, name: str) -> Checkpoint | None:
+    """The checkpoint of that name; None where there is none. Raises NoAnswer, BadReplica."""
+    data = log.objects.get(name)
+    if data is None:
+        return None
+    try:
+        found = json.loads(data)
+        rows = [Segment(row[0], row[1], [Part(*part) for part in row[2]]) for row in found["segments"]]
+        return Checkpoint(name, decode_position(found["position"]), decode_have(found["have"]), rows)
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadReplica(f"{name}: unreadable: {error}") from None
+
+
+def newest(log: ReplicatedLog, until_s: float = float("inf")) -> Checkpoint | None:
+    """The newest checkpoint that was made up to that time."""
+    for name in reversed(list_names(log)):
+        if int(name.rpartition("-")[2]) <= until_s and (found := load(log, name)) is not None:
+            return found
+    return None
+
+
+def runs(objects: Objects, checkpoint: Checkpoint) -> Iterator[Run]:
+    """All bytes of a checkpoint, checked. Raises NoAnswer, BadReplica."""
+    for segment in checkpoint.segments:
+        at = 0
+        for size, crc, name in segment.parts:
+            data = objects.get(name)
+            if data is None or len(data) != size or value(data) != crc:
+                reason = "missing" if data is None else "wrong check sum"
+                raise BadReplica(f"{name}: {reason} (expected {size} bytes of {checkpoint.name})")
+            yield Run(segment.group, segment.first, at, data)
+            at += size

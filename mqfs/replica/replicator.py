@@ -1,0 +1,281 @@
+"""The primary's thread: what the store wrote becomes frames, one append in flight.
+
+    store's thread    write m1  write m2 ........ write m3     confirmed: callers of m1 and m2 are answered
+    this thread            take [m1] append ...... take [m2 m3] append
+    local disk             fdatasync ...           fdatasync
+
+The local sync runs beside the append. A series of portions ends with a frame without MORE, and counts with it alone.
+A primary without work appends an empty frame a second, so that a standby knows it is there. A second thread notes how
+far the disk is, and makes checkpoints.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import attrs
+
+from mqfs import limits
+from mqfs.errors import BadReplica, DiskFailed
+from mqfs.replica import state
+from mqfs.replica.checkpoint import Checkpointer
+from mqfs.replica.frame import HEAD_BYTES, RUN_BYTES, Entry, Run
+from mqfs.replica.log import Fenced, NoAnswer, Position
+from mqfs.replica.state import End, Have
+from mqfs.replica.takeover import Driver, Post, Primary, Stopped
+from mqfs.store.replication import Replication
+from mqfs.store.store import folder_of
+
+log = logging.getLogger("mqfs.replica")
+_ROOM = limits.REPLICA_FRAME_BYTES - HEAD_BYTES
+_CONFIRM_WARNING_S = 10.0
+
+
+class Replicator:
+    """Copies one store into its log."""
+
+    def __init__(
+        self, primary: Primary, path: str, post: Post, on_fenced: Callable[[], None], *, standbys: int, keep_s: float
+    ) -> None:
+        """`post` runs a function on the store's thread, `on_fenced` there. `standbys`: how many must have a frame on
+        their disks before it counts. `keep_s`: seconds that a restore can go back."""
+        self._log, self._post, self._on_fenced, self._standbys = primary.log, post, on_fenced, standbys
+        self._stop = threading.Event()
+        self._driver = Driver(primary.log, primary.writer, self._stop)
+        self._wake = threading.Event()
+        self._idle: list[Callable[[], None]] = []
+        self._replication: Replication | None = None
+        self._appended_s = time.monotonic()
+        self._keeper = Keeper(primary, path, self._stop, keep_s)
+        self._thread = threading.Thread(target=self._run, name="replicator", daemon=True)
+
+    def notify(self) -> None:
+        """There is something to copy."""
+        self._wake.set()
+
+    def start(self, replication: Replication, when_idle: Callable[[], None]) -> None:
+        """Begin. `when_idle` is called once on the store's thread, when all that is there now is in the log."""
+        self._replication = replication
+        self._idle.append(when_idle)
+        self._wake.set()
+        self._thread.start()
+        self._keeper.start()
+
+    def stop(self) -> None:
+        """End both threads; an append under way is given up, which a start finds out. The store is closed already: all
+        that it wrote is on disk."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._keeper.stop()
+        self._log.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._wake.wait(limits.REPLICA_BEAT_S)
+                self._wake.clear()
+                self._copy()
+        except Stopped:
+            pass
+        except Fenced:
+            log.error("replica %s: another server took over: this one is no longer the primary", self._log.name)
+            self._call(self._on_fenced)
+        except Exception:
+            log.exception("the replicator failed")
+            self._call(self._on_fenced)
+
+    def _copy(self) -> None:
+        """Append all there is; an empty frame where that is nothing."""
+        assert self._replication is not None
+        copied = False
+        while not self._stop.is_set():
+            try:
+                portion = self._replication.take(_ROOM - 64 * RUN_BYTES)
+            except DiskFailed as error:
+                log.error("replica %s: the log cannot be read: %s", self._log.name, error)
+                self._stop.wait(limits.REPLICA_RETRY_S)
+                continue
+            if portion is None:
+                break
+            self._append(portion.entries, more=portion.more)
+            copied = True
+            if not portion.more:
+                self._confirm()
+        if not copied and time.monotonic() - self._appended_s >= 0.9 * limits.REPLICA_BEAT_S:
+            self._append([], more=False)
+        while self._idle:
+            self._call(self._idle.pop())
+
+    def _append(self, entries: Sequence[Entry], *, more: bool) -> None:
+        pieces = list(split(entries, _ROOM))
+        for number, piece in enumerate(pieces, 1):
+            self._pace()
+            self._driver.writer.append(piece, time.time_ns(), more=more or number < len(pieces))
+            self._driver.finish()
+            self._appended_s = time.monotonic()
+            self._keeper.note(piece)
+        if not more:
+            self._keeper.end(self._driver.writer.position)
+
+    def _pace(self) -> None:
+        """Wait until the engine may be asked again, where it charges for that."""
+        wait_s = self._appended_s + self._log.pace_s - time.monotonic()
+        if wait_s > 0 and self._stop.wait(wait_s):
+            raise Stopped
+
+    def _confirm(self) -> None:
+        """Have the store answer its callers; the next series is taken after that."""
+        assert self._replication is not None
+        self._wait_for_standbys(self._driver.writer.position.number)
+        self._call(self._replication.confirm)
+
+    def _wait_for_standbys(self, number: int) -> None:
+        if not self._standbys:
+            return
+        since, warned, pause_s = time.monotonic(), False, 0.0005
+        while sum(reported >= number for reported in self._reports().values()) < self._standbys:
+            if not warned and time.monotonic() - since > _CONFIRM_WARNING_S:
+                warned = True
+                log.warning(
+                    "replica %s: no standby confirms frame %d (--confirm %d)", self._log.name, number, self._standbys
+                )
+            if self._stop.wait(pause_s):
+                raise Stopped
+            pause_s = min(2 * pause_s, 0.05)
+
+    def _reports(self) -> dict[str, int]:
+        try:
+            return self._log.reports()
+        except (NoAnswer, BadReplica):
+            return {}
+
+    def _call(self, do: Callable[[], None]) -> None:
+        """Have it done on the store's thread, and wait for that."""
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                do()
+            finally:
+                done.set()
+
+        self._post(run)
+        while not done.wait(0.2):
+            if self._stop.is_set():
+                return
+
+
+def split(entries: Sequence[Entry], room: int) -> Iterator[list[Entry]]:
+    """The entries of a portion as those of frames: one at least."""
+    piece: list[Entry] = []
+    left = room
+    for entry in entries:
+        size = RUN_BYTES + (len(entry.data) if isinstance(entry, Run) else 0)
+        if size > left and piece:
+            yield piece
+            piece, left = [], room
+        piece.append(entry)
+        left -= size
+    yield piece
+
+
+class Keeper:
+    """How far this disk is, and checkpoints, on a thread of their own: both may take long."""
+
+    def __init__(self, primary: Primary, path: str, stop: threading.Event, keep_s: float) -> None:
+        self._log, self._path, self._stop, self._keep_s = primary.log, path, stop, keep_s
+        self._state = primary.state
+        self._lock = threading.Lock()
+        self._touched: set[tuple[int, int]] = set()  # segments with bytes that may not be on disk
+        self._open: list[Entry | End] = []  # of the batch that has not ended, without their data
+        self._bytes = 0  # of frames since the last checkpoint
+        self._position, self._have = attrs.evolve(primary.writer.position), dict(primary.state.have)
+        self._unsure = False  # a sync failed: what is on disk is not known
+        self._checkpoints = Checkpointer(primary.log, path)
+        self._thread = threading.Thread(target=self._run, name="replica keeper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def note(self, entries: Sequence[Entry]) -> None:
+        """These are in the log."""
+        with self._lock:
+            for entry in entries:
+                if isinstance(entry, Run):
+                    self._bytes += len(entry.data)
+                    self._open.append(End(entry.group, entry.first, entry.position + len(entry.data)))
+                else:
+                    self._open.append(entry)
+
+    def end(self, position: Position) -> None:
+        """A batch ended there."""
+        with self._lock:
+            self._touched.update((entry.group, entry.first) for entry in self._open if isinstance(entry, End))
+            state.note(self._have, self._open)
+            self._open = []
+            self._position = attrs.evolve(position)
+
+    def _take(self) -> tuple[Position, Have, set[tuple[int, int]], int]:
+        with self._lock:
+            touched, self._touched = self._touched, set()
+            return self._position, dict(self._have), touched, self._bytes
+
+    def _run(self) -> None:
+        while not self._stop.wait(limits.REPLICA_STATE_S):
+            try:
+                position, have, touched, size = self._take()
+                self._note(position, have, touched)
+                if size >= limits.REPLICA_CHECKPOINT_BYTES:
+                    self._make_checkpoint(position, have, size)
+            except (NoAnswer, BadReplica, OSError) as error:
+                log.warning("replica %s: no checkpoint: %s", self._log.name, error)
+            except Exception:
+                log.exception("the replica's keeper failed")
+
+    def _note(self, position: Position, have: Have, touched: set[tuple[int, int]]) -> None:
+        if position.number == self._state.position.number or self._unsure:
+            return
+        try:
+            for group, first in touched:
+                self._sync(folder_of(self._path, group), first)
+        except OSError:
+            self._unsure = True
+            raise
+        self._state.position, self._state.have = position, have
+        state.write(self._path, self._state)
+
+    def _sync(self, folder: str, first: int) -> None:
+        """Have a segment, and its name, on disk; one that was removed since needs not."""
+        for path, flags in ((f"{folder}/{first:020d}.log", os.O_RDONLY), (folder, os.O_RDONLY | os.O_DIRECTORY)):
+            try:
+                fd = os.open(path, flags)
+            except FileNotFoundError:
+                return
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def _make_checkpoint(self, position: Position, have: Have, size: int) -> None:
+        started = time.monotonic()
+        made = self._checkpoints.make(position, have, int(time.time()))
+        with self._lock:
+            self._bytes -= size
+        self._checkpoints.prune(self._keep_s, time.time())
+        log.info("replica %s: %s made in %.1f s", self._log.name, made.name, time.monotonic() - started)
+
+    def stop(self) -> None:
+        """Note the end: the store is closed, and all is on disk."""
+        if self._thread.ident is not None:
+            self._thread.join()
+        position, have, _, _ = self._take()
+        try:
+            self._note(position, have, set())
+        except OSError as error:
+            log.warning("replica %s: its state was not written: %s", self._log.name, error)

@@ -1,0 +1,296 @@
+"""Following a replicated log: frames become the same bytes in the same segment files of a store without an engine.
+
+    log      ... 417 | 418 419+ 420+ 421 | 422      `+`: MORE, so 419 to 421 are one batch
+    disk     after 418 while 421 is not read; after 421 when all three were written and synced
+    state    the position of a sync before; a start reads the frames after it again, which changes nothing
+
+Where the frames after the position are gone, or are another history, the store is set aside in quarantine/ and copied
+again from the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import attrs
+
+from mqfs import limits
+from mqfs.errors import BadReplica, BadStore
+from mqfs.replica import checkpoint, state
+from mqfs.replica.frame import Entry, Frame, Owner, crc_of, decode
+from mqfs.replica.log import LogRecord, NoAnswer, Position, Reader, ReplicatedLog
+from mqfs.replica.state import State
+from mqfs.store.disk import Disk
+from mqfs.store.replication import Removed, Run, Trimmed
+from mqfs.store.standby import StandbyStore
+from mqfs.store.store import FOLDERS, DiskStore, read_label, write_label
+
+log = logging.getLogger("mqfs.replica")
+
+
+class Diverged(Exception):
+    """The store is no copy of a beginning of the log. The text says why."""
+
+
+class Follower:
+    """One store that follows the log. Its calls raise NoAnswer, BadReplica, Diverged and errors of the store; after one
+    of these a new one begins at the state that was written last."""
+
+    def __init__(self, replicated: ReplicatedLog, path: str, found: State) -> None:
+        """Hold the store's lock. `found`: its state."""
+        assert found.position.store is not None
+        self._log, self.path, self.state = replicated, path, found
+        self.reader = Reader(attrs.evolve(found.position))
+        self.store = StandbyStore(path, str(found.position.store))
+        self.takeovers: list[Owner] = []  # that were read
+        self._noted = time.monotonic()
+        self._closed = False
+
+    def step(self, wait_s: float, until_ns: int | None = None) -> int:
+        """Read and apply what there is, and have it on disk; returns the number of frames. Waits for the first one at
+        most that long. `until_ns`: nothing after that time is applied; it ends at -1."""
+        records = self._log.read(self.reader.position.number, wait_s)
+        ended = False
+        for record in records:
+            before = attrs.evolve(self.reader.complete)
+            batch = self._feed(record)
+            if batch is not None and until_ns is not None and self.reader.complete.time_ns > until_ns:
+                self.reader.complete, ended = before, True
+                break
+            if batch is not None:
+                self._apply(batch)
+        if records:
+            self.store.sync()
+            self.state.position = attrs.evolve(self.reader.complete)
+        if records and time.monotonic() - self._noted > 1.0:
+            self.note()
+        return -1 if ended else len(records)
+
+    def _feed(self, record: LogRecord) -> Sequence[Frame] | range | None:
+        try:
+            return self.reader.feed(record)
+        except BadReplica as error:
+            raise Diverged(str(error)) from None
+
+    def note(self) -> None:
+        """Write the state: all that was applied is synced."""
+        state.write(self.path, self.state)
+        self._noted = time.monotonic()
+
+    def _apply(self, batch: Sequence[Frame] | range) -> None:
+        for frame in self._read_again(batch) if isinstance(batch, range) else batch:
+            if frame.owner is not None:
+                self.takeovers.append(frame.owner)
+            entries = of_store(frame.entries)
+            self.store.apply(entries)
+            state.note(self.state.have, entries)
+
+    def _read_again(self, numbers: range) -> Iterator[Frame]:
+        """The frames of a batch that did not fit into memory; they were checked when they were read first."""
+        for number in numbers:
+            data = self._log.get(number)
+            if data is None:
+                raise Diverged(f"frame {number} was trimmed")
+            yield decode(data)
+
+    def catch_up(self) -> None:
+        """Step until the end of the log, as far as it is seen."""
+        while self.step(0.0) or self._log.newest(self.reader.position.number) is not None:
+            pass
+        self.note()
+
+    def close(self) -> None:
+        """Give up the lock; all that was applied is on disk. May be called again."""
+        if not self._closed:
+            self._closed = True
+            self.store.close()
+
+
+def of_store(entries: Iterable[Entry]) -> list[Run | Trimmed | Removed]:
+    """The entries that are about the store's files."""
+    return [entry for entry in entries if not isinstance(entry, Owner)]
+
+
+# ------------------------------------------------------------ begin
+
+
+def store_of(replicated: ReplicatedLog) -> uuid.UUID | None:
+    """The store that the log is of; None where nothing was ever appended."""
+    record = replicated.newest(0)
+    if record is None:
+        return None
+    return decode(record.data).store
+
+
+def check_history(replicated: ReplicatedLog, position: Position) -> None:
+    """Raises Diverged where the log does not hold the frame of that position, or another in its place."""
+    if not position.number:
+        return
+    data, after = replicated.get(position.number), replicated.get(position.number + 1)
+    if data is None and after is None:
+        later = replicated.newest(position.number) is not None
+        raise Diverged(f"frames after {position.number} were trimmed" if later else "the log ends before it")
+    if (crc_of(data) if data is not None else decode(after or b"").previous_crc) != position.crc:
+        raise Diverged(f"frame {position.number} is another one")
+
+
+def open_follower(replicated: ReplicatedLog, path: str, store: uuid.UUID) -> Follower:
+    """A follower at the state of the store at that path; where it has none, or one that does not fit, at the newest
+    checkpoint. Raises BadStore where it is another store."""
+    found = state.read(path)
+    if found is not None and found.position.store is not None:
+        if found.position.store != store:
+            raise BadReplica(f"{replicated.name}: of store {store} (expected {found.position.store}, as {path})")
+        try:
+            if not found.position.number and not found.primary and has_groups(path):
+                raise Diverged("its copy was not finished")
+            if found.primary:
+                check_not_fenced(replicated, found)
+            check_history(replicated, found.position)
+            return Follower(replicated, path, found)
+        except Diverged as why:
+            set_aside(path, str(why))
+    elif has_groups(path):
+        raise BadReplica(f"{path}: a store without a position in {replicated.name} (expected an empty directory)")
+    return copy_again(replicated, path, store)
+
+
+def check_not_fenced(replicated: ReplicatedLog, found: State) -> None:
+    """Raises Diverged where another server took over since: this disk may have what the log has not."""
+    newest = replicated.newest(found.position.number)
+    at = attrs.evolve(found.position)
+    while newest is not None and at.number < newest.number:
+        records = replicated.read(at.number, limits.REPLICA_CALL_S)
+        if not records:
+            return  # trimmed: `check_history` says so
+        for record in records:
+            try:
+                frame = at.advance(record)
+            except BadReplica as error:
+                raise Diverged(str(error)) from None
+            if frame.owner is not None and frame.owner.run not in found.runs:
+                raise Diverged(f"{frame.owner.address or 'another server'} took over at frame {frame.number}")
+
+
+def has_groups(path: str) -> bool:
+    buckets = f"{path}/buckets"
+    return os.path.isdir(buckets) and any(os.listdir(f"{buckets}/{name}") for name in os.listdir(buckets))
+
+
+def set_aside(path: str, why: str) -> None:
+    """Move the buckets of a store into its quarantine/: they are not what the log has."""
+    disk = Disk()
+    number = 1
+    while disk.exists(f"{path}/quarantine/fenced-{number}"):
+        number += 1
+    to = f"{path}/quarantine/fenced-{number}"
+    log.warning("%s is set aside in %s, and copied again: %s", path, to, why)
+    if disk.exists(f"{path}/buckets"):
+        disk.rename(f"{path}/buckets", to)
+    disk.sync_folder(f"{path}/quarantine")
+    disk.sync_folder(path)
+    state.remove(path, disk)
+
+
+def copy_again(replicated: ReplicatedLog, path: str, store: uuid.UUID, until_s: float = float("inf")) -> Follower:
+    """A follower at the newest checkpoint, which is written to an empty store; at the begin of a log without one."""
+    if os.path.isdir(path) and os.path.exists(f"{path}/mqfs"):
+        found = read_label(Disk(), path)[0]
+        if found != str(store):
+            _make_empty(path, found)
+    base = checkpoint.newest(replicated, until_s)
+    position = Position(store=store) if base is None else base.position
+    if base is None and replicated.get(1) is None:
+        raise BadReplica(f"{replicated.name}: no checkpoint up to that time, and the first frames were trimmed")
+    follower = Follower(replicated, path, State(attrs.evolve(position), {} if base is None else base.have, [], False))
+    try:
+        state.write(path, State(Position(store=store), {}, [], False))  # until all is there
+        if base is not None:
+            log.info("%s: %d segments of %s are copied", path, len(base.segments), base.name)
+            for run in checkpoint.runs(replicated.objects, base):
+                follower.store.apply([run])
+        follower.store.sync()
+        follower.note()
+    except BaseException:
+        follower.close()
+        raise
+    return follower
+
+
+def _make_empty(path: str, found: str) -> None:
+    """Forget the number of a store that has no group: it was made by a start that came before the log's first frame."""
+    if has_groups(path):
+        raise BadReplica(f"{path}: store {found} (expected a copy, or an empty directory)")
+    os.unlink(f"{path}/mqfs")
+    for name in FOLDERS:
+        if os.path.isdir(f"{path}/{name}"):
+            Disk().sync_folder(f"{path}/{name}")
+
+
+# ------------------------------------------------------------ restore
+
+# `mqfs restore` is a standby that ends: at the end of the log, or at a time.
+
+SPARE_SEQUENCES = 1 << 32
+
+
+class Restored(NamedTuple):
+    groups: int
+    number: int  # of the last frame
+    time_ns: int  # of that frame
+
+
+def restore(
+    replicated: ReplicatedLog, path: str, until_ns: int | None, progress: Callable[[int], None] = lambda number: None
+) -> Restored:
+    """Make the store: one of its own, with a new uuid and a reserve of sequences, so that clients that saw later
+    messages never see their numbers again. The log is only read. `until_ns`: UNIX time of the last frame that counts;
+    None: all. `progress` gets the number of each frame. Raises BadReplica, BadStore and errors of the disk."""
+    if os.path.exists(path) and os.listdir(path):
+        raise BadStore(f"{path}: not empty (expected a new directory)")
+    try:
+        store = store_of(replicated)
+        if store is None:
+            raise BadReplica(f"{replicated.name}: empty log: nothing to restore")
+        until_s = float("inf") if until_ns is None else until_ns / 1e9
+        follower = copy_again(replicated, path, store, until_s)
+        try:
+            _follow(replicated, follower, until_ns, progress)
+        finally:
+            follower.close()
+    except (NoAnswer, Diverged) as error:
+        raise BadReplica(f"{replicated.name}: not restored: {error}") from None
+    groups = _make_own(path)
+    position = follower.state.position
+    return Restored(groups, position.number, position.time_ns)
+
+
+def _follow(
+    replicated: ReplicatedLog, follower: Follower, until_ns: int | None, progress: Callable[[int], None]
+) -> None:
+    while (count := follower.step(0.2, until_ns)) >= 0:
+        progress(follower.state.position.number)
+        if not count and replicated.newest(follower.reader.position.number) is None:
+            return
+
+
+def _make_own(path: str) -> int:
+    """Make it a store of its own; returns the number of its groups."""
+    disk = Disk()
+    state.remove(path, disk)
+    _, numbers = read_label(disk, path)
+    write_label(disk, path, str(uuid.uuid4()), numbers)
+    store = DiskStore(path)
+    try:
+        groups = store.groups()
+        for number in groups:
+            bucket = store.open(number)
+            bucket.ranges.skip_to(bucket.end.next + SPARE_SEQUENCES)
+    finally:
+        store.close()
+    return len(groups)

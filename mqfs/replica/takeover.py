@@ -1,0 +1,268 @@
+"""Becoming the primary: by a start, by a standby that takes over, by `mqfs promote`.
+
+    log empty                the store's older segments become a checkpoint, its newest ones frames
+    log ahead of the disk    after a power cut: frames are fetched and applied, then it takes over
+    disk ahead of the log    and no other server took over since: the rest is appended
+    fenced since             the disk may have what the log has not: set aside in quarantine/, copied again
+
+All of them end with one conditional append, the takeover. Whoever it is refused to reads on and decides again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+
+import attrs
+
+from mqfs import limits
+from mqfs.errors import BadReplica
+from mqfs.replica import standby, state
+from mqfs.replica.checkpoint import Checkpointer
+from mqfs.replica.log import Append, Fenced, Look, NoAnswer, Position, Refused, ReplicatedLog, Writer
+from mqfs.replica.standby import Diverged, Follower
+from mqfs.replica.state import State
+from mqfs.store.disk import Disk
+from mqfs.store.standby import StandbyStore
+from mqfs.store.store import read_label
+
+log = logging.getLogger("mqfs.replica")
+_ATTEMPTS = 16  # to take over while others do
+
+
+class Stopped(Exception):
+    """The server stops."""
+
+
+class Driver:
+    """Does what a writer asks for, on one thread, until it is answered: for as long as it takes."""
+
+    def __init__(self, replicated: ReplicatedLog, writer: Writer, stop: threading.Event | None = None) -> None:
+        self._log, self.writer = replicated, writer
+        self._stop = stop or threading.Event()
+        self._since: float | None = None  # when the engine ceased to answer
+
+    def finish(self) -> None:
+        """Until the writer is idle. Raises Fenced, Stopped."""
+        while (request := self.writer.request) is not None:
+            try:
+                self._do(request)
+            except (NoAnswer, BadReplica) as error:
+                self._on_silence(str(error))
+                if isinstance(request, Append):
+                    self.writer.on_unclear()
+        self._on_answer()
+        if self.writer.fenced:
+            raise Fenced
+
+    def _do(self, request: Append | Look) -> None:
+        if isinstance(request, Look):
+            data = self._log.get(request.number)
+            self.writer.on_found(data, later=data is None and self._log.newest(request.number) is not None)
+            return
+        try:
+            self._log.append(request.data, request.after, request.own, takeover=request.takeover)
+        except Refused:
+            self.writer.on_unclear()
+        else:
+            self.writer.on_appended()
+
+    def _on_answer(self) -> None:
+        if self._since is not None:
+            log.info("replica %s answers again after %.1f s", self._log.name, time.monotonic() - self._since)
+            self._since = None
+
+    def _on_silence(self, why: str) -> None:
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+            log.warning("replica %s: no answer: %s; tried again until it answers", self._log.name, why)
+        if self._stop.wait(min(limits.REPLICA_RETRY_S, 0.05 + (now - self._since) / 4)):
+            raise Stopped
+
+
+@attrs.frozen
+class Primary:
+    """The owner of a log, and what its store has to know."""
+
+    log: ReplicatedLog
+    writer: Writer
+    state: State
+
+
+def become_primary(replicated: ReplicatedLog, path: str, address: str, stop: threading.Event | None = None) -> Primary:
+    """Take over with the store at that path, which is made where there is none. Raises BadReplica, BadStore, NoAnswer,
+    Stopped."""
+    for _ in range(_ATTEMPTS):
+        store = standby.store_of(replicated)
+        if store is None:
+            primary = _begin_log(replicated, path, address, stop)
+        else:
+            primary = take_over(standby.open_follower(replicated, path, store), replicated, address, stop)
+        if primary is not None:
+            return primary
+    raise BadReplica(f"{replicated.name}: not taken over: other servers did (expected one without --standby)")
+
+
+def take_over(
+    follower: Follower, replicated: ReplicatedLog, address: str, stop: threading.Event | None = None
+) -> Primary | None:
+    """Read to the end of the log and take over; None where another server did. The follower is closed."""
+    try:
+        follower.catch_up()
+        _check_ends(follower)
+        writer = Writer(attrs.evolve(follower.reader.position), _store_of(follower), uuid.uuid4())
+        return _append_takeover(replicated, follower.path, writer, follower.state, address, stop)
+    except Diverged as why:
+        follower.close()
+        standby.set_aside(follower.path, str(why))
+        return None
+    finally:
+        follower.close()
+
+
+def _store_of(follower: Follower) -> uuid.UUID:
+    assert follower.state.position.store is not None
+    return follower.state.position.store
+
+
+def _check_ends(follower: Follower) -> None:
+    """Raises Diverged where a standby's disk has bytes that are not in the log any more, as an engine forgot them; or
+    where any disk has not what the log has."""
+    found = follower.store.positions()
+    for group in found.keys() | follower.state.have.keys():
+        here, there = found.get(group, (0, 0)), follower.state.have.get(group, (0, 0))
+        if here[0] < there[0] or (here > there and not follower.state.primary):
+            raise Diverged(f"group {group} ends at {here}, in the log at {there}")
+
+
+def _append_takeover(
+    replicated: ReplicatedLog, path: str, writer: Writer, found: State, address: str, stop: threading.Event | None
+) -> Primary | None:
+    found.add_run(writer.run)
+    state.write(path, found)  # first: a start has to know that this takeover is its own
+    writer.take_over(address, time.time_ns())
+    try:
+        Driver(replicated, writer, stop).finish()
+    except Fenced:
+        return None
+    found.position, found.primary = attrs.evolve(writer.position), True
+    state.write(path, found)
+    return Primary(replicated, writer, found)
+
+
+def _begin_log(replicated: ReplicatedLog, path: str, address: str, stop: threading.Event | None) -> Primary | None:
+    """Begin a log with what the store has: its older segments as a checkpoint. The newest of each group come as
+    frames."""
+    is_new = not os.path.exists(f"{path}/mqfs")
+    number = uuid.uuid4() if is_new else uuid.UUID(read_label(Disk(), path)[0])
+    holder = StandbyStore(path, str(number))
+    try:
+        before = state.read(path)
+        if before is not None and before.position.number:
+            log.warning("replica %s is empty: it had frame %d; begun again", replicated.name, before.position.number)
+        have = {group: (first, 0) for group, (first, _) in holder.positions().items()}
+        found = State(Position(store=number), have, before.runs if before is not None else [], True)
+        writer = Writer(Position(), number, uuid.uuid4())
+        primary = _append_takeover(replicated, path, writer, found, address, stop)
+        if primary is not None and have:
+            _make_first_checkpoint(replicated, path, found)
+        return primary
+    finally:
+        holder.close()
+
+
+def _make_first_checkpoint(replicated: ReplicatedLog, path: str, found: State) -> None:
+    log.info("replica %s: the store is copied", replicated.name)
+    Checkpointer(replicated, path).make(attrs.evolve(found.position), dict(found.have), int(time.time()))
+
+
+# ------------------------------------------------------------ standby
+
+
+class Standby:
+    """Follows the log until it is to take over: the primary is silent, or `promote` was called. One thread runs it."""
+
+    def __init__(self, replicated: ReplicatedLog, path: str, address: str, failover_s: float) -> None:
+        self._log, self._path, self._address, self._failover_s = replicated, path, address, failover_s
+        self._name = uuid.uuid4().hex[:16]
+        self._promoted, self._stop = threading.Event(), threading.Event()
+        self._heard = time.monotonic()  # when a frame came last, or the engine did not answer
+        self._reported_s = 0.0
+        self._copied_at = -1  # number of the frame at which the store was set aside
+        self.primary = ""  # its address
+
+    def promote(self) -> None:
+        """Take over as soon as all is read, whether the primary is silent or not."""
+        self._promoted.set()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def run(self) -> Primary | None:
+        """Follow, and take over; None: stopped. Raises BadReplica, BadStore and errors of the store."""
+        while not self._stop.is_set():
+            try:
+                if (primary := self._follow()) is not None:
+                    return primary
+            except NoAnswer as error:
+                log.warning("replica %s: no answer: %s; tried again until it answers", self._log.name, error)
+                self._stop.wait(limits.REPLICA_RETRY_S / 2)
+            except Stopped:
+                break
+            self._heard = time.monotonic()
+        return None
+
+    def _follow(self) -> Primary | None:
+        store = standby.store_of(self._log)
+        if store is None:
+            if self._promoted.is_set():
+                return become_primary(self._log, self._path, self._address, self._stop)
+            self._stop.wait(1.0)  # the primary has not begun
+            return None
+        follower = standby.open_follower(self._log, self._path, store)
+        try:
+            self._heard = time.monotonic()
+            while not self._is_due() and not self._stop.is_set():
+                self._step(follower)
+            follower.note()
+            return None if self._stop.is_set() else self._take_over(follower)
+        except Diverged as why:
+            self._set_aside(follower, str(why))
+            return None
+        finally:
+            follower.close()
+
+    def _is_due(self) -> bool:
+        return self._promoted.is_set() or time.monotonic() - self._heard > self._failover_s
+
+    def _step(self, follower: Follower) -> None:
+        if follower.step(min(1.0, self._failover_s / 4)):
+            self._heard = time.monotonic()
+            if self._heard - self._reported_s >= self._log.pace_s:
+                self._reported_s = self._heard
+                self._log.report(self._name, follower.state.position.number)
+        if follower.state.position.address != self.primary:
+            self.primary = follower.state.position.address
+            log.info("standby of %s, whose primary is %s", self._log.name, self.primary or "unnamed")
+
+    def _take_over(self, follower: Follower) -> Primary | None:
+        why = "promoted" if self._promoted.is_set() else f"no frame for {self._failover_s:g} s"
+        log.warning("replica %s: %s: taking over", self._log.name, why)
+        return take_over(follower, self._log, self._address, self._stop)
+
+    def _set_aside(self, follower: Follower, why: str) -> None:
+        """Copy again; where that ends at the same frame, a person has to look."""
+        at = follower.state.position.number
+        follower.close()
+        if at == self._copied_at:
+            raise BadReplica(f"{self._log.name}: cannot be followed after frame {at}: {why}")
+        self._copied_at = at
+        standby.set_aside(self._path, why)
+
+
+Post = Callable[[Callable[[], None]], None]

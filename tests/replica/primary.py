@@ -1,0 +1,102 @@
+"""A primary in this process: a store, its replicator, and the test's thread as the store's."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from mqfs.model import Draft, Kind
+from mqfs.replica.engines import open_log
+from mqfs.replica.replicator import Replicator
+from mqfs.replica.takeover import Primary, become_primary
+from mqfs.store.store import DiskBucket, DiskStore
+from tests.support.eventually import HANG_S
+
+STATE = b'{"group":%d}'
+
+
+class LocalPrimary:
+    """`acknowledged`: of each group, the bodies whose callers heard that they are on disk and in the log."""
+
+    def __init__(self, path: Path, url: str, primary: Primary | None = None, *, standbys: int = 0) -> None:
+        self.path, self.acknowledged, self.failed = path, dict[int, list[bytes]](), 0
+        self._posted: queue.Queue[Callable[[], None]] = queue.Queue()
+        self.fenced = self._idle = False
+        self.primary = primary or become_primary(open_log(url), str(path), "tcp!a!5640")
+        self.replicator = Replicator(
+            self.primary, str(path), self._posted.put, self._on_fenced, standbys=standbys, keep_s=0
+        )
+        self.store = DiskStore(str(path), self._posted.put, None, self.replicator.notify)
+        assert self.store.replication is not None
+        self.store.replication.begin(self.primary.state.have)
+        self.store.replication.open_all()
+        self.replicator.start(self.store.replication, self._on_idle)
+        self.run(lambda: self._idle or self.fenced)
+
+    def _on_idle(self) -> None:
+        self._idle = True
+
+    def _on_fenced(self) -> None:
+        self.fenced = True
+        assert self.store.replication is not None
+        self.store.replication.fail(OSError(5, "fenced"))
+
+    def run(self, until: Callable[[], bool]) -> None:
+        """Do what is posted until that holds."""
+        end = time.monotonic() + HANG_S
+        while not until():
+            assert time.monotonic() < end
+            try:
+                self._posted.get(timeout=0.05)()
+            except queue.Empty:
+                pass
+
+    def bucket(self, number: int) -> DiskBucket:
+        """The log of a group, which is made where it is not there."""
+        bucket = self.store.open(number) if number in self.store.groups() else self.store.make(number, STATE % number)
+        bucket.writer.state = lambda: STATE % number
+        return bucket
+
+    def append(self, number: int, *bodies: bytes) -> None:
+        """One atomic batch; it is acknowledged by and by."""
+        bucket = self.bucket(number)
+        bucket.writer.append_batch([Draft(Kind.MESSAGE, 16, body, b"") for body in bodies], time.time_ns())
+
+        def then(error: OSError | None) -> None:
+            self.failed += error is not None
+            if error is None:
+                self.acknowledged.setdefault(number, []).extend(bodies)
+
+        bucket.upkeep.replicate(then)
+
+    def wait(self, number: int, count: int) -> None:
+        self.run(lambda: len(self.acknowledged.get(number, ())) >= count or self.fenced)
+
+    def kill(self) -> None:
+        """As kill -9: nothing more is written, and the lock is free."""
+        self.replicator._stop.set()
+        self.replicator._wake.set()
+        self.replicator._thread.join()
+        self.replicator._keeper._thread.join()
+        self.primary.log.close()
+        self.store.committer.stop()
+        self.store.disk.close(self.store._lock)
+
+    def stop(self) -> None:
+        self.store.close()
+        self.replicator.stop()
+
+
+def bodies_of(path: Path, number: int) -> list[bytes]:
+    """What a store has in a group, without a replica."""
+    store = DiskStore(str(path))
+    try:
+        bucket, found, at = store.open(number), list[bytes](), 0
+        while (record := bucket.reader.scan(at)) is not None:
+            found.append(record.body)
+            at = record.sequence + 1
+        return found
+    finally:
+        store.close()

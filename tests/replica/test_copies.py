@@ -1,0 +1,306 @@
+"""A store and its copies: whoever is killed when, what was acknowledged is there once, and copies are equal."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqfs import errors, limits
+from mqfs.replica import checkpoint, state
+from mqfs.replica.engines import open_log
+from mqfs.replica.standby import restore
+from mqfs.replica.takeover import Standby, become_primary
+from mqfs.store.check import check
+from mqfs.store.disk import Disk
+from mqfs.store.store import read_label
+from tests.replica.primary import LocalPrimary, bodies_of
+from tests.support.campaign import seed, size
+from tests.support.eventually import eventually
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+EACH = pytest.mark.parametrize("url", ["file", "nats"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "REPLICA_BEAT_S", 0.2)
+    monkeypatch.setattr(limits, "REPLICA_STATE_S", 0.1)
+
+
+class LocalStandby:
+    """A standby on a thread."""
+
+    def __init__(self, path: Path, url: str, failover_s: float = 60.0) -> None:
+        self.path, self.log = path, open_log(url)
+        self.standby = Standby(self.log, str(path), "tcp!b!5640", failover_s)
+        self.primary = None
+        self.failed: Exception | None = None
+        self.closed = False
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.primary = self.standby.run()
+        except Exception as error:
+            self.failed = error
+
+    def stop(self) -> None:
+        self.standby.stop()
+        self.thread.join()
+        if self.primary is None and not self.closed:
+            self.closed = True
+            self.log.close()
+
+    def promote(self, url: str) -> LocalPrimary:
+        self.standby.promote()
+        self.thread.join()
+        assert self.primary is not None, self.failed
+        return LocalPrimary(self.path, url, self.primary)
+
+
+@pytest.fixture
+def standbys() -> Iterator[list[LocalStandby]]:
+    found: list[LocalStandby] = []
+    yield found
+    for standby in found:
+        standby.stop()
+
+
+def files(path: Path) -> dict[str, bytes]:
+    """All segments, without the zeros that are allocated ahead."""
+    return {str(file.relative_to(path)): file.read_bytes().rstrip(b"\0") for file in path.glob("buckets/*/*/*.log")}
+
+
+@EACH
+def test_a_standby_has_the_same_bytes(tmp_path: Path, url: str, standbys: list[LocalStandby]) -> None:
+    primary = LocalPrimary(tmp_path / "a", url)
+    primary.append(1, b"before")
+    standbys.append(LocalStandby(tmp_path / "b", url))
+    for number in range(50):
+        primary.append(1 + number % 3, b"%d" % number, b"x" * 3_000)
+    primary.append(2, b"y" * 3_000_000)  # of several frames
+    primary.wait(2, 35)
+    primary.store.remove(3)
+    primary.append(1, b"last")
+    primary.wait(1, 36)
+    assert eventually(lambda: files(tmp_path / "b") == files(tmp_path / "a"))
+    primary.stop()
+
+
+@EACH
+def test_a_promoted_standby_has_all_and_the_old_primary_is_fenced(
+    tmp_path: Path, url: str, standbys: list[LocalStandby]
+) -> None:
+    first = LocalPrimary(tmp_path / "a", url)
+    standbys.append(LocalStandby(tmp_path / "b", url))
+    for number in range(20):
+        first.append(1, b"%d" % number)
+    first.wait(1, 20)
+    second = standbys[0].promote(url)
+    first.append(1, b"lost")
+    first.run(lambda: first.fenced)
+    assert first.failed == 1
+    assert first.acknowledged[1] == [b"%d" % number for number in range(20)]
+    second.append(1, b"new")
+    second.wait(1, 1)
+    first.kill()
+    again = LocalStandby(tmp_path / "a", url)  # what it has alone is set aside
+    standbys.append(again)
+    assert eventually(lambda: files(tmp_path / "a") == files(tmp_path / "b"))
+    assert list((tmp_path / "a/quarantine").glob("fenced-*"))
+    second.stop()
+    third = again.promote(url)
+    third.stop()
+    assert bodies_of(tmp_path / "a", 1) == [*(b"%d" % number for number in range(20)), b"new"]
+
+
+@EACH
+def test_what_a_power_cut_took_from_the_disk_is_fetched(tmp_path: Path, url: str) -> None:
+    first = LocalPrimary(tmp_path / "a", url)
+    first.append(1, b"old")
+    first.wait(1, 1)
+    assert eventually(lambda: (found := state.read(str(tmp_path / "a"))) and found.have.get(1, (0, 0))[1] > 0)
+    monkey = files(tmp_path / "a")
+    for number in range(10):
+        first.append(1, b"%d" % number)
+    first.append(7, b"group")
+    first.wait(1, 11)
+    first.wait(7, 1)
+    stale = state.read(str(tmp_path / "a"))
+    first.kill()
+    for name, data in monkey.items():  # the disk is as it was before
+        (tmp_path / "a" / name).write_bytes(data)
+    assert stale is not None
+    set_back(tmp_path / "a", url)
+    second = LocalPrimary(tmp_path / "a", url)
+    second.append(1, b"after")
+    second.wait(1, 1)
+    second.stop()
+    assert bodies_of(tmp_path / "a", 1) == [b"old", *(b"%d" % number for number in range(10)), b"after"]
+    assert bodies_of(tmp_path / "a", 7) == [b"group"]
+
+
+def set_back(path: Path, url: str) -> None:
+    """Have the state say what is true of the disk: nothing but the first takeover."""
+    found = state.read(str(path))
+    assert found is not None
+    log = open_log(url)
+    found.position.number = found.position.crc = found.position.epoch = found.position.own = 0
+    found.have = {}
+    log.close()
+    state.write(str(path), found)
+
+
+@EACH
+def test_what_the_log_lacks_is_appended_at_the_next_start(tmp_path: Path, url: str) -> None:
+    first = LocalPrimary(tmp_path / "a", url)
+    first.append(1, b"old")
+    first.wait(1, 1)
+    first.replicator._stop.set()  # it copies nothing more
+    first.replicator._wake.set()
+    first.replicator._thread.join()
+    first.append(1, b"disk alone")
+    first.bucket(1).upkeep.sync()
+    first.kill()
+    second = LocalPrimary(tmp_path / "a", url)
+    second.stop()
+    done = restore(open_log(url), str(tmp_path / "r"), None)
+    assert done.groups == 1
+    assert bodies_of(tmp_path / "r", 1) == [b"old", b"disk alone"]
+
+
+@EACH
+def test_an_older_store_is_copied_whole_when_it_gets_a_log(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SEGMENT_BYTES", 20_000)
+    older = f"file://{tmp_path}/other"
+    first = LocalPrimary(tmp_path / "a", older)
+    for number in range(30):
+        first.append(1, b"%d" % number + b"x" * 3_000)
+    first.wait(1, 30)
+    first.stop()
+    state.remove(str(tmp_path / "a"))
+    second = LocalPrimary(tmp_path / "a", url)
+    log = open_log(url)
+    made = checkpoint.newest(log)
+    assert made is not None
+    assert len(made.segments) == 2
+    second.stop()
+    restore(log, str(tmp_path / "r"), None)
+    assert bodies_of(tmp_path / "r", 1) == bodies_of(tmp_path / "a", 1)
+    assert len(bodies_of(tmp_path / "r", 1)) == 30
+    log.close()
+
+
+@EACH
+def test_a_standby_that_was_away_begins_at_a_checkpoint(
+    tmp_path: Path, url: str, standbys: list[LocalStandby], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SEGMENT_BYTES", 20_000)
+    monkeypatch.setattr(limits, "REPLICA_CHECKPOINT_BYTES", 50_000)
+    primary = LocalPrimary(tmp_path / "a", url)
+    standby = LocalStandby(tmp_path / "b", url)
+    primary.append(1, b"first")
+    primary.wait(1, 1)
+    assert eventually(lambda: files(tmp_path / "b") == files(tmp_path / "a"))
+    standby.stop()
+    log = open_log(url)
+    for number in range(60):
+        primary.append(1 + number % 2, b"%d" % number + b"x" * 5_000)
+    primary.wait(1, 31)
+    assert eventually(lambda: log.get(2) is None)  # trimmed
+    standbys.append(LocalStandby(tmp_path / "b", url))
+    primary.append(1, b"last")
+    primary.wait(1, 32)
+    assert eventually(lambda: files(tmp_path / "b") == files(tmp_path / "a"))
+    primary.stop()
+    log.close()
+
+
+@EACH
+def test_a_restore_to_a_time_has_what_was_there_then(tmp_path: Path, url: str) -> None:
+    primary = LocalPrimary(tmp_path / "a", url)
+    times = [time.time_ns()]
+    for number in range(12):
+        primary.append(1, b"%d" % number)
+        primary.wait(1, number + 1)
+        times.append(time.time_ns())
+    primary.stop()
+    log = open_log(url)
+    for number in (1, 6, 12):
+        done = restore(log, str(tmp_path / f"r{number}"), times[number])
+        assert done.time_ns <= times[number]
+        assert bodies_of(tmp_path / f"r{number}", 1) == [b"%d" % n for n in range(number)]
+        assert check(str(tmp_path / f"r{number}"), report=print) == 0
+        assert read_label(Disk(), str(tmp_path / f"r{number}"))[0] != primary.store.uuid
+    with pytest.raises(errors.BadStore, match="not empty"):
+        restore(log, str(tmp_path / "r1"), None)
+    log.close()
+
+
+@EACH
+def test_with_a_standby_to_confirm_nothing_counts_without_it(
+    tmp_path: Path, url: str, standbys: list[LocalStandby]
+) -> None:
+    standbys.append(LocalStandby(tmp_path / "b", url))
+    primary = LocalPrimary(tmp_path / "a", url, standbys=1)
+    standbys[0].stop()
+    primary.append(1, b"one")
+    end = time.monotonic() + 1
+    primary.run(lambda: time.monotonic() > end)
+    assert not primary.acknowledged
+    standbys.append(LocalStandby(tmp_path / "b", url))
+    primary.wait(1, 1)
+    assert files(tmp_path / "b")
+    primary.stop()
+
+
+@EACH
+def test_another_stores_log_is_refused(tmp_path: Path, url: str) -> None:
+    LocalPrimary(tmp_path / "a", url).stop()
+    other = LocalPrimary(tmp_path / "c", f"file://{tmp_path}/other")
+    other.append(1, b"mine")
+    other.wait(1, 1)
+    other.stop()
+    with pytest.raises(errors.BadReplica, match=r"of store .* \(expected "):
+        become_primary(open_log(url), str(tmp_path / "c"), "")
+
+
+@EACH
+def test_kills_and_takeovers_lose_nothing(tmp_path: Path, url: str) -> None:
+    """Two stores; each round the primary is killed while it appends, and either starts again or is replaced."""
+    pick = random.Random(seed())
+    paths, written, acknowledged = [tmp_path / "a", tmp_path / "b"], list[bytes](), list[bytes]()
+    primary, standby = LocalPrimary(paths[0], url), LocalStandby(paths[1], url)
+    for _ in range(size(400, 25)):
+        count = pick.randrange(1, 30)
+        for _ in range(count):
+            body = b"%d" % len(written)
+            written.append(body)
+            primary.append(1, body)
+        primary.wait(1, pick.randrange(count + 1))
+        primary.kill()
+        acknowledged += primary.acknowledged.get(1, [])
+        if pick.random() < 0.5:
+            primary = LocalPrimary(primary.path, url)
+        else:
+            promoted = standby.promote(url)
+            standby, primary = LocalStandby(primary.path, url), promoted
+    primary.append(1, b"end")
+    primary.wait(1, 1)
+    assert eventually(lambda: files(paths[0]) == files(paths[1]))
+    standby.stop()
+    primary.stop()
+    for path in paths:
+        found = bodies_of(path, 1)
+        assert len(found) == len(set(found))
+        assert set(acknowledged) <= set(found)
+        assert set(found) <= {*written, b"end"}
+        assert check(str(path), report=print) == 0
