@@ -16,6 +16,7 @@ from mq_tools import completion
 from mq_tools.cli_types import usage_error
 from mqfs.cli.bridge import bridge
 from mqfs.cli.doctor import doctor
+from mqfs.cli.mcp import mcp
 from mqfs.cli.spark import spark
 from mqfs.cli.token import token
 from mqfs.errors import BadConfig, MqfsError
@@ -120,6 +121,7 @@ def bench(**options: Any) -> int:
 command.add_command(bridge)
 command.add_command(completion.command)
 command.add_command(doctor)
+command.add_command(mcp)
 command.add_command(spark)
 command.add_command(token)
 

@@ -1,0 +1,193 @@
+"""`mqfs mcp`: a group as tools of the Model Context Protocol on standard input and output, for agents.
+
+    send to a stream        `publish`
+    wait on a stream        a claim of a consumer with the stream's name; `ack`, `nack` and `dead` settle it by its id
+    list, tail, history     what is there, settled messages too; each stream is a resource
+
+Claims belong to this process: where it ends, or its agent, they are requeued at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeAlias, TypeVar
+
+import click
+
+from mqfs.client import Message, aio
+from mqfs.client.aio import AsyncClaim, AsyncClaims, AsyncGroup
+from mqfs.errors import BadConfig, BadRequest, MqfsError, NotFound, OverLimit
+from mqfs.syntax.escape import stream_name
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Rows: TypeAlias = list[dict[str, Any]]
+GROUP = "agents"
+SETTINGS = ("replay all", "ttl 7d", "retries 5")
+OPEN, CLAIMS, MESSAGES, BODY_BYTES = 64, 256, 100, 65_536  # streams waited on, claims, messages and bytes of an answer
+MOST_S = 3600.0
+INSTRUCTIONS = """Messages between programs, kept on disk for a week. `wait` claims a message of a stream: it is yours
+alone until you `ack` it when its work is done, `nack` it to have it delivered again, or give it up with `dead`.
+Unsettled claims go to others when you end. `tail` and `history` look without claiming."""
+
+
+@click.command()
+@click.option("--at", "address", metavar="ADDRESS", help="Address of the server; else $MQFS_ADDRESS, ./mqfs.sock.")
+@click.option("--group", default=GROUP, metavar="PATH", show_default=True, help="Group; made where it is missing.")
+@click.option("--read-only", is_flag=True, help="Offer the tools that only look.")
+def mcp(address: str | None, group: str, read_only: bool) -> int:
+    """Serve a group to an agent by the Model Context Protocol, on standard input and output.
+
+    MQFS_TOKEN in the environment is the token of a server over TCP or TLS.
+    """
+    try:
+        from mcp.server.mcpserver import MCPServer
+        from mcp.server.mcpserver.exceptions import ToolError
+    except ImportError:
+        raise BadConfig("mcp: not installed (expected pip install 'mqfs[mcp]')") from None
+    import asyncio
+
+    async def run() -> None:
+        token = os.environ.get("MQFS_TOKEN", "")
+        async with aio.connect(address, token=token) as client:
+            desk = Desk(await _open(client, group))
+            server = MCPServer("mqfs", instructions=INSTRUCTIONS, log_level="WARNING")
+            looks: list[Callable[..., Awaitable[Any]]] = [desk.list, desk.tail, desk.history]
+            works: list[Callable[..., Awaitable[Any]]] = (
+                [] if read_only else [desk.send, desk.wait, desk.ack, desk.nack, desk.dead]
+            )
+            for tool in (*works, *looks):
+                server.add_tool(_answered(tool, ToolError))
+            server.resource("mqfs://stream/{stream}", mime_type="application/json")(_answered(desk.tail_of, ToolError))
+            await server.run_stdio_async()
+            await desk.close()
+
+    asyncio.run(run())
+    return 0
+
+
+async def _open(client: aio.AsyncClient, path: str) -> AsyncGroup:
+    try:
+        return await client.group(path, escape=True)
+    except NotFound:
+        return await client.group(path, escape=True, create=True, ctl=SETTINGS)
+
+
+def _answered(tool: Callable[P, Awaitable[T]], error_class: type[Exception]) -> Callable[P, Awaitable[T]]:
+    """The tool, with the reason of each failure as its answer."""
+
+    @wraps(tool)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await tool(*args, **kwargs)
+        except MqfsError as error:
+            raise error_class(str(error)) from None
+
+    return call
+
+
+class Desk:
+    """The tools of one agent, and the claims that it holds."""
+
+    def __init__(self, group: AsyncGroup) -> None:
+        self._group = group
+        self._handles: dict[str, AsyncClaims] = {}
+        self._claims: dict[str, AsyncClaim] = {}
+
+    async def close(self) -> None:
+        for handle in self._handles.values():
+            await handle.close()
+
+    # ------------------------------------------------------------ work
+
+    async def send(
+        self, stream: str, body: str, headers: dict[str, str] | None = None, delay_s: float = 0, id: str = ""
+    ) -> dict[str, Any]:
+        """Send a message to a stream, which is made where it is missing. `delay_s`: seconds until it is delivered."""
+        receipt = await self._group.publish(stream, body, headers=headers or None, delay=delay_s or None, id=id)
+        return {"stream": stream, "sequence": receipt.sequence}
+
+    async def wait(self, stream: str, seconds: float = 30) -> dict[str, Any] | None:
+        """Wait for the next message of a stream, and claim it. Returns null where none came in that many seconds."""
+        if len(self._claims) >= CLAIMS:
+            raise OverLimit(f"{CLAIMS} claims are open (expected ack, nack or dead of some)")
+        try:
+            claim = await (await self._handle(stream)).get(min(max(seconds, 0.0), MOST_S))
+        except TimeoutError:
+            return None
+        name = f"{stream}:{claim.sequence}"
+        self._claims[name] = claim
+        return {"claim": name, "deliveries": claim.deliveries, **_shown(claim.message)}
+
+    async def ack(self, claim: str) -> str:
+        """Acknowledge a claimed message: its work is done, and it is not delivered again."""
+        await self._take(claim).ack()
+        return "acknowledged"
+
+    async def nack(self, claim: str, delay_s: float = 0) -> str:
+        """Requeue a claimed message whose work failed; after a number of failures it is a dead letter."""
+        await self._take(claim).nack(delay_s or None)
+        return "requeued"
+
+    async def dead(self, claim: str, reason: str) -> str:
+        """Give up a claimed message: it goes to the stream of dead letters, with the reason."""
+        await self._take(claim).dead(reason)
+        return "dead letter"
+
+    def _take(self, name: str) -> AsyncClaim:
+        claim = self._claims.pop(name, None)
+        if claim is None:
+            raise BadRequest(f"unknown claim {name!r} (expected one that `wait` returned, and that is not settled)")
+        return claim
+
+    async def _handle(self, stream: str) -> AsyncClaims:
+        handle = self._handles.get(stream)
+        if handle is None:
+            if len(self._handles) >= OPEN:
+                raise OverLimit(f"{OPEN} streams are waited on (expected one of {', '.join(self._handles)})")
+            await self._group.create(stream)
+            handle = self._handles[stream] = await self._group.consume(stream_name(stream), over=stream)
+        return handle
+
+    # ------------------------------------------------------------ looks
+
+    async def list(self) -> Rows:
+        """List the streams, and how many messages each has to be claimed."""
+        stats, names = await self._group.stats(), await self._group.streams()
+        rows = [(name, stats.streams.get(stream_name(name)), stats.consumers.get(stream_name(name))) for name in names]
+        return [
+            {"stream": name, "messages": row.messages, "waiting": consumer.waiting if consumer is not None else None}
+            for name, row, consumer in rows
+            if row is not None
+        ]
+
+    async def tail(self, stream: str, count: int = 10) -> Rows:
+        """Show the last messages of a stream that are kept, claimed or not."""
+        return [_shown(m) async for m in self._group.history(-min(max(count, 1), MESSAGES), pattern=stream)]
+
+    async def history(self, pattern: str = "#", after: int = 0, count: int = 100) -> Rows:
+        """Show kept messages of the streams that match a pattern (`*` a word, `#` any), above a sequence."""
+        found = []
+        async for message in self._group.history(first=after + 1, pattern=pattern):
+            found.append(_shown(message))
+            if len(found) >= min(count, MESSAGES):
+                break
+        return found
+
+    async def tail_of(self, stream: str) -> Rows:
+        """The last messages of a stream."""
+        return await self.tail(stream)
+
+
+def _shown(message: Message) -> dict[str, Any]:
+    body = bytes(message.body)
+    return {
+        "stream": message.topic,
+        "sequence": message.sequence,
+        "time_ns": message.time_ns,
+        "headers": dict(message.headers),
+        "body": body[:BODY_BYTES].decode(errors="replace"),
+        **({"bytes": len(body)} if len(body) > BODY_BYTES else {}),
+    }

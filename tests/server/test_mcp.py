@@ -1,0 +1,131 @@
+"""`mqfs mcp` with the client of the protocol's own package: work, looks, limits, failures, ends of both sides."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client, StdioServerParameters
+
+from mqfs.cli import mcp
+from tests.support import ROOT
+from tests.support.server import Server, environment, short_folder
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with short_folder() as folder, Server.at(folder) as server:
+        yield server
+
+
+class Agent:
+    """A session with a server of the protocol."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    async def __call__(self, tool: str, **arguments: Any) -> Any:
+        """What a tool answers. Raises ValueError with the text of an error."""
+        answer = await self.client.call_tool(tool, arguments)
+        text = "".join(part.text for part in answer.content)
+        if answer.is_error:
+            raise ValueError(text)
+        content = answer.structured_content
+        return content["result"] if content is not None and [*content] == ["result"] else content
+
+
+@asynccontextmanager
+async def agent(server: Server, group: str, *words: str) -> AsyncIterator[Agent]:
+    command = ["-m", "mqfs", "mcp", "--at", server.address, "--group", group, *words]
+    parameters = StdioServerParameters(command=sys.executable, args=command, cwd=str(ROOT), env=environment())
+    async with Client(parameters) as client:
+        yield Agent(client)
+
+
+def test_agents_work(server: Server) -> None:
+    async def work() -> None:
+        async with agent(server, "work") as one, agent(server, "work") as two:
+            assert await one("wait", stream="inbox/two", seconds=0) is None
+            sent = await one("send", stream="inbox/two", body="grüß", headers={"from": "one"}, id="1")
+            claim = await two("wait", stream="inbox/two")
+            assert claim["claim"] == f"inbox/two:{sent['sequence']}"
+            assert (claim["body"], claim["headers"]["from"], claim["deliveries"]) == ("grüß", "one", 1)
+            await two("nack", claim=claim["claim"], delay_s=0.01)
+            again = await two("wait", stream="inbox/two")
+            assert again["deliveries"] == 2
+            with pytest.raises(ValueError, match="unknown claim 'nothing'"):
+                await two("ack", claim="nothing")
+            await two("ack", claim=again["claim"])
+            assert await one("list") == [{"stream": "inbox/two", "messages": 1, "waiting": 0}]
+            await one("send", stream="inbox/two", body="bad")
+            await two("dead", claim=(await two("wait", stream="inbox/two"))["claim"], reason="not understood")
+            for [dead] in (await one("history", pattern="dead"), await one("tail", stream="dead")):
+                assert (dead["body"], dead["headers"]["reason"]) == ("bad", "not understood")
+            assert [m["body"] for m in await one("tail", stream="inbox/two", count=2)] == ["grüß", "bad"]
+            resource = await one.client.read_resource("mqfs://stream/dead")
+            assert [m["body"] for m in json.loads(resource.contents[0].text)] == ["bad"]
+
+    anyio.run(work)
+
+
+def test_a_waiting_agent_is_woken_and_an_ended_one_loses_its_claims(server: Server) -> None:
+    async def work() -> None:
+        async with agent(server, "ends") as two:
+            async with agent(server, "ends") as one, anyio.create_task_group() as tasks:
+                answers = []
+
+                async def wait() -> None:
+                    answers.append(await one("wait", stream="s", seconds=60))
+
+                tasks.start_soon(wait)
+                await two("send", stream="s", body="x")
+            assert answers[0]["body"] == "x"
+            assert (await two("wait", stream="s", seconds=60))["body"] == "x"
+
+    anyio.run(work)
+
+
+def test_tools_that_only_look(server: Server) -> None:
+    async def work() -> None:
+        async with agent(server, "looks", "--read-only") as one:
+            assert [tool.name for tool in (await one.client.list_tools()).tools] == ["list", "tail", "history"]
+            assert await one("tail", stream="none") == []
+
+    anyio.run(work)
+
+
+def test_limits_and_wrong_arguments(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with agent(server, "limits") as one:
+            await one("send", stream="big", body="x" * (mcp.BODY_BYTES + 1))
+            [shown] = await one("tail", stream="big", count=10**9)
+            assert (len(shown["body"]), shown["bytes"]) == (mcp.BODY_BYTES, mcp.BODY_BYTES + 1)
+            for number in range(mcp.OPEN):
+                await one("wait", stream=f"s{number}", seconds=0)
+            with pytest.raises(ValueError, match="64 streams are waited on"):
+                await one("wait", stream="one more", seconds=0)
+            with pytest.raises(ValueError, match="pattern"):
+                await one("history", pattern="a*b")
+            with pytest.raises(ValueError, match="header"):
+                await one("send", stream="s", body="", headers={"sender": "me"})
+
+    anyio.run(work)
+
+
+def test_a_server_that_is_killed_is_waited_for() -> None:
+    async def work(server: Server) -> None:
+        async with agent(server, "g") as one:
+            await one("send", stream="s", body="kept")
+            await anyio.to_thread.run_sync(server.restart, signal.SIGKILL)
+            assert (await one("wait", stream="s", seconds=60))["body"] == "kept"
+
+    with short_folder() as folder, Server.at(folder) as server:
+        anyio.run(work, server)
