@@ -177,7 +177,8 @@ class Worker(Receiver):
             if ack is not None:
                 ack()
             if check.at_end:
-                return
+                break
+        self._claims.close()
 
 
 class Pinger(Actor):

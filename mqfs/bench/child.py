@@ -13,6 +13,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from typing import Any
 
 from mqfs.bench.actors import ROLES, Actor, Load, Producer, Worker
@@ -44,6 +45,7 @@ class Child:
         say(ready=True)
         if self.hear() != "go":
             return
+        began_s = time.process_time()
         for _, actor in self.actors:
             threading.Thread(target=self._act, args=(actor,), daemon=True).start()
         self._watch()
@@ -54,6 +56,7 @@ class Child:
             acknowledged = self.driver.count_acknowledged(self._group)  # the count is lost with the engine
             reports[0]["acknowledged"] = acknowledged
         self.close()
+        reports[0]["cpu_s"] = time.process_time() - began_s
         say(done=reports)
 
     def close(self) -> None:

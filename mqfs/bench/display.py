@@ -81,8 +81,20 @@ def show(results: Results, console: Console) -> None:
             column.no_wrap, column.justify = True, "right"
         table.columns[0].justify = "left"
         console.print(table)
+    console.print(processor(results), highlight=False)
     if results.sound and results.received:
         console.print("checked: none lost, doubled, out of order or damaged")
+
+
+def processor(results: Results) -> str:
+    """Processor time by message, of all processes that were measured."""
+    messages = max(results.published, 1)
+    bench = f"{brief(results.bench_cpu_s / messages * 1e6)} of the bench"
+    if results.server_cpu_s is None:
+        return f"processor: {bench} for each message published"
+    return (
+        f"processor: {bench}, {brief(results.server_cpu_s / messages * 1e6)} of the server for each message published"
+    )
 
 
 def brief(us: float) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import builtins
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from typing import Protocol, TypeAlias
 
 import attrs
 
 from mqfs.client.client import Client, connect, open
+from mqfs.client.delivery import Claims
 from mqfs.client.outgoing import Durability
 from mqfs.errors import BadRequest
 from mqfs.syntax.quoting import command_lines
@@ -28,6 +30,8 @@ class Place:
     mount: str = ""
     store: str = ""  # of an embedded engine
     wait: Durability = "committed"
+    prefetch: int = 1  # of workers: messages that one claims at once
+    server: int = 0  # the process of the server, where it is the bench's own
 
 
 class Driver(Protocol):
@@ -45,7 +49,9 @@ class Driver(Protocol):
         """Every message of the stream from its beginning; `size`: of each."""
         ...
 
-    def claim(self, group: str, size: int) -> Iterator[Delivery]: ...
+    def claim(self, group: str, size: int) -> Generator[Delivery, None, None]:
+        """Messages of the consumer; `close` sends the acknowledgements that were not sent."""
+        ...
 
     def count_acknowledged(self, group: str) -> int:
         """The number of acknowledged messages, by the tree's own count."""
@@ -58,15 +64,15 @@ def open_driver(place: Place) -> Driver:
     if place.transport == "file":
         return Files(place.mount)
     if place.transport == "embedded":
-        return Library(open(place.store), place.wait)
-    return Library(connect(place.address, transport=place.transport, reconnect=False), place.wait)
+        return Library(open(place.store), place)
+    return Library(connect(place.address, transport=place.transport, reconnect=False), place)
 
 
 class Library:
     """mqfs.client."""
 
-    def __init__(self, client: Client, wait: Durability) -> None:
-        self._client, self._wait = client, wait
+    def __init__(self, client: Client, place: Place) -> None:
+        self._client, self._wait, self._prefetch = client, place.wait, place.prefetch
 
     def prepare(self, group: str, lines: Sequence[str], streams: Sequence[str]) -> None:
         made = self._client.group(group, create=True, ctl=lines)
@@ -92,9 +98,16 @@ class Library:
         reading = self._client.group(group).subscribe(stream, existing=True)
         return (message.body for message in reading)
 
-    def claim(self, group: str, size: int) -> Iterator[Delivery]:
-        claims = self._client.group(group).consume(CONSUMER, create=False)
-        return ((claim.body, claim.ack) for claim in claims)
+    def claim(self, group: str, size: int) -> Generator[Delivery, None, None]:
+        claims = self._client.group(group).consume(CONSUMER, create=False, prefetch=self._prefetch)
+        return self._bodies(claims)
+
+    def _bodies(self, claims: Claims) -> Generator[Delivery, None, None]:
+        try:
+            for claim in claims:
+                yield claim.body, claim.ack if self._prefetch == 1 else partial(claim.__exit__, None, None, None)
+        finally:
+            claims.close()
 
     def count_acknowledged(self, group: str) -> int:
         return self._client.group(group).stats().consumers[CONSUMER].acknowledged
@@ -148,7 +161,7 @@ class Files:
         while body := read(file, size):
             yield body
 
-    def claim(self, group: str, size: int) -> Iterator[Delivery]:
+    def claim(self, group: str, size: int) -> Generator[Delivery, None, None]:
         file = os.open(self._path(group, ".consumers", CONSUMER), os.O_RDWR)
         write = os.write
 

@@ -43,14 +43,14 @@ def place(plan: Plan, path: str) -> Iterator[Place]:
     """The location of the tree; starts a server where the plan names none."""
     assert plan.transport is not None
     if plan.at is not None:
-        yield Place(plan.transport, plan.at, wait=_wait_of(plan))
+        yield Place(plan.transport, plan.at, wait=_wait_of(plan), prefetch=plan.prefetch)
     elif plan.mount is not None:
         yield Place("file", mount=plan.mount)
     elif plan.transport == "embedded":
-        yield Place("embedded", store=os.path.join(path, "store"), wait=_wait_of(plan))
+        yield Place("embedded", store=os.path.join(path, "store"), wait=_wait_of(plan), prefetch=plan.prefetch)
     else:
         with _local_server(plan.transport, path) as found:
-            yield attrs.evolve(found, wait=_wait_of(plan))
+            yield attrs.evolve(found, wait=_wait_of(plan), prefetch=plan.prefetch)
 
 
 def _wait_of(plan: Plan) -> Durability:
@@ -77,9 +77,16 @@ def _local_server(transport: str, path: str) -> Iterator[Place]:
             )
             try:
                 _wait(server, log.name)
-                yield Place(transport, address, mount)
+                yield Place(transport, address, mount, server=server.pid)
             finally:
                 _end(server)
+
+
+def processor_s(pid: int) -> float:
+    """Seconds of processor time that a process has taken."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+        user, system = file.read().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _end_with_us() -> None:

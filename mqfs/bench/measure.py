@@ -36,6 +36,8 @@ class Results:
     disordered: int = 0
     damaged: int = 0
     unacknowledged: int = 0  # received by workers, by the tree's own count
+    bench_cpu_s: float = 0.0  # of the bench's own processes
+    server_cpu_s: float | None = None  # None: the server is not the bench's own
     interrupted: bool = False
     histograms: dict[str, Histogram] = attrs.Factory(dict)  # publish, delivery, round trip
 
@@ -57,6 +59,7 @@ class Results:
                 "damaged": self.damaged,
                 "unacknowledged": self.unacknowledged,
             },
+            "processor_s": {"bench": self.bench_cpu_s, "server": self.server_cpu_s},
             "latency_us": {name: latencies(histogram) for name, histogram in self.histograms.items()},
             "histogram_us": {name: [[ns / 1000, n] for ns, n in each.bars()] for name, each in self.histograms.items()},
         }
@@ -108,6 +111,7 @@ class Run:
 
     def execute(self) -> Results:
         crew = self.crew
+        self.server_began_s = local_server.processor_s(self.place.server) if self.place.server else 0.0
         crew.begin()
         try:
             self._wait_for("producer")
@@ -180,6 +184,9 @@ class Run:
         results.publishing_s = (max(report["ended_ns"] for report in producers) - begun_ns) / _SECOND_NS
         ended_ns = max((report["ended_ns"] for report in receivers if report["count"]), default=begun_ns)
         results.receiving_s = (ended_ns - begun_ns) / _SECOND_NS
+        results.bench_cpu_s = sum(report.get("cpu_s", 0.0) for report in (*producers, *receivers))
+        if self.place.server:
+            results.server_cpu_s = local_server.processor_s(self.place.server) - self.server_began_s
         results.histograms = {"publish": _merge_histograms(producers)}
         if receivers:
             results.histograms["delivery"] = _merge_histograms(receivers)

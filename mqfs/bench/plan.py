@@ -30,6 +30,7 @@ class Plan:
     workers: int  # competing consumers of a work queue, instead of `consumers`
     size: int
     batch: int
+    prefetch: int
     messages: int | None
     seconds: float | None
     sync: str
@@ -75,6 +76,7 @@ def _numbers(plan: Plan) -> None:
         ("workers", 0, limits.BENCH_WORKERS),
         ("size", LEAST_BYTES, limits.MESSAGE_BYTES),
         ("batch", 1, limits.BENCH_BATCH),
+        ("prefetch", 1, limits.PREFETCH),
         ("messages", 1, limits.BENCH_MESSAGES),
         ("round_trips", 0, limits.BENCH_MESSAGES),
     ):
@@ -115,6 +117,8 @@ def _batch(plan: Plan) -> None:
         raise BadConfig("--wait published: not with files, whose writes wait as `sync` says (expected the ring)")
     if plan.batch > 1 and (plan.transport == "file" or plan.mount):
         raise BadConfig("--batch: not with files, where a write is one message (expected another transport)")
+    if plan.prefetch > 1 and (plan.transport == "file" or plan.mount or not plan.workers):
+        raise BadConfig("--prefetch: for --workers of the library (expected --workers, and not files)")
 
 
 def _settings(plan: Plan) -> None:
@@ -145,7 +149,8 @@ def describe(plan: Plan) -> str:
     """A line for people."""
     receivers = f"{plan.workers} sharing them" if plan.workers else f"{plan.consumers} receiving all"
     batch = f" in batches of {plan.batch}" if plan.batch > 1 else ""
+    ahead = f", {plan.prefetch} claimed at once" if plan.prefetch > 1 else ""
     rate = f", {plan.rate:,g} a second" if plan.rate else ""
-    who = f"{plan.producers} publishing{batch}{rate}, {receivers}"
+    who = f"{plan.producers} publishing{batch}{rate}, {receivers}{ahead}"
     wait = ", waiting for shared memory only" if plan.wait == "published" else ""
     return f"{plan.size:,} bytes, {who}; {plan.transport}, sync {plan.sync}{wait}"

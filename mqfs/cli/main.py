@@ -93,6 +93,9 @@ def check(store: str, fix: bool) -> int:
 )
 @click.option("--size", type=int, default=64, metavar="BYTES", show_default=True, help="Size of a message.")
 @click.option("--batch", type=int, default=1, metavar="N", show_default=True, help="Messages per publish call.")
+@click.option(
+    "--prefetch", type=int, default=1, metavar="N", show_default=True, help="Messages a worker claims at once."
+)
 @click.option("--messages", type=int, metavar="N", help="Messages to publish, over all producers.")
 @click.option("--seconds", type=float, metavar="S", help="Time to publish; 5 without --messages.")
 @click.option("--rate", type=float, metavar="N", help="Messages to publish a second, over all producers.")

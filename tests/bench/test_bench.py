@@ -43,6 +43,15 @@ def test_every_message_comes(transport: str, takers: tuple[str, str], tmp_path: 
     assert found["latency_us"]["round trip"]["count"] == 20
 
 
+@pytest.mark.parametrize("transport", ["9p", "embedded", "auto"])
+def test_workers_claim_together(transport: str, tmp_path: Path) -> None:
+    arguments = ("--transport", transport, "--messages", "2000", "--sync", "off", "--workers", "3", "--prefetch", "64")
+    found = bench(*arguments, "--round-trips", "1", cwd=tmp_path)
+    assert found["received"]["messages"] == 2_000
+    assert found["processor_s"]["bench"] > 0
+    assert (found["processor_s"]["server"] is None) == (transport == "embedded")
+
+
 def test_published_is_enough(tmp_path: Path) -> None:
     """In a ring, in batches; all come all the same."""
     arguments = ("--transport", "ring", "--wait", "published", "--batch", "64", "--messages", "10000")
@@ -53,7 +62,17 @@ def test_published_is_enough(tmp_path: Path) -> None:
 def test_what_is_told(tmp_path: Path) -> None:
     """The shape of the JSON, and that its figures hang together."""
     found = bench("--messages", "640", "--batch", "64", "--size", "1000", "--sync", "10ms", cwd=tmp_path)
-    keys = ["mqfs", "options", "interrupted", "published", "received", "checked", "latency_us", "histogram_us"]
+    keys = [
+        "mqfs",
+        "options",
+        "interrupted",
+        "published",
+        "received",
+        "checked",
+        "processor_s",
+        "latency_us",
+        "histogram_us",
+    ]
     assert list(found) == keys
     assert (found["options"]["batch"], found["options"]["transport"], found["interrupted"]) == (64, "auto", False)
     for name in ("published", "received"):
@@ -80,6 +99,9 @@ def test_a_table_and_a_file(tmp_path: Path) -> None:
     assert done.stdout.startswith("64 bytes, 1 publishing, 1 receiving all; auto, sync always\n")
     for wanted in (r"published +100 ", r"received +100 ", r"p50 +p90 +p99 +p99.9 +max", r"round trip.* +\d"):
         assert re.search(wanted, done.stdout), wanted
+    assert re.search(
+        r"^processor: \S+ .s of the bench, \S+ .s of the server for each message published$", done.stdout, re.M
+    )
     assert "none lost, doubled, out of order or damaged" in done.stdout
     assert json.loads((tmp_path / "found.json").read_text())["published"]["messages"] == 100
 
@@ -221,6 +243,8 @@ WRONG = [
     (("--mount", "."), "--mount '.': no tree mounted there (expected a file ctl in it)"),
     (("--store", "missing"), "--store 'missing': cannot write there"),
     (("--transport", "file", "--batch", "2"), "--batch: not with files, where a write is one message"),
+    (("--workers", "1", "--prefetch", "0"), "--prefetch 0: out of range (expected 1 to"),
+    (("--prefetch", "2"), "--prefetch: for --workers of the library (expected --workers, and not files)"),
     (("--wait", "never"), "--wait 'never': unknown (expected committed or published)"),
     (("--transport", "file", "--wait", "published"), "--wait published: not with files"),
     (("--sync", "sometimes"), "--sync: invalid time 'sometimes' (expected always, off, or a duration"),
