@@ -329,6 +329,15 @@ class BadReplica(MqfsError):
     whole = True
 
 
+class Standby(MqfsError):
+    """This server is a standby: another one has the tree. The text has its address.
+
+    Use the address of the primary, or all of them: clients take the one that serves.
+    """
+
+    errno, text, http = _errno.EREMOTE, "standby", 503
+
+
 class BadRing(MqfsError):
     """The shared memory is no ring of this version and boot, or its state is corrupt.
 

@@ -5,8 +5,12 @@ Only the command line is here; the commands are in server/app.py, store/check.py
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 import click
@@ -19,10 +23,12 @@ from mqfs.cli.doctor import doctor
 from mqfs.cli.mcp import mcp
 from mqfs.cli.spark import spark
 from mqfs.cli.token import token
-from mqfs.errors import BadConfig, MqfsError
+from mqfs.errors import BadConfig, BadStore, MqfsError
 from mqfs.server.options import command_line, join, read_file
+from mqfs.syntax.duration import parse_duration
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
+PROMOTE = "promote"  # the socket in the store of a standby
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -119,6 +125,77 @@ def bench(**options: Any) -> int:
     from mqfs.bench import display, plan  # here, so that the other commands need none of it
 
     return display.run(plan.make(options))
+
+
+@command.command()
+@click.argument("store")
+@click.option("--wait", default="60s", metavar="DURATION", show_default=True, help="Time to wait for the takeover.")
+def promote(store: str, wait: str) -> int:
+    """Make the standby that serves STORE the primary, and wait until it is.
+
+    The primary of before is fenced: it acknowledges nothing more.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(parse_duration(wait) / 1e9)
+        _connect(sock, store)
+        try:
+            answer = sock.recv(64).decode(errors="replace").strip()
+        except TimeoutError:
+            raise BadStore(f"{store}: not promoted in {wait} (see the log of the standby)") from None
+    if answer != "primary":
+        raise BadStore(f"{store}: not promoted: the standby stopped (see its log)")
+    click.echo(f"{store}: primary")
+    return 0
+
+
+def _connect(sock: socket.socket, store: str) -> None:
+    """Connect to the socket in the store, whose path may be longer than an address of a socket."""
+    try:
+        folder = os.open(store, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise BadStore(f"{store}: {error.strerror} (expected the store of a standby)") from None
+    try:
+        sock.connect(f"/proc/self/fd/{folder}/{PROMOTE}")
+    except OSError as error:
+        raise BadStore(f"{store}: no standby serves it: {error.strerror} (expected mqfs serve --standby)") from None
+    finally:
+        os.close(folder)
+
+
+@command.command()
+@click.argument("url")
+@click.argument("store")
+@click.option("--until", metavar="@TIME", help="Last time that counts: @UNIX-SECONDS or @2026-01-31T12:00:00.")
+def restore(url: str, store: str, until: str | None) -> int:
+    """Make STORE, a new directory, of the replicated log at URL, as it was at the end or at a time.
+
+    It is a store of its own: it has a new uuid, and the log is left as it is.
+    """
+    until_ns = None if until is None else parse_time(until)
+    from mqfs.replica.engines import open_log  # here, so that the other commands need none of it
+    from mqfs.replica.standby import restore as make
+
+    log = open_log(url)
+    try:
+        done = make(log, os.path.realpath(store), until_ns)
+    finally:
+        log.close()
+    at = datetime.fromtimestamp(done.time_ns / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    groups = f"{done.groups} group{'s' if done.groups != 1 else ''}"
+    click.echo(f"{store}: {groups}, up to frame {done.number} of {at}")
+    return 0
+
+
+def parse_time(text: str) -> int:
+    """UNIX nanoseconds of @SECONDS or @DATE. Raises BadConfig."""
+    word = text.removeprefix("@")
+    try:
+        if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", word):
+            return int(float(word) * 1e9)
+        moment = datetime.fromisoformat(word)
+        return int((moment if moment.tzinfo else moment.astimezone()).timestamp() * 1e9)
+    except ValueError:
+        raise BadConfig(f"--until {text!r}: invalid time (expected @UNIX-SECONDS or @2026-01-31T12:00:00)") from None
 
 
 command.add_command(bridge)

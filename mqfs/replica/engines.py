@@ -31,5 +31,6 @@ def open_log(url: str) -> ReplicatedLog:
     try:
         engine = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
-        raise BadReplica(f"--replica: no module {error.name!r} (expected pip install 'mqfs[{extra}]')") from None
+        expected = f"expected pip install '.[{extra}]' in a clone"
+        raise BadReplica(f"--replica: no module {error.name!r} ({expected})") from None
     return cast(ReplicatedLog, engine(url))

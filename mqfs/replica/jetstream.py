@@ -128,10 +128,14 @@ class JetStreamLog:
         return self._loop.call(_first_answer(connecting))
 
     def _check_version(self) -> None:
+        version = self._version()
+        if version < LEAST_VERSION:
+            found, least = (".".join(map(str, numbers)) for numbers in (version, LEAST_VERSION))
+            raise BadReplica(f"--replica {self.name}: nats-server {found} cannot fence (expected {least} or newer)")
+
+    def _version(self) -> tuple[int, int, int]:
         version = self._client.connected_server_version
-        if (version.major, version.minor, version.patch) < LEAST_VERSION:
-            least = ".".join(map(str, LEAST_VERSION))
-            raise BadReplica(f"--replica {self.name}: nats-server {version} cannot fence (expected {least} or newer)")
+        return version.major, version.minor, version.patch
 
     def _open_stream(self, replicas: int) -> None:
         subjects = [f"{self._prefix}.log", f"{self._prefix}.own"]
@@ -239,7 +243,7 @@ class JetStreamLog:
         return dict(self._reports)
 
     def promises(self) -> Sequence[str]:
-        version = self._client.connected_server_version
+        version = ".".join(map(str, self._version()))
         copies = "no other copy: one nats-server has it" if self._replicas == 1 else f"{self._replicas} replicas"
         return [
             f"nats-server {version}, {copies}",

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -45,6 +46,9 @@ from mqfs.store.api import Store
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from mqfs.syntax.names import check_name
+
+if TYPE_CHECKING:
+    from mqfs.server.replica import Replica
 
 # ---------------------------------------------------------------- the process: limits, service manager, terminal
 
@@ -88,6 +92,7 @@ class Terminal:
 log = logging.getLogger("mqfs")
 LEAST_WAIT_S = 0.0003  # between two runs of timers
 TICK_S = 1.0
+EXIT_FENCED = 75  # EX_TEMPFAIL: another server is the primary; a unit starts it again, as a standby
 End = Callable[[], Awaitable[None]]
 
 
@@ -119,6 +124,12 @@ def check_words(options: Options) -> None:
     except (BadCommand, BadName) as error:
         raise BadConfig(f"--default: {error.detail}") from None
     web.check(options)
+    if options.replica is not None:
+        from mqfs.server import replica  # here, as with all of it
+
+        replica.check(options)
+    elif options.standby:
+        raise BadConfig("--standby: nothing to follow (expected --replica URL)")
     dials = [*options.listen, *(address for address, _ in web.addresses(options))]
     if options.service is not None and "!" in options.service:
         dials.append(options.service)
@@ -187,6 +198,7 @@ class Server:
         self.addresses: list[str] = []  # with the ports that were chosen
         self.refused: MqfsError | OSError | None = None  # why it could not start
         self.early: list[int] = []  # signals to stop, from before it served
+        self.replica: Replica | None = None
         self.crashed = False
 
     async def run(self) -> int:
@@ -196,18 +208,32 @@ class Server:
             await self.check_mountpoint()  # first: nothing was made where these are refused
             listeners = self.listen()
             try:
-                store = self.open_store()
-                try:
-                    await self.serve(store, listeners, signals)
-                except StoppedEarly as early:
-                    log.info("%s: start ended: %s", signal.Signals(self.early[0]).name, early)
-                finally:
-                    store.close()
+                if self.options.replica is None:
+                    await self.serve_store(self.open_store(), listeners, signals)
+                else:
+                    from mqfs.server.replica import Replica  # here, so that without --replica nothing of it is imported
+
+                    self.replica = Replica(self, start_ninep)
+                    if (store := await self.replica.begin(listeners, signals)) is not None:
+                        await self.serve_store(store, listeners, signals)
             finally:
                 self.close_all(listeners)
+                if self.replica is not None:
+                    self.replica.stop()
         if self.refused is not None:
             raise self.refused
+        if self.replica is not None and self.replica.fenced.is_set():
+            return EXIT_FENCED
         return 1 if self.crashed else 0
+
+    async def serve_store(self, store: Store, listeners: list[Listener], signals: AsyncIterator[int]) -> None:
+        """Serve it, and close it."""
+        try:
+            await self.serve(store, listeners, signals)
+        except StoppedEarly as early:
+            log.info("%s: start ended: %s", signal.Signals(self.early[0]).name, early)
+        finally:
+            store.close()
 
     async def check_mountpoint(self) -> None:
         """Check that the mount will be possible; the stale mount of a killed server is removed. Raises MountError."""
@@ -277,6 +303,8 @@ class Server:
             memory.spare_collector()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.stop_on, signals)
+            if self.replica is not None:
+                nursery.start_soon(self.replica.stop_when_fenced)
             nursery.start_soon(self.guard, "maintenance", functools.partial(self.maintain, tree, rings))
             ends: list[End] = []
             attaching = attach_socket.AttachSocket(rings, self.attach_listeners, self.fairness)
@@ -340,14 +368,7 @@ class Server:
     ) -> None:
         """Serve the sockets, the mount, or standard input and output; `ends` gets a function that ends each."""
         options = self.options
-        trace = sys.stderr if "9p" in self.traced else None
-        nine = NinepServer(
-            tree, tcp_user=options.tcp_user, tokens=self.tokens, tls=self.tls, fairness=self.fairness, trace=trace
-        )
-        for listener in listeners:
-            nine.add(listener)
-            log.info("9P at %s", listener.address)
-        await nursery.start(self.guard, "9P", nine.run)
+        nine = await start_ninep(self, tree, listeners, nursery)
         ends.append(nine.stop)
         if self.http_listeners:
             await self.start_http(tree, nursery, ends)
@@ -377,6 +398,7 @@ class Server:
     def troubles(self, tree: Tree) -> list[str]:
         """Why it is not ready to be sent work."""
         found = ["the server stops"] if self.stopping.is_set() or tree.closing else []
+        found += [self.replica.refusal] if self.replica is not None and self.replica.refusal else []
         found += [f"group {group.name} is read-only" for group in tree.groups.values() if group.log.end.failed]
         if self.options.mount is not None and not os.path.ismount(self.options.mount):
             found.append(f"{self.options.mount} is not mounted")
@@ -471,3 +493,21 @@ class Server:
                 wait_s = min(wait_s, (due - tree.clock.engine_ns()) / 1e9)
             with trio.move_on_after(max(wait_s, LEAST_WAIT_S)):
                 await sooner.wait()
+
+
+async def start_ninep(server: Server, tree: Tree, listeners: list[Listener], nursery: trio.Nursery) -> NinepServer:
+    """Serve 9P at its sockets."""
+    trace = sys.stderr if "9p" in server.traced else None
+    nine = NinepServer(
+        tree,
+        tcp_user=server.options.tcp_user,
+        tokens=server.tokens,
+        tls=server.tls,
+        fairness=server.fairness,
+        trace=trace,
+    )
+    for listener in listeners:
+        nine.add(listener)
+        log.info("9P at %s", listener.address)
+    await nursery.start(server.guard, "9P", nine.run)
+    return nine

@@ -56,6 +56,11 @@ class Options:
     tls_key: str | None = _text("FILE", "Key of the certificate; else in the same file.")
     tls_client_ca: str | None = _text("FILE", "Authorities of client certificates, which name the user.")
     audit: str = _text("LEVEL", "Audit log: off, changes, or all (publishes too).", "off")
+    replica: str | None = _text("URL", "Replicated log: nats://HOST,.../NAME, s3://BUCKET/NAME, file:///DIR.")
+    standby: bool = _flag("Follow the primary of --replica, and take over.")
+    failover: str = _text("DURATION", "Silence of the primary after which a standby takes over.", "5s")
+    confirm: str = _text("N", "Standbys that have to confirm what is replicated: 0 or 1.", "0")
+    replica_keep: str = _text("DURATION", "Time that mqfs restore can go back.", "1h")
     insecure: bool = _flag("Allow TCP, and TLS without known clients, beyond loopback.")
     allow_other: bool | None = _flag("Let other users access the mount. As root: yes.", None)
     trace: str = _text(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from mqfs.store.check import check
 from mqfs.store.disk import Disk
 from mqfs.store.store import read_label
 from tests.replica.primary import LocalPrimary, bodies_of
+from tests.replica.servers import NatsServer, url_of
 from tests.support.campaign import seed, size
 from tests.support.eventually import eventually
 
@@ -260,6 +262,44 @@ def test_with_a_standby_to_confirm_nothing_counts_without_it(
     primary.wait(1, 1)
     assert files(tmp_path / "b")
     primary.stop()
+
+
+def test_a_log_that_is_gone_is_begun_again_with_the_whole_store(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/replica"
+    first = LocalPrimary(tmp_path / "a", url)
+    first.append(1, b"one")
+    first.wait(1, 1)
+    first.stop()
+    shutil.rmtree(tmp_path / "replica")
+    second = LocalPrimary(tmp_path / "a", url)
+    second.append(1, b"two")
+    second.wait(1, 1)
+    second.stop()
+    restore(open_log(url), str(tmp_path / "r"), None)
+    assert bodies_of(tmp_path / "r", 1) == [b"one", b"two"]
+
+
+def test_an_engine_that_is_away_holds_nothing_up_and_gets_the_rest_later(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path / "n")
+    server.start()
+    server.wait()
+    url = url_of([server], "shop")
+    primary = LocalPrimary(tmp_path / "a", url)
+    server.kill()
+    primary.append(1, b"one")
+    synced: list[object] = []
+    primary.bucket(1).upkeep.sync(synced.append)
+    primary.run(lambda: bool(synced))  # what asks for the disk alone does not wait
+    assert synced == [None]
+    assert not primary.acknowledged
+    server.start()
+    primary.wait(1, 1)
+    primary.stop()
+    log = open_log(url)
+    restore(log, str(tmp_path / "r"), None)
+    log.close()
+    server.kill()
+    assert bodies_of(tmp_path / "r", 1) == [b"one"]
 
 
 @EACH

@@ -1,0 +1,285 @@
+"""A server with a replicated log: primary at once, or standby first. Imported with `--replica` only.
+
+A standby listens at all addresses: HTTP answers /.health with 200 and /.ready with 503, an attach is refused with the
+address of the primary, and STORE/promote is the socket of `mqfs promote`. After a takeover it starts as a primary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from mqfs.clock import SystemClock
+from mqfs.engine.tree.tree import Tree
+from mqfs.errors import BadConfig, BadReplica, MqfsError, Standby
+from mqfs.model import User
+from mqfs.ninep.server.server import Server as NinepServer
+from mqfs.replica import engines, takeover
+from mqfs.replica.log import NoAnswer, ReplicatedLog
+from mqfs.replica.replicator import Replicator
+from mqfs.replica.takeover import Primary, Stopped
+from mqfs.server import tracing
+from mqfs.server.options import Options
+from mqfs.serving.accept import Listener
+from mqfs.store.memory import MemoryStore
+from mqfs.store.store import DiskStore
+from mqfs.syntax.duration import parse_duration
+
+if TYPE_CHECKING:
+    from mqfs.server.app import Server
+
+log = logging.getLogger("mqfs")
+FENCED = "this server is no longer the primary"
+StartNinep = Callable[["Server", Tree, list[Listener], trio.Nursery], Awaitable[NinepServer]]
+PROMOTE = "promote"  # the socket in a store
+
+
+def check(options: Options) -> None:
+    """Raises BadConfig."""
+    assert options.replica is not None
+    engines.check(options.replica)
+    if options.store is None:
+        raise BadConfig("--replica: nothing to replicate (expected --store DIR)")
+    if options.confirm not in ("0", "1"):
+        raise BadConfig(f"--confirm {options.confirm!r}: invalid number (expected 0 or 1)")
+    for name in ("failover", "replica_keep"):
+        _seconds(options, name)
+    if _seconds(options, "failover") < 1.5:
+        raise BadConfig(f"--failover {options.failover!r}: too short (expected 1500ms or more)")
+
+
+def _seconds(options: Options, name: str) -> float:
+    text = getattr(options, name)
+    try:
+        return parse_duration(text) / 1e9
+    except MqfsError as error:
+        raise BadConfig(f"--{name.replace('_', '-')} {text!r}: {error.detail}") from None
+
+
+class Replica:
+    """The replica of one server."""
+
+    def __init__(self, server: Server, start_ninep: StartNinep) -> None:
+        self._server, self.options, self._start_ninep = server, server.options, start_ninep
+        self._post = trio.lowlevel.current_trio_token().run_sync_soon
+        assert self.options.store is not None
+        self.path = os.path.realpath(self.options.store)
+        self.log: ReplicatedLog | None = None
+        self.replicator: Replicator | None = None
+        self.fenced = trio.Event()
+        self._standby: takeover.Standby | None = None
+        self._store: DiskStore | None = None
+
+    @property
+    def refusal(self) -> str:
+        """Why clients are refused; "" of a primary."""
+        if self._standby is None:
+            return ""
+        return f"standby: the primary is {self._standby.primary or 'not known'}"
+
+    # ------------------------------------------------------------ start
+
+    async def begin(self, listeners: list[Listener], signals: AsyncIterator[int]) -> DiskStore | None:
+        """The store, when this server is the primary and all of it is in the replicated log; until then, where it is a
+        standby, refuse clients. None: it is to stop, or the server knows why it was refused."""
+        server, store = self._server, None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.stop_on, signals)
+            nursery.start_soon(_cancel_after, server.stopping, nursery.cancel_scope)
+            try:
+                if (primary := await self._become_primary(listeners)) is not None:
+                    store = self._open_store(primary)
+                    await self._copy_all(store)
+            except (MqfsError, OSError) as error:
+                server.refused = error
+            nursery.cancel_scope.cancel()
+        if store is not None and (server.stopping.is_set() or server.refused or self.fenced.is_set()):
+            store.close()
+            store = None
+        return store
+
+    async def _become_primary(self, listeners: list[Listener]) -> Primary | None:
+        assert self.options.replica is not None
+        self.log = replicated = await trio.to_thread.run_sync(engines.open_log, self.options.replica)
+        for line in replicated.promises():
+            log.info("replica %s: %s", replicated.name, line)
+        try:
+            if self.options.standby:
+                return await self._stand_by(replicated, listeners)
+            return await trio.to_thread.run_sync(
+                takeover.become_primary, replicated, self.path, self._address(), abandon_on_cancel=True
+            )
+        except Stopped:
+            return None
+        except NoAnswer as error:
+            raise BadReplica(f"--replica {replicated.name}: no answer: {error}") from None
+
+    def _address(self) -> str:
+        """Where clients find this server, as far as the options say."""
+        return next((text for text in self._server.addresses if not text.startswith("unix!")), "")
+
+    def _open_store(self, primary: Primary) -> DiskStore:
+        confirm, keep_s = int(self.options.confirm), _seconds(self.options, "replica_keep")
+        self.replicator = Replicator(primary, self.path, self._post, self._on_fenced, standbys=confirm, keep_s=keep_s)
+        line = tracing.printer("store", self._server.traced)
+        disk = tracing.trace_disk(line) if line else None
+        self._store = DiskStore(self.path, self._post, disk, self.replicator.notify)
+        assert self._store.replication is not None
+        self._store.replication.begin(primary.state.have)
+        return self._store
+
+    async def _copy_all(self, store: DiskStore) -> None:
+        """Have all in the log that the store has, before it is served; or another server took over."""
+        assert store.replication is not None
+        assert self.replicator is not None
+        store.replication.open_all()
+        idle = trio.Event()
+        self.replicator.start(store.replication, idle.set)
+        async with trio.open_nursery() as nursery:
+            for event in (idle, self.fenced):
+                nursery.start_soon(_cancel_after, event, nursery.cancel_scope)
+
+    # ------------------------------------------------------------ standby
+
+    async def _stand_by(self, replicated: ReplicatedLog, listeners: list[Listener]) -> Primary | None:
+        failover_s = _seconds(self.options, "failover")
+        self._standby = standby = takeover.Standby(replicated, self.path, self._address(), failover_s)
+        promotion, ended = Promotion(self.path, standby), trio.Event()
+        primary: Primary | None = None
+        refused: MqfsError | OSError | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._refuse_clients, listeners, ended)
+            promoting = trio.CancelScope()
+            nursery.start_soon(promotion.run, promoting)
+            try:
+                primary = await trio.to_thread.run_sync(standby.run, abandon_on_cancel=True)
+            except (MqfsError, OSError) as error:
+                refused = error
+            finally:
+                standby.stop()
+            await promotion.answer(primary is not None)
+            promoting.cancel()
+            ended.set()
+        self._standby = None
+        if refused is not None:
+            raise refused
+        return primary
+
+    async def _refuse_clients(self, listeners: list[Listener], ended: trio.Event) -> None:
+        """Answer clients until then; the addresses are listened at again after it."""
+        server, tree = self._server, StandbyTree(self)
+        async with trio.open_nursery() as nursery:
+            ends: list[Callable[[], Awaitable[None]]] = []
+            ends.append((await self._start_ninep(server, tree, listeners, nursery)).stop)
+            if server.http_listeners:
+                await server.start_http(tree, nursery, ends)
+            log.info("standby")
+            server.notify("READY=1")
+            server.notify("STATUS=standby")
+            await ended.wait()
+            for end in reversed(ends):
+                await end()
+            nursery.cancel_scope.cancel()
+        tree.close()
+        server.close_all(listeners)
+        server.http_listeners, server.attach_listeners = {}, []
+        server.addresses.clear()
+        listeners[:] = server.listen()
+
+    # ------------------------------------------------------------ end
+
+    def _on_fenced(self) -> None:
+        if self._store is not None and self._store.replication is not None:
+            self._store.replication.fail(OSError(errno.EIO, FENCED))
+        self.fenced.set()
+
+    async def stop_when_fenced(self) -> None:
+        """Stop the server when another one is the primary."""
+        await self.fenced.wait()
+        self._server.stopping.set()
+
+    def stop(self) -> None:
+        """After the store was closed."""
+        if self.replicator is not None:
+            self.replicator.stop()
+        elif self.log is not None:
+            self.log.close()
+
+
+async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+class StandbyTree(Tree):
+    """The tree of a standby: there is none, and every look at it says who has it."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica: Replica | None = None
+        owner = User(os.geteuid(), os.getegid(), frozenset(os.getgroups()), os.getpid(), "server")
+        super().__init__(MemoryStore(), SystemClock(), owner=owner)
+        self._replica = replica
+
+    @property
+    def root(self) -> Any:
+        if self._replica is not None and self._replica.refusal:
+            raise Standby(self._replica.refusal.removeprefix("standby: "))
+        return self._root
+
+    @root.setter
+    def root(self, group: Any) -> None:
+        self._root = group
+
+
+class Promotion:
+    """The socket of `mqfs promote`: a connection asks for it by a line, and is answered by one."""
+
+    def __init__(self, path: str, standby: takeover.Standby) -> None:
+        self._path, self._standby = path, standby
+        self._waiting: list[trio.SocketStream] = []
+
+    async def run(self, scope: trio.CancelScope) -> None:
+        with scope, contextlib.ExitStack() as stack:
+            while not os.path.exists(f"{self._path}/mqfs"):  # a folder with a socket would not pass for a new store
+                await trio.sleep(0.05)
+            folder = stack.enter_context(_folder(self._path))
+            where = f"{folder}/{PROMOTE}"
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(where)
+            sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            await sock.bind(where)
+            os.chmod(where, 0o600)
+            sock.listen(8)
+            try:
+                await trio.serve_listeners(self._serve, [trio.SocketListener(sock)])
+            finally:
+                with contextlib.suppress(OSError):
+                    os.unlink(where)
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        log.warning("mqfs promote: the standby is to take over")
+        self._standby.promote()
+        self._waiting.append(stream)
+        await trio.sleep_forever()
+
+    async def answer(self, promoted: bool) -> None:
+        for stream in self._waiting:
+            with contextlib.suppress(trio.BrokenResourceError), trio.move_on_after(1):
+                await stream.send_all(b"primary\n" if promoted else b"stopped\n")
+
+
+@contextlib.contextmanager
+def _folder(path: str) -> Iterator[str]:
+    """A short name of a folder: that of a socket is bounded."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)

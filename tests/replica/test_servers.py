@@ -1,0 +1,208 @@
+"""Real servers: a standby beside a primary that is killed, paused, or replaced by hand."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqfs import errors
+from tests.support.eventually import HANG_S, eventually
+from tests.support.ports import free_port
+from tests.support.server import Server, environment, mqfs, short_folder
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+EACH = pytest.mark.parametrize("url", ["file", "nats"], indirect=True)
+
+
+@pytest.fixture
+def places() -> Iterator[tuple[Path, Path]]:
+    with short_folder() as one, short_folder() as two:
+        yield one, two
+
+
+class Node(Server):
+    """A server with a replica, at a socket, over TCP and HTTP."""
+
+    http = 0
+
+    @classmethod
+    def of(cls, folder: Path, url: str, *more: str) -> Node:
+        port = free_port()
+        node = cls.at(
+            folder, "--replica", url, "--http", f"127.0.0.1:{port}", "--listen", f"tcp!127.0.0.1!{free_port()}", *more
+        )
+        assert isinstance(node, Node)
+        node.http = port
+        return node
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and text of a request; 0 where there is no answer."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.http}{path}", timeout=HANG_S) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def is_primary(self) -> bool:
+        return self.get("/.ready")[0] == 200
+
+    def stand_by(self) -> None:
+        """Start again as a standby."""
+        if "--standby" not in self.arguments:
+            self.arguments.append("--standby")
+        self.start()
+
+    def publish(self, begin: int, end: int) -> None:
+        with self.connect() as client:
+            group = client.group("jobs", create=True, ctl=["replay all"])
+            for number in range(begin, end):
+                group.publish("q", b"%d" % number)
+
+    def numbers(self) -> list[int]:
+        with self.connect() as client:
+            return [int(message.body) for message in client.group("jobs").history()]
+
+
+def segments(store: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(store)): file.read_bytes().rstrip(b"\0") for file in store.glob("buckets/*/*/*.log")}
+
+
+def are_equal(one: Node, two: Node) -> bool:
+    try:
+        return segments(one.store) == segments(two.store) != {}
+    except FileNotFoundError:  # segments come and go
+        return False
+
+
+def wait_until_equal(one: Node, two: Node) -> None:
+    try:
+        eventually(lambda: are_equal(one, two))
+    except AssertionError:
+        raise AssertionError(f"not equal: {one.text()}\n{two.text()}") from None
+
+
+@EACH
+def test_a_standby_refuses_clients_and_takes_over_from_a_killed_primary(places: tuple[Path, Path], url: str) -> None:
+    with Node.of(places[0], url) as primary, Node.of(places[1], url, "--standby", "--failover", "2s") as standby:
+        assert standby.get("/.health")[0] == 200
+        eventually(lambda: "the primary is tcp!127.0.0.1!" in standby.get("/.ready")[1])
+        assert standby.get("/.ready")[0] == standby.get("/jobs/")[0] == 503
+        with pytest.raises(errors.Standby, match=r"the primary is tcp!127\.0\.0\.1!"):
+            standby.connect()
+        primary.publish(0, 20)
+        wait_until_equal(primary, standby)
+        primary.kill()
+        eventually(standby.is_primary)
+        assert standby.numbers() == list(range(20))
+        standby.publish(20, 21)
+        primary.stand_by()
+        wait_until_equal(primary, standby)
+
+
+@EACH
+def test_a_paused_primary_ends_when_it_wakes(places: tuple[Path, Path], url: str) -> None:
+    with Node.of(places[0], url) as primary, Node.of(places[1], url, "--standby", "--failover", "2s") as standby:
+        primary.publish(0, 5)
+        wait_until_equal(primary, standby)
+        primary.process.send_signal(signal.SIGSTOP)
+        eventually(standby.is_primary)
+        standby.publish(5, 6)
+        primary.process.send_signal(signal.SIGCONT)
+        assert primary.process.wait(HANG_S) == 75
+        assert "no longer the primary" in primary.text()
+        primary.stand_by()
+        wait_until_equal(primary, standby)
+        assert standby.numbers() == list(range(6))
+
+
+@EACH
+def test_a_standby_is_promoted_by_hand(places: tuple[Path, Path], url: str) -> None:
+    with Node.of(places[0], url) as primary, Node.of(places[1], url, "--standby", "--failover", "1h") as standby:
+        primary.publish(0, 5)
+        eventually((standby.store / "promote").exists)
+        done = mqfs("promote", str(standby.store), cwd=places[1])
+        assert (done.returncode, done.stdout) == (0, f"{standby.store}: primary\n"), done.stderr + standby.text()
+        assert primary.process.wait(HANG_S) == 75
+        eventually(standby.is_primary)
+        assert standby.numbers() == list(range(5))
+        refused = mqfs("promote", str(standby.store), cwd=places[1])
+        assert refused.returncode == 1
+        assert "no standby serves it" in refused.stderr
+
+
+@EACH
+def test_a_restore_is_a_store_of_its_own(places: tuple[Path, Path], url: str) -> None:
+    with Node.of(places[0], url) as primary:
+        primary.publish(0, 5)
+        eventually(lambda: replicated(primary))
+    done = mqfs("restore", url, f"{places[1]}/store", cwd=places[1])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{places[1]}/store: 2 groups, up to frame ")
+    with Server.at(places[1]) as server, server.connect() as client:
+        messages = list(client.group("jobs").history())
+        assert [int(message.body) for message in messages] == list(range(5))
+        assert client.group("jobs").publish("q", b"5").sequence > 1 << 32
+    again = mqfs("restore", url, f"{places[1]}/store", cwd=places[1])
+    assert again.returncode == 1
+    assert "not empty" in again.stderr
+
+
+def replicated(primary: Node) -> bool:
+    """Whether a restore has what it has."""
+    folder = primary.folder / "try"
+    done = mqfs("restore", primary.arguments[primary.arguments.index("--replica") + 1], str(folder), cwd=primary.folder)
+    found = segments(folder)
+    subprocess.run(["rm", "-r", str(folder)], check=True)
+    ours = segments(primary.store)
+    return done.returncode == 0 and all(found.get(name, b"").startswith(data) for name, data in ours.items())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--standby"], "nothing to follow"),
+        (["--replica", "file:///tmp/x"], "nothing to replicate"),
+        (["--replica", "ftp://a/b", "--store", "s"], "unknown engine"),
+        (["--replica", "file:///tmp/x", "--store", "s", "--confirm", "2"], "expected 0 or 1"),
+        (["--replica", "file:///tmp/x", "--store", "s", "--failover", "soon"], "--failover 'soon': invalid duration"),
+        (["--replica", "file:///tmp/x", "--store", "s", "--failover", "100ms"], "too short"),
+        (["--replica", "file:///tmp/x", "--store", "s", "--replica-keep", "x"], "--replica-keep 'x'"),
+        (["--replica", "nats://127.0.0.1:1/x", "--store", "s"], "not reachable"),
+    ],
+)
+def test_wrong_options_are_one_line(options: list[str], words: str, tmp_path: Path) -> None:
+    done = mqfs("serve", *options, "--listen", f"unix!{tmp_path}/socket", cwd=tmp_path)
+    assert done.returncode == (1 if "reachable" in words else 2)
+    assert words in done.stderr.splitlines()[-1]
+    assert done.stderr.count("mqfs: ") == 1
+
+
+def test_without_a_replica_nothing_of_it_is_imported(tmp_path: Path) -> None:
+    program = (
+        "import sys, mqfs.cli.main, mqfs.server.app, mqfs.server.web, mqfs.client\n"
+        "ours = ('nats', 'obstore', 'mqfs.replica')\n"
+        "print([name for name in sys.modules if name.startswith(ours)])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_a_server_that_waits_for_its_engine_can_be_stopped(tmp_path: Path) -> None:
+    with short_folder() as folder:
+        node = Node.of(folder, f"file://{folder}/replica", "--standby")
+        began = time.monotonic()
+        assert node.stop() == 0
+        assert time.monotonic() - began < HANG_S
+        node.close()
