@@ -19,7 +19,7 @@ SETTINGS = {
     "data": "message line coalesce",
     "replay": "off last all",
     "full": "drop-old drop-new block reject",
-    "sync": "always off",
+    "sync": "always off replica",
     "keep": "disk ring",
     "ring": "owner off all",
     "deliver": "all one",

@@ -37,7 +37,8 @@ class Settings:
         deliver: The receivers of a message: "all" readers, or "one".
         ack: The acknowledgement with `deliver="one"`: that a message is "read", or that the "next" one is.
         full: The answer to a write to a full stream: "drop-old", "drop-new", "block" or "reject".
-        sync: When a publish returns: "always" on disk, "off", or on disk within a duration.
+        sync: When a publish returns: "always" on disk, "replica" on disk and in the replica, "off", or on disk within
+            a duration.
         keep: Where messages are: on "disk", or in memory, "ring".
         ring: Whose programs may use shared memory: the "owner", "all" or "off".
         lease: How long a message may be claimed. 0: while its reader has it.
@@ -59,7 +60,7 @@ class Settings:
     deliver: Literal["all", "one"] | None = None
     ack: Literal["read", "next"] | None = None
     full: Literal["drop-old", "drop-new", "block", "reject"] | None = None
-    sync: Duration | Literal["always", "off"] | None = None
+    sync: Duration | Literal["always", "off", "replica"] | None = None
     keep: Literal["disk", "ring"] | None = None
     ring: Literal["owner", "all", "off"] | None = None
     lease: Duration | None = None
@@ -110,13 +111,13 @@ def _word_of(key: str, value: Any) -> str:
         return " ".join(map(format_duration, value))
     if isinstance(value, bool):
         return "on" if value else "off"
-    if key in _DURATIONS or (key == "sync" and value not in ("always", "off")):
+    if key in _DURATIONS or (key == "sync" and value not in ("always", "off", "replica")):
         return format_duration(value)
     return quote_word(str(value)) if key == "dead" else str(value)
 
 
 def _value_of(key: str, text: str) -> Any:
-    if key in _DURATIONS or (key == "sync" and text not in ("always", "off")):
+    if key in _DURATIONS or (key == "sync" and text not in ("always", "off", "replica")):
         return parse_duration(text) / _SECOND_NS
     if key == "backoff":
         return tuple(parse_duration(word) / _SECOND_NS for word in text.split())

@@ -6,6 +6,7 @@ Composes them, and makes, removes and renames streams and changes settings. Of t
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,11 +15,12 @@ from mqfs import errors, limits
 from mqfs.engine.core.faults import Refusals, Refused
 from mqfs.engine.core.log import Counts, GroupLog
 from mqfs.engine.core.portions import CommandQueue, Portions
+from mqfs.engine.core.shown import ShownLog
 from mqfs.engine.delivery.fanout import Fanout
 from mqfs.engine.delivery.priorities import PriorityIndex
 from mqfs.engine.delivery.registry import Consumers
 from mqfs.engine.delivery.waiting import Waiting
-from mqfs.engine.language.settings import Settings, parse_settings
+from mqfs.engine.language.settings import SYNC_REPLICA, Settings, parse_settings
 from mqfs.engine.publishing.admission import DeduplicationWindow
 from mqfs.engine.publishing.delayed import DelayedMessages
 from mqfs.engine.publishing.publisher import Publisher
@@ -34,6 +36,7 @@ from mqfs.store.api import Bucket, RingPort
 if TYPE_CHECKING:
     from mqfs.engine.tree.tree import Tree
 
+NO_REPLICA = "sync replica: the server has no replica (expected --replica URL at its start, or another 'sync')"
 _RESHAPE = frozenset({"remove", "rename", "bind", "unbind", "consumer", "forget"})  # see routing_version
 _LOOSENS = frozenset({"remove", "floor", "drop", "ctl", "forget"})  # changes after which less is wanted, perhaps
 
@@ -90,6 +93,7 @@ class Group:
         self.consumers.load()
         self.update_must_retain()
         bucket.writer.state = self._encoded
+        self.log.on_all_shown = self._select_storage
         self._select_storage()
 
     def _encoded(self) -> bytes:
@@ -114,11 +118,16 @@ class Group:
         return Qid(QTDIR, 0, self.number << 32)
 
     def _select_storage(self) -> None:
-        """The log as `keep` says. It may change while nothing is kept."""
-        if self.settings.keep == "ring" and self.log.bucket is self._stored:
-            self.log.use(self.tree.store.in_memory(self._stored))
-        elif self.settings.keep == "disk" and self.ring is None:
-            self.log.use(self._stored)
+        """The log as `keep` and `sync` say. `keep` may change while nothing is kept."""
+        settings, log = self.settings, self.log
+        if log.shown is not None and not log.shown.end.held and settings.sync != SYNC_REPLICA:
+            log.use(self._stored)
+        if settings.keep == "ring" and log.bucket is self._stored:
+            log.use(self.tree.store.in_memory(self._stored))
+        elif settings.keep == "disk" and self.ring is None and log.shown is None:
+            replica, lacking = settings.sync == SYNC_REPLICA, OSError(NO_REPLICA)
+            is_copied = self.tree.store.replication is not None
+            log.use(ShownLog(self._stored, None if is_copied else lacking) if replica else self._stored)
 
     # ------------------------------------------------------------ what is kept
 
@@ -134,7 +143,8 @@ class Group:
     def update_must_retain(self) -> None:
         """The settings have changed, or there are consumers now, or none any more."""
         settings = self.settings
-        self.log.must_retain = settings.replay != "off" or settings.deliver == "one" or bool(self.consumers)
+        kept = settings.replay != "off" or settings.deliver == "one" or bool(self.consumers)
+        self.log.must_retain = kept or settings.sync == SYNC_REPLICA
 
     def is_retaining(self, stream: Stream) -> bool:
         """Whether a message that is written to the stream now is there for anyone: a later reader, or a present one."""
@@ -202,8 +212,10 @@ class Group:
         """The log says so."""
         self.routing_version += settings.dead != self.settings.dead  # for new `words` views are refreshed
         self.order_version += 1
-        deliver = self.settings.deliver
+        deliver, sync = self.settings.deliver, self.settings.sync
         self.settings = self.log.settings = settings
+        if sync == SYNC_REPLICA != settings.sync:
+            self.log.stop_holding()
         if settings.deliver != deliver:
             self.consumers.on_deliver_changed()
         self.update_must_retain()
@@ -231,6 +243,7 @@ class Group:
         gone = errors.NotFound("the group was removed") if self.removed else errors.Interrupted("the server stops")
         if not self.removed:
             self.commands.finish()
+            self.log.end_waits(OSError(errno.EINTR, "the server stops"))
         self.portions.end(gone)
         self.fanout.end()
         for consumer in self.consumers.every():

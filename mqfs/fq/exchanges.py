@@ -350,7 +350,7 @@ class Exchanges:
             if first := not any(exchange.of(queue)):
                 queue.require_same_permanence(user, exchange.consumer(queue))
                 lines.append(queue.line(exchange.consumer(queue)))
-                if queue.wish.type == "disk" and exchange.group.settings.sync < 0:
+                if queue.wish.type == "disk" and exchange.group.settings.sync == -1:
                     lines.append(DISK_SYNC)
             since = exchange.group.log.end.next
             route = self._enter(exchange, queue, program.decode(errors="replace"), parse(text), permanent, since)

@@ -138,6 +138,10 @@ OF_WORK_STREAM = tuple(  # under `deliver one` a stream has a consumer of its ow
 OMITTED = Family("mqfs_streams_omitted", GAUGE, "Streams that were asked for, and for which there was no room.")
 PARKED = Family("mqfs_parked", GAUGE, "Reads and writes of all clients that wait.")
 BUILD = Family("mqfs_build_info", GAUGE, "The version.")
+REPLICA = (
+    Family("mqfs_replica_lag_bytes", GAUGE, "Bytes of all logs that the replica lacks."),
+    Family("mqfs_replica_lag_seconds", GAUGE, "Age of the oldest bytes that the replica lacks."),
+)
 SYNCS = Family("mqfs_sync_seconds", "histogram", "Time that syncs of logs took.")
 REQUESTS = Family("mqfs_http_requests_total", COUNTER, "HTTP requests answered.")
 STREAMS = Family("mqfs_http_streams", GAUGE, "HTTP answers without an end, by now.")
@@ -273,6 +277,9 @@ class Scrape:
         yield REQUESTS, [(labels(method=method, code=str(code)), number) for (method, code), number in requests]
         yield STREAMS, [("", traffic.streams)]
         yield PARKED, [("", self._tree.waits.used)]
+        if (copies := self._tree.store.replication) is not None:
+            lag = copies.lag_bytes, round(copies.lag_s, 3)
+            yield from ((family, [("", value)]) for family, value in zip(REPLICA, lag, strict=True))
         if self._asked:
             yield OMITTED, [("", self._omitted)]
 

@@ -67,7 +67,7 @@ async def publish_to(handle: Any, call: Call, stream: Any, place: str) -> Answer
     """Write to a stream that is open. None: there is no room yet, and nothing was done."""
     if not call.body:
         return None  # it would be an EOF marker
-    end = handle.group.log.end
+    end = handle.group.log.stored.end
     sequence = end.next
     step = handle.write(call.body)
     appended = end.next > sequence

@@ -139,6 +139,11 @@ class LogUpkeep(Protocol):
         ...
 
     @property
+    def lag(self) -> tuple[int, float] | None:
+        """Bytes that the copy of the store lacks, and the age of the oldest in seconds; None: it has no copy."""
+        ...
+
+    @property
     def lost(self) -> list[str]:
         """What of the history is damaged; known when `history` was iterated."""
         ...

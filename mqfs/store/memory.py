@@ -48,6 +48,10 @@ class MemoryLog:
         self.sequences: list[int] = []  # of all messages, in order
         self.streams: dict[int, array[int]] = {}  # of each stream's
 
+    @property
+    def lag(self) -> None:
+        return None
+
     def fail(self, error: OSError) -> None:
         self.end.failed = self.end.failed or error
 
@@ -440,6 +444,10 @@ class _Upkeep:
     @property
     def size(self) -> int:
         return self._memory.size
+
+    @property
+    def lag(self) -> tuple[int, float] | None:
+        return self._disk.lag
 
     def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:
         self._memory.trim(floors, dropped)

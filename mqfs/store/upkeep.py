@@ -45,6 +45,11 @@ class DiskUpkeep:
     def damaged(self) -> int:
         return self._chain.damaged
 
+    @property
+    def lag(self) -> tuple[int, float] | None:
+        copy = self._commit.copy
+        return (copy.lag_bytes, copy.lag_s) if copy is not None else None
+
     def history(self) -> tuple[bytes | None, Iterable[Record]]:
         history = History(reversed(self._chain.segments))
         self.lost, self._is_state_old = history.lost, not history.is_newest

@@ -22,6 +22,7 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.http.server import HttpServer
 from mqfs.net.peer import Peer
 from mqfs.serving.accept import listen
+from mqfs.store.api import Store
 from mqfs.store.memory import MemoryStore
 from tests.engine.subject import USER
 from tests.models.pubsub import WAIT
@@ -42,9 +43,10 @@ class Reply(NamedTuple):
 
 
 class HttpSubject:
-    """Group `g` of a tree in memory. `answers`: what came to requests that waited."""
+    """Group `g` of a tree in memory, or of that store. `answers`: what came to requests that waited."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store | None = None) -> None:
+        self.store = store or MemoryStore()
         self.clock = ManualClock()
         self.answers: list[tuple[int, Reply]] = []
         self._waiting: dict[int, tuple[socket.socket, bytes]] = {}
@@ -56,7 +58,7 @@ class HttpSubject:
         assert self._started.wait(HANG_S)
 
     async def _serve(self) -> None:
-        self.tree = Tree(MemoryStore(), self.clock, owner=USER)
+        self.tree = Tree(self.store, self.clock, owner=USER)
         self.group = cast(Group, self.tree.mkdir(USER, self.tree.root, "g", 0o755))
         self._server, self._end = HttpServer(self.tree), trio.Event()
         self._server.add(listen(f"unix!{self._address}"))
@@ -78,7 +80,8 @@ class HttpSubject:
         """The reply, or WAIT: then it comes to `answers`."""
         given = {"Host": "localhost", "Content-Length": str(len(body)), **headers}
         head = "".join(f"{name.replace('_', '-')}: {text}\r\n" for name, text in given.items())
-        data = f"{method} /g/{path} HTTP/1.1\r\n{head}\r\n".encode() + body
+        place = path.removeprefix("../") if path.startswith("../") else f"g/{path}"
+        data = f"{method} /{place} HTTP/1.1\r\n{head}\r\n".encode() + body
         return trio.from_thread.run(self._ask, wait, data, method == "HEAD", trio_token=self._token)
 
     async def _ask(self, wait: int, data: bytes, head: bool) -> Any:
@@ -149,6 +152,11 @@ class HttpSubject:
             self.tree.tick()
 
         self._call(tick)
+
+    def call(self, function: Any) -> None:
+        """Call it on the server's thread, and wait for what follows."""
+        self._call(function)
+        self.settle()
 
     def _call(self, function: Any) -> None:
         trio.from_thread.run_sync(function, trio_token=self._token)

@@ -10,6 +10,7 @@ import json
 from typing import Any, NotRequired, TypedDict
 
 WAIT = "wait"
+UNSHOWN = "unshown"  # written, and its call waits for the replica
 Answer = bytes | int | str | None
 
 
@@ -49,7 +50,11 @@ class Lines(TypedDict):
 
 
 class Model:
-    def __init__(self) -> None:
+    """`copied`: under `sync replica`, what is written is shown by `confirm`; until then its calls wait."""
+
+    def __init__(self, copied: bool = False) -> None:
+        self.copied = copied
+        self.unshown: list[tuple[int, int, list[bytes], int, int]] = []  # (wait, stream, bodies, result, when written)
         self.set: dict[str, Any] = {
             "data": "message",
             "replay": "off",
@@ -185,8 +190,9 @@ class Model:
                 self.lines[wait] = {"h": h, "bodies": bodies, "before": h["partial"], "after": rest}
             if result not in ("TooLong", "StreamFull"):
                 h["partial"] = rest
-            return result
-        return self.append(wait, h["of"], [body], len(body))
+            return WAIT if result == UNSHOWN else result
+        result = self.append(wait, h["of"], [body], len(body))
+        return WAIT if result == UNSHOWN else result
 
     def append(self, wait: int, stream: int, bodies: list[bytes], result: int, again: bool = False) -> Answer:
         depth, size, full = self.set["depth"], self.set["size"], self.set["full"]
@@ -197,7 +203,7 @@ class Model:
                 return WAIT
             if (size and total > size) or (depth and new > depth and full != "drop-old"):
                 return "TooLong"
-            while not self.fits(stream, new, total):
+            while not self.fits_with_unshown(stream, new, total):
                 if full == "reject":
                     return "StreamFull"
                 if full == "drop-new":
@@ -210,21 +216,44 @@ class Model:
                 if not kept:
                     break
                 self.cut(kept[0])
+        if self.copied and bodies:
+            self.unshown.append((wait, stream, bodies, result, self.now))
+            return UNSHOWN
+        self.show(stream, bodies, self.now)
+        return result
+
+    def show(self, stream: int, bodies: list[bytes], at: int) -> None:
         for body in bodies:
             m: Kept = {
                 "seq": self.next,
                 "stream": stream,
                 "end": body == b"",
                 "body": body,
-                "at": self.now,
+                "at": at,
                 "why": None,
             }
             self.next += 1
             self.log.append(m)
             self.hand_over()
-        while depth and full == "drop-old" and len(self.kept(stream)) > depth:
+        depth = self.set["depth"]
+        while depth and self.set["full"] == "drop-old" and len(self.kept(stream)) > depth:
             self.cut(self.kept(stream)[0])
-        return result
+
+    def confirm(self) -> None:
+        """The replica has all that was written until now: it is shown, and its writers are answered."""
+        for _ in range(len(self.unshown)):
+            wait, stream, bodies, result, at = self.unshown.pop(0)
+            if stream in self.names.values():
+                self.show(stream, bodies, at)
+            else:
+                self.next += len(bodies)
+            self.unblock()
+            self.answer(wait, result)
+
+    def fits_with_unshown(self, stream: int, new: int, total: int) -> bool:
+        """As `fits`, beside messages that are not shown yet."""
+        held = [body for _, written, bodies, *_ in self.unshown for body in bodies if written == stream]
+        return self.fits(stream, new + len(held), total + sum(map(len, held)))
 
     def fits(self, stream: int, new: int, total: int) -> bool:
         kept = self.kept(stream)
@@ -239,6 +268,10 @@ class Model:
                 got = self.append(wait, stream, bodies, result, again=True)
                 if got == WAIT:
                     break
+                if got == UNSHOWN:
+                    self.lines.pop(wait, None)
+                    self.blocked = [b for b in self.blocked if b[0] != wait]
+                    continue
                 if isinstance(got, str):
                     self.undo(wait)
                 self.lines.pop(wait, None)

@@ -13,7 +13,8 @@ import attrs
 
 from mqfs import errors
 from mqfs.clock import Clock
-from mqfs.engine.language.settings import SYNC_ALWAYS, SYNC_OFF, Settings
+from mqfs.engine.core.shown import Answer, HeldAnswer, ShownLog
+from mqfs.engine.language.settings import SYNC_ALWAYS, SYNC_OFF, SYNC_REPLICA, Settings
 from mqfs.model import Draft, Kind, Record, Step, Wait
 from mqfs.records.batch import RecordBatch
 from mqfs.state.group import Change, ConsumerState, State, encode_change
@@ -27,6 +28,7 @@ AckSteps = tuple[ConsumerState, bytes]  # of one consumer, as state.acks.step ma
 
 class GroupLog:
     """The log of one group. `bucket` is what stores it now; `end`, `reader`, `metrics` and `upkeep` are its parts.
+    `stored` is the same with the messages that may not be shown yet; where such are held `shown` is the bucket.
 
     Calls that append raise DiskFailed, DiskFull and ReadOnly; then nothing was appended, nor applied.
     """
@@ -39,14 +41,18 @@ class GroupLog:
         self.must_retain = False  # whether what is written now is promised to someone who is not there yet
         self.on_changed: Callable[[Sequence[Change]], None] = _ignore
         self.on_acknowledged: Callable[[ConsumerState], None] = _ignore
+        self.on_all_shown: Callable[[], None] = lambda: None
 
     def use(self, bucket: Bucket) -> None:
         """From now on that stores it: the store's own log, one in memory, or a ring."""
         self.bucket, self.end, self.reader, self.metrics = bucket, bucket.end, bucket.reader, bucket.metrics
         self.writer, self.upkeep = bucket.writer, bucket.upkeep
+        self.shown = bucket if isinstance(bucket, ShownLog) else None
+        self.stored = bucket.stored if isinstance(bucket, ShownLog) else bucket
 
-    def require_writable(self) -> None:
-        if (failed := self.end.failed) is not None:
+    def require_writable(self, *, messages: bool = False) -> None:
+        """`messages`: of these, too. Raises ReadOnly."""
+        if (failed := self.end.failed if messages else self.stored.end.failed) is not None:
             raise errors.ReadOnly(f"the disk failed: {failed}" if failed.errno else str(failed))
 
     # ------------------------------------------------------------ appending
@@ -149,6 +155,8 @@ class GroupLog:
         sync = self.settings.sync
         if sync == SYNC_OFF or not self.must_retain:
             return value
+        if sync == SYNC_REPLICA:
+            return self._after_copy(value)
         if sync:
             self.upkeep.sync(None, sync / 1e9)
             return value
@@ -157,6 +165,8 @@ class GroupLog:
     def after_metadata_sync(self, value: T) -> Step[T]:
         """`value`, when a change of names, modes or settings is as safe as `sync` says."""
         sync = self.settings.sync
+        if sync == SYNC_REPLICA:
+            return self._after_copy(value)
         if sync > 0:
             self.upkeep.sync(None, sync / 1e9)
         return self.after_sync(value) if sync == SYNC_ALWAYS else value
@@ -173,6 +183,57 @@ class GroupLog:
 
         self.upkeep.sync(then)
         return wait.result() if wait.settled else wait
+
+    # ------------------------------------------------------------ what may be shown
+
+    def _after_copy(self, value: T) -> Step[T]:
+        """`value`, once everything appended so far is on disk and in the copy, and shown."""
+        if self.shown is None or not self._holds():
+            return self.after_sync(value)  # nothing is promised that the group could not keep: it takes no messages
+        wait: Wait[T] = Wait()
+
+        def then(error: OSError | None) -> None:
+            if error is None:
+                wait.resolve(value)
+            else:
+                wait.fail(errors.DiskFailed(f"not replicated: {error.strerror or error}"))
+
+        self.hold(0, then)
+        return wait.result() if wait.settled else wait
+
+    def _holds(self) -> bool:
+        return self.end.failed is None or self.stored.end.failed is not None
+
+    def hold(self, first: int, then: Answer) -> None:
+        """Call `then` when the copy has all that was appended so far, after the calls held before. `first`: what it
+        shows, as in `HeldAnswer`."""
+        assert self.shown is not None
+        entry = HeldAnswer(first, then)
+        self.shown.end.add(entry)
+        call = self.upkeep.replicate if self.settings.sync == SYNC_REPLICA else self.upkeep.sync
+        call(lambda error: self._settle(entry, error))
+
+    def _settle(self, entry: HeldAnswer, error: OSError | None) -> None:
+        """The copy has what the entry waits for, and so what those before it do."""
+        shown = self.shown
+        if error is not None or shown is None:
+            entry.settle(error)
+            return
+        held = shown.end.held
+        while held and not entry.is_over:
+            shown.end.pop().settle(None)
+        if not held:
+            self.on_all_shown()
+
+    def end_waits(self, error: OSError) -> None:
+        """Answer the callers that wait for the copy: it may have what they wrote, or not. Nothing is shown by that."""
+        for entry in list(self.shown.end.held) if self.shown is not None else ():
+            entry.settle(error)
+
+    def stop_holding(self) -> None:
+        """The group does not wait for the copy any more: what is held is shown when it is on disk."""
+        for entry in list(self.shown.end.held) if self.shown is not None else ():
+            self.upkeep.sync(lambda error, entry=entry: self._settle(entry, error))  # type: ignore[misc]
 
 
 def draft_of(change: Change) -> Draft:
@@ -225,7 +286,7 @@ class LogClock:
         """Note how the clocks stand."""
         now = self._clock.anchor()
         anchor = now._replace(wall_ns=wall, engine_ns=engine, shown_ns=now.wall_ns)
-        change: Change = {"do": "clock", "sequence": self._log.end.next, "anchor": list(anchor)}
+        change: Change = {"do": "clock", "sequence": self._log.stored.end.next, "anchor": list(anchor)}
         self._log.append_clock(change, wall)
 
     def note_step(self) -> None:

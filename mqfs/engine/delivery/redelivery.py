@@ -60,9 +60,9 @@ def append_dead_letter(
     if own.name:
         texts[headers.CONSUMER] = own.name
     first = multipart.first_of(group.log, record)
-    letter = _copy(group, first if slot <= first else record.sequence, record, stream, texts)
-    sequence = group.publisher.append(stream, *letter, acks=acks)
-    group.publisher.deliver_all(stream, sequence, letter[0])
+    letter, size = _copy(group, first if slot <= first else record.sequence, record, stream, texts)
+    sequence = group.publisher.append(letter, acks=acks)
+    group.publisher.deliver_all(stream, sequence, letter, size)
 
 
 def _stream_for(group: Group, origin: Stream) -> Stream:
@@ -159,13 +159,13 @@ def _send_back(group: Group, dead: Stream, first: int, last: Record, origin: Str
     change: Change = {"do": "drop", "stream": dead.number, "sequences": list(range(first, last.sequence + 1))}
     if dead.kept.first_kept() == first:
         change = {"do": "floor", "floors": [[dead.number, last.sequence + 1]]}
-    sequence = group.publisher.append(origin, messages, size, [change])
+    sequence = group.publisher.append(messages, [change])
     group.retention.note_change()
     if first == last.sequence:
         dead.kept.on_deleted(size)
     else:
         dead.kept.recount()
-    group.publisher.deliver_all(origin, sequence, messages)
+    group.publisher.deliver_all(origin, sequence, messages, size)
 
 
 # ------------------------------------------------------------ leases and delays

@@ -18,9 +18,9 @@ from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.delivery.registry import plan, streams_over, unclaimed
 from mqfs.engine.files import status
 from mqfs.engine.files.commands import CommandFile
-from mqfs.engine.group import Group
+from mqfs.engine.group import NO_REPLICA, Group
 from mqfs.engine.language import programs
-from mqfs.engine.language.settings import NO_DEPTH, POLICIES, USAGE, Action, Settings, read
+from mqfs.engine.language.settings import NO_DEPTH, POLICIES, SYNC_REPLICA, USAGE, Action, Settings, read
 from mqfs.engine.publishing.admission import WriteRequest
 from mqfs.engine.publishing.publisher import RECORD_BYTES
 from mqfs.engine.retention.retained import Clearing, Cut, cut_in_steps, plan_clear
@@ -616,6 +616,9 @@ def check_settings(group: Group, steps: Steps) -> None:
             raise errors.Busy(
                 f"dead: stream {now.dead!r} has {letters_of.kept.count} dead letters ('redrive' or 'clear' them first)"
             )
+    asked = steps[-1][0].sync if steps else now.sync
+    if asked == SYNC_REPLICA != now.sync and group.tree.store.replication is None:
+        raise errors.BadCommand(NO_REPLICA)
     for what in ("deliver", "keep"):
         if any(getattr(settings, what) != getattr(now, what) for settings, _ in steps):
             _require_empty(group, what)
@@ -627,7 +630,7 @@ def _require_empty(group: Group, what: str) -> None:
     for stream in group.streams.values():
         if stream.kept.count:
             stream.kept.update_low_watermark()
-        if stream.kept.count > 0:
+        if stream.kept.count + stream.kept.held_count > 0:
             raise errors.Busy(
                 f"{what}: stream {stream.name!r} has {stream.kept.count} messages ('clear' or read them first)"
             )

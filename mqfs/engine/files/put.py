@@ -91,7 +91,7 @@ class PutHandle(CommandFile):
 
     def _written_ns(self, stream: Stream, sequence: int) -> int:
         """When the message of an id that was known was written; 0 where it was removed."""
-        found = self.group.log.reader.find(stream.number, sequence)
+        found = self.group.log.stored.reader.find(stream.number, sequence)
         return found.time_ns if found is not None and found.sequence == sequence else 0
 
     def _post(self, stream: Stream, put: PutRequest, body: bytes, total: int) -> Step[int]:
@@ -107,12 +107,12 @@ class PutHandle(CommandFile):
 
     def _hold(self, stream: Stream, put: PutRequest, body: bytes, due_ns: int, total: int) -> Step[int]:
         group, clock = self.group, self.group.tree.clock
-        group.log.require_writable()
+        group.log.require_writable(messages=True)
         put_id = self._id(put)
         known = group.ids.find_duplicate(put_id) if put_id else 0
         sequence = known
         if not known:
-            changes = [group.ids.note(put_id, group.log.end.next)] if put_id else []
+            changes = [group.ids.note(put_id, group.log.stored.end.next)] if put_id else []
             sequence = group.held.put(stream, body, self._texts(put), due_ns, changes)
         self._answer(stream, put, due_ns, sequence, clock.wall_ns() + due_ns - clock.engine_ns(), bool(known))
         return group.log.after_metadata_sync(total)

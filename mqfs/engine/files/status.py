@@ -20,6 +20,7 @@ from mqfs.engine.language.permissions import sees
 from mqfs.engine.routing.views import View
 from mqfs.engine.stream import Stream
 from mqfs.model import Step, User, Wait
+from mqfs.store.api import Bucket
 
 T = TypeVar("T")
 _SOME = 8  # lines of `ctl` between two looks at the clock: some 20 us
@@ -106,11 +107,18 @@ def _totals(group: Group, user: User) -> Work[dict[str, Any]]:
         "failure": str(failed) if failed is not None else None,
         "damaged": bucket.upkeep.damaged,
         **attrs.asdict(group.counts),
+        **(lag_of(bucket) or {}),
         "order_readers": len(group.fanout.log_readers) - sum(len(view.readers) for view in group.views.values()),
         "cursors": len(group.fanout.cursors),
         "held": len(group.held),
         "dead_letters": _dead_letters(group, user),
     }
+
+
+def lag_of(bucket: Bucket) -> dict[str, int | float] | None:
+    """How far the replica of a log is behind; None where the store has none."""
+    lag = bucket.upkeep.lag
+    return {"replica_lag_bytes": lag[0], "replica_lag_seconds": round(lag[1], 3)} if lag is not None else None
 
 
 def _dead_letters(group: Group, user: User) -> int:
@@ -221,7 +229,7 @@ def _log(group: Group) -> Work[dict[str, Any]]:
 def _plain(group: Group) -> Work[bool]:
     """Whether the log on disk and the floors tell all that there is to be read; the floors are as they are by now.
     What is below them does not count, however long it is remembered."""
-    if group.settings.keep != "disk":
+    if group.settings.keep != "disk" or group.log.shown is not None:
         return False
     for stream in list(group.streams.values()):
         if not stream.removed and stream.shared:

@@ -18,7 +18,7 @@ from mqfs.syntax.duration import MOST, parse_duration, parse_number, parse_size,
 from mqfs.syntax.patterns import DOTTED, Words, check_words
 from mqfs.syntax.quoting import quote, split
 
-SYNC_ALWAYS, SYNC_OFF = 0, -1
+SYNC_ALWAYS, SYNC_OFF, SYNC_REPLICA = 0, -1, -2
 _VERB = 16  # characters of a command's name in an error: it may be any text
 
 
@@ -70,7 +70,7 @@ def _parse_sync(word: str) -> int:
     except BadCommand:
         value = 0
     if not value:
-        raise BadCommand(f"invalid time {word!r} (expected always, off, or a duration such as 10ms or 1s)")
+        raise BadCommand(f"invalid time {word!r} (expected always, off, replica, or a duration such as 10ms or 1s)")
     return value
 
 
@@ -105,7 +105,7 @@ def _duration(default: int = 0) -> Any:
     return attrs.field(default=default, metadata=_row(parse_duration, print_duration))
 
 
-_SYNC = {"always": SYNC_ALWAYS, "off": SYNC_OFF}
+_SYNC = {"always": SYNC_ALWAYS, "off": SYNC_OFF, "replica": SYNC_REPLICA}
 POLICIES = ("drop-old", "drop-new", "block", "reject")  # of `full`
 
 
@@ -282,6 +282,10 @@ def _setting(words: list[str], settings: Settings) -> Settings:
         raise BadCommand("ack: only with 'deliver one' (write that line first)")
     if key == "data" and value == "coalesce" and settings.deliver == "one":
         raise BadCommand("data coalesce: not with 'deliver one' (expected 'deliver all')")
+    if (key, value) == ("sync", SYNC_REPLICA) and settings.keep == "ring":
+        raise BadCommand("sync replica: not with 'keep ring' (expected 'keep disk')")
+    if (key, value) == ("keep", "ring") and settings.sync == SYNC_REPLICA:
+        raise BadCommand("keep ring: not with 'sync replica' (expected another 'sync')")
     if key == "full":
         settings = evolve(settings, "full_was_set", True)
     return evolve(settings, key, value)

@@ -86,6 +86,7 @@ def has_room(kept: KeptRange, messages: int, size: int) -> bool:
     too_large = (depth.size and size > depth.size) or (depth.messages and messages > depth.messages)
     if too_large and (settings.full != "drop-old" or depth.size):
         raise errors.TooLong("message exceeds the stream's depth")
+    messages, size = messages + kept.held_count, size + kept.held_size
     if not retained.fits(depth, kept, messages, size):
         kept.update_low_watermark()
     return retained.fits(depth, kept, messages, size)
@@ -101,7 +102,7 @@ def lacking_backlog(settings: Settings, messages: Mapping[Stream, int]) -> Strea
                 covered_by.setdefault(consumer, []).append(stream)
     lacking = None
     for consumer, covered in covered_by.items():
-        if consumer.backlog.exceeds(sum(messages[stream] for stream in covered)):
+        if consumer.backlog.exceeds(sum(messages[stream] + stream.kept.held_count for stream in covered)):
             if (consumer.state.full or settings.full) == "reject":
                 raise errors.StreamFull(
                     f"consumer {consumer.name!r}: backlog of {consumer.state.backlog} messages reached"

@@ -7,6 +7,7 @@ messages come from put.py and transactions.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,7 +20,7 @@ from mqfs.engine.language.settings import NO_DEPTH
 from mqfs.engine.publishing.admission import Admission, PutId, WriteRequest, depth_reached, has_room, lacking_backlog
 from mqfs.engine.publishing.kept_quotas import KeptQuotas, stored
 from mqfs.engine.publishing.publisher import Publisher
-from mqfs.model import Kind, Record, Step, User
+from mqfs.model import Draft, Kind, Record, Step, User
 from mqfs.quotas import UserLimits
 from mqfs.records import batch
 from mqfs.records.batch import RecordBatch, Source
@@ -101,7 +102,7 @@ class AtomicBatch:
         """Whether everything it needs is there; else the stream on which it waits. Nothing is done yet where it raises
         or waits."""
         publisher = self.publisher
-        publisher.log.require_writable()
+        publisher.log.require_writable(messages=True)
         for stream in self.tallies:
             if stream.removed:
                 raise errors.NotFound(f"stream {stream.name!r}: removed")
@@ -173,28 +174,42 @@ class AtomicBatch:
             if self.changes:
                 publisher.log.append_batch((), self.changes)
         elif self.messages or self.changes:
-            end = publisher.log.end.next
+            end = publisher.log.stored.end.next
             noted = [publisher.ids.note(put_id, end + place) for put_id, place in self.ids.items()]
-            self._count(publisher.log.append_batch(RecordBatch(self.sources), [*self.changes, *noted]))
+            first = publisher.log.append_batch(RecordBatch(self.sources), [*self.changes, *noted])
+            self.first = first if self.messages else 0
         if self.first:
-            self._deliver(self.first)
+            self._deliver_or_hold(self.first)
         if self.done is not None:
             self.done()
         publisher.mark_dirty()
         log = publisher.log
         return log.after_metadata_sync(self.value) if self.changes or self.ids else log.after_data_sync(self.value)
 
-    def _count(self, first: int) -> None:
-        if self.messages:
-            self.first = first
-        for stream, tally in self.tallies.items():
-            stream.kept.appended_many(first + tally.last, tally.messages, tally.size)
+    def _deliver_or_hold(self, first: int) -> None:
+        publisher, time_ns = self.publisher, self.publisher.log.end.last_ns
+        if publisher.log.shown is None:
+            self._deliver(first, iter(enumerate(RecordBatch(self.sources).messages(), first)), time_ns)
+            return
+        self.sources = []  # they may go with what was staged; the log has them
+        totals = {stream: (tally.messages, tally.size) for stream, tally in self.tallies.items()}
+        publisher.hold(first, totals, partial(self._show, first, time_ns))
 
-    def _deliver(self, first: int) -> None:
+    def _show(self, first: int, time_ns: int) -> None:
+        numbers = {stream.number for stream in self.tallies if not stream.removed}
+        self.tallies = {stream: tally for stream, tally in self.tallies.items() if not stream.removed}
+        drafts = (
+            (record.sequence, Draft(record.kind, record.stream, record.body, record.headers))
+            for record in self.publisher.appended(first, self.messages)
+            if record.stream in numbers and not self.publisher.is_expired(record)
+        )
+        self._deliver(first, drafts, time_ns)
+
+    def _deliver(self, first: int, drafts: Iterator[tuple[int, Draft]], time_ns: int) -> None:
         publisher, streams = self.publisher, {stream.number: stream for stream in self.tallies}
         rest = {stream: StreamTotals(tally.messages, tally.size) for stream, tally in self.tallies.items()}
-        drafts = enumerate(RecordBatch(self.sources).messages(), first)
-        time_ns = publisher.log.end.last_ns
+        for stream, tally in self.tallies.items():
+            stream.kept.appended_many(first + tally.last, tally.messages, tally.size)
         # A reader that was served has left the wait list, and cannot rejoin before this returns.
         while (self.ranked or publisher.fanout.is_awaited(self.tallies)) and (some := list(islice(drafts, _DELIVERED))):
             for sequence, draft in some:
@@ -203,17 +218,17 @@ class AtomicBatch:
                 publisher.deliver(stream, record)
                 rest[stream].messages -= 1
                 rest[stream].size -= len(draft.body)
-        self._count_only(rest)
+        self._count_only(rest, time_ns)
         depth = publisher.log.settings.depth.messages
         for stream in self.tallies:
             if depth and stream.kept.count > depth:
                 publisher.retention.bound_depth(stream)
 
-    def _count_only(self, rest: dict[Stream, StreamTotals]) -> None:
+    def _count_only(self, rest: dict[Stream, StreamTotals], time_ns: int) -> None:
         """Update counters only; no reader is waiting."""
         publisher = self.publisher
         for stream, tally in rest.items():
-            stream.kept.mtime_ns = publisher.log.end.last_ns
+            stream.kept.mtime_ns = time_ns
             stream.written += tally.messages
             publisher.counts.written += tally.messages
             publisher.counts.written_bytes += tally.size

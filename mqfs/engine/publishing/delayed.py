@@ -47,7 +47,7 @@ class DelayedMessages:
         """Find them in the log that was read."""
         own = self._log.state.consumers.get(PUT)
         position = own.progress.ack_floor if own is not None else 0
-        bucket = self._log.bucket
+        bucket = self._log.stored
         while True:
             try:
                 record = bucket.reader.find(PUT, position)
@@ -80,7 +80,11 @@ class DelayedMessages:
         sequence = self._log.append_batch([Draft(Kind.MESSAGE, PUT, body, head)], changes)
         self._log.state.nameless(PUT)
         self._add(sequence, stream.number, due_ns, len(body) + len(head))
-        self._host.publisher.consumers.read_ends.end_reads()  # no delivery does
+        ends = self._host.publisher.consumers.read_ends
+        if self._log.shown is None:
+            ends.end_reads()  # no delivery does
+        else:
+            self._log.hold(sequence, lambda _: ends.end_reads())
         return sequence
 
     def _add(self, sequence: int, stream: int, due_ns: int, size: int) -> None:
@@ -131,13 +135,13 @@ class DelayedMessages:
             self._host.publisher.retention.reserve_room(len(record.body) + len(head) + 40)
             message = [Draft(Kind.MESSAGE, stream.number, record.body, head)]
             acks = self.drop_steps([sequence])
-            made = self._host.publisher.append(stream, message, len(record.body), acks=acks)
+            made = self._host.publisher.append(message, acks=acks)
         except (errors.MqfsError, OSError) as error:
             text = f"delayed message {sequence} is due and cannot be appended: {error}"
             self._host.faults.report(self._host.number, text)
             return False
         self._forget(sequence)
-        self._host.publisher.deliver_all(stream, made, message)
+        self._host.publisher.deliver_all(stream, made, message, len(record.body))
         self._host.publisher.retention.bound_depth(stream)
         return True
 
@@ -148,13 +152,13 @@ class DelayedMessages:
     def record(self, sequence: int) -> Record | None:
         """None: it is damaged, or is not delayed any more."""
         try:
-            record = self._log.reader.find(PUT, sequence)
+            record = self._log.stored.reader.find(PUT, sequence)
         except errors.Damaged:
             return None
         return record if record is not None and record.sequence == sequence else None
 
     def _step(self, sequence: int) -> bytes:
-        before = self._log.reader.before(sequence, PUT) or 0
+        before = self._log.stored.reader.before(sequence, PUT) or 0
         return step(ACK, before + 1, sequence)
 
     def drop(self, sequences: list[int]) -> None:

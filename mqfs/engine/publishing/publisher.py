@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mqfs import errors
@@ -37,7 +38,7 @@ class Publisher:
         reader waits: every message pays for every call here."""
         size, log, consumers = len(body), self.log, self.consumers
         bounded = log.settings.depth is not NO_DEPTH or stream.blocked or consumers.bounded or self.kept_quotas
-        if bounded or stream.removed or log.end.failed is not None:
+        if bounded or log.shown is not None or stream.removed or log.end.failed is not None:
             return self.write(stream, WriteRequest(MESSAGE, (body,), size))
         retention = self.retention
         retention.room -= size + RECORD_BYTES
@@ -67,7 +68,7 @@ class Publisher:
         """
         if stream.removed:
             raise errors.NotFound(f"stream {stream.name!r}: removed")
-        self.log.require_writable()
+        self.log.require_writable(messages=True)
         if request.kind != MESSAGE and self.log.settings.deliver == "one":
             return request.total  # an EOF marker is for all readers: here is none who could get it
         if self.kept_quotas is not None and not self._is_duplicate(request):  # which needs no room
@@ -127,46 +128,103 @@ class Publisher:
 
     def _append_one(self, stream: Stream, kind: int, body: bytes, on_sequence: OnSequence | None = None) -> None:
         host, log, time_ns = self._host, self.log, self.log.times.next_ns()
-        if not (log.must_retain or host.ring is not None or host.past_rings) and self.fanout.all_wait(stream):
+        is_stored = log.must_retain or log.shown is not None or host.ring is not None or host.past_rings
+        if not is_stored and self.fanout.all_wait(stream):
             sequence = log.skip()
             stream.kept.trimmed_count += 1  # had by its readers, as what they count
         else:
             sequence = log.append(kind, stream.number, body, time_ns)
-            stream.kept.appended(sequence, kind, len(body))
+            if log.shown is None:
+                stream.kept.appended(sequence, kind, len(body))
         if on_sequence is not None:
             on_sequence(sequence, time_ns, False)
-        self.deliver(stream, Record(sequence, time_ns, stream.number, kind, 0, b"", body))
+        record = Record(sequence, time_ns, stream.number, kind, 0, b"", body)
+        if log.shown is None:
+            self.deliver(stream, record)
+        else:
+            self.hold(sequence, {stream: (1, len(body))}, partial(self._show_one, stream, record))
 
     def _append_batch(self, stream: Stream, request: WriteRequest) -> None:
         """Messages, and with one of `.put` that its id is known."""
-        changes = [self.ids.note(request.id, self.log.end.next)] if request.id is not None else []
+        changes = [self.ids.note(request.id, self.log.stored.end.next)] if request.id is not None else []
         drafts = [Draft(request.kind, stream.number, body, request.headers) for body in request.bodies]
-        first = self.append(stream, drafts, request.size, changes)
+        first = self.append(drafts, changes)
         if request.on_sequence is not None:
             request.on_sequence(first, self.log.end.last_ns, False)
-        self.deliver_all(stream, first, drafts)
+        self.deliver_all(stream, first, drafts, request.size)
 
-    def append(
-        self,
-        stream: Stream,
-        messages: Sequence[Draft],
-        size: int,
-        changes: Sequence[Change] = (),
-        acks: Sequence[AckSteps] = (),
-    ) -> int:
-        """Append messages of one stream, `size` bytes of bodies, and with them changes and steps. Returns the sequence
-        of the first; `deliver_all` is to follow."""
-        first = self.log.append_batch(messages, changes, acks)
-        stream.kept.appended_many(first + len(messages) - 1, len(messages), size)
-        return first
+    def append(self, messages: Sequence[Draft], changes: Sequence[Change] = (), acks: Sequence[AckSteps] = ()) -> int:
+        """Append messages of one stream, and with them changes and steps. Returns the sequence of the first;
+        `deliver_all` is to follow."""
+        return self.log.append_batch(messages, changes, acks)
 
-    def deliver_all(self, stream: Stream, first: int, messages: Sequence[Draft]) -> None:
-        """Deliver the batch that was appended last."""
+    def deliver_all(self, stream: Stream, first: int, messages: Sequence[Draft], size: int) -> None:
+        """Count and deliver the batch that was appended last, with `size` bytes of bodies."""
+        if self.log.shown is not None:
+            count = len(messages)
+            self.hold(first, {stream: (count, size)}, partial(self._show_all, stream, first, count, size))
+            return
         time_ns = self.log.end.last_ns  # of all of them: a claim that one is delivered to writes a record
+        stream.kept.appended_many(first + len(messages) - 1, len(messages), size)
         for sequence, draft in enumerate(messages, first):
             self.deliver(stream, Record(sequence, time_ns, draft.stream, draft.kind, 0, draft.headers, draft.body))
 
-    def deliver(self, stream: Stream, record: Record) -> None:
+    # ------------------------------------------------------------ shown later
+
+    def hold(self, first: int, totals: Mapping[Stream, tuple[int, int]], show: Callable[[], None]) -> None:
+        """Call `show` when the copy has the messages that were appended last, the first of which is `first`. Until then
+        they count against `depth` only: `totals` are messages and bytes of each stream."""
+        host = self._host
+        for stream, (messages, size) in totals.items():
+            stream.kept.held_count += messages
+            stream.kept.held_size += size
+
+        def then(_: OSError | None) -> None:
+            for stream, (messages, size) in totals.items():
+                stream.kept.held_count -= messages
+                stream.kept.held_size -= size
+            host.faults.contain(host, "delivering what is replicated", show)
+            host.unblock()
+
+        self.log.hold(first, then)
+
+    def _show_one(self, stream: Stream, record: Record) -> None:
+        if not stream.removed:
+            stream.kept.appended(record.sequence, record.kind, len(record.body))
+            self.deliver(stream, record, is_expired=self.is_expired(record))
+            self._bound_depth(stream)
+
+    def _show_all(self, stream: Stream, first: int, count: int, size: int) -> None:
+        if stream.removed:
+            return
+        stream.kept.appended_many(first + count - 1, count, size)
+        for record in self.appended(first, count):
+            self.deliver(stream, record, is_expired=self.is_expired(record))
+        self._bound_depth(stream)
+
+    def _bound_depth(self, stream: Stream) -> None:
+        depth = self.log.settings.depth.messages
+        if depth and self.log.settings.full == "drop-old" and stream.kept.count > depth:
+            self.retention.bound_depth(stream)
+
+    def appended(self, first: int, count: int) -> Iterator[Record]:
+        """The messages of a batch as the log has them; one that is damaged since is left out."""
+        for sequence in range(first, first + count):
+            try:
+                record = self.log.stored.reader.scan(sequence)
+            except errors.Damaged:
+                continue
+            if record is not None and record.sequence == sequence:
+                yield record._replace(flags=0)
+
+    def is_expired(self, record: Record) -> bool:
+        """Whether a message outlived a ttl before it was shown."""
+        if self.retention.expiry.is_expired(record):
+            return True
+        ranked = bool(record.headers) and self._host.ranks.note(record) is not None
+        return ranked and self.retention.is_expired(record.sequence)
+
+    def deliver(self, stream: Stream, record: Record, *, is_expired: bool = False) -> None:
         """Count it, and serve all who wait before the writer is answered."""
         if record.kind == MESSAGE:
             counts = self.counts
@@ -175,7 +233,8 @@ class Publisher:
             counts.written += 1
             counts.written_bytes += len(record.body)
         self.mark_dirty()
-        self.fanout.deliver(stream, record)
+        if not is_expired:
+            self.fanout.deliver(stream, record)
 
 
 # ------------------------------------------------------------ blocked writers

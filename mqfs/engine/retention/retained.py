@@ -36,6 +36,8 @@ class KeptRange:
         "_was_shared",
         "count",
         "evicted_before",
+        "held_count",
+        "held_size",
         "log",
         "mtime_ns",
         "newest",
@@ -50,6 +52,7 @@ class KeptRange:
         self.state, self.number = state, state.number
         self.count = UNKNOWN  # messages kept at or above the floor
         self.size = 0  # their bytes
+        self.held_count = self.held_size = 0  # messages that may not be shown yet, and their bytes: not counted
         self.trimmed_count = 0  # messages that fell below the floor since the start
         self.evicted_before = 0  # one above the newest message that a bound or `clear` took away
         self.newest = -1  # sequence of the newest message; 0: none; -1: not looked up yet
@@ -266,8 +269,8 @@ class KeptRange:
     # ------------------------------------------------------------ what `depth` and `clear` take away
 
     def cut_to_depth(self, messages: int = 0, size: int = 0) -> None:
-        """Take away the oldest until the rest fits, and so much more."""
-        cut = plan_cut(self, self.log.settings.depth, messages, size)
+        """Take away the oldest until the rest fits, and so much more; what may not be shown yet, too."""
+        cut = plan_cut(self, self.log.settings.depth, messages + self.held_count, size + self.held_size)
         if cut.floor != self.state.floor and self._owner.outlasts_readers:
             self._retention.persist_low_watermarks({self.number: cut.floor})
         self.carry_out_cut(cut)

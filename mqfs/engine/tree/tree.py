@@ -22,9 +22,9 @@ from mqfs.engine.core.timers import Timers
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.files.metering import Meters
-from mqfs.engine.group import Group
+from mqfs.engine.group import NO_REPLICA, Group
 from mqfs.engine.language.permissions import R, X, require, require_unsticky
-from mqfs.engine.language.settings import parse_settings
+from mqfs.engine.language.settings import SYNC_REPLICA, parse_settings
 from mqfs.engine.nodes import FOLDERS, Folder, Meta, Node, SnapshotNode, StagingFolder, TakeFile, group_of, not_found
 from mqfs.engine.publishing.batch import Staging
 from mqfs.engine.publishing.kept_quotas import KeptQuotas
@@ -48,7 +48,7 @@ from mqfs.engine.tree.attributes import (
 from mqfs.engine.tree.audited import audit_calls
 from mqfs.engine.tree.open_files import OpenFiles
 from mqfs.engine.tree.recovery import ROOT, Place, Unserved, adopt, new_state, read_states
-from mqfs.model import Stat, Step, User
+from mqfs.model import Stat, Step, User, Wait
 from mqfs.quotas import Quotas, UserLimits, require_share
 from mqfs.state.file_locks import Locks
 from mqfs.state.group import State
@@ -78,7 +78,10 @@ class Tree:
         self.store, self.clock, self.audit, self.quotas = store, clock, audit, quotas
         self.faults = Faults(clock)
         self.timers = Timers(self.faults)
-        self.defaults = parse_settings(defaults).lines(given=True)
+        settings = parse_settings(defaults)
+        if settings.sync == SYNC_REPLICA and store.replication is None:
+            raise errors.BadCommand(NO_REPLICA)
+        self.defaults = settings.lines(given=True)
         self._new_state, self.locks = partial(new_state, clock, self.defaults), Locks()
         self.kept_quotas = KeptQuotas(quotas) if quotas is not None and quotas.bound_kept else None
         self.staging = Staging(store, self.kept_quotas)
@@ -261,7 +264,7 @@ class Tree:
         self.groups[number] = group.groups[name] = made
         group.catalog_version += 1
         made.start()
-        return made
+        return made.log.after_metadata_sync(made) if made.settings.sync == SYNC_REPLICA else made
 
     def _require_new(self, user: User, group: Group, name: str) -> None:
         if group.removed:
@@ -328,15 +331,23 @@ class Tree:
         self.unserved.require_empty(victim.number, name)
         if victim.ring is not None:
             victim.ring.changed([{"do": "remove"}])
+        removed: Wait[None] = Wait()
+
+        def then(error: OSError | None) -> None:
+            if error is None:
+                removed.resolve(None)
+            else:
+                removed.fail(errors.DiskFailed(f"not replicated: {error.strerror or error}"))
+
         try:
-            self.store.remove(victim.number)
+            self.store.remove(victim.number, then)
         except OSError as error:
             raise errors.DiskFailed(f"cannot remove group {name!r}: {error.strerror or error}") from error
         del group.groups[name], self.groups[victim.number]
         self.dirty_groups.discard(victim)
         victim.removed = True
         victim.end()
-        return None
+        return removed if victim.settings.sync == SYNC_REPLICA and not removed.settled else None
 
     def rename(self, user: User, group: Group | Folder, name: str, to: Group | Folder, new: str) -> Step[None]:
         """A new name inside the same group. Raises NotPermitted into another, Exists onto one that is there."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from mqfs import errors, limits, ring
 from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import R, W, X, require, require_scope
-from mqfs.engine.language.settings import NO_DEPTH, Settings, parse_settings
+from mqfs.engine.language.settings import NO_DEPTH, SYNC_REPLICA, Settings, parse_settings
 from mqfs.model import Step, User, Wait
 from mqfs.quotas import require_share
 from mqfs.ring.server.intake import hold_room
@@ -410,6 +410,8 @@ def why_not(settings: Settings, bounds: Iterable[str]) -> str:
         return "rings: not with 'ring off' (expected 'ring owner' or 'ring all')"
     if settings.sender:
         return "rings: not with 'sender on'"
+    if settings.sync == SYNC_REPLICA:
+        return "rings: not with 'sync replica'"
     if settings.data != "message":
         return f"rings: not with 'data {settings.data}' (expected 'data message')"
     if settings.full != "drop-old" and settings.depth is not NO_DEPTH:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,11 +12,13 @@ from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from mqfs.model import Wait
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from tests.engine.delivery.subject import QueueNine, QueueSubject
 from tests.models.work_queue_machine import Machine
 from tests.support import campaign
+from tests.support.copied import follow
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +40,10 @@ class OverDisk(Machine):
 
     def make(self, deliver: str) -> Any:
         self.path = tempfile.mkdtemp(prefix="mqfs-queues-")
-        return QueueSubject(DiskStore(self.path), deliver)
+        return QueueSubject(self.store_at(self.path), deliver)
+
+    def store_at(self, path: str) -> DiskStore:
+        return DiskStore(path)
 
     @rule(clean=st.booleans())
     def restart(self, clean: bool) -> None:
@@ -45,7 +51,7 @@ class OverDisk(Machine):
         for wait in sorted(self.waits):
             self.stop(wait)
         self.keys.clear()
-        self.subject.restart(DiskStore, self.path, clean)
+        self.subject.restart(self.store_at, self.path, clean)
         before = len(self.model.log)
         self.model.stop(clean, self.subject.group.log.end.next)
         self.in_its_order(before)
@@ -56,6 +62,50 @@ class OverDisk(Machine):
         super().teardown()
         if self.path:
             shutil.rmtree(self.path)
+
+
+class CopiedQueues(QueueSubject):
+    """`sync replica`, with a replica that has everything before the next step: then all is as without one."""
+
+    store: DiskStore
+
+    def __init__(self, store: DiskStore, deliver: str) -> None:
+        super().__init__(store, deliver)
+        self.ctl("sync replica")
+
+    def confirm(self) -> None:
+        assert self.store.replication is not None
+        while list(follow(self.store.replication)):
+            pass
+
+    def _try(self, call: Callable[[], Any], wait: int | None = None, done: Any = None) -> Any:
+        def copied() -> Any:
+            step = call()
+            self.confirm()
+            return step.result() if isinstance(step, Wait) and step.settled else step
+
+        return super()._try(copied, wait, done)
+
+    def tick(self, seconds: float) -> None:
+        for _ in range(int(seconds)):
+            super().tick(1)
+            self.confirm()
+
+    def restart(self, maker: Callable[[str], Any], path: str, clean: bool) -> None:
+        super().restart(maker, path, clean)
+        self.confirm()
+
+    def settle(self) -> None:
+        self.confirm()
+
+
+class OverCopied(OverDisk):
+    def make(self, deliver: str) -> Any:
+        self.path = tempfile.mkdtemp(prefix="mqfs-queues-")
+        return CopiedQueues(self.store_at(self.path), deliver)
+
+    def store_at(self, path: str) -> DiskStore:
+        return DiskStore(path, replica=lambda: None)
 
 
 def run(machine: type[Machine], examples: int) -> Any:
@@ -72,4 +122,5 @@ def run(machine: type[Machine], examples: int) -> Any:
 
 TestOverMemory = pytest.mark.timeout(3600)(run(OverMemory, 10_000))
 TestOverNine = pytest.mark.timeout(3600)(run(OverNine, 2_000))
+TestOverCopied = pytest.mark.timeout(3600)(run(OverCopied, 2_000))
 TestOverDisk = pytest.mark.timeout(3600)(run(OverDisk, 2_000))

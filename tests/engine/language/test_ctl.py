@@ -26,7 +26,7 @@ SETTINGS = st.builds(
     ),
     ttl=st.integers(0, 10**9).map(lambda ms: ms * 10**6),
     full=st.sampled_from(["drop-old", "drop-new", "block", "reject"]),
-    sync=st.one_of(st.sampled_from([0, -1]), st.integers(1, 10**6).map(lambda ms: ms * 10**6)),
+    sync=st.one_of(st.sampled_from([0, -1, -2]), st.integers(1, 10**6).map(lambda ms: ms * 10**6)),
     lease=st.integers(0, 10**9).map(lambda ms: ms * 10**6),
     retries=st.integers(0, 10**9),
     backoff=st.tuples(st.integers(0, 10**6), st.integers(10**6, 10**9)).map(lambda b: (b[0] * 10**6, b[1] * 10**6)),

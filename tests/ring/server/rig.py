@@ -69,14 +69,16 @@ class Client:
 
 
 class Rig:
-    """`disk`: one that lies, or what `path` has; neither: memory."""
+    """`disk`: one that lies, or what `path` has; neither: memory. `replica`: the store has one, which never follows."""
 
-    def __init__(self, *lines: str, disk: Disk | None = None, path: str = "", streams: str = "s t") -> None:
+    def __init__(
+        self, *lines: str, disk: Disk | None = None, path: str = "", streams: str = "s t", replica: bool = False
+    ) -> None:
         self.posts: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.disk = disk
         self.store: Store
         if disk is not None:
-            self.store = DiskStore(PATH, disk=disk)
+            self.store = DiskStore(PATH, disk=disk, replica=(lambda: None) if replica else None)
         else:
             self.store = DiskStore(path, self.posts.put) if path else MemoryStore()
         self.rings = RingRegistry(self.store, self.posts.put)

@@ -8,6 +8,7 @@ import pytest
 
 from mqfs import errors, ring
 from tests.ring.server.rig import Rig
+from tests.support.lying_disk import LyingDisk
 
 pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
 
@@ -47,4 +48,20 @@ def test_a_consumer_whose_own_policy_checks_writes_ends_the_ring() -> None:
     rig.pump()
     with pytest.raises(errors.Unsupported, match="a consumer's 'backlog' and 'full block'"):
         rig.attach()
+    rig.stop()
+
+
+def test_a_group_that_waits_for_its_replica_has_no_ring() -> None:
+    """Whoever follows a ring sees what is published at once."""
+    rig = Rig("replay all", disk=LyingDisk(), replica=True)
+    client = rig.attach()
+    client.ring.publish_many(client.number("s"), [b"x"])
+    ctl = rig.open("ctl", os.O_WRONLY)
+    ctl.write(b"sync replica\n")
+    ctl.close()
+    rig.pump()
+    assert rig.own is None
+    with pytest.raises(errors.MqfsError, match="not with 'sync replica'"):
+        rig.attach()
+    assert [body for *_, body in rig.log()] == [b"x"]
     rig.stop()
