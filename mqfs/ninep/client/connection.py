@@ -633,7 +633,7 @@ class TlsSocket:
 
     def __init__(self, sock: socket.socket, host: str) -> None:
         """Complete the handshake, and check that the server's certificate has that name. Raises OSError, BadConfig."""
-        self._socket = sock
+        self.raw = self._socket = sock
         self._machine = machine = TlsMachine(client_context("9p"), host)
         self._lock = threading.Lock()
         self._early = b""
@@ -670,6 +670,12 @@ class TlsSocket:
             self._machine.send(data)
             encrypted = self._machine.take()
         self._socket.sendall(encrypted)
+
+    def encrypt(self, data: bytes) -> bytes:
+        """What `sendall` would send, for a caller with a loop of its own, which sends it."""
+        with self._lock, _explained():
+            self._machine.send(data)
+            return self._machine.take()
 
     def settimeout(self, timeout: float | None) -> None:
         self._socket.settimeout(timeout)

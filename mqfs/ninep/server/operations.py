@@ -18,6 +18,7 @@ from mqfs.net.tokens import Proof
 from mqfs.ninep.codec import messages as m
 from mqfs.ninep.codec.messages import NOFID, Fcall
 from mqfs.ninep.codec.wire import IO_OVERHEAD
+from mqfs.ninep.server import resumable
 from mqfs.ninep.server.fids import Fid, stat
 from mqfs.ninep.server.pending import Later, both, later
 
@@ -64,12 +65,13 @@ def _attached(session: Session, request: m.Tattach) -> User:
 def attach(session: Session, request: m.Tattach) -> Fcall:
     session.fids.check_new(request.fid)
     user = _attached(session, request)
-    path = request.aname
+    terms = session.negotiated
+    path = named = request.aname.removesuffix(resumable.MARK)
+    terms.resumable = terms.resumable or path != request.aname
     for mark in FILLS:
         path = path.removesuffix(mark)
     root = session.tree.find(user, path) if path.strip("/") else session.tree.root
-    terms = session.negotiated
-    terms.v9fs = terms.v9fs or path != request.aname
+    terms.v9fs = terms.v9fs or path != named
     session.fids.add(Fid(request.fid, user, root, root, terms.unix or terms.v9fs))
     session.attached = True
     return m.Rattach(request.tag, root.qid)
@@ -117,6 +119,8 @@ def _may_remove(session: Session, fid: Fid, node: Any) -> None:
 def opened(session: Session, fid: Fid, flags: int, *, nonblocking: bool = False, made: bool = False) -> tuple[Qid, int]:
     """Open a fid's file: the qid and the iounit of the reply."""
     fid.open_node(session.tree, flags, session.peer.account, nonblocking=nonblocking, made=made)
+    if session.negotiated.resumable and fid.reader is not None:
+        fid.reader = resumable.reader_of(fid.reader, takes=fid.takes)
     if fid.writer is not None:
         fid.writer.whole_below = session.negotiated.msize - IO_OVERHEAD  # one as long may be cut by the client
     return fid.node.qid, session.negotiated.msize - IO_OVERHEAD

@@ -51,7 +51,7 @@ from mqfs.ninep.codec.wire import (
     Framer,
     decode,
 )
-from mqfs.ninep.server import linux_operations, operations
+from mqfs.ninep.server import linux_operations, operations, resumable
 from mqfs.ninep.server.fids import NOWHERE, Fid, FidTable, OpenDirectory
 from mqfs.ninep.server.pending import TRACE_DATA_BYTES, Later, PendingRequests, Replies, later
 from mqfs.ninep.server.state import Negotiated
@@ -304,7 +304,11 @@ class Session:
             self._replies.reply(Rread(tag, self.fids.proofs[number].read(most, offset)))
             return
         fid = self.fids.find(number)
-        if fid.listing is not None and not self.negotiated.dialect.linux:
+        if fid.handle is not None and count == 0 and self.negotiated.resumable:
+            find = resumable.await_state if offset else resumable.state
+            step: Any = find(fid.handle, fid.reader is not None, fid.writer is not None)
+            self._answer(tag, later(step, lambda data: Rread(tag, data), fid=fid))
+        elif fid.listing is not None and not self.negotiated.dialect.linux:
             self._answer(tag, self._read_directory(tag, fid, fid.listing, offset, count))
         elif fid.listing is not None:
             raise IsDirectory

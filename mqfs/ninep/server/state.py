@@ -9,7 +9,7 @@ from mqfs.ninep.codec.dialect import Dialect
 class Negotiated:
     """The terms of a connection, agreed by its last Tversion and its Tattach."""
 
-    __slots__ = ("dialect", "msize", "unix", "v9fs")
+    __slots__ = ("dialect", "msize", "resumable", "unix", "v9fs")
 
     def __init__(self) -> None:
         self.agree(None, limits.MSIZE_LEAST)
@@ -19,3 +19,4 @@ class Negotiated:
         self.dialect, self.msize = dialect, msize
         self.unix = dialect is not None and dialect.unix
         self.v9fs = False  # its Tattach declared that the client is Linux v9fs
+        self.resumable = False  # its Tattach declared that the client is a mount, see resumable.py
