@@ -22,8 +22,8 @@ from functools import partial
 import trio
 
 from mqfs import errors, limits
-from mqfs.engine.tree.tree import Tree
 from mqfs.fuse import operations, protocol
+from mqfs.fuse.backend import Backend
 from mqfs.fuse.device import Device, ParkedRequests
 from mqfs.fuse.handlers import Handlers
 from mqfs.fuse.nodes import File, Files, Nodes
@@ -59,8 +59,9 @@ BACKGROUND = 0xFFFF  # asynchronous reads that wait must not stand in the way of
 class DeviceLoop:
     """One mount's device."""
 
-    def __init__(self, tree: Tree, nodes: Nodes, files: Files, device: int, libfuse: socket.socket) -> None:
+    def __init__(self, tree: Backend, nodes: Nodes, files: Files, device: int, libfuse: socket.socket) -> None:
         self.nodes, self.files, self.libfuse = nodes, files, libfuse
+        self.receive = tree.receive
         self.device = Device(device)
         self.parked = ParkedRequests(self.device, tree.waits)
         self.passed: dict[int, int] = {}  # unique -> opcode, of those that pyfuse3 answers and we amend
@@ -75,12 +76,14 @@ class DeviceLoop:
         """Answer or forward requests until the mount ends."""
         device, buffer, hot = self.device.fd, self.device.buffer, protocol.HOT.unpack_from
         readv, vector, wait_readable = self.device.readv, [buffer], trio.lowlevel.wait_readable
-        clock, asks_until, polls = time.monotonic_ns, 0, False
+        clock, asks_until, polls, receive = time.monotonic_ns, 0, False, self.receive
         while True:
             for _ in range(BATCH):
                 try:
                     size = readv(device, vector)
                 except BlockingIOError:
+                    if receive():
+                        continue
                     now = clock()
                     if not asks_until:
                         asks_until = now + (POLL_NS if polls else 1)
@@ -179,7 +182,8 @@ class DeviceLoop:
         elif flags & os.O_NONBLOCK and not step.settled and step.cancel():
             self.device.refuse(unique, errno.EAGAIN)
         else:
-            self.parked.park(unique, step, partial(self._answer_read, unique, handle))
+            again = bool(flags & os.O_NONBLOCK)
+            self.parked.park(unique, step, partial(self._answer_read, unique, handle), again=again)
 
     def _answer_read(self, unique: int, handle: Handle, data: bytes) -> None:
         if not self.device.answer(unique, data):
@@ -213,7 +217,7 @@ class DeviceLoop:
         elif flags & os.O_NONBLOCK and not step.settled and step.cancel():
             self.device.refuse(unique, errno.EAGAIN)
         else:
-            self.parked.park(unique, step, partial(self._answer_write, unique))
+            self.parked.park(unique, step, partial(self._answer_write, unique), again=bool(flags & os.O_NONBLOCK))
 
     def _answer_write(self, unique: int, size: int) -> None:
         self.device.send(protocol.WRITTEN.pack(24, 0, unique, size, 0))

@@ -6,17 +6,14 @@ Each handler takes its request from the device's buffer and replies, or parks it
 from __future__ import annotations
 
 import errno
-import os
 import select
 import stat
 from collections.abc import Callable
 from typing import Any
 
 from mqfs import errors
-from mqfs.engine.nodes import Node
-from mqfs.engine.tree.attributes import Listing
-from mqfs.engine.tree.tree import Tree
-from mqfs.fuse import operations, protocol
+from mqfs.fuse import backend, operations, protocol
+from mqfs.fuse.backend import Backend
 from mqfs.fuse.device import Device, ParkedRequests
 from mqfs.fuse.nodes import Files, Nodes
 from mqfs.fuse.operations import BLOCK_BYTES, known_name
@@ -30,9 +27,8 @@ READABLE, WRITABLE = select.POLLIN | select.POLLRDNORM, select.POLLOUT | select.
 class Handlers:
     """The handlers of one mount; `by_opcode` maps a request's number to a function of its `unique`."""
 
-    def __init__(self, tree: Tree, nodes: Nodes, files: Files, device: Device, parked: ParkedRequests) -> None:
+    def __init__(self, tree: Backend, nodes: Nodes, files: Files, device: Device, parked: ParkedRequests) -> None:
         self._tree, self._nodes, self._files, self._device, self._parked = tree, nodes, files, device, parked
-        self._locks = tree.locks
         self.by_opcode: dict[int, Callable[[int], None]] = {
             protocol.LOOKUP: self._lookup,
             protocol.GETATTR: self._getattr,
@@ -59,18 +55,21 @@ class Handlers:
         else:
             self._device.refuse(unique, 0)
 
+    def _when(self, unique: int, step: Any, then: Callable[[Any], object]) -> None:
+        """Reply by `then` from the result of a step, when it is there."""
+        if isinstance(step, Wait):
+            self._parked.park(unique, step, then)
+        else:
+            then(step)
+
     def _fsync(self, unique: int) -> None:
-        """All writers of the group wait for a sync, so it needs write permission."""
         fh = protocol.U64.unpack_from(self._device.buffer, protocol.IN_HEADER)[0]
         listing = self._files.listings.get(fh)
         if listing is None:
             file = self._files.find(fh)
-            user, node, writes = file.handle.user, file.node, file.writes
+            self._finish(unique, self._tree.sync(file.node, file.handle.user, file.handle))
         else:
-            user, node, writes = listing.user, listing.node, False
-        if not writes:
-            self._tree.access(user, node, os.W_OK)
-        self._finish(unique, self._tree.sync(node))
+            self._finish(unique, self._tree.sync(listing.node, listing.user))
 
     def _fallocate(self, unique: int) -> None:
         """Succeed and do nothing, as for a size: the C library would write a byte, a message, instead."""
@@ -82,32 +81,38 @@ class Handlers:
     def _poll(self, unique: int) -> None:
         fh, kh, flags, events = protocol.POLL_IN.unpack_from(self._device.buffer, protocol.IN_HEADER)
         file = self._files.find(fh)
-        handle, ready = file.handle, 0
-        if flags & protocol.POLL_SCHEDULE_NOTIFY:
-            handle.watch(lambda: self._notify(kh))
+        wanted = (backend.READABLE if events & READABLE else 0) | (backend.WRITABLE if events & WRITABLE else 0)
+
+        def answer(ready: int) -> None:
+            found = READABLE if ready & wanted & backend.READABLE and file.reads else 0
+            found |= WRITABLE if ready & wanted & backend.WRITABLE and file.writes else 0
+            self._device.send(protocol.POLLED.pack(24, 0, unique, found, 0))
+
         if self._parked.closing:
-            ready = READABLE | WRITABLE
-        else:
-            if events & READABLE and file.reads and handle.readable:
-                ready |= READABLE
-            if events & WRITABLE and file.writes and handle.writable:
-                ready |= WRITABLE
-        self._device.send(protocol.POLLED.pack(24, 0, unique, ready, 0))
+            self._device.send(protocol.POLLED.pack(24, 0, unique, READABLE | WRITABLE, 0))
+            return
+        notify = (lambda: self._notify(kh)) if flags & protocol.POLL_SCHEDULE_NOTIFY else None
+        self._when(unique, self._tree.poll(file.handle, wanted, notify), answer)
 
     def _notify(self, kh: int) -> None:
         self._device.send(protocol.NOTIFIED.pack(24, protocol.NOTIFY_POLL, 0, kh))
 
     # ------------------------------------------------------------ locks
 
-    def _wanted(self) -> tuple[Key, Held, int]:
+    def _wanted(self) -> tuple[Any, Key, Held, int]:
         fh, owner, start, end, kind, pid, flags = protocol.LOCK_IN.unpack_from(self._device.buffer, protocol.IN_HEADER)
-        key = Key(self._files.find(fh).ino, bool(flags & protocol.LK_FLOCK))
+        file = self._files.find(fh)
+        key = Key(file.ino, bool(flags & protocol.LK_FLOCK))
         uid = protocol.U32.unpack_from(self._device.buffer, protocol.USER)[0]
-        return key, Held(owner, kind == 1, start, end + 1, pid, user=uid), kind
+        return file.handle, key, Held(owner, kind == 1, start, end + 1, pid, user=uid), kind
 
     def _getlk(self, unique: int) -> None:
-        key, wanted, _ = self._wanted()
-        lock = self._locks.conflict(key, wanted)
+        handle, key, wanted, _ = self._wanted()
+        self._when(
+            unique, self._tree.locks.conflict(handle, key, wanted), lambda lock: self._answer_getlk(unique, lock)
+        )
+
+    def _answer_getlk(self, unique: int, lock: Held | None) -> None:
         if lock is None:
             self._device.send(protocol.LOCKED.pack(40, 0, unique, 0, 0, 2, 0))
         else:
@@ -122,26 +127,22 @@ class Handlers:
             self._lock(unique, wait=True)
 
     def _lock(self, unique: int, *, wait: bool) -> None:
-        key, wanted, kind = self._wanted()
+        handle, key, wanted, kind = self._wanted()
         if kind == 2:
-            self._locks.release(key, wanted.owner, wanted.start, wanted.end)
-            self._device.refuse(unique, 0)
+            self._finish(unique, self._tree.locks.release(handle, key, wanted.owner, wanted.start, wanted.end))
             return
         try:
-            step = self._locks.take(key, wanted, wait=wait and not self._parked.closing)
+            step = self._tree.locks.take(handle, key, wanted, wait=wait and not self._parked.closing)
         except errors.OverLimit:
             self._device.refuse(unique, errno.ENOLCK)
             return
-        if step is False:
-            self._device.refuse(unique, errno.EAGAIN)
-        elif isinstance(step, Wait):
-            self._parked.park(unique, step, lambda _: self._grant(unique, key, wanted))
-        else:
-            self._grant(unique, key, wanted)
+        self._when(unique, step, lambda granted: self._grant(unique, handle, key, wanted, granted))
 
-    def _grant(self, unique: int, key: Key, lock: Held) -> None:
-        if not self._device.refuse(unique, 0):
-            self._locks.release(key, lock.owner, lock.start, lock.end)
+    def _grant(self, unique: int, handle: Any, key: Key, lock: Held, granted: object) -> None:
+        if granted is False:
+            self._device.refuse(unique, errno.EAGAIN)
+        elif not self._device.refuse(unique, 0):
+            self._tree.locks.release(handle, key, lock.owner, lock.start, lock.end)
 
     # ------------------------------------------------------------ closing
 
@@ -150,17 +151,18 @@ class Handlers:
         command is carried out; close(2) returns its error."""
         fh, owner = protocol.FLUSH_IN.unpack_from(self._device.buffer, protocol.IN_HEADER)
         file = self._files.open.get(fh)
-        step: Any = None
-        if file is not None:
-            self._locks.release(Key(file.ino, False), owner)
-            step = file.handle.flush()
-        self._finish(unique, step)
+        if file is None:
+            self._device.refuse(unique, 0)
+            return
+        unlocked = self._tree.locks.release(file.handle, Key(file.ino, False), owner)
+        step = file.handle.flush()
+        self._finish(unique, step if isinstance(step, Wait) else unlocked)
 
     def _release(self, unique: int) -> None:
         fh, _, flags, owner = protocol.RELEASE_IN.unpack_from(self._device.buffer, protocol.IN_HEADER)
         file = self._files.open.get(fh)
         if file is not None and flags & protocol.RELEASE_FLOCK_UNLOCK:
-            self._locks.release(Key(file.ino, True), owner)
+            self._tree.locks.release(file.handle, Key(file.ino, True), owner)
         try:
             self._files.close(fh)
         finally:
@@ -171,8 +173,10 @@ class Handlers:
     def _lookup(self, unique: int) -> None:
         size, _, _, parent, uid, gid, thread = protocol.HEADER.unpack_from(self._device.buffer)
         name = known_name(bytes(self._device.view[protocol.IN_HEADER : size - 1]))
-        node = self._tree.walk(operations.user(uid, gid, thread), self._nodes.node(parent), name)
-        found = self._tree.stat(node)
+        step = self._tree.lookup(operations.user(uid, gid, thread), self._nodes.node(parent), name)
+        self._when(unique, step, lambda found: self._answer_lookup(unique, thread, *found))
+
+    def _answer_lookup(self, unique: int, thread: int, node: Any, found: Stat) -> None:
         attributes = pack_attributes(found, None if node.directory else found.size or SIZE_UNKNOWN)
         nodeid = self._nodes.enter(node, thread)
         entry = protocol.ENTRY.pack(nodeid, 0, 0, 0, 0, 0)
@@ -184,8 +188,13 @@ class Handlers:
         nodeid = protocol.U64.unpack_from(self._device.buffer, 16)[0]
         flags, fh = protocol.GETATTR_IN.unpack_from(self._device.buffer, protocol.IN_HEADER)
         file = self._files.open.get(fh) if flags & protocol.GETATTR_FH else None
-        fixed = self._nodes.size(nodeid) if file is None else getattr(file.handle, "size", None)
-        attributes = pack_attributes(self._tree.stat(self._nodes.node(nodeid)), fixed)
+        handle = None if file is None else file.handle
+        step = self._tree.stat(self._nodes.node(nodeid), handle)
+        self._when(unique, step, lambda found: self._answer_getattr(unique, nodeid, handle, found))
+
+    def _answer_getattr(self, unique: int, nodeid: int, handle: Any, found: Stat) -> None:
+        fixed = self._nodes.size(nodeid) if handle is None else getattr(handle, "size", None)
+        attributes = pack_attributes(found, fixed)
         size = protocol.OUT_HEADER + protocol.ATTR_TIMES.size + protocol.ATTR.size
         self._device.send(protocol.REPLY.pack(size, 0, unique) + protocol.ATTR_TIMES.pack(0, 0, 0) + attributes)
 
@@ -207,8 +216,10 @@ class Handlers:
     def _opendir(self, unique: int) -> None:
         _, _, _, nodeid, uid, gid, thread = protocol.HEADER.unpack_from(self._device.buffer)
         user, node = operations.user(uid, gid, thread), self._nodes.directory(nodeid)
-        self._tree.access(user, node, os.R_OK)
-        fh = self._files.add_listing(Listing(self._tree, user, node, uid))
+        self._when(unique, self._tree.listing(user, node, uid), lambda listing: self._answer_opendir(unique, listing))
+
+    def _answer_opendir(self, unique: int, listing: Any) -> None:
+        fh = self._files.add_listing(listing)
         if not self._device.send(protocol.OPENED.pack(32, 0, unique, fh, 0, 0)):
             self._files.close_listing(fh)
 
@@ -238,14 +249,14 @@ def pack_attributes(found: Stat, size: int | None = None) -> bytes:
     )
 
 
-def pack_names(listing: Listing, offset: int, room: int) -> bytes:
+def pack_names(listing: Any, offset: int, room: int) -> bytes:
     """Entries of a directory from a position on, as many as fit. Position n is after the nth of ".", "..", names."""
     directory = listing.node
     packed: list[bytes] = []
     names = listing.nodes
     for position in range(offset, len(names) + 2):
         if position < 2:
-            node: Node = listing.parent if position else directory
+            node: Any = listing.parent if position else directory
             name = b".." if position else b"."
         else:
             node = names[position - 2]

@@ -20,12 +20,14 @@ import stat
 import subprocess
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pyfuse3
 import trio
 
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MountError
+from mqfs.fuse.backend import Backend, LocalTree
 from mqfs.fuse.device_loop import DeviceLoop
 from mqfs.fuse.nodes import Files, Nodes
 from mqfs.fuse.operations import Operations
@@ -232,14 +234,16 @@ class FuseMount:
 
     def __init__(
         self,
-        tree: Tree,
+        tree: Tree | Backend,
         path: str,
         *,
         allow_other: bool | None = None,
         trace: Callable[[str], None] | None = None,
     ) -> None:
         """`trace` gets a line for each request and reply."""
-        self.tree, self.path, self.allow_other, self.trace = tree, path, allow_other, trace
+        self.path, self.allow_other, self.trace = path, allow_other, trace
+        self.tree: Any = tree
+        self.backend: Backend = LocalTree(tree) if isinstance(tree, Tree) else tree
         self.nodes, self.files = Nodes(tree), Files()
         self.device = -1
         self.loop: DeviceLoop | None = None
@@ -260,12 +264,12 @@ class FuseMount:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until it is unmounted, by `stop` or from outside. Started once the mount answers."""
         ours, theirs = make_pair()
-        self.loop = loop = DeviceLoop(self.tree, self.nodes, self.files, self.device, ours)
+        self.loop = loop = DeviceLoop(self.backend, self.nodes, self.files, self.device, ours)
         if self.trace is not None:
             loop.device.trace(self.trace)
-        pyfuse3.init(Operations(self.tree, self.nodes, self.files), f"/dev/fd/{theirs.fileno()}", set())
+        pyfuse3.init(Operations(self.backend, self.nodes, self.files), f"/dev/fd/{theirs.fileno()}", set())
         theirs.detach()  # libfuse closes it
-        self.tree.processes = self.processes
+        self.backend.processes = self.processes
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -293,7 +297,7 @@ class FuseMount:
         os.close(self.device)
         ours.close()
         pyfuse3.close(unmount=False)
-        self.tree.processes = None
+        self.backend.processes = None
         self.processes.close()
         self.ended.set()
 

@@ -21,6 +21,7 @@ from mqfs import errors, limits
 from mqfs.engine.nodes import Node
 from mqfs.engine.tree.attributes import Listing
 from mqfs.engine.tree.tree import Tree
+from mqfs.fuse.backend import Backend
 from mqfs.store.api import Handle
 
 ROOT = 1  # the kernel's name for the root directory
@@ -52,7 +53,7 @@ class File:
 class Nodes:
     """The nodeids the kernel holds."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree | Backend) -> None:
         self._inodes = {ROOT: Inode(tree.root, tree.root.qid.path)}
         self._current: dict[Node, int] = {tree.root: ROOT}  # what a lookup gets
         self._retrying: dict[int, None] = {}  # threads that repeat a lookup, the oldest first

@@ -23,9 +23,7 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
 
 from mqfs import errors, limits
-from mqfs.engine.nodes import Meta, Node, SnapshotNode
-from mqfs.engine.tree.attributes import disk_space
-from mqfs.engine.tree.tree import Tree
+from mqfs.fuse.backend import Backend
 from mqfs.fuse.nodes import Files, Nodes
 from mqfs.model import Step, User
 from mqfs.serving.await_step import await_step
@@ -81,15 +79,15 @@ class Operations(pyfuse3.Operations):
 
     enable_writeback_cache = False
 
-    def __init__(self, tree: Tree, nodes: Nodes, files: Files) -> None:
+    def __init__(self, tree: Backend, nodes: Nodes, files: Files) -> None:
         super().__init__()
         self.tree, self.nodes, self.files = tree, nodes, files
 
     # ------------------------------------------------------------ attributes
 
-    def attributes(self, node: Node, nodeid: int = 0) -> EntryAttributes:
+    async def attributes(self, node: Any, nodeid: int = 0) -> EntryAttributes:
         """For a reply. With a nodeid: for one with an entry, in which the device loop sets the stable number."""
-        found = self.tree.stat(node)
+        found = await await_step(self.tree.stat(node))
         entry = EntryAttributes()
         entry.st_ino = nodeid or found.qid.path
         entry.attr_timeout = entry.entry_timeout = 0
@@ -99,8 +97,8 @@ class Operations(pyfuse3.Operations):
         entry.st_ctime_ns = found.ctime_ns
         return entry
 
-    def enter(self, node: Node, ctx: RequestContext) -> EntryAttributes:
-        return self.attributes(node, self.nodes.enter(node, ctx.pid))
+    async def enter(self, node: Any, ctx: RequestContext) -> EntryAttributes:
+        return await self.attributes(node, self.nodes.enter(node, ctx.pid))
 
     def user(self, ctx: RequestContext, *, process: bool = False) -> User:
         return user(ctx.uid, ctx.gid, ctx.pid, process=process)
@@ -115,16 +113,17 @@ class Operations(pyfuse3.Operations):
         gid = attr.st_gid if fields.update_gid else None
         if (mode, uid, gid) != (None, None, None):
             await await_step(self.tree.setattr(user, node, mode=mode, uid=uid, gid=gid))
-        elif fh is None and self.tree.stat(node).uid != user.uid:
-            self.tree.access(user, node, os.W_OK)  # size and times: accepted from those who may write, and dropped
-        reply, size = self.attributes(node), self.nodes.size(inode)
+        elif fh is None and (await await_step(self.tree.stat(node))).uid != user.uid:
+            # size and times: accepted from those who may write, and dropped
+            await await_step(self.tree.access(user, node, os.W_OK))
+        reply, size = await self.attributes(node), self.nodes.size(inode)
         reply.st_size = reply.st_size if size is None else size
         return reply
 
     @answering
     async def access(self, inode: int, mode: int, ctx: RequestContext) -> bool:
         try:
-            self.tree.access(self.user(ctx), self.nodes.node(inode), mode)
+            await await_step(self.tree.access(self.user(ctx), self.nodes.node(inode), mode))
         except errors.Denied:
             return False
         return True
@@ -132,7 +131,7 @@ class Operations(pyfuse3.Operations):
     @answering
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
         """The figures of the store's disk."""
-        reply, disk = StatvfsData(), disk_space(self.tree.store.path)
+        reply, disk = StatvfsData(), await await_step(self.tree.statfs())
         reply.f_bsize, reply.f_frsize = disk.f_bsize, disk.f_frsize
         reply.f_blocks, reply.f_bfree, reply.f_bavail = disk.f_blocks, disk.f_bfree, disk.f_bavail
         reply.f_files, reply.f_ffree, reply.f_favail = disk.f_files, disk.f_ffree, disk.f_favail
@@ -145,7 +144,7 @@ class Operations(pyfuse3.Operations):
     async def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
         group = self.nodes.directory(parent_inode)
         made: Any = await await_step(self.tree.mkdir(self.user(ctx), group, new_name(name), stat.S_IMODE(mode)))
-        return self.enter(made, ctx)
+        return await self.enter(made, ctx)
 
     @answering
     async def mknod(self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext) -> EntryAttributes:
@@ -153,7 +152,7 @@ class Operations(pyfuse3.Operations):
             raise errors.NotPermitted("cannot make a special file (expected a stream or a group)")
         group = self.nodes.directory(parent_inode)
         made: Step[Any] = self.tree.create(self.user(ctx), group, new_name(name), stat.S_IMODE(mode))
-        return self.enter(await await_step(made), ctx)
+        return await self.enter(await await_step(made), ctx)
 
     @answering
     async def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
@@ -192,19 +191,19 @@ class Operations(pyfuse3.Operations):
 
     # ------------------------------------------------------------ opening
 
-    def open_file(self, user: User, node: Node, flags: int, *, made: bool = False) -> FileInfo:
+    def add(self, node: Any, handle: Any, flags: int) -> FileInfo:
         mode = flags & os.O_ACCMODE
-        handle = self.tree.open(user, node, mode, made=made)
         fh = self.files.add(node, handle, mode != os.O_WRONLY, mode != os.O_RDONLY)
         return FileInfo(fh=fh, direct_io=True, keep_cache=False)
 
     @answering
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         node = self.nodes.node(inode)
-        if flags & os.O_ACCMODE or isinstance(node, SnapshotNode) or (isinstance(node, Meta) and node.is_text):
+        if flags & os.O_ACCMODE or self.tree.is_snapshot(node):
             self.nodes.take(inode, ctx.pid)
-        info = self.open_file(self.user(ctx, process=True), node, flags)
-        handle: Any = self.files.open[info.fh].handle
+        step: Any = self.tree.open(self.user(ctx, process=True), node, flags & os.O_ACCMODE)
+        handle: Any = await await_step(step)
+        info = self.add(node, handle, flags)
         try:
             await await_step(handle.opening)
         except BaseException:
@@ -220,15 +219,13 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
         user, group = self.user(ctx, process=True), self.nodes.directory(parent_inode)
-        made = True
+        node, handle = await self.tree.create_open(user, group, new_name(name), stat.S_IMODE(mode), flags)
+        info = self.add(node, handle, flags)
         try:
-            node: Any = await await_step(self.tree.create(user, group, new_name(name), stat.S_IMODE(mode)))
-        except errors.Exists:  # made by another since the kernel's lookup
-            node, made = self.tree.walk(user, group, known_name(name)), False
-            if flags & os.O_EXCL or node.directory:
-                raise
-        info = self.open_file(user, node, flags, made=made)
-        return info, self.attributes(node, self.nodes.enter(node, alone=True))
+            return info, await self.attributes(node, self.nodes.enter(node, alone=True))
+        except BaseException:
+            self.files.close(info.fh)
+            raise
 
 
 # ---------------------------------------------------------------- the user of a request, from its header and /proc

@@ -19,6 +19,7 @@ from mqfs.engine.tree.attributes import Listing
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import Stale
 from mqfs.fuse import protocol
+from mqfs.fuse.backend import LocalTree
 from mqfs.fuse.device_loop import DeviceLoop
 from mqfs.fuse.nodes import File, Files, Nodes
 from mqfs.model import User
@@ -38,7 +39,7 @@ class Bench:
         for end in (self.kernel, device, ours):
             end.setblocking(False)
         self.ends = (self.kernel, device, self.libfuse, ours)
-        self.loop = DeviceLoop(self.tree, Nodes(self.tree), self.files, device.fileno(), ours)
+        self.loop = DeviceLoop(LocalTree(self.tree), Nodes(self.tree), self.files, device.fileno(), ours)
         stream: Any = self.tree.create(USER, self.tree.root, "s", 0o644)
         self.fh = self.files.add(stream, self.tree.open(USER, stream, os.O_RDWR), True, True)
 
