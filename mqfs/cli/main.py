@@ -21,6 +21,7 @@ from mq_tools.cli_types import usage_error
 from mqfs.cli.bridge import bridge
 from mqfs.cli.doctor import doctor
 from mqfs.cli.mcp import mcp
+from mqfs.cli.mount import mount
 from mqfs.cli.spark import spark
 from mqfs.cli.token import token
 from mqfs.errors import BadConfig, BadStore, MqfsError
@@ -202,6 +203,7 @@ command.add_command(bridge)
 command.add_command(completion.command)
 command.add_command(doctor)
 command.add_command(mcp)
+command.add_command(mount)
 command.add_command(spark)
 command.add_command(token)
 

@@ -17,7 +17,7 @@ from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec.dialect import Dialect
 from tests.conformance.face import MESSAGE_BYTES, check_face
 from tests.support.eventually import HANG_S, eventually
-from tests.support.server import NO_FUSE, Server, can_mount, short_folder
+from tests.support.server import COMMAND, NO_FUSE, Server, can_mount, short_folder, unmount
 
 pytestmark = pytest.mark.process
 
@@ -125,6 +125,19 @@ def test_the_mount(server: Server) -> None:
     if server.mount is None:
         pytest.skip(NO_FUSE)
     check_face(lambda: Mounted(server.path / f"m{next(numbers)}"))
+
+
+def test_a_mount_of_a_server_elsewhere(server: Server) -> None:
+    if server.mount is None:
+        pytest.skip(NO_FUSE)
+    (path := server.folder / "elsewhere").mkdir()
+    (log := server.folder / "log").mkdir()
+    with Server(cwd=log, program=[*COMMAND, "mount", server.address, str(path)]) as mount:
+        try:
+            check_face(lambda: Mounted(path / f"r{next(numbers)}"))
+            assert mount.stop() == 0
+        finally:
+            unmount(path)
 
 
 @pytest.mark.parametrize("dialect", list(Dialect))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -35,7 +36,8 @@ class Served:
         self.path = path
         with contextlib.suppress(OSError):  # it is there, perhaps under a dead mount
             path.mkdir()
-        words = command or [sys.executable, "-m", "tests.fuse.served", str(path), *([str(store)] if store else [])]
+        module = os.environ.get("MQFS_TEST_MOUNT", "tests.fuse.served")
+        words = command or [sys.executable, "-m", module, str(path), *([str(store)] if store else [])]
         self.server = Server(cwd=path.parent, program=words)
         self.process = self.server.process
         self.guard = threading.Timer(HANG_S, self.process.kill)

@@ -1,0 +1,133 @@
+"""`mqfs mount`: the tree of a server elsewhere as a mount that outlives that server."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from typing import Any
+
+import attrs
+import click
+
+from mqfs.cli.bridge import secret
+from mqfs.errors import BadCommand, MqfsError
+from mqfs.net.address import UnixAddress, parse_address
+from mqfs.syntax.duration import parse_duration
+
+log = logging.getLogger("mqfs.mount")
+
+
+@attrs.frozen
+class Options:
+    """The mount: its server, its directory, and how long that server is waited for."""
+
+    addresses: list[str]
+    directory: str
+    patience_s: float
+    allow_other: bool | None
+    user: str
+    token: str
+    trace: bool
+
+
+def _addresses(context: click.Context, argument: click.Parameter, value: str) -> list[str]:
+    addresses = [word for word in value.split(",") if word]
+    if not addresses:
+        raise click.BadParameter("no address (expected ADDRESS[,ADDRESS...])")
+    for address in addresses:
+        parse_address(address)
+    return addresses
+
+
+def _duration(context: click.Context, option: click.Parameter, value: str) -> float:
+    try:
+        return parse_duration(value) / 1e9
+    except BadCommand as error:
+        raise click.BadParameter(error.detail) from None
+
+
+@click.command()
+@click.argument("addresses", metavar="ADDRESS[,ADDRESS...]", callback=_addresses)
+@click.argument("directory", metavar="DIR")
+@click.option(
+    "--patience", "patience_s", default="60s", callback=_duration, metavar="DURATION", show_default=True,
+    help="Time to wait for a server that is gone, before calls fail.",
+)  # fmt: skip
+@click.option(
+    "--allow-other/--no-allow-other", default=None,
+    help="Let other users access the mount. As root, over a unix socket: yes.",
+)  # fmt: skip
+@click.option("--user", default="", metavar="NAME", help="User to act as.")
+@click.option("--token-file", metavar="FILE", help="File of the bearer token, for TCP and TLS.")
+@click.option("-D", "--trace", is_flag=True, help="Print each request of the kernel.")
+def mount(token_file: str | None, **options: Any) -> int:
+    """Mount the tree of the server at ADDRESS on DIR. The mount outlives that server.
+
+    Of several addresses the first that answers is used; standbys are passed over. Runs until SIGTERM or SIGINT, then
+    unmounts and exits with 0.
+    """
+    import trio  # here, so that the other commands need none of it
+
+    from mqfs.server.app import raise_file_limit
+    from mqfs.server.logs import set_up
+
+    set_up()
+    raise_file_limit()
+    return trio.run(run, Options(token=secret(token_file), **options))
+
+
+def may_others(options: Options) -> bool | None:
+    """Whether others may use the mount: unless asked for only where the server knows them."""
+    knows = all(isinstance(parse_address(address), UnixAddress) for address in options.addresses) and not options.user
+    return options.allow_other if knows or options.allow_other is not None else False
+
+
+async def run(options: Options) -> int:
+    """Connect, mount, serve until a signal, unmount; the exit code. Raises MqfsError where it could not start."""
+    import trio
+
+    from mqfs.fuse import mount as mounts
+    from mqfs.remote.session import Session
+    from mqfs.remote.tree import RemoteTree
+    from mqfs.server.app import notify
+    from mqfs.server.tracing import printer
+
+    mounts.check_device()
+    allow_other = may_others(options)
+    mounts.others_allowed(allow_other)
+    path = await trio.to_thread.run_sync(mounts.check_mountpoint, options.directory)
+    session = Session(options.addresses, patience_s=options.patience_s, user=options.user, token=options.token)
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        link = await session.connect()
+        refused: MqfsError | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(session.run, link)
+            try:
+                tree = await RemoteTree.of(session)
+                trace = printer("fuse", {"fuse"} if options.trace else ())
+                fuse = mounts.FuseMount(tree, path, allow_other=allow_other, trace=trace)
+                await fuse.attach()
+            except MqfsError as error:
+                refused = error
+                nursery.cancel_scope.cancel()
+                await trio.lowlevel.checkpoint()
+            await nursery.start(fuse.run)
+            log.info("%s mounted at %s", link.where, path)
+            notify("READY=1")
+            nursery.start_soon(_until_unmounted, fuse, nursery.cancel_scope)
+            async for number in signals:
+                log.info("%s: stopping", signal.Signals(number).name)
+                break
+            notify("STOPPING=1")
+            session.close()
+            await fuse.stop()
+            nursery.cancel_scope.cancel()
+    if refused is not None:
+        raise refused
+    return 0
+
+
+async def _until_unmounted(fuse: Any, scope: Any) -> None:
+    await fuse.ended.wait()
+    log.info("%s: unmounted", fuse.path)
+    scope.cancel()

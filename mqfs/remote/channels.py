@@ -1,0 +1,135 @@
+"""Messages that are there once: `.put` of each group, and the ids under which a mount writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections import OrderedDict
+from itertools import count as counter
+from typing import TYPE_CHECKING, Any
+
+from mqfs import limits
+from mqfs.errors import BadCommand, MqfsError
+from mqfs.model import User
+from mqfs.ninep.client.machine import check
+from mqfs.ninep.codec import messages as m
+from mqfs.remote.link import Link
+from mqfs.remote.session import Procedure, drop
+from mqfs.syntax.duration import parse_duration
+
+if TYPE_CHECKING:
+    from mqfs.remote.tree import RemoteNode, RemoteTree
+
+CHANNELS = 256  # of `.put`, open without a writer
+
+_mount_id = secrets.token_hex(8)
+_numbers = counter(1)
+
+
+def next_id() -> bytes:
+    """An id for one message."""
+    return b"mount-%s.%d" % (_mount_id.encode(), next(_numbers))
+
+
+def with_id(data: bytes, id: bytes) -> bytes:
+    """A write to `.put`, under an id unless it has one. One that is not understood is left to the server."""
+    head = data[: limits.PUT_BYTES].decode("utf-8", "surrogateescape")
+    try:
+        value, _ = json.JSONDecoder().raw_decode(head)
+    except (ValueError, RecursionError):
+        return data
+    if not isinstance(value, dict) or not value or "id" in value or not data.startswith(b"{"):
+        return data
+    return b'{"id":"%s",%s' % (id, data[1:])
+
+
+class PutChannel:
+    """`.put` of a group, open for a user's messages to all its streams."""
+
+    def __init__(self, tree: RemoteTree, user: User, node: RemoteNode) -> None:
+        self.tree, self.user, self.node = tree, user, node
+        self.users = 0
+        self.fid, self.link = -1, None  # type: int, Link | None
+        self.dedup_s = float("inf")
+
+    def reopen(self, link: Link) -> Procedure[None]:
+        """See `Reopened`."""
+        self.link = None
+        try:
+            fid, _ = yield from self.tree.opened_with(link, self.user, self.node, os.O_WRONLY, lambda fid: [])
+            self.dedup_s = min(self.dedup_s, (yield from self._read_dedup(link)))
+        except MqfsError:
+            return
+        self.fid, self.link = fid, link
+
+    def _read_dedup(self, link: Link) -> Procedure[float]:
+        """For how long the group remembers an id."""
+        assert self.node.parent is not None
+        ctl, _ = yield from self.tree.lookup_as(None, self.node.parent, "ctl", link)
+        fid, replies = yield from self.tree.opened_with(
+            link, None, ctl, os.O_RDONLY, lambda fid: [m.Tread(0, fid, 0, limits.CTL_BYTES)]
+        )
+        drop(link, fid)
+        text: Any = check(replies[0])
+        for line in text.data.decode("utf-8", "replace").splitlines():
+            words = line.split()
+            if words[:1] == ["dedup"] and len(words) == 2:
+                return parse_duration(words[1]) / 1e9
+        raise BadCommand("ctl: no dedup")
+
+    def on_ready(self) -> None:
+        """See `Reopened`."""
+
+    def on_closed(self) -> None:
+        """See `Reopened`."""
+
+    def close(self) -> None:
+        self.tree.session.files.pop(self, None)
+        if self.link is not None:
+            drop(self.link, self.fid)
+
+
+class PutChannels:
+    """The channels of a mount, by user and group; some stay open without a writer, as the next comes soon."""
+
+    def __init__(self, tree: RemoteTree) -> None:
+        self._tree = tree
+        self._by_key: OrderedDict[tuple[int, int], PutChannel] = OrderedDict()
+
+    def find(self, link: Link, user: User, stream: RemoteNode) -> Procedure[PutChannel | None]:
+        """The channel for a stream; None where the user may not use it."""
+        group = stream.parent
+        assert group is not None
+        key = user.uid, group.qid.path
+        channel = self._by_key.get(key)
+        if channel is None or channel.link is not link:
+            try:
+                node, _ = yield from self._tree.lookup_as(user, group, ".put", link)
+            except MqfsError:
+                return None
+            channel = PutChannel(self._tree, user, node)
+            yield from channel.reopen(link)
+            if channel.link is None:
+                return None
+            if key in self._by_key and self._by_key[key].link is link:  # made meanwhile
+                drop(link, channel.fid)
+                channel = self._by_key[key]
+            else:
+                self._by_key[key] = channel
+                self._tree.session.files[channel] = None
+        channel.users += 1
+        self._by_key.move_to_end(key)
+        self._trim()
+        return channel
+
+    def release(self, channel: PutChannel) -> None:
+        channel.users -= 1
+        if not channel.users and channel not in self._by_key.values():
+            channel.close()
+
+    def _trim(self) -> None:
+        for key, channel in list(self._by_key.items())[: max(len(self._by_key) - CHANNELS, 0)]:
+            del self._by_key[key]
+            if not channel.users:
+                channel.close()

@@ -1,0 +1,489 @@
+"""Open files of a server's tree: what is read is continued after a restart, what is written is there once.
+
+- A file with a position says with each read how far it was; opened again, it continues there. A reader of a stream
+  reads ahead, as that takes nothing.
+- A message is written by `.put` under an id, so that a write without an answer can be repeated. Where the group
+  remembers ids for too short a time, such a write fails with EIO instead.
+- A claim ends with its server: a command about it is Stale.
+- A snapshot (`.stats`, `.kept/STREAM`) is opened again, and read from the offset asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mqfs import limits
+from mqfs.engine.files.handle import PartialRead
+from mqfs.errors import (
+    Denied,
+    DiskFailed,
+    Exists,
+    MqfsError,
+    NotFound,
+    OverLimit,
+    Stale,
+    TooLong,
+)  # fmt: skip
+from mqfs.model import Step, User, Wait
+from mqfs.ninep.client.machine import check
+from mqfs.ninep.codec import messages as m
+from mqfs.ninep.codec.messages import Fcall
+from mqfs.ninep.codec.wire import READ_OVERHEAD
+from mqfs.ninep.server.resumable import (
+    CLOSED,
+    LINES,
+    PARKABLE,
+    POSITION,
+    POSITIONED,
+    READABLE,
+    SEQUENTIAL,
+    SIZED,
+    STATE,
+    TAKES,
+    WRITABLE,
+)  # fmt: skip
+from mqfs.remote.ahead import ReadAhead, open_state
+from mqfs.remote.channels import PutChannel, next_id, with_id
+from mqfs.remote.link import Link
+from mqfs.remote.session import OneRequest, Procedure, ServerStopsError, drop
+
+if TYPE_CHECKING:
+    from mqfs.remote.tree import RemoteNode, RemoteTree
+
+CLAIM_VERBS = frozenset(("ack", "nack", "release", "dead", "touch"))
+SETUP_VERBS = frozenset(("format", "select", "cover", "until", "prefetch", "seek"))  # said again after a restart
+ONCE_VERBS = frozenset(("eof", "clear", "drop", "redrive"))  # of ctl: not to be done twice
+AHEAD, AHEAD_BYTES = 32, 256 << 10  # messages that a reader asks for ahead, and about their bytes
+CHANNELS = 256  # of `.put`, open without a writer
+MARGIN_S = 1.0  # before an id is forgotten
+
+
+class OpenFile:
+    """An open file, with the calls of the engine's handles. It outlives its fid."""
+
+    opening: Step[object] = None
+    whole_below = 0
+    reader_pid = 0
+
+    def __init__(self, tree: RemoteTree, node: RemoteNode, user: User, access: int) -> None:
+        self.tree, self.session, self.node, self.user, self.access = tree, tree.session, node, user, access
+        self.reads, self.writes = access != os.O_WRONLY, access != os.O_RDONLY
+        self.fid, self.link = -1, None  # type: int, Link | None
+        self.failed: MqfsError | None = None  # why it could not be opened again
+        self.takes = self.parkable = self.sequential = self.positioned = self.cuts_lines = False
+        self.size: int | None = None
+        self.position = 0  # after what was read, of a file with a position
+        self.resume = 0  # where the next Tread is to continue
+        self.last = PartialRead()
+        self.returned: list[bytes] = []  # next to be read: what could not be delivered, and the text of a refusal
+        self.setup: dict[str, str] = {}  # commands to be said again
+        self.partial = b""  # an unfinished line
+        self.claimed_on: Link | None = None  # the connection of the last claim
+        self.channel: PutChannel | None = None
+        self.ahead: ReadAhead | None = None
+        self._is_watching = False
+        self._notify: Callable[[], None] | None = None  # of poll
+
+    # ------------------------------------------------------------ opening
+
+    def open(self, link: Link, repeated: bool) -> Procedure[OpenFile]:
+        fid, replies = yield from self.tree.opened_with(
+            link, self.user, self.node, self.access, lambda fid: [open_state(fid)]
+        )
+        yield from self.on_opened(link, fid, check(replies[0]))
+        return self
+
+    def on_opened(self, link: Link, fid: int, state: Any) -> Procedure[None]:
+        """It is open under that fid, in that STATE."""
+        self.fid, self.link = fid, link
+        self.position, size, flags = STATE.unpack(state.data)
+        self.takes, self.parkable = bool(flags & TAKES), bool(flags & PARKABLE)
+        self.sequential, self.positioned = bool(flags & SEQUENTIAL), bool(flags & POSITIONED)
+        self.cuts_lines = bool(flags & LINES)
+        self.size = size if flags & SIZED else None
+        if self.positioned and self.parkable and not self.writes:
+            self.ahead = ReadAhead(self)
+        if self.writes and self.node.is_stream:
+            self.channel = yield from self.tree.channels.find(link, self.user, self.node)
+        self.session.files[self] = None
+
+    def reopen(self, link: Link) -> Procedure[None]:
+        """See `Reopened`."""
+        setup = "".join(f"{line}\n" for line in self.setup.values()).encode()
+        said: list[Fcall] = [m.Twrite(0, 0, 0, setup)] if setup else []
+
+        def requests(fid: int) -> list[Fcall]:
+            return [*(one._replace(fid=fid) for one in said), open_state(fid)]  # type: ignore[attr-defined]
+
+        self.link = None
+        try:
+            fid, replies = yield from self.tree.opened_with(link, self.user, self.node, self.access, requests)
+            for reply in replies:
+                check(reply)
+            yield from self.tree.locks.retake(self, fid)
+        except MqfsError as error:
+            self.failed = error
+        else:
+            self.fid, self.link, self.failed = fid, link, None
+            if self not in self.session.files:  # closed meanwhile
+                drop(link, fid)
+            self.resume = self.position if self.positioned else 0
+
+    def on_ready(self) -> None:
+        """See `Reopened`."""
+        self._is_watching = False
+        if self.ahead is not None:
+            self.ahead.on_ready()
+        if (notify := self._notify) is not None:
+            self._notify = None
+            notify()  # the kernel asks again
+
+    def on_closed(self) -> None:
+        """See `Reopened`."""
+        if self.ahead is not None:
+            self.ahead.end(None)
+
+    def require_fid(self) -> int:
+        if self.failed is not None:
+            raise self.failed
+        return self.fid
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        if self.returned:
+            data = self.returned.pop(0)
+            if len(data) > count:
+                self.returned.insert(0, data[count:])
+            return data[:count]
+        if not self.reads:
+            raise Denied(f"{self.node.name!r}: not open for reading")
+        if self.ahead is not None:
+            return self.ahead.read(count, offset)
+        call: OneRequest[bytes]
+        if self.positioned:
+            if (rest := self.rest(count, offset)) is not None:
+                return rest
+            call = OneRequest(self.session, self._ask_next, partial(self._took_next, count, offset))
+        else:
+            call = OneRequest(self.session, partial(self._ask, count, offset), partial(self._took, count, offset))
+        self.session.begin(call)
+        return call
+
+    def rest(self, count: int, offset: int) -> bytes | None:
+        """The rest of the last message; None: the next is due."""
+        last = self.last
+        return last.rest(count, offset, self.sequential) if last.can_push_back or last.body else None
+
+    def _ask(self, count: int, offset: int, call: OneRequest[bytes]) -> Fcall | bytes:
+        if self.failed is not None:
+            return self.after_failure()
+        assert call.link is not None
+        return m.Tread(0, self.fid, offset, min(count, call.link.machine.msize - READ_OVERHEAD))
+
+    def after_failure(self) -> bytes:
+        """What a read gets of a file that could not be opened again: end-of-file if it was removed."""
+        assert self.failed is not None
+        if isinstance(self.failed, NotFound | Stale):
+            return b""
+        raise self.failed
+
+    def _took(self, count: int, offset: int, reply: Any) -> Step[bytes]:
+        data: bytes = reply.data
+        if not data and count and (self.takes or self.parkable):
+            return self.verify_end(partial(self.read, count, offset))
+        if self.takes and data:
+            self.claimed_on = self.link
+            self._watch_reader()
+        return data
+
+    def _ask_next(self, call: OneRequest[bytes]) -> Fcall | bytes:
+        if self.failed is not None:
+            return self.after_failure()
+        return self.next_request()
+
+    def next_request(self) -> m.Tread:
+        assert self.link is not None
+        count = min(limits.MESSAGE_BYTES + POSITION.size, self.link.machine.msize - READ_OVERHEAD)
+        request = m.Tread(0, self.fid, self.resume, count)
+        self.resume = 0
+        return request
+
+    def verify_end(self, again: Callable[[], Step[bytes]]) -> Step[bytes]:
+        """End-of-file, if its server does not say it because it stops; else what is read `again` from the next."""
+
+        def finish(reply: Any) -> Step[bytes]:
+            if STATE.unpack(reply.data)[2] & CLOSED:
+                raise ServerStopsError
+            return again() if call.repeated else b""
+
+        def make(call: OneRequest[bytes]) -> Fcall | bytes:
+            return open_state(self.fid) if self.failed is None else self.after_failure()
+
+        call: OneRequest[bytes] = OneRequest(self.session, make, finish, is_short=True)
+        self.session.begin(call)
+        return call
+
+    def _took_next(self, count: int, offset: int, reply: Any) -> Step[bytes]:
+        before = self.position
+        (self.position,) = POSITION.unpack_from(reply.data)
+        if len(reply.data) == POSITION.size and self.position == before and count:
+            return self.verify_end(partial(self.read, count, offset))
+        return self.last.first(reply.data[POSITION.size :], count, offset)
+
+    def push_back(self, data: bytes) -> None:
+        if self.positioned and not self.returned:
+            self.last.back(data)
+        elif data:
+            self.returned.insert(0, data)
+
+    def _watch_reader(self) -> None:
+        """Have the claims released when the process that read ends: a child may keep its file open."""
+        if self._unwatch_reader is None and self.reader_pid and self.tree.processes is not None:
+            pid = self.reader_pid
+            self._unwatch_reader = self.tree.processes.watch(pid, partial(self._on_reader_ended, pid))
+
+    _unwatch_reader: Callable[[], None] | None = None
+
+    def _on_reader_ended(self, pid: int) -> None:
+        self._unwatch_reader = None
+        if self.reader_pid == pid and self.link is not None and self.claimed_on is self.link and self.writes:
+            self.link.send_one(m.Twrite(0, self.fid, 0, b"release\n"), lambda reply: None)
+
+    # ------------------------------------------------------------ poll
+
+    def poll(self, events: int, notify: Callable[[], None] | None) -> Step[int]:
+        """Which of READABLE and WRITABLE it is. `notify` is called once it may be one of `events`, if it is none."""
+        if self.returned or (self.positioned and self.last.given < len(self.last.body)):
+            return READABLE | WRITABLE
+        if self.ahead is not None:
+            return self.ahead.poll(notify)
+        if notify is not None:
+            self._notify = notify
+            self._watch_state()  # before it is asked what is there now
+        call: OneRequest[int] = OneRequest(self.session, self._ask_state, self._took_state, is_short=True)
+        self.session.begin(call)
+        return call
+
+    def _ask_state(self, call: OneRequest[int]) -> Fcall:
+        return open_state(self.require_fid())
+
+    def _took_state(self, reply: Any) -> int:
+        ready: int = STATE.unpack(reply.data)[2] & (READABLE | WRITABLE)
+        return ready
+
+    def _watch_state(self) -> None:
+        link = self.link
+        if not self._is_watching and link is not None and not link.lost:
+            self._is_watching = True
+            link.send_one(open_state(self.fid, change=True), partial(self._on_state, link))
+
+    def _on_state(self, link: Link, reply: Fcall | None) -> None:
+        if link is not self.link:
+            return
+        self._is_watching = False
+        if reply is not None and (notify := self._notify) is not None:
+            self._notify = None
+            notify()
+
+    @property
+    def readable(self) -> bool:
+        return True
+
+    @property
+    def writable(self) -> bool:
+        return True
+
+    def watch(self, then: Callable[[], None] | None) -> None:
+        self._notify = then
+
+    # ------------------------------------------------------------ writing
+
+    def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        if not self.writes:
+            raise Denied(f"{self.node.name!r}: not open for writing")
+        name, parent = self.node.name, self.node.parent
+        if name == "ctl" and parent is not None and parent.name == ".txn":
+            return self._write_request(data, len(data), is_repeatable=True)  # a commit has an id
+        if name in ("ctl", ".cursor") or (parent is not None and parent.name == ".consumers"):
+            return self._write_commands(data)
+        if len(data) > limits.MESSAGE_BYTES and name not in (".put", ".batch"):
+            raise TooLong(f"message of {len(data)} bytes (expected at most {limits.MESSAGE_BYTES})")
+        if self.channel is not None:
+            return self._write_lines(data) if self.cuts_lines else self._publish(data, len(data))
+        if name == ".put":
+            return self._write_request(with_id(data, next_id()), len(data), is_repeatable=True)
+        return self._write_request(data, len(data), is_repeatable=False)
+
+    def _write_request(self, data: bytes, size: int, *, is_repeatable: bool) -> Step[int]:
+        """One write to its own fid. One that is not repeatable fails where its outcome is unknown."""
+
+        def make(call: OneRequest[int]) -> Fcall:
+            if call.repeated and not is_repeatable:
+                raise DiskFailed(f"{self.node.name!r}: server lost, outcome of the write unknown")
+            assert call.link is not None
+            if len(data) > (most := call.link.machine.msize - 24):
+                raise TooLong(f"{len(data)} bytes (expected at most {most} with this msize)")
+            return m.Twrite(0, self.require_fid(), 0, data)
+
+        call: OneRequest[int] = OneRequest(self.session, make, lambda reply: size, held=len(data))
+        self.session.begin(call)
+        return call
+
+    def _publish(self, body: bytes, size: int) -> Step[int]:
+        """One message, under an id. Where `.put` refuses for the id's sake, by the file's own fid without one."""
+        channel, began_s = self.channel, time.monotonic()
+        assert channel is not None
+        data = b'{"stream":%s,"id":"%s"} %s' % (self.quoted_name, next_id(), body)
+
+        def make(call: OneRequest[int]) -> Fcall:
+            self.require_fid()
+            if call.link is not channel.link:
+                raise DiskFailed(f"{self.node.name!r}: .put cannot be opened again")
+            if call.repeated and time.monotonic() - began_s > channel.dedup_s - MARGIN_S:
+                raise DiskFailed(f"{self.node.name!r}: server lost, outcome of the write unknown after 'dedup'")
+            return m.Twrite(0, channel.fid, 0, data)
+
+        def recover(error: MqfsError) -> Step[int]:
+            if isinstance(error, OverLimit | NotFound | Denied) and not call.repeated:
+                return self._write_request(body, size, is_repeatable=False)
+            raise error
+
+        call: OneRequest[int] = OneRequest(self.session, make, lambda reply: size, recover=recover, held=len(data))
+        self.session.begin(call)
+        return call
+
+    @property
+    def quoted_name(self) -> bytes:
+        """The stream's name in JSON."""
+        name = self.node.name
+        if name != self._quoted[0]:
+            self._quoted = name, json.dumps(name, ensure_ascii=False).encode("utf-8", "surrogateescape")
+        return self._quoted[1]
+
+    _quoted = "", b""
+
+    def _write_lines(self, data: bytes) -> Step[int]:
+        """Whole lines are messages; what follows the last newline waits here."""
+        *lines, rest = (self.partial + data).split(b"\n")
+        if len(rest) > limits.LINE_BYTES or any(len(line) >= limits.MESSAGE_BYTES for line in lines):
+            raise TooLong(f"line too long (expected at most {limits.MESSAGE_BYTES} bytes)")
+        self.partial = rest
+        return all_of([self._publish(line + b"\n", 0) for line in lines], len(data))
+
+    # ------------------------------------------------------------ commands
+
+    def _write_commands(self, data: bytes) -> Step[int]:
+        """The whole lines of a file of commands; an unfinished one waits for the next write, or the close."""
+        whole, newline, rest = (self.partial + data).rpartition(b"\n")
+        if len(whole) + len(rest) > limits.CTL_BYTES:
+            raise TooLong(
+                f"commands of {len(whole) + len(rest)} bytes (expected at most {limits.CTL_BYTES} in a write)"
+            )
+        self.partial = rest
+        if not newline:
+            return len(data)
+        lines = whole.decode("utf-8", "surrogateescape").split("\n")
+        verbs = {(line.split() or [""])[0] for line in lines}
+
+        def make(call: OneRequest[int]) -> Fcall:
+            fid = self.require_fid()
+            lost = self.claimed_on is not None and self.claimed_on is not call.link
+            if verbs & CLAIM_VERBS and (lost or call.repeated):
+                self.returned.append(b"claim of a server that ended\n")
+                raise Stale("claim of a server that ended (expected a read before)")
+            if call.repeated and verbs & ONCE_VERBS:
+                raise DiskFailed(f"{self.node.name!r}: server lost, outcome of the write unknown")
+            return m.Twrite(0, fid, 0, whole + newline)
+
+        def finish(reply: Fcall) -> Step[int]:
+            return self._on_commands(lines, len(data))
+
+        def recover(error: MqfsError) -> int:
+            if call.repeated and isinstance(error, Exists | NotFound):
+                return len(data)  # the first attempt did it
+            raise error
+
+        call: OneRequest[int] = OneRequest(self.session, make, finish, recover=recover)
+        self.session.begin(call)
+        return call
+
+    def _on_commands(self, lines: list[str], size: int) -> Step[int]:
+        """Commands were accepted: remember those that hold until the next of their kind."""
+        for line in lines:
+            verb = (line.split() or [""])[0]
+            if verb not in SETUP_VERBS or self.node.name == "ctl":
+                continue
+            if verb == "seek":
+                self.setup.pop("until", None)
+            key = "select" if verb == "cover" else verb
+            self.setup.pop(key, None)
+            self.setup[key] = line
+            if verb in ("seek", "format", "select", "cover"):
+                self.last = PartialRead()
+        if not self.positioned:
+            self.setup.pop("seek", None)  # a consumer's position is at the server
+            return size
+        call: OneRequest[int] = OneRequest(
+            self.session, self._ask_state, partial(self._took_position, size), is_short=True
+        )
+        self.session.begin(call)
+        return call
+
+    def _took_position(self, size: int, reply: Any) -> int:
+        self.position = STATE.unpack(reply.data)[0]
+        self.setup.pop("seek", None)
+        return size
+
+    def flush(self) -> Step[int]:
+        if not self.partial or self.channel is not None:
+            return 0
+        return self._write_commands(b"\n")
+
+    # ------------------------------------------------------------ closing
+
+    def close(self) -> None:
+        if self.session.files.pop(self, 0) == 0:
+            return
+        if self.partial and self.channel is not None:
+            line, self.partial = self.partial, b""
+            self._publish(line, 0)
+        if self._unwatch_reader is not None:
+            self._unwatch_reader()
+        self._notify = None
+        self.tree.locks.forget(self)
+        if self.ahead is not None:
+            self.ahead.end(None)
+        if self.channel is not None:
+            self.tree.channels.release(self.channel)
+        if self.link is not None and self.failed is None:
+            drop(self.link, self.fid)
+
+
+def all_of(steps: list[Step[int]], size: int) -> Step[int]:
+    """A step of that size which is done when all are."""
+    waits = [step for step in steps if isinstance(step, Wait)]
+    if not waits:
+        return size
+    whole: Wait[int] = Wait()
+    left = len(waits)
+
+    def settled(wait: Wait[int]) -> None:
+        nonlocal left
+        left -= 1
+        try:
+            wait.result()
+        except MqfsError as error:
+            if not whole.settled:
+                whole.fail(error)
+        if not left and not whole.settled:
+            whole.resolve(size)
+
+    for wait in waits:
+        wait.subscribe(settled)
+    return whole

@@ -1,0 +1,440 @@
+"""The calls on names of a server's tree: looking up, making, removing, listing, opening.
+
+A file is known by its path, and checked by its number: one that was removed, and another made of its name, is Stale.
+So nothing is kept at the server for a name, and nothing need be found again after a restart. The server decides what
+each user may do: its files are walked from the fid that attached as that user.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Hashable
+from functools import partial
+from operator import attrgetter
+from typing import Any
+from weakref import WeakValueDictionary
+
+import attrs
+
+from mqfs import limits
+from mqfs.clock import ProcessWatcher
+from mqfs.engine.language.permissions import require
+from mqfs.errors import Exists, MqfsError, NotDirectory, NotFound, NotPermitted, Stale
+from mqfs.model import QTDIR, Qid, Stat, Step, User
+from mqfs.ninep.client.machine import check, stat_of_attributes
+from mqfs.ninep.codec import linux_messages as linux
+from mqfs.ninep.codec import messages as m
+from mqfs.ninep.codec.messages import Fcall
+from mqfs.ninep.codec.wire import READ_OVERHEAD
+from mqfs.quotas import UserLimits
+from mqfs.remote.ahead import open_state
+from mqfs.remote.channels import PutChannels
+from mqfs.remote.files import OpenFile
+from mqfs.remote.link import Link
+from mqfs.remote.locks import RemoteLocks
+from mqfs.remote.session import Procedure, Session, arrive, drop, near, walk
+from mqfs.serving.await_step import await_step
+
+ATTRIBUTES = 0x7FF  # all that Tgetattr has
+AT_REMOVEDIR = 0x200
+SET_MODE, SET_UID, SET_GID = 1, 2, 4
+TEXTS = frozenset(("ctl", ".stats", ".who", ".errors"))  # open for reading they are snapshots
+OWN_FILES = TEXTS | {"order", ".cursor", ".put", ".batch"}
+OWN_FOLDERS = frozenset((".consumers", ".kept", ".txn"))
+
+
+class RemoteNode:
+    """A file or directory that the kernel knows."""
+
+    __slots__ = ("__weakref__", "directory", "found", "name", "parent", "qid", "removed")
+
+    def __init__(self, parent: RemoteNode | None, name: str, qid: Qid) -> None:
+        self.parent, self.name, self.qid = parent, name, qid
+        self.directory = bool(qid.type & QTDIR)
+        self.removed = False
+        self.found: Stat | None = None  # its attributes, when they were asked for last
+
+    @property
+    def path(self) -> list[str]:
+        """The names from the root."""
+        names: list[str] = []
+        node = self
+        while node.parent is not None:
+            names.append(node.name)
+            node = node.parent
+        return names[::-1]
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether it is, open for reading, of one moment."""
+        parent = self.parent
+        return parent is not None and (parent.name == ".kept" or (self.name in TEXTS and not self.directory))
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether what is written to it is a message of a group, not of a part of a transaction."""
+        parent = self.parent
+        if parent is None or self.directory or self.name.startswith(".") or self.name in ("ctl", "order"):
+            return False
+        return parent.name not in OWN_FOLDERS and (parent.parent is None or parent.parent.name != ".txn")
+
+
+@attrs.frozen
+class Entry:
+    """One name of a listing."""
+
+    name: str
+    qid: Qid
+    removed = False
+
+    @property
+    def directory(self) -> bool:
+        return bool(self.qid.type & QTDIR)
+
+
+class RemoteListing:
+    """One open directory: what it held when it was read from its beginning."""
+
+    def __init__(self, tree: RemoteTree, user: User, node: RemoteNode, account: Hashable) -> None:
+        self._tree, self._account, self.user, self.node = tree, account, user, node
+        self.nodes: list[Entry] = []
+        self._held = tree.memory.change(account, 0, limits.LISTING_BYTES)
+        self._closed = False
+
+    @property
+    def parent(self) -> RemoteNode:
+        return self.node.parent or self.node
+
+    def begin(self) -> Step[None]:
+        """Read what it holds now. Raises Denied, OverLimit."""
+        return self._tree.session.call(self._read)
+
+    def _read(self, link: Link, repeated: bool) -> Procedure[None]:
+        flags = os.O_RDONLY | os.O_DIRECTORY
+        fid, _ = yield from self._tree.opened_with(link, self.user, self.node, flags, lambda fid: [])
+        nodes: list[Entry] = []
+        try:
+            offset = 0
+            while True:
+                (reply,) = yield [linux.Treaddir(0, fid, offset, link.machine.msize - READ_OVERHEAD)]
+                entries: Any = check(reply).entries  # type: ignore[attr-defined]
+                if not entries:
+                    break
+                nodes += (Entry(one.name, one.qid) for one in entries if one.name not in (".", ".."))
+                offset = entries[-1].offset
+                self._hold(limits.LISTING_BYTES + len(nodes) * limits.LISTED_BYTES)
+        finally:
+            drop(link, fid)
+        self.nodes = nodes
+
+    def close(self) -> None:
+        self._closed, self.nodes = True, []
+        self._hold(0)
+
+    def _hold(self, size: int) -> None:
+        self._held = self._tree.memory.change(self._account, self._held, 0 if self._closed else size)
+
+
+class RemoteTree:
+    """The tree of the session's server, as `mqfs.fuse` calls it."""
+
+    def __init__(self, session: Session, root: Stat) -> None:
+        self.session = session
+        self.root = RemoteNode(None, "/", root.qid)
+        self.nodes: WeakValueDictionary[int, RemoteNode] = WeakValueDictionary({root.qid.path: self.root})
+        self.waits = UserLimits("reads and writes that wait", "PARKED")
+        self.memory = UserLimits("bytes in the memory of the mount", "HELD_BYTES")
+        self.locks = RemoteLocks(session)
+        self.channels = PutChannels(self)
+        self.is_snapshot = attrgetter("is_snapshot")  # of a node
+        self._unlinked: tuple[int, int, str, float] = 0, 0, "", 0.0
+        self.processes: ProcessWatcher | None = None
+
+    def receive(self) -> bool:
+        """Take what the server has answered by now; False: nothing."""
+        link = self.session.link
+        return link is not None and not link.lost and link.receive()
+
+    @classmethod
+    async def of(cls, session: Session) -> RemoteTree:
+        """The tree of a session that runs."""
+
+        def ask(link: Link, repeated: bool) -> Procedure[Stat]:
+            (reply,) = yield [linux.Tgetattr(0, link.machine.root, ATTRIBUTES)]
+            return stat_of_attributes(check(reply), "/")  # type: ignore[arg-type]
+
+        return cls(session, await await_step(session.call(ask)))
+
+    def node(self, parent: RemoteNode, name: str, qid: Qid) -> RemoteNode:
+        """The one object of a file, under its present name."""
+        node = self.nodes.get(qid.path)
+        if node is None:
+            node = self.nodes[qid.path] = RemoteNode(parent, name, qid)
+        elif node is not self.root:
+            node.parent, node.name, node.removed = parent, name, False
+        return node
+
+    # ------------------------------------------------------------ procedures
+
+    def _at(
+        self, link: Link, user: User | None, node: RemoteNode, requests: Callable[[int], list[Fcall]], *more: str
+    ) -> Procedure[list[Any]]:
+        """The replies to requests about the fid of a node, or of a path below it. Raises NotFound, Denied, Stale."""
+        root = yield from self.session.root(link, user)
+        start, names = yield from near(link, root, [*node.path, *more])
+        fid = link.new_fid()
+        try:
+            replies = yield [walk(start, fid, names), *requests(fid), m.Tclunk(0, fid)]
+            link.machine.free_fid(fid)
+            qid = yield from arrive(link, start, names, replies[0])
+        finally:
+            if start != root:
+                drop(link, start)
+        if not more:
+            check_number(node, qid)
+        return [check(reply) for reply in replies[1:-1]]
+
+    def opened_with(
+        self, link: Link, user: User | None, node: RemoteNode, flags: int, requests: Callable[[int], list[Fcall]]
+    ) -> Procedure[tuple[int, list[Fcall]]]:
+        """A fid of a node, open, and the replies to requests about it, which may be errors."""
+        root = yield from self.session.root(link, user)
+        start, names = yield from near(link, root, node.path)
+        fid = link.new_fid()
+        try:
+            replies = yield [walk(start, fid, names), linux.Tlopen(0, fid, flags), *requests(fid)]
+            check_number(node, (yield from arrive(link, start, names, replies[0])))
+            check(replies[1])
+        except MqfsError:
+            drop(link, fid)
+            raise
+        finally:
+            if start != root:
+                drop(link, start)
+        return fid, replies[2:]
+
+    # ------------------------------------------------------------ looking
+
+    def lookup(self, user: User, directory: RemoteNode, name: str) -> Step[tuple[RemoteNode, Stat]]:
+        """A file of a directory, and its attributes. Raises NotFound, NotDirectory, Denied."""
+        return self.session.call(partial(self._lookup, user, directory, name))
+
+    def _lookup(
+        self, user: User, directory: RemoteNode, name: str, link: Link, repeated: bool
+    ) -> Procedure[tuple[RemoteNode, Stat]]:
+        return (yield from self.lookup_as(user, directory, name, link))
+
+    def lookup_as(
+        self, user: User | None, directory: RemoteNode, name: str, link: Link
+    ) -> Procedure[tuple[RemoteNode, Stat]]:
+        """As `lookup`, in a procedure; None: as the mount itself."""
+        if not directory.directory:
+            raise NotDirectory(f"{directory.name!r}: a file, not a group")
+        (found,) = yield from self._at(link, user, directory, lambda fid: [linux.Tgetattr(0, fid, ATTRIBUTES)], name)
+        node = self.node(directory, name, found.qid)
+        node.found = stat_of_attributes(found, name)
+        return node, node.found
+
+    def stat(self, node: RemoteNode, file: OpenFile | None = None) -> Step[Stat]:
+        """The attributes of a file, or of one that is open, which may be removed."""
+        return self.session.call(partial(self._stat, node, file))
+
+    def _stat(self, node: RemoteNode, file: OpenFile | None, link: Link, repeated: bool) -> Procedure[Stat]:
+        if file is not None and file.link is link:
+            (reply,) = yield [linux.Tgetattr(0, file.fid, ATTRIBUTES)]
+            return stat_of_attributes(check(reply), node.name)  # type: ignore[arg-type]
+        try:
+            (found,) = yield from self._at(link, None, node, lambda fid: [linux.Tgetattr(0, fid, ATTRIBUTES)])
+        except (NotFound, Stale):
+            if (other := self._open_file(node, link)) is not None and file is None:
+                return (yield from self._stat(node, other, link, repeated))
+            if not node.directory or node.found is None:
+                raise
+            return node.found._replace(nlink=0)  # a process is in it, or has it open
+        node.found = stat_of_attributes(found, node.name)
+        return node.found
+
+    def _open_file(self, node: RemoteNode, link: Link) -> OpenFile | None:
+        """One that is open of a file which was removed."""
+        files = self.session.files
+        return next((f for f in files if isinstance(f, OpenFile) and f.node is node and f.link is link), None)
+
+    def access(self, user: User, node: RemoteNode, mask: int) -> Step[None]:
+        """Raises Denied where the mode does not let the user do all of `mask`."""
+        return self.session.call(partial(self._access, user, node, mask))
+
+    def _access(self, user: User, node: RemoteNode, mask: int, link: Link, repeated: bool) -> Procedure[None]:
+        found: Any = yield from self._stat(node, None, link, repeated)
+        if self.session.is_per_user:  # else all act as one user, whom the server knows and we do not
+            require(user, found, mask, node.name)
+
+    def statfs(self) -> Step[os.statvfs_result]:
+        """The figures of the disk of the server's store."""
+        return self.session.call(self._statfs)
+
+    def _statfs(self, link: Link, repeated: bool) -> Procedure[os.statvfs_result]:
+        (reply,) = yield [linux.Tstatfs(0, link.machine.root)]
+        it: Any = check(reply)
+        return os.statvfs_result(
+            (it.bsize, it.bsize, it.blocks, it.bfree, it.bavail, it.files, it.ffree, it.ffree, 0, it.namelen)
+        )
+
+    def listing(self, user: User, node: RemoteNode, account: Hashable) -> Step[RemoteListing]:
+        """An open directory. Raises Denied."""
+        return self.session.call(partial(self._listing, user, node, account))
+
+    def _listing(
+        self, user: User, node: RemoteNode, account: Hashable, link: Link, repeated: bool
+    ) -> Procedure[RemoteListing]:
+        yield from self._at(link, user, node, lambda fid: [linux.Tlopen(0, fid, os.O_RDONLY | os.O_DIRECTORY)])
+        return RemoteListing(self, user, node, account)
+
+    # ------------------------------------------------------------ opening
+
+    def open(self, user: User, node: RemoteNode, flags: int) -> Step[OpenFile]:
+        """A handle. Raises Denied, NotFound, Stale, OverLimit."""
+        file = OpenFile(self, node, user, flags & os.O_ACCMODE)
+        return self.session.call(file.open)
+
+    def poll(self, handle: OpenFile, events: int, notify: Callable[[], None] | None) -> Step[int]:
+        return handle.poll(events, notify)
+
+    async def create_open(
+        self, user: User, group: RemoteNode, name: str, mode: int, flags: int
+    ) -> tuple[RemoteNode, OpenFile]:
+        """Make a stream and open it; one that is there is opened, unless `flags` has O_EXCL."""
+        return await await_step(self.session.call(partial(self._create_open, user, group, name, mode, flags)))
+
+    def _create_open(
+        self, user: User, group: RemoteNode, name: str, mode: int, flags: int, link: Link, repeated: bool
+    ) -> Procedure[tuple[RemoteNode, OpenFile]]:
+        access = flags & os.O_ACCMODE
+        exclusive = flags & os.O_EXCL if not repeated else 0  # it may have been made by the first attempt
+        root = yield from self.session.root(link, user)
+        start, names = yield from near(link, root, group.path)
+        fid = link.new_fid()
+        try:
+            create = linux.Tlcreate(0, fid, name, access | os.O_CREAT | exclusive, mode, user.gid)
+            walked, created = yield [walk(start, fid, names), create]
+            check_number(group, (yield from arrive(link, start, names, walked)))
+            check(created)
+            replies = yield [linux.Tgetattr(0, fid, ATTRIBUTES), open_state(fid)]  # a create may wait for the disk
+            found: Any = check(replies[0])
+            state = check(replies[1])
+        except MqfsError:
+            drop(link, fid)
+            raise
+        finally:
+            if start != root:
+                drop(link, start)
+        node = self.node(group, name, found.qid)
+        file = OpenFile(self, node, user, access)
+        yield from file.on_opened(link, fid, state)
+        return node, file
+
+    # ------------------------------------------------------------ making, removing, changing
+
+    def create(self, user: User, group: RemoteNode, name: str, mode: int) -> Step[RemoteNode]:
+        """Make a stream, or in `.consumers` a consumer. Raises Exists, BadName, Denied."""
+        return self.session.call(
+            partial(self._make, user, group, name, lambda fid: linux.Tmknod(0, fid, name, mode, 0, 0, user.gid))
+        )
+
+    def mkdir(self, user: User, group: RemoteNode, name: str, mode: int) -> Step[RemoteNode]:
+        """Make a group, or in `.txn` a part. Raises Exists, BadName, Denied."""
+        return self.session.call(
+            partial(self._make, user, group, name, lambda fid: linux.Tmkdir(0, fid, name, mode, user.gid))
+        )
+
+    def _make(
+        self, user: User, group: RemoteNode, name: str, request: Callable[[int], Fcall], link: Link, repeated: bool
+    ) -> Procedure[RemoteNode]:
+        try:
+            (made,) = yield from self._at(link, user, group, lambda fid: [request(fid)])
+        except Exists:
+            if not repeated:
+                raise
+            node, _ = yield from self._lookup(user, group, name, link, repeated)  # made by the first attempt
+            return node
+        return self.node(group, name, made.qid)
+
+    def unlink(self, user: User, group: RemoteNode, name: str) -> Step[None]:
+        if name in OWN_FILES:
+            self._require_once(user.pid, group, name)
+        return self.session.call(partial(self._remove, user, group, name, 0))
+
+    def _require_once(self, pid: int, group: RemoteNode, name: str) -> None:
+        """As the engine: a group's own file is removed in vain, and GNU tar would remove it for ever. Raises
+        NotPermitted."""
+        last, self._unlinked = self._unlinked, (pid, group.qid.path, name, time.monotonic())
+        if last[:3] == self._unlinked[:3] and self._unlinked[3] - last[3] < limits.UNLINK_AGAIN_S:
+            raise NotPermitted(f"cannot remove {name}: every group has it")
+
+    def rmdir(self, user: User, group: RemoteNode, name: str) -> Step[None]:
+        return self.session.call(partial(self._remove, user, group, name, AT_REMOVEDIR))
+
+    def _remove(
+        self, user: User, group: RemoteNode, name: str, flags: int, link: Link, repeated: bool
+    ) -> Procedure[None]:
+        try:
+            yield from self._at(link, user, group, lambda fid: [linux.Tunlinkat(0, fid, name, flags)])
+        except NotFound:
+            if not repeated:
+                raise
+
+    def rename(self, user: User, group: RemoteNode, name: str, to: RemoteNode, new: str) -> Step[None]:
+        """A new name inside the same group."""
+        return self.session.call(partial(self._rename, user, group, name, to, new))
+
+    def _rename(
+        self, user: User, group: RemoteNode, name: str, to: RemoteNode, new: str, link: Link, repeated: bool
+    ) -> Procedure[None]:
+        if to is not group:
+            raise NotPermitted("cannot move a file into another group")
+        try:
+            yield from self._at(link, user, group, lambda fid: [linux.Trenameat(0, fid, name, fid, new)])
+        except NotFound:
+            if not repeated:
+                raise
+            yield from self._lookup(user, group, new, link, repeated)  # renamed by the first attempt
+        for node in list(self.nodes.values()):
+            if node.parent is group and node.name == name:
+                node.name = new
+
+    def setattr(
+        self, user: User, node: RemoteNode, *, mode: int | None = None, uid: int | None = None, gid: int | None = None
+    ) -> Step[None]:
+        """Change mode, owner or group. Raises NotPermitted, Denied."""
+        valid = (SET_MODE if mode is not None else 0) | (SET_UID if uid is not None else 0)
+        valid |= SET_GID if gid is not None else 0
+        fields = valid, mode or 0, uid or 0, gid or 0, 0, 0, 0, 0, 0
+        return self.session.call(partial(self._setattr, user, node, fields))
+
+    def _setattr(
+        self, user: User, node: RemoteNode, fields: tuple[int, ...], link: Link, repeated: bool
+    ) -> Procedure[None]:
+        yield from self._at(link, user, node, lambda fid: [linux.Tsetattr(0, fid, *fields)])
+
+    def sync(self, node: RemoteNode, user: User, file: OpenFile | None = None) -> Step[None]:
+        """Everything written to the node's group so far is on disk. Needs write permission."""
+        return self.session.call(partial(self._sync, node, user, file))
+
+    def _sync(self, node: RemoteNode, user: User, file: OpenFile | None, link: Link, repeated: bool) -> Procedure[None]:
+        if file is not None and file.link is link:
+            (reply,) = yield [linux.Tfsync(0, file.fid)]
+            check(reply)
+            return
+        requests = partial(_open_and_sync, os.O_RDONLY)
+        yield from self._at(link, user, node, requests)
+
+
+def _open_and_sync(flags: int, fid: int) -> list[Fcall]:
+    return [linux.Tlopen(0, fid, flags), linux.Tfsync(0, fid)]
+
+
+def check_number(node: RemoteNode, qid: Qid | None) -> None:
+    """Raises Stale where a walk came to another file than the node."""
+    if qid is not None and qid.path != node.qid.path:
+        node.removed = True
+        raise Stale(f"{node.name!r}: another file has its name now")

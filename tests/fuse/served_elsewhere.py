@@ -1,0 +1,93 @@
+"""As served.py, of a tree in another process: `python -m tests.fuse.served_elsewhere MOUNTPOINT [STORE]`.
+
+The server is a child, at a socket beside the mountpoint. On SIGUSR1 the sizes of the mount's tables are written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import trio
+
+from mqfs.errors import MqfsError
+from mqfs.fuse.mount import FuseMount
+from mqfs.remote.files import OpenFile
+from mqfs.remote.session import Session
+from mqfs.remote.tree import RemoteTree
+from mqfs.server.app import notify
+from tests.fuse.served import until_unmounted
+
+PATIENCE_S = 60.0
+
+
+def sizes(tree: RemoteTree, mount: FuseMount) -> str:
+    assert mount.loop is not None
+    return json.dumps(
+        {
+            "nodes": len(mount.nodes),
+            "given": mount.nodes.given,
+            "files": len(mount.files.open),
+            "listings": len(mount.files.listings),
+            "waiting": len(mount.loop.parked.by_unique),
+            "passed": len(mount.loop.passed),
+            "early": len(mount.loop.parked.early),
+            "locks": len(tree.locks),
+            "watched": len(mount.processes),
+            "handles": sum(isinstance(file, OpenFile) for file in tree.session.files),
+            "parked": tree.waits.used,
+        }
+    )
+
+
+async def run(mountpoint: str, address: str) -> None:
+    session = Session([address], patience_s=PATIENCE_S)
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGUSR1) as signals:
+        link = await session.connect()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(session.run, link)
+            tree = await RemoteTree.of(session)
+            mount = FuseMount(tree, mountpoint)
+            await mount.attach()
+            await nursery.start(mount.run)
+            notify("READY=1")
+            nursery.start_soon(until_unmounted, mount, nursery.cancel_scope)
+            async for number in signals:
+                if number == signal.SIGTERM:
+                    break
+                Path(f"{mountpoint}.new").write_text(sizes(tree, mount))
+                os.replace(f"{mountpoint}.new", f"{mountpoint}.sizes")
+            session.close()
+            await mount.stop()
+            nursery.cancel_scope.cancel()
+
+
+def main(mountpoint: str, store: str = "") -> None:
+    address = f"unix!/tmp/mqfs-elsewhere-{os.getpid()}"
+    ready, theirs = os.pipe()
+    command = [sys.executable, "-m", "mqfs", "serve", "--listen", address, *(["--store", store] if store else [])]
+    environ = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
+    server = subprocess.Popen(command, stderr=theirs, env=environ)
+    os.close(theirs)
+    with open(ready) as lines:
+        for line in lines:
+            if line == "mqfs: ready\n":
+                break
+        try:
+            trio.run(run, mountpoint, address)
+        finally:
+            server.terminate()
+            server.wait()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        main(*sys.argv[1:])
+    except MqfsError as error:
+        sys.exit(str(error))

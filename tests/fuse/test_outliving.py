@@ -1,0 +1,259 @@
+"""`mqfs mount`: the mount of a server elsewhere outlives that server."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.fuse.served_by import Child
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import COMMAND, Server, short_folder, unmount
+
+KILLS = 500 if os.environ.get("MQFS_SOAK") else 6
+READERS, WRITERS = (100, 20) if os.environ.get("MQFS_SOAK") else (8, 4)
+
+
+class Elsewhere:
+    """A server on disk, and a mount of it in a process of its own."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder, self.path = folder, folder / "elsewhere"
+        self.path.mkdir()
+        self.server = Server.at(folder)
+        (folder / "mount").mkdir()
+        words = [*COMMAND, "mount", self.server.address, str(self.path), *options]
+        self.mount = Server(cwd=folder / "mount", program=words)
+        self.guard = threading.Timer(HANG_S, self.mount.process.kill)
+        self.guard.start()
+
+    def group(self, name: str, *ctl: str) -> Path:
+        path = self.path / name
+        path.mkdir()
+        (path / "ctl").write_text("".join(f"{line}\n" for line in ctl))
+        return path
+
+    def close(self) -> None:
+        self.guard.cancel()
+        try:
+            self.mount.close()
+        finally:
+            unmount(self.path)
+            self.server.close()
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Elsewhere]:
+    with short_folder() as folder:
+        it = Elsewhere(folder)
+        try:
+            yield it
+        finally:
+            it.close()
+
+
+def test_a_parked_reader_goes_on_after_a_kill(elsewhere: Elsewhere) -> None:
+    group = elsewhere.group("g", "replay all")
+    stream = group / "s"
+    stream.touch()
+    with ThreadPoolExecutor(1) as threads, open(stream, "rb", buffering=0) as file:
+        stream.write_bytes(b"1")
+        assert file.read(64) == b"1"
+        answer = threads.submit(file.read, 64)
+        elsewhere.server.restart()
+        stream.write_bytes(b"2")
+        assert answer.result(HANG_S) == b"2", "neither the first again, nor an error"
+
+
+def test_a_reader_without_replay_misses_nothing_written_after_the_restart(elsewhere: Elsewhere) -> None:
+    stream = elsewhere.group("g") / "s"
+    stream.touch()
+    with ThreadPoolExecutor(2) as threads, open(stream, "rb", buffering=0) as file:
+        answer = threads.submit(file.read, 64)
+        elsewhere.server.stop(signal.SIGKILL)
+        written = threads.submit(stream.write_bytes, b"1")
+        elsewhere.server.start()
+        assert written.result(HANG_S) == 1
+        assert answer.result(HANG_S) == b"1"
+
+
+def test_messages_are_there_once_and_in_order_under_kills(elsewhere: Elsewhere) -> None:
+    """Readers, writers, workers and a lister, while the server is killed again and again."""
+    group = elsewhere.group("g", "replay all")
+    (group / "s").touch()
+    (group / ".consumers" / "work").touch()
+    over = threading.Event()
+
+    def write(number: int) -> list[bytes]:
+        written: list[bytes] = []
+        with open(group / "s", "wb", buffering=0) as file:
+            while not over.is_set():
+                body = b"%d.%d" % (number, len(written))
+                file.write(body)
+                written.append(body)
+                time.sleep(0.005)
+        return written
+
+    def read() -> list[bytes]:
+        got: list[bytes] = []
+        with open(group / "s", "rb", buffering=0) as file:
+            while (data := file.read(64)) != b"end":
+                got.append(data)
+        return got
+
+    def work() -> list[bytes]:
+        seen: list[bytes] = []  # an ack without an answer is Stale, though it may be in force
+        with open(group / ".consumers" / "work", "r+b", buffering=0) as file:
+            while True:
+                body = file.read(64)
+                seen.append(body)
+                try:
+                    file.write(b"ack\n")
+                except OSError as error:
+                    if error.errno != errno.ESTALE:
+                        raise
+                    file.read(4096)  # the reason
+                    continue
+                if body == b"end":
+                    return seen
+
+    def list_all() -> int:
+        count = 0
+        while not over.is_set():
+            subprocess.run(["ls", "-lR", str(elsewhere.path)], check=True, capture_output=True, timeout=HANG_S)
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(READERS + WRITERS + 2) as threads:
+        readers = [threads.submit(read) for _ in range(READERS)]
+        worker, lister = threads.submit(work), threads.submit(list_all)
+        writers = [threads.submit(write, number) for number in range(WRITERS)]
+        try:
+            for kill in range(KILLS):
+                before = time.monotonic()
+                elsewhere.server.restart(signal.SIGTERM if kill % 5 == 4 else signal.SIGKILL)
+                time.sleep(min(time.monotonic() - before, 0.3))  # as long as it was down, it is up
+        finally:
+            over.set()
+        written = [body for writer in writers for body in writer.result(HANG_S)]
+        (group / "s").write_bytes(b"end")
+        for reader in readers:
+            got = reader.result(HANG_S)
+            assert sorted(got) == sorted(written), "each write once"
+            for number in range(WRITERS):
+                mine = [body for body in got if body.startswith(b"%d." % number)]
+                assert mine == [b"%d.%d" % (number, at) for at in range(len(mine))]
+        assert set(worker.result(HANG_S)) >= set(written)
+        assert lister.result(HANG_S) > 0
+
+
+def test_a_claim_of_a_server_that_ended_is_stale(elsewhere: Elsewhere) -> None:
+    group = elsewhere.group("g", "replay all")
+    (group / "s").touch()
+    (group / ".consumers" / "work").touch()
+    (group / "s").write_bytes(b"job")
+    with open(group / ".consumers" / "work", "r+b", buffering=0) as file:
+        file.write(b"format line\n")
+        assert file.read(64) == b"job\n"
+        elsewhere.server.restart()
+        with pytest.raises(OSError) as caught:
+            file.write(b"ack\n")
+        assert caught.value.errno == errno.ESTALE
+        assert b"claim of a server that ended" in file.read(4096)
+        assert file.read(64) == b"job\n", "delivered again, in the format that was asked for"
+        file.write(b"ack\n")
+
+
+def test_virtual_files_open_across_a_restart_are_read_anew(elsewhere: Elsewhere) -> None:
+    group = elsewhere.group("g", "replay all")
+    (group / "s").write_bytes(b"one\n")
+    with (
+        open(group / ".stats", "rb", buffering=0) as stats,
+        open(group / ".kept" / "s", "rb", buffering=0) as kept,
+        open(group / ".cursor", "r+b", buffering=0) as cursor,
+    ):
+        cursor.write(b"select s\nseek first\nformat json\n")
+        assert b'"one' in cursor.read(4096)
+        elsewhere.server.restart()
+        assert stats.read(1 << 16).startswith(b"{")
+        assert kept.read(64) == b"one\n"
+        (group / "s").write_bytes(b"two\n")
+        assert b'"two' in cursor.read(4096), "from its position, in its format"
+
+
+def test_locks_are_held_over_a_restart(elsewhere: Elsewhere) -> None:
+    group = elsewhere.group("g")
+    (group / "s").touch()
+    import fcntl
+
+    with open(group / "s", "wb", buffering=0) as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        elsewhere.server.restart()
+        program = """
+for call in (fcntl.lockf, fcntl.flock):
+    try:
+        call(open(mq + '/s', 'wb'), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        print('granted')
+    except BlockingIOError:
+        print('held')
+"""
+        with Child(group, program) as other:
+            assert [other.line(), other.line()] == ["held", "held"]
+        fcntl.lockf(file, fcntl.LOCK_UN)
+
+
+def test_calls_fail_after_patience_and_the_mount_comes_back() -> None:
+    with short_folder() as folder:
+        it = Elsewhere(folder, "--patience", "1s")
+        try:
+            stream = it.group("g", "replay all") / "s"
+            stream.touch()
+            it.server.stop(signal.SIGKILL)
+            with pytest.raises(OSError) as caught:
+                os.stat(stream)
+            assert caught.value.errno == errno.EIO
+            assert "no connection for 1 s" in it.mount.text()
+            it.server.start()
+
+            def is_back() -> bool:
+                with contextlib.suppress(OSError):
+                    return stream.stat().st_size == 0
+                return False
+
+            eventually(is_back, "the mount")
+        finally:
+            it.close()
+
+
+@pytest.mark.parametrize("what", ["no server", "not empty", "not a directory", "missing"])
+def test_a_mount_that_cannot_be_is_one_line(tmp_path: Path, what: str) -> None:
+    target = tmp_path / "target"
+    if what != "missing":
+        target.mkdir()
+    if what == "not empty":
+        (target / "file").touch()
+    if what == "not a directory":
+        target.rmdir()
+        target.touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "mqfs", "mount", f"unix!{tmp_path}/none", str(target)],
+        capture_output=True, text=True, timeout=HANG_S,
+    )  # fmt: skip
+    assert done.returncode == 1
+    expected = {
+        "no server": "no such socket", "not empty": "not empty", "not a directory": "not a directory",
+        "missing": "No such file or directory (expected an existing directory)",
+    }[what]  # fmt: skip
+    assert expected in done.stderr
+    assert done.stderr.count("\n") == 1
