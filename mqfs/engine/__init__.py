@@ -19,6 +19,7 @@ The life of a message, with the module that does each step:
     write()             files/stream.py           the bytes become one message, or several under `data line`
     admission           publishing/admission.py   rights, `depth`, `full`, an id seen before
     the record          core/log.py               appended; only then does the state say so
+    held back           core/shown.py             under `sync replica` only: until the replica has it
     counted             retention/retained.py     the stream keeps one more; an older one may go
     handed over         delivery/fanout.py        to the reads that wait: readers, `order`, views, cursors, consumers
     synced              publishing/publisher.py   the writer waits for the commit, as `sync` says
