@@ -135,8 +135,11 @@ def _clock() -> Iterator[Finding]:
 
 def _disk(store: str) -> Iterator[Finding]:
     folder = os.path.realpath(store)
-    while not os.path.isdir(folder) and folder != os.path.dirname(folder):
+    while not os.path.lexists(folder):
         folder = os.path.dirname(folder)
+    if not os.path.isdir(folder):  # a link that leads to itself, too
+        yield Finding(BAD, "disk", f"{folder}: not a directory", "a directory, or a path that does not exist")
+        return
     kind = _filesystem(folder)
     if kind in NETWORK:
         yield Finding(BAD, "disk", f"{folder} is on {kind}: locks and syncs of others", "a local disk")

@@ -1,6 +1,6 @@
 """`mqfs mcp`: a group as tools of the Model Context Protocol on standard input and output, for agents.
 
-    send to a stream        `publish`
+    send to a stream        a publish
     wait on a stream        a claim of a consumer with the stream's name; `ack`, `nack` and `dead` settle it by its id
     list, tail, history     what is there, settled messages too; each stream is a resource
 
@@ -26,7 +26,8 @@ T = TypeVar("T")
 Rows: TypeAlias = list[dict[str, Any]]
 GROUP = "agents"
 SETTINGS = ("replay all", "ttl 7d", "retries 5")
-OPEN, CLAIMS, MESSAGES, BODY_BYTES = 64, 256, 100, 65_536  # streams waited on, claims, messages and bytes of an answer
+OPEN, CLAIMS = 64, 256  # streams waited on, claims
+MESSAGES, BODY_BYTES = 100, 65_536  # of one answer: of all bodies together
 MOST_S = 3600.0
 INSTRUCTIONS = """Messages between programs, kept on disk for a week. `wait` claims a message of a stream: it is yours
 alone until you `ack` it when its work is done, `nack` it to have it delivered again, or give it up with `dead`.
@@ -107,7 +108,7 @@ class Desk:
     ) -> dict[str, Any]:
         """Send a message to a stream, which is made where it is missing. `delay_s`: seconds until it is delivered."""
         receipt = await self._group.publish(stream, body, headers=headers or None, delay=delay_s or None, id=id)
-        return {"stream": stream, "sequence": receipt.sequence}
+        return {"stream": stream, "sequence": receipt.sequence or None}  # unknown where a write has several requests
 
     async def wait(self, stream: str, seconds: float = 30) -> dict[str, Any] | None:
         """Wait for the next message of a stream, and claim it. Returns null where none came in that many seconds."""
@@ -123,24 +124,29 @@ class Desk:
 
     async def ack(self, claim: str) -> str:
         """Acknowledge a claimed message: its work is done, and it is not delivered again."""
-        await self._take(claim).ack()
+        await self._settle(claim, AsyncClaim.ack)
         return "acknowledged"
 
     async def nack(self, claim: str, delay_s: float = 0) -> str:
         """Requeue a claimed message whose work failed; after a number of failures it is a dead letter."""
-        await self._take(claim).nack(delay_s or None)
+        await self._settle(claim, lambda held: held.nack(delay_s or None))
         return "requeued"
 
     async def dead(self, claim: str, reason: str) -> str:
         """Give up a claimed message: it goes to the stream of dead letters, with the reason."""
-        await self._take(claim).dead(reason)
+        await self._settle(claim, lambda held: held.dead(reason))
         return "dead letter"
 
-    def _take(self, name: str) -> AsyncClaim:
+    async def _settle(self, name: str, how: Callable[[AsyncClaim], Awaitable[None]]) -> None:
+        """Settle a claim; after a wrong argument it is still held."""
         claim = self._claims.pop(name, None)
         if claim is None:
             raise BadRequest(f"unknown claim {name!r} (expected one that `wait` returned, and that is not settled)")
-        return claim
+        try:
+            await how(claim)
+        except BadRequest:
+            self._claims[name] = claim
+            raise
 
     async def _handle(self, stream: str) -> AsyncClaims:
         handle = self._handles.get(stream)
@@ -164,15 +170,16 @@ class Desk:
         ]
 
     async def tail(self, stream: str, count: int = 10) -> Rows:
-        """Show the last messages of a stream that are kept, claimed or not."""
-        return [_shown(m) async for m in self._group.history(-min(max(count, 1), MESSAGES), pattern=stream)]
+        """Show the last messages of a stream that are kept, claimed or not. Fewer have longer bodies."""
+        count = min(max(count, 1), MESSAGES)
+        return [_shown(m, BODY_BYTES // count) async for m in self._group.history(-count, pattern=stream)]
 
     async def history(self, pattern: str = "#", after: int = 0, count: int = 100) -> Rows:
         """Show kept messages of the streams that match a pattern (`*` a word, `#` any), above a sequence."""
-        found = []
-        async for message in self._group.history(first=after + 1, pattern=pattern):
-            found.append(_shown(message))
-            if len(found) >= min(count, MESSAGES):
+        count, found = min(max(count, 1), MESSAGES), list[dict[str, Any]]()
+        async for message in self._group.history(first=max(after, 0) + 1, pattern=pattern):
+            found.append(_shown(message, BODY_BYTES // count))
+            if len(found) >= count:
                 break
         return found
 
@@ -181,13 +188,14 @@ class Desk:
         return await self.tail(stream)
 
 
-def _shown(message: Message) -> dict[str, Any]:
+def _shown(message: Message, most: int = BODY_BYTES) -> dict[str, Any]:
+    """`most`: bytes of its body. Of a longer one `bytes` says how long it is."""
     body = bytes(message.body)
     return {
         "stream": message.topic,
         "sequence": message.sequence,
         "time_ns": message.time_ns,
         "headers": dict(message.headers),
-        "body": body[:BODY_BYTES].decode(errors="replace"),
-        **({"bytes": len(body)} if len(body) > BODY_BYTES else {}),
+        "body": body[:most].decode(errors="replace"),
+        **({"bytes": len(body)} if len(body) > most else {}),
     }

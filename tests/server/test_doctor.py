@@ -39,6 +39,15 @@ def test_this_machine_will_do(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["file", "file/store", "loop", "loop/store"])
+def test_a_store_that_is_no_directory(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    status, text = doctor(str(tmp_path / name))
+    assert status == 1
+    assert f"bad  disk: {tmp_path / name.partition('/')[0]}: not a directory" in text
+
+
 def test_few_descriptors(tmp_path: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))

@@ -106,8 +106,9 @@ def test_limits_and_wrong_arguments(server: Server, monkeypatch: pytest.MonkeyPa
     async def work() -> None:
         async with agent(server, "limits") as one:
             await one("send", stream="big", body="x" * (mcp.BODY_BYTES + 1))
-            [shown] = await one("tail", stream="big", count=10**9)
+            [shown] = await one("tail", stream="big", count=1)
             assert (len(shown["body"]), shown["bytes"]) == (mcp.BODY_BYTES, mcp.BODY_BYTES + 1)
+            assert len((await one("tail", stream="big", count=10**9))[0]["body"]) == mcp.BODY_BYTES // mcp.MESSAGES
             for number in range(mcp.OPEN):
                 await one("wait", stream=f"s{number}", seconds=0)
             with pytest.raises(ValueError, match="64 streams are waited on"):
@@ -116,6 +117,36 @@ def test_limits_and_wrong_arguments(server: Server, monkeypatch: pytest.MonkeyPa
                 await one("history", pattern="a*b")
             with pytest.raises(ValueError, match="header"):
                 await one("send", stream="s", body="", headers={"sender": "me"})
+
+    anyio.run(work)
+
+
+def test_a_claim_outlives_a_wrong_argument(server: Server) -> None:
+    async def work() -> None:
+        async with agent(server, "wrong") as one:
+            await one("send", stream="s", body="x")
+            claim = (await one("wait", stream="s"))["claim"]
+            for delay_s in (-1, 1e300):
+                with pytest.raises(ValueError, match="invalid duration"):
+                    await one("nack", claim=claim, delay_s=delay_s)
+            await one("ack", claim=claim)
+            assert await one("list") == [{"stream": "s", "messages": 1, "waiting": 0}]
+
+    anyio.run(work)
+
+
+def test_an_answer_has_a_bound(server: Server) -> None:
+    async def work() -> None:
+        async with agent(server, "bound") as one:
+            for _ in range(5):
+                await one("send", stream="s", body="x" * mcp.BODY_BYTES)
+            for looks in (await one("tail", stream="s", count=5), await one("history", count=5)):
+                assert sum(len(m["body"]) for m in looks) <= mcp.BODY_BYTES
+                assert [m["bytes"] for m in looks] == [mcp.BODY_BYTES] * 5
+            for count in (0, -3):
+                assert len(await one("history", count=count)) == len(await one("tail", stream="s", count=count)) == 1
+            large = await one("send", stream="s", body="x" * 3_000_000)
+            assert large["sequence"] is None
 
     anyio.run(work)
 
