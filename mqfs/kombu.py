@@ -16,6 +16,7 @@ tasks.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -69,7 +70,7 @@ class Source:
         self._arrived.set()
 
     def get(self) -> Claim | None:
-        """A claim that is there; what `arm` began is taken back else."""
+        """A claim that is there; what `arm` began is taken back else. Raises EOFError: the queue was removed."""
         wait_s, self._again_s = self._again_s, 0.0
         self._is_armed = self.is_ready = False
         try:
@@ -81,8 +82,9 @@ class Source:
 
     def give_back(self) -> None:
         """Claim no more for now."""
-        if self._is_armed and (claim := self.get()) is not None:
-            claim.release()
+        with contextlib.suppress(EOFError):
+            if self._is_armed and (claim := self.get()) is not None:
+                claim.release()
 
 
 class QoS(virtual.QoS):
@@ -100,6 +102,7 @@ class QoS(virtual.QoS):
                 how(claim)
         finally:
             super().ack(delivery_tag)
+            self.channel.connection.arrived.set()  # a thread that waits may consume again
 
     def restore_unacked(self) -> list[Any]:
         for delivery_tag in list(self.channel.claims):
@@ -257,7 +260,7 @@ class Channel(virtual.Channel):
         return message
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
-        while (claim := self._source(queue).get()) is not None:
+        while (claim := self._claim(queue)) is not None:
             try:
                 payload: dict[str, Any] = loads(claim.body.decode())
                 tag = payload["properties"]["delivery_tag"] = f"{self.channel_id}.{queue}.{claim.sequence}"
@@ -267,6 +270,13 @@ class Channel(virtual.Channel):
             self.claims[tag] = claim
             return payload
         raise Empty
+
+    def _claim(self, queue: str) -> Claim | None:
+        """Raises Stale where the queue was removed: a consumer that connects again declares it again."""
+        try:
+            return self._source(queue).get()
+        except EOFError:
+            raise Stale(f"queue {queue!r}: removed under its consumer") from None
 
     def deliver_next(self, callback: Callable[[dict[str, Any], str], None]) -> float | None:
         """Deliver one message, if one is there. Returns None if so, else when to look again at the latest."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -98,6 +99,44 @@ def test_exchanges_route_for_programs_that_did_not_bind(
     queues[0].unbind_from(exchange, keys[0])
     producer.publish("later", routing_key="a.b")
     assert got(queues[0]) == []
+
+
+def test_an_acknowledgement_by_another_thread_makes_room_at_once(connect: Connect) -> None:
+    connection, bodies, threads = connect(), list[Any](), list[threading.Thread]()
+    channel = connection.channel()
+    queue = Queue("q")(channel)
+    queue.declare()
+    for number in range(3):
+        Producer(connection).publish(number, routing_key="q")
+
+    def work(body: Any, message: Any) -> None:
+        bodies.append(body)
+        threads.append(threading.Timer(0.2, message.ack))
+        threads[-1].start()
+
+    began = time.monotonic()
+    with Consumer(channel, queue, callbacks=[work], prefetch_count=1):
+        while len(bodies) < 3:
+            connection.drain_events(timeout=20)
+    for thread in threads:
+        thread.join()
+    assert bodies == [0, 1, 2]
+    assert time.monotonic() - began < 20
+
+
+def test_a_queue_that_is_removed_under_its_consumer(connect: Connect, server: Server, name: str) -> None:
+    connection, queue = connect(), Queue("q")
+    with server.connect() as client, Consumer(connection, queue):
+        with pytest.raises(TimeoutError):
+            connection.drain_events(timeout=0.01)
+        client.group(f"{name}/queues").remove("q")
+        with pytest.raises(connection.connection_errors, match="queue 'q': removed"):
+            connection.drain_events(timeout=20)
+    again, bodies = connect(), list[Any]()
+    with Consumer(again, queue, callbacks=[lambda body, message: bodies.append(body)], no_ack=True):
+        Producer(again).publish("again", routing_key="q")
+        drain(again, 1, bodies)
+    assert bodies == ["again"]
 
 
 def test_higher_priorities_come_first(connect: Connect) -> None:
