@@ -13,7 +13,7 @@ from mqfs.engine.group import Group
 from mqfs.engine.language.message_formats import parse_seek
 from mqfs.engine.routing.filter import MessageFilter
 from mqfs.engine.stream import Stream
-from mqfs.model import Kind, Record
+from mqfs.model import Kind, Listed, Record
 
 
 def position(
@@ -73,11 +73,13 @@ def _first_kept(group: Group, below: int) -> int | None:
 
 
 def _back(group: Group, count: int, streams: Collection[Stream], shows: Callable[[Record], bool]) -> int:
-    """The sequence of the count-th message before the end; only those of which the log does not tell are read."""
+    """The sequence of the count-th message before the end, or of the oldest; only those of which the log does not tell
+    are read."""
     expired = group.retention.expiry.expired_before()
     floors = {stream.number: max(stream.state.floor, expired) for stream in streams}
     gone, exclusives = group.state.dropped.keys() | group.retention.lapsed.keys(), group.ranks.all_exclusives()
-    first = group.log.end.next
+    first = oldest = group.log.end.next
+    earliest: Listed | None = None  # with messages, all of which count
     if not count:
         return first
     for portion in group.log.metrics.listing(floors, first):
@@ -87,12 +89,13 @@ def _back(group: Group, count: int, streams: Collection[Stream], shows: Callable
             there: Sequence[int] = [s for s in found if s not in exclusives or _is_shown(group, s, shows)]
             here = len(there)
         else:
-            there = portion.columns(min(count, here))[0] if count <= here else ()
+            there = portion.columns(count)[0] if count <= here else ()
+            earliest = portion if here else earliest
         if count <= here:
             return there[-count]
+        oldest = there[0] if there else oldest
         count -= here
-    oldest = [s.kept.first_kept() for s in streams]
-    return min((sequence for sequence in oldest if sequence), default=first)
+    return oldest if earliest is None else earliest.columns(earliest.messages)[0][0]
 
 
 def _is_shown(group: Group, sequence: int, shows: Callable[[Record], bool]) -> bool:

@@ -49,6 +49,21 @@ def test_seek(full: Hand, seek: str, first: bytes | None) -> None:
     assert (got[0] if got else None) == first
 
 
+@pytest.mark.parametrize("select", ["select", "select a", "select a b"])
+def test_a_seek_back_by_more_than_there_is_passes_end_marks(hand: Hand, select: str) -> None:
+    """It leads to the oldest message, or to the end; a mark before it is passed, and gives its room back."""
+    hand.ctl("replay off", "full block", "depth 1")
+    for name in ("a", "b"):
+        hand.stream(name)
+    cursor, writer = hand.cursor(select), hand.open("a", os.O_WRONLY)
+    writer.write(b"")
+    wait = writer.write(b"x")
+    assert isinstance(wait, Wait)
+    cursor.write(b"seek -3\n")
+    assert wait.result() == 1
+    assert drain(cursor) == [b"x"]
+
+
 def test_seek_time_finds_the_first_at_or_after(full: Hand) -> None:
     at = full.clock.wall / SECOND
     assert drain(full.cursor(f"seek @{at - 1:.3f}")) == [b"a5", b"b6"]
