@@ -36,6 +36,7 @@ from mqfs.store.store import FOLDERS, DiskStore, group_folders, label, read_labe
 Report = Callable[[str], None]
 Progress = Callable[[str], None]  # how far it is
 _PIECE = 1 << 20  # of a log, read for its first records
+_NAMES = {"mqfs", "lock", "keeper", "replica", "lost+found", *FOLDERS}
 _NAMED = 10  # damaged records
 
 
@@ -114,7 +115,7 @@ class Checker:
 
     def names(self) -> None:
         """The names beside the buckets."""
-        for name in sorted(set(self.disk.listdir(self.path)) - {"mqfs", "lock", "lost+found", *FOLDERS}):
+        for name in sorted(set(self.disk.listdir(self.path)) - _NAMES):
             self.report(f"note: {name}: not a part of a store")
         for name in FOLDERS:
             if not self.disk.is_folder(f"{self.path}/{name}"):

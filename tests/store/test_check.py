@@ -253,3 +253,12 @@ def test_the_bytes_of_one_log_at_a_time_are_in_memory(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < count * large / 2
     finally:
         tracemalloc.stop()
+
+
+def test_files_of_the_server_beside_the_groups_are_a_part_of_the_store(tmp_path: Path) -> None:
+    DiskStore(str(tmp_path / "store")).close()
+    for name in ("keeper", "replica", "foreign"):
+        (tmp_path / "store" / name).touch()
+    lines: list[str] = []
+    check(str(tmp_path / "store"), report=lines.append)
+    assert [line for line in lines if "not a part" in line] == ["note: foreign: not a part of a store"]
