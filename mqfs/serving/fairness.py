@@ -107,7 +107,10 @@ class FairQueue:
         if self.owner is not None:
             await self.acquire()
         began = self.start()
-        await self.stop(began, not began)
+        try:
+            await self.stop(began, not began)
+        finally:  # cancelled, too: the turn of a connection that is gone would be waited for for ever
+            self.release()
 
     async def _pause(self, cost: float) -> None:
         """Let others go first after a long request, until they have had many or ask no more."""

@@ -1,0 +1,30 @@
+"""The turns of one user's connections: an end of one of them, at any moment, leaves the turn to the next."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from mqfs.serving.fairness import Fairness, FairQueue
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_connection_that_is_cancelled_while_it_ends_passes_the_turn(waits: bool) -> None:
+    async def main() -> None:
+        fairness = Fairness()
+        other, queue = fairness.of("other"), fairness.of("user")
+        fairness.shared(other)  # from here on turns are shared
+        async with trio.open_nursery() as nursery:
+            cancelled = trio.CancelScope()
+            nursery.start_soon(end, queue, cancelled)
+            if waits:
+                nursery.start_soon(end, queue, trio.CancelScope())
+            cancelled.cancel()
+        with trio.fail_after(5):
+            await queue.end()
+
+    async def end(queue: FairQueue, scope: trio.CancelScope) -> None:
+        with scope:
+            await queue.end()
+
+    trio.run(main)
