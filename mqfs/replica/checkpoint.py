@@ -141,7 +141,7 @@ class Checkpointer:
         kept = [load(self._log, name) for name in names if name >= base]
         needed = set().union(*(_names_of(one) for one in kept if one is not None))
         if kept and kept[0] is not None:
-            self._log.trim(kept[0].position.number + 1)
+            self._log.trim(kept[0].position.number)  # that frame stays: a log always ends with one
         for name in names:
             if name < base:
                 self._remove(name, needed)
@@ -185,10 +185,11 @@ def load(log: ReplicatedLog, name: str) -> Checkpoint | None:
         raise BadReplica(f"{name}: unreadable: {error}") from None
 
 
-def newest(log: ReplicatedLog, until_s: float = float("inf")) -> Checkpoint | None:
-    """The newest checkpoint that was made up to that time."""
+def newest(log: ReplicatedLog, until_ns: int | None = None) -> Checkpoint | None:
+    """The newest checkpoint of frames up to that time."""
     for name in reversed(list_names(log)):
-        if int(name.rpartition("-")[2]) <= until_s and (found := load(log, name)) is not None:
+        found = load(log, name)
+        if found is not None and (until_ns is None or found.position.time_ns <= until_ns):
             return found
     return None
 

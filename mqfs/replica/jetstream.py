@@ -12,6 +12,7 @@ expects that.
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 import threading
 import urllib.parse
@@ -34,7 +35,7 @@ from mqfs.replica.log import LogRecord, NoAnswer, Refused
 T = TypeVar("T")
 LEAST_VERSION = (2, 11, 0)  # the condition of another subject; 2.9.15 to 2.9.20 did not even serialize them
 _WRONG_LAST = (10071, 10164)
-_NOT_FOUND = 10037
+_HEADER_BYTES = 1_024  # of an append, at most
 _BATCH = 256  # records of one read
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _EXPECT = "nats://HOST[:PORT][,HOST...]/NAME"
@@ -132,6 +133,9 @@ class JetStreamLog:
         if version < LEAST_VERSION:
             found, least = (".".join(map(str, numbers)) for numbers in (version, LEAST_VERSION))
             raise BadReplica(f"--replica {self.name}: nats-server {found} cannot fence (expected {least} or newer)")
+        least_payload = limits.REPLICA_FRAME_BYTES + _HEADER_BYTES
+        if (most := self._client.max_payload) < least_payload:
+            raise BadReplica(f"--replica {self.name}: max_payload {most} (expected {least_payload} or more)")
 
     def _version(self) -> tuple[int, int, int]:
         version = self._client.connected_server_version
@@ -184,9 +188,12 @@ class JetStreamLog:
             return None
 
     def newest(self, after: int) -> LogRecord | None:
-        last = self._loop.call(self._js.stream_info(self._stream)).state.last_seq
-        data = self.get(last) if last > after else None
-        return None if data is None else LogRecord(last, data)
+        state = self._loop.call(self._js.stream_info(self._stream)).state
+        while state.last_seq > after and state.messages:
+            if (data := self.get(state.last_seq)) is not None:  # else it was trimmed meanwhile
+                return LogRecord(state.last_seq, data)
+            state = self._loop.call(self._js.stream_info(self._stream)).state
+        return None
 
     def read(self, after: int, wait_s: float) -> Sequence[LogRecord]:
         if self._following is None or self._follows != after:
@@ -236,8 +243,10 @@ class JetStreamLog:
 
     async def _on_report(self, message: Msg) -> None:
         name, _, number = message.data.decode(errors="replace").partition(" ")
-        if _NAME.fullmatch(name) and number.isdecimal() and (name in self._reports or len(self._reports) < 64):
+        if _NAME.fullmatch(name) and number.isdecimal():
             self._reports[name] = int(number)
+            if len(self._reports) > limits.REPLICA_REPORTS:
+                del self._reports[min(self._reports, key=self._reports.__getitem__)]
 
     def reports(self) -> dict[str, int]:
         return dict(self._reports)
@@ -307,7 +316,9 @@ class JetStreamObjects:
         try:
             await self._store.delete(name)
         except nats.js.errors.NotFoundError:
-            pass
+            return
+        mark = f"$O.{self._bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"  # that it was deleted
+        await self._js.purge_stream(f"OBJ_{self._bucket}", subject=mark)
 
 
 def parse(url: str) -> tuple[list[str], str, int, str | None]:

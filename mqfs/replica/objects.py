@@ -227,11 +227,10 @@ class ObjectLog:
         return self.objects.get(_name(number))
 
     def newest(self, after: int) -> LogRecord | None:
-        names = self.objects.list("log/", _name(after))
-        if not names:
-            return None
-        data = self.objects.get(names[-1])
-        return None if data is None else LogRecord(_number(names[-1]), data)
+        while names := self.objects.list("log/", _name(after)):
+            if (data := self.objects.get(names[-1])) is not None:  # else it was trimmed meanwhile
+                return LogRecord(_number(names[-1]), data)
+        return None
 
     def read(self, after: int, wait_s: float) -> Sequence[LogRecord]:
         until, pause_s = time.monotonic() + wait_s, 0.05

@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import attrs
 
@@ -39,11 +40,12 @@ class Replicator:
     """Copies one store into its log."""
 
     def __init__(
-        self, primary: Primary, path: str, post: Post, on_fenced: Callable[[], None], *, standbys: int, keep_s: float
+        self, primary: Primary, path: str, post: Post, on_end: Callable[[str], None], *, standbys: int, keep_s: float
     ) -> None:
-        """`post` runs a function on the store's thread, `on_fenced` there. `standbys`: how many must have a frame on
-        their disks before it counts. `keep_s`: seconds that a restore can go back."""
-        self._log, self._post, self._on_fenced, self._standbys = primary.log, post, on_fenced, standbys
+        """`post` runs a function on the store's thread, `on_end` there, with the reason, when nothing is copied any
+        more. `standbys`: how many must have a frame on their disks before it counts. `keep_s`: seconds that a restore
+        can go back."""
+        self._log, self._post, self._on_end, self._standbys = primary.log, post, on_end, standbys
         self._stop = threading.Event()
         self._driver = Driver(primary.log, primary.writer, self._stop)
         self._wake = threading.Event()
@@ -85,22 +87,23 @@ class Replicator:
             pass
         except Fenced:
             log.error("replica %s: another server took over: this one is no longer the primary", self._log.name)
-            self._call(self._on_fenced)
+            self._end("this server is no longer the primary")
+        except DiskFailed as error:  # what it did not read is not in the log: a start begins there again
+            log.error("replica %s: the store cannot be read: %s", self._log.name, error)
+            self._end(f"the store cannot be copied: {error}")
         except Exception:
             log.exception("the replicator failed")
-            self._call(self._on_fenced)
+            self._end("the replicator failed")
+
+    def _end(self, why: str) -> None:
+        self._call(partial(self._on_end, why))
 
     def _copy(self) -> None:
         """Append all there is; an empty frame where that is nothing."""
         assert self._replication is not None
         copied = False
         while not self._stop.is_set():
-            try:
-                portion = self._replication.take(_ROOM - 64 * RUN_BYTES)
-            except DiskFailed as error:
-                log.error("replica %s: the log cannot be read: %s", self._log.name, error)
-                self._stop.wait(limits.REPLICA_RETRY_S)
-                continue
+            portion = self._replication.take(_ROOM - 64 * RUN_BYTES)
             if portion is None:
                 break
             self._append(portion.entries, more=portion.more)
@@ -147,7 +150,7 @@ class Replicator:
                 )
             if self._stop.wait(pause_s):
                 raise Stopped
-            pause_s = min(2 * pause_s, 0.05)
+            pause_s = min(2 * pause_s, 0.05 + self._log.pace_s / 2)
 
     def _reports(self) -> dict[str, int]:
         try:
@@ -194,7 +197,7 @@ class Keeper:
         self._lock = threading.Lock()
         self._touched: set[tuple[int, int]] = set()  # segments with bytes that may not be on disk
         self._open: list[Entry | End] = []  # of the batch that has not ended, without their data
-        self._bytes = 0  # of frames since the last checkpoint
+        self._bytes = self._frames = 0  # since the last checkpoint
         self._position, self._have = attrs.evolve(primary.writer.position), dict(primary.state.have)
         self._unsure = False  # a sync failed: what is on disk is not known
         self._checkpoints = Checkpointer(primary.log, path)
@@ -206,6 +209,7 @@ class Keeper:
     def note(self, entries: Sequence[Entry]) -> None:
         """These are in the log."""
         with self._lock:
+            self._frames += 1
             for entry in entries:
                 if isinstance(entry, Run):
                     self._bytes += len(entry.data)
@@ -221,18 +225,22 @@ class Keeper:
             self._open = []
             self._position = attrs.evolve(position)
 
-    def _take(self) -> tuple[Position, Have, set[tuple[int, int]], int]:
+    def _take(self) -> tuple[Position, Have, set[tuple[int, int]]]:
         with self._lock:
             touched, self._touched = self._touched, set()
-            return self._position, dict(self._have), touched, self._bytes
+            return self._position, dict(self._have), touched
 
     def _run(self) -> None:
         while not self._stop.wait(limits.REPLICA_STATE_S):
             try:
-                position, have, touched, size = self._take()
+                size, frames = self._bytes, self._frames  # of what the checkpoint has, or less
+                position, have, touched = self._take()
                 self._note(position, have, touched)
-                if size >= limits.REPLICA_CHECKPOINT_BYTES:
-                    self._make_checkpoint(position, have, size)
+                if size >= limits.REPLICA_CHECKPOINT_BYTES or frames >= limits.REPLICA_CHECKPOINT_FRAMES:
+                    self._make_checkpoint(position, have)
+                    with self._lock:
+                        self._bytes -= size
+                        self._frames -= frames
             except (NoAnswer, BadReplica, OSError) as error:
                 log.warning("replica %s: no checkpoint: %s", self._log.name, error)
             except Exception:
@@ -262,11 +270,9 @@ class Keeper:
             finally:
                 os.close(fd)
 
-    def _make_checkpoint(self, position: Position, have: Have, size: int) -> None:
+    def _make_checkpoint(self, position: Position, have: Have) -> None:
         started = time.monotonic()
         made = self._checkpoints.make(position, have, int(time.time()))
-        with self._lock:
-            self._bytes -= size
         self._checkpoints.prune(self._keep_s, time.time())
         log.info("replica %s: %s made in %.1f s", self._log.name, made.name, time.monotonic() - started)
 
@@ -274,7 +280,7 @@ class Keeper:
         """Note the end: the store is closed, and all is on disk."""
         if self._thread.ident is not None:
             self._thread.join()
-        position, have, _, _ = self._take()
+        position, have, _ = self._take()
         try:
             self._note(position, have, set())
         except OSError as error:

@@ -25,7 +25,7 @@ from mqfs.replica import checkpoint, state
 from mqfs.replica.frame import Entry, Frame, Owner, crc_of, decode
 from mqfs.replica.log import LogRecord, NoAnswer, Position, Reader, ReplicatedLog
 from mqfs.replica.state import State
-from mqfs.store.disk import Disk
+from mqfs.store.disk import Disk, remove_tree
 from mqfs.store.replication import Removed, Run, Trimmed
 from mqfs.store.standby import StandbyStore
 from mqfs.store.store import FOLDERS, DiskStore, read_label, write_label
@@ -35,6 +35,10 @@ log = logging.getLogger("mqfs.replica")
 
 class Diverged(Exception):
     """The store is no copy of a beginning of the log. The text says why."""
+
+
+class Outdated(Diverged):
+    """The store is the copy of a beginning of the log, which has gone further than it can follow."""
 
 
 class Follower:
@@ -95,7 +99,7 @@ class Follower:
         for number in numbers:
             data = self._log.get(number)
             if data is None:
-                raise Diverged(f"frame {number} was trimmed")
+                raise Outdated(f"frame {number} was trimmed")
             yield decode(data)
 
     def catch_up(self) -> None:
@@ -133,8 +137,9 @@ def check_history(replicated: ReplicatedLog, position: Position) -> None:
         return
     data, after = replicated.get(position.number), replicated.get(position.number + 1)
     if data is None and after is None:
-        later = replicated.newest(position.number) is not None
-        raise Diverged(f"frames after {position.number} were trimmed" if later else "the log ends before it")
+        if replicated.newest(position.number) is not None:
+            raise Outdated(f"frames after {position.number} were trimmed")
+        raise Diverged(f"the log ends before frame {position.number}")
     if (crc_of(data) if data is not None else decode(after or b"").previous_crc) != position.crc:
         raise Diverged(f"frame {position.number} is another one")
 
@@ -148,13 +153,13 @@ def open_follower(replicated: ReplicatedLog, path: str, store: uuid.UUID) -> Fol
             raise BadReplica(f"{replicated.name}: of store {store} (expected {found.position.store}, as {path})")
         try:
             if not found.position.number and not found.primary and has_groups(path):
-                raise Diverged("its copy was not finished")
+                raise Outdated("its copy was not finished")
             if found.primary:
                 check_not_fenced(replicated, found)
             check_history(replicated, found.position)
             return Follower(replicated, path, found)
         except Diverged as why:
-            set_aside(path, str(why))
+            discard(path, why, primary=found.primary)
     elif has_groups(path):
         raise BadReplica(f"{path}: a store without a position in {replicated.name} (expected an empty directory)")
     return copy_again(replicated, path, store)
@@ -182,6 +187,19 @@ def has_groups(path: str) -> bool:
     return os.path.isdir(buckets) and any(os.listdir(f"{buckets}/{name}") for name in os.listdir(buckets))
 
 
+def discard(path: str, why: Diverged, *, primary: bool) -> None:
+    """Make room for a new copy. An outdated copy that never was a primary has nothing that the log has not: it is
+    removed. Everything else is set aside."""
+    if isinstance(why, Outdated) and not primary:
+        log.warning("%s is copied again: %s", path, why)
+        found = state.read(path)
+        if found is not None:  # from here on its copy is not finished
+            state.write(path, State(Position(store=found.position.store), {}, found.runs, False))
+        remove_tree(Disk(), f"{path}/buckets")
+    else:
+        set_aside(path, str(why))
+
+
 def set_aside(path: str, why: str) -> None:
     """Move the buckets of a store into its quarantine/: they are not what the log has."""
     disk = Disk()
@@ -197,13 +215,13 @@ def set_aside(path: str, why: str) -> None:
     state.remove(path, disk)
 
 
-def copy_again(replicated: ReplicatedLog, path: str, store: uuid.UUID, until_s: float = float("inf")) -> Follower:
+def copy_again(replicated: ReplicatedLog, path: str, store: uuid.UUID, until_ns: int | None = None) -> Follower:
     """A follower at the newest checkpoint, which is written to an empty store; at the begin of a log without one."""
     if os.path.isdir(path) and os.path.exists(f"{path}/mqfs"):
         found = read_label(Disk(), path)[0]
         if found != str(store):
             _make_empty(path, found)
-    base = checkpoint.newest(replicated, until_s)
+    base = checkpoint.newest(replicated, until_ns)
     position = Position(store=store) if base is None else base.position
     if base is None and replicated.get(1) is None:
         raise BadReplica(f"{replicated.name}: no checkpoint up to that time, and the first frames were trimmed")
@@ -257,8 +275,7 @@ def restore(
         store = store_of(replicated)
         if store is None:
             raise BadReplica(f"{replicated.name}: empty log: nothing to restore")
-        until_s = float("inf") if until_ns is None else until_ns / 1e9
-        follower = copy_again(replicated, path, store, until_s)
+        follower = copy_again(replicated, path, store, until_ns)
         try:
             _follow(replicated, follower, until_ns, progress)
         finally:

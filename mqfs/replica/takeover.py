@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
 import uuid
@@ -45,6 +46,7 @@ class Driver:
         self._log, self.writer = replicated, writer
         self._stop = stop or threading.Event()
         self._since: float | None = None  # when the engine ceased to answer
+        self._warned = 0.0
 
     def finish(self) -> None:
         """Until the writer is idle. Raises Fenced, Stopped."""
@@ -62,7 +64,10 @@ class Driver:
     def _do(self, request: Append | Look) -> None:
         if isinstance(request, Look):
             data = self._log.get(request.number)
-            self.writer.on_found(data, later=data is None and self._log.newest(request.number) is not None)
+            later = data is None and self._log.newest(request.number) is not None
+            self.writer.on_found(data, later=later)
+            if data is None and not later:
+                self._on_silence("not appended, and no other record is there")
             return
         try:
             self._log.append(request.data, request.after, request.own, takeover=request.takeover)
@@ -79,8 +84,10 @@ class Driver:
     def _on_silence(self, why: str) -> None:
         now = time.monotonic()
         if self._since is None:
-            self._since = now
-            log.warning("replica %s: no answer: %s; tried again until it answers", self._log.name, why)
+            self._since, self._warned = now, 0.0
+        if now - self._warned >= limits.REPLICA_WARNING_S:
+            self._warned = now
+            log.warning("replica %s: no answer for %.0f s: %s; tried again", self._log.name, now - self._since, why)
         if self._stop.wait(min(limits.REPLICA_RETRY_S, 0.05 + (now - self._since) / 4)):
             raise Stopped
 
@@ -119,7 +126,7 @@ def take_over(
         return _append_takeover(replicated, follower.path, writer, follower.state, address, stop)
     except Diverged as why:
         follower.close()
-        standby.set_aside(follower.path, str(why))
+        standby.discard(follower.path, why, primary=follower.state.primary)
         return None
     finally:
         follower.close()
@@ -189,7 +196,8 @@ class Standby:
 
     def __init__(self, replicated: ReplicatedLog, path: str, address: str, failover_s: float) -> None:
         self._log, self._path, self._address, self._failover_s = replicated, path, address, failover_s
-        self._name = uuid.uuid4().hex[:16]
+        where = f"{socket.gethostname()}:{os.path.realpath(path)}"
+        self._name = uuid.uuid5(uuid.NAMESPACE_URL, where).hex[:16]  # the same at its next start
         self._promoted, self._stop = threading.Event(), threading.Event()
         self._heard = time.monotonic()  # when a frame came last, or the engine did not answer
         self._reported_s = 0.0
@@ -232,7 +240,7 @@ class Standby:
             follower.note()
             return None if self._stop.is_set() else self._take_over(follower)
         except Diverged as why:
-            self._set_aside(follower, str(why))
+            self._discard(follower, why)
             return None
         finally:
             follower.close()
@@ -255,14 +263,14 @@ class Standby:
         log.warning("replica %s: %s: taking over", self._log.name, why)
         return take_over(follower, self._log, self._address, self._stop)
 
-    def _set_aside(self, follower: Follower, why: str) -> None:
+    def _discard(self, follower: Follower, why: Diverged) -> None:
         """Copy again; where that ends at the same frame, a person has to look."""
         at = follower.state.position.number
         follower.close()
         if at == self._copied_at:
             raise BadReplica(f"{self._log.name}: cannot be followed after frame {at}: {why}")
         self._copied_at = at
-        standby.set_aside(self._path, why)
+        standby.discard(self._path, why, primary=follower.state.primary)
 
 
 Post = Callable[[Callable[[], None]], None]

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from mqfs.server.app import Server
 
 log = logging.getLogger("mqfs")
-FENCED = "this server is no longer the primary"
 StartNinep = Callable[["Server", Tree, list[Listener], trio.Nursery], Awaitable[NinepServer]]
 PROMOTE = "promote"  # the socket in a store
 
@@ -127,7 +126,7 @@ class Replica:
 
     def _open_store(self, primary: Primary) -> DiskStore:
         confirm, keep_s = int(self.options.confirm), _seconds(self.options, "replica_keep")
-        self.replicator = Replicator(primary, self.path, self._post, self._on_fenced, standbys=confirm, keep_s=keep_s)
+        self.replicator = Replicator(primary, self.path, self._post, self._on_end, standbys=confirm, keep_s=keep_s)
         line = tracing.printer("store", self._server.traced)
         disk = tracing.trace_disk(line) if line else None
         self._store = DiskStore(self.path, self._post, disk, self.replicator.notify)
@@ -195,13 +194,13 @@ class Replica:
 
     # ------------------------------------------------------------ end
 
-    def _on_fenced(self) -> None:
+    def _on_end(self, why: str) -> None:
         if self._store is not None and self._store.replication is not None:
-            self._store.replication.fail(OSError(errno.EIO, FENCED))
+            self._store.replication.fail(OSError(errno.EIO, why))
         self.fenced.set()
 
     async def stop_when_fenced(self) -> None:
-        """Stop the server when another one is the primary."""
+        """Stop the server when nothing is copied any more."""
         await self.fenced.wait()
         self._server.stopping.set()
 

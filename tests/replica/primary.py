@@ -11,6 +11,7 @@ from mqfs.model import Draft, Kind
 from mqfs.replica.engines import open_log
 from mqfs.replica.replicator import Replicator
 from mqfs.replica.takeover import Primary, become_primary
+from mqfs.store.disk import Disk
 from mqfs.store.store import DiskBucket, DiskStore
 from tests.support.eventually import HANG_S
 
@@ -20,7 +21,9 @@ STATE = b'{"group":%d}'
 class LocalPrimary:
     """`acknowledged`: of each group, the bodies whose callers heard that they are on disk and in the log."""
 
-    def __init__(self, path: Path, url: str, primary: Primary | None = None, *, standbys: int = 0) -> None:
+    def __init__(
+        self, path: Path, url: str, primary: Primary | None = None, *, standbys: int = 0, disk: Disk | None = None
+    ) -> None:
         self.path, self.acknowledged, self.failed = path, dict[int, list[bytes]](), 0
         self._posted: queue.Queue[Callable[[], None]] = queue.Queue()
         self.fenced = self._idle = False
@@ -28,7 +31,7 @@ class LocalPrimary:
         self.replicator = Replicator(
             self.primary, str(path), self._posted.put, self._on_fenced, standbys=standbys, keep_s=0
         )
-        self.store = DiskStore(str(path), self._posted.put, None, self.replicator.notify)
+        self.store = DiskStore(str(path), self._posted.put, disk, self.replicator.notify)
         assert self.store.replication is not None
         self.store.replication.begin(self.primary.state.have)
         self.store.replication.open_all()
@@ -38,10 +41,10 @@ class LocalPrimary:
     def _on_idle(self) -> None:
         self._idle = True
 
-    def _on_fenced(self) -> None:
+    def _on_fenced(self, why: str) -> None:
         self.fenced = True
         assert self.store.replication is not None
-        self.store.replication.fail(OSError(5, "fenced"))
+        self.store.replication.fail(OSError(5, why))
 
     def run(self, until: Callable[[], bool]) -> None:
         """Do what is posted until that holds."""

@@ -28,6 +28,7 @@ class NatsServer:
     monitor: int = attrs.field(factory=free_port)
     cluster: int = 0
     peers: Sequence[int] = ()
+    more: str = ""
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -36,6 +37,7 @@ class NatsServer:
             f"server_name: {self.name}", f"listen: 127.0.0.1:{self.port}", f"http: 127.0.0.1:{self.monitor}",
             f'jetstream {{ store_dir: "{self.folder}", sync_interval: "always" }}',
         ]  # fmt: skip
+        lines.append(self.more)
         if self.peers:
             routes = ", ".join(f"nats://127.0.0.1:{port}" for port in self.peers)
             lines.append(f"cluster {{ name: c, listen: 127.0.0.1:{self.cluster}, routes: [{routes}] }}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 import threading
@@ -79,6 +80,13 @@ def files(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes().rstrip(b"\0") for file in path.glob("buckets/*/*/*.log")}
 
 
+def are_equal(one: Path, two: Path) -> bool:
+    try:
+        return files(one) == files(two) != {}
+    except FileNotFoundError:  # segments come and go
+        return False
+
+
 @EACH
 def test_a_standby_has_the_same_bytes(tmp_path: Path, url: str, standbys: list[LocalStandby]) -> None:
     primary = LocalPrimary(tmp_path / "a", url)
@@ -91,7 +99,7 @@ def test_a_standby_has_the_same_bytes(tmp_path: Path, url: str, standbys: list[L
     primary.store.remove(3)
     primary.append(1, b"last")
     primary.wait(1, 36)
-    assert eventually(lambda: files(tmp_path / "b") == files(tmp_path / "a"))
+    assert eventually(lambda: are_equal(tmp_path / "a", tmp_path / "b"))
     primary.stop()
 
 
@@ -114,7 +122,7 @@ def test_a_promoted_standby_has_all_and_the_old_primary_is_fenced(
     first.kill()
     again = LocalStandby(tmp_path / "a", url)  # what it has alone is set aside
     standbys.append(again)
-    assert eventually(lambda: files(tmp_path / "a") == files(tmp_path / "b"))
+    assert eventually(lambda: are_equal(tmp_path / "a", tmp_path / "b"))
     assert list((tmp_path / "a/quarantine").glob("fenced-*"))
     second.stop()
     third = again.promote(url)
@@ -211,7 +219,7 @@ def test_a_standby_that_was_away_begins_at_a_checkpoint(
     standby = LocalStandby(tmp_path / "b", url)
     primary.append(1, b"first")
     primary.wait(1, 1)
-    assert eventually(lambda: files(tmp_path / "b") == files(tmp_path / "a"))
+    assert eventually(lambda: are_equal(tmp_path / "a", tmp_path / "b"))
     standby.stop()
     log = open_log(url)
     for number in range(60):
@@ -221,9 +229,26 @@ def test_a_standby_that_was_away_begins_at_a_checkpoint(
     standbys.append(LocalStandby(tmp_path / "b", url))
     primary.append(1, b"last")
     primary.wait(1, 32)
-    assert eventually(lambda: files(tmp_path / "b") == files(tmp_path / "a"))
+    assert eventually(lambda: are_equal(tmp_path / "a", tmp_path / "b"))
+    assert list((tmp_path / "b/quarantine").iterdir()) == []  # it had nothing that the log has not
     primary.stop()
     log.close()
+
+
+@EACH
+def test_the_log_of_an_idle_store_stays_short(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "REPLICA_BEAT_S", 0.01)
+    monkeypatch.setattr(limits, "REPLICA_CHECKPOINT_FRAMES", 20)
+    primary = LocalPrimary(tmp_path / "a", url)
+    primary.append(1, b"all there is")
+    primary.wait(1, 1)
+    log = open_log(url)
+    assert eventually(lambda: len(log.objects.list("checkpoint/")) == 1 and log.get(100) is not None)
+    assert eventually(lambda: log.get(60) is None)
+    primary.stop()
+    restore(log, str(tmp_path / "r"), None)
+    log.close()
+    assert bodies_of(tmp_path / "r", 1) == [b"all there is"]
 
 
 @EACH
@@ -302,6 +327,42 @@ def test_an_engine_that_is_away_holds_nothing_up_and_gets_the_rest_later(tmp_pat
     assert bodies_of(tmp_path / "r", 1) == [b"one"]
 
 
+class ShortDisk(Disk):
+    """It has no descriptor for one of the reads of the replicator: the one of that number from now on."""
+
+    fails_at = -1
+
+    def open(self, path: str, flags: int) -> int:
+        if threading.current_thread().name == "replicator" and self.fails_at >= 0:
+            self.fails_at -= 1
+            if self.fails_at < 0:
+                raise OSError(errno.EMFILE, "too many open files")
+        return super().open(path, flags)
+
+
+@pytest.mark.parametrize("position", [0, 1, 2, 3])
+def test_a_series_that_cannot_be_read_loses_nothing(tmp_path: Path, position: int) -> None:
+    url, disk = f"file://{tmp_path}/replica", ShortDisk()
+    primary = LocalPrimary(tmp_path / "a", url, disk=disk)
+    for number in range(1, 5):
+        primary.append(number, b"before")
+        primary.wait(number, 1)
+    disk.fails_at = position
+    for number in range(1, 5):
+        primary.append(number, b"%d" % number)
+    primary.run(lambda: primary.fenced)
+    primary.kill()
+    log = open_log(url)
+    again = LocalPrimary(tmp_path / "a", url)
+    again.append(1, b"after")
+    again.wait(1, 1)
+    again.stop()
+    restore(log, str(tmp_path / "r"), None)
+    for number in range(1, 5):
+        assert bodies_of(tmp_path / "r", number) == bodies_of(tmp_path / "a", number)
+        assert set(primary.acknowledged[number]) <= set(bodies_of(tmp_path / "r", number))
+
+
 @EACH
 def test_another_stores_log_is_refused(tmp_path: Path, url: str) -> None:
     LocalPrimary(tmp_path / "a", url).stop()
@@ -335,7 +396,7 @@ def test_kills_and_takeovers_lose_nothing(tmp_path: Path, url: str) -> None:
             standby, primary = LocalStandby(primary.path, url), promoted
     primary.append(1, b"end")
     primary.wait(1, 1)
-    assert eventually(lambda: files(paths[0]) == files(paths[1]))
+    assert eventually(lambda: are_equal(*paths))
     standby.stop()
     primary.stop()
     for path in paths:

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from mqfs import limits
 from mqfs.errors import BadConfig, BadReplica
 from mqfs.replica.engines import open_log
 from mqfs.replica.frame import Run
 from mqfs.replica.log import Append, LogRecord, Look, NoAnswer, Position, Reader, Refused, ReplicatedLog, Writer
 from tests.replica.model import payloads
 from tests.replica.servers import NatsServer
+from tests.support.eventually import eventually
 from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -193,6 +195,25 @@ def test_a_url_that_cannot_be_used_is_one_clear_line(url: str, words: str, nats_
 def test_a_bucket_that_does_not_exist_is_said_at_once(s3: str) -> None:
     with pytest.raises(BadReplica, match=r"bucket|not reachable"):
         open_log("s3://no-such-bucket/shop")
+
+
+def test_a_server_without_room_for_a_frame_is_refused(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path / "n1", more="max_payload: 256KB")
+    server.start()
+    server.wait()
+    with pytest.raises(BadReplica, match=r"max_payload 262144 \(expected 9\d+ or more\)"):
+        open_log(f"nats://127.0.0.1:{server.port}/shop")
+    server.kill()
+
+
+def test_of_many_standbys_the_newest_are_heard(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "REPLICA_REPORTS", 4)
+    log = open_log(f"nats://127.0.0.1:{nats_server.port}/heard")
+    for number in range(1, 9):
+        log.report(f"standby{number}", number)
+        assert eventually(lambda number=number: log.reports().get(f"standby{number}"))  # type: ignore[misc]
+    assert len(log.reports()) == 4
+    log.close()
 
 
 def test_a_foreign_object_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from mqfs import errors
+from tests.support.campaign import size
 from tests.support.eventually import HANG_S, eventually
 from tests.support.ports import free_port
 from tests.support.server import Server, environment, mqfs, short_folder
@@ -165,6 +167,57 @@ def replicated(primary: Node) -> bool:
     subprocess.run(["rm", "-r", str(folder)], check=True)
     ours = segments(primary.store)
     return done.returncode == 0 and all(found.get(name, b"").startswith(data) for name, data in ours.items())
+
+
+@EACH
+def test_what_was_acknowledged_under_sync_replica_outlives_its_primary(places: tuple[Path, Path], url: str) -> None:
+    """Each round the primary is killed under four writers; the other one takes over, and the killed one follows it."""
+    nodes = [Node.of(places[0], url), Node.of(places[1], url, "--standby", "--failover", "2s")]
+    acknowledged: list[int] = []
+    try:
+        with nodes[0].connect() as client:
+            client.group("jobs", create=True, ctl=["replay all", "sync replica"])
+        for number in range(size(100, 25)):
+            primary, standby = nodes
+            writers = [Writer(primary, 100_000 * number + 10_000 * writer) for writer in range(4)]
+            eventually(lambda writers=writers: all(len(writer.acknowledged) > 20 for writer in writers))  # type: ignore[misc]
+            primary.kill()
+            for writer in writers:
+                acknowledged += writer.end()
+            eventually(standby.is_primary)
+            primary.stand_by()
+            nodes = [standby, primary]
+            assert set(acknowledged) <= set(standby.numbers())
+        wait_until_equal(*nodes)
+        found = nodes[0].numbers()
+        assert len(found) == len(set(found))
+    finally:
+        for node in nodes:
+            node.close()
+
+
+class Writer:
+    """Publishes numbers from `begin` on, until its server is gone."""
+
+    def __init__(self, node: Node, begin: int) -> None:
+        self._node, self._begin = node, begin
+        self.acknowledged: list[int] = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with self._node.connect(reconnect=False) as client:
+                group = client.group("jobs")
+                for number in range(self._begin, self._begin + 10_000):
+                    group.publish("q", b"%d" % number)
+                    self.acknowledged.append(number)
+        except errors.MqfsError:
+            pass
+
+    def end(self) -> list[int]:
+        self._thread.join()
+        return self.acknowledged
 
 
 @pytest.mark.parametrize(
