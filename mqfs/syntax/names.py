@@ -19,10 +19,7 @@ def check_name(name: str) -> str:
     if "/" in name:
         raise BadName(f"invalid name {name!r}: has a slash (expected one path segment)")
     check_control(name)
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError:
-        raise BadName("invalid name: invalid bytes (expected UTF-8)") from None
+    size = len(encoded(name))
     if size > limits.NAME_BYTES:
         raise BadName(f"invalid name: {size} bytes (expected at most {limits.NAME_BYTES})")
     return name
@@ -39,7 +36,17 @@ def check_file_name(name: str) -> str:
         raise BadName(_why_reserved(name))
     if "/" in name or "\0" in name:
         raise BadName(f"invalid name {name!r}: has a {'slash' if '/' in name else 'NUL'} (expected one path segment)")
+    if not name.isascii():
+        encoded(name)
     return name
+
+
+def encoded(name: str) -> bytes:
+    """The bytes of a name. Raises BadName where it has none: a surrogate stands alone."""
+    try:
+        return name.encode()
+    except UnicodeEncodeError:
+        raise BadName(f"invalid name {name!r}: invalid bytes (expected UTF-8)") from None
 
 
 def _why_reserved(name: str) -> str:

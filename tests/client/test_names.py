@@ -26,6 +26,8 @@ BAD = [
     "..",
     "",
     "a\0b",
+    "a\ud800b",
+    "a\udc80b",
 ]
 CALLS: dict[str, Callable[[Group, str], Any]] = {
     "publish": lambda group, name: group.publish(name, "protect on\n"),
@@ -60,7 +62,7 @@ def test_a_name_is_no_path(tree: Client, name: str, call: str) -> None:
     group.publish(".put"[1:], "a file of that name is open")
     group.publish("good", "1", headers={"now": "there is an open .put"})
     for bad in BAD:
-        with pytest.raises(errors.BadName, match=r"^reserved name|has a (slash|NUL)|empty"):
+        with pytest.raises(errors.BadName, match=r"^reserved name|has a (slash|NUL)|empty|expected UTF-8"):
             CALLS[call](group, bad.replace("other", f"{name}-2"))
     assert group.settings().protect is other.settings().protect is False
     assert set(group.streams()) <= {"good", "put"}
