@@ -48,13 +48,14 @@ class Publisher:
     # ------------------------------------------------------------ open files
 
     def _acquire(self, name: str | None) -> File:
+        """A file of a lost connection would send nothing, and the next call by path may have connected again."""
         with self._lock:
-            idle = self._idle.get(name)
-            if idle:
+            while idle := self._idle.get(name):
                 file = idle.pop()
                 if not idle:
                     del self._idle[name]
-                return file
+                if not file.is_lost:
+                    return file
         if name is None:
             return self._link.open(f"{self._path}/.put", "r+")
         return self._link.open(f"{self._path}/{check_file_name(name)}", "w")

@@ -30,6 +30,11 @@ Patterns: TypeAlias = str | Sequence[str]
 class File(Protocol):
     """An open file of the tree. Raises the tree's errors as the classes of mqfs.errors."""
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether its connection is known to be lost: a call raises Disconnected, and sends nothing."""
+        ...
+
     def receive(self, count: int = READ_BYTES, timeout: float | None = None) -> bytes:
         """One read, which may wait. TimeoutError and Interrupted have read nothing: a message that arrived all the same
         is returned. Raises Disconnected."""

@@ -10,13 +10,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import mqfs
-from mqfs import errors
+from mqfs import Outgoing, errors, limits
+from mqfs.client import Group
 from mqfs.client.types import parse_answer
 from tests.support.eventually import HANG_S
 from tests.support.server import Server, environment
@@ -55,6 +57,32 @@ def test_a_call_after_the_restart_connects_again(server: Server) -> None:
         server.start()
         group.publish("s", b"3")
         assert [message.body for message in group.history()] == [b"1", b"2", b"3"]
+
+
+PUBLISHING: dict[str, Callable[[Group], object]] = {
+    "publish": lambda group: group.publish("s", b"2"),
+    "publish by its stream's file": lambda group: group.publish_many([("s", b"2")]),
+    "publish with an id": lambda group: group.publish("s", b"2", id="two"),
+    "publish_many with options": lambda group: group.publish_many([Outgoing("s", b"2", id="two")]),
+    "publish in parts": lambda group: group.publish("s", bytes(limits.MESSAGE_BYTES + 1)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", PUBLISHING)
+def test_a_publish_after_another_call_has_connected_again_is_sent(server: Server, how: str) -> None:
+    """It was not sent by the lost connection, so that it cannot be there twice."""
+    with server.connect(transport="9p") as client:
+        group = client.group("g", create=True, ctl=["replay all"])
+        PUBLISHING[how](group)
+        server.restart()
+        with pytest.raises(errors.Disconnected):
+            group.settings()
+        group.settings()
+        group.publish("s", b"between")
+        PUBLISHING[how](group)
+        expected = 2 if "id" in how or "options" in how else 3
+        assert len(list(group.history())) == expected
 
 
 @pytest.mark.slow

@@ -228,6 +228,8 @@ class EmbeddedTransport:
 class EmbeddedFile:
     """An open file of the engine."""
 
+    is_lost = False
+
     def __init__(self, link: EmbeddedTransport, handle: Any) -> None:
         self._link, self.handle = link, handle
         self._offset = 0

@@ -474,6 +474,8 @@ class File(io.RawIOBase):
         self._interrupted = self._is_closing = False
         self._beginning = threading.Lock()  # `close` and the begin of a read that no thread waits for
 
+    is_lost = property(lambda self: bool(self.client.lost))
+
     def readable(self) -> bool:
         return self._flags != os.O_WRONLY
 
