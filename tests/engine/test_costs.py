@@ -336,15 +336,45 @@ def test_a_put_that_nothing_retains_is_answered_and_not_appended(tmp_path: Path)
 
 
 NAMES = range(3_500)
-LONG_WRITES = {
-    "make consumers": ([], [f"consumer c{n}" for n in NAMES]),
-    "change consumers": ([f"consumer c{n}" for n in NAMES], [f"consumer c{n} private" for n in NAMES[:2_800]]),
-    "remove consumers": ([f"consumer c{n}" for n in NAMES], [f"remove c{n}" for n in NAMES]),
-    "bind": ([], [f"bind v{n % 4} a{n}.#" for n in NAMES]),
-    "unbind": ([f"bind v{n % 4} a{n}.#" for n in NAMES], [f"unbind v{n % 4} a{n}.#" for n in NAMES]),
+CONSUMERS = [f"consumer c{n}" for n in NAMES]
+BOUND = [f"bind v{n % 4} a{n}.#" for n in NAMES]
+
+
+def written(queues: Queues) -> None:
+    for _ in range(12):
+        queues.write("s", *[b"x"] * 1_000)
+
+
+def shared(queues: Queues) -> None:
+    queues.ctl("deliver one", "consumer c", "consumer d")
+    written(queues)
+
+
+def delayed(queues: Queues) -> None:
+    for _ in range(6_000):
+        queues.put(b"x", delay="1h")
+
+
+def in_streams(queues: Queues) -> None:
+    """Message 1 + N in stream N."""
+    for n in NAMES:
+        queues.write(queues.stream(str(n)).name, b"x")
+
+
+LONG_WRITES: dict[str, tuple[Callable[[Queues], object] | list[str], list[str]]] = {
+    "make consumers": ([], CONSUMERS),
+    "change consumers": (CONSUMERS, [f"consumer c{n} private" for n in NAMES[:2_800]]),
+    "remove consumers": (CONSUMERS, [f"remove c{n}" for n in NAMES]),
+    "bind": ([], BOUND),
+    "unbind": (BOUND, [f"unbind v{n % 4} a{n}.#" for n in NAMES]),
     "end": ([], ["eof s"] * 9_000),
     "clear and end": ([], ["clear s", "eof s"] * 4_500),
     "redrive": ([], ["redrive s"] * 6_000),
+    "drop": (written, [f"drop s {n}" for n in range(1, 5_001)]),
+    "drop by one line": (written, [f"drop s {' '.join(map(str, range(1, 12_001)))}"]),
+    "drop what consumers share": (shared, [f"drop s {' '.join(map(str, range(1, 12_001)))}"]),
+    "drop delayed": (delayed, [f"drop s {' '.join(map(str, range(1, 6_001)))}"]),
+    "drop in many streams": (in_streams, [f"drop {n} {n + 1}" for n in NAMES]),
 }
 
 
@@ -354,9 +384,12 @@ def test_a_ctl_write_of_64_kib_is_carried_out_in_short_pieces(what: str, tmp_pat
     def longest(folder: Path) -> float:
         queues, pieces = Queues("replay all", path=folder, clock=SystemClock()), []
         before, lines = LONG_WRITES[what]
+        if callable(before):
+            before(queues)
+            before = []
         for at in range(0, len(before), 1_000):
-            written = "".join(f"{line}\n" for line in before[at : at + 1_000])
-            finished(queues.tree, queues.open("ctl", os.O_WRONLY).write(written.encode()))
+            some = "".join(f"{line}\n" for line in before[at : at + 1_000])
+            finished(queues.tree, queues.open("ctl", os.O_WRONLY).write(some.encode()))
         text = "".join(f"{line}\n" for line in lines).encode()
         assert len(text) <= 65_536
         handle, step = queues.open("ctl", os.O_WRONLY), None
@@ -370,6 +403,7 @@ def test_a_ctl_write_of_64_kib_is_carried_out_in_short_pieces(what: str, tmp_pat
         finally:
             gc.enable()
         assert not isinstance(step, Wait) or step.result() == len(text)
+        print(what, *sorted(round(1_000 * piece, 1) for piece in pieces)[-3:])
         return max(pieces)
 
     assert min(longest(tmp_path / str(n)) for n in range(2)) < patient(0.03)

@@ -6,7 +6,7 @@ From the open file down: CtlHandle (the write), Plan (what its lines change), Lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -23,7 +23,7 @@ from mqfs.engine.language import programs
 from mqfs.engine.language.settings import NO_DEPTH, POLICIES, SYNC_REPLICA, USAGE, Action, Settings, read
 from mqfs.engine.publishing.admission import WriteRequest
 from mqfs.engine.publishing.publisher import RECORD_BYTES
-from mqfs.engine.retention.retained import Clearing, Cut, cut_in_steps, plan_clear
+from mqfs.engine.retention.retained import Clearing, Cut, counted_of, cut_in_steps, has_all, plan_clear
 from mqfs.engine.routing.views import View
 from mqfs.engine.stream import Stream
 from mqfs.errors import unknown
@@ -78,9 +78,9 @@ class CtlHandle(CommandFile):
             raise
 
     def _carry_out(self, text: str, value: int) -> Work[Step[int]]:
-        group, steps = self.group, []
-        for count, step in enumerate(read(text, group.settings), 1):
-            steps.append(step)
+        group, steps = self.group, list[tuple[Settings, Action | None]]()
+        for count, (settings, action) in enumerate(read(text, group.settings), 1):
+            steps += short_steps(settings, action) if action and action.sequences else [(settings, action)]
             if count % _STEPS == 0:
                 yield
         portions, seen = group.portions.count, group.catalog_version
@@ -138,7 +138,7 @@ class CtlHandle(CommandFile):
                 break
             seen = group.catalog_version
             yield from self._check(steps)
-        if group.catalog_version != seen or any(action is not None and action.verb == "drop" for _, action in steps):
+        if group.catalog_version != seen:
             exhaust(self._check(steps))
         else:
             check_settings(self.group, steps)
@@ -179,15 +179,15 @@ class Plan:
         self._made = 0  # consumers added
         self._refreshed: list[Consumer] = []  # that are made, or have other options
         self._removed: list[Consumer] = []
-        self._drops: dict[Stream, dict[int, None]] = {}  # messages
-        self._late: dict[Stream, dict[int, None]] = {}  # those of them that are delayed
+        self._drops: dict[Stream, dict[int, int]] = {}  # messages: sequence -> bytes
+        self._late: dict[Stream, dict[int, None]] = {}  # messages that are delayed
+        self._dropped = 0  # messages that are not delayed
         self._low: dict[tuple[str, str, int], Change] = {}  # where consumers over the same begin
         self._views: dict[str, list[str]] = {}  # patterns of those that lines name, as they found them
         self._patterns: dict[str, dict[str, None]] = {}  # as they leave them; without any a view is removed
         self._bound: dict[str, list[str]] = {}  # those of them that lines add
         self._grown = 0  # patterns added to all views together
         self._searches = group.views.searches  # of the programs that were looked at
-        self._dropped: set[int] = set()  # messages that are not delayed
 
     def rehearse(self, settings: Settings, action: Action | None) -> None:
         """Raises what would stop the line, as lines before it leave things."""
@@ -216,20 +216,24 @@ class Plan:
     def prepare(self, steps: Steps) -> Work[None]:
         """Add lines that were checked."""
         for count, (settings, action) in enumerate(steps, 1):
-            self.add(settings, action)
+            note = self.rehearse if action is not None and action.verb == "drop" else self.add
+            note(settings, action)
             if count == _STEPS:
                 self._group.log.reserve_numbers(len(steps))
             if count % _STEPS == 0:
                 yield
+        if self._drops:
+            yield from self._plan_drops()
 
     def holds(self) -> bool:
-        """Whether the consumers and views that lines name, and what new consumers may claim, are as they found them."""
+        """Whether what lines name is as they found it, and what new consumers may claim."""
         consumers, views = self._group.consumers, self._group.views
         return (
             all(consumers.get(name) is found for name, found in self._consumers.items())
             and not any(consumer.claims for consumer in self._removed)
             and all(_patterns_of(views.get(name)) == found for name, found in self._views.items())
             and all(self._unclaimed(key[0]) == made["open"] for key, made in self._low.items())
+            and self._has_dropped()
         )
 
     def _change(self, change: Change) -> Change:
@@ -271,35 +275,40 @@ class Plan:
         stream = self._require_stream(action)
         self._require_unprotected(settings, action)
         group, floor, targets = self._group, stream.kept.kept_from(), self._group.held.targets
+        sizes, late = self._drops.setdefault(stream, {}), self._late.setdefault(stream, {})
+        self._dropped -= len(sizes)
         for sequence in action.sequences:
             if targets(stream, sequence):
+                late[sequence] = None
                 continue
             found = group.log.reader.locate(stream.number, sequence)
             if found is None or found[0] != sequence or sequence < floor or stream.kept.is_deleted(sequence):
                 raise errors.NotFound(f"no message {sequence} in stream {stream.name!r}")
-            self._dropped.add(sequence)
-            if len(group.state.dropped) + len(self._dropped) > limits.DROPPED:
-                raise errors.OverLimit(f"drop: too many single messages (expected at most {limits.DROPPED} in a group)")
+            sizes[sequence] = found[1]
+        self._dropped += len(sizes)
+        if len(group.state.dropped) + self._dropped > limits.DROPPED:
+            raise errors.OverLimit(f"drop: too many single messages (expected at most {limits.DROPPED} in a group)")
 
-    def _drop(self, action: Action) -> None:
-        stream = self._group.streams[action.stream or ""]
-        self._drops.setdefault(stream, {}).update(dict.fromkeys(action.sequences))
+    def _has_dropped(self) -> bool:
+        """Whether all that is to be dropped is there still."""
+        return all(
+            self._group.streams.get(stream.name) is stream
+            and (not sizes or has_all(stream.kept, sizes))
+            and all(self._group.held.targets(stream, sequence) for sequence in self._late[stream])
+            for stream, sizes in self._drops.items()
+        )
 
-    def _plan_drops(self) -> None:
-        """In no portion: what is delayed may be due meanwhile."""
-        held, dropped = self._group.held, self._group.state.dropped
-        for stream, sequences in self._drops.items():
-            stream.kept.update_low_watermark()
-            late = self._late[stream] = dict.fromkeys(s for s in sequences if held.targets(stream, s))
-            self._steps += held.drop_steps(list(late))
-            if new := [s for s in sequences if s not in dropped and s not in late]:
-                self._change({"do": "drop", "stream": stream.number, "sequences": new})
-
-    def _put_drops_in_force(self) -> None:
-        for stream, late in self._late.items():
-            self._group.held.dropped(list(late))
-            stream.kept.recount()
-            stream.kept.update_low_watermark()
+    def _plan_drops(self) -> Work[None]:
+        for count, (stream, sizes) in enumerate(self._drops.items(), 1):
+            if sizes:
+                self._change({"do": "drop", "stream": stream.number, "sequences": list(sizes)})
+            rest = iter(self._late[stream])
+            while some := list(islice(rest, _STEPS)):
+                steps = self._group.held.drop_steps(some)
+                self._steps.append((steps[0][0], b"".join(step for _, step in steps)))
+                yield
+            if count % _STEPS == 0:
+                yield
 
     # ------------------------------------------------------------ consumers
 
@@ -471,7 +480,7 @@ class Plan:
         group, settings = self._group, self._settings
         if settings != group.settings:
             self._change({"do": "ctl", "lines": settings.lines(given=True)})
-        self._plan_drops()
+        counted = [(stream, counted_of(stream.kept, sizes)) for stream, sizes in self._drops.items()]
         for consumer in self._removed:
             consumer.exclusives.release_all()
         covered = group.consumers.before_removal(self._removed)
@@ -488,7 +497,9 @@ class Plan:
             group.consumers.removed(self._removed, covered)
         if self._refreshed:
             group.consumers.refresh(self._refreshed)
-        self._put_drops_in_force()
+        for stream, (count, size) in counted:
+            stream.kept.on_deleted(size, count)
+            group.held.dropped(list(self._late[stream]))
         yield from carrying_out
         yield from losses.bound()
 
@@ -665,6 +676,12 @@ def consumer_options(action: Action) -> tuple[str, Change]:
 _CONSUMER_FLAGS = ("transient", "private", "memory")
 _CONSUMER_WORDS = (*_CONSUMER_FLAGS, "backlog", "full")
 MESSAGE_ACTIONS = frozenset({"eof", "redrive"})
+
+
+def short_steps(settings: Settings, action: Action) -> Steps:
+    """A line that names messages: thousands as several steps."""
+    every = action.sequences
+    return [(settings, action._replace(sequences=every[n : n + _STEPS])) for n in range(0, len(every), _STEPS)]
 
 
 def parts_of(steps: Steps) -> list[Steps]:

@@ -6,7 +6,7 @@ It also knows which messages of that range are still to be seen. Why a message g
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
@@ -184,10 +184,10 @@ class KeptRange:
             return True
         return self._owner.shared and all(c.is_acked(sequence) for c in self._owner.interested_consumers())
 
-    def on_deleted(self, size: int) -> None:
-        """One message of that size was taken away, by a change that the log has."""
+    def on_deleted(self, size: int, count: int = 1) -> None:
+        """Messages of that size together were taken away, by a change that the log has."""
         if self.count > 0:
-            self.count -= 1
+            self.count -= count
             self.size -= size
 
     def recount(self) -> None:
@@ -380,6 +380,18 @@ def plan_clear(kept: KeptRange, end: int) -> Clearing:
     cut = Cut(max(floor, last + 1 if last else 0), kept.count - gone, kept.size - size, gone)
     cut.before = kept.trimmed_count
     return Clearing(newest, cut)
+
+
+def has_all(kept: KeptRange, sequences: Collection[int]) -> bool:
+    """Whether messages that were kept still are."""
+    kept.update_low_watermark()
+    return min(sequences) >= kept.state.floor and not any(map(kept.is_deleted, sequences))
+
+
+def counted_of(kept: KeptRange, sizes: Mapping[int, int]) -> tuple[int, int]:
+    """(messages, bytes) of those that are still counted. `sizes`: of messages that were kept, by sequence."""
+    left = [size for sequence, size in sizes.items() if kept.is_counted(sequence)]
+    return len(left), sum(left)
 
 
 def begin_cut(kept: KeptRange) -> Cut:

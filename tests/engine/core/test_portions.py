@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,64 @@ def test_a_long_write_shows_nothing_before_all_of_it_holds(rounds: int, tmp_path
     check()
     queues.restart(clean=False)
     check()
+
+
+def is_counted_right(queues: Queues) -> bool:
+    kept = queues.group.streams["s"].kept
+    kept.update_low_watermark()
+    before = kept.count, kept.size
+    kept.recount()
+    kept.update_low_watermark()
+    return before == (kept.count, kept.size)
+
+
+def acknowledge(queues: Queues, clock: HastyClock) -> None:
+    worker = queues.worker(".s")
+    worker.read(9)
+    worker.write(b"ack\n")
+
+
+def outlive(queues: Queues, clock: HastyClock) -> None:
+    clock.forward(2)
+
+
+def replace(queues: Queues, clock: HastyClock) -> None:
+    queues.tree.unlink(ROOT, queues.group, "s")
+    queues.stream("s")
+
+
+LOST: dict[str, tuple[list[str], Callable[[Queues, HastyClock], None]]] = {
+    "acknowledged": (["deliver one"], acknowledge),
+    "expired": (["ttl 1s"], outlive),
+    "in another stream of that name": ([], replace),
+    "nothing": ([], lambda queues, clock: None),
+}
+
+
+@pytest.mark.parametrize("rounds", range(9))
+@pytest.mark.parametrize("what", LOST)
+def test_a_long_drop_of_what_is_gone_meanwhile_is_refused_whole(what: str, rounds: int, tmp_path: Path) -> None:
+    lines, lose = LOST[what]
+    queues, clock = group_of(path=tmp_path / "store")
+    queues.ctl(*lines)
+    queues.write("s", *[b"x"] * 120)
+    first = queues.group.log.end.next - 120
+    step = long_write(queues, clock, [*(f"drop s {first + number}" for number in range(100)), "retries 7"], rounds)
+    lose(queues, clock)
+    clock.hasty = True
+    finish(queues, step)
+    clock.hasty = False
+    if what == "nothing":
+        assert step.result() > 0
+        assert queues.group.streams["s"].kept.count == 20
+    else:
+        with pytest.raises(errors.NotFound):
+            step.result()
+        assert queues.group.settings.retries != 7
+        assert not queues.group.state.dropped
+    assert is_counted_right(queues)
+    queues.restart(clean=False)
+    assert is_counted_right(queues)
 
 
 def test_a_long_write_is_planned_at_once_where_its_names_change_all_the_time() -> None:
