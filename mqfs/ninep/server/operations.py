@@ -72,7 +72,8 @@ def attach(session: Session, request: m.Tattach) -> Fcall:
         path = path.removesuffix(mark)
     root = session.tree.find(user, path) if path.strip("/") else session.tree.root
     terms.v9fs = terms.v9fs or path != named
-    session.fids.add(Fid(request.fid, user, root, root, terms.unix or terms.v9fs))
+    fills = (terms.unix and not terms.resumable) or terms.v9fs
+    session.fids.add(Fid(request.fid, user, root, root, fills))
     session.attached = True
     return m.Rattach(request.tag, root.qid)
 
