@@ -92,15 +92,14 @@ class ReadAhead:
             self._put(error)
             return
         data: bytes = reply.data
-        before = file.position
-        (file.position,) = POSITION.unpack_from(data)
-        if len(data) == POSITION.size and before == file.position:
+        if len(data) == POSITION.size:
             step = file.verify_end(lambda: b"again")
             if isinstance(step, Wait):
                 step.subscribe(self._on_end)
             else:
                 self._put(step)
             return
+        (file.position,) = POSITION.unpack_from(data)
         size = len(data) - POSITION.size
         self._put(data[POSITION.size :])
         if size * self.window > AHEAD_BYTES:

@@ -60,6 +60,7 @@ SETUP_VERBS = frozenset(("format", "select", "cover", "until", "prefetch", "seek
 ONCE_VERBS = frozenset(("eof", "clear", "drop", "redrive"))  # of ctl: not to be done twice
 AHEAD, AHEAD_BYTES = 32, 256 << 10  # messages that a reader asks for ahead, and about their bytes
 CHANNELS = 256  # of `.put`, open without a writer
+REOPEN_PAUSES_S = 0.3, 0.7  # before a file that cannot be opened again is given up
 MARGIN_S = 1.0  # before an id is forgotten
 
 
@@ -121,18 +122,23 @@ class OpenFile:
             return [*(one._replace(fid=fid) for one in said), open_state(fid)]  # type: ignore[attr-defined]
 
         self.link = None
-        try:
-            fid, replies = yield from self.tree.opened_with(link, self.user, self.node, self.access, requests)
-            for reply in replies:
-                check(reply)
-            yield from self.tree.locks.retake(self, fid)
-        except MqfsError as error:
-            self.failed = error
-        else:
-            self.fid, self.link, self.failed = fid, link, None
-            if self not in self.session.files:  # closed meanwhile
-                drop(link, fid)
-            self.resume = self.position if self.positioned else 0
+        for pause_s in (*REOPEN_PAUSES_S, 0.0):
+            try:
+                fid, replies = yield from self.tree.opened_with(link, self.user, self.node, self.access, requests)
+                for reply in replies:
+                    check(reply)
+                yield from self.tree.locks.retake(self, fid)
+            except MqfsError as error:
+                if pause_s:  # a server that stops may refuse it: then this connection ends
+                    yield pause_s
+                else:
+                    self.failed = error
+            else:
+                self.fid, self.link, self.failed = fid, link, None
+                if self not in self.session.files:  # closed meanwhile
+                    drop(link, fid)
+                self.resume = self.position if self.positioned else 0
+                return
 
     def on_ready(self) -> None:
         """See `Reopened`."""
@@ -171,7 +177,9 @@ class OpenFile:
                 return rest
             call = OneRequest(self.session, self._ask_next, partial(self._took_next, count, offset))
         else:
-            call = OneRequest(self.session, partial(self._ask, count, offset), partial(self._took, count, offset))
+            call = OneRequest(
+                self.session, partial(self._ask, count, offset), partial(self._took, count, offset, self.reader_pid)
+            )
         self.session.begin(call)
         return call
 
@@ -193,13 +201,13 @@ class OpenFile:
             return b""
         raise self.failed
 
-    def _took(self, count: int, offset: int, reply: Any) -> Step[bytes]:
+    def _took(self, count: int, offset: int, pid: int, reply: Any) -> Step[bytes]:
         data: bytes = reply.data
         if not data and count and (self.takes or self.parkable):
             return self.verify_end(partial(self.read, count, offset))
         if self.takes and data:
             self.claimed_on = self.link
-            self._watch_reader()
+            self._watch_reader(pid)
         return data
 
     def _ask_next(self, call: OneRequest[bytes]) -> Fcall | bytes:
@@ -230,10 +238,9 @@ class OpenFile:
         return call
 
     def _took_next(self, count: int, offset: int, reply: Any) -> Step[bytes]:
-        before = self.position
-        (self.position,) = POSITION.unpack_from(reply.data)
-        if len(reply.data) == POSITION.size and self.position == before and count:
+        if len(reply.data) == POSITION.size and count:
             return self.verify_end(partial(self.read, count, offset))
+        (self.position,) = POSITION.unpack_from(reply.data)
         return self.last.first(reply.data[POSITION.size :], count, offset)
 
     def push_back(self, data: bytes) -> None:
@@ -242,17 +249,24 @@ class OpenFile:
         elif data:
             self.returned.insert(0, data)
 
-    def _watch_reader(self) -> None:
-        """Have the claims released when the process that read ends: a child may keep its file open."""
-        if self._unwatch_reader is None and self.reader_pid and self.tree.processes is not None:
-            pid = self.reader_pid
-            self._unwatch_reader = self.tree.processes.watch(pid, partial(self._on_reader_ended, pid))
+    def _watch_reader(self, pid: int) -> None:
+        """Have the claim of a consumer released when the process that read it ends: a child may keep its file open."""
+        parent, processes = self.node.parent, self.tree.processes
+        if pid == self._claim_pid or processes is None or parent is None or parent.name != ".consumers":
+            return
+        if self._unwatch_reader is not None:
+            self._unwatch_reader()
+        self._claim_pid = pid
+        self._unwatch_reader = processes.watch(pid, partial(self._on_reader_ended, pid))
+        if self._unwatch_reader is None:  # it has ended
+            self._on_reader_ended(pid)
 
+    _claim_pid = 0
     _unwatch_reader: Callable[[], None] | None = None
 
     def _on_reader_ended(self, pid: int) -> None:
-        self._unwatch_reader = None
-        if self.reader_pid == pid and self.link is not None and self.claimed_on is self.link and self.writes:
+        self._unwatch_reader, self._claim_pid = None, 0
+        if pid and self.link is not None and self.claimed_on is self.link:
             self.link.send_one(m.Twrite(0, self.fid, 0, b"release\n"), lambda reply: None)
 
     # ------------------------------------------------------------ poll

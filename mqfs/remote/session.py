@@ -380,7 +380,7 @@ class Session:
                 done.set()
 
         for file in list(self.files):
-            call: Call[None] = Call(_NoRepeat(), partial(_reopen, file))  # type: ignore[arg-type]
+            call: Call[None] = Call(_NoRepeat(self), partial(_reopen, file))  # type: ignore[arg-type]
             call.start(link)
             call.subscribe(reopened)
         if left:
@@ -454,8 +454,9 @@ async def _after(seconds: float, then: Callable[[], None]) -> None:
 class _NoRepeat:
     """In place of a session, for opening again: the next connection does it again."""
 
-    def __init__(self) -> None:
+    def __init__(self, session: Session) -> None:
         self.pending: dict[Any, None] = {}
+        self.later = session.later
 
     def wait_for_link(self, call: Call[Any]) -> None:
         call.resolve(None)
