@@ -176,7 +176,7 @@ def restore(url: str, store: str, until: str | None) -> int:
     from mqfs.replica.engines import open_log  # here, so that the other commands need none of it
     from mqfs.replica.standby import restore as make
 
-    log = open_log(url)
+    log = open_log(url, create=False)
     try:
         done = make(log, os.path.realpath(store), until_ns)
     finally:

@@ -24,8 +24,9 @@ def check(url: str) -> None:
         raise BadConfig(f"--replica {url.partition('@')[2] or url!r}: unknown engine (expected {known})")
 
 
-def open_log(url: str) -> ReplicatedLog:
-    """The log at that URL, reached once. Raises BadConfig and BadReplica, in one line."""
+def open_log(url: str, *, create: bool = True) -> ReplicatedLog:
+    """The log at that URL, reached once. `create`: whether it is made where there is none. Raises BadConfig and
+    BadReplica, in one line."""
     check(url)
     module, name, extra = _ENGINES[url.partition("://")[0]]
     try:
@@ -33,4 +34,4 @@ def open_log(url: str) -> ReplicatedLog:
     except ModuleNotFoundError as error:
         expected = f"expected pip install '.[{extra}]' in a clone"
         raise BadReplica(f"--replica: no module {error.name!r} ({expected})") from None
-    return cast(ReplicatedLog, engine(url))
+    return cast(ReplicatedLog, engine(url, create=create))

@@ -89,8 +89,9 @@ class JetStreamLog:
 
     pace_s = 0.0
 
-    def __init__(self, url: str) -> None:
-        """Connect, and make the stream where there is none. Raises BadReplica."""
+    def __init__(self, url: str, *, create: bool = True) -> None:
+        """Connect. `create`: make the stream where there is none. Raises BadReplica."""
+        self._create = create
         servers, self._stem, replicas, credentials = parse(url)
         self.name = f"{url.partition('://')[0]}://{','.join(map(_without_user, servers))}/{self._stem}"
         self._stream, self._prefix = f"mqfs-{self._stem}", f"mqfs.{self._stem}"
@@ -160,6 +161,8 @@ class JetStreamLog:
         try:
             return (await self._js.stream_info(self._stream)).config
         except nats.js.errors.NotFoundError:
+            if not self._create:
+                raise BadReplica(f"{self.name}: no log (expected one that a server has begun)") from None
             return (await self._js.add_stream(config)).config
 
     def append(self, data: bytes, after: int, own: int, *, takeover: bool) -> None:

@@ -108,8 +108,10 @@ def _reason(error: Exception) -> str:
 class FileObjects:
     """The files below a directory, each made whole and on disk before it has its name. See `Objects` in log.py."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, create: bool = True) -> None:
         self._path = path
+        if not create and not os.path.isdir(f"{path}/log"):
+            raise BadReplica(f"{path}: no log (expected file:///DIR of one)")
         try:
             for folder in (path, f"{path}/staging"):
                 with contextlib.suppress(FileExistsError):
@@ -209,9 +211,9 @@ def split(url: str) -> tuple[str, str, str, str]:
 class ObjectLog:
     """See `ReplicatedLog` in log.py."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, create: bool = True) -> None:
         scheme, folder, *_ = split(url)
-        self.objects = FileObjects(folder) if scheme == "file" else StoreObjects(url)
+        self.objects = FileObjects(folder, create=create) if scheme == "file" else StoreObjects(url)
         self.name = url
         self.pace_s = 0.0 if scheme == "file" else 1.0
         self._is_file = scheme == "file"

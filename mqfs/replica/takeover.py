@@ -171,7 +171,8 @@ def _begin_log(replicated: ReplicatedLog, path: str, address: str, stop: threadi
     try:
         before = state.read(path)
         if before is not None and before.position.number:
-            log.warning("replica %s is empty: it had frame %d; begun again", replicated.name, before.position.number)
+            expected = f"expected the log, or {path}/{state.NAME} moved away to begin again"
+            raise BadReplica(f"{replicated.name}: empty, but had frame {before.position.number} ({expected})")
         have = {group: (first, 0) for group, (first, _) in holder.positions().items()}
         found = State(Position(store=number), have, before.runs if before is not None else [], True)
         writer = Writer(Position(), number, uuid.uuid4())

@@ -24,7 +24,7 @@ from mqfs.audit import LEVELS, Audit
 from mqfs.clock import SystemClock
 from mqfs.engine.language.settings import parse_settings
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, MqfsError
+from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, BadStore, MqfsError
 from mqfs.model import User
 from mqfs.net import identity, tokens
 from mqfs.net.address import TlsAddress, UnixAddress, parse_address
@@ -287,6 +287,9 @@ class Server:
         if self.options.store is None:
             log.info("no --store: messages are kept in memory and lost at exit")
             return MemoryStore()
+        if os.path.exists(f"{self.options.store}/replica"):
+            expected = "expected --replica URL, or its file 'replica' moved away"
+            raise BadStore(f"{self.options.store}: has a replicated log ({expected})")
         line = tracing.printer("store", self.traced)
         return DiskStore(self.options.store, post, tracing.trace_disk(line) if line else None)
 

@@ -240,6 +240,26 @@ def test_wrong_options_are_one_line(options: list[str], words: str, tmp_path: Pa
     assert done.stderr.count("mqfs: ") == 1
 
 
+def test_a_store_with_a_replicated_log_is_not_served_without_it(tmp_path: Path) -> None:
+    with short_folder() as folder:
+        with Node.of(folder, f"file://{folder}/log") as node:
+            node.publish(0, 1)
+        done = mqfs("serve", "--store", str(folder / "store"), "--listen", f"unix!{folder}/socket", cwd=folder)
+        assert done.returncode == 1
+        assert "has a replicated log (expected --replica URL, or its file 'replica' moved away)" in done.stderr
+        (folder / "store/replica").rename(folder / "moved")
+        with Server.at(folder) as server, server.connect() as client:
+            assert len(list(client.group("jobs").history())) == 1
+
+
+@pytest.mark.parametrize("url", ["file", "nats"], indirect=True)
+def test_a_restore_of_no_log_makes_nothing(tmp_path: Path, url: str) -> None:
+    done = mqfs("restore", url, "out", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "no log (expected" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_a_replica_nothing_of_it_is_imported(tmp_path: Path) -> None:
     program = (
         "import sys, mqfs.cli.main, mqfs.server.app, mqfs.server.web, mqfs.client\n"
