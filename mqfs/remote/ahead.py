@@ -39,6 +39,7 @@ class ReadAhead:
         self.inbox_bytes = 0
         self.asked = 0  # unanswered requests
         self.window = 1
+        self._is_ending = False  # whether an end of file is being verified
         self.waiting: OrderedDict[Wait[bytes], tuple[int, int]] = OrderedDict()  # reads: count, offset
         self.notify: Callable[[], None] | None = None
 
@@ -93,10 +94,14 @@ class ReadAhead:
             return
         data: bytes = reply.data
         if len(data) == POSITION.size:
+            if self._is_ending:
+                return  # one answer says it for all
+            self._is_ending = True
             step = file.verify_end(lambda: b"again")
             if isinstance(step, Wait):
                 step.subscribe(self._on_end)
             else:
+                self._is_ending = False
                 self._put(step)
             return
         (file.position,) = POSITION.unpack_from(data)
@@ -107,6 +112,7 @@ class ReadAhead:
 
     def _on_end(self, wait: Wait[bytes]) -> None:
         """End-of-file, unless its server stopped: then `on_ready` has asked the next one."""
+        self._is_ending = False
         try:
             data = wait.result()
         except MqfsError as error:

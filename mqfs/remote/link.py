@@ -64,7 +64,11 @@ class Link:
         if self.lost:
             answer(None)
             return -1
-        tag = self.machine.call(request)
+        try:
+            tag = self.machine.call(request)
+        except OverLimit:  # as if it was cancelled
+            answer(None)
+            return -1
         self._answers[tag] = answer
         self._push()
         return tag
