@@ -161,7 +161,7 @@ class Connection:
         if self._unsent:
             return  # that task comes back here
         out = self.session.take()
-        if out:
+        if out and not self.session.is_mute:
             self._send(out)
         if self._unsent and not self.ended:
             self._note_unsent()

@@ -4,6 +4,7 @@ A mount of a server elsewhere outlives that server. So it has to know how far ea
 
 - A read of a file with a position begins with it: u64, the sequence from which the next read looks. A Tread with
   another offset than 0 continues there, which a file opened again needs.
+- A server that stops answers such a connection nothing any more: its mount asks the next one again.
 - A read of 0 bytes returns the STATE of an open file, and takes nothing. With the offset 0 it comes at once, with 1
   after the file became readable or writable, which it may be already: what poll(2) waits for. CLOSED says that the
   server stops: an end-of-file then means no more than that.

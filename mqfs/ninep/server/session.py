@@ -115,6 +115,12 @@ class Session:
         return self._framer.missing
 
     @property
+    def is_mute(self) -> bool:
+        """Whether replies are dropped: a mount asks its next server again, and would take an end of this one for one of
+        a file."""
+        return self.negotiated.resumable and self.tree.closing
+
+    @property
     def waiting(self) -> int:
         """Parked requests, flushes included."""
         return len(self._parked.by_tag)
