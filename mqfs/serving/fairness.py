@@ -77,8 +77,8 @@ class FairQueue:
         self._waiting = trio.lowlevel.ParkingLot()
 
     async def acquire(self) -> None:
-        """Wait for the turn, after others of the same user."""
-        if self.owner is not None:
+        """Wait for the turn, after others of the same user; not where this task has it already."""
+        if self.owner not in (None, trio.lowlevel.current_task()):
             await self._waiting.park()
 
     def start(self) -> float:
@@ -104,8 +104,7 @@ class FairQueue:
     async def end(self) -> None:
         """Wait until a connection may end. While other users are present each ends in a turn of its own: of thousands
         that end at once each costs as much as a request."""
-        if self.owner is not None:
-            await self.acquire()
+        await self.acquire()
         began = self.start()
         try:
             await self.stop(began, not began)
@@ -142,8 +141,7 @@ class TimeSlice:
         """Wait for the turn."""
         if self._began:
             return
-        if self.queue.owner not in (None, trio.lowlevel.current_task()):
-            await self.queue.acquire()
+        await self.queue.acquire()
         self._began = self.queue.start()
 
     def pause(self) -> None:

@@ -28,3 +28,19 @@ def test_a_connection_that_is_cancelled_while_it_ends_passes_the_turn(waits: boo
             await queue.end()
 
     trio.run(main)
+
+
+def test_a_connection_that_has_the_turn_ends_in_it() -> None:
+    """It was given the turn while it was already over: it must not wait for itself."""
+
+    async def main() -> None:
+        fairness = Fairness()
+        queue = fairness.of("user")
+        fairness.shared(fairness.of("other"))
+        queue.owner = trio.lowlevel.current_task()
+        with trio.fail_after(5):
+            await queue.acquire()
+            await queue.end()
+        assert queue.owner is None
+
+    trio.run(main)
