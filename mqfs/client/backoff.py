@@ -18,15 +18,6 @@ log = logging.getLogger("mqfs.client")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
 
 
-def bounded(timeout: float | None, deadline: float | None) -> float | None:
-    """The seconds that an attempt to reach a server may take. A second is given after the deadline, too: a slow server
-    would never be reached by short waits."""
-    if deadline is None:
-        return timeout
-    left = max(deadline - time.monotonic(), 1.0)
-    return left if timeout is None else min(left, timeout)
-
-
 class Backoff:
     """The pauses between the attempts of one call."""
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from math import inf
 from typing import Any, cast
 
 from mqfs import limits
-from mqfs.client.backoff import bounded
 from mqfs.client.types import Direct, File
 from mqfs.errors import Disconnected, MqfsError, TooLong
 from mqfs.ninep.client import connection
@@ -48,8 +48,11 @@ class NinepTransport:
         return connection.connect(self.label, msize=limits.MSIZE_MOST, timeout=timeout, **self._options)
 
     def reach(self, deadline: float | None) -> None:
+        timeout = self._timeout
+        if deadline is not None:  # a second is given all the same: a slow server would never be reached by short waits
+            timeout = min(max(deadline - time.monotonic(), 1.0), inf if timeout is None else timeout)
         try:
-            self.connection(bounded(self._timeout, deadline))
+            self.connection(timeout)
         except Disconnected:
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError from None

@@ -13,11 +13,10 @@ import socket
 import threading
 import time
 import weakref
-from functools import partial
 from typing import Any
 
 from mqfs import limits, ring
-from mqfs.client.backoff import Backoff, bounded
+from mqfs.client.backoff import Backoff
 from mqfs.client.types import Link
 from mqfs.errors import Busy, Disconnected, MqfsError, NotFound, Stale, Unsupported
 from mqfs.net.sockets import reachable
@@ -112,13 +111,9 @@ class RingAttachment:
         self._lost_socket: AttachClient | None = None  # the last one that was counted in `times_away`
         _attachments.add(self)
 
-    def attached(self, deadline: float | None = None) -> Attached:
-        """The current generation. Raises Refused, or the server's error where a ring is required; Disconnected, also
-        where a server does not answer by the deadline, and TimeoutError where the ring before has not ended by then."""
-        timeout = bounded(self._timeout, deadline)
-        if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
-            raise Disconnected(f"{self._link.label}: another thread attaches to the ring")
-        try:
+    def attached(self) -> Attached:
+        """The current generation. Raises Refused, or the server's error where a ring is required; Disconnected."""
+        with self._lock:
             self.require()
             at = self.now
             if at is not None and at.socket.is_lost and at.socket is not self._lost_socket:
@@ -134,7 +129,7 @@ class RingAttachment:
             if self._refused is not None and time.monotonic() < self._refused[0]:
                 raise Refused(self._refused[1])
             try:
-                return self._attach(deadline)
+                return self._attach()
             except Disconnected:
                 raise
             except MqfsError as error:
@@ -143,17 +138,14 @@ class RingAttachment:
                     raise
                 self._refused = time.monotonic() + REST_S, error
                 raise Refused(error) from None
-        finally:
-            self._lock.release()
 
-    def _attach(self, deadline: float | None) -> Attached:
+    def _attach(self) -> Attached:
         """Attach to the current generation, once the one before it has ended."""
-        ending = Backoff(ENDING_S, self.closed, longest_s=LONGEST_PAUSE_S)
-        return ending.retry(partial(self._attach_once, deadline), Busy, Stale, deadline=deadline)
+        return Backoff(ENDING_S, self.closed, longest_s=LONGEST_PAUSE_S).retry(self._attach_once, Busy, Stale)
 
-    def _attach_once(self, deadline: float | None) -> Attached:
+    def _attach_once(self) -> Attached:
         """Raises Stale, Busy while a generation ends."""
-        attach_socket = self._dial(deadline)
+        attach_socket = self._dial()
         try:
             answer, fd = attach_socket.attach(self._name)
             try:
@@ -165,7 +157,6 @@ class RingAttachment:
                 else:
                     now.socket.close()
                     now.socket = attach_socket
-                attach_socket.set_timeout(self._timeout)
             finally:
                 os.close(fd)
         except BaseException:
@@ -177,20 +168,19 @@ class RingAttachment:
             self.require()
         return now
 
-    def _dial(self, deadline: float | None) -> AttachClient:
+    def _dial(self) -> AttachClient:
         try:
-            attach_socket = AttachClient(self._socket_path, bounded(self._timeout, deadline))
+            attach_socket = AttachClient(self._socket_path, self._timeout)
         except NoAttachSocket:
-            self._link.reach(deadline)
             self._link.open(".stats", "r").close()  # a server that starts has its attach socket by the time it answers
-            attach_socket = self._dial_again(deadline)
+            attach_socket = self._dial_again()
         self._without_socket_since = 0.0
         return attach_socket
 
-    def _dial_again(self, deadline: float | None) -> AttachClient:
+    def _dial_again(self) -> AttachClient:
         """Connect again. No socket where one was before: a server is stopping, so wait GRACE_S for the next one."""
         try:
-            return AttachClient(self._socket_path, bounded(self._timeout, deadline))
+            return AttachClient(self._socket_path, self._timeout)
         except NoAttachSocket as error:
             self._without_socket_since = self._without_socket_since or time.monotonic()
             if self.now is None or time.monotonic() - self._without_socket_since > GRACE_S:
@@ -274,11 +264,6 @@ class AttachClient:
                 raise NoAttachSocket(f"{path}: no server with rings ({error.strerror})") from None
             raise Disconnected(f"{path}: {error}") from None
         _open.add(self)
-
-    def set_timeout(self, timeout: float | None) -> None:
-        """How long the server may take for an answer from now on, in seconds."""
-        with contextlib.suppress(OSError):  # closed
-            self._socket.settimeout(timeout)
 
     def attach(self, group: str) -> tuple[dict[str, Any], int]:
         """Attach to a group's ring: its description and a descriptor. Raises the server's error."""

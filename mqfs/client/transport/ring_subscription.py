@@ -172,12 +172,12 @@ class RingSubscription(CursorSubscription):
 
     def _change_in_turn(self, deadline: float | None) -> None:
         with suppress(Stale):  # closed
-            self._ending.retry(partial(self._change_once, deadline), Stale, deadline=deadline)
+            self._ending.retry(self._change_once, Stale, deadline=deadline)
         self._ending = Backoff(True, self._closed, longest_s=LONGEST_PAUSE_S)
 
-    def _change_once(self, deadline: float | None) -> None:
+    def _change_once(self) -> None:
         try:
-            at = self._attachment.attached(deadline)
+            at = self._attachment.attached()
         except Refused as refused:
             if isinstance(refused.why, NotFound):
                 raise refused.why from None
@@ -294,11 +294,10 @@ class RingSubscription(CursorSubscription):
         elif wanted:
             self._interrupt_requested = False
             raise Interrupted
-        else:
-            if time.monotonic() >= self._check_at:
-                self._check_server(deadline)
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError
+        elif time.monotonic() >= self._check_at:
+            self._check_server()
+        elif deadline is not None and time.monotonic() >= deadline:
+            raise TimeoutError
 
     def _skip(self, consumer: ring.Consumer) -> None:
         """Skip a corrupt record, and all to the end of the ring: the log has those that passed the check."""
@@ -346,7 +345,7 @@ class RingSubscription(CursorSubscription):
         if at.ring.retired or at.socket is not self._socket or at.socket.is_lost:
             raise Stale("ring is ahead of the log: its server ended")
 
-    def _check_server(self, deadline: float | None) -> None:
+    def _check_server(self) -> None:
         """Check the server; the ring can be read without it for some time. Raises Stale, Disconnected."""
         self._check_at = time.monotonic() + LOOK_S
         if not self._at.socket.is_lost:
@@ -354,7 +353,7 @@ class RingSubscription(CursorSubscription):
             return
         self._away_since = self._away_since or time.monotonic()
         try:
-            same = self._attachment.attached(deadline) is self._at
+            same = self._attachment.attached() is self._at
         except Refused:
             same = False
         except Disconnected:
