@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from mqfs import errors, limits
@@ -112,12 +112,25 @@ class StandbyStore:
     def _is_past(self, run: Run, folder: str, path: str) -> bool:
         """Whether this disk went further: the segment is sealed, or was removed, or its group was."""
         if not self._disk.exists(path):
-            newest = max(self._firsts(folder), default=0)
-            return run.first < newest or (run.position > 0 and not newest)
+            firsts = self._firsts(folder)
+            if not firsts or run.first > firsts[-1]:
+                return run.position > 0 and not firsts
+            return run.position > 0 or self._is_removed(run, firsts)
         if self._segment(run.group, run.first).looks_sealed():
             self._sealed.add(path)
             return True
         return False
+
+    def _is_removed(self, run: Run, firsts: Sequence[int]) -> bool:
+        """Whether a segment below the newest was trimmed or merged into the one before it. Else a power cut took its
+        file, and not those after it."""
+        before = [first for first in firsts if first < run.first]
+        if not before:
+            return True
+        segment = self._segment(run.group, before[-1])
+        sequences = segment.load().sequences
+        segment.close_idle()
+        return len(sequences) > 0 and sequences[-1] >= run.first
 
     def _segment(self, group: int, first: int) -> Segment:
         def aside(segment: Segment, position: int, data: bytes, why: str) -> None:

@@ -223,7 +223,7 @@ def test_nothing_that_was_copied_is_lost_with_its_server(killed: bool) -> None:
             script.run(disk, STEPS)
         except Stopped:
             disk = disk.after_kill() if killed else disk.after_power_loss(luck)
-            disk.stop_at = 0
+        disk.stop_at = 0
         if not script.log:
             continue
         on_primary = stop % 2 == 0
