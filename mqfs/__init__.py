@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         BadFid,
         BadFrame,
         BadName,
+        BadReplica,
         BadRequest,
         BadRing,
         BadStore,
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
         ReadOnly,
         RemoteError,
         Stale,
+        Standby,
         StreamFull,
         TooLong,
         Unsupported,
@@ -81,11 +83,12 @@ if TYPE_CHECKING:
     from mqfs.server.inside import serve
 
 __all__ = [
-    "Again", "BadAddress", "BadCommand", "BadConfig", "BadFid", "BadFrame", "BadName", "BadRequest", "BadRing",
+    "Again", "BadAddress", "BadCommand", "BadConfig", "BadFid", "BadFrame", "BadName", "BadReplica",
+    "BadRequest", "BadRing",
     "BadStore", "BadTokens", "Busy", "Damaged", "Denied", "Disconnected", "DiskFailed", "DiskFull", "Exists",
     "FellBehind", "Interrupted", "IsDirectory", "MountError", "MqfsError", "NoAttribute", "NoAuthentication",
     "NotDirectory", "NotEmpty", "NotFound", "NotPermitted", "OverLimit", "OverQuota", "ReadOnly", "RemoteError",
-    "Stale", "StreamFull", "TooLong", "Unsupported",
+    "Stale", "Standby", "StreamFull", "TooLong", "Unsupported",
 ]  # fmt: skip
 _PLACES = dict.fromkeys(__all__, "mqfs.errors") | {"serve": "mqfs.server.inside"}
 __all__ += [

@@ -247,7 +247,7 @@ WRONG = [
     (("--prefetch", "2"), "--prefetch: for --workers of the library (expected --workers, and not files)"),
     (("--wait", "never"), "--wait 'never': unknown (expected committed or published)"),
     (("--transport", "file", "--wait", "published"), "--wait published: not with files"),
-    (("--sync", "sometimes"), "--sync: invalid time 'sometimes' (expected always, off, or a duration"),
+    (("--sync", "sometimes"), "--sync: invalid time 'sometimes' (expected always, off, replica, or a duration"),
     (("--ctl", "replay everything"), "--ctl: replay 'everything': unknown value (expected off, last or all)"),
     (("--json", "missing/x"), "--json 'missing/x': cannot write there"),
     (("--plot", "x.jpg"), "--plot 'x.jpg': not a PNG file (expected a name ending in .png)"),

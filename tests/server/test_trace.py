@@ -20,7 +20,7 @@ LINES = {
     "fuse": r"fuse -> WRITE \d+ node \d+ uid 0 pid \d+ fh \d+ offset 0 count 6\nfuse <- \d+ 8 bytes",
     "http": r"http tcp \d+ POST /g/s 4 bytes -> 201 2 bytes",
     "engine": (
-        r"engine open /g/s uid 0 flags 1, made False -> StreamHandle, \d+ us\n"
+        r"engine open /g/s uid 0 flags 1 -> StreamHandle, \d+ us\n"
         r"(.*\n)*?engine s: write 6 bytes 0 -> (6|waits), \d+ us"
     ),
     "store": r"store pwrite \d+ \d+ bytes \d+ -> \d+, \d+ us",

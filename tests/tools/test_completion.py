@@ -70,4 +70,4 @@ def test_where_nothing_is_mounted(bash: pexpect.spawn) -> None:
 
 def test_the_words_are_those_of_the_server() -> None:
     known = {key: " ".join(row.choices) for key, row in settings.SETTINGS.items() if row.choices}
-    assert known | {"sync": "always off"} == completion.SETTINGS
+    assert known | {"sync": "always off replica"} == completion.SETTINGS
