@@ -32,7 +32,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.json import dumps, loads
 
 from mqfs.client import Claim, Claims, Client, Group, connect
-from mqfs.errors import BadAddress, Disconnected, Interrupted, MqfsError, NotFound, Stale
+from mqfs.errors import BadAddress, BadRequest, Disconnected, Interrupted, MqfsError, NotFound, Stale
 from mqfs.syntax.escape import stream_name
 
 GROUP = "celery"
@@ -435,7 +435,10 @@ def _eta(message: dict[str, Any]) -> datetime | None:
     text = (message.get("headers") or {}).get("eta")
     if not isinstance(text, str):
         return None
-    due = datetime.fromisoformat(text)
+    try:
+        due = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadRequest(f"publish failed: header eta {text!r} (expected a time of ISO 8601)") from None
     due = due if due.tzinfo else due.replace(tzinfo=UTC)
     return due if due > datetime.now(UTC) else None
 

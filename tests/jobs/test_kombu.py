@@ -163,6 +163,15 @@ def test_a_task_with_an_eta_lies_in_the_server(connect: Connect) -> None:
     assert timedelta() <= datetime.now(UTC) - due < timedelta(seconds=1)
 
 
+def test_an_eta_that_is_no_time_is_refused(connect: Connect) -> None:
+    connection = connect()
+    queue = Queue("q")(connection.channel())
+    queue.declare()
+    with pytest.raises(connection.channel_errors, match=r"header eta 'soon' \(expected a time of ISO 8601\)"):
+        Producer(connection).publish("x", routing_key="q", headers={"eta": "soon"})
+    assert got(queue) == []
+
+
 def test_a_message_expires(connect: Connect) -> None:
     connection = connect()
     queue = Queue("q")(connection.channel())
