@@ -11,27 +11,24 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from mqfs import errors, limits
-from mqfs.engine.core.log import AckSteps, draft_of
+from mqfs.engine.core.log import AckSteps
 from mqfs.engine.core.portions import Work, exhaust
 from mqfs.engine.delivery import redelivery
-from mqfs.engine.delivery.consumer import Consumer
-from mqfs.engine.delivery.registry import plan, streams_over, unclaimed
 from mqfs.engine.files import status
 from mqfs.engine.files.commands import CommandFile
+from mqfs.engine.files.consumer_lines import CONSUMER_ACTIONS, Changes, ConsumerLines
 from mqfs.engine.group import NO_REPLICA, Group
 from mqfs.engine.language import programs
-from mqfs.engine.language.settings import NO_DEPTH, POLICIES, SYNC_REPLICA, USAGE, Action, Settings, read
+from mqfs.engine.language.settings import NO_DEPTH, SYNC_REPLICA, Action, Settings, read
 from mqfs.engine.publishing.admission import WriteRequest
 from mqfs.engine.publishing.publisher import RECORD_BYTES
 from mqfs.engine.retention.retained import Clearing, Cut, counted_of, cut_in_steps, has_all, plan_clear
 from mqfs.engine.routing.views import View
 from mqfs.engine.stream import Stream
-from mqfs.errors import unknown
 from mqfs.model import Draft, Kind, Step, User
-from mqfs.state.group import Change, encode_change, new_consumer
-from mqfs.syntax.duration import parse_number
+from mqfs.state.group import encode_change
 from mqfs.syntax.names import check_name
-from mqfs.syntax.patterns import check_pattern, compile_pattern
+from mqfs.syntax.patterns import check_pattern
 
 _STEPS = 32  # lines between two looks at the clock: some 50 us
 _TRIES = 3  # in portions, where the group changes meanwhile; then one at once
@@ -168,36 +165,30 @@ class Plan:
     """The lines of a part of a write. `rehearsed`: they are only checked, and change nothing."""
 
     def __init__(self, group: Group, user: User, *, rehearsed: bool = False) -> None:
-        self._group, self._user, self._rehearsed = group, user, rehearsed
-        self._settings = group.settings
-        self._changes: list[Change] = []
-        self._drafts: list[Draft] = []  # of these, for the log
+        self._group = group
+        self._changes = Changes(group, user, rehearsed)
+        self._consumers: ConsumerLines | None = None  # made for the first line that names one
         self._steps: list[AckSteps] = []
-        self._next = group.state.next_stream  # the number of the next file
-        self._consumers: dict[str, Consumer | None] = {}  # as lines found those that they name
-        self._named: dict[str, tuple[int, str] | None] = {}  # consumers: number, and what each is over; None: removed
-        self._made = 0  # consumers added
-        self._refreshed: list[Consumer] = []  # that are made, or have other options
-        self._removed: list[Consumer] = []
         self._drops: dict[Stream, dict[int, int]] = {}  # messages: sequence -> bytes
         self._late: dict[Stream, dict[int, None]] = {}  # messages that are delayed
         self._dropped = 0  # messages that are not delayed
-        self._low: dict[tuple[str, str, int], Change] = {}  # where consumers over the same begin
         self._views: dict[str, list[str]] = {}  # patterns of those that lines name, as they found them
         self._patterns: dict[str, dict[str, None]] = {}  # as they leave them; without any a view is removed
-        self._bound: dict[str, list[str]] = {}  # those of them that lines add
         self._grown = 0  # patterns added to all views together
         self._searches = group.views.searches  # of the programs that were looked at
 
     def rehearse(self, settings: Settings, action: Action | None) -> None:
         """Raises what would stop the line, as lines before it leave things."""
-        if settings.words != self._settings.words:
+        if settings.words != self._changes.settings.words:
             self._check_words()
         if action is None:
-            self._settings = settings
+            self._changes.settings = settings
             return
         try:
-            getattr(self, f"_check_{action.verb}")(settings, action)
+            if action.verb in CONSUMER_ACTIONS:
+                self._consumer_lines().check(settings, action)
+            else:
+                getattr(self, f"_check_{action.verb}")(settings, action)
         except errors.MqfsError as error:
             prefix = f"line {action.line}: " if action.line else ""
             if not error.detail.startswith(f"{action.verb}:") and not isinstance(error, errors.NotFound):
@@ -209,8 +200,10 @@ class Plan:
 
     def add(self, settings: Settings, action: Action | None) -> None:
         """A line that was checked. Those that write messages do so later, and what is cleared is a loss."""
-        self._settings = settings
-        if action is not None and (change := getattr(self, f"_{action.verb}", None)) is not None:
+        self._changes.settings = settings
+        if action is not None and action.verb in CONSUMER_ACTIONS:
+            self._consumer_lines().add(action)
+        elif action is not None and (change := getattr(self, f"_{action.verb}", None)) is not None:
             change(action)
 
     def prepare(self, steps: Steps) -> Work[None]:
@@ -227,32 +220,23 @@ class Plan:
 
     def holds(self) -> bool:
         """Whether what lines name is as they found it, and what new consumers may claim."""
-        consumers, views = self._group.consumers, self._group.views
+        views = self._group.views
         return (
-            all(consumers.get(name) is found for name, found in self._consumers.items())
-            and not any(consumer.claims for consumer in self._removed)
+            (self._consumers is None or self._consumers.holds())
             and all(_patterns_of(views.get(name)) == found for name, found in self._views.items())
-            and all(self._unclaimed(key[0]) == made["open"] for key, made in self._low.items())
             and self._has_dropped()
         )
 
-    def _change(self, change: Change) -> Change:
-        self._changes.append(change)
-        if not self._rehearsed:
-            self._drafts.append(draft_of(change))
-        return change
+    def _consumer_lines(self) -> ConsumerLines:
+        if self._consumers is None:
+            self._consumers = ConsumerLines(self._changes)
+        return self._consumers
 
     def _require_stream(self, action: Action) -> Stream:
         stream = self._group.streams.get(action.stream or "")
         if stream is None:
             raise self._group.no_stream(action.stream or "")
         return stream
-
-    def _require_unprotected(self, settings: Settings, action: Action) -> None:
-        if settings.protect:
-            raise errors.NotPermitted(
-                f"{action.verb}: group {self._group.name!r} is protected (write 'protect off' first)"
-            )
 
     # ------------------------------------------------------------ messages
 
@@ -265,7 +249,7 @@ class Plan:
     def _check_clear(self, settings: Settings, action: Action) -> None:
         if action.stream is not None:
             self._require_stream(action)
-        self._require_unprotected(settings, action)
+        self._changes.require_unprotected(settings, action)
 
     def _check_redrive(self, settings: Settings, action: Action) -> None:
         if action.stream is not None:
@@ -273,7 +257,7 @@ class Plan:
 
     def _check_drop(self, settings: Settings, action: Action) -> None:
         stream = self._require_stream(action)
-        self._require_unprotected(settings, action)
+        self._changes.require_unprotected(settings, action)
         group, floor, targets = self._group, stream.kept.kept_from(), self._group.held.targets
         sizes, late = self._drops.setdefault(stream, {}), self._late.setdefault(stream, {})
         self._dropped -= len(sizes)
@@ -301,7 +285,7 @@ class Plan:
     def _plan_drops(self) -> Work[None]:
         for count, (stream, sizes) in enumerate(self._drops.items(), 1):
             if sizes:
-                self._change({"do": "drop", "stream": stream.number, "sequences": list(sizes)})
+                self._changes.add({"do": "drop", "stream": stream.number, "sequences": list(sizes)})
             rest = iter(self._late[stream])
             while some := list(islice(rest, _STEPS)):
                 steps = self._group.held.drop_steps(some)
@@ -309,94 +293,6 @@ class Plan:
                 yield
             if count % _STEPS == 0:
                 yield
-
-    # ------------------------------------------------------------ consumers
-
-    def _known(self, name: str) -> tuple[int, str] | None:
-        """The number that a consumer will have, and what it will be over; None: there will be none of that name."""
-        if name in self._named:
-            return self._named[name]
-        consumer = self._consumers[name] = self._group.consumers.get(name)
-        return (consumer.number, consumer.state.over) if consumer is not None else None
-
-    def _check_consumer(self, settings: Settings, action: Action) -> None:
-        group, name = self._group, action.stream or ""
-        over, options = consumer_options(action)
-        if (now := self._known(name)) is None:
-            check_name(name)
-            if len(group.consumers) + self._made >= limits.CONSUMERS:
-                raise errors.OverLimit(f"consumer: too many (expected at most {limits.CONSUMERS} in a group)")
-            if over and over not in group.streams and over not in group.views:
-                check_name(over)
-        elif now[1] != over:
-            raise errors.Exists(f"consumer: {name!r} exists, over {now[1] or 'the whole group'} (remove it first)")
-        known = group.consumers.get(name)
-        if known is not None and now is not None and known.state.memory != options.get("memory", False):
-            raise errors.Exists(
-                f"consumer: {name!r} exists, {'with' if known.state.memory else 'without'} 'memory' (remove it first)"
-            )
-
-    def _consumer(self, action: Action) -> None:
-        """Make one, or change its options."""
-        group, name = self._group, action.stream or ""
-        over, options = consumer_options(action)
-        known = self._known(name)
-        number = self._next if known is None else known[0]
-        if known is None:
-            self._next, self._made, self._named[name] = number + 1, self._made + 1, (number, over)
-        if self._rehearsed:
-            return
-        if known is not None:
-            self._change({"do": "consumer", "number": number, **options})
-            if (consumer := group.consumers.get(name)) is not None and consumer.number == number:
-                self._refreshed.append(consumer)
-            return
-        change = self._change({**self._beginning(over), "name": name, "number": number, **options})
-        change["state"] = new_consumer(change)
-        self._refreshed.append(Consumer(group, group.consumers, change["state"]))
-
-    def _beginning(self, over: str) -> Change:
-        """The change that makes a consumer. A write may make thousands over the same."""
-        group, replay = self._group, self._settings.replay
-        key = over, replay, len(self._bound.get(over, ()))
-        if key not in self._low:
-            looks = replay == "last" or group.ranks.streams_with_exclusives()
-            streams = self._streams_of(over) if looks else []
-            self._low[key] = plan(group, 0, "", over, self._user, 0o666, replay, streams)
-        return self._low[key]
-
-    def _unclaimed(self, over: str) -> list[int]:
-        group = self._group
-        return unclaimed(group, self._streams_of(over)) if group.ranks.streams_with_exclusives() else []
-
-    def _streams_of(self, over: str) -> list[Stream]:
-        """Also where that view is bound here."""
-        group, bound = self._group, self._bound.get(over, [])
-        streams = streams_over(group, over) if over in group.views or not bound else []
-        if not bound or any(programs.is_program(text) for text in bound):
-            return streams or streams_over(group, "")
-        matches = [compile_pattern(text, self._settings.words) for text in bound]
-        others = [s for s in streams_over(group, "") if s not in streams and any(m(s.name) for m in matches)]
-        return [*streams, *others]
-
-    def _check_remove(self, settings: Settings, action: Action) -> None:
-        name = action.stream or ""
-        if self._known(name) is None:
-            raise errors.NotFound(f"no consumer {name!r} in group {self._group.name!r}")
-        self._require_unprotected(settings, action)
-        consumer = self._group.consumers.get(name)
-        if consumer is not None and consumer.claims:
-            raise errors.Busy(f"remove: consumer {name!r} holds {len(consumer.claims)} claims (settle them first)")
-
-    def _remove(self, action: Action) -> None:
-        name = action.stream or ""
-        known = self._known(name)
-        self._named[name] = None
-        self._made -= 1
-        self._change({"do": "forget", "number": known and known[0]})
-        consumer = self._group.consumers.get(name)
-        if consumer is not None and known is not None and consumer.number == known[0]:
-            self._removed.append(consumer)
 
     # ------------------------------------------------------------ views
 
@@ -446,9 +342,9 @@ class Plan:
         patterns[pattern] = None
         self._grown += 1
         now = self._group.tree.clock.wall_ns()
-        self._change({"do": "bind", "number": self._next, "name": name, "pattern": pattern, "time": now})
-        self._next += 1
-        self._bound.setdefault(name, []).append(pattern)
+        self._changes.add({"do": "bind", "number": self._changes.next, "name": name, "pattern": pattern, "time": now})
+        self._changes.next += 1
+        self._changes.bound.setdefault(name, []).append(pattern)
 
     def _check_unbind(self, settings: Settings, action: Action) -> None:
         name, pattern = action.stream or "", action.words[0] if action.words else None
@@ -456,7 +352,7 @@ class Plan:
         if not patterns or (pattern is not None and pattern not in patterns):
             bound = f" bound to {pattern!r}" if pattern and patterns else ""
             raise errors.NotFound(f"no view {name!r}{bound} in group {self._group.name!r}")
-        self._require_unprotected(settings, action)
+        self._changes.require_unprotected(settings, action)
         if (view := self._group.views.get(name)) is not None:
             going = patterns if pattern is None else (pattern,)
             self._searches -= sum(p.searches for p in view.programs if p.text in patterns and p.text in going)
@@ -470,22 +366,23 @@ class Plan:
         else:
             patterns.pop(pattern, None)
         self._grown -= before - len(patterns)
-        self._change({"do": "unbind", "name": name, "pattern": pattern})
+        self._changes.add({"do": "unbind", "name": name, "pattern": pattern})
 
     # ------------------------------------------------------------ done
 
     def commit(self, losses: Losses) -> Work[None]:
         """Record it, with what it takes from streams, and put it in force: their floors in portions. Raises DiskFailed,
         DiskFull, ReadOnly; then nothing of it holds."""
-        group, settings = self._group, self._settings
+        group, settings, changes = self._group, self._changes.settings, self._changes
         if settings != group.settings:
-            self._change({"do": "ctl", "lines": settings.lines(given=True)})
+            self._changes.add({"do": "ctl", "lines": settings.lines(given=True)})
         counted = [(stream, counted_of(stream.kept, sizes)) for stream, sizes in self._drops.items()]
-        for consumer in self._removed:
+        removed, refreshed = (lines.removed, lines.refreshed) if (lines := self._consumers) is not None else ([], [])
+        for consumer in removed:
             consumer.exclusives.release_all()
-        covered = group.consumers.before_removal(self._removed)
-        if self._changes or self._steps or losses.floors:
-            group.log.change(*self._changes, acks=self._steps, floors=losses.floors, drafts=self._drafts)
+        covered = group.consumers.before_removal(removed) if removed else []
+        if changes.rows or self._steps or losses.floors:
+            group.log.change(*changes.rows, acks=self._steps, floors=losses.floors, drafts=changes.drafts)
         group.commands.count += 1
         carrying_out = group.portions.owe(losses.carry_out())
         respelled = settings.words != group.settings.words
@@ -493,10 +390,10 @@ class Plan:
             group.put_in_force(settings)
         if self._patterns or respelled:
             group.views.refresh(*self._patterns)
-        if self._removed:
-            group.consumers.removed(self._removed, covered)
-        if self._refreshed:
-            group.consumers.refresh(self._refreshed)
+        if removed:
+            group.consumers.removed(removed, covered)
+        if refreshed:
+            group.consumers.refresh(refreshed)
         for stream, (count, size) in counted:
             stream.kept.on_deleted(size, count)
             group.held.dropped(list(self._late[stream]))
@@ -651,30 +548,6 @@ def _require_empty(group: Group, what: str) -> None:
         raise errors.Busy("keep: the group has delayed messages, or messages that wait for room on the disk")
 
 
-def consumer_options(action: Action) -> tuple[str, Change]:
-    """What `consumer NAME ...` makes it over, and its options as in the log. Raises BadCommand."""
-    words = list(action.words)
-    over = words.pop(0) if words and words[0] not in _CONSUMER_WORDS else ""
-    options: Change = {"transient": False, "private": False, "backlog": 0}
-    while words:
-        word = words.pop(0)
-        if word in _CONSUMER_FLAGS:
-            options[word] = True
-        elif word == "backlog" and words:
-            options[word] = parse_number(words.pop(0))
-        elif word == "full" and words and words[0] in POLICIES:
-            options[word] = words.pop(0)
-        elif word == "full" and words:
-            raise errors.BadCommand(f"consumer: {unknown('policy', words[0], POLICIES)}")
-        elif word in _CONSUMER_WORDS:
-            raise errors.BadCommand(f"consumer: {word} without a value (expected {USAGE['consumer']})")
-        else:
-            raise errors.BadCommand(f"consumer: {unknown('option', word, _CONSUMER_WORDS)}")
-    return over, options
-
-
-_CONSUMER_FLAGS = ("transient", "private", "memory")
-_CONSUMER_WORDS = (*_CONSUMER_FLAGS, "backlog", "full")
 MESSAGE_ACTIONS = frozenset({"eof", "redrive"})
 
 
