@@ -44,6 +44,7 @@ VIEW_PATTERNS = 1_024  # of one view
 HELD = 262_144  # delayed messages of a group: about 200 B of memory each
 DEDUP_IDS = 262_144  # remembered in one group: about 250 B each, and the state record holds them; shared
 ID_BYTES = 255  # id of a `.put`
+KEY_BYTES = 255  # key of a message: as much as a name
 PUT_BYTES = 65_536  # the JSON object before the body of a `.put`
 UNIT_BYTES = 512 << 20  # of one atomic batch: recovery reads a torn one whole, and others wait for it
 BATCH_PIECE_BYTES = 64 << 10  # of frames looked at in one step: some 5,000 of the smallest, about a millisecond

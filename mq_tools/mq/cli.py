@@ -60,6 +60,7 @@ def print_json(value: Any) -> None:
     "--priority", type=click.IntRange(0, 9), metavar="N", help="Priority: 9 is served first, 0 last; 5 without it."
 )
 @click.option("--id", metavar="ID", help="Idempotency key: a repeat within the group's 'dedup' is not appended.")
+@click.option("--key", metavar="KEY", help="Key: which messages belong together.")
 @click.option("--single", is_flag=True, help="Deliver to exactly one receiver.")
 @click.option("-H", "--header", "headers", multiple=True, metavar="KEY=VALUE", help="Add a header. Repeatable.")
 @click.option("-l", "--lines", is_flag=True, help="Write each line of standard input as a message.")
@@ -78,7 +79,7 @@ def put(stream: str, body: Sequence[str], **options: Any) -> None:
         raise ToolError("--delay and --at: both given (expected one)", USAGE)
     if body and options["lines"]:
         raise ToolError("-l and BODY: both given (expected one)", USAGE)
-    fields = {key: options[key] for key in ("delay", "at", "ttl", "priority", "id", "single")}
+    fields = {key: options[key] for key in ("delay", "at", "ttl", "priority", "id", "key", "single")}
     metadata = Metadata(**fields, headers=headers_of(options["headers"]))
     bodies = bodies_of(body, lines=options["lines"], newline=not options["no_newline"])
     putter = Putter(target, stream, make=options["make"])

@@ -24,6 +24,7 @@ class Metadata:
     ttl: str | None = None
     priority: int | None = None
     id: str | None = None
+    key: str | None = None
     single: bool = False
     headers: Mapping[str, str] = attrs.Factory(dict)
 

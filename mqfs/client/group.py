@@ -72,6 +72,7 @@ class Group(Administration):
         priority: int | None = None,
         headers: Mapping[str, str] | None = None,
         id: str = "",
+        key: str = "",
         single: bool = False,
         create: bool = True,
         ephemeral: bool = False,
@@ -89,6 +90,7 @@ class Group(Administration):
             priority: 0 to 9; higher ones are claimed first. None: 5.
             headers: Texts by name, for its readers. None: none.
             id: A message whose `id` came within the group's `dedup` is not published again. Empty: none.
+            key: Which messages belong together, at most 255 bytes. Empty: none.
             single: Whether it is for one receiver, also in a group with `deliver all`.
             create: Whether a missing stream is made.
             ephemeral: Whether it is for subscribers in shared memory only, and never in the log. Takes no other option.
@@ -113,10 +115,12 @@ class Group(Administration):
         committed = wait != "published" and is_committed(wait)
         if self._escapes:
             stream, headers = addressed(stream, headers)
-        has_options = not (ttl is delay is at is priority is wait_s is None) or headers or id or single or ephemeral
+        has_options = (
+            not (ttl is delay is at is priority is wait_s is None) or headers or id or key or single or ephemeral
+        )
         if not has_options:
             return self._publish_now(stream, body, committed) or self._publisher.plain(stream, body, create, committed)
-        message = Outgoing(stream, body, ttl, delay, at, priority, headers, id, single)
+        message = Outgoing(stream, body, ttl, delay, at, priority, headers, id, single, key)
         if ephemeral:
             return self._publisher.ephemeral(message, create, [] if wait_s is None else ["wait_s"])
         return self._publisher.publish(message, create, wait_s)
@@ -146,6 +150,7 @@ class Group(Administration):
         priority: int | None = None,
         headers: Mapping[str, str] | None = None,
         id: str = "",
+        key: str = "",
         create: bool = True,
     ) -> BodyWriter:
         """Open a file to write a body of any size to: one message, published when the file is closed, or not at all.
@@ -159,6 +164,7 @@ class Group(Administration):
             priority: 0 to 9; higher ones are claimed first. None: 5.
             headers: Texts by name. None: none.
             id: See `publish`. Empty: none.
+            key: See `publish`. Empty: none.
             create: Whether a missing stream is made.
 
         Returns:
@@ -170,7 +176,7 @@ class Group(Administration):
         """
         if self._escapes:
             stream, headers = addressed(stream, headers)
-        message = Outgoing(stream, b"", ttl, priority=priority, headers=headers, id=id)
+        message = Outgoing(stream, b"", ttl, priority=priority, headers=headers, id=id, key=key)
         return self._publisher.writer(message, create)
 
     def publish_many(self, messages: Iterable[Item], *, create: bool = True, wait: Durability = "committed") -> int:

@@ -88,6 +88,11 @@ class Message(NamedTuple):
         return None if own is None else self.time_ns + parse_duration(own)
 
     @property
+    def key(self) -> str:
+        """Which messages it belongs to; empty: it has no key."""
+        return self.headers.get(names.KEY, "")
+
+    @property
     def topic(self) -> str:
         """The text that `mqfs.escape` made the stream's name of; else the name."""
         return topic_of(self.stream, self.headers)

@@ -34,6 +34,7 @@ class Outgoing:
         headers: Texts by name. None: none.
         id: A message with an `id` that was published within `dedup` is not published again. Empty: none.
         single: For one receiver, also in a group with `deliver all`.
+        key: Which messages belong together, at most 255 bytes. Empty: none.
     """
 
     stream: str
@@ -45,6 +46,7 @@ class Outgoing:
     headers: Mapping[str, str] | None = None
     id: str = ""
     single: bool = False
+    key: str = ""
 
     def metadata(self) -> dict[str, Any]:
         """Build the fields of `.put`.
@@ -70,6 +72,8 @@ class Outgoing:
             fields["id"] = self.id
         if self.single:
             fields["single"] = True
+        if self.key:
+            fields["key"] = self.key
         return fields
 
     def put(self, *, kept: bool = False) -> bytes:
@@ -104,6 +108,7 @@ class PublishOptions(TypedDict, total=False):
     priority: int | None
     headers: Mapping[str, str] | None
     id: str
+    key: str
     single: bool
     create: bool
     ephemeral: bool

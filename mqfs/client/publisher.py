@@ -26,7 +26,7 @@ from mqfs.syntax.names import check_file_name
 T = TypeVar("T")
 
 OPEN_STREAMS = 128  # of a group: a fid each in the server
-IN_PARTS = ("headers", "id", "priority", "ttl")  # options of a body in parts
+IN_PARTS = ("headers", "id", "key", "priority", "ttl")  # options of a body in parts
 _BATCH = 1_024  # messages passed to the link at once: bounds the memory of an endless iterable
 
 

@@ -75,6 +75,12 @@ _OPTIONS = {
         "order-17",
         "Idempotency-Key",
     ),
+    "key": Option(
+        {**TEXT, "minLength": 1, "maxLength": limits.KEY_BYTES},
+        "Which messages belong together.",
+        "customer-7",
+        "Mqfs-Key",
+    ),
     "last_event_id": Option(
         {"type": "integer", "minimum": 0, "maximum": 10**18 - 1},
         "Begin behind that sequence; it wins over `since`, and the header over both.",

@@ -172,7 +172,7 @@ def keys(call: Call) -> dict[str, Any]:
     if not call.path.options and not any(name.startswith("mqfs-") or name in _KEYS for name in given):
         return {}
     found: dict[str, Any] = {
-        key: value for key in ("delay", "ttl") if (value := call.option(key, f"mqfs-{key}")) is not None
+        key: value for key in ("delay", "ttl", "key") if (value := call.option(key, f"mqfs-{key}")) is not None
     }
     if (at := call.option("at", "mqfs-at")) is not None:
         found["at"] = _number(at, "at")

@@ -10,6 +10,7 @@
 #define FRAME_BYTES 8u
 #define HEAD_BYTES 32u
 #define FEW 64u    /* headers of a message that are compared with one another here */
+#define KEY_BYTES 255u /* of the header `key`: limits.py */
 #define PART_DIGITS 9u /* of each number in the header `part`: limits.py */
 #define CACHE 256u /* names found a moment ago */
 
@@ -30,11 +31,13 @@ static int is_utf8(const uint8_t *p, size_t n)
 
 typedef struct { const uint8_t *text; size_t size; } Text;
 
-/* Whether a header is not `part`, or is a place in a body: as parse_part in mqfs/records/headers.py. */
-static int may_be_part(const uint8_t *key, size_t key_size, const uint8_t *p, size_t n)
+/* Whether a header is neither `part` nor `key`, or is a place in a body, or a key: as check_value in
+ * mqfs/engine/language/batch_frames.py. */
+static int may_have_value(const uint8_t *key, size_t key_size, const uint8_t *p, size_t n)
 {
     uint32_t values[2] = {0};
     size_t digits = 0, which = 0;
+    if (key_size == 3 && !memcmp(key, "key", 3)) return n && n <= KEY_BYTES;
     if (key_size != 4 || memcmp(key, "part", 4)) return 1;
     for (size_t i = 0; i < n; i++) {
         if (p[i] == '/') {
@@ -59,7 +62,7 @@ static int may_be_set(const uint8_t *p, size_t n, const Text *reserved, size_t r
         bytes = p[value] | (size_t)p[value + 1] << 8;
         stop = value + 2 + bytes;
         if (stop > n || !is_utf8(p + at + 1, key) || !is_utf8(p + value + 2, bytes)) return 0;
-        if (!may_be_part(p + at + 1, key, p + value + 2, bytes)) return 0;
+        if (!may_have_value(p + at + 1, key, p + value + 2, bytes)) return 0;
         for (size_t i = 0; i < count; i++)
             if (keys[i].size == key && !memcmp(keys[i].text, p + at + 1, key)) return 0;
         for (size_t i = 0; i < reserved_count; i++)

@@ -19,6 +19,7 @@ STREAM, SEQUENCE, DELIVERIES = "stream", "sequence", "deliveries"  # of a dead l
 REASON, CONSUMER = "reason", "consumer"
 NORMAL = 5  # priority of a message that says none
 PART = "part"  # of a body in several messages: "3" is the third of them, "17/17" the last; a client sets it
+KEY = "key"  # which messages belong together; a client sets it
 TOPIC = "fsq-topic"  # of a stream whose name is too short for it: all of it; a client sets it
 OWN = frozenset({SENDER, PRIORITY, TTL, ID, SINGLE, HELD, TO, DUE})
 LETTER = frozenset({STREAM, SEQUENCE, DELIVERIES, REASON, CONSUMER})

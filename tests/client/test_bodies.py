@@ -64,7 +64,7 @@ def test_options_of_a_body_of_any_size(tree: Client, name: str, size: int) -> No
     group.publish("s", b"before")
     with group.consume("c") as claims:
         for _ in range(2):
-            group.publish("s", body, priority=8, id="first", headers={"a": "b"})
+            group.publish("s", body, priority=8, id="first", key="k", headers={"a": "b"})
         with group.writer("s", ttl="1h", id="second") as file:
             file.write(body)
         with group.writer("s", ttl="1h", id="second") as file:
@@ -74,7 +74,7 @@ def test_options_of_a_body_of_any_size(tree: Client, name: str, size: int) -> No
         assert [message.expires_ns is None for message in messages] == [True, False]
         for nacks in (True, False):
             claim = claims.get(HANG_S)
-            assert (claim.body, claim.message.headers["a"]) == (body, "b")
+            assert (claim.body, claim.message.headers["a"], claim.message.key) == (body, "b", "k")
             claim.nack(0) if nacks else claim.ack()
         for wanted in (b"before", body):
             with claims.get(HANG_S) as claim:

@@ -27,13 +27,15 @@ def test_a_message_is_what_was_said(tree: Client, name: str) -> None:
     group = kept(tree, name)
     before = time.time_ns()
     assert group.publish("plain", b"\x00\xff").sequence == 1
-    at = group.publish("rich", "tëxt", priority=9, ttl="1h", headers={"colour": "blue", "empty": ""}).sequence
+    texts = {"colour": "blue", "empty": ""}
+    at = group.publish("rich", "tëxt", priority=9, ttl="1h", key="blue sky", headers=texts).sequence
     plain, rich = group.history()
     assert plain == Message(plain.sequence, "plain", plain.time_ns, b"\x00\xff", {})
     assert before <= plain.time_ns <= rich.time_ns <= time.time_ns()
     assert (rich.sequence, rich.stream, rich.body) == (at, "rich", "tëxt".encode())
     wanted = {"priority": "9", "ttl": "1h", "colour": "blue", "empty": ""}
     assert {key: rich.headers[key] for key in wanted} == wanted
+    assert (plain.key, rich.key) == ("", "blue sky")
 
 
 @pytest.mark.parametrize("size", [1, 4_096, 262_144 - 40, 262_144, 1_000_000, LARGEST])

@@ -35,15 +35,16 @@ def test_a_message_is_as_if_written_to_the_file(web: Web, data: str, body: bytes
 
 def test_options_as_headers_and_in_the_query(web: Web, group: str) -> None:
     headers = {
-        "Mqfs_Priority": "7", "Mqfs_Ttl": "1h", "Mqfs_Id": "a1", "Mqfs_H_Kind": "ä", "traceparent": "00-1-2-00",
+        "Mqfs_Priority": "7", "Mqfs_Ttl": "1h", "Mqfs_Id": "a1", "Mqfs_Key": "k", "Mqfs_H_Kind": "ä",
+        "traceparent": "00-1-2-00",
     }  # fmt: skip
     web.ask("POST", f"{group}/s", "x", **{name: text.encode().decode("latin-1") for name, text in headers.items()})
-    web.post(f"{group}/s?priority=2&h-Kind=b%20c", "y", Mqfs_Priority="7")
+    web.post(f"{group}/s?priority=2&key=k%202&h-Kind=b%20c", "y", Mqfs_Priority="7")
     found = [headers for _, headers in records(web, group, "s")]
     assert {name: text for name, text in found[0].items() if name != "sender"} == {
-        "priority": "7", "ttl": "1h", "id": "a1", "kind": "ä", "traceparent": "00-1-2-00",
+        "priority": "7", "ttl": "1h", "id": "a1", "key": "k", "kind": "ä", "traceparent": "00-1-2-00",
     }  # fmt: skip
-    assert (found[1]["priority"], found[1]["Kind"]) == ("2", "b c")
+    assert (found[1]["priority"], found[1]["key"], found[1]["Kind"]) == ("2", "k 2", "b c")
 
 
 @pytest.mark.parametrize(

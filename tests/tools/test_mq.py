@@ -109,12 +109,12 @@ def test_put_makes_the_groups_above_too(server: Server, tmp_path: Path) -> None:
 
 def test_put_metadata(server: Server) -> None:
     group = server.group("put more", "replay all", streams=["e s"])
-    words = ["--ttl", "1h", "--priority", 9, "--id", "a1", "-H", "lang=de", "--header", "a=b=c"]
+    words = ["--ttl", "1h", "--priority", 9, "--id", "a1", "--key", "k 1", "-H", "lang=de", "--header", "a=b=c"]
     assert said("put", "-v", *words, group / "e s", "x") == "1\n"
     assert said("put", "--json", *words, group / "e s", "x") == '{"sequence": 1}\n'  # the same id
     assert said("put", "-v", group / "e s", "plain") == "2\n"
     first, second = kept(group)
-    expected = {"priority": "9", "ttl": "1h", "id": "a1", "lang": "de", "a": "b=c"}
+    expected = {"priority": "9", "ttl": "1h", "id": "a1", "key": "k 1", "lang": "de", "a": "b=c"}
     assert expected.items() <= first["headers"].items()
     assert set(second["headers"]) == {"sender"}
     assert re.fullmatch(r"(\d+\n){3}", said("put", "-v", "-l", group / "e s", input=b"1\n2\n3\n"))

@@ -76,6 +76,8 @@ class PutHandle(CommandFile):
             texts[headers.TTL] = print_duration(put.ttl)
         if put.id:
             texts[headers.ID] = put.id
+        if put.key:
+            texts[headers.KEY] = put.key
         if put.single:
             texts[headers.SINGLE] = "true"
         return {**texts, **put.headers}

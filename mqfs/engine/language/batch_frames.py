@@ -186,7 +186,7 @@ def check_headers(data: bytes) -> None:
         if value + 2 > end or (stop := value + 2 + _TEXT_BYTES.unpack_from(data, value)[0]) > end:
             raise errors.BadCommand("incomplete header (expected u8 key bytes, key, u16 value bytes, value)")
         key = data[at + 1 : value].decode()
-        check_part(key, data[value + 2 : stop].decode())
+        check_value(key, data[value + 2 : stop].decode())
         if not key or key in seen:
             raise errors.BadCommand(f"header {key!r}: given twice" if key else "header without a name")
         if key in headers.RESERVED:
@@ -195,7 +195,9 @@ def check_headers(data: bytes) -> None:
         at = stop
 
 
-def check_part(key: str, text: str) -> None:
-    """Raises BadCommand where a header is `part` and no place in a body."""
+def check_value(key: str, text: str) -> None:
+    """Raises BadCommand where a header that a client sets has a meaning, and the value none: `part`, `key`."""
+    if key == headers.KEY and not 0 < len(text.encode()) <= limits.KEY_BYTES:
+        raise errors.BadCommand(f"header 'key': {len(text.encode())} bytes (expected 1 to {limits.KEY_BYTES})")
     if key == headers.PART and headers.parse_part(text) == (0, 0):
         raise errors.BadCommand(f"header 'part': invalid place {text[:40]!r} (expected a number, such as 3 or 17/17)")

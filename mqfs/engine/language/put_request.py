@@ -29,6 +29,7 @@ class PutRequest:
     ttl: int = 0
     priority: int = headers.NORMAL
     id: str = ""
+    key: str = ""
     single: bool = False
     kept: bool = False  # the answer is a receipt
     headers: dict[str, str] = attrs.Factory(dict)
@@ -65,6 +66,8 @@ def _read(value: dict[str, Any]) -> PutRequest:
     put = PutRequest(is_plain=value.keys() == {"stream", "kept"})
     for key, what in value.items():
         _KEYS[key](put, what)
+    if put.key and headers.KEY in put.headers:
+        raise errors.BadCommand("key: given as a header, too (expected one)")
     return put
 
 
@@ -108,6 +111,10 @@ def _id(put: PutRequest, what: Any) -> None:
     put.id = _text("id", what, limits.ID_BYTES)
 
 
+def _key(put: PutRequest, what: Any) -> None:
+    put.key = _text("key", what, limits.KEY_BYTES)
+
+
 def _single(put: PutRequest, what: Any) -> None:
     if not isinstance(what, bool):
         raise errors.BadCommand(f"single {str(what)[:40]!r}: unknown value (expected true or false)")
@@ -129,7 +136,7 @@ def _headers(put: PutRequest, what: Any) -> None:
             raise errors.BadCommand(f"header {key!r}: set by the server (expected another name)")
         if text != "":
             _text(f"header {key!r}", text, limits.HEADER_BYTES)
-        batch_frames.check_part(key, text)
+        batch_frames.check_value(key, text)
     size = sum(len(key.encode()) + len(text.encode()) + 3 for key, text in what.items())
     if size > limits.HEADER_BYTES:
         raise errors.BadCommand(f"headers of {size} bytes (expected at most {limits.HEADER_BYTES})")
@@ -143,6 +150,7 @@ _KEYS = {
     "ttl": _ttl,
     "priority": _priority,
     "id": _id,
+    "key": _key,
     "single": _single,
     "kept": _kept,
     "headers": _headers,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,15 @@ def test_headers_and_sender() -> None:
     assert headers_of(q, "one") == {"colour": "grün", "empty": "", "priority": "7", "id": "x", "sender": "1001"}
     handle.write(b'{"stream":"s","priority":5} two')
     assert headers_of(q, "two") == {"sender": "1001"}
+
+
+@pytest.mark.parametrize("fields", [{"key": "ü" * 127}, {"headers": {"key": "ü" * 127}}], ids=["key", "header"])
+def test_a_key_is_a_header(fields: dict[str, Any]) -> None:
+    q = Queues("replay all")
+    q.put(b"now", **fields)
+    q.put(b"later", delay="1s", **fields)
+    q.pass_time(1)
+    assert [headers_of(q, body)["key"] for body in ("now", "later")] == ["ü" * 127] * 2
 
 
 def test_waiting_readers_get_it() -> None:
@@ -340,6 +350,12 @@ def test_single_goes_to_one_of_those_who_wait() -> None:
         (b'{"stream":"s","ttl":5} x', errors.BadRequest),
         (b'{"stream":"s","id":5} x', errors.BadRequest),
         (b'{"stream":"s","single":"yes"} x', errors.BadRequest),
+        (b'{"stream":"s","key":""} x', errors.BadRequest),
+        (b'{"stream":"s","key":7} x', errors.BadRequest),
+        (b'{"stream":"s","key":"' + b"k" * 256 + b'"} x', errors.BadRequest),
+        (b'{"stream":"s","headers":{"key":""}} x', errors.BadRequest),
+        (b'{"stream":"s","headers":{"key":"' + b"k" * 256 + b'"}} x', errors.BadRequest),
+        (b'{"stream":"s","key":"a","headers":{"key":"a"}} x', errors.BadRequest),
         (b'{"stream":"s","headers":[]} x', errors.BadRequest),
         (b'{"stream":"s","headers":{"a":1}} x', errors.BadRequest),
         (b'{"stream":"s","headers":{"sender":"me"}} x', errors.BadRequest),

@@ -49,6 +49,8 @@ BAD = {
     "frame 1: header 'priority': set by the server": frame("s", b"x", priority="9"),
     "frame 1: header without a name": frame("s", b"x", **{"": "y"}),
     "frame 1: incomplete header": b"\x0c\0\0\0\x01\0\x02\0s\x09ax",
+    "frame 1: header 'key': 0 bytes (expected 1 to 255)": frame("s", b"x", key=""),
+    "frame 1: header 'key': 256 bytes (expected 1 to 255)": frame("s", b"x", key="k" * 256),
     "frame 1: headers of 16388 bytes": frame("s", b"x", a="b" * 16_384),
     "frame 1: message of 1044481 bytes": frame("s", b"x" * (limits.MESSAGE_BYTES + 1)),
 }

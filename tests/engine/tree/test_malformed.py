@@ -222,6 +222,23 @@ def test_a_part_that_makes_no_sense_is_refused_where_it_is_written(
     assert hand.group.streams["s"].written == 3
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["c", "python"])
+def test_a_key_has_1_to_255_bytes(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native:
+        monkeypatch.setattr(batch, "MISSING", "left out")
+    hand = Hand("replay all")
+    hand.stream()
+    handle = hand.open(".batch", os.O_WRONLY)
+    for text, fits in (("", False), ("k", True), ("ü" * 127, True), ("k" * 255, True), ("k" * 256, False)):
+        data = frame("s", b"x", key=text)
+        if fits:
+            assert handle.write(data) == len(data)
+        else:
+            with pytest.raises(BadCommand, match=r"header 'key': .* bytes \(expected 1 to 255\)"):
+                handle.write(data)
+    assert hand.group.streams["s"].written == 3
+
+
 @pytest.mark.parametrize(
     "texts", [{}, {"to": "16"}, {"to": "x", "due": "1"}, {"to": "16", "due": "9" * 5_000}], ids=lambda t: str(t)[:24]
 )
