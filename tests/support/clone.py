@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.support import ROOT
 
 EVERYWHERE = shutil.ignore_patterns("__pycache__", ".*_cache")
-AT_THE_TOP = {".git", ".venv", ".cache", ".hypothesis", "mq", "store", "mqfs.sock", "mqfs.egg-info", "build"}
+AT_THE_TOP = {".git", ".venv", ".cache", ".hypothesis", "mq", "store", "mqfs.sock", "mqfs.egg-info", "build", "dist"}
 
 
 def clone(to: Path) -> Path:
@@ -39,6 +39,6 @@ def installed(clone: Path) -> Path:
     # Else it would install into our own environment.
     wanted = re.findall(r"wanted=\$\((sha256sum pyproject[^)]*)\)", setup)[0]
     stamp = subprocess.run(["bash", "-c", wanted], cwd=clone, stdout=subprocess.PIPE, check=True).stdout
-    for what in ("run", "[test]"):
+    for what in ("[fuse]", "[test]"):
         (clone / ".venv" / f".installed-{what}").write_bytes(stamp)
     return clone

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import atexit
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import pkgutil
@@ -32,8 +32,9 @@ from typing import Any, NoReturn
 
 REQUEST_BYTES = 1 << 20
 ROOMS = (
-    "mqfs.bench", "mqfs.bridge", "mqfs.cli", "mqfs.client", "mqfs.engine", "mqfs.fq", "mqfs.fuse", "mqfs.http",
-    "mqfs.ninep", "mqfs.ring", "mqfs.server", "mqfs.store", "mq_cat", "mq_tools",
+    "mqfs.bench", "mqfs.bridge", "mqfs.cli", "mqfs.client", "mqfs.engine", "mqfs.fq", "mqfs.http", "mqfs.ninep",
+    "mqfs.ring", "mqfs.server", "mqfs.store", "mq_cat", "mq_tools",
+    *(["mqfs.fuse"] if importlib.util.find_spec("pyfuse3") else []),
 )  # fmt: skip
 
 
