@@ -19,6 +19,8 @@ import click
 from mqfs import errors, ring
 from mqfs.net.tokens import read_entries
 from mqfs.records import batch
+from mqfs.ring.server import fd_keeper
+from mqfs.ring.server.keeper_link import KeeperLink
 from mqfs.server.options import read_file
 
 OK, WARN, BAD = "ok", "warn", "bad"
@@ -64,6 +66,7 @@ def doctor(store: str | None, token_file: str | None, config: str | None) -> int
         findings += look()
     if store is not None:
         findings += _disk(store)
+        findings += _keeper(store)
     if token_file is not None:
         findings += _tokens(token_file)
     for finding in findings:
@@ -91,7 +94,7 @@ def _native() -> Iterator[Finding]:
 def _fuse() -> Iterator[Finding]:
     """For --mount only."""
     if importlib.util.find_spec("pyfuse3") is None:
-        yield Finding(WARN, "pyfuse3", "not installed", "pip install pyfuse3, to mount")
+        yield Finding(WARN, "pyfuse3", "not installed", "libfuse3-dev, then pip install pyfuse3, to mount")
         return
     from mqfs.fuse import mount  # here, as it needs pyfuse3
 
@@ -162,6 +165,16 @@ def _disk(store: str) -> Iterator[Finding]:
         if median > SLOW_S
         else Finding(OK, "sync", text)
     )
+
+
+def _keeper(store: str) -> Iterator[Finding]:
+    """The process that holds the rings of a store over a kill of its server; there is none while there are no rings."""
+    if os.path.lexists(f"{store}/{fd_keeper.NAME}"):
+        held = KeeperLink.held(store)
+        for descriptor in held.values():
+            os.close(descriptor)
+        text = f"{len(held)} rings held" if held else "no rings held, or no answer"
+        yield Finding(OK, "fd keeper", text)
 
 
 def _filesystem(path: str) -> str:

@@ -145,16 +145,23 @@ def read_entries(path: str) -> list[Entry]:
 def read_bytes(path: str, owner: int | None = None) -> bytes:
     """The file, if its owner (root or this user, or `owner`) alone may read and write it. Raises BadConfig."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
             status = os.fstat(file.fileno())
-            data = file.read(limits.TOKEN_FILE_BYTES + 1)
+            data = file.read(limits.TOKEN_FILE_BYTES + 1) if stat.S_ISREG(status.st_mode) else b""
     except OSError as error:
         raise BadConfig(f"--token-file {path}: {error.strerror} (expected a readable file)") from None
-    if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077 or status.st_uid not in (0, os.geteuid(), owner):
+    if not stat.S_ISREG(status.st_mode):
+        raise BadConfig(f"--token-file {path}: not a regular file (expected a file of mode 600)")
+    if status.st_mode & 0o077 or status.st_uid not in (0, os.geteuid(), owner):
         raise BadConfig(f"--token-file {path}: open to others (expected mode 600, owned by the server's user or root)")
     if len(data) > limits.TOKEN_FILE_BYTES:
         raise BadConfig(f"--token-file {path}: too long (expected at most {limits.TOKEN_FILE_BYTES} bytes)")
     return data
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """An open of a named pipe would wait for its writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def is_token(line: bytes) -> bool:
