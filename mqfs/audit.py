@@ -59,7 +59,7 @@ class Audit:
             "detail": shortened(detail),
         }
         words = (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
-        log.info("audit %s", " ".join(words))
+        log.info("audit %s", " ".join(words), extra={"fields": values})  # the fields: for a log of JSON
 
 
 OFF = Audit()

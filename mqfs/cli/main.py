@@ -25,7 +25,7 @@ from mqfs.cli.mount import mount
 from mqfs.cli.spark import spark
 from mqfs.cli.token import token
 from mqfs.errors import BadConfig, BadStore, MqfsError
-from mqfs.server.options import command_line, join, read_file
+from mqfs.server.options import Options, command_line, join, read_file
 from mqfs.syntax.duration import parse_duration
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -52,10 +52,15 @@ def serve(file: str | None, **arguments: Any) -> int:
 
     Runs until SIGTERM or SIGINT, then unmounts and exits with 0.
     """
-    options = join(read_file(file) if file is not None else {}, arguments)
+
+    def read() -> Options:
+        return join(read_file(file) if file is not None else {}, arguments)
+
+    options = read()
     from mqfs.server.app import run  # here, so that the other commands need neither trio nor FUSE
 
-    return run(options)
+    can_be_read_again = file is not None and os.path.isfile(file)  # unlike a pipe of the shell
+    return run(options, read if can_be_read_again else None)
 
 
 @command.command()
@@ -175,10 +180,15 @@ def restore(url: str, store: str, until: str | None) -> int:
     until_ns = None if until is None else parse_time(until)
     from mqfs.replica.engines import open_log  # here, so that the other commands need none of it
     from mqfs.replica.standby import restore as make
+    from mqfs.server.progress import Progress
 
     log = open_log(url, create=False)
     try:
-        done = make(log, os.path.realpath(store), until_ns)
+        with Progress() as progress:
+            path = os.path.realpath(store)
+            done = make(log, path, until_ns, lambda number: progress(f"{number:,} frames restored"))
+    except KeyboardInterrupt:
+        return INTERRUPTED
     finally:
         log.close()
     at = datetime.fromtimestamp(done.time_ns / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -210,6 +220,8 @@ command.add_command(token)
 
 def main() -> NoReturn:
     """The entry point: one line for every failure, no traceback."""
+    if "_MQFS_COMPLETE" in os.environ:
+        completion.complete_paths(command)
     try:
         result = command.main(prog_name="mqfs", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)

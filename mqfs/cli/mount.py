@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -70,10 +71,11 @@ def mount(token_file: str | None, **options: Any) -> int:
 
     from mqfs.server.app import raise_file_limit
     from mqfs.server.logs import set_up
+    from mqfs.server.service import notify
 
     set_up()
     raise_file_limit()
-    return trio.run(run, Options(token=secret(token_file), **options))
+    return trio.run(run, Options(token=secret(token_file), **options), notify)
 
 
 def may_others(options: Options) -> bool | None:
@@ -82,14 +84,13 @@ def may_others(options: Options) -> bool | None:
     return options.allow_other if knows or options.allow_other is not None else False
 
 
-async def run(options: Options) -> int:
+async def run(options: Options, notify: Callable[[str], None]) -> int:
     """Connect, mount, serve until a signal, unmount; the exit code. Raises MqfsError where it could not start."""
     import trio
 
     from mqfs.fuse import mount as mounts
     from mqfs.remote.session import Session
     from mqfs.remote.tree import RemoteTree
-    from mqfs.server.app import notify
     from mqfs.server.tracing import printer
 
     mounts.check_device()

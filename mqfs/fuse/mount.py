@@ -161,22 +161,23 @@ def others_allowed(wanted: bool | None) -> bool:
 # ------------------------------------------------------------ mounting
 
 
-def mount(path: str, *, allow_other: bool) -> int:
+def mount(path: str, *, allow_other: bool, source: str = "mqfs") -> int:
     """Mount on a checked path. Returns the device. Raises MountError."""
     for name, seconds in request_timeouts().items():
         if seconds:
             log.warning("%s is %s (expected sysctl -w %s=0)", name, ABORTED.format(seconds), name)
-    device = mount_as_root(path, allow_other) if os.geteuid() == 0 else mount_as_user(path, allow_other)
+    as_self = mount_as_root if os.geteuid() == 0 else mount_as_user
+    device = as_self(path, allow_other, source)
     os.set_blocking(device, False)
     os.set_inheritable(device, False)
     return device
 
 
-def mount_as_root(path: str, allow_other: bool) -> int:
+def mount_as_root(path: str, allow_other: bool, source: str) -> int:
     device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
     others = ",allow_other" if allow_other else ""
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0{others}"
-    if _libc.mount(b"mqfs", os.fsencode(path), b"fuse.mqfs", MS_NOSUID | MS_NODEV, options.encode()):
+    if _libc.mount(os.fsencode(source), os.fsencode(path), b"fuse.mqfs", MS_NOSUID | MS_NODEV, options.encode()):
         number = ctypes.get_errno()
         os.close(device)
         hint = " (expected CAP_SYS_ADMIN)" if number == errno.EPERM else ""
@@ -184,14 +185,15 @@ def mount_as_root(path: str, allow_other: bool) -> int:
     return device
 
 
-def mount_as_user(path: str, allow_other: bool) -> int:
+def mount_as_user(path: str, allow_other: bool, source: str) -> int:
     """fusermount3 is set-uid root; it opens the device, mounts, and sends the descriptor."""
     program = shutil.which("fusermount3")
     if program is None:
         raise MountError("fusermount3 not found, which an ordinary user needs (apt install fuse3)")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
-        options = "fsname=mqfs,subtype=mqfs" + (",allow_other" if allow_other else "")
+        name = source.replace("\\", "\\\\").replace(",", "\\,")
+        options = f"fsname={name},subtype=mqfs" + (",allow_other" if allow_other else "")
         done = subprocess.run(
             [program, "-o", options, "--", path],
             env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
@@ -239,9 +241,10 @@ class FuseMount:
         *,
         allow_other: bool | None = None,
         trace: Callable[[str], None] | None = None,
+        source: str = "mqfs",
     ) -> None:
-        """`trace` gets a line for each request and reply."""
-        self.path, self.allow_other, self.trace = path, allow_other, trace
+        """`trace` gets a line for each request and reply. `source`: what the table of mounts shows as mounted."""
+        self.path, self.allow_other, self.trace, self.source = path, allow_other, trace, source
         self.tree: Any = tree
         self.backend: Backend = LocalTree(tree) if isinstance(tree, Tree) else tree
         self.nodes, self.files = Nodes(tree), Files()
@@ -259,7 +262,7 @@ class FuseMount:
         check_device()
         allow_other = others_allowed(self.allow_other)
         self.path = check_mountpoint(self.path)
-        self.device = mount(self.path, allow_other=allow_other)
+        self.device = mount(self.path, allow_other=allow_other, source=self.source)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until it is unmounted, by `stop` or from outside. Started once the mount answers."""

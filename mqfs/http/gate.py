@@ -84,9 +84,10 @@ LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})  # most requests come to 
 _SAME = ("same-origin", "none")
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class BrowserRules:
-    """`origins` may read and write from their pages, `hosts` are names of this server beside those of loopback."""
+    """`origins` may read and write from their pages, `hosts` are names of this server beside those of loopback. Both
+    may change while it serves."""
 
     origins: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()

@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import resource
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import attrs
 import trio
 
 from mqfs import limits
@@ -25,6 +27,7 @@ from mqfs.clock import SystemClock
 from mqfs.engine.language.settings import parse_settings
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, BadStore, MqfsError
+from mqfs.http.gate import BrowserRules
 from mqfs.model import User
 from mqfs.net import identity, tokens
 from mqfs.net.address import TlsAddress, UnixAddress, parse_address
@@ -34,15 +37,16 @@ from mqfs.quotas import parse_quotas
 from mqfs.ring import MISSING
 from mqfs.ring.server import attach_socket
 from mqfs.ring.server.registry import RingRegistry
-from mqfs.server import logs, tracing, web
-from mqfs.server.options import Options, name_space, service_address
+from mqfs.server import logs, service, tracing, web
+from mqfs.server.options import LIVE, Options, name_space, service_address
 from mqfs.server.progress import Progress
 from mqfs.server.web import Served
 from mqfs.serving import memory
-from mqfs.serving.accept import Listener, listen
+from mqfs.serving.accept import Listener, adopt, listen
 from mqfs.serving.await_step import await_step
 from mqfs.serving.fairness import Fairness
 from mqfs.store.api import Store
+from mqfs.store.commit_thread import Inline
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from mqfs.syntax.names import check_name
@@ -50,7 +54,7 @@ from mqfs.syntax.names import check_name
 if TYPE_CHECKING:
     from mqfs.server.replica import Replica
 
-# ---------------------------------------------------------------- the process: limits, service manager, terminal
+# ---------------------------------------------------------------- the process: limits, terminal
 
 
 def raise_file_limit() -> None:
@@ -58,16 +62,6 @@ def raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def notify(text: str) -> None:
-    """Notify the service manager, if there is one (sd_notify(3))."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if address[:1] not in ("/", "@"):
-        return
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.connect("\0" + address[1:] if address[0] == "@" else address)
-        sender.send(text.encode())
 
 
 class Terminal:
@@ -96,15 +90,39 @@ EXIT_FENCED = 75  # EX_TEMPFAIL: another server is the primary; a unit starts it
 End = Callable[[], Awaitable[None]]
 
 
-def run(options: Options) -> int:
-    """Serve until stopped; returns the exit code. Raises MqfsError or OSError where it could not start."""
-    logs.set_up()
+def run(
+    options: Options,
+    reread: Callable[[], Options] | None = None,
+    notify: Callable[[str], None] = service.notify,
+    *,
+    ends_with_mount: bool = False,
+) -> int:
+    """Serve until stopped.
+
+    Args:
+        options: The options of the start.
+        reread: Returns the options that are in force after SIGHUP, or raises BadConfig. None: they do not change.
+        notify: Gets the states of sd_notify(3). Default: the service manager, if there is one.
+        ends_with_mount: Whether an unmount from outside ends the server where it serves elsewhere, too.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        MqfsError: It could not start.
+        OSError: As MqfsError.
+    """
+    logs.check(options.log_level, options.log_format)
+    logs.set_up(options.log_level, options.log_format)
     check_words(options)
-    check_standard_files(options)
+    passed = service.passed_sockets()
+    if not passed:
+        check_standard_files(options)
     raise_file_limit()
     memory.keep()
     memory.defer_collector()
-    return trio.run(Server(options).run)
+    server = Server(options, notify, reread=reread, passed=passed, ends_with_mount=ends_with_mount)
+    return trio.run(server.run)
 
 
 def check_words(options: Options) -> None:
@@ -124,6 +142,7 @@ def check_words(options: Options) -> None:
     except (BadCommand, BadName) as error:
         raise BadConfig(f"--default: {error.detail}") from None
     web.check(options)
+    logs.check(options.log_level, options.log_format)
     if options.replica is not None:
         from mqfs.server import replica  # here, as with all of it
 
@@ -179,9 +198,22 @@ class StoppedEarly(Exception):
 class Server:
     """One run of the server."""
 
-    def __init__(self, options: Options, notify: Callable[[str], None] = notify, *, owns_process: bool = True) -> None:
-        """`notify`: of the states that sd_notify(3) has. `owns_process`: signals and memory are its own to handle."""
+    def __init__(
+        self,
+        options: Options,
+        notify: Callable[[str], None] = service.notify,
+        *,
+        owns_process: bool = True,
+        reread: Callable[[], Options] | None = None,
+        passed: Sequence[tuple[str, socket.socket]] = (),
+        ends_with_mount: bool = False,
+    ) -> None:
+        """`notify`, `reread`, `ends_with_mount`: as of `run`. `owns_process`: signals and memory are its own to handle.
+        `passed`: sockets that listen already, each after its protocol."""
         self.options, self.notify, self.owns_process = options, notify, owns_process
+        self.reread, self.passed, self.ends_with_mount = reread, passed, ends_with_mount
+        self.notices = service.Notices(notify, None if owns_process else math.inf)
+        self.rules = BrowserRules(options.http_origin, options.http_host)
         self.audit = Audit(options.audit)
         self.tokens = None
         if options.token_file is not None:
@@ -252,6 +284,8 @@ class Server:
             dials.append(service_address(self.options.service))
         listeners: list[Listener] = []
         try:
+            for name, sock in self.passed:
+                self._adopt(name, sock.dup(), listeners)  # a standby listens twice
             for text in dials:
                 listeners.append(self.listen_at(text))
                 self.listen_for_rings(listeners[-1])
@@ -268,6 +302,16 @@ class Server:
         listener = listen(address, insecure=self.options.insecure, identified=identified)
         self.addresses.append(str(listener.address))
         return listener
+
+    def _adopt(self, name: str, sock: socket.socket, listeners: list[Listener]) -> None:
+        """Serve at a socket that was passed to this process. Raises BadAddress."""
+        listener = adopt(sock, insecure=self.options.insecure)
+        self.addresses.append(str(listener.address))
+        if name == "9p":
+            listeners.append(listener)
+            self.listen_for_rings(listener)
+        else:
+            self.http_listeners[listener] = Served("fq", self.options.fq_group) if name == "fq" else web.HTTP
 
     def close_all(self, listeners: list[Listener]) -> None:
         for listener in (*listeners, *self.http_listeners, *self.attach_listeners):
@@ -308,7 +352,7 @@ class Server:
             nursery.start_soon(self.stop_on, signals)
             if self.replica is not None:
                 nursery.start_soon(self.replica.stop_when_fenced)
-            nursery.start_soon(self.guard, "maintenance", functools.partial(self.maintain, tree, rings))
+            nursery.start_soon(self.guard, "maintenance", functools.partial(self.maintain, tree, rings, store))
             ends: list[End] = []
             attaching = attach_socket.AttachSocket(rings, self.attach_listeners, self.fairness)
             try:
@@ -316,6 +360,7 @@ class Server:
                 await self.start_front_ends(tree, listeners, nursery, ends)
                 log.info("ready")
                 self.notify("READY=1")
+                self.notices.tick(status(tree))
             except (MqfsError, OSError) as error:
                 self.refused = error
                 self.stopping.set()
@@ -337,6 +382,7 @@ class Server:
                 text = f"{done:,} of {total:,} groups recovered"
                 if line is not None:
                     line(text)
+                self.notices.start(text)
                 if self.early:
                     raise StoppedEarly(text)
 
@@ -376,7 +422,8 @@ class Server:
         if self.http_listeners:
             await self.start_http(tree, nursery, ends)
         if options.mount is not None:
-            await self.start_mount(tree, nursery, ends, options.mount, only=not (listeners or self.http_listeners))
+            only = self.ends_with_mount or not (listeners or self.http_listeners)
+            await self.start_mount(tree, nursery, ends, options.mount, only)
         elif not listeners and not self.http_listeners:
             log.info("9P on standard input and output (--mount DIR and --listen ADDRESS serve elsewhere)")
             nursery.start_soon(self.guard, "9P on standard input", nine.serve_descriptors)
@@ -392,6 +439,7 @@ class Server:
             tokens=self.tokens,
             tls=self.tls,
             fairness=self.fairness,
+            rules=self.rules,
             troubles=functools.partial(self.troubles, tree),
             trace=tracing.printer("http", self.traced),
         ):
@@ -412,7 +460,8 @@ class Server:
         from mqfs.fuse.mount import FuseMount
 
         trace = tracing.printer("fuse", self.traced)
-        fuse = FuseMount(tree, path, allow_other=self.options.allow_other, trace=trace)
+        source = "mqfs" if self.options.store is None else os.path.realpath(self.options.store)
+        fuse = FuseMount(tree, path, allow_other=self.options.allow_other, trace=trace, source=source)
         await fuse.attach()
         log.info("mounted at %s", path)
         ends.append(fuse.stop)
@@ -441,17 +490,25 @@ class Server:
             self.stopping.set()
 
     async def stop_on(self, signals: AsyncIterator[int]) -> None:
-        """Stop the server at SIGTERM, SIGINT or the end of its terminal, once; read tokens and certificate again at any
-        other SIGHUP."""
+        """Stop the server at SIGTERM, SIGINT or the end of its terminal, once; read its files again at any other
+        SIGHUP."""
         async for number in signals:
             if number == signal.SIGHUP and not (self.terminal is not None and self.terminal.is_gone()):
+                self.notices.reloading()
                 await self.reload()
+                self.notify("READY=1")
             elif not self.stopping.is_set():
                 log.info("%s: stopping", signal.Signals(number).name)
                 self.stopping.set()
 
     async def reload(self) -> None:
-        """Read tokens, the certificate, its key and the clients' authorities again; of bad ones the old ones stay."""
+        """Read options, tokens, the certificate, its key and the clients' authorities again; of a bad file all stays as
+        it was."""
+        try:
+            if self.reread is not None:
+                self._change(self.reread())
+        except MqfsError as error:
+            log.warning("%s; the options stay as they were", error)
         if self.tokens is not None:
             self.contain(self.tokens.reread)
         if self.tls is None:
@@ -463,6 +520,23 @@ class Server:
         else:
             log.info("certificate read again from %s", self.tls.cert)
 
+    def _change(self, options: Options) -> None:
+        """Put what may change of the options in force. Raises BadConfig, and changes nothing then."""
+        check_words(options)
+        changed = [
+            field.name
+            for field in attrs.fields(Options)
+            if getattr(options, field.name) != getattr(self.options, field.name)
+        ]
+        if later := ", ".join(name.replace("_", "-") for name in changed if name not in LIVE):
+            log.warning("options changed that are in force from the next start: %s", later)
+        live = {name: getattr(options, name) for name in changed if name in LIVE}
+        self.options = now = attrs.evolve(self.options, **live)
+        self.rules.origins, self.rules.hosts = now.http_origin, now.http_host
+        logs.set_up(now.log_level, now.log_format)
+        if live:
+            log.info("options changed: %s", ", ".join(name.replace("_", "-") for name in live))
+
     def contain(self, step: Callable[[], None]) -> None:
         """Perform one step of periodic maintenance. Its errors end neither the server nor the next step."""
         try:
@@ -471,8 +545,9 @@ class Server:
             log.error("periodic maintenance failed: %r", error, exc_info=not self.contained)
             self.contained = True
 
-    async def maintain(self, tree: Tree, rings: RingRegistry) -> None:
+    async def maintain(self, tree: Tree, rings: RingRegistry, store: Store) -> None:
         """Run periodic maintenance once a second, and the tree's timers when they are due."""
+        committer = store.committer if isinstance(store, DiskStore) else Inline()
         sooner = trio.Event()
 
         def alarmed() -> None:
@@ -486,6 +561,7 @@ class Server:
                 for step in (tree.tick, rings.tick, functools.partial(memory.give_back, tree.memory)):
                     self.contain(step)
                 self.contain(self.audit.tick)
+                self.notices.tick(status(tree), committer.progress())
                 if self.tokens is not None:
                     self.contain(self.tokens.tick)
             else:
@@ -496,6 +572,12 @@ class Server:
                 wait_s = min(wait_s, (due - tree.clock.engine_ns()) / 1e9)
             with trio.move_on_after(max(wait_s, LEAST_WAIT_S)):
                 await sooner.wait()
+
+
+def status(tree: Tree) -> str:
+    """What the service manager shows of a server."""
+    count = len(tree.groups)
+    return f"serving {count:,} group{'s' if count != 1 else ''}"
 
 
 async def start_ninep(server: Server, tree: Tree, listeners: list[Listener], nursery: trio.Nursery) -> NinepServer:

@@ -1,15 +1,27 @@
-"""The server's log: a line an event on standard error, and a limit for lines of one kind."""
+"""The server's log: a line an event on standard error, as text or JSON, and a limit for lines of one kind.
+
+No line has the body of a message or a secret. Where standard error leads to systemd's journal, each line begins with
+its priority, as of sd-daemon(3), and has no time, which the journal has.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import sys
 import time
+from datetime import UTC, datetime
+from logging.handlers import SysLogHandler
 from typing import TextIO
 
 from mqfs import limits
-from mqfs.errors import printable
+from mqfs.errors import BadConfig, printable
 from mqfs.server.progress import paused
+
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("text", "json")
+_PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 
 
 class Sparing(logging.Filter):
@@ -43,26 +55,94 @@ class OneLine(logging.Formatter):
         return printable(super().formatMessage(record))
 
 
+class JsonLine(logging.Formatter):
+    """An object a line, in ASCII, of at most limits.LOG_LINE_BYTES: time, level, logger, message and the fields of
+    the event; `exception` has a traceback. The longest values of a line that is too long are cut."""
+
+    def __init__(self, *, timed: bool = True) -> None:
+        super().__init__()
+        self._timed = timed
+
+    def format(self, record: logging.LogRecord) -> str:
+        values = {"time": _moment(record.created)} if self._timed else {}
+        values |= {"level": record.levelname.lower(), "logger": record.name}
+        fields: dict[str, str] = getattr(record, "fields", {})
+        # The text of an event with fields is its name and then the fields, which stand for themselves here.
+        values["message"] = record.msg.removesuffix(" %s") if fields else record.getMessage()
+        values |= fields
+        if record.exc_info:
+            values["exception"] = self.formatException(record.exc_info)
+        while len(line := json.dumps(values)) > limits.LOG_LINE_BYTES:
+            longest = max(values, key=lambda key: len(values[key]))
+            values[longest] = values[longest][: len(values[longest]) // 2] + "..."
+        return line
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 class Handler(logging.StreamHandler[TextIO]):
     """Writes above a line of progress."""
+
+    def __init__(self, stream: TextIO, form: str = "text") -> None:
+        super().__init__(stream)
+        self._in_journal = leads_to_journal(stream)
+        if form == "json":
+            self.setFormatter(JsonLine(timed=not self._in_journal))
+        else:
+            self.setFormatter(OneLine("%(message)s" if self._in_journal else "mqfs: %(message)s"))
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        if not self._in_journal:
+            return text
+        priority = f"<{_PRIORITIES.get(record.levelno, 6)}>"
+        return priority + text.replace("\n", f"\n{priority}")
 
     def emit(self, record: logging.LogRecord) -> None:
         with paused():
             super().emit(record)
 
 
-def set_up() -> None:
-    """Log to standard error: standard output may carry 9P."""
-    handler = Handler(sys.stderr)
-    handler.setFormatter(OneLine("mqfs: %(message)s"))
+def leads_to_journal(stream: TextIO) -> bool:
+    """Whether the journal reads it: JOURNAL_STREAM has the device and the inode of its socket."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+def check(level: str, form: str) -> None:
+    """Raises BadConfig."""
+    for option, word, words in (("--log-level", level, LEVELS), ("--log-format", form, FORMATS)):
+        if word not in words:
+            raise BadConfig(f"{option} {word!r}: unknown (expected one of {', '.join(words)})")
+
+
+def set_up(level: str = "info", form: str = "text") -> None:
+    """Log to standard error: standard output may carry 9P. Repeated, it changes level and format."""
+    handler = Handler(sys.stderr, form)
     handler.addFilter(Sparing())
     logging.root.handlers[:] = [handler]
-    logging.root.setLevel(logging.INFO)
+    logging.root.setLevel(level.upper())
     logging.captureWarnings(True)
-    whole = Handler(sys.stderr)  # of audit lines none is left out
-    whole.setFormatter(handler.formatter)
-    audit = logging.getLogger("mqfs.audit")
-    audit.handlers[:], audit.propagate = [whole], False
+    audit = logging.getLogger("mqfs.audit")  # of its lines none is left out
+    audit.handlers[:], audit.propagate = [Handler(sys.stderr, form)], False
+    audit.setLevel(logging.INFO)
 
 
-__all__ = ["OneLine", "Sparing", "set_up"]
+def move_to_syslog() -> None:
+    """Log to syslog from now on, as of a process that leaves its terminal; nowhere where there is none."""
+    handler: logging.Handler
+    try:
+        handler = SysLogHandler("/dev/log", SysLogHandler.LOG_DAEMON)
+    except OSError:
+        handler = logging.NullHandler()
+    handler.setFormatter(OneLine("mqfs[%(process)d]: %(message)s"))
+    for logger in (logging.root, logging.getLogger("mqfs.audit")):
+        logger.handlers[:] = [handler]
+
+
+__all__ = ["JsonLine", "OneLine", "Sparing", "check", "move_to_syslog", "set_up"]

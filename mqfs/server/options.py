@@ -21,8 +21,8 @@ def _text(metavar: str, help: str, default: str | None = None, **more: Any) -> A
     return attrs.field(default=default, metadata={"kind": "text", "metavar": metavar, "help": help, **more})
 
 
-def _list(metavar: str, help: str) -> Any:
-    return attrs.field(default=(), metadata={"kind": "list", "metavar": metavar, "help": f"{help} Repeatable."})
+def _list(metavar: str, help: str, **more: Any) -> Any:
+    return attrs.field(default=(), metadata={"kind": "list", "metavar": metavar, "help": f"{help} Repeatable.", **more})
 
 
 def _flag(help: str, default: bool | None = False) -> Any:
@@ -31,14 +31,15 @@ def _flag(help: str, default: bool | None = False) -> Any:
 
 @attrs.frozen
 class Options:
-    """Each option once: its name (with - for _), its kind, its default, and what --help says of it."""
+    """Each option once: its name (with - for _), its kind, its default, and what --help says of it. `live`: a change of
+    it is in force at SIGHUP."""
 
     store: str | None = _text("DIR", "Directory of the store; else messages are in memory only.")
     mount: str | None = _text("DIR", "Mount the tree at this empty directory.", short="-m")
     listen: tuple[str, ...] = _list("ADDRESS", "Serve 9P at unix!PATH, tcp!HOST!PORT or tls!HOST!PORT.")
     http: tuple[str, ...] = _list("ADDRESS", "Serve HTTP at an address of these forms, or HOST:PORT.")
-    http_origin: tuple[str, ...] = _list("ORIGIN", "Allow pages of this origin, as https://HOST.")
-    http_host: tuple[str, ...] = _list("NAME", "Name of this host beside localhost.")
+    http_origin: tuple[str, ...] = _list("ORIGIN", "Allow pages of this origin, as https://HOST.", live=True)
+    http_host: tuple[str, ...] = _list("NAME", "Name of this host beside localhost.", live=True)
     http_proxy: tuple[str, ...] = _list("CIDR|user:NAME", "Trust X-Forwarded-* from this network or user.")
     http_ntfy: tuple[str, ...] = _list("GROUP=ADDRESS", "Serve a group as ntfy does.")
     http_qpubs: bool = _flag("Serve the interface of qpubs at /.qpubs/GROUP/.")
@@ -56,6 +57,8 @@ class Options:
     tls_key: str | None = _text("FILE", "Key of the certificate; else in the same file.")
     tls_client_ca: str | None = _text("FILE", "Authorities of client certificates, which name the user.")
     audit: str = _text("LEVEL", "Audit log: off, changes, or all (publishes too).", "off")
+    log_level: str = _text("LEVEL", "Least level of the log: debug, info, warning or error.", "info", live=True)
+    log_format: str = _text("FORMAT", "Form of a line of the log: text or json.", "text", live=True)
     replica: str | None = _text("URL", "Replicated log: nats://HOST,.../NAME, s3://BUCKET/NAME, file:///DIR.")
     standby: bool = _flag("Follow the primary of --replica, and take over.")
     failover: str = _text("DURATION", "Silence of the primary after which a standby takes over.", "5s")
@@ -78,6 +81,7 @@ class Options:
         return self.mount is None and self.service is None and not listens
 
 
+LIVE = {field.name for field in attrs.fields(Options) if field.metadata.get("live")}
 KINDS = {field.name.replace("_", "-"): field.metadata["kind"] for field in attrs.fields(Options)}  # by key
 
 

@@ -25,7 +25,7 @@ from mqfs.replica import engines, takeover
 from mqfs.replica.log import NoAnswer, ReplicatedLog
 from mqfs.replica.replicator import Replicator
 from mqfs.replica.takeover import Primary, Stopped
-from mqfs.server import tracing
+from mqfs.server import service, tracing
 from mqfs.server.options import Options
 from mqfs.serving.accept import Listener
 from mqfs.store.memory import MemoryStore
@@ -91,6 +91,7 @@ class Replica:
         server, store = self._server, None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.stop_on, signals)
+            nursery.start_soon(self._watch)
             nursery.start_soon(_cancel_after, server.stopping, nursery.cancel_scope)
             try:
                 if (primary := await self._become_primary(listeners)) is not None:
@@ -103,6 +104,12 @@ class Replica:
             store.close()
             store = None
         return store
+
+    async def _watch(self) -> None:
+        """Notify the service manager that the standby lives, or that the start continues."""
+        while True:
+            self._server.notices.start(self.refusal or "what the store has is copied into the replicated log")
+            await trio.sleep(service.EVERY_S)
 
     async def _become_primary(self, listeners: list[Listener]) -> Primary | None:
         assert self.options.replica is not None
@@ -181,7 +188,6 @@ class Replica:
                 await server.start_http(tree, nursery, ends)
             log.info("standby")
             server.notify("READY=1")
-            server.notify("STATUS=standby")
             await ended.wait()
             for end in reversed(ends):
                 await end()

@@ -13,7 +13,7 @@ from mqfs.errors import BadAddress, BadConfig, BadName
 from mqfs.fq.server import FqServer
 from mqfs.fq.users import read_users
 from mqfs.http.dialects import ntfy, qpubs
-from mqfs.http.gate import BrowserRules, Proxies, parse_proxy
+from mqfs.http.gate import Proxies, parse_proxy
 from mqfs.http.routes import TREE
 from mqfs.http.server import HttpServer
 from mqfs.net.address import Address, TlsAddress, UnixAddress, is_loopback, parse_address
@@ -30,7 +30,7 @@ def make_servers(
 ) -> list[tuple[str, HttpServer | FqServer]]:
     """Those that have listeners, by name. `shared`: what both take, as HttpServer has it. Raises BadConfig."""
     found: list[tuple[str, HttpServer | FqServer]] = []
-    shared = {**shared, "tcp_user": options.tcp_user, "rules": BrowserRules(options.http_origin, options.http_host)}
+    shared = {**shared, "tcp_user": options.tcp_user}
     if of_http := {listener: served for listener, served in listeners.items() if served.protocol != "fq"}:
         found.append(("HTTP", _http(options, tree, of_http, shared)))
     if of_fq := [listener for listener, served in listeners.items() if served.protocol == "fq"]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import itertools
 import logging
+import os
 import socket
 from collections.abc import Callable, Hashable, Set
 
@@ -295,6 +296,21 @@ def listen(
         return _listen_tcp(where)
     except OSError as error:
         raise BadAddress(explain_failure(where, error)) from None
+
+
+def adopt(sock: socket.socket, *, insecure: bool = False) -> Listener:
+    """A socket that listens already, opened by another program, whose file stays that program's. Raises BadAddress
+    where `listen` would not listen at its address."""
+    where: Address
+    name = sock.getsockname()
+    if sock.family == socket.AF_UNIX:
+        where = UnixAddress(os.fsdecode(name).replace("\0", "@"))
+    else:
+        where = TcpAddress(name[0], name[1])
+        if not insecure and not is_loopback(where.host):
+            _require_safe(where, False)
+    sock.setblocking(False)
+    return Listener(where, sock, sock.close)
 
 
 def _require_safe(address: TcpAddress | TlsAddress, identified: bool) -> None:

@@ -28,6 +28,10 @@ class SyncScheduler(Protocol):
         """Forget the job of `key`; if it runs now, wait until it ended (its `done` still comes)."""
         ...
 
+    def progress(self) -> int | None:
+        """The number of jobs that were begun; None while nothing is to be done."""
+        ...
+
     def stop(self) -> None: ...
 
 
@@ -51,6 +55,9 @@ class Inline:
     def cancel(self, key: object) -> None:
         pass
 
+    def progress(self) -> int | None:
+        return None
+
     def stop(self) -> None:
         pass
 
@@ -68,6 +75,7 @@ class CommitThread:
         self._post = post
         self._tasks: dict[object, _Task] = {}
         self._running: object = None
+        self._begun = 0  # jobs
         self._stopped = False
         self._condition = threading.Condition()
         self._wakes = float("inf")  # until when the thread sleeps
@@ -88,6 +96,12 @@ class CommitThread:
             self._tasks.pop(key, None)
             while self._running is key:
                 self._condition.wait()
+
+    def progress(self) -> int | None:
+        with self._condition:
+            now = time.monotonic()
+            is_idle = self._running is None and all(task.due > now for task in self._tasks.values())
+            return None if is_idle else self._begun
 
     def stop(self) -> None:
         with self._condition:
@@ -119,7 +133,7 @@ class CommitThread:
             task = self._tasks.pop(key, None)
             if self._stopped or task is None:
                 return
-            self._running = key
+            self._running, self._begun = key, self._begun + 1
         error = run(task.job)
         with self._condition:
             self._running = None

@@ -19,7 +19,7 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MountError
 from mqfs.fuse.mount import FuseMount
 from mqfs.model import User
-from mqfs.server.app import notify
+from mqfs.server.service import notify
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from tests.support.timers import ring_timers

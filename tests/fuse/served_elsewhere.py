@@ -20,7 +20,7 @@ from mqfs.fuse.mount import FuseMount
 from mqfs.remote.files import OpenFile
 from mqfs.remote.session import Session
 from mqfs.remote.tree import RemoteTree
-from mqfs.server.app import notify
+from mqfs.server.service import notify
 from tests.fuse.served import until_unmounted
 
 PATIENCE_S = 60.0

@@ -74,7 +74,7 @@ def test_who_may_allow_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 def test_a_user_without_fusermount3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MountError, match="apt install fuse3"):
-        mount.mount_as_user(str(tmp_path), allow_other=False)
+        mount.mount_as_user(str(tmp_path), allow_other=False, source="mqfs")
 
 
 def test_a_name_with_blanks(tmp_path: Path) -> None:

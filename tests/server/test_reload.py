@@ -1,0 +1,91 @@
+"""SIGHUP: what a changed configuration file changes in a running server, and what it does not."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import Server
+
+PAGE = "https://dash.example"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    (tmp_path / "mqfs.toml").write_text('listen = "unix!s"\nhttp = "127.0.0.1:0"\n')
+    with Server("--config", "mqfs.toml", cwd=tmp_path) as found:
+        yield found
+
+
+def reload(server: Server, text: str, said: str) -> None:
+    """Change the file, send SIGHUP, wait for that line of the log."""
+    (server.folder / "mqfs.toml").write_text(text)
+    count = server.text().count(said)
+    server.process.send_signal(signal.SIGHUP)
+    eventually(lambda: server.text().count(said) > count, said)
+
+
+def refusal(server: Server) -> str:
+    """Why a page of another site may not make a group as user nobody: the rules of browsers, or else its rights."""
+    found = re.search(r"HTTP at tcp!127\.0\.0\.1!(\d+)", server.text())
+    assert found is not None
+    headers = {"Origin": PAGE, "Host": "mq.example"}
+    request = urllib.request.Request(f"http://127.0.0.1:{found[1]}/g/", method="PUT", headers=headers)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=HANG_S)
+    return refused.value.read().decode()
+
+
+def test_origins_and_names_of_the_host(server: Server) -> None:
+    both, plain = "options changed: http-origin, http-host", 'listen = "unix!s"\nhttp = "127.0.0.1:0"\n'
+    assert "host 'mq.example'" in refusal(server)
+    reload(server, f'{plain}http-host = "mq.example"\n', "options changed: http-host")
+    assert "another site's page" in refusal(server)
+    reload(server, f'{plain}http-host = "mq.example"\nhttp-origin = "{PAGE}"\n', "options changed: http-origin")
+    assert "excludes uid 65534" in refusal(server)
+    reload(server, plain, both)
+    assert "host 'mq.example'" in refusal(server)
+
+
+def test_the_log(server: Server) -> None:
+    """Its level and format change; then a warning of JSON names the options that need a start."""
+    text = 'listen = "unix!s"\nhttp = "127.0.0.1:0"\nlog-format = "json"\n'
+    reload(server, text, '"message": "options changed: log-format"')
+    text = 'listen = "unix!t"\nhttp = "127.0.0.1:0"\nstore = "st"\nlog-format = "json"\nlog-level = "warning"\n'
+    reload(server, text, "from the next start: store, listen")
+    line = json.loads(server.text().splitlines()[-1])
+    assert (line["level"], line["logger"]) == ("warning", "mqfs")
+    assert not (server.folder / "t").exists()
+    assert not (server.folder / "st").exists()
+    assert server.stop() == 0
+    assert "stopping" not in server.text()  # a line of level info
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('listen = "unix!s"\nlog-level = "loud"\nhttp-origin = "x"\n', "--log-level 'loud': unknown"),
+        ("stroe = 1\n", "unknown key 'stroe'"),
+        ("= not TOML\n", "expected TOML"),
+        ('listen = "unix!s"\ndefault = "replay never"\n', "--default: "),
+    ],
+)
+def test_a_bad_file_changes_nothing(server: Server, text: str, said: str) -> None:
+    reload(server, text, "the options stay as they were")
+    assert said in server.text()
+    assert "options changed" not in server.text()
+
+
+def test_without_a_file_there_is_nothing_to_read(tmp_path: Path) -> None:
+    with Server("--listen", "unix!s", cwd=tmp_path) as server:
+        server.process.send_signal(signal.SIGHUP)
+        assert server.stop() == 0
+        assert "options" not in server.text()
