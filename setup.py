@@ -5,9 +5,11 @@ Without a compiler the rest is installed: the ring says so, and the codec is don
 
 import hashlib
 import os
+import subprocess
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.sdist import sdist
 
 SOURCES = {
     "records": ["_native.c", "batch.c", "columns.c", "crc32c.c", "frames.c", "messages.c", "postings.c", "ready.c"],
@@ -27,10 +29,26 @@ def native(package: str) -> Extension:
             ("Py_LIMITED_API", "0x030B0000"),
             ("SOURCE", f'"{hashlib.sha256(b"".join(path.read_bytes() for path in read)).hexdigest()}"'),
         ],
-        extra_compile_args=["-std=c11", "-O2"],
+        extra_compile_args=["-std=c11", "-O2", "-g0"],  # no names of folders: the same bytes wherever it is built
         py_limited_api=True,
         optional=True,
     )
 
 
-setup(ext_modules=[native(package) for package in SOURCES], options={"bdist_wheel": {"py_limited_api": "cp311"}})
+class Everything(sdist):
+    """The source archive: all that git has, so that its tests and documents are there, too."""
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        if Path(".git").exists():
+            rest = subprocess.check_output(["git", "ls-files", "-z"], text=True).split("\0")
+        else:  # in a source archive, or a copy of what git has
+            built = {"build", "mqfs.egg-info", base_dir}
+            rest = [str(path) for path in Path().rglob("*") if path.parts[0] not in built]
+        super().make_release_tree(base_dir, sorted({*files, *filter(os.path.isfile, rest)}))
+
+
+setup(
+    ext_modules=[native(package) for package in SOURCES],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    cmdclass={"sdist": Everything},
+)

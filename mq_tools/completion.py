@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterable
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import click
 from click.shell_completion import get_completion_class
@@ -30,22 +32,67 @@ SETTINGS = {
 }
 
 SHELLS = ("bash", "zsh", "fish")
+PATIENCE_S = 0.1  # with the start of Python within 200 ms
 PROGRAMS = ("mq", "mq-work", "mq-cat", "pin", "mqfs")
 
 
 @click.command("completion", short_help="Print the completion script of all commands.")
 @click.argument("shell", type=click.Choice(SHELLS), required=False, metavar="[bash|zsh|fish]")
-@click.pass_context
-def command(context: click.Context, shell: str | None) -> None:
+def command(shell: str | None) -> None:
     """Print the completion script of mq, mq-work, mq-cat, pin and mqfs for SHELL (default: $SHELL)."""
     name = shell or os.path.basename(os.environ.get("SHELL", ""))
     if name not in SHELLS:
         raise click.UsageError(f"$SHELL {name!r}: unknown shell (expected {', '.join(SHELLS)})")
-    kind = get_completion_class(name)
-    assert kind is not None
     for program in PROGRAMS:
-        variable = f"_{program}_COMPLETE".replace("-", "_").upper()
-        click.echo(kind(context.command, {}, program, variable).source())
+        click.echo(script(name, program))
+
+
+def script(shell: str, program: str) -> str:
+    """The completion script of one program."""
+    kind = get_completion_class(shell)
+    assert kind is not None
+    variable = f"_{program}_COMPLETE".replace("-", "_").upper()
+    return kind(click.Command(program), {}, program, variable).source()
+
+
+_DIRECTORY, _FILE = click.Path(file_okay=False), click.Path()
+_PATHS = {"DIR": _DIRECTORY, "DIRECTORY": _DIRECTORY, "STORE": _DIRECTORY, "FILE": _FILE, "FILE.png": _FILE}
+
+
+def complete_paths(command: click.Command) -> None:
+    """Have the shell complete paths where the metavar of a parameter of the command, or one below it, is of one."""
+    for param in command.params:
+        if param.type is click.STRING:
+            param.type = _PATHS.get(param.metavar or (param.name or "").upper(), click.STRING)
+    for below in getattr(command, "commands", {}).values():
+        complete_paths(below)
+
+
+@contextmanager
+def quickly() -> Iterator[None]:
+    """Raise TimeoutError after `PATIENCE_S`: a mount whose server stands still would hold up the shell."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def sessions(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Sessions of pin in the mount of its options: groups with a terminal's size."""
+    mount = ctx.params.get("mount") or os.environ.get("MQFS", "./mq")
+    try:
+        with quickly(), os.scandir(mount) as entries:
+            names = [entry.name for entry in entries if os.path.lexists(os.path.join(entry.path, "size"))]
+    except OSError:
+        return []
+    return _beginning(incomplete, sorted(names))
 
 
 def streams(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -69,8 +116,9 @@ def ctl_lines(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 
 def _of_group(ctx: click.Context, names: Callable[[str], Iterable[str]]) -> list[str]:
     try:
-        return list(names(tree.resolve_group(ctx.params["group"])))
-    except (ToolError, OSError):
+        with quickly():
+            return list(names(tree.resolve_group(ctx.params["group"])))
+    except (ToolError, OSError):  # TimeoutError is one
         return []
 
 

@@ -10,6 +10,7 @@ import attrs
 import click
 
 from mq_tools.cli_types import HELP, parse, run_tool, version
+from mq_tools.completion import sessions
 from mq_tools.errors import USAGE, ToolError
 from mq_tools.pin.attach import PROGRAM, attach, write
 from mq_tools.pin.host import get_size, start
@@ -36,7 +37,7 @@ class Options:
 @click.option("-c", "create", is_flag=True, help="Create the session and run COMMAND in it ($SHELL -i without it).")
 @click.option("-w", "write", is_flag=True, help="Type the words of COMMAND and a newline, or standard input.")
 @click.option("-m", "mount", envvar="MQFS", default="./mq", metavar="MOUNT", help="The mount, else $MQFS, else ./mq.")
-@click.argument("id")
+@click.argument("id", shell_complete=sessions)
 @click.argument("command", nargs=-1, metavar="[COMMAND]...")
 def _command(**options: Any) -> Options:
     """Run a program on a terminal that outlives the present one.

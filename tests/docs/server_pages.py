@@ -1,11 +1,13 @@
-"""What must come of the examples of mqfs(1), mqfs(4) and mqfs-store(5)."""
+"""What must come of the examples of mqfs(1), mqfs(4), mqfs-store(5) and mount.mqfs(8)."""
 
 from __future__ import annotations
 
 import filecmp
 import gzip
 import json
+import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -21,6 +23,7 @@ from tests.docs.treated import prepared, treated
 from tests.support import ROOT
 from tests.support.eventually import eventually
 from tests.support.linux_guest import BOOT_S, KERNEL, missing
+from tests.support.mount_space import MountSpace
 from tests.support.server import mounted
 
 GUEST = ROOT / "tests" / "interop"
@@ -369,3 +372,37 @@ def guest(folder: Path, example: str, sock: Path) -> str:
     command += ["-netdev", f"user,id=n0,guestfwd=tcp:10.0.2.100:564-cmd:{relay}"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=BOOT_S, check=False)
     return done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")
+
+
+# ---------------------------------------------------------------- mount.mqfs(8)
+
+
+@prepared("mount.mqfs.8")
+def a_machine_with_mount_mqfs(at: Scene) -> None:
+    """Its mounts are its own."""
+    for name in ("etc", "srv/mq", "srv/far", "var/lib"):
+        (at.folder / name).mkdir(parents=True)
+
+
+@treated("mount.mqfs.8", "/var/lib/mqfs")
+def lines_of_fstab(at: Scene, block: Block) -> None:
+    """The second is of a machine that is not there, and of a token that is not, either."""
+    if os.geteuid() != 0:
+        at.lack = "mount(8): needs root"
+        return
+    fstab, mount = at.folder / "etc" / "fstab", at.folder / "srv" / "mq"
+    fstab.write_text(f"{block.text}\n")
+    with MountSpace(at.folder) as space:
+        first, second = (line.split()[1] for line in fstab.read_text().splitlines())
+        assert space.run("mount", "-T", fstab, first) == (0, "")
+        assert "replay all\n" in (space.path(mount) / "ctl").read_text()
+        code, text = space.run("mount", "-T", fstab, second)
+        assert (code, "mqfs.token: No such file" in text) == (1, True), text
+        for line in at.block("mount -t mqfs").lines[::-1]:  # unmounted, and mounted again
+            assert space.run(*shlex.split(line.typed)) == (0, "")
+        assert "replay all\n" in (space.path(mount) / "ctl").read_text()
+
+
+@treated("mount.mqfs.8", "mount -t mqfs")
+def the_same_by_hand(at: Scene, block: Block) -> None:
+    """Typed with the one above, as it needs the same name space."""

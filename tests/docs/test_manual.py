@@ -27,6 +27,7 @@ EXPECTED = {
     "mq-cat.1",
     "mq-work.1",
     "pin.1",
+    "mount.mqfs.8",
 }
 
 
@@ -43,7 +44,7 @@ def test_page(page: Path) -> None:
     text = page.read_text()
     assert ".Sh EXAMPLES" in text
     assert ".Sh SEE ALSO" in text
-    for name, section in re.findall(r"^\.Xr (mq\S*|pin) (\d)", text, re.MULTILINE):
+    for name, section in re.findall(r"^\.Xr (mq\S*|pin|mount\.mqfs) (\d)", text, re.MULTILINE):
         assert f"{name}.{section}" in EXPECTED, f"{page.name} refers to {name}({section})"
 
 

@@ -1,0 +1,228 @@
+"""`mount.mqfs`: what mount(8) runs for `-t mqfs`, and so for lines of fstab.
+
+    mount.mqfs SOURCE DIR [-sfnvr] [-o OPTION,...]
+
+SOURCE is a store, which is served, or the addresses of a server, as of `mqfs mount`. A child serves; this process ends
+when the mount is there, or is refused. Until then the child's standard error is a pipe to it:
+
+    parent   fork ── reads the pipe to its end ──────────────────► exit 0, or the lines of the pipe and 1 or 32
+    child      └── mounts ── READY: NUL, the pipe is closed ── serves ── unmounted: ends
+"""
+
+from __future__ import annotations
+
+import getopt
+import os
+import pwd
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import attrs
+
+from mqfs import limits
+from mqfs.errors import BadAddress, BadConfig, BadStore, MqfsError
+from mqfs.net.address import parse_address
+from mqfs.server.options import KINDS, join, read_file
+from mqfs.syntax.duration import parse_duration
+
+USAGE, FAILED = 1, 32  # of mount(8)
+READY = b"\0"  # ends the pipe of a child that has mounted
+# Those of mount(8) and systemd, and those that hold anyway.
+IGNORED = {
+    "rw", "defaults", "auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "owner", "group", "exec",
+    "noexec", "suid", "nosuid", "dev", "nodev", "async", "atime", "noatime", "relatime",
+    "norelatime", "diratime", "nodiratime",
+}  # fmt: skip
+OF_A_SERVER = {"user", "token-file", "patience", "allow-other"}  # `mqfs mount`
+NOT_HERE = {"store", "mount", "service", "trace"}
+
+
+@attrs.frozen
+class Request:
+    """What mount(8) asks for. `options`: of `mqfs serve` or `mqfs mount`, by their keys in a file."""
+
+    source: str
+    directory: str
+    options: dict[str, Any]
+    user: str = ""  # to serve as
+    fake: bool = False
+
+    @property
+    def is_of_server(self) -> bool:
+        return is_address(self.source)
+
+
+def is_address(source: str) -> bool:
+    """Whether it names a server; else a store."""
+    try:
+        return all(parse_address(word) for word in source.split(","))
+    except BadAddress:
+        return False
+
+
+def parse(arguments: list[str]) -> Request:
+    """Raises BadConfig."""
+    try:
+        flags, words = getopt.gnu_getopt(arguments, "sfnvrwo:t:")
+    except getopt.GetoptError as error:
+        raise BadConfig(f"{error.msg} (expected SOURCE DIR [-sfnvr] [-o OPTION,...])") from None
+    if len(words) != 2:
+        raise BadConfig(f"{len(words)} arguments (expected SOURCE DIR)")
+    source, given = words[0], dict(flags)
+    texts = [text for flag, value in flags if flag == "-o" for text in re.split(r"(?<!\\),", value) if text]
+    known = OF_A_SERVER if is_address(source) else KINDS.keys() - NOT_HERE | {"config", "uid"}
+    options: dict[str, Any] = {}
+    for text in texts + ["ro"] * ("-r" in given):
+        key, sign, value = text.replace("\\,", ",").partition("=")
+        key = key.replace("_", "-") if key not in IGNORED else key
+        if (key in IGNORED and not sign) or text.lower().startswith("x-"):
+            continue
+        if key == "ro":
+            raise BadConfig("ro: unsupported (expected rw, and modes of files)")
+        if key in known:
+            _add(options, key.replace("-", "_"), value if sign else None)
+        elif "-s" not in given:
+            raise BadConfig(f"{text!r}: unknown option (expected some of {' '.join(sorted(known))})")
+    user = options.pop("uid", "")
+    return Request(source, os.path.realpath(words[1]), options, user, "-f" in given)
+
+
+def _add(options: dict[str, Any], key: str, value: str | None) -> None:
+    """Add an option: several of a list, and one without a value where that is a flag. Raises BadConfig."""
+    kind = KINDS.get(key.replace("_", "-"), "text")
+    if (kind == "flag") != (value is None):
+        expected = key.replace("_", "-") if kind == "flag" else f"{key.replace('_', '-')}=VALUE"
+        raise BadConfig(f"{key.replace('_', '-')}: {'a' if value else 'no'} value (expected {expected})")
+    if kind == "list":
+        options[key] = (*options.get(key, ()), value)
+    else:
+        options[key] = True if kind == "flag" else value
+
+
+# ---------------------------------------------------------------- the child
+
+
+def serve(request: Request, notify: Callable[[str], None]) -> int:
+    """Serve until the mount is taken away or a signal comes; the exit code. Raises MqfsError, OSError."""
+    if request.user:
+        become(request.user)
+    return serve_server(request, notify) if request.is_of_server else serve_store(request, notify)
+
+
+def serve_store(request: Request, notify: Callable[[str], None]) -> int:
+    """Serve a store. One that is in use is waited for a moment: an unmount returns before its server has ended."""
+    from mqfs.server.app import run  # here, so that a wrong option needs none of it
+
+    values = dict(request.options)
+    file = read_file(values.pop("config")) if "config" in values else {}
+    own = {"store": os.path.realpath(request.source), "mount": request.directory}
+    options = join({"log_level": "warning", **file}, {**values, **own})
+    until = time.monotonic() + limits.SHUTDOWN_S
+    while True:
+        try:
+            return run(options, notify=notify, ends_with_mount=True)
+        except BadStore as error:
+            if "in use by process" not in error.detail or time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+
+
+def serve_server(request: Request, notify: Callable[[str], None]) -> int:
+    """Serve the tree of a server elsewhere."""
+    import trio  # here, as above
+
+    from mqfs.cli import mount
+    from mqfs.cli.bridge import secret
+    from mqfs.server import logs
+
+    logs.set_up("warning")
+    given = request.options
+    options = mount.Options(
+        addresses=request.source.split(","),
+        directory=request.directory,
+        patience_s=parse_duration(given.get("patience", "60s")) / 1e9,
+        allow_other=given.get("allow_other"),
+        user=given.get("user", ""),
+        token=secret(given.get("token_file")),
+        trace=False,
+    )
+    return trio.run(mount.run, options, notify)
+
+
+def become(user: str) -> None:
+    """Be that user, with its groups. Raises BadConfig."""
+    try:
+        entry = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
+    except (KeyError, OverflowError):
+        raise BadConfig(f"uid={user}: unknown user (expected one of getent passwd)") from None
+    if entry.pw_uid != os.geteuid():
+        os.initgroups(entry.pw_name, entry.pw_gid)
+        os.setgid(entry.pw_gid)
+        os.setuid(entry.pw_uid)
+
+
+def detach(state: str) -> None:
+    """At READY=1: say so, and leave the terminal."""
+    if state == "READY=1":
+        from mqfs.server import logs
+
+        logs.move_to_syslog()
+        os.write(2, READY)
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):
+            os.dup2(null, number)
+        os.close(null)
+
+
+def be_child(request: Request, pipe: int) -> NoReturn:
+    """Serve, and end with the exit code of mount(8)."""
+    os.setsid()
+    os.chdir("/")
+    os.dup2(pipe, 2)
+    os.close(pipe)
+    try:
+        code = FAILED if serve(request, detach) else 0
+    except BadConfig as error:
+        print(error, file=sys.stderr)
+        code = USAGE
+    except MqfsError as error:
+        print(error, file=sys.stderr)
+        code = FAILED
+    except OSError as error:
+        print(f"{request.source}: {error.strerror or error}", file=sys.stderr)
+        code = FAILED
+    sys.stderr.flush()
+    os._exit(code)
+
+
+# ---------------------------------------------------------------- the parent
+
+
+def mount(request: Request) -> int:
+    """Mount, and return when that is done: the exit code of mount(8). Prints what went wrong."""
+    ours, theirs = os.pipe()
+    if not (child := os.fork()):
+        os.close(ours)
+        be_child(request, theirs)
+    os.close(theirs)
+    with open(ours, "rb") as pipe:
+        said = pipe.read()
+    for line in said.rstrip(READY).decode(errors="replace").splitlines():
+        print(f"mount.mqfs: {line.removeprefix('mqfs: ')}", file=sys.stderr)
+    if said.endswith(READY):
+        return 0
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return code if code in (USAGE, FAILED) else FAILED
+
+
+def main() -> NoReturn:
+    """The entry point: one line for every failure, no traceback."""
+    try:
+        request = parse(sys.argv[1:])
+        sys.exit(0 if request.fake else mount(request))
+    except BadConfig as error:
+        print(f"mount.mqfs: {error}", file=sys.stderr)
+        sys.exit(USAGE)
