@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from importlib import import_module
 from typing import Any, NoReturn
 
 import click
@@ -18,21 +19,32 @@ import click
 import mqfs
 from mq_tools import completion
 from mq_tools.cli_types import usage_error
-from mqfs.cli.bridge import bridge
-from mqfs.cli.doctor import doctor
-from mqfs.cli.mcp import mcp
-from mqfs.cli.mount import mount
-from mqfs.cli.spark import spark
-from mqfs.cli.token import token
 from mqfs.errors import BadConfig, BadStore, MqfsError
 from mqfs.server.options import Options, command_line, join, read_file
 from mqfs.syntax.duration import parse_duration
 
+ELSEWHERE = ("bridge", "doctor", "mcp", "mount", "spark", "token")  # commands, each in a module beside of its name
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 PROMOTE = "promote"  # the socket in the store of a standby
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(click.Group):
+    """The commands. Those of other modules are imported when they are asked for: the shell completes in a moment."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *ELSEWHERE])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in ELSEWHERE:
+            found = super().get_command(ctx, cmd_name)
+        else:
+            found = getattr(import_module(f"mqfs.cli.{cmd_name}"), cmd_name)
+        if found is not None and "_MQFS_COMPLETE" in os.environ:
+            completion.complete_paths(found)
+        return found
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(mqfs.__version__, prog_name="mqfs", message="%(prog)s %(version)s")
 def command() -> None:
     """Message queues as files: directories are groups, files are streams."""
@@ -209,19 +221,11 @@ def parse_time(text: str) -> int:
         raise BadConfig(f"--until {text!r}: invalid time (expected @UNIX-SECONDS or @2026-01-31T12:00:00)") from None
 
 
-command.add_command(bridge)
 command.add_command(completion.command)
-command.add_command(doctor)
-command.add_command(mcp)
-command.add_command(mount)
-command.add_command(spark)
-command.add_command(token)
 
 
 def main() -> NoReturn:
     """The entry point: one line for every failure, no traceback."""
-    if "_MQFS_COMPLETE" in os.environ:
-        completion.complete_paths(command)
     try:
         result = command.main(prog_name="mqfs", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)
