@@ -25,7 +25,7 @@ _HINTS = {
 def open_file(path: str, flags: int) -> Iterator[int]:
     """An open file, closed with the block. Raises ToolError."""
     try:
-        fd = os.open(path, flags | os.O_CLOEXEC)
+        fd = os.open(path, flags | os.O_CLOEXEC, mode)
     except OSError as error:
         raise ToolError(f"{path}: {reason(error)}") from error
     try:

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         BadStore,
         BadTokens,
         Busy,
+        Conflict,
         Damaged,
         Denied,
         Disconnected,
@@ -84,8 +85,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Again", "BadAddress", "BadCommand", "BadConfig", "BadFid", "BadFrame", "BadName", "BadReplica",
-    "BadRequest", "BadRing",
-    "BadStore", "BadTokens", "Busy", "Damaged", "Denied", "Disconnected", "DiskFailed", "DiskFull", "Exists",
+    "BadRequest", "BadRing", "BadStore", "BadTokens", "Busy", "Conflict", "Damaged", "Denied", "Disconnected",
+    "DiskFailed", "DiskFull", "Exists",
     "FellBehind", "Interrupted", "IsDirectory", "MountError", "MqfsError", "NoAttribute", "NoAuthentication",
     "NotDirectory", "NotEmpty", "NotFound", "NotPermitted", "OverLimit", "OverQuota", "ReadOnly", "RemoteError",
     "Stale", "Standby", "StreamFull", "TooLong", "Unsupported",

@@ -9,6 +9,7 @@ page docs/reference/errors.md is made of them.
 from __future__ import annotations
 
 import errno as _errno
+import re
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -118,6 +119,21 @@ class Exists(MqfsError):
     """
 
     errno, text, http = _errno.EEXIST, "file already exists", 409
+
+
+class Conflict(MqfsError):
+    """The newest message of the stream is not the one that `expect` names: another was written, or it is not retained.
+
+    Read the stream to its end, and decide again. The text has the sequence of the newest message; 0: it has none.
+    """
+
+    errno, text, http = _errno.EEXIST, "newest message differs", 412
+
+    @property
+    def newest(self) -> int:
+        """The sequence of the stream's newest message; 0 where it has none, or none is known."""
+        found = re.search(r"newest message (\d+)", self.detail)
+        return int(found[1]) if found else 0
 
 
 class Denied(MqfsError):

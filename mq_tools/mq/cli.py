@@ -62,6 +62,12 @@ def print_json(value: Any) -> None:
 @click.option("--id", metavar="ID", help="Idempotency key: a repeat within the group's 'dedup' is not appended.")
 @click.option("--key", metavar="KEY", help="Key: which messages belong together.")
 @click.option("--single", is_flag=True, help="Deliver to exactly one receiver.")
+@click.option(
+    "--expect",
+    type=click.IntRange(0),
+    metavar="SEQUENCE",
+    help="Fail unless the newest message of the stream has that sequence; 0: unless it has none.",
+)
 @click.option("-H", "--header", "headers", multiple=True, metavar="KEY=VALUE", help="Add a header. Repeatable.")
 @click.option("-l", "--lines", is_flag=True, help="Write each line of standard input as a message.")
 @click.option("-N", "--no-newline", is_flag=True, help="Add no newline to the words of BODY.")
@@ -79,7 +85,7 @@ def put(stream: str, body: Sequence[str], **options: Any) -> None:
         raise ToolError("--delay and --at: both given (expected one)", USAGE)
     if body and options["lines"]:
         raise ToolError("-l and BODY: both given (expected one)", USAGE)
-    fields = {key: options[key] for key in ("delay", "at", "ttl", "priority", "id", "key", "single")}
+    fields = {key: options[key] for key in ("delay", "at", "ttl", "priority", "id", "key", "single", "expect")}
     metadata = Metadata(**fields, headers=headers_of(options["headers"]))
     bodies = bodies_of(body, lines=options["lines"], newline=not options["no_newline"])
     putter = Putter(target, stream, make=options["make"])

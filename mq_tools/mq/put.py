@@ -30,7 +30,11 @@ class Metadata:
 
     def keys(self) -> dict[str, Any]:
         """The keys that have a value."""
-        return {key: value for key, value in attrs.asdict(self).items() if value not in (None, False, {})}
+        return {
+            key: value
+            for key, value in attrs.asdict(self).items()
+            if value is not None and value is not False and value != {}
+        }
 
 
 def headers_of(words: Sequence[str]) -> dict[str, str]:

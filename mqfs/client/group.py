@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from mqfs import limits
-from mqfs.client.administration import Administration
 from mqfs.client.callbacks import Handler, OnError, Registration, Worker
 from mqfs.client.delivery import Claim, Claims, consumer_opener, opener
 from mqfs.client.dispatching import Registry
@@ -74,6 +73,7 @@ class Group(Administration):
         id: str = "",
         key: str = "",
         single: bool = False,
+        expect: int | None = None,
         create: bool = True,
         ephemeral: bool = False,
         wait: Durability = "committed",
@@ -92,6 +92,8 @@ class Group(Administration):
             id: A message whose `id` came within the group's `dedup` is not published again. Empty: none.
             key: Which messages belong together, at most 255 bytes. Empty: none.
             single: Whether it is for one receiver, also in a group with `deliver all`.
+            expect: The sequence of the newest message that the stream retains; 0: none. Where it is another one the
+                message is not published. None: any.
             create: Whether a missing stream is made.
             ephemeral: Whether it is for subscribers in shared memory only, and never in the log. Takes no other option.
             wait: "committed": return when it is as durable as the group's `sync` demands. "published": in shared
@@ -104,6 +106,7 @@ class Group(Administration):
 
         Raises:
             NotFound: The stream is missing, with `create=False`.
+            Conflict: The newest message is not the one of `expect`; `error.newest` is.
             StreamFull: The stream is full, with `full reject`.
             TooLong: The body is larger than a message, with an option that forbids this.
             TimeoutError: There was no room in `wait_s` seconds; nothing was published.
@@ -115,12 +118,10 @@ class Group(Administration):
         committed = wait != "published" and is_committed(wait)
         if self._escapes:
             stream, headers = addressed(stream, headers)
-        has_options = (
-            not (ttl is delay is at is priority is wait_s is None) or headers or id or key or single or ephemeral
-        )
-        if not has_options:
+        has_options = not (ttl is delay is at is priority is expect is wait_s is None) or headers or id or key or single
+        if not (has_options or ephemeral):
             return self._publish_now(stream, body, committed) or self._publisher.plain(stream, body, create, committed)
-        message = Outgoing(stream, body, ttl, delay, at, priority, headers, id, single, key)
+        message = Outgoing(stream, body, ttl, delay, at, priority, headers, id, single, key, expect)
         if ephemeral:
             return self._publisher.ephemeral(message, create, [] if wait_s is None else ["wait_s"])
         return self._publisher.publish(message, create, wait_s)

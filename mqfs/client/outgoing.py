@@ -110,6 +110,7 @@ class PublishOptions(TypedDict, total=False):
     id: str
     key: str
     single: bool
+    expect: int | None
     create: bool
     ephemeral: bool
     wait: Durability

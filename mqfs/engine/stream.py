@@ -6,6 +6,7 @@ and the order of things between streams, are the group's.
 
 from __future__ import annotations
 
+import stat
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 

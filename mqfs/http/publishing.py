@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from json.decoder import scanstring  # type: ignore[attr-defined]
+from time import monotonic
 from typing import Any
 
 from mqfs import limits
@@ -22,11 +25,13 @@ from mqfs.http.groups import is_there, make_stream, write
 from mqfs.http.target import absent
 from mqfs.model import Step, Wait
 from mqfs.records import headers
+from mqfs.syntax.duration import parse_number
 
 FRAMES = "application/vnd.mqfs.frames"
 NAMED = "mqfs-h-"
 TRACING = ("traceparent", "tracestate")
-_KEYS = {"idempotency-key", *TRACING}
+_KEYS = {"idempotency-key", "if-match", "if-none-match", *TRACING}
+_TAG = re.compile(r'"([0-9]{1,19})"')
 _SHORT_BYTES = 16 << 10  # of a line that is read as any JSON: whatever it holds, that takes less than a millisecond
 _LINE_BYTES = 4 * limits.MESSAGE_BYTES  # of any line: a body in base64, or with most characters escaped
 _PAIRS = limits.HEADER_BYTES // 3  # in an object: no message has more headers
@@ -91,6 +96,8 @@ def published(call: Call, sequence: int, stream: Any = None, place: str = "") ->
         head.append(("Mqfs-Sequence", text))
         if place:
             head.append(("Location", place + text))
+        if stream is not None:
+            head.append(("ETag", f'"{text}"'))
     if not retained:
         head.append(("Mqfs-Retained", "no"))
     if JSON in call.request.headers.get("accept", ""):
@@ -184,9 +191,29 @@ def keys(call: Call) -> dict[str, Any]:
         key = given.get("idempotency-key")
     if key is not None:
         found["id"] = key
+    if (expect := _expected(call)) is not None:
+        found["expect"] = expect
     if own := {**_from_headers(given), **_from_query(call)}:
         found["headers"] = own
     return found
+
+
+def _expected(call: Call) -> int | None:
+    """The newest message that the stream is to have: of `expect`, or of If-Match and If-None-Match, whose entity tag is
+    that message's sequence."""
+    if (text := call.option("expect", "mqfs-expect")) is not None:
+        return parse_number(text)
+    given = call.request.headers
+    if given.get("if-none-match") == "*":
+        return 0
+    if (tag := given.get("if-match")) is None:
+        return None
+    if (found := _TAG.fullmatch(tag)) is None:
+        raise BadRequest(
+            f"header If-Match {tag[:40]!r}: invalid entity tag ("
+            f'expected the sequence of a message in double quotes, or "0")'
+        )
+    return parse_number(found[1])
 
 
 def _from_headers(given: dict[str, str]) -> dict[str, str]:

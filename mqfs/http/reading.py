@@ -350,7 +350,7 @@ async def _forever(call: Call, source: Source, words: Wish, data: bytes) -> Asyn
 
 
 def one(call: Call) -> Answer:
-    """The message of `seq`, with its headers as far as HTTP can carry them."""
+    """The message of `seq`."""
     sequence = call.number("seq", 1 << 62) or 0
     cursor = open_cursor(call, [call.target.name], str(sequence), "json")
     try:
@@ -368,7 +368,7 @@ def one(call: Call) -> Answer:
         cursor.close()
     message = json.loads(line)
     body = message["body"].encode() if "body" in message else answers.base64_body(message["body_base64"])
-    head = [*NO_STORE, SANDBOX, ("Mqfs-Sequence", str(sequence)), ("Mqfs-Time", line_time(line))]
+    head = [*NO_STORE, SANDBOX, ("Mqfs-Sequence", str(message["sequence"])), ("Mqfs-Time", line_time(line))]
     head += [(f"Mqfs-H-{name}", text) for name, text in message.get("headers", {}).items() if carries(name, text)]
     return Answer(200, body, answers.RAW.kind, head)
 
@@ -393,7 +393,7 @@ async def look(call: Call) -> Answer:
         kept = call.tree.stat(node).kept_bytes
         first = node.kept.first_kept() or end
         head += [("Mqfs-First", str(first)), ("Mqfs-Messages", str(node.kept.count)), ("Mqfs-Bytes", str(kept))]
-        head.append(("Mqfs-Written", str(node.written)))
+        head += [("Mqfs-Written", str(node.written)), ("ETag", f'"{node.kept.newest_kept()}"')]
     return Answer(200, headers=head, kind=answers.RAW.kind)
 
 

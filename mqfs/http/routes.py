@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import IsDirectory, MqfsError
+from mqfs.errors import Conflict, IsDirectory, MqfsError
 from mqfs.http import consuming, groups, metrics, openapi, publishing, reading
 from mqfs.http.answers import FORMATS, JSON, RAW, TEXT, Answer, BadRange, Headers, NotAllowed, problem
 from mqfs.http.answers import LINES as JSON_LINES
@@ -31,7 +31,7 @@ _CONSUMER = ("over", "transient", "private", "memory", "backlog", "full")
 _PLACES = ("Mqfs-First", "Mqfs-Next")
 _MESSAGES = tuple(dict.fromkeys(form.kind for form in FORMATS.values()))
 _READ = Sends(_MESSAGES, (*_PLACES, "Mqfs-Sequence", "Mqfs-Time"))
-_PUBLISHED = Sends((TEXT, JSON), ("Mqfs-Sequence", "Location", "Mqfs-Retained"))
+_PUBLISHED = Sends((TEXT, JSON), ("Mqfs-Sequence", "Location", "ETag", "Mqfs-Retained"))
 _JSON, _TEXT, _JSON_LINES = Sends((JSON,)), Sends((TEXT,)), Sends((JSON_LINES,))
 _BODY = "3 lamps"
 
@@ -60,13 +60,13 @@ ROUTES: tuple[Route, ...] = (
     Route("PUT", "group", "/shop/", groups.is_there, "The group is there.", statuses=(200, 412)),
     Route("DELETE", "group", "/shop/", groups.remove_group, "Remove an empty group.", statuses=(204, 409)),
     Route("PUT", "new stream", "/shop/orders", publishing.put, "Make a stream; with a body, publish.",
-          options=_PUBLISH, body=MESSAGE, statuses=(201, 400), sends=_PUBLISHED, example=_BODY),
+          options=_PUBLISH, body=MESSAGE, statuses=(201, 400, 412), sends=_PUBLISHED, example=_BODY),
     Route("PUT", "stream", "/shop/orders", publishing.put_there, "Publish the body; without one the stream is there.",
           options=_PUBLISH, body=MESSAGE, statuses=(200, 201, 412), sends=_PUBLISHED, example=_BODY),
     Route("POST", "new stream", "/shop/orders", publishing.publish, "Make a stream, and publish the body.",
-          options=_PUBLISH, body=MESSAGE, statuses=(201, 404), sends=_PUBLISHED, example=_BODY),
+          options=_PUBLISH, body=MESSAGE, statuses=(201, 404, 412), sends=_PUBLISHED, example=_BODY),
     Route("POST", "stream", "/shop/orders", publishing.publish, "Publish the body as one message.",
-          options=_PUBLISH, body=MESSAGE, statuses=(201,), sends=_PUBLISHED, example=_BODY),
+          options=_PUBLISH, body=MESSAGE, statuses=(200, 201, 412, 504), sends=_PUBLISHED, example=_BODY),
     Route("DELETE", "stream", "/shop/orders", groups.unlink, "Remove a stream.", statuses=(204,)),
     Route("DELETE", "view", "/shop/view", groups.unlink, "Remove a view.", statuses=(204,)),
     Route("GET", "stream", "/shop/orders", reading.read, "Read messages; takes none.",
@@ -76,7 +76,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "new stream", "/shop/orders", reading.absent, "No such stream.",
           options=reading.OPTIONS, statuses=(204, 404)),
     Route("HEAD", "stream", "/shop/orders", reading.look, "Where a stream begins and ends.", options=reading.OPTIONS,
-          sends=Sends((RAW.kind,), (*_PLACES, "Mqfs-Messages", "Mqfs-Bytes", "Mqfs-Written"))),
+          sends=Sends((RAW.kind,), (*_PLACES, "Mqfs-Messages", "Mqfs-Bytes", "Mqfs-Written", "ETag"))),
     Route("HEAD", "view", "/shop/view", reading.look, "Where the next message will be.", options=reading.OPTIONS,
           sends=Sends((RAW.kind,), ("Mqfs-Next",))),
     Route("GET", "kept", "/shop/.kept/orders", groups.read, "What a stream keeps, as a file.",
@@ -175,6 +175,8 @@ class Table:
         headers: Headers = [("Cache-Control", "no-store")]
         if isinstance(error, NotAllowed):
             headers.append(("Allow", ", ".join(error.allowed)))
+        elif isinstance(error, Conflict):
+            headers.append(("ETag", f'"{error.newest}"'))
         elif isinstance(error, BadRange):
             headers.append(("Content-Range", f"bytes */{error.size}"))
         elif error.http == 401:

@@ -49,6 +49,7 @@ class EncodedBatch(NamedTuple):
     fresh: Sequence[str]  # names that were not known: they take the next places of the table
     rows: Sequence[Row]  # of each stream, by its first message
     headed: bool  # some have headers
+    expected: Mapping[str, int] = MappingProxyType({})  # of a stream, the newest message that is to be there
 
 
 def encode_batch(

@@ -88,6 +88,45 @@ def test_the_same_id_is_published_once(tree: Client, name: str) -> None:
     assert bodies(group) == [b"once"]
 
 
+def test_a_message_is_published_only_after_the_one_expected(tree: Client, name: str) -> None:
+    group = kept(tree, name)
+    first = group.publish("s", "one", expect=0).sequence
+    with pytest.raises(errors.Conflict) as caught:
+        group.publish("s", "two", expect=0)
+    assert caught.value.newest == first
+    assert group.publish_many([Outgoing("s", "two", expect=first), Outgoing("t", "three", expect=0)]) == 2
+    assert bodies(group) == [b"one", b"two", b"three"]
+
+
+def test_of_writers_that_expect_the_same_one_wins(tree: Client, name: str) -> None:
+    """Beside others that publish plainly, perhaps in shared memory."""
+    group = kept(tree, name)
+    lost = []
+
+    def count(tag: int) -> None:
+        for _ in range(10):
+            while True:
+                seen = list(group.history(pattern="s"))
+                number = sum(message.body != b"plain" for message in seen)
+                try:
+                    group.publish("s", f"{number}", expect=seen[-1].sequence if seen else 0)
+                    break
+                except errors.Conflict:
+                    lost.append(tag)
+
+    def plain() -> None:
+        for _ in range(20):
+            group.publish("s", b"plain")
+
+    threads = [threading.Thread(target=count, args=(tag,)) for tag in range(2)] + [threading.Thread(target=plain)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG_S)
+    counted = [body for body in bodies(group) if body != b"plain"]
+    assert counted == [b"%d" % number for number in range(20)]
+
+
 def test_a_message_that_waits_for_its_time(tree: Client, name: str) -> None:
     group = kept(tree, name)
     with group.subscribe() as messages:

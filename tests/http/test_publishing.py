@@ -64,6 +64,33 @@ def test_a_key_makes_a_repeat_harmless(web: Web, group: str) -> None:
     assert web.get(f"{group}/s").body == b"xy"
 
 
+def test_a_condition_on_the_newest_message(web: Web, group: str) -> None:
+    web.put(f"{group}/s")
+    assert web.ask("HEAD", f"{group}/s").headers["ETag"] == '"0"'
+    sent = web.ask("POST", f"{group}/s", "one", If_None_Match="*")
+    assert (sent.status, sent.headers["ETag"]) == (201, '"1"')
+    for given in ({"If_None_Match": "*"}, {"If_Match": '"0"'}, {"Mqfs_Expect": "0"}):
+        refused = web.ask("POST", f"{group}/s", "two", **given)
+        assert (refused.status, refused.headers["ETag"]) == (412, '"1"')
+    assert web.ask("POST", f"{group}/s", "two", If_Match='"1"').status == 201
+    assert web.post(f"{group}/s?expect=2", "three").status == 201
+    assert web.ask("HEAD", f"{group}/s").headers["ETag"] == '"3"'
+    assert web.get(f"{group}/s").body == b"onetwothree"
+
+
+@pytest.mark.parametrize("tag", ["1", "*", 'W/"1"', '"1", "2"', '"x"', ""])
+def test_an_entity_tag_that_is_no_sequence(web: Web, group: str, tag: str) -> None:
+    assert web.ask("POST", f"{group}/s", "x", If_Match=tag).status == 400
+    assert web.get(f"{group}/.stats").json["written"] == 0
+
+
+def test_a_batch_with_a_condition(web: Web, group: str) -> None:
+    web.post(f"{group}/s", "one")
+    line = {"stream": "s", "body": "two", "headers": {"expect": "7"}}
+    refused = web.ask("POST", f"{group}/.batch", json.dumps(line), Content_Type="application/x-ndjson")
+    assert (refused.status, refused.headers["ETag"]) == (412, '"1"')
+
+
 def test_a_repeat_after_a_kill_is_published_once(web: Web) -> None:
     group = web.group()
     sent = [web.ask("POST", f"{group}/s", str(n), Idempotency_Key=f"n{n}").body for n in range(5)]

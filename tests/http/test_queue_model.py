@@ -97,6 +97,9 @@ class OverHttp(RuleBasedStateMachine):
         )
         if name not in model.names or (given.get("delay") and model.set["depth"]):
             return  # what comes due finds room
+        ahead = given.pop("ahead", more.pop("ahead", None))
+        if ahead is not None and "delay" not in given:
+            given["expect"] = more["expect"] = model.newest(model.names[name]) + ahead - 1
         if more["id"] is not None and any(b[5] == more["id"] for b in model.blocked):
             return  # of two with one id that wait for room: tested elsewhere
         body = f"{wait}:".encode()
@@ -110,14 +113,16 @@ class OverHttp(RuleBasedStateMachine):
         fields = {f"Mqfs-{key}": f"{value}s" for key, value in given.items() if key in ("ttl", "delay")}
         fields |= {"Idempotency-Key": given["id"]} if "id" in given else {}
         fields |= {"Mqfs-Priority": "9"} if "priority" in given else {}
+        fields |= {"If-Match": f'"{given["expect"]}"'} if "expect" in given else {}
         its = self.subject.ask(wait, "POST", name, body, **fields)
         self.same(wanted, its if its == WAIT else self.shown(its, wanted))
 
     plain_1 = rule(name=NAMES, id=st.none())(publish)
     plain_2 = rule(name=NAMES, id=st.none())(publish)
     put = rule(
-        name=NAMES, ttl=SOME([0, 0, 2, 6]), delay=SOME([0, 0, 0, 1, 3]), priority=SOME([5, 5, 9]), id=SOME([None, "i"])
-    )(publish)
+        name=NAMES, ttl=SOME([0, 0, 2, 6]), delay=SOME([0, 0, 0, 1, 3]), priority=SOME([5, 5, 9]), id=SOME([None, "i"]),
+        ahead=SOME([None, None, 1, 1, 2]),
+    )(publish)  # fmt: skip
 
     def published(self, wait: int, result: Any) -> Any:
         """A status and a body; of a message that was known by its key, or is held, the body alone differs."""

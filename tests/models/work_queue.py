@@ -47,7 +47,7 @@ class Model:
         self.handles: dict[str, Handle] = {}
         # (key of the wait, handle key, count), in the order in which they began to wait
         self.parked: list[tuple[int, str, int]] = []
-        # (key of the wait, stream id, body, headers, ttl, id, result)
+        # (key of the wait, stream id, body, headers, ttl, id, result, expected newest)
         self.blocked: list[tuple[int, int, bytes, dict[str, str], int, str | None, int]] = []
         self.held: list[dict[str, Any]] = []  # puts that are not due: dicts
         self.claimed = 0
@@ -220,6 +220,7 @@ class Model:
         priority: int = 5,
         id: str | None = None,
         headers: dict[str, str] | None = None,
+        expect: int | None = None,
     ) -> Answer:
         """`count`: what the write returns."""
         if name not in self.names:
@@ -240,7 +241,11 @@ class Model:
             self.remember(id)
             self.next += 1
             return count
-        return self.go(self.append(wait, self.names[name], body, headers, ttl, id, count))
+        return self.go(self.append(wait, self.names[name], body, headers, ttl, id, count, expect))
+
+    def newest(self, stream: int) -> int:
+        """The sequence of the newest message that the stream keeps; 0: none."""
+        return max((m["seq"] for m in self.kept(stream)), default=0)
 
     def known(self, id: str | None) -> bool:
         return id is not None and id in self.ids and self.ids[id][0] > self.now
@@ -259,9 +264,12 @@ class Model:
         ttl: int,
         id: str | None,
         result: int,
+        expect: int | None = None,
         again: bool = False,
     ) -> Answer:
-        full, parked = self.set["full"], (wait, stream, body, headers, ttl, id, result)
+        full, parked = self.set["full"], (wait, stream, body, headers, ttl, id, result, expect)
+        if expect is not None and expect != self.newest(stream):
+            return "Conflict"
         if not again and any(b[1] == stream for b in self.blocked):
             self.put_seq = None
             return self.park(parked)

@@ -344,10 +344,13 @@ class Machine(RuleBasedStateMachine):
 
     @rule(
         data=st.data(), name=NAMES, priority=SOME([5, 5, 0, 9]), ttl=SOME([0, 0, 2, 6]), delay=SOME([0, 0, 0, 1, 3]),
-        id=SOME([None, None, "i", "j"]), headers=SOME([{}, {}, {"k": "v"}]),
+        id=SOME([None, None, "i", "j"]), headers=SOME([{}, {}, {"k": "v"}]), ahead=SOME([None, None, None, 0, 0, 1]),
     )  # fmt: skip
-    def put(self, data: st.DataObject, name: str, **more: Any) -> None:
+    def put(self, data: st.DataObject, name: str, ahead: int | None, **more: Any) -> None:
+        """`ahead`: how far what it expects is from the newest message."""
         model = self.model
+        if ahead is not None and not more["delay"] and name in model.names:
+            more["expect"] = model.newest(model.names[name]) + ahead
         bounded = any(c["backlog"] for c in model.consumers) or model.set["depth"] or model.set["size"]
         if more["delay"] and bounded:
             return  # what comes due finds room
@@ -359,6 +362,8 @@ class Machine(RuleBasedStateMachine):
         row.update({key: f"{more[key]}s" for key in ("ttl", "delay") if more[key]})
         if more["priority"] != 5:
             row["priority"] = more["priority"]
+        if "expect" in more:
+            row["expect"] = more["expect"]
         body = f"{wait} put".encode()
         text = json.dumps(row).encode() + data.draw(SOME([b" ", b"\n", b"\t"])) + body
         self.by[wait] = "put"

@@ -209,7 +209,7 @@ class Plan:
     def prepare(self, steps: Steps) -> Work[None]:
         """Add lines that were checked."""
         for count, (settings, action) in enumerate(steps, 1):
-            note = self.rehearse if action is not None and action.verb == "drop" else self.add
+            note = self.rehearse if action is not None and action.verb in _DROPS else self.add
             note(settings, action)
             if count == _STEPS:
                 self._group.log.reserve_numbers(len(steps))

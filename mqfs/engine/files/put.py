@@ -50,8 +50,7 @@ class PutHandle(CommandFile):
             if stream is None:
                 raise self.group.no_stream(put.stream)
             require(self.user, stream.state, W, put.stream)
-            due = self._due_ns(put)
-            step = self._hold(stream, put, body, due, len(data)) if due else self._post(stream, put, body, len(data))
+            step = self._put(stream, put, body, len(data))
         except errors.MqfsError as error:
             self.refused(error)
             raise
@@ -101,7 +100,7 @@ class PutHandle(CommandFile):
         head = headers.encode(texts) if texts else b""
         answer = partial(self._answer, stream, put, 0)
         return self.group.publisher.write(
-            stream, WriteRequest(Kind.MESSAGE, (body,), total, None, head, self._id(put), answer)
+            stream, WriteRequest(Kind.MESSAGE, (body,), total, None, head, self._id(put), answer, expect=put.expect)
         )
 
     def _id(self, put: PutRequest) -> PutId | None:
@@ -195,7 +194,8 @@ class BatchHandle(FramesFile):
         require_fit(packed.messages, len(packed.data))
         numbers = array("I", [stream.number for stream in streams])
         source = Source(packed.messages, len(packed.data), numbers, lambda: [packed.data])
-        unit = AtomicBatch(self.group.publisher, [source], tallies, value)
+        expected = {self.stream(name): sequence for name, sequence in packed.expected.items()}
+        unit = AtomicBatch(self.group.publisher, [source], tallies, value, expected=expected)
         unit.done = lambda: self._tell(unit)
         return unit.write()
 

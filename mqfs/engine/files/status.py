@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, cast
 
 import attrs

@@ -144,6 +144,8 @@ class PartPutHandle(PutHandle):
             head = headers.encode(self._texts(put))
             part = self.node.part
             packed = batch.concatenate([(put.stream, head, body)], part.places)
+            if put.expect is not None:
+                packed = packed._replace(expected={put.stream: put.expect})
             ranked = put.priority != headers.NORMAL or bool(put.ttl) or put.single
             part.add(self.user, packed, ranked=ranked, put_id=self._id(put))
         except errors.MqfsError as error:

@@ -17,6 +17,7 @@ HEAD = struct.Struct("<IHH")
 _TEXT_BYTES = struct.Struct("<H")
 _LOOKED_AT, _LOOKED_AT_BYTES = 64, 4_096  # frames looked at one by one, and then in bulk again
 _NO_ROW = batch.Row(0, 0, 0, 0)
+_EXPECT = headers.key(headers.EXPECT)
 
 
 class Frame(NamedTuple):
@@ -50,6 +51,7 @@ class Packing:
         self._fresh: list[str] = []
         self._pieces: list[bytes] = []
         self._rows: dict[int, batch.Row] = {}
+        self._expected: dict[str, int] = {}
         self._at = self._messages = 0
         self._headed = False
 
@@ -78,6 +80,7 @@ class Packing:
             self._fresh,
             list(self._rows.values()),
             self._headed,
+            self._expected,
         )
 
     def _in_bulk(self) -> tuple[batch.EncodedBatch, int] | None:
@@ -91,8 +94,11 @@ class Packing:
         messages, begin = [], self._at
         end = begin
         for name, head, body in islice(parse(self.data, begin, self._messages), _LOOKED_AT):
-            messages.append((name, self._sender + head if head or self._always else b"", body))
             end += HEAD.size + len(name.encode()) + len(head) + len(body)
+            if _EXPECT in head and headers.EXPECT in (texts := headers.decode(head)):
+                merge_expected(self._expected, {name: int(texts.pop(headers.EXPECT))})
+                head = headers.encode(texts)
+            messages.append((name, self._sender + head if head or self._always else b"", body))
             if end - begin > _LOOKED_AT_BYTES:
                 break
         return batch.concatenate(messages, self._known, self._more), end
@@ -186,13 +192,23 @@ def check_headers(data: bytes) -> None:
         if value + 2 > end or (stop := value + 2 + _TEXT_BYTES.unpack_from(data, value)[0]) > end:
             raise errors.BadCommand("incomplete header (expected u8 key bytes, key, u16 value bytes, value)")
         key = data[at + 1 : value].decode()
-        check_value(key, data[value + 2 : stop].decode())
+        text = data[value + 2 : stop].decode()
+        check_value(key, text)
+        if key == headers.EXPECT and not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63):
+            raise errors.BadCommand(f"header 'expect': {text[:40]!r} (expected the sequence of a message, or 0)")
         if not key or key in seen:
             raise errors.BadCommand(f"header {key!r}: given twice" if key else "header without a name")
-        if key in headers.RESERVED:
+        if key in headers.RESERVED and key != headers.EXPECT:
             raise errors.BadCommand(f"header {key!r}: set by the server (expected another name)")
         seen.add(key)
         at = stop
+
+
+def merge_expected(all_expected: dict[str, int], more: Mapping[str, int]) -> None:
+    """Add conditions, by stream. Raises BadCommand where one stream has two."""
+    for name, sequence in more.items():
+        if all_expected.setdefault(name, sequence) != sequence:
+            raise errors.BadCommand(f"expect: {all_expected[name]} and {sequence} of stream {name!r} (expected one)")
 
 
 def check_value(key: str, text: str) -> None:

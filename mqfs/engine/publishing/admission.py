@@ -49,6 +49,7 @@ class WriteRequest:
     id: PutId | None = None  # of a `.put`
     on_sequence: OnSequence | None = None
     unit: AtomicBatch | None = None  # for this and perhaps other streams
+    expect: int | None = None  # the newest message that the stream is to have; 0: none
 
     @property
     def size(self) -> int:

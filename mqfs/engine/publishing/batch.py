@@ -15,6 +15,7 @@ import attrs
 
 from mqfs import errors, limits
 from mqfs.clock import Clock
+from mqfs.engine.language import batch_frames
 from mqfs.engine.language.permissions import W, require
 from mqfs.engine.language.settings import NO_DEPTH
 from mqfs.engine.publishing.admission import Admission, PutId, WriteRequest, depth_reached, has_room, lacking_backlog
@@ -58,6 +59,7 @@ class AtomicBatch:
     ranked: bool = False  # some have headers that say how they are served
     changes: Sequence[Change] = ()
     ids: Mapping[PutId, int] = attrs.Factory(dict)  # of messages, by their place; a known one makes all of it a repeat
+    expected: Mapping[Stream, int] = attrs.Factory(dict)  # the newest message that each stream is to have before it
     done: Callable[[], None] | None = None  # called when it is appended, or discarded
     undo: Callable[[], None] | None = None  # called when it will not be
     first: int = 0  # sequence of its first message, once it is appended
@@ -108,6 +110,7 @@ class AtomicBatch:
                 raise errors.NotFound(f"stream {stream.name!r}: removed")
         if self._is_repeat():
             return None
+        publisher.require_expected(self.expected)
         if self.size > publisher.retention.bound_bytes():
             most = publisher.retention.bound_bytes()
             raise errors.TooLong(f"batch of {self.size} bytes: exceeds the group's log (expected at most {most})")
@@ -300,6 +303,7 @@ class StagedBatch:
         self._borders = [0]  # of what is read at once
         self.messages = 0
         self.ids: dict[PutId, int] = {}  # of its messages, by their place
+        self.expected: dict[str, int] = {}  # the newest message of streams, at the commit
         self.ranked = self.committing = self.dropped = False
         self.made_ns = self.mtime_ns = clock.wall_ns()
         self.used_ns = clock.engine_ns()
@@ -322,12 +326,15 @@ class StagedBatch:
         for row in packed.rows:
             self.stream(user, names[row.place])
         require_fit(self.messages + packed.messages, self.staged.size + len(packed.data))
+        expected = dict(self.expected)
+        batch_frames.merge_expected(expected, packed.expected)
         self._staging.take(self.attributes.uid, len(packed.data))
         try:
             self.staged.append(packed.data)
         except OSError as error:
             self._staging.give(self.attributes.uid, len(packed.data))
             raise errors.DiskFull(f"part {self.name!r}: {error}") from error
+        self.expected = expected
         if put_id is not None:
             self.ids[put_id] = self.messages
         self._count(packed)

@@ -77,22 +77,35 @@ class DelayedMessages:
         if (quotas := self._host.publisher.kept_quotas) is not None:
             quotas.check({stream: stored(1, len(body) + len(head))})
         self._host.publisher.retention.reserve_room(len(body) + len(head) + 40)
-        sequence = self._log.append_batch([Draft(Kind.MESSAGE, PUT, body, head)], changes)
+        sequence = self._log.append_batch([Draft(Kind.MESSAGE, PUT, body, head)], changes, acks)
         self._log.state.nameless(PUT)
-        self._add(sequence, stream.number, due_ns, len(body) + len(head))
-        ends = self._host.publisher.consumers.read_ends
-        if self._log.shown is None:
-            ends.end_reads()  # no delivery does
-        else:
-            self._log.hold(sequence, lambda _: ends.end_reads())
+        self._count(sequence, stream.number, len(body) + len(head))
+        if headers.NEXT not in texts:
+            self._add(sequence, due_ns)
+        self.end_reads(sequence)
         return sequence
 
-    def _add(self, sequence: int, stream: int, due_ns: int, size: int) -> None:
+    def end_reads(self, sequence: int) -> None:
+        """End the reads that end at a message which was appended here: no delivery does."""
+        ends = self._host.publisher.consumers.read_ends
+        if self._log.shown is None:
+            ends.end_reads()
+        else:
+            self._log.hold(sequence, lambda _: ends.end_reads())
+
+    def _count(self, sequence: int, stream: int, size: int) -> None:
         self._streams[sequence] = stream
         self._sizes[sequence] = size
         self._bytes[stream] += stored(1, size)
+
+    def _add(self, sequence: int, due_ns: int) -> None:
         heapq.heappush(self._due, (due_ns, sequence))
         self._alarm.at(due_ns)
+
+    def replaced(self, sequence: int, new: int) -> None:
+        """One was published, and another of the same stream and size, about, waits from now on: that was recorded."""
+        self._count(new, self._streams[sequence], self._sizes[sequence])
+        self._forget(sequence)
 
     def of(self, stream: int) -> int:
         """How many are for that stream."""
@@ -169,8 +182,9 @@ class DelayedMessages:
 
     def drop_steps(self, sequences: list[int]) -> list[AckSteps]:
         """The steps that drop these."""
-        own = self._log.state.nameless(PUT)
-        assert own is not None
+        own = self._log.state.nameless(PUT) if sequences else None
+        if own is None:
+            return []
         return [(own, self._step(sequence)) for sequence in sequences]
 
     def dropped(self, sequences: list[int]) -> None:

@@ -13,6 +13,7 @@ from mqfs.engine.language.settings import NO_DEPTH
 from mqfs.engine.publishing import admission
 from mqfs.engine.publishing.admission import Admission, OnSequence, WriteRequest
 from mqfs.engine.publishing.kept_quotas import stored
+from mqfs.engine.retention.retained import newest_written
 from mqfs.model import Draft, Kind, Record, Step, Wait
 from mqfs.state.group import Change
 
@@ -90,6 +91,8 @@ class Publisher:
             return request.unit.admit()
         if self._is_duplicate(request):
             return Admission.APPEND
+        if request.expect is not None:
+            self.require_expected({stream: request.expect})
         settings, verdict, messages = self.log.settings, Admission.APPEND, len(request.bodies)
         need = request.total + RECORD_BYTES * messages
         if request.kind != MESSAGE:
@@ -108,6 +111,17 @@ class Publisher:
         if verdict is Admission.CUT:
             stream.kept.cut_to_depth(messages, request.size)
         return Admission.APPEND
+
+    def require_expected(self, expected: Mapping[Stream, int]) -> None:
+        """Raises Conflict where the newest message of a stream is not that one. A ring, in which others would publish
+        before the append, ends first."""
+        if expected and (ring := self._host.ring) is not None:
+            ring.retire("a conditional append")
+            if self._host.ring is not None:
+                raise errors.DiskFull("expect: messages of the ring are not in the log yet (repeat the write)")
+        for stream, sequence in expected.items():
+            if (newest := newest_written(stream.kept)) != sequence:
+                raise errors.Conflict(f"expect: newest message {newest} of {stream.name!r} (expected {sequence})")
 
     def append_admitted(self, stream: Stream, request: WriteRequest) -> Step[int]:
         """Append and deliver; the step comes to `request.total` when the group's `sync` is kept."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.core.timers import PARTS, Alarm
+from mqfs.engine.language.batch_frames import merge_expected
 from mqfs.engine.language.permissions import W, allowed, require_owner
 from mqfs.engine.publishing.admission import PutId
 from mqfs.engine.publishing.batch import AtomicBatch, StagedBatch, StreamTotals, require_fit
@@ -164,6 +165,7 @@ class Transactions:
         tallies: dict[Stream, StreamTotals] = {}
         sources: list[Source] = []
         ids: dict[PutId, int] = {}
+        expected: dict[str, int] = {}
         before = 0
         for part in parts:
             numbers = array("I")
@@ -176,12 +178,14 @@ class Transactions:
                 tally.last = before + mine.last
             sources.append(Source(part.messages, part.staged.size, numbers, part.pieces))
             ids |= {put_id: before + place for put_id, place in part.ids.items()}
+            merge_expected(expected, part.expected)
             before += part.messages
         require_fit(before, sum(source.stored_bytes for source in sources))
         self._freeze(parts, True)
         ranked = any(part.ranked for part in parts)
         return AtomicBatch(
             self._host.publisher, sources, tallies, value, ranked, changes, ids,
+            expected={self._host.streams[name]: sequence for name, sequence in expected.items()},
             done=lambda: self._done(parts), undo=lambda: self._freeze(parts, False),
         )  # fmt: skip
 

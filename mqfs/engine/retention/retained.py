@@ -18,6 +18,7 @@ from mqfs.engine.core.portions import Work
 from mqfs.engine.language.settings import Depth
 from mqfs.model import NEVER, Kind, Record
 from mqfs.state.group import StreamState
+from mqfs.store.api import Bucket
 
 if TYPE_CHECKING:
     from mqfs.engine.retention.retention import Retention
@@ -218,18 +219,10 @@ class KeptRange:
         return self.newest if self.newest >= self.state.floor else 0
 
     def _look_up_newest(self) -> None:
-        bucket = self.log.bucket
-        sequence = bucket.reader.before(bucket.end.next, self.number)
-        while sequence is not None:
-            try:
-                record = bucket.reader.find(self.number, sequence)
-            except errors.Damaged:
-                record = None
-            if record is not None and record.kind == Kind.MESSAGE:
-                self.newest, self.mtime_ns = record.sequence, max(self.mtime_ns, record.time_ns)
-                return
-            sequence = bucket.reader.before(sequence, self.number)
+        newest = _newest_in(self.log.bucket, self.number)
         self.newest = 0
+        if newest is not None:
+            self.newest, self.mtime_ns = newest.sequence, max(self.mtime_ns, newest.time_ns)
 
     def visible(self, record: Record, unacked: bool = False) -> bool:
         """Whether a message found in the log is still to be seen. `unacked`: a consumer over the stream is known that
@@ -468,3 +461,27 @@ class Expiry:
             return NEVER
         record = self._log.reader.scan(sequence)
         return self._log.times.written_ns(record) + ttl if record is not None else NEVER
+
+
+# ------------------------------------------------------------ newest message
+
+
+def newest_written(kept: KeptRange) -> int:
+    """As `newest_kept`, by now, and of the log as it is written: also one that may not be shown yet."""
+    kept.update_low_watermark()
+    held = _newest_in(kept.log.stored, kept.number) if kept.held_count else None
+    return held.sequence if held is not None and held.sequence >= kept.log.end.next else kept.newest_kept()
+
+
+def _newest_in(bucket: Bucket, number: int) -> Record | None:
+    """The newest message of a stream there, wanted or not; no EOF marker."""
+    sequence = bucket.reader.before(bucket.end.next, number)
+    while sequence is not None:
+        try:
+            record = bucket.reader.find(number, sequence)
+        except errors.Damaged:
+            record = None
+        if record is not None and record.kind == Kind.MESSAGE:
+            return record
+        sequence = bucket.reader.before(sequence, number)
+    return None

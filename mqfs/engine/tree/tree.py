@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat as modes
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
@@ -266,10 +267,10 @@ class Tree:
         made.start()
         return made.log.after_metadata_sync(made) if made.settings.sync == SYNC_REPLICA else made
 
-    def _require_new(self, user: User, group: Group, name: str) -> None:
+    def _require_new(self, user: User, group: Group, name: str, mask: int = CHANGE) -> None:
         if group.removed:
             raise errors.NotFound(f"group {group.name!r}: removed")
-        permit(user, group, CHANGE)
+        permit(user, group, mask)
         if self._find(group, name) is not None:
             raise errors.Exists(f"{name!r}: exists already in group {group.name!r}")
         check_name(name)
@@ -437,7 +438,7 @@ class Maintenance:
     def tick(self, root: Group, groups: Mapping[int, Group]) -> None:
         """Once a second: what has expired, streams that are idle, room to be given back, writers that may go on."""
         self._timers.run(self._clock.engine_ns())
-        self._faults.contain(root, "noting a step of the clock", partial(self._look_at_clocks, root))
+        self._faults.contain(root, "noting a step of the clock", partial(self._look_at_clocks, root, groups))
         for group in list(self.dirty):
             if not group.settings.ttl and not group.settings.idle:
                 self.dirty.discard(group)
@@ -466,7 +467,7 @@ class Maintenance:
         group.retention.trim()
         group.unblock()
 
-    def _look_at_clocks(self, root: Group) -> None:
+    def _look_at_clocks(self, root: Group, groups: Mapping[int, Group]) -> None:
         """Record a step of the wall clock in one log: at the next start the newest record sets the clock."""
         ahead = self._clock.wall_ns() - self._clock.engine_ns()
         if abs(ahead - self._ahead_ns) >= 10**9:

@@ -127,7 +127,7 @@ def test_the_whole_list_of_commands_fits_an_error(command: str) -> None:
     with pytest.raises(BadCommand) as refused:
         parse("\n" * 9_999 + f"eof a\n{command}x", Settings())
     assert str(refused.value).startswith("line 10001: unknown command ")
-    assert str(refused.value).endswith("'?)" if len(command) < 100 else " unbind)")
+    assert str(refused.value).endswith("'?)" if len(command) < 100 else " ...)")
 
 
 def test_of_several_lines_the_number_is_said(hand: Hand) -> None:
