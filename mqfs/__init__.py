@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Queue,
         Receipt,
         Registration,
+        ScheduleInfo,
         Settings,
         Singles,
         Stats,
@@ -94,8 +95,8 @@ __all__ = [
 _PLACES = dict.fromkeys(__all__, "mqfs.errors") | {"serve": "mqfs.server.inside"}
 __all__ += [
     "LATER", "BodyWriter", "Claim", "Claims", "Client", "Consumer", "ConsumerInfo", "Group", "Message", "Outgoing",
-    "Queue", "Receipt", "Registration", "Settings", "Singles", "Stats", "StreamStats", "Subscription", "Worker",
-    "connect", "escape", "open", "unescape",
+    "Queue", "Receipt", "Registration", "ScheduleInfo", "Settings", "Singles", "Stats", "StreamStats", "Subscription",
+    "Worker", "connect", "escape", "open", "unescape",
 ]  # fmt: skip
 _PLACES = dict.fromkeys(__all__, "mqfs.client") | _PLACES
 __all__ += ["aio", "errors", "serve"]

@@ -17,6 +17,7 @@ from mq_tools.cursor import quote
 from mq_tools.errors import USAGE, ToolError, printable
 from mq_tools.mq.put import Metadata, Putter, bodies_of, headers_of
 from mq_tools.mq.rows import Row, rows_of
+from mq_tools.mq.schedule import schedule
 from mq_tools.mq.table import aligned
 
 PROGRAM = "mq"
@@ -276,6 +277,7 @@ def top(groups: Sequence[str], interval_s: float, count: int | None, sort: str, 
         show_live(paths, interval_s, sort, count)
 
 
+command.add_command(schedule)
 command.add_command(completion.command)
 
 

@@ -26,6 +26,9 @@ class Metadata:
     id: str | None = None
     key: str | None = None
     single: bool = False
+    expect: int | None = None
+    every: str | None = None
+    cron: str | None = None
     headers: Mapping[str, str] = attrs.Factory(dict)
 
     def keys(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from mqfs.client.callbacks import LATER, Registration, Worker
 from mqfs.client.client import Client, connect, open
 from mqfs.client.delivery import Claim, Claims
 from mqfs.client.group import Group
-from mqfs.client.info import Consumer, ConsumerInfo, Settings, Singles, Stats, StreamStats
+from mqfs.client.info import Consumer, ConsumerInfo, ScheduleInfo, Settings, Singles, Stats, StreamStats
 from mqfs.client.large import BodyWriter
 from mqfs.client.message import Message, Receipt
 from mqfs.client.outgoing import Outgoing
@@ -26,6 +26,7 @@ __all__ = [
     "Queue",
     "Receipt",
     "Registration",
+    "ScheduleInfo",
     "Settings",
     "Singles",
     "Stats",

@@ -198,6 +198,27 @@ class Singles:
 
 
 @attrs.frozen(kw_only=True)
+class ScheduleInfo:
+    """A schedule.
+
+    Attributes:
+        stream: The stream of its messages.
+        every: The time between two runs, such as "1h"; empty: see `cron`.
+        cron: The fields of its times, and perhaps a zone; empty: see `every`.
+        next: When it runs next, UNIX seconds.
+        sequence: The sequence of the message that waits.
+        uid: The number of the user who made it.
+    """
+
+    stream: str = ""
+    every: str = ""
+    cron: str = ""
+    next: float = 0.0
+    sequence: int = 0
+    uid: int = 0
+
+
+@attrs.frozen(kw_only=True)
 class StreamStats:
     """A stream's place in the log and its counters.
 
@@ -258,6 +279,7 @@ class Stats:
         order_readers: Open readers of `order`.
         cursors: Open cursors: subscriptions by 9P have one each.
         held: Delayed messages.
+        schedules: The schedules by name.
         dead_letters: Messages in the stream of dead letters.
         streams: The streams by name.
         views: The number of open readers of each view.
@@ -285,6 +307,7 @@ class Stats:
     order_readers: int = 0
     cursors: int = 0
     held: int = 0
+    schedules: Mapping[str, ScheduleInfo] = attrs.field(factory=dict)
     dead_letters: int = 0
     streams: Mapping[str, StreamStats] = attrs.field(factory=dict)
     views: Mapping[str, int] = attrs.field(factory=dict)
@@ -305,6 +328,7 @@ class Stats:
         """
         more = {
             "groups": tuple(value.get("groups", ())),
+            "schedules": {name: _made(ScheduleInfo, row) for name, row in value.get("schedules", {}).items()},
             "streams": {name: _stream(row) for name, row in value.get("streams", {}).items()},
             "views": {name: row["readers"] for name, row in value.get("views", {}).items()},
             "consumers": {name: _made(ConsumerInfo, row) for name, row in value.get("consumers", {}).items()},
@@ -391,4 +415,4 @@ class Consumer:
             file.close()
 
 
-__all__ = ["Consumer", "ConsumerInfo", "Settings", "Singles", "Stats", "StreamStats"]
+__all__ = ["Consumer", "ConsumerInfo", "ScheduleInfo", "Settings", "Singles", "Stats", "StreamStats"]

@@ -35,6 +35,9 @@ class Outgoing:
         id: A message with an `id` that was published within `dedup` is not published again. Empty: none.
         single: For one receiver, also in a group with `deliver all`.
         key: Which messages belong together, at most 255 bytes. Empty: none.
+        expect: The sequence of the newest message that its stream is to have; 0: none. None: any.
+        every: How long between two runs of a schedule, in seconds or as "1h". None: none.
+        cron: When a schedule runs: five fields and perhaps a zone. Empty: none.
     """
 
     stream: str
@@ -47,6 +50,9 @@ class Outgoing:
     id: str = ""
     single: bool = False
     key: str = ""
+    expect: int | None = None
+    every: Duration | None = None
+    cron: str = ""
 
     def metadata(self) -> dict[str, Any]:
         """Build the fields of `.put`.
@@ -74,6 +80,12 @@ class Outgoing:
             fields["single"] = True
         if self.key:
             fields["key"] = self.key
+        if self.expect is not None:
+            fields["expect"] = self.expect
+        if self.every is not None:
+            fields["every"] = format_duration(self.every)
+        if self.cron:
+            fields["cron"] = self.cron
         return fields
 
     def put(self, *, kept: bool = False) -> bytes:

@@ -56,9 +56,23 @@ _OPTIONS = {
     "group count": Option({**COUNT, "maximum": limits.HTTP_LISTED}, "Names, or messages of a `select`.", "10"),
     "consumer count": Option({**COUNT, "maximum": limits.HTTP_LISTED}, "Messages at most.", "10"),
     "create": Option(FLAG, "`no`: 404 where the stream is not there.", "no"),
+    "cron": Option(
+        TEXT,
+        "Publish at the times of five fields and perhaps a zone; `id` names the schedule.",
+        "0 5 * * 1-5 Europe/Berlin",
+        "Mqfs-Cron",
+    ),
     "data": Option(_words("json", "raw"), "What the data of an event is.", "raw"),
     "delay": Option(DURATION, "Deliver later.", "30s", "Mqfs-Delay"),
     "detail": Option(FLAG, "Each entry with its counters.", "yes"),
+    "every": Option(DURATION, "Publish again and again, each 1s or more; `id` names the schedule.", "1h", "Mqfs-Every"),
+    "expect": Option(
+        {"type": "integer", "minimum": 0, "maximum": 1 << 62},
+        "412 unless the newest message of the stream has that sequence; 0: it has none. As a header `Mqfs-Expect`, "
+        "too; `If-None-Match: *` is 0.",
+        "0",
+        "If-Match",
+    ),
     "follow": Option(FLAG, "Answer without an end.", "yes"),
     "format": Option(_words(*FORMATS), "How messages are framed; it wins over Accept.", "json"),
     "take format": Option(_words("raw", "line", "nul", "json"), "How messages are framed.", "line"),

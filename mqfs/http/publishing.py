@@ -50,7 +50,7 @@ async def publish(call: Call) -> Answer:
     if given:
         head = json.dumps({"stream": stream.name, **given}, ensure_ascii=False).encode()
         sequence = await append(call, group, ".put", head + b"\n" + call.body)
-        held = not given.keys().isdisjoint(("delay", "at", "single"))
+        held = not given.keys().isdisjoint(("delay", "at", "single", "every", "cron"))
         return published(call, sequence, None if held else stream, place)
     if is_plain(group):
         handle = call.tree.open(call.user, stream, os.O_WRONLY)
@@ -61,6 +61,33 @@ async def publish(call: Call) -> Answer:
         if answer is not None:
             return answer
     return published(call, await append(call, group, ".batch", framed(stream, call.body)), stream, place)
+
+
+async def _request(call: Call, stream: Any, given: dict[str, Any], seconds: float) -> Answer:
+    """Publish, and answer with the first message that is written to the stream which `reply-to` names. The stream goes
+    with the request."""
+    tree, user, group, name = call.tree, call.user, stream.group, f"reply.{secrets.token_hex(12)}"
+    if wrong := given.keys() & {"delay", "at", "every", "cron"}:
+        raise BadRequest(f"reply: not with {min(wrong)} (expected a message that is written now)")
+    ends = monotonic() + seconds
+    node: Any = await call.front.await_step(tree.create(user, group, name, TEMPORARY))
+    with (
+        closing(tree.open(user, node, os.O_RDWR)),
+        closing(tree.open(user, tree.walk(user, group, ".cursor"), os.O_RDWR)) as cursor,
+    ):
+        cursor.write(f"select {name}\nseek first\nformat json\n".encode())
+        own = {**given.get("headers", {}), headers.REPLY_TO: name}
+        head = {"stream": stream.name, "ttl": f"{int(seconds * 1000)}ms", **given, "headers": own}
+        await append(call, group, ".put", json.dumps(head, ensure_ascii=False).encode() + b"\n" + call.body)
+        if not group.is_retaining(stream):
+            raise NotFound(f"reply: no consumer and no reader of stream {stream.name!r}")
+        try:
+            line = await call.front.await_step(cursor.read(WHOLE), max(ends - monotonic(), 0))
+        except TimedOut:
+            raise NoReply(f"no reply from stream {stream.name!r} in {seconds:g} s") from None
+        if not line:
+            raise NoReply(f"no reply from stream {stream.name!r}: the stream of replies was removed")
+        return message_of(line)
 
 
 def is_plain(group: Any) -> bool:
@@ -179,7 +206,9 @@ def keys(call: Call) -> dict[str, Any]:
     if not call.path.options and not any(name.startswith("mqfs-") or name in _KEYS for name in given):
         return {}
     found: dict[str, Any] = {
-        key: value for key in ("delay", "ttl", "key") if (value := call.option(key, f"mqfs-{key}")) is not None
+        key: value
+        for key in ("delay", "ttl", "key", "every", "cron")
+        if (value := call.option(key, f"mqfs-{key}")) is not None
     }
     if (at := call.option("at", "mqfs-at")) is not None:
         found["at"] = _number(at, "at")

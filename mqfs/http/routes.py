@@ -24,7 +24,7 @@ from mqfs.http.wire import Request
 from mqfs.model import User
 
 _PUBLISH = (
-    "create", "wait", "delay", "at", "ttl", "priority", "single", "id", "key", "h-",
+    "create", "wait", "reply", "delay", "at", "ttl", "priority", "single", "id", "key", "every", "cron", "expect", "h-",
 )  # fmt: skip
 _LIST = ("after", "type", "detail", "select", *reading.OPTIONS)
 _CONSUMER = ("over", "transient", "private", "memory", "backlog", "full")

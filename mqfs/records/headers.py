@@ -17,11 +17,13 @@ SENDER, PRIORITY, TTL, ID, SINGLE, HELD = "sender", "priority", "ttl", "id", "si
 TO, DUE = "to", "due"  # of a message that waits for its time: its stream's number, engine ns
 STREAM, SEQUENCE, DELIVERIES = "stream", "sequence", "deliveries"  # of a dead letter
 REASON, CONSUMER = "reason", "consumer"
+EVERY, CRON, NEXT = "every", "cron", "next"  # of one that waits as a schedule: when it is due, and the next wall ns
+EXPECT = "expect"  # of a frame of `.batch`: a condition, which no record has
 NORMAL = 5  # priority of a message that says none
 PART = "part"  # of a body in several messages: "3" is the third of them, "17/17" the last; a client sets it
 KEY = "key"  # which messages belong together; a client sets it
 TOPIC = "fsq-topic"  # of a stream whose name is too short for it: all of it; a client sets it
-OWN = frozenset({SENDER, PRIORITY, TTL, ID, SINGLE, HELD, TO, DUE})
+OWN = frozenset({SENDER, PRIORITY, TTL, ID, SINGLE, HELD, TO, DUE, EVERY, CRON, NEXT, EXPECT})
 LETTER = frozenset({STREAM, SEQUENCE, DELIVERIES, REASON, CONSUMER})
 RESERVED = OWN | LETTER  # a client may not set these itself
 

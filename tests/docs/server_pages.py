@@ -184,6 +184,19 @@ def the_last_three_messages_and_what_comes_after(at: Scene, block: Block) -> Non
     at.type("exec 3>&-")
 
 
+@treated("mqfs.4", "mkdir mq/accounts")
+def only_after_the_message_that_was_read(at: Scene, block: Block) -> None:
+    at.type_as_shown(block)
+
+
+@treated("mqfs.4", """echo '{"stream":"mail","id":"nightly\"""")
+def each_night(at: Scene, block: Block) -> None:
+    at.type(block.text)
+    (schedule,) = json.loads((at.mount / "post" / ".stats").read_text())["schedules"].items()
+    assert schedule[0] == "nightly"
+    assert schedule[1]["next"] % 86400 == 3 * 3600
+
+
 @treated("mqfs.4", "mkdir mq/jobs")
 def work_for_one_of_many(at: Scene, block: Block) -> None:
     at.type_as_shown(block)

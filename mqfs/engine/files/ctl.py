@@ -32,6 +32,7 @@ from mqfs.syntax.patterns import check_pattern
 
 _STEPS = 32  # lines between two looks at the clock: some 50 us
 _TRIES = 3  # in portions, where the group changes meanwhile; then one at once
+_DROPS = ("drop", "unschedule")  # found when they are planned: the message may have gone since
 
 
 class CtlHandle(CommandFile):
@@ -272,6 +273,17 @@ class Plan:
         self._dropped += len(sizes)
         if len(group.state.dropped) + self._dropped > limits.DROPPED:
             raise errors.OverLimit(f"drop: too many single messages (expected at most {limits.DROPPED} in a group)")
+
+    def _check_unschedule(self, settings: Settings, action: Action) -> None:
+        """A schedule is its delayed message, which is dropped."""
+        group, name = self._group, action.stream or ""
+        run = group.held.schedules.get(name)
+        stream = group.numbers.get(run.stream) if run is not None else None
+        if run is None or stream is None:
+            raise errors.NotFound(f"no schedule {name!r} in group {group.name!r}")
+        self._changes.require_unprotected(settings, action)
+        self._drops.setdefault(stream, {})
+        self._late.setdefault(stream, {})[run.sequence] = None
 
     def _has_dropped(self) -> bool:
         """Whether all that is to be dropped is there still."""

@@ -15,6 +15,7 @@ from mqfs.engine.files.commands import CommandFile
 from mqfs.engine.language import batch_frames
 from mqfs.engine.language.permissions import W, require
 from mqfs.engine.language.put_request import PutRequest, parse
+from mqfs.engine.language.schedules import Schedule
 from mqfs.engine.publishing.admission import PutId, WriteRequest
 from mqfs.engine.publishing.batch import AtomicBatch, StreamTotals, require_fit
 from mqfs.engine.stream import Stream
@@ -55,6 +56,12 @@ class PutHandle(CommandFile):
             self.refused(error)
             raise
         return step
+
+    def _put(self, stream: Stream, put: PutRequest, body: bytes, total: int) -> Step[int]:
+        due_ns = self._due_ns(put)
+        if put.schedule is not None:
+            return self._plan(stream, put, put.schedule, body, due_ns, total)
+        return self._hold(stream, put, body, due_ns, total) if due_ns else self._post(stream, put, body, total)
 
     def _due_ns(self, put: PutRequest) -> int:
         """When it may be read, engine time; 0: at once."""
@@ -116,6 +123,18 @@ class PutHandle(CommandFile):
             changes = [group.ids.note(put_id, group.log.stored.end.next)] if put_id else []
             sequence = group.held.put(stream, body, self._texts(put), due_ns, changes)
         self._answer(stream, put, due_ns, sequence, clock.wall_ns() + due_ns - clock.engine_ns(), bool(known))
+        return group.log.after_metadata_sync(total)
+
+    def _plan(
+        self, stream: Stream, put: PutRequest, schedule: Schedule, body: bytes, due_ns: int, total: int
+    ) -> Step[int]:
+        """Keep it as a schedule. `due_ns`: engine time of its first run, where one is given."""
+        group, clock = self.group, self.group.tree.clock
+        group.log.require_writable(messages=True)
+        wait_ns = due_ns - clock.engine_ns() if due_ns else 0
+        sequence, known = group.held.schedules.put(self.user, stream, body, self._texts(put), schedule, wait_ns)
+        run = group.held.schedules.get(put.id)
+        self._answer(stream, put, 1, sequence, run.next_ns if run is not None else 0, known)
         return group.log.after_metadata_sync(total)
 
 

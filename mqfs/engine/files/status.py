@@ -112,6 +112,7 @@ def _totals(group: Group, user: User) -> Work[dict[str, Any]]:
         "order_readers": len(group.fanout.log_readers) - sum(len(view.readers) for view in group.views.values()),
         "cursors": len(group.fanout.cursors),
         "held": len(group.held),
+        "schedules": _schedules(group, user),
         "dead_letters": _dead_letters(group, user),
     }
 
@@ -120,6 +121,17 @@ def lag_of(bucket: Bucket) -> dict[str, int | float] | None:
     """How far the replica of a log is behind; None where the store has none."""
     lag = bucket.upkeep.lag
     return {"replica_lag_bytes": lag[0], "replica_lag_seconds": round(lag[1], 3)} if lag is not None else None
+
+
+def _schedules(group: Group, user: User) -> dict[str, Any]:
+    """Those of streams that the user may see, the next one first."""
+    rows = {}
+    for run in sorted(group.held.schedules, key=attrgetter("due_ns", "name")):
+        stream = group.numbers.get(run.stream)
+        if stream is not None and _seen(stream, user):
+            due = {"next": run.next_ns / 1e9, "sequence": run.sequence, "uid": run.uid}
+            rows[run.name] = {"stream": stream.name, **run.schedule.texts(), **due}
+    return rows
 
 
 def _dead_letters(group: Group, user: User) -> int:

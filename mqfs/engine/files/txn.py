@@ -138,8 +138,8 @@ class PartPutHandle(PutHandle):
         self.require(reading=False)
         try:
             put, body = parse(data)
-            if put.delay is not None or put.at_ns is not None:
-                raise errors.BadCommand("delay, at: not in a part (its commit appends the messages)")
+            if put.delay is not None or put.at_ns is not None or put.schedule is not None:
+                raise errors.BadCommand("delay, at, every, cron: not in a part (its commit appends the messages)")
             self.node.part.stream(self.user, put.stream)
             head = headers.encode(self._texts(put))
             part = self.node.part

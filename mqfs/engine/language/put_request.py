@@ -9,6 +9,7 @@ import attrs
 
 from mqfs import errors, limits
 from mqfs.engine.language import batch_frames
+from mqfs.engine.language.schedules import CRON_BYTES, Schedule, parse_cron, parse_every
 from mqfs.errors import unknown
 from mqfs.records import headers
 from mqfs.syntax.duration import parse_duration
@@ -17,6 +18,7 @@ _decoder = json.JSONDecoder()
 
 
 _BLANKS = (" ", "\t", "\n")
+_TIME_BYTES = len("@2026-01-31T08:00:00Z")  # behind the name of a schedule, in the ids of its messages
 
 
 @attrs.define
@@ -32,6 +34,8 @@ class PutRequest:
     key: str = ""
     single: bool = False
     kept: bool = False  # the answer is a receipt
+    schedule: Schedule | None = None
+    expect: int | None = None  # the newest message of the stream; 0: it has none
     headers: dict[str, str] = attrs.Factory(dict)
     is_plain: bool = False  # it asks for a receipt, and for nothing that a plain write has not
 
@@ -63,11 +67,23 @@ def _read(value: dict[str, Any]) -> PutRequest:
         raise errors.BadCommand('.put: no key "stream" (expected the name of a stream)')
     if "delay" in value and "at" in value:
         raise errors.BadCommand("delay and at: both given (expected one)")
-    put = PutRequest(is_plain=value.keys() == {"stream", "kept"})
+    if "every" in value and "cron" in value:
+        raise errors.BadCommand("every and cron: both given (expected one)")
+    if (kind := next((key for key in ("every", "cron") if key in value), "")) and "id" not in value:
+        raise errors.BadCommand(f'{kind}: no key "id" (expected the name of the schedule)')
+    if kind and "expect" in value:
+        raise errors.BadCommand(f"expect: not with {kind} (expected a message that is written now)")
+    if "cron" in value and not value.keys().isdisjoint(("delay", "at")):
+        raise errors.BadCommand("cron: not with delay or at (expected them with 'every', for its first time)")
+    if "expect" in value and not value.keys().isdisjoint(("delay", "at")):
+        raise errors.BadCommand("expect: not with delay or at (expected a message that is written now)")
+    put = PutRequest(is_plain=value.keys() - {"expect"} == {"stream", "kept"})
     for key, what in value.items():
         _KEYS[key](put, what)
     if put.key and headers.KEY in put.headers:
         raise errors.BadCommand("key: given as a header, too (expected one)")
+    if put.schedule is not None and (size := len(put.id.encode())) > limits.ID_BYTES - _TIME_BYTES:
+        raise errors.BadCommand(f"id: {size} bytes (expected at most {limits.ID_BYTES - _TIME_BYTES} of a schedule)")
     return put
 
 
@@ -127,6 +143,20 @@ def _kept(put: PutRequest, what: Any) -> None:
     put.kept = what
 
 
+def _every(put: PutRequest, what: Any) -> None:
+    put.schedule = parse_every(_text("every", what, 64))
+
+
+def _cron(put: PutRequest, what: Any) -> None:
+    put.schedule = parse_cron(_text("cron", what, CRON_BYTES))
+
+
+def _expect(put: PutRequest, what: Any) -> None:
+    if isinstance(what, bool) or not isinstance(what, int) or not 0 <= what < 1 << 63:
+        raise errors.BadCommand(f"expect {str(what)[:40]}: not a sequence (expected that of a message, or 0)")
+    put.expect = what
+
+
 def _headers(put: PutRequest, what: Any) -> None:
     if not isinstance(what, dict):
         raise errors.BadCommand("headers: not an object (expected one of strings)")
@@ -153,5 +183,8 @@ _KEYS = {
     "key": _key,
     "single": _single,
     "kept": _kept,
+    "every": _every,
+    "cron": _cron,
+    "expect": _expect,
     "headers": _headers,
 }

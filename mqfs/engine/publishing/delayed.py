@@ -16,6 +16,7 @@ from mqfs import errors, limits
 from mqfs.engine.core.log import AckSteps
 from mqfs.engine.core.timers import DELAYED, Alarm
 from mqfs.engine.publishing.kept_quotas import stored
+from mqfs.engine.publishing.schedules import Schedules
 from mqfs.model import Draft, Kind, Record
 from mqfs.records import headers
 from mqfs.state.acks import ACK, step
@@ -38,6 +39,7 @@ class DelayedMessages:
         self._sizes: dict[int, int] = {}  # sequence -> bytes of body and headers
         self._bytes: Counter[int] = Counter()  # by stream
         self._known = False  # all of them are
+        self.schedules = Schedules(host, self)
         self._alarm = Alarm(host.timers, host, DELAYED, "appending what is due", self._append_due)
 
     def __len__(self) -> int:
@@ -60,17 +62,28 @@ class DelayedMessages:
             position = record.sequence + 1
             if own is None or not own.progress.is_acked(record.sequence):
                 texts = headers.decode(record.headers)
-                size = len(record.body) + len(record.headers)
-                self._add(record.sequence, int(texts[headers.TO]), int(texts[headers.DUE]), size)
+                self._count(record.sequence, int(texts[headers.TO]), len(record.body) + len(record.headers))
+                if headers.NEXT in texts:
+                    self.schedules.load(record.sequence, texts)
+                else:
+                    self._add(record.sequence, int(texts[headers.DUE]))
 
     @property
     def floor(self) -> int:
         """The lowest sequence that one may have; 0 where there is none."""
         return min(self._streams, default=0) if self._known else 1
 
-    def put(self, stream: Stream, body: bytes, texts: dict[str, str], due_ns: int, changes: Sequence[Change]) -> int:
-        """Keep a message until then, and record those changes with it; returns the sequence it has here. Raises
-        OverLimit."""
+    def put(
+        self,
+        stream: Stream,
+        body: bytes,
+        texts: dict[str, str],
+        due_ns: int,
+        changes: Sequence[Change] = (),
+        acks: Sequence[AckSteps] = (),
+    ) -> int:
+        """Keep a message until then, and record those changes and steps with it; returns the sequence it has here. That
+        of a schedule, which has `next`, is published by it. Raises OverLimit."""
         if len(self._streams) >= limits.HELD:
             raise errors.OverLimit(f"too many delayed messages (expected at most {limits.HELD} in a group)")
         head = headers.encode({**texts, headers.TO: str(stream.number), headers.DUE: str(due_ns)})
@@ -195,6 +208,7 @@ class DelayedMessages:
 
     def _forget(self, sequence: int) -> None:
         stream = self._streams.pop(sequence)
+        self.schedules.removed(sequence)
         self._bytes[stream] -= stored(1, self._sizes.pop(sequence))
         if not self._bytes[stream]:
             del self._bytes[stream]

@@ -473,6 +473,8 @@ class Maintenance:
         if abs(ahead - self._ahead_ns) >= 10**9:
             self._ahead_ns = ahead
             root.log.times.note_step()
+            for group in groups.values():
+                group.held.schedules.on_clock_step()
 
     def _remove_idle(self, group: Group) -> None:
         limit = self._clock.engine_ns() - group.settings.idle

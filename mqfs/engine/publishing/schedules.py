@@ -1,0 +1,203 @@
+"""Schedules: delayed messages that come again (`.put` with `every` or `cron`).
+
+A schedule is a delayed message with the header `every` or `cron`, and has nothing beside it:
+
+    put       held 7 {id backup, cron 0 5 * * *, next 05:00}
+    05:00     one atomic batch: message 8 {id backup@2026-03-01T05:00:00Z, held 7}  ·  held 9 {..., next 05:00
+              tomorrow}  ·  the acknowledgement of held 7
+
+After a crash the log has all of a run or nothing of it, so each run publishes once. Runs that were missed are one: that
+of the first missed time, and then the next one in the future. The name of a schedule is the `id` of its message.
+
+`every` is due on the engine's clock, `cron` on the wall clock; `next` is a wall time for both. For `every` it is
+counted on from the first run, so that no two runs have the same, whatever the wall clock does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import attrs
+
+from mqfs import errors, limits
+from mqfs.engine.core.timers import DELAYED, Alarm
+from mqfs.engine.language.schedules import Schedule, shown
+from mqfs.model import Draft, Kind, User
+from mqfs.quotas import require_share
+from mqfs.records import headers
+from mqfs.state.group import PUT
+from mqfs.syntax.duration import parse_duration
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.publishing.delayed import DelayedMessages
+    from mqfs.engine.stream import Stream
+
+_AGAIN_NS = 10**9  # where the disk does not take one that is due
+
+
+@attrs.define(eq=False)
+class Run:
+    """The next run of a schedule. `sequence`, `stream`: of the message that waits for it, and where it goes."""
+
+    name: str
+    schedule: Schedule
+    sequence: int
+    stream: int
+    uid: int  # who put it
+    next_ns: int  # wall time
+    due_ns: int  # engine time
+
+
+class Schedules:
+    """The schedules of a group."""
+
+    def __init__(self, host: Group, held: DelayedMessages) -> None:
+        self._host, self._held = host, held
+        self._runs: dict[str, Run] = {}
+        self._names: dict[int, str] = {}  # by the sequence of the message that waits
+        self._alarm = Alarm(host.timers, host, DELAYED, "running schedules", self._run_due)
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(list(self._runs.values()))
+
+    def get(self, name: str) -> Run | None:
+        return self._runs.get(name)
+
+    # ------------------------------------------------------------ put
+
+    def put(
+        self, user: User, stream: Stream, body: bytes, texts: dict[str, str], schedule: Schedule, wait_ns: int
+    ) -> tuple[int, bool]:
+        """Make a schedule, or put it in place of the one of its name. `wait_ns`: until the first run of `every`; 0: one
+        period. Returns the sequence of the message that waits, and whether the very same did already.
+        Raises OverLimit, NotPermitted."""
+        name, old = texts[headers.ID], self._runs.get(texts[headers.ID])
+        texts = {**texts, **schedule.texts()}
+        if old is not None:
+            if user.uid not in (0, self._host.state.uid, old.uid):
+                raise errors.NotPermitted(f"schedule {name!r}: another user's")
+            if self._is_same(old, stream, body, texts):
+                return old.sequence, True
+        else:
+            mine = sum(run.uid == user.uid for run in self._runs.values()) + 1
+            require_share("schedules", limits.SCHEDULES, user.uid, mine, len(self._runs) + 1)
+        run = self._first(name, schedule, stream.number, user.uid, wait_ns)
+        taken = [old.sequence] if old is not None else []
+        texts[headers.NEXT] = str(run.next_ns)
+        run.sequence = self._held.put(stream, body, texts, run.due_ns, (), self._held.drop_steps(taken))
+        self._held.dropped(taken)
+        self._add(run)
+        return run.sequence, False
+
+    def _first(self, name: str, schedule: Schedule, stream: int, uid: int, wait_ns: int) -> Run:
+        clock = self._host.clock
+        wall, engine = clock.wall_ns(), clock.engine_ns()
+        next_ns = schedule.next_ns(wall) if schedule.cron else wall + (wait_ns or schedule.every)
+        return Run(name, schedule, 0, stream, uid, next_ns, engine + next_ns - wall)
+
+    def _is_same(self, old: Run, stream: Stream, body: bytes, texts: dict[str, str]) -> bool:
+        record = self._held.record(old.sequence)
+        if record is None or record.body != body or old.stream != stream.number:
+            return False
+        before = headers.decode(record.headers)
+        return {key: before[key] for key in before.keys() - {headers.TO, headers.DUE, headers.NEXT}} == texts
+
+    def load(self, sequence: int, texts: dict[str, str]) -> None:
+        """A message that waits was found in the log."""
+        schedule = Schedule(cron=texts.get(headers.CRON, ""))
+        if headers.EVERY in texts:
+            schedule = Schedule(every=parse_duration(texts[headers.EVERY]))
+        next_ns, due_ns = int(texts[headers.NEXT]), int(texts[headers.DUE])
+        uid = int(texts.get(headers.SENDER, "0"))
+        run = Run(texts[headers.ID], schedule, sequence, int(texts[headers.TO]), uid, next_ns, due_ns)
+        self._wait_by_wall(run)
+        self._add(run)
+
+    def _add(self, run: Run) -> None:
+        self._runs[run.name], self._names[run.sequence] = run, run.name
+        self._alarm.at(run.due_ns)
+
+    def removed(self, sequence: int) -> None:
+        """A delayed message waits no more: it may be that of a schedule, which then ends, unless it has another one by
+        now."""
+        name = self._names.pop(sequence, None)
+        if name is not None and self._runs[name].sequence == sequence:
+            del self._runs[name]
+
+    # ------------------------------------------------------------ run
+
+    def on_clock_step(self) -> None:
+        """The wall clock was set: what is due by it is due at another engine time."""
+        for run in self._runs.values():
+            if self._wait_by_wall(run):
+                self._alarm.at(run.due_ns)
+
+    def _wait_by_wall(self, run: Run) -> bool:
+        """Compute the engine time of `cron` from its wall time."""
+        clock = self._host.clock
+        if run.schedule.cron:
+            run.due_ns = clock.engine_ns() + max(run.next_ns - clock.wall_ns(), 0)
+        return bool(run.schedule.cron)
+
+    def _run_due(self, now_ns: int) -> None:
+        """Run what is due, in order; after a slice the rest later."""
+        clock = self._host.clock
+        until = clock.engine_ns() + int(limits.SLICE_S * 1e9)
+        for run in sorted(self._runs.values(), key=lambda run: (run.due_ns, run.sequence)):
+            if run.due_ns > now_ns or clock.engine_ns() >= until:
+                break
+            if self._wait_by_wall(run) and run.due_ns > now_ns:
+                continue  # the wall clock was set back
+            if not self._publish(run):
+                self._alarm.at(now_ns + _AGAIN_NS)
+                return
+        if self._runs:
+            self._alarm.at(max(min(run.due_ns for run in self._runs.values()), clock.engine_ns() + 1))
+
+    def _publish(self, run: Run) -> bool:
+        """One run. False: the disk does not take it; it is tried again."""
+        host, held = self._host, self._held
+        publisher, stream = host.publisher, host.numbers.get(run.stream)
+        try:
+            record = held.record(run.sequence)
+            if record is None or stream is None:
+                held.drop([run.sequence])  # its stream is gone, or it is damaged, which was reported
+                return True
+            following = self._following(run)
+            waits = headers.decode(record.headers) | {
+                headers.NEXT: str(following.next_ns),
+                headers.DUE: str(following.due_ns),
+            }
+            texts = {key: text for key, text in waits.items() if key not in _OF_SCHEDULES}
+            texts |= {headers.ID: f"{run.name}@{shown(run.next_ns)}", headers.HELD: str(run.sequence)}
+            messages = [
+                Draft(Kind.MESSAGE, stream.number, record.body, headers.encode(texts)),
+                Draft(Kind.MESSAGE, PUT, record.body, headers.encode(waits)),
+            ]
+            publisher.retention.reserve_room(sum(len(d.body) + len(d.headers) + 40 for d in messages))
+            made = publisher.append(messages, acks=held.drop_steps([run.sequence]))
+        except (errors.MqfsError, OSError) as error:
+            host.faults.report(host.number, f"schedule {run.name!r} is due and cannot be published: {error}")
+            return False
+        following.sequence = made + 1
+        held.replaced(run.sequence, following.sequence)
+        self._add(following)
+        publisher.deliver_all(stream, made, messages[:1], len(record.body))
+        held.end_reads(following.sequence)
+        publisher.retention.bound_depth(stream)
+        return True
+
+    def _following(self, run: Run) -> Run:
+        """The run after this one, which is in the future."""
+        clock, schedule = self._host.clock, run.schedule
+        if schedule.cron:
+            wall = clock.wall_ns()
+            next_ns = schedule.next_ns(max(wall, run.next_ns))
+            return attrs.evolve(run, next_ns=next_ns, due_ns=clock.engine_ns() + next_ns - wall)
+        later = ((clock.engine_ns() - run.due_ns) // schedule.every + 1) * schedule.every
+        return attrs.evolve(run, next_ns=run.next_ns + later, due_ns=run.due_ns + later)
+
+
+_OF_SCHEDULES = {headers.TO, headers.DUE, headers.EVERY, headers.CRON, headers.NEXT}
