@@ -22,8 +22,8 @@ _HINTS = {
 
 
 @contextmanager
-def open_file(path: str, flags: int) -> Iterator[int]:
-    """An open file, closed with the block. Raises ToolError."""
+def open_file(path: str, flags: int, mode: int = 0o777) -> Iterator[int]:
+    """An open file, closed with the block. `mode`: of one that is made. Raises ToolError."""
     try:
         fd = os.open(path, flags | os.O_CLOEXEC, mode)
     except OSError as error:

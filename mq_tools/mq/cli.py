@@ -102,6 +102,26 @@ def put(stream: str, body: Sequence[str], **options: Any) -> None:
 
 
 @command.command()
+@click.argument("stream", metavar="GROUP/STREAM", type=_PATH)
+@click.argument("body", nargs=-1)
+@click.option("--timeout", "timeout_s", type=SECONDS, default="10s", show_default=True, help="Wait T for the reply.")
+@click.option("-H", "--header", "headers", multiple=True, metavar="KEY=VALUE", help="Add a header. Repeatable.")
+@click.option("-N", "--no-newline", is_flag=True, help="Add no newline to the words of BODY.")
+def request(stream: str, body: Sequence[str], timeout_s: float, headers: Sequence[str], no_newline: bool) -> None:
+    """Write a message as mq put does, wait for the reply to it, and print that."""
+    from mq_tools.mq.request import request as reply_to
+
+    target = _existing(stream)
+    if target.kind != "stream":
+        raise ToolError(tree.wrong_kind(stream, target, "stream"))
+    if not timeout_s:
+        raise ToolError("--timeout 0: too short (expected a time such as 10s)", USAGE)
+    for data in bodies_of(body, lines=False, newline=not no_newline):
+        sys.stdout.buffer.write(reply_to(target, data, headers_of(headers), timeout_s))
+        sys.stdout.buffer.flush()
+
+
+@command.command()
 @click.argument("path", metavar="GROUP[/STREAM|/.consumers/NAME]", type=_PATH)
 @click.option(
     "-n",

@@ -19,6 +19,7 @@ from mqfs.client.origin import Origin
 from mqfs.client.outgoing import Durability, Item, Outgoing, PublishOptions, addressed, escaped, is_committed, json_of
 from mqfs.client.prefetch import HOLD_S
 from mqfs.client.publisher import Publisher
+from mqfs.client.services import Services
 from mqfs.client.subscription import CursorSubscription, names_of, read_one, require_patterns
 from mqfs.client.taking import Streams
 from mqfs.client.types import Body, Duration, File, Filters, Link, Moment, Patterns, Subscription
@@ -36,7 +37,7 @@ S = TypeVar("S", bound=CursorSubscription)
 RENEWALS = 3  # of a lease, in its time
 
 
-class Group(Administration):
+class Group(Services):
     """A group of streams, from `Client.group`. Thread-safe.
 
     Attributes:

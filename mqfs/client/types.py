@@ -19,6 +19,7 @@ from mqfs.ninep.codec.dialect import raised
 from mqfs.ninep.codec.messages import Rerror
 
 READ_BYTES = 131_072  # of one read: what is made of them fits the cache
+TEMPORARY = 0o1622  # the mode of a stream for replies: everybody may write to it, and it goes with its last open file
 Body: TypeAlias = bytes | bytearray | memoryview | str
 Duration: TypeAlias = float | str | timedelta  # seconds, or as in ctl: "30s"
 Moment: TypeAlias = float | str | timedelta | datetime  # UNIX seconds; or how long ago: "10m", a timedelta
@@ -175,6 +176,10 @@ class Link(Protocol):
 
     def create(self, path: str) -> None:
         """Make a stream or a consumer. Raises Exists."""
+        ...
+
+    def create_temporary(self, path: str) -> File:
+        """Make a stream that everybody may write to and that goes with the file, which is open for both."""
         ...
 
     def mkdir(self, path: str) -> None: ...

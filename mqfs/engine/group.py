@@ -179,7 +179,7 @@ class Group:
                 "do": "make",
                 "stream": number,
                 "name": name,
-                "mode": mode & 0o777,
+                "mode": mode & 0o1777,
                 "uid": user.uid,
                 "gid": user.gid,
                 "time": self.clock.wall_ns(),
@@ -199,6 +199,13 @@ class Group:
         for reads in self.consumers.scopes.waiting():
             reads.serve()
         self.consumers.on_routing_changed()
+
+    def remove_temporary(self, stream: Stream) -> None:
+        """As remove_stream. Where the log does not take that, the next start does it."""
+        try:
+            self.remove_stream(stream)
+        except errors.MqfsError as error:
+            self.faults.report(self.number, f"temporary stream {stream.name!r} cannot be removed: {error}")
 
     def rename_stream(self, stream: Stream, name: str) -> None:
         old = stream.name
@@ -227,6 +234,8 @@ class Group:
         """Start timers of delayed messages and consumers, after the log was read."""
         self.faults.contain(self, "finding delayed messages", self.held.start)
         self.faults.contain(self, "starting its consumers", self.consumers.start)
+        for stream in [stream for stream in self.streams.values() if stream.is_temporary]:
+            self.remove_temporary(stream)
 
     def refuse(self, user: User, file: str, text: str) -> None:
         """Remember why a write was refused."""

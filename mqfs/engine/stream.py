@@ -72,6 +72,11 @@ class Stream(Numbered):
         return self.state.name
 
     @property
+    def is_temporary(self) -> bool:
+        """Whether it is removed with its last open file, and when the server starts."""
+        return bool(self.state.mode & stat.S_ISVTX)
+
+    @property
     def outlasts_readers(self) -> bool:
         """Whether after a start it keeps what consumers have not acked, whatever `depth` says."""
         settings = self.group.log.settings

@@ -183,6 +183,12 @@ class NotTrue(MqfsError):
     text, http = "precondition failed", 412
 
 
+class NoReply(MqfsError):
+    """A request without a reply in time."""
+
+    text, http = "no reply", 504
+
+
 class BadRange(MqfsError):
     """A Range beyond the file. `size` is the file's."""
 

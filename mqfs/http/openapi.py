@@ -111,6 +111,7 @@ _OPTIONS = {
     "select": Option(
         {"type": "array", "items": TEXT}, "A stream, view or pattern to read; it may be repeated.", "orders"
     ),
+    "reply": Option(DURATION, "Wait so long for the reply to the message, which is the answer; 504: none came.", "1s"),
     "seq": Option(SEQUENCE, "The message of that sequence.", "1"),
     "since": Option(TEXT, "`first`, `last`, `end`, a sequence, `-N` messages, `-DURATION` or `@UNIX`.", "-10"),
     "single": Option(FLAG, "For one of all subscribers.", "yes", "Mqfs-Single"),

@@ -18,10 +18,11 @@ from typing import Any
 
 from mqfs import limits
 from mqfs.engine.language.batch_frames import HEAD
-from mqfs.errors import Again, BadCommand, BadRequest, OverLimit, TooLong
-from mqfs.http.answers import JSON, Answer, base64_body
+from mqfs.errors import Again, BadCommand, BadRequest, NotFound, OverLimit, TooLong
+from mqfs.http.answers import JSON, Answer, NoReply, base64_body
 from mqfs.http.call import WHOLE, Call, TimedOut
 from mqfs.http.groups import is_there, make_stream, write
+from mqfs.http.reading import message_of
 from mqfs.http.target import absent
 from mqfs.model import Step, Wait
 from mqfs.records import headers
@@ -29,6 +30,7 @@ from mqfs.syntax.duration import parse_number
 
 FRAMES = "application/vnd.mqfs.frames"
 NAMED = "mqfs-h-"
+TEMPORARY = 0o1622  # the mode of a stream for one reply
 TRACING = ("traceparent", "tracestate")
 _KEYS = {"idempotency-key", "if-match", "if-none-match", *TRACING}
 _TAG = re.compile(r'"([0-9]{1,19})"')
@@ -47,6 +49,8 @@ async def publish(call: Call) -> Answer:
             raise absent(call.target, call.path.names)
         stream = await make_stream(call)
     group = stream.group
+    if (seconds := call.seconds("reply")) is not None:
+        return await _request(call, stream, given, seconds)
     if given:
         head = json.dumps({"stream": stream.name, **given}, ensure_ascii=False).encode()
         sequence = await append(call, group, ".put", head + b"\n" + call.body)

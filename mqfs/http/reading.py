@@ -366,6 +366,11 @@ def one(call: Call) -> Answer:
             raise NotFound(f"no message {sequence} in stream {call.target.name!r}")
     finally:
         cursor.close()
+    return message_of(line)
+
+
+def message_of(line: bytes) -> Answer:
+    """A message from its line of `format json`, with its headers as far as HTTP can carry them."""
     message = json.loads(line)
     body = message["body"].encode() if "body" in message else answers.base64_body(message["body_base64"])
     head = [*NO_STORE, SANDBOX, ("Mqfs-Sequence", str(message["sequence"])), ("Mqfs-Time", line_time(line))]

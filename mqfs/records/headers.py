@@ -22,6 +22,7 @@ EXPECT = "expect"  # of a frame of `.batch`: a condition, which no record has
 NORMAL = 5  # priority of a message that says none
 PART = "part"  # of a body in several messages: "3" is the third of them, "17/17" the last; a client sets it
 KEY = "key"  # which messages belong together; a client sets it
+REPLY_TO = "reply-to"  # the stream of its group to which a reply is to be written; a client sets it
 TOPIC = "fsq-topic"  # of a stream whose name is too short for it: all of it; a client sets it
 OWN = frozenset({SENDER, PRIORITY, TTL, ID, SINGLE, HELD, TO, DUE, EVERY, CRON, NEXT, EXPECT})
 LETTER = frozenset({STREAM, SEQUENCE, DELIVERIES, REASON, CONSUMER})

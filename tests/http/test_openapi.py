@@ -112,6 +112,7 @@ def test_the_examples(path: str, method: str, operation: dict[str, Any], web: We
         reply = call(web, path, method, operation, parameter)
         name = parameter["name"] if parameter is not None else ""
         expected = 412 if parameter is not None and parameter.get("schema") == {"const": "*"} else 399
+        expected = 504 if name == "reply" else expected  # there is none
         assert reply.status == expected or reply.status < 400, (name, reply)
         assert str(reply.status) in operation["responses"], (name, reply)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from mqfs import limits
-from mqfs.client.types import READ_BYTES, Direct, File
+from mqfs.client.types import READ_BYTES, TEMPORARY, Direct, File
 from mqfs.clock import SystemClock
 from mqfs.engine.core.portions import exhaust
 from mqfs.engine.tree.tree import Tree
@@ -150,6 +150,10 @@ class EmbeddedTransport:
 
     def create(self, path: str) -> None:
         self._make(path, self.tree.create, 0o666)
+
+    def create_temporary(self, path: str) -> File:
+        self._make(path, lambda user, group, name, _: self.tree.create(user, group, name, TEMPORARY), 0)
+        return self.open(path, "r+")
 
     def mkdir(self, path: str) -> None:
         self._make(path, self.tree.mkdir, 0o777)

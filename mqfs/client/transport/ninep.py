@@ -12,7 +12,7 @@ from math import inf
 from typing import Any, cast
 
 from mqfs import limits
-from mqfs.client.types import Direct, File
+from mqfs.client.types import TEMPORARY, Direct, File
 from mqfs.errors import Disconnected, MqfsError, TooLong
 from mqfs.ninep.client import connection
 from mqfs.ninep.client.connection import Client, Slot
@@ -82,6 +82,16 @@ class NinepTransport:
 
     def create(self, path: str) -> None:
         self.connection().create(path).close()
+
+    def create_temporary(self, path: str) -> File:
+        client = self.connection()
+        file = client.create(path, "r+", TEMPORARY)
+        try:
+            client.chmod(path, TEMPORARY)  # a create takes away what the group's mode does not have
+        except BaseException:
+            file.close()
+            raise
+        return file
 
     def mkdir(self, path: str) -> None:
         self.connection().mkdir(path)

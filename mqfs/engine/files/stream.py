@@ -133,6 +133,8 @@ class Writer(OpenFile):
             except errors.MqfsError as error:
                 self.group.refuse(self.user, stream.name, f"last, unfinished line not written: {error}")
         self.group.unblock()
+        if not stream.opens and stream.is_temporary and not (stream.removed or self.group.tree.closing):
+            self.group.remove_temporary(stream)
 
 
 class StreamHandle(Reader, Writer):

@@ -24,7 +24,7 @@ from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.files.metering import Meters
 from mqfs.engine.group import NO_REPLICA, Group
-from mqfs.engine.language.permissions import R, X, require, require_unsticky
+from mqfs.engine.language.permissions import ADMIN, R, X, require, require_unsticky
 from mqfs.engine.language.settings import SYNC_REPLICA, parse_settings
 from mqfs.engine.nodes import FOLDERS, Folder, Meta, Node, SnapshotNode, StagingFolder, TakeFile, group_of, not_found
 from mqfs.engine.publishing.batch import Staging
@@ -224,7 +224,7 @@ class Tree:
         """A new stream; in `.consumers` a consumer of the whole group. Raises Exists, BadName, Denied, OverLimit."""
         group = directory.group
         if isinstance(directory, Group):
-            self._require_new(user, directory, name)
+            self._require_new(user, directory, name, CHANGE & ~ADMIN if mode & modes.S_ISVTX else CHANGE)
             made: Node = group.make_stream(name, mode, user)
             return group.log.after_metadata_sync(made)
         if isinstance(directory, StagingFolder):

@@ -40,6 +40,7 @@ from mqfs.ninep.codec.wire import (
 O_NONBLOCK = 0o4000
 KEEP16, KEEP32, KEEP64 = 0xFFFF, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF
 _SECOND_NS = 10**9
+_DMTMP = 0x0400_0000
 
 
 class ClientMachine:
@@ -247,7 +248,7 @@ class ClientMachine:
             if self.dialect.linux:
                 reply = yield linux.Tlcreate(0, fid, name, flags | os.O_CREAT | os.O_EXCL, mode, os.getegid())
             else:
-                reply = yield m.Tcreate(0, fid, name, mode, flags)
+                reply = yield m.Tcreate(0, fid, name, _permissions(mode), flags)
         except MqfsError:
             yield from self.clunk(fid)
             raise
@@ -296,7 +297,7 @@ class ClientMachine:
             if self.dialect.linux:
                 yield linux.Tsetattr(0, fid, 1, mode, 0, 0, 0, 0, 0, 0, 0)
             else:
-                yield m.Twstat(0, fid, unchanged()._replace(mode=mode | kind << 24))
+                yield m.Twstat(0, fid, unchanged()._replace(mode=_permissions(mode) | kind << 24))
 
         yield from self._with_fid(path, give)
 
@@ -368,6 +369,11 @@ def unchanged() -> m.Dir:
     """The stat of a Twstat that changes nothing."""
     qid = Qid(0xFF, KEEP32, KEEP64)
     return m.Dir(KEEP16, KEEP32, qid, KEEP32, KEEP32, KEEP32, KEEP64, "", "", "", "")
+
+
+def _permissions(mode: int) -> int:
+    """Those of a file in 9P2000, where DMTMP is the sticky bit: it is temporary."""
+    return mode & 0o777 | (_DMTMP if mode & modes.S_ISVTX else 0)
 
 
 def m_dmdir(mode: int) -> int:

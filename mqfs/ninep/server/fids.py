@@ -24,6 +24,8 @@ from mqfs.quotas import UserLimits
 from mqfs.state.file_locks import Key
 from mqfs.store.api import Handle
 
+DMTMP, STICKY = 0x0400_0000, 0o1000  # a temporary file: in 9P2000, and elsewhere
+
 log = logging.getLogger("mqfs.ninep")
 
 NOWHERE = -1  # Fid.rest: no offset is to be answered with 0 bytes
@@ -195,8 +197,13 @@ class FidTable:
 
 
 def qid_mode(mode: int, kind: int) -> int:
-    """The mode of 9P2000: permissions below, the qid's type on top."""
-    return (mode & 0o777) | kind << 24
+    """The mode of 9P2000: permissions below, the qid's type on top. A file's sticky bit is DMTMP."""
+    return (mode & 0o777) | kind << 24 | (DMTMP if mode & STICKY and not kind & QTDIR else 0)
+
+
+def file_mode(mode: int) -> int:
+    """The mode of a file from that of 9P2000."""
+    return (mode & 0o777) | (STICKY if mode & DMTMP else 0)
 
 
 def stat(tree: Tree, node: Any, size: int | None = None) -> Dir:

@@ -60,7 +60,7 @@ def lcreate(session: Session, request: linux.Tlcreate) -> Fcall | Later:
     made = True
     step: Step[Any]
     try:
-        step = session.tree.create(acting(fid.user, request.gid), group, request.name, request.mode & 0o777)
+        step = session.tree.create(acting(fid.user, request.gid), group, request.name, request.mode & 0o1777)
     except Exists:
         if request.flags & O_EXCL:
             raise
@@ -84,7 +84,7 @@ def mknod(session: Session, request: linux.Tmknod) -> Fcall | Later:
     if stat.S_IFMT(request.mode) not in (0, stat.S_IFREG):
         raise NotPermitted("cannot create a special file (expected a stream or group)")
     fid = session.fids.find(request.fid)
-    step = session.tree.create(acting(fid.user, request.gid), directory(fid), request.name, request.mode & 0o777)
+    step = session.tree.create(acting(fid.user, request.gid), directory(fid), request.name, request.mode & 0o1777)
     return later(step, lambda node: linux.Rmknod(request.tag, node.qid))
 
 
@@ -177,7 +177,7 @@ def getattr_(session: Session, request: linux.Tgetattr) -> Fcall:
 def setattr_(session: Session, request: linux.Tsetattr) -> Fcall | Later:
     """Size and times are accepted and dropped."""
     fid = session.fids.find(request.fid)
-    wanted = {"mode": (SET_MODE, request.mode & 0o777), "uid": (SET_UID, request.uid), "gid": (SET_GID, request.gid)}
+    wanted = {"mode": (SET_MODE, request.mode & 0o1777), "uid": (SET_UID, request.uid), "gid": (SET_GID, request.gid)}
     changes = {name: value for name, (bit, value) in wanted.items() if request.valid & bit}
     step = session.tree.setattr(fid.user, fid.node, **changes) if changes else None
     return later(step, lambda _: linux.Rsetattr(request.tag))

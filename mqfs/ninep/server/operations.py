@@ -19,7 +19,7 @@ from mqfs.ninep.codec import messages as m
 from mqfs.ninep.codec.messages import NOFID, Fcall
 from mqfs.ninep.codec.wire import IO_OVERHEAD
 from mqfs.ninep.server import resumable
-from mqfs.ninep.server.fids import Fid, stat
+from mqfs.ninep.server.fids import Fid, file_mode, stat
 from mqfs.ninep.server.pending import Later, both, later
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def create(session: Session, request: m.Tcreate) -> Fcall | Later:
         mode = request.perm & (~0o777 | (above & 0o777)) & 0o777
         step = session.tree.mkdir(fid.user, group, request.name, mode)
     else:
-        mode = request.perm & (~0o666 | (above & 0o666)) & 0o777
+        mode = file_mode(request.perm & (~0o666 | (above & 0o666)))
         step = session.tree.create(fid.user, group, request.name, mode)
 
     def then(node: Any) -> Fcall:
@@ -242,7 +242,7 @@ def _changes(session: Session, fid: Fid, wanted: m.Dir) -> dict[str, int]:
     if wanted.mode != KEEP32:
         if bool(wanted.mode & DMDIR) != bool(qid.type & QTDIR):
             raise BadRequest("cannot turn a stream into a group, or a group into a stream")
-        changes["mode"] = wanted.mode & 0o777
+        changes["mode"] = wanted.mode & 0o777 if wanted.mode & DMDIR else file_mode(wanted.mode)
     if wanted.n_gid != KEEP32:
         changes["gid"] = wanted.n_gid
     elif wanted.gid:
