@@ -1,8 +1,7 @@
 """Three machines on one: network namespaces for a driver and two workers of a standalone Spark.
 
-Starts and ends the namespaces and the processes in them. The wires run between namespaces alone: nothing is seen on the
-network of this machine. The workers do not see the folder `driver_only`: the store, and the socket of the
-server, which they reach over TCP, as a user who shows a token.
+Starts and ends the namespaces and the processes in them. The workers do not see the folder `driver_only`: the store,
+and the socket of the server, which they reach over TCP, as a user who shows a token.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from tests.spark.kills import kill, session
 from tests.support import ROOT
 from tests.support.eventually import HANG_S
 from tests.support.java import SHORT_LIVED, java
+from tests.support.machines import Machine, Network, command
 from tests.support.server import COMMAND, Server
 from tests.support.tokens import SECRET, line_of
 
@@ -32,62 +32,6 @@ PORT, MASTER_PORT = 5640, 7077
 CORES = 2  # of each worker, for each application
 # A worker has room for one executor of the session that lasts, so that both workers have one, and for one of a program.
 ROOM, LASTING, PASSING = "1100m", "600m", "480m"
-
-
-def command(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
-
-
-class Machine:
-    """A network namespace with an address."""
-
-    def __init__(self, letter: str, number: int) -> None:
-        self.name, self.address = f"mqfs{os.getpid()}{letter}", f"10.77.0.{number}"
-        command("ip", "netns", "add", self.name)
-
-    def ip(self, *words: str) -> None:
-        command("ip", "-n", self.name, *words)
-
-    def inside(self, *words: str) -> list[str]:
-        """The command that runs a command there."""
-        return ["nsenter", f"--net=/run/netns/{self.name}", *words]
-
-    def remove(self) -> None:
-        command("ip", "netns", "del", self.name)
-
-
-class Network:
-    """A bridge in the driver's namespace, and a wire from each worker's to it."""
-
-    def __init__(self) -> None:
-        self.machines: list[Machine] = []
-        try:
-            self._join()
-        except BaseException:
-            self.close()
-            raise
-
-    def _join(self) -> None:
-        for letter, number in (("d", 1), ("a", 2), ("b", 3)):
-            self.machines.append(Machine(letter, number))
-        driver, *workers = self.machines
-        driver.ip("link", "add", "bridge", "type", "bridge")
-        driver.ip("addr", "add", f"{driver.address}/24", "dev", "bridge")
-        driver.ip("link", "set", "bridge", "up")
-        for number, worker in enumerate(workers):
-            wire = f"wire{number}"
-            driver.ip("link", "add", wire, "type", "veth", "peer", "name", "wire", "netns", worker.name)
-            driver.ip("link", "set", wire, "master", "bridge", "up")
-            worker.ip("addr", "add", f"{worker.address}/24", "dev", "wire")
-            worker.ip("link", "set", "wire", "up")
-        for machine in self.machines:
-            machine.ip("link", "set", "lo", "up")
-
-    def close(self) -> None:
-        for machine in self.machines:
-            machine.remove()
-        self.machines = []
 
 
 def missing() -> str:
@@ -101,7 +45,7 @@ def missing() -> str:
             return f"no {program}: apt install {package}"
     try:
         command("unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt")
-        Network().close()
+        Network(3).close()
     except AssertionError as error:
         return f"no namespaces here: {error}"
     return ""
@@ -128,7 +72,7 @@ class Cluster:
             raise
 
     def _start(self) -> None:
-        network = Network()
+        network = Network(3)
         self._stack.callback(network.close)
         self.driver, *self.machines = network.machines
         self.address = f"tcp!{self.driver.address}!{PORT}"
