@@ -137,10 +137,12 @@ class Checkpointer:
         """Remove frames and checkpoints that no restore to the last `keep_s` seconds needs. Raises NoAnswer."""
         names = list_names(self._log)
         times = {name: int(name.rpartition("-")[2]) for name in names}
-        base = max((name for name in names if times[name] <= now_s - keep_s), default=names[0] if names else "")
+        base = max((name for name in names if times[name] <= now_s - keep_s), default="")
+        if not base:
+            return
         kept = [load(self._log, name) for name in names if name >= base]
         needed = set().union(*(_names_of(one) for one in kept if one is not None))
-        if kept and kept[0] is not None:
+        if kept[0] is not None:
             self._log.trim(kept[0].position.number)  # that frame stays: a log always ends with one
         for name in names:
             if name < base:
