@@ -213,6 +213,7 @@ REPLICA_REPORTS = 64  # standbys whose reports are kept
 REPLICA_WARNING_S = 60.0  # between two lines of the log about an engine that does not answer
 REPLICA_BEAT_S = 1.0  # between two frames of a primary that has nothing to append: a standby misses it after some
 REPLICA_CALL_S = 5.0  # that an engine may take to answer; then the outcome is looked up
+REPLICA_OBJECT_S = 0.7  # between two groups of frames in an object store that no writer waits for: it charges for each
 REPLICA_STATE_S = 10.0  # between two notes of how far the disk is: a start reads the frames since
 REPLICA_RETRY_S = 2.0  # at most between two attempts at an engine that does not answer
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import re
 import threading
 import urllib.parse
@@ -94,6 +95,8 @@ class JetStreamLog:
         self._create = create
         servers, self._stem, replicas, credentials = parse(url)
         self.name = f"{url.partition('://')[0]}://{','.join(map(_without_user, servers))}/{self._stem}"
+        if credentials is not None and not os.access(credentials, os.R_OK):
+            raise BadReplica(f"--replica {self.name}: credentials {credentials!r}: cannot be read (expected a file)")
         self._stream, self._prefix = f"mqfs-{self._stem}", f"mqfs.{self._stem}"
         self._loop = _Loop()
         self._following: Any = None  # the subscription of `read`
@@ -101,9 +104,9 @@ class JetStreamLog:
         self._reports: dict[str, int] = {}
         try:
             self._client: Client = self._connect(servers, credentials)
-        except NoAnswer as error:
+        except Exception as error:  # also what nats-py thinks of a file of credentials
             self._loop.close()
-            raise BadReplica(f"--replica {self.name}: not reachable: {error}") from None
+            raise BadReplica(f"--replica {self.name}: not reachable: {_reason(error)}") from None
         self._js: JetStreamContext = self._client.jetstream(timeout=limits.REPLICA_CALL_S)
         try:
             self._check_version()
@@ -118,16 +121,19 @@ class JetStreamLog:
             raise
 
     def _connect(self, servers: Sequence[str], credentials: str | None) -> Client:
-        async def quiet(*_: object) -> None:
-            """An error is seen by the call that it fails."""
+        said = list[str]()
+
+        async def note(error: Exception) -> None:
+            """Later an error is seen by the call that it fails; of a connection nats-py only tries again."""
+            said[:] = [_reason(error)]
 
         more: dict[str, Any] = {} if credentials is None else {"user_credentials": credentials}
         connecting = nats.connect(
             list(servers), name=f"mqfs {self._stem}", connect_timeout=2, max_reconnect_attempts=-1,
-            reconnect_time_wait=0.2, allow_reconnect=True, error_cb=quiet, ping_interval=2, max_outstanding_pings=2,
+            reconnect_time_wait=0.2, allow_reconnect=True, error_cb=note, ping_interval=2, max_outstanding_pings=2,
             pending_size=8 << 20, **more,
         )  # fmt: skip
-        return self._loop.call(_first_answer(connecting))
+        return self._loop.call(_first_answer(connecting, said))
 
     def _check_version(self) -> None:
         version = self._version()
@@ -271,9 +277,12 @@ class JetStreamLog:
         self._loop.close()
 
 
-async def _first_answer(connecting: Coroutine[Any, Any, Client]) -> Client:
-    """A connection, or the reason why there is none: nats-py itself tries for ever."""
-    return await asyncio.wait_for(connecting, limits.REPLICA_CALL_S - 1)
+async def _first_answer(connecting: Coroutine[Any, Any, Client], said: Sequence[str]) -> Client:
+    """A connection, or the reason why there is none, which is `said` last: nats-py itself tries for ever."""
+    try:
+        return await asyncio.wait_for(connecting, limits.REPLICA_CALL_S - 1)
+    except TimeoutError:
+        raise NoAnswer(said[-1] if said else f"no answer in {limits.REPLICA_CALL_S - 1:.0f} s") from None
 
 
 class JetStreamObjects:

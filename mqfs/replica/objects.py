@@ -101,8 +101,9 @@ class StoreObjects:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error, without the rest that Rust's debug output adds."""
-    return " ".join(str(error).split("\n", 1)[0].split())[:200]
+    """The first line of an error, without the rest that Rust's debug output adds: its last words, where it is long."""
+    text = " ".join(str(error).split("\n", 1)[0].split())
+    return text if len(text) <= 200 else "..." + text[-197:]
 
 
 class FileObjects:
@@ -215,7 +216,7 @@ class ObjectLog:
         scheme, folder, *_ = split(url)
         self.objects = FileObjects(folder, create=create) if scheme == "file" else StoreObjects(url)
         self.name = url
-        self.pace_s = 0.0 if scheme == "file" else 1.0
+        self.pace_s = 0.0 if scheme == "file" else limits.REPLICA_OBJECT_S
         self._is_file = scheme == "file"
         try:
             self.objects.list("standby/")  # an engine that cannot be reached is an error now

@@ -16,19 +16,20 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from errno import EMFILE, ENFILE
 from functools import partial
 
 import attrs
 
 from mqfs import limits
-from mqfs.errors import BadReplica, DiskFailed
+from mqfs.errors import BadReplica, DiskFailed, MqfsError
 from mqfs.replica import state
 from mqfs.replica.checkpoint import Checkpointer
 from mqfs.replica.frame import HEAD_BYTES, RUN_BYTES, Entry, Run
 from mqfs.replica.log import Fenced, NoAnswer, Position
 from mqfs.replica.state import End, Have
 from mqfs.replica.takeover import Driver, Post, Primary, Stopped
-from mqfs.store.replication import Replication
+from mqfs.store.replication import Portion, Replication
 from mqfs.store.store import folder_of
 
 log = logging.getLogger("mqfs.replica")
@@ -40,7 +41,14 @@ class Replicator:
     """Copies one store into its log."""
 
     def __init__(
-        self, primary: Primary, path: str, post: Post, on_end: Callable[[str], None], *, standbys: int, keep_s: float
+        self,
+        primary: Primary,
+        path: str,
+        post: Post,
+        on_end: Callable[[Fenced | DiskFailed], None],
+        *,
+        standbys: int,
+        keep_s: float,
     ) -> None:
         """`post` runs a function on the store's thread, `on_end` there, with the reason, when nothing is copied any
         more. `standbys`: how many must have a frame on their disks before it counts. `keep_s`: seconds that a restore
@@ -62,6 +70,8 @@ class Replicator:
     def start(self, replication: Replication, when_idle: Callable[[], None]) -> None:
         """Begin. `when_idle` is called once on the store's thread, when all that is there now is in the log."""
         self._replication = replication
+        if self._log.pace_s:
+            replication.on_awaited = self._wake.set
         self._idle.append(when_idle)
         self._wake.set()
         self._thread.start()
@@ -87,38 +97,54 @@ class Replicator:
             pass
         except Fenced:
             log.error("replica %s: another server took over: this one is no longer the primary", self._log.name)
-            self._end("this server is no longer the primary")
-        except DiskFailed as error:  # what it did not read is not in the log: a start begins there again
-            log.error("replica %s: the store cannot be read: %s", self._log.name, error)
-            self._end(f"the store cannot be copied: {error}")
+            self._end(Fenced("this server is no longer the primary"))
+        except DiskFailed as error:
+            self._end(DiskFailed(f"not replicated: {error} (run mqfs check)"))
         except Exception:
             log.exception("the replicator failed")
-            self._end("the replicator failed")
+            self._end(DiskFailed("not replicated: the replicator failed (see the log)"))
 
-    def _end(self, why: str) -> None:
+    def _end(self, why: Fenced | DiskFailed) -> None:
         self._call(partial(self._on_end, why))
 
     def _copy(self) -> None:
         """Append all there is; an empty frame where that is nothing."""
         assert self._replication is not None
-        copied = False
+        copied = begun = False  # begun: a series, whose end is not appended yet
         while not self._stop.is_set():
-            portion = self._replication.take(_ROOM - 64 * RUN_BYTES)
+            if not begun:
+                self._pace()
+            portion = self._take()
             if portion is None:
                 break
             self._append(portion.entries, more=portion.more)
-            copied = True
-            if not portion.more:
+            copied, begun = True, portion.more
+            if not begun:
                 self._confirm()
         if not copied and time.monotonic() - self._appended_s >= 0.9 * limits.REPLICA_BEAT_S:
             self._append([], more=False)
         while self._idle:
             self._call(self._idle.pop())
 
+    def _take(self) -> Portion | None:
+        """What the log lacks. Without a descriptor to read it with that waits: others come back to the process."""
+        assert self._replication is not None
+        waited_s = 0.0
+        while True:
+            try:
+                return self._replication.take(_ROOM - 64 * RUN_BYTES)
+            except DiskFailed as error:
+                if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in (EMFILE, ENFILE):
+                    raise
+                if waited_s % limits.REPLICA_WARNING_S < limits.REPLICA_RETRY_S:
+                    log.warning("replica %s: %s: tried again", self._log.name, error)
+            waited_s += limits.REPLICA_RETRY_S
+            if self._stop.wait(limits.REPLICA_RETRY_S):
+                raise Stopped
+
     def _append(self, entries: Sequence[Entry], *, more: bool) -> None:
         pieces = list(split(entries, _ROOM))
         for number, piece in enumerate(pieces, 1):
-            self._pace()
             self._driver.writer.append(piece, time.time_ns(), more=more or number < len(pieces))
             self._driver.finish()
             self._appended_s = time.monotonic()
@@ -127,10 +153,15 @@ class Replicator:
             self._keeper.end(self._driver.writer.position)
 
     def _pace(self) -> None:
-        """Wait until the engine may be asked again, where it charges for that."""
-        wait_s = self._appended_s + self._log.pace_s - time.monotonic()
-        if wait_s > 0 and self._stop.wait(wait_s):
-            raise Stopped
+        """Wait until the engine may be asked again, where it charges for that; not where a caller waits for it."""
+        assert self._replication is not None
+        while (wait_s := self._appended_s + self._log.pace_s - time.monotonic()) > 0:
+            if self._stop.is_set():
+                raise Stopped
+            if self._replication.is_awaited:
+                break
+            self._wake.wait(wait_s)
+            self._wake.clear()
 
     def _confirm(self) -> None:
         """Have the store answer its callers; the next series is taken after that."""
@@ -241,7 +272,7 @@ class Keeper:
                     with self._lock:
                         self._bytes -= size
                         self._frames -= frames
-            except (NoAnswer, BadReplica, OSError) as error:
+            except (NoAnswer, MqfsError, OSError) as error:
                 log.warning("replica %s: no checkpoint: %s", self._log.name, error)
             except Exception:
                 log.exception("the replica's keeper failed")
@@ -283,5 +314,5 @@ class Keeper:
         position, have, _ = self._take()
         try:
             self._note(position, have, set())
-        except OSError as error:
+        except MqfsError as error:
             log.warning("replica %s: its state was not written: %s", self._log.name, error)

@@ -28,7 +28,7 @@ from mqfs.replica.state import State
 from mqfs.store.disk import Disk, remove_tree
 from mqfs.store.replication import Removed, Run, Trimmed
 from mqfs.store.standby import StandbyStore
-from mqfs.store.store import FOLDERS, DiskStore, read_label, write_label
+from mqfs.store.store import FOLDERS, DiskStore, read_label, refusing, write_label
 
 log = logging.getLogger("mqfs.replica")
 
@@ -132,16 +132,40 @@ def store_of(replicated: ReplicatedLog) -> uuid.UUID | None:
 
 
 def check_history(replicated: ReplicatedLog, position: Position) -> None:
-    """Raises Diverged where the log does not hold the frame of that position, or another in its place."""
+    """Raises Diverged where the log does not hold the frame of that position, or another in its place; BadReplica where
+    it is a beginning of what this store has: what is missing is nowhere else, and is not set aside."""
     if not position.number:
         return
     data, after = replicated.get(position.number), replicated.get(position.number + 1)
     if data is None and after is None:
         if replicated.newest(position.number) is not None:
             raise Outdated(f"frames after {position.number} were trimmed")
+        if (end := end_before(replicated, position)) and is_owned(replicated, position):
+            expected = "expected another name in --replica, and the file 'replica' of this store moved away"
+            raise BadReplica(f"{replicated.name}: {lost(end, position)}, which this store has ({expected})")
         raise Diverged(f"the log ends before frame {position.number}")
     if (crc_of(data) if data is not None else decode(after or b"").previous_crc) != position.crc:
         raise Diverged(f"frame {position.number} is another one")
+
+
+def end_before(replicated: ReplicatedLog, position: Position) -> int:
+    """The number of the last record, where that is below the position: the engine confirmed more. 0: it is not."""
+    last = replicated.newest(0)
+    return last.number if last is not None and last.number < position.number else 0
+
+
+def lost(end: int, position: Position) -> str:
+    return f"ends at frame {end}, and had frame {position.number}: the engine lost what it confirmed"
+
+
+def is_owned(replicated: ReplicatedLog, position: Position) -> bool:
+    """Whether the newest takeover of that position is the newest of the log."""
+    data = replicated.get(position.own)
+    frame = decode(data) if data is not None else None
+    if frame is None or frame.owner is None or (frame.epoch, frame.owner.address) != (position.epoch, position.address):
+        return False
+    last = replicated.newest(0)
+    return last is not None and decode(last.data).epoch == position.epoch
 
 
 def open_follower(replicated: ReplicatedLog, path: str, store: uuid.UUID) -> Follower:
@@ -189,15 +213,16 @@ def has_groups(path: str) -> bool:
 
 def discard(path: str, why: Diverged, *, primary: bool) -> None:
     """Make room for a new copy. An outdated copy that never was a primary has nothing that the log has not: it is
-    removed. Everything else is set aside."""
-    if isinstance(why, Outdated) and not primary:
-        log.warning("%s is copied again: %s", path, why)
-        found = state.read(path)
-        if found is not None:  # from here on its copy is not finished
-            state.write(path, State(Position(store=found.position.store), {}, found.runs, False))
-        remove_tree(Disk(), f"{path}/buckets")
-    else:
-        set_aside(path, str(why))
+    removed. Everything else is set aside. Raises DiskFull, DiskFailed."""
+    with refusing(path):
+        if isinstance(why, Outdated) and not primary:
+            log.warning("%s is copied again: %s", path, why)
+            found = state.read(path)
+            if found is not None:  # from here on its copy is not finished
+                state.write(path, State(Position(store=found.position.store), {}, found.runs, False))
+            remove_tree(Disk(), f"{path}/buckets")
+        else:
+            set_aside(path, str(why))
 
 
 def set_aside(path: str, why: str) -> None:
@@ -223,7 +248,7 @@ def copy_again(replicated: ReplicatedLog, path: str, store: uuid.UUID, until_ns:
             _make_empty(path, found)
     base = checkpoint.newest(replicated, until_ns)
     position = Position(store=store) if base is None else base.position
-    if base is None and replicated.get(1) is None:
+    if base is None and checkpoint.list_names(replicated) and replicated.get(2) is None:
         raise BadReplica(f"{replicated.name}: no checkpoint up to that time, and the first frames were trimmed")
     follower = Follower(replicated, path, State(attrs.evolve(position), {} if base is None else base.have, [], False))
     try:

@@ -21,6 +21,7 @@ from mqfs.errors import BadStore
 from mqfs.replica.frame import Entry, Removed, Run
 from mqfs.replica.log import Position
 from mqfs.store.disk import Disk, read_file, write_file
+from mqfs.store.store import refusing
 
 NAME = "replica"
 _RUNS = 16  # that are remembered
@@ -78,7 +79,7 @@ def decode_have(found: Any) -> Have:
 
 
 def write(path: str, state: State, disk: Disk | None = None) -> None:
-    """Replace the file in the store at that path, durably. Raises OSError."""
+    """Replace the file in the store at that path, durably. Raises DiskFull, DiskFailed."""
     disk = disk or Disk()
     text = {
         "position": encode_position(state.position),
@@ -86,9 +87,10 @@ def write(path: str, state: State, disk: Disk | None = None) -> None:
         "runs": [str(run) for run in state.runs],
         "primary": state.primary,
     }
-    write_file(disk, f"{path}/staging/{NAME}", json.dumps(text).encode())
-    disk.rename(f"{path}/staging/{NAME}", f"{path}/{NAME}")
-    disk.sync_folder(path)
+    with refusing(path):
+        write_file(disk, f"{path}/staging/{NAME}", json.dumps(text).encode())
+        disk.rename(f"{path}/staging/{NAME}", f"{path}/{NAME}")
+        disk.sync_folder(path)
 
 
 def read(path: str, disk: Disk | None = None) -> State | None:

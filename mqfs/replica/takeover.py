@@ -33,6 +33,7 @@ from mqfs.store.store import read_label
 
 log = logging.getLogger("mqfs.replica")
 _ATTEMPTS = 16  # to take over while others do
+_CLOCK_S = 10.0  # that the clocks of two servers may differ before a line of the log says so
 
 
 class Stopped(Exception):
@@ -67,7 +68,8 @@ class Driver:
             later = data is None and self._log.newest(request.number) is not None
             self.writer.on_found(data, later=later)
             if data is None and not later:
-                self._on_silence("not appended, and no other record is there")
+                end, at = standby.end_before(self._log, self.writer.position), self.writer.position
+                self._on_silence(standby.lost(end, at) if end else "not appended, and no other record is there")
             return
         try:
             self._log.append(request.data, request.after, request.own, takeover=request.takeover)
@@ -138,12 +140,12 @@ def _store_of(follower: Follower) -> uuid.UUID:
 
 
 def _check_ends(follower: Follower) -> None:
-    """Raises Diverged where a standby's disk has bytes that are not in the log any more, as an engine forgot them; or
-    where any disk has not what the log has."""
+    """Raises Diverged where a disk has not what the log has; or where a standby has more, and another server took over
+    since: that is another history. Without that the engine lost what it has, which is appended again."""
     found = follower.store.positions()
     for group in found.keys() | follower.state.have.keys():
         here, there = found.get(group, (0, 0)), follower.state.have.get(group, (0, 0))
-        if here[0] < there[0] or (here > there and not follower.state.primary):
+        if here[0] < there[0] or (here > there and not follower.state.primary and follower.takeovers):
             raise Diverged(f"group {group} ends at {here}, in the log at {there}")
 
 
@@ -157,6 +159,10 @@ def _append_takeover(
         Driver(replicated, writer, stop).finish()
     except Fenced:
         return None
+    ahead_s = (found.position.time_ns - time.time_ns()) / 1e9
+    if ahead_s > _CLOCK_S:
+        words = "this clock or that of the primary before is wrong, and --until @TIME goes by them"
+        log.warning("replica %s: its last frame is of %.0f s from now: %s", replicated.name, ahead_s, words)
     found.position, found.primary = attrs.evolve(writer.position), True
     state.write(path, found)
     return Primary(replicated, writer, found)

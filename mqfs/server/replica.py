@@ -18,11 +18,11 @@ import trio
 
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import BadConfig, BadReplica, MqfsError, Standby
+from mqfs.errors import BadConfig, BadReplica, DiskFailed, MqfsError, Standby
 from mqfs.model import User
 from mqfs.ninep.server.server import Server as NinepServer
 from mqfs.replica import engines, takeover
-from mqfs.replica.log import NoAnswer, ReplicatedLog
+from mqfs.replica.log import Fenced, NoAnswer, ReplicatedLog
 from mqfs.replica.replicator import Replicator
 from mqfs.replica.takeover import Primary, Stopped
 from mqfs.server import service, tracing
@@ -72,7 +72,7 @@ class Replica:
         self.path = os.path.realpath(self.options.store)
         self.log: ReplicatedLog | None = None
         self.replicator: Replicator | None = None
-        self.fenced = trio.Event()
+        self.fenced = trio.Event()  # nothing is copied any more
         self._standby: takeover.Standby | None = None
         self._store: DiskStore | None = None
 
@@ -200,9 +200,11 @@ class Replica:
 
     # ------------------------------------------------------------ end
 
-    def _on_end(self, why: str) -> None:
+    def _on_end(self, why: Fenced | DiskFailed) -> None:
         if self._store is not None and self._store.replication is not None:
-            self._store.replication.fail(OSError(errno.EIO, why))
+            self._store.replication.fail(OSError(errno.EIO, str(why)))
+        if isinstance(why, DiskFailed):
+            self._server.refused = why
         self.fenced.set()
 
     async def stop_when_fenced(self) -> None:
@@ -252,8 +254,8 @@ class Promotion:
 
     async def run(self, scope: trio.CancelScope) -> None:
         with scope, contextlib.ExitStack() as stack:
-            while not os.path.exists(f"{self._path}/mqfs"):  # a folder with a socket would not pass for a new store
-                await trio.sleep(0.05)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self._path, 0o700)  # of an empty log no standby makes a store
             folder = stack.enter_context(_folder(self._path))
             where = f"{folder}/{PROMOTE}"
             with contextlib.suppress(FileNotFoundError):

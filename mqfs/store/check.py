@@ -36,7 +36,7 @@ from mqfs.store.store import FOLDERS, DiskStore, group_folders, label, read_labe
 Report = Callable[[str], None]
 Progress = Callable[[str], None]  # how far it is
 _PIECE = 1 << 20  # of a log, read for its first records
-_NAMES = {"mqfs", "lock", "keeper", "replica", "lost+found", *FOLDERS}
+_NAMES = {"mqfs", "lock", "keeper", "replica", "promote", "lost+found", *FOLDERS}
 _NAMED = 10  # damaged records
 
 

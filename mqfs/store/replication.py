@@ -142,6 +142,13 @@ class LogCopy:
             then(None)
         else:
             self._waiting.append((mark, then))
+            if self._replication.on_awaited is not None:
+                self._replication.on_awaited()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a caller waits."""
+        return bool(self._waiting)
 
     @property
     def lag_bytes(self) -> int:
@@ -222,6 +229,7 @@ class Replication:
         self._taken: _Series | None = None  # all of it, and not confirmed
         self._answering: deque[LogCopy] = deque()
         self.failed: OSError | None = None
+        self.on_awaited: Callable[[], None] | None = None  # called there when a caller begins to wait
 
     # ------------------------------------------------------------ the store's thread
 
@@ -296,6 +304,11 @@ class Replication:
                 copy.commit.fail(error)
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether a caller waits for the copy of any log."""
+        return any(copy.is_awaited for copy in list(self._copies.values()))
+
+    @property
     def lag_bytes(self) -> int:
         """Bytes that the copy lacks, of all logs."""
         return sum(copy.lag_bytes for copy in list(self._copies.values()))
@@ -309,22 +322,25 @@ class Replication:
 
     def take(self, most_bytes: int) -> Portion | None:
         """The next bytes and events that the copy lacks, `most_bytes` of data at most; None: it has everything. Raises
-        DiskFailed."""
+        DiskFailed: nothing was taken then."""
         series = self._series or self._begin_series()
         if series is None:
             return None
-        self._series, entries, room = series, list[Entry](), most_bytes
-        while series.ranges and room > 0:
-            group, segment, begin, end = series.ranges[0]
+        self._series, ranges = series, series.ranges
+        entries, room, count, rest = list[Entry](), most_bytes, 0, list[_Range]()
+        for group, segment, begin, end in ranges:
+            if room <= 0 or rest:
+                break
             data = self._read(segment, begin, min(end - begin, room))
             if data:
                 entries.append(Run(group, segment.first, begin, data))
                 room -= len(data)
-            if data and begin + len(data) < end:
-                series.ranges[0] = _Range(group, segment, begin + len(data), end)
-            else:
-                series.ranges.popleft()
-        if series.ranges:
+                rest += [_Range(group, segment, begin + len(data), end)] if begin + len(data) < end else []
+            count += 1
+        for _ in range(count):  # only now: after an error it is called again
+            ranges.popleft()
+        ranges.extendleft(rest)
+        if ranges:
             return Portion(entries, True)
         self._series, self._taken = None, series
         return Portion(entries + series.events, False)

@@ -359,7 +359,7 @@ def prepare(disk: Disk, path: str) -> None:
         raise errors.BadStore(f"{path}: not a directory") from error
     except OSError as error:
         raise errors.BadStore(f"{path}: {error.strerror}") from error
-    if "mqfs" not in names and names - {"lock", *FOLDERS, "lost+found"}:
+    if "mqfs" not in names and names - {"lock", "promote", *FOLDERS, "lost+found"}:
         raise errors.BadStore(f"{path}: not empty and not a store (expected an empty or new directory)")
     if "mqfs" in names:
         read_label(disk, path)

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from mqfs import limits
+from tests.replica.faulty_proxy import FaultyProxy
 from tests.replica.servers import NatsServer, nats_servers
+from tests.support.campaign import seed
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +49,18 @@ def s3() -> Iterator[str]:
 
 
 @pytest.fixture
+def faulty_s3(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    """The same through a proxy that refuses, delays and loses; tests wait for no pauses between requests."""
+    for name, value in (("REPLICA_OBJECT_S", 0.02), ("REPLICA_CALL_S", 1.0), ("REPLICA_RETRY_S", 0.2)):
+        monkeypatch.setattr(limits, name, value)
+    proxy = FaultyProxy(s3.removeprefix("http://"), seed(), rate=0.1, slow_s=1.5)
+    monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{proxy.port}")
+    yield proxy
+    proxy.close()
+    print(dict(proxy.count))
+
+
+@pytest.fixture
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A new log on each engine: parametrized with its name."""
     name = f"{tmp_path.parent.name}-{tmp_path.name}".replace("_", "-")[-60:]
@@ -53,6 +68,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"file://{tmp_path}/replica"
     if request.param == "s3":
         request.getfixturevalue("s3")
+        return f"s3://bucket/{name}"
+    if request.param == "faulty s3":
+        request.getfixturevalue("faulty_s3")
         return f"s3://bucket/{name}"
     if request.param == "nats":
         server: NatsServer = request.getfixturevalue("nats_server")

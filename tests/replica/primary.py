@@ -7,29 +7,52 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from mqfs.errors import BadReplica
 from mqfs.model import Draft, Kind
 from mqfs.replica.engines import open_log
+from mqfs.replica.log import NoAnswer, ReplicatedLog
 from mqfs.replica.replicator import Replicator
 from mqfs.replica.takeover import Primary, become_primary
 from mqfs.store.disk import Disk
 from mqfs.store.store import DiskBucket, DiskStore
-from tests.support.eventually import HANG_S
+from tests.support.eventually import HANG_S, eventually
 
 STATE = b'{"group":%d}'
+
+
+def start(path: Path, url: str) -> Primary | None:
+    """Take over; None where the engine did not answer: a server ends then, and is started again."""
+    log: ReplicatedLog | None = None
+    try:
+        return become_primary(log := open_log(url), str(path), "tcp!a!5640")
+    except (NoAnswer, BadReplica) as error:
+        if log is not None:
+            log.close()
+        if isinstance(error, BadReplica) and "not reachable" not in str(error):
+            raise
+        return None
 
 
 class LocalPrimary:
     """`acknowledged`: of each group, the bodies whose callers heard that they are on disk and in the log."""
 
     def __init__(
-        self, path: Path, url: str, primary: Primary | None = None, *, standbys: int = 0, disk: Disk | None = None
+        self,
+        path: Path,
+        url: str,
+        primary: Primary | None = None,
+        *,
+        standbys: int = 0,
+        disk: Disk | None = None,
+        keep_s: float = 0,
     ) -> None:
         self.path, self.acknowledged, self.failed = path, dict[int, list[bytes]](), 0
         self._posted: queue.Queue[Callable[[], None]] = queue.Queue()
         self.fenced = self._idle = False
-        self.primary = primary or become_primary(open_log(url), str(path), "tcp!a!5640")
+        self.why: Exception | None = None  # nothing is copied any more
+        self.primary = primary or eventually(lambda: start(path, url), "the engine")
         self.replicator = Replicator(
-            self.primary, str(path), self._posted.put, self._on_fenced, standbys=standbys, keep_s=0
+            self.primary, str(path), self._posted.put, self._on_fenced, standbys=standbys, keep_s=keep_s
         )
         self.store = DiskStore(str(path), self._posted.put, disk, self.replicator.notify)
         assert self.store.replication is not None
@@ -41,10 +64,10 @@ class LocalPrimary:
     def _on_idle(self) -> None:
         self._idle = True
 
-    def _on_fenced(self, why: str) -> None:
-        self.fenced = True
+    def _on_fenced(self, why: Exception) -> None:
+        self.fenced, self.why = True, why
         assert self.store.replication is not None
-        self.store.replication.fail(OSError(5, why))
+        self.store.replication.fail(OSError(5, str(why)))
 
     def run(self, until: Callable[[], bool]) -> None:
         """Do what is posted until that holds."""

@@ -20,31 +20,36 @@ NATS_SERVER = str(Path(sys.executable).with_name("nats-server"))
 
 @attrs.define
 class NatsServer:
-    """One nats-server with JetStream. `peers`: the cluster ports of all, where it is in a cluster."""
+    """One nats-server with JetStream. `peers`: the cluster addresses of all, where it is in a cluster. `inside`: the
+    words before its command, on a machine of its own."""
 
     folder: Path
     name: str = "n1"
     port: int = attrs.field(factory=free_port)
     monitor: int = attrs.field(factory=free_port)
     cluster: int = 0
-    peers: Sequence[int] = ()
+    peers: Sequence[str] = ()
     more: str = ""
+    host: str = "127.0.0.1"
+    interval: str = "always"  # between two syncs of its disk
+    inside: Sequence[str] = ()
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         lines = [
-            f"server_name: {self.name}", f"listen: 127.0.0.1:{self.port}", f"http: 127.0.0.1:{self.monitor}",
-            f'jetstream {{ store_dir: "{self.folder}", sync_interval: "always" }}',
+            f"server_name: {self.name}", f"listen: {self.host}:{self.port}", f"http: {self.host}:{self.monitor}",
+            f'jetstream {{ store_dir: "{self.folder}", sync_interval: "{self.interval}" }}',
         ]  # fmt: skip
         lines.append(self.more)
         if self.peers:
-            routes = ", ".join(f"nats://127.0.0.1:{port}" for port in self.peers)
-            lines.append(f"cluster {{ name: c, listen: 127.0.0.1:{self.cluster}, routes: [{routes}] }}")
+            routes = ", ".join(f"nats://{peer}" for peer in self.peers)
+            lines.append(f"cluster {{ name: c, listen: {self.host}:{self.cluster}, routes: [{routes}] }}")
         config = self.folder / "server.conf"
         config.write_text("\n".join(lines))
         with open(self.folder / "log", "ab") as log:
-            self.process = subprocess.Popen([NATS_SERVER, "-c", str(config)], stdout=log, stderr=log)
+            command = [*self.inside, NATS_SERVER, "-c", str(config)]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def is_healthy(self) -> bool:
         try:
@@ -65,10 +70,9 @@ class NatsServer:
 
 @contextlib.contextmanager
 def nats_servers(folder: Path, count: int) -> Iterator[list[NatsServer]]:
-    peers = [free_port() for _ in range(count)] if count > 1 else []
-    servers = [
-        NatsServer(folder / f"n{n}", f"n{n}", cluster=peers[n] if peers else 0, peers=peers) for n in range(count)
-    ]
+    ports = [free_port() for _ in range(count)]
+    peers = [f"127.0.0.1:{port}" for port in ports] if count > 1 else []
+    servers = [NatsServer(folder / f"n{n}", f"n{n}", cluster=port, peers=peers) for n, port in enumerate(ports)]
     try:
         for server in servers:
             server.start()

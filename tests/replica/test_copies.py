@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import random
+import re
 import shutil
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from mqfs import errors, limits
 from mqfs.replica import checkpoint, state
 from mqfs.replica.engines import open_log
+from mqfs.replica.log import ReplicatedLog
 from mqfs.replica.standby import restore
 from mqfs.replica.takeover import Standby, become_primary
 from mqfs.store.check import check
 from mqfs.store.disk import Disk
-from mqfs.store.store import read_label
+from mqfs.store.store import DiskStore, read_label
 from tests.replica.primary import LocalPrimary, bodies_of
 from tests.replica.servers import NatsServer, url_of
 from tests.support.campaign import seed, size
@@ -27,6 +32,7 @@ from tests.support.eventually import eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 EACH = pytest.mark.parametrize("url", ["file", "nats"], indirect=True)
+FAULTY = pytest.mark.parametrize("url", ["file", "nats", "faulty s3"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -35,11 +41,22 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "REPLICA_STATE_S", 0.1)
 
 
+def opened(url: str) -> ReplicatedLog:
+    """The log, once the engine answers."""
+
+    def attempt() -> ReplicatedLog | None:
+        with contextlib.suppress(errors.BadReplica):
+            return open_log(url)
+        return None
+
+    return eventually(attempt, url)
+
+
 class LocalStandby:
     """A standby on a thread."""
 
     def __init__(self, path: Path, url: str, failover_s: float = 60.0) -> None:
-        self.path, self.log = path, open_log(url)
+        self.path, self.log = path, opened(url)
         self.standby = Standby(self.log, str(path), "tcp!b!5640", failover_s)
         self.primary = None
         self.failed: Exception | None = None
@@ -272,6 +289,72 @@ def test_a_restore_to_a_time_has_what_was_there_then(tmp_path: Path, url: str) -
     log.close()
 
 
+class Moment(NamedTuple):
+    """What a primary had at a frame: its messages by group, with their sequences, and from which on they are wanted."""
+
+    time_ns: int
+    groups: dict[int, list[tuple[int, bytes]]]
+    floors: dict[int, int]
+
+
+def messages_of(store: DiskStore) -> dict[int, list[tuple[int, bytes]]]:
+    found: dict[int, list[tuple[int, bytes]]] = {}
+    for number in store.groups():
+        bucket, at = store.open(number), 0
+        rows = found[number] = []
+        while (record := bucket.reader.scan(at)) is not None:
+            rows.append((record.sequence, bytes(record.body)))
+            at = record.sequence + 1
+    return found
+
+
+def live(primary: LocalPrimary, pick: random.Random, count: int) -> list[Moment]:
+    """Appends, large batches, trims and removals, and what was there after each."""
+    moments, groups, floors = list[Moment](), [1, 2, 3], dict[int, int]()
+    for number in range(count):
+        place = pick.randrange(3)
+        group = groups[place]
+        rows = messages_of(primary.store).get(group, [])
+        if rows and pick.random() < 0.05:
+            primary.store.remove(group)
+            floors.pop(group, None)
+            group = groups[place] = max(groups) + 1
+        elif rows and pick.random() < 0.1:
+            floors[group] = pick.choice(rows)[0]
+            primary.bucket(group).upkeep.trim({16: floors[group]}, set())
+        body = b"%d." % number + b"x" * pick.choice([10, 3_000, 3_000, 1_200_000 if number % 20 == 0 else 20])
+        primary.append(group, body, b"second of %d" % number)
+        primary.run(lambda body=body, group=group: body in primary.acknowledged.get(group, ()))  # type: ignore[misc]
+        position = primary.primary.writer.position
+        moments.append(Moment(position.time_ns, messages_of(primary.store), dict(floors)))
+    return moments
+
+
+def test_a_restore_has_what_the_primary_had_at_a_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("SEGMENT_BYTES", 20_000), ("REPLICA_CHECKPOINT_BYTES", 500_000)):
+        monkeypatch.setattr(limits, name, value)
+    pick, count = random.Random(seed()), size(500, 25)
+    primary = LocalPrimary(tmp_path / "a", f"file://{tmp_path}/replica", keep_s=3_600)
+    moments = live(primary, pick, max(60, count))
+    primary.stop()
+    log = open_log(f"file://{tmp_path}/replica")
+    assert checkpoint.newest(log) is not None
+    for number, moment in enumerate(pick.sample(moments, count)):
+        path = tmp_path / f"r{number}"
+        done = restore(log, str(path), moment.time_ns)
+        assert done.time_ns == moment.time_ns
+        assert check(str(path), report=print) == 0
+        store = DiskStore(str(path))
+        found = messages_of(store)
+        store.close()
+        for group in found.keys() | moment.groups.keys():
+            floor = moment.floors.get(group, 0)  # below it they may be there or not
+            theirs, ours = ([row for row in rows.get(group, []) if row[0] >= floor] for rows in (found, moment.groups))
+            assert theirs == ours, f"group {group} at {moment.time_ns}"
+        shutil.rmtree(path)
+    log.close()
+
+
 @EACH
 def test_with_a_standby_to_confirm_nothing_counts_without_it(
     tmp_path: Path, url: str, standbys: list[LocalStandby]
@@ -331,39 +414,67 @@ def test_an_engine_that_is_away_holds_nothing_up_and_gets_the_rest_later(tmp_pat
 
 
 class ShortDisk(Disk):
-    """It has no descriptor for one of the reads of the replicator: the one of that number from now on."""
+    """It cannot open a file for one of the reads of the replicator: the one of that number from now on."""
 
-    fails_at = -1
+    fails_at, number = -1, 0
 
     def open(self, path: str, flags: int) -> int:
         if threading.current_thread().name == "replicator" and self.fails_at >= 0:
             self.fails_at -= 1
             if self.fails_at < 0:
-                raise OSError(errno.EMFILE, "too many open files")
+                raise OSError(self.number, os.strerror(self.number))
         return super().open(path, flags)
 
 
-@pytest.mark.parametrize("position", [0, 1, 2, 3])
-def test_a_series_that_cannot_be_read_loses_nothing(tmp_path: Path, position: int) -> None:
-    url, disk = f"file://{tmp_path}/replica", ShortDisk()
-    primary = LocalPrimary(tmp_path / "a", url, disk=disk)
-    for number in range(1, 5):
-        primary.append(number, b"before")
-        primary.wait(number, 1)
-    disk.fails_at = position
-    for number in range(1, 5):
-        primary.append(number, b"%d" % number)
-    primary.run(lambda: primary.fenced)
-    primary.kill()
+def written_while_a_read_fails(path: Path, url: str, position: int, number: int) -> LocalPrimary:
+    """Four groups with two messages each; the read of one of the second ones fails with that error, once."""
+    disk = ShortDisk()
+    primary = LocalPrimary(path, url, disk=disk)
+    for group in range(1, 5):
+        primary.append(group, b"before")
+        primary.wait(group, 1)
+    disk.fails_at, disk.number = position, number
+    for group in range(1, 5):
+        primary.append(group, b"%d" % group)
+    return primary
+
+
+def check_restored(tmp_path: Path, url: str, primary: LocalPrimary) -> None:
     log = open_log(url)
+    restore(log, str(tmp_path / "r"), None)
+    log.close()
+    for group in range(1, 5):
+        assert bodies_of(tmp_path / "r", group) == bodies_of(tmp_path / "a", group)
+        assert set(primary.acknowledged[group]) <= set(bodies_of(tmp_path / "r", group))
+
+
+@pytest.mark.parametrize("position", [0, 1, 2, 3])
+def test_a_series_that_cannot_be_read_ends_the_primary_and_loses_nothing(tmp_path: Path, position: int) -> None:
+    url = f"file://{tmp_path}/replica"
+    primary = written_while_a_read_fails(tmp_path / "a", url, position, errno.EIO)
+    primary.run(lambda: primary.fenced)
+    assert re.fullmatch(r"not replicated: .*\.log: Input/output error \(run mqfs check\)", str(primary.why))
+    primary.kill()
     again = LocalPrimary(tmp_path / "a", url)
     again.append(1, b"after")
     again.wait(1, 1)
     again.stop()
-    restore(log, str(tmp_path / "r"), None)
-    for number in range(1, 5):
-        assert bodies_of(tmp_path / "r", number) == bodies_of(tmp_path / "a", number)
-        assert set(primary.acknowledged[number]) <= set(bodies_of(tmp_path / "r", number))
+    check_restored(tmp_path, url, primary)
+
+
+@pytest.mark.parametrize("position", [0, 3])
+def test_a_series_is_read_again_when_there_are_descriptors(
+    tmp_path: Path, position: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(limits, "REPLICA_RETRY_S", 0.1)
+    url = f"file://{tmp_path}/replica"
+    primary = written_while_a_read_fails(tmp_path / "a", url, position, errno.EMFILE)
+    for group in range(1, 5):
+        primary.wait(group, 2)
+    assert not primary.fenced
+    assert "Too many open files: tried again" in caplog.text
+    primary.stop()
+    check_restored(tmp_path, url, primary)
 
 
 @EACH
@@ -377,7 +488,7 @@ def test_another_stores_log_is_refused(tmp_path: Path, url: str) -> None:
         become_primary(open_log(url), str(tmp_path / "c"), "")
 
 
-@EACH
+@FAULTY
 def test_kills_and_takeovers_lose_nothing(tmp_path: Path, url: str) -> None:
     """Two stores; each round the primary is killed while it appends, and either starts again or is replaced."""
     pick = random.Random(seed())

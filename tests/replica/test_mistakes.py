@@ -1,0 +1,191 @@
+"""Mistakes and faults around a replica: each is one line that a person can act on, and nothing is lost."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqfs import limits
+from mqfs.errors import BadReplica
+from mqfs.replica import state
+from mqfs.replica.engines import open_log
+from mqfs.replica.standby import restore
+from mqfs.replica.takeover import Standby, become_primary
+from tests.replica.faulty_proxy import FaultyProxy
+from tests.replica.primary import LocalPrimary, bodies_of
+from tests.replica.servers import NatsServer, url_of
+from tests.support.eventually import eventually
+from tests.support.ports import free_port
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+SECRET = "n0t-f0r-l0gs"
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path / "nats")
+    server.start()
+    server.wait()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path / "nats", more="authorization { user: shop, password: right }")
+    server.start()
+    server.wait()
+    yield server
+    server.kill()
+
+
+def one_line(url: str) -> str:
+    with pytest.raises(BadReplica) as raised:
+        open_log(url)
+    text = str(raised.value)
+    assert "\n" not in text
+    assert len(text) < 250
+    assert SECRET not in text
+    return text
+
+
+def test_a_wrong_password_of_nats_is_one_line(guarded: NatsServer, tmp_path: Path) -> None:
+    where = f"127.0.0.1:{guarded.port}/shop"
+    assert "not reachable: 'Authorization Violation'" in one_line(f"nats://shop:{SECRET}@{where}")
+    assert "Authorization Violation" in one_line(f"nats://{where}")
+    assert "/none': cannot be read" in one_line(f"nats://{where}?credentials={tmp_path}/none")
+    open_log(f"nats://shop:right@{where}").close()
+
+
+def test_a_bucket_that_refuses_the_key_is_one_line(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = FaultyProxy(s3.removeprefix("http://"), 1, rate=1.0, slow_s=0.0, faults=("403",))
+    monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{proxy.port}")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    assert "403 Forbidden" in one_line("s3://bucket/shop")
+    proxy.close()
+
+
+def test_a_bucket_that_does_not_answer_is_one_line(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "REPLICA_CALL_S", 1.0)
+    monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    assert "not reachable" in one_line("s3://bucket/shop")
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_that_is_an_hour_off_stops_nothing_and_is_logged(
+    tmp_path: Path, hours: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A primary with a wrong clock, then one with the right one."""
+    url, now_ns = f"file://{tmp_path}/replica", time.time_ns
+    with monkeypatch.context() as wrong:
+        wrong.setattr(time, "time_ns", lambda: now_ns() + hours * 3_600_000_000_000)
+        first = LocalPrimary(tmp_path / "a", url)
+        first.append(1, b"one")
+        first.wait(1, 1)
+        first.stop()
+    second = LocalPrimary(tmp_path / "a", url)
+    second.append(1, b"two")
+    second.wait(1, 1)
+    second.stop()
+    warned = "this clock or that of the primary before is wrong" in caplog.text
+    assert warned == (hours > 0)
+    log = open_log(url)
+    restore(log, str(tmp_path / "r"), None)
+    log.close()
+    assert bodies_of(tmp_path / "r", 1) == [b"one", b"two"]
+
+
+def test_two_primaries_by_hand_are_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The second start takes over; what the first one has alone is set aside when it is started again."""
+    url = f"file://{tmp_path}/replica"
+    first = LocalPrimary(tmp_path / "a", url)
+    first.append(1, b"one")
+    first.wait(1, 1)
+    second = LocalPrimary(tmp_path / "b", url)
+    first.append(1, b"lost")
+    first.run(lambda: first.fenced)
+    assert first.failed == 1
+    assert str(first.why) == "this server is no longer the primary"
+    second.append(1, b"two")
+    second.wait(1, 1)
+    first.kill()
+    third = LocalPrimary(tmp_path / "a", url)
+    assert "is set aside in" in caplog.text
+    third.stop()
+    second.run(lambda: second.fenced)
+    second.kill()
+    assert bodies_of(tmp_path / "a", 1) == [b"one", b"two"]
+
+
+def test_an_engine_that_lost_what_it_confirmed_is_reported_and_the_store_stays(
+    engine: NatsServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "REPLICA_STATE_S", 0.1)
+    url = url_of([engine], "shop")
+    first = LocalPrimary(tmp_path / "a", url)
+    standby = Standby(open_log(url), str(tmp_path / "b"), "", 60.0)
+    first.append(1, b"old")
+    first.wait(1, 1)
+    engine.kill()
+    shutil.copytree(engine.folder, tmp_path / "before")
+    engine.start()
+    engine.wait()
+    for number in range(5):
+        first.append(1, b"%d" % number)
+    first.wait(1, 6)
+    at = first.primary.writer.position.number
+    eventually(lambda: (found := state.read(str(tmp_path / "a"))) and found.position.number >= at)
+    engine.kill()
+    shutil.rmtree(engine.folder)
+    shutil.copytree(tmp_path / "before", engine.folder)
+    engine.start()
+    engine.wait()
+    first.append(1, b"more")
+    eventually(lambda: "the engine lost what it confirmed" in caplog.text)
+    first.kill()
+    log = open_log(url)
+    with pytest.raises(BadReplica, match=r"ends at frame \d+, and had frame \d+: the engine lost .*another name"):
+        become_primary(log, str(tmp_path / "a"), "tcp!a!5640")
+    log.close()
+    (tmp_path / "a/replica").unlink()  # as the line says
+    again = LocalPrimary(tmp_path / "a", url_of([engine], "shop2"))
+    again.stop()
+    standby.stop()
+    assert bodies_of(tmp_path / "a", 1) == [b"old", *(b"%d" % number for number in range(5)), b"more"]
+    assert not list((tmp_path / "a/quarantine").iterdir())
+
+
+def test_deleted_objects_leave_nothing_in_jetstream(engine: NatsServer) -> None:
+    log = open_log(url_of([engine], "shop"))
+    for number in range(5):
+        log.objects.put(f"segment/{number}", b"x" * 300_000)
+        log.objects.put(f"segment/{number}", b"y" * 300_000)
+        log.objects.delete(f"segment/{number}")
+    loop, js = log._loop, log._js  # type: ignore[attr-defined]
+    assert loop.call(js.stream_info("OBJ_mqfs-shop")).state.messages == 0
+    log.close()
+
+
+def test_foreign_objects_are_left_alone_or_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    url, folder = f"file://{tmp_path}/replica", tmp_path / "replica"
+    primary = LocalPrimary(tmp_path / "a", url)
+    for name in ("checkpoint/notes.txt", "segment/notes.txt", "standby/notes.txt", "notes.txt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("hello")
+    primary.append(1, b"one")
+    primary.wait(1, 1)
+    primary.stop()
+    log = open_log(url)
+    restore(log, str(tmp_path / "r"), None)
+    assert log.reports() == {}
+    assert bodies_of(tmp_path / "r", 1) == [b"one"]
+    (folder / "log/notes.txt").write_text("hello")
+    with pytest.raises(BadReplica, match=r"'log/notes.txt': foreign object \(expected log/ and 20 digits\)"):
+        LocalPrimary(tmp_path / "a", url)
+    log.close()
