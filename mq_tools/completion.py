@@ -106,7 +106,7 @@ def ctl_lines(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     lines += _of_group(ctx, lambda group: read_text(os.path.join(group, "ctl")).splitlines())
     for verbs, names in (
         (("eof", "clear", "redrive"), tree.streams_of),
-        (("remove",), _consumers),
+        (("remove", "pause", "resume", "limit", "rate", "breaker"), _consumers),
         (("unbind",), tree.views_of),
     ):
         found = _of_group(ctx, names)

@@ -594,6 +594,11 @@ class AsyncConsumer:
     info = lifted(Consumer.info)
     lag = lifted(Consumer.lag)
     seek = lifted(Consumer.seek)
+    pause = lifted(Consumer.pause)
+    resume = lifted(Consumer.resume)
+    limit = lifted(Consumer.limit)
+    rate = lifted(Consumer.rate)
+    breaker = lifted(Consumer.breaker)
 
 
 class AsyncClient:

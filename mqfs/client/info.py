@@ -157,6 +157,8 @@ class ConsumerInfo:
         waiting: Messages to be claimed, delayed ones too.
         delayed: Those of them that wait for their time.
         oldest: When the oldest waiting message was written, UNIX seconds. None: none waits.
+        held_back: Why messages wait though a read waits for them: "paused", "breaker", "limit", "rate" or "key". None:
+            no rule holds them back.
         handles: Open handles on it.
         parked: Reads that wait for a message.
         delivered: Deliveries since the server started.
@@ -171,6 +173,7 @@ class ConsumerInfo:
     waiting: int = 0
     delayed: int = 0
     oldest: float | None = None
+    held_back: str | None = None
     handles: int = 0
     parked: int = 0
     delivered: int = 0
@@ -408,9 +411,77 @@ class Consumer:
         if (to is None) == (since is None):
             raise BadRequest("seek failed: to and since (expected one of them)")
         place = str(to) if since is None else format_moment(since)
-        file = self._link.open(f"{self._group}/.consumers/{self.name}", "w")
+        self._write(f".consumers/{self.name}", f"seek {place}")
+
+    def pause(self, duration: Duration | None = None) -> None:
+        """Let its messages wait. Those in flight can be acknowledged, and publishers are not held up.
+
+        Args:
+            duration: For how long: seconds, "30s" or a timedelta. None: until `resume`.
+
+        Raises:
+            NotFound: It is missing.
+            BadCommand: The duration is invalid.
+            Denied: The user may not write ctl.
+        """
+        self._rule("pause", *([] if duration is None else [format_duration(duration)]))
+
+    def resume(self) -> None:
+        """End a pause, also that of its breaker, which then counts from 0.
+
+        Raises:
+            NotFound: It is missing.
+            Denied: The user may not write ctl.
+        """
+        self._rule("resume")
+
+    def limit(self, messages: int, *, per_key: bool = False) -> None:
+        """Bound how many of its messages are in flight.
+
+        Args:
+            messages: At most that many. 0: no bound.
+            per_key: Whether that is the bound for the messages of each key.
+
+        Raises:
+            NotFound: It is missing.
+            BadCommand: The number is negative.
+            Denied: The user may not write ctl.
+        """
+        self._rule("limit", str(messages), *(["key"] if per_key else []))
+
+    def rate(self, deliveries: str) -> None:
+        """Bound how fast its messages are delivered.
+
+        Args:
+            deliveries: How many in a time: "5/s", "100/m", "10/15m". "0": no bound.
+
+        Raises:
+            NotFound: It is missing.
+            BadCommand: The rate is invalid.
+            Denied: The user may not write ctl.
+        """
+        self._rule("rate", quote_word(deliveries))
+
+    def breaker(self, dead_letters: str) -> None:
+        """Have it pause itself where too many messages become dead letters.
+
+        Args:
+            dead_letters: How many in a time it allows: "10/5m". "0": any number.
+
+        Raises:
+            NotFound: It is missing.
+            BadCommand: The text is invalid.
+            Denied: The user may not write ctl.
+        """
+        self._rule("breaker", quote_word(dead_letters))
+
+    def _rule(self, verb: str, *words: str) -> None:
+        self._write("ctl", " ".join([verb, quote_word(self.name), *words]))
+
+    def _write(self, path: str, line: str) -> None:
+        file = self._link.open(f"{self._group}/{path}", "w")
         try:
-            file.write(command_lines(f"seek {place}"))
+            file.write(command_lines(line))
         finally:
             file.close()
 

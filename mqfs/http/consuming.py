@@ -24,7 +24,7 @@ from mqfs.syntax.quoting import command_lines, quote_word
 
 CONSUMER_MODE = 0o664
 _WORDS = ("transient", "private", "memory")  # flags of `consumer` in ctl
-_VALUES = ("backlog", "full")
+_VALUES = ("backlog", "full", "order")
 
 
 async def make(call: Call) -> Answer:

@@ -122,6 +122,7 @@ OF_CONSUMER = (
     Family("mqfs_consumer_delayed", GAUGE, "Waiting messages that are not due yet."),
     Family("mqfs_consumer_oldest_seconds", GAUGE, "Age of the oldest waiting message; 0 where none waits."),
     Family("mqfs_consumer_handles", GAUGE, "Open handles."),
+    Family("mqfs_consumer_paused", GAUGE, "1 where it is paused, by hand or by its breaker."),
     Family("mqfs_consumer_delivered_total", COUNTER, "Deliveries."),
     Family("mqfs_consumer_acknowledged_total", COUNTER, "Messages acknowledged."),
     Family("mqfs_consumer_failed_total", COUNTER, "Deliveries that failed."),
@@ -226,7 +227,8 @@ class Scrape:
         age_ns = consumer.group.clock.wall_ns() - oldest.time_ns if oldest is not None else 0
         return (
             max(unacked - claimed, 0), len(consumer.claims), delayed, max(age_ns, 0) / 1e9, consumer.opens,
-            counts.delivered, counts.acknowledged, counts.failed, counts.dead,
+            int(consumer.state.rules.is_paused(consumer.group.clock.engine_ns())), counts.delivered,
+            counts.acknowledged, counts.failed, counts.dead,
         )  # fmt: skip
 
     async def _look_at_streams(self, path: str, group: Group, matches: Callable[[str], bool]) -> None:

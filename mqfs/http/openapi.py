@@ -104,6 +104,7 @@ _OPTIONS = {
     "lease": Option(DURATION, "How long the claims last, 1s to 12h.", "1m"),
     "max": Option({**COUNT, "maximum": limits.HTTP_CLAIMED}, "Messages at most.", "10"),
     "memory": Option(FLAG, "The consumer is not on disk.", "yes"),
+    "order": Option(_words("key", "sequence"), "`key`: one message of a key at a time.", "key"),
     "over": Option(TEXT, "The stream that the consumer is over; without it, the group.", "orders"),
     "priority": Option({"type": "integer", "minimum": 0, "maximum": 9}, "9 is delivered first.", "9", "Mqfs-Priority"),
     "private": Option(FLAG, "One open handle at a time.", "yes"),

@@ -27,7 +27,7 @@ _PUBLISH = (
     "create", "wait", "reply", "delay", "at", "ttl", "priority", "single", "id", "key", "every", "cron", "expect", "h-",
 )  # fmt: skip
 _LIST = ("after", "type", "detail", "select", *reading.OPTIONS)
-_CONSUMER = ("over", "transient", "private", "memory", "backlog", "full")
+_CONSUMER = ("over", "transient", "private", "memory", "backlog", "full", "order")
 _PLACES = ("Mqfs-First", "Mqfs-Next")
 _MESSAGES = tuple(dict.fromkeys(form.kind for form in FORMATS.values()))
 _READ = Sends(_MESSAGES, (*_PLACES, "Mqfs-Sequence", "Mqfs-Time"))

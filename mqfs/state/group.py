@@ -18,6 +18,7 @@ from mqfs import limits
 from mqfs.clock import Anchor
 from mqfs.state import acks
 from mqfs.state.acks import REQUEUE, AckState, step
+from mqfs.state.rules import NO_RULES, Rules
 
 Shape = Callable[[Any], bool]
 
@@ -83,6 +84,11 @@ def _require_shape(key: str, shape: Shape, value: Mapping[str, Any]) -> None:
         raise ValueError(f"{key!r}: invalid value {str(value[key])[:80]!r}")
 
 
+def fits(keys: Mapping[str, Shape]) -> Shape:
+    """An object that may have these keys, and others."""
+    return lambda value: isinstance(value, dict) and all(keys[key](one) for key, one in value.items() if key in keys)
+
+
 # ------------------------------------------------------------ group shapes
 
 # The shapes of the bodies of STATE, CHANGE and CLOCK records: what is read from a log has them, or is refused.
@@ -94,6 +100,17 @@ _CONSUMER = row(
     is_number, is_number, is_number, is_number, is_text, is_text, is_time_ns, is_flag, is_flag, is_number,
     is_number, listed(row(is_number, is_number)), listed(_ENTRY), is_text, is_flag, least=13,
 )  # fmt: skip
+_PACE = row(is_number, is_number)
+_RULES = fits(
+    {
+        "ordered": is_flag,
+        "limit": is_number,
+        "key_limit": is_number,
+        "rate": _PACE,
+        "breaker": _PACE,
+        "paused": is_time_ns,
+    }
+)
 _ANCHOR = (is_time_ns, is_time_ns, is_time_ns, is_text, is_time_ns)
 STATE: dict[str, Shape] = {
     **_OWNED,
@@ -114,6 +131,7 @@ STATE_GIVEN: dict[str, Shape] = {
     "ids": listed(row(is_text, is_time_ns, is_number)),
     "id_users": listed(is_time_ns),
     "producers": listed(row(is_text, is_number, is_number, is_time_ns)),
+    "rules": listed(row(is_number, _RULES)),
 }
 CHANGES: dict[str, dict[str, Shape]] = {
     "make": {**_OWNED, "stream": is_number, "name": is_text, "time": is_time_ns},
@@ -142,6 +160,7 @@ CHANGES_GIVEN: dict[str, dict[str, Shape]] = {
         "open": listed(is_number),
         "full": is_text,
         "memory": is_flag,
+        "rules": _RULES,
     },
     "id": {"uid": is_number},
     "forget producers": {"uids": listed(is_number)},
@@ -200,11 +219,20 @@ class ConsumerState(Attributes):
     backlog: int = 0  # messages; 0 = no bound
     full: str = ""  # the policy at its backlog; "": the group's
     memory: bool = False  # its progress is not in the log
+    rules: Rules = NO_RULES  # what holds back its messages
     progress: AckState = attrs.Factory(AckState)
 
     def set_options(self, change: Change) -> None:
         self.transient, self.private, self.backlog = change["transient"], change["private"], change["backlog"]
         self.full, self.memory = change.get("full", ""), change.get("memory", False)
+        if "rules" in change:
+            self.rules = Rules.decode(change["rules"])
+
+    def options(self) -> Change:
+        """As a change has them."""
+        more: Change = {"full": self.full} if self.full else {}
+        more |= {"memory": True} if self.memory else {}
+        return {"transient": self.transient, "private": self.private, "backlog": self.backlog, **more}
 
 
 @attrs.define
@@ -271,6 +299,7 @@ class State(Attributes):
                 "dropped": sorted(self.dropped.items()),
                 "clock": [[sequence, *anchor] for sequence, anchor in self.anchors],
                 "consumers": [_consumer_row(c) for c in self.consumers.values()],
+                "rules": [[c.number, c.rules.encode()] for c in self.consumers.values() if c.rules is not NO_RULES],
                 "views": [[v.number, v.name, v.made_ns, [*v.patterns]] for v in self.views.values()],
                 "ids": [[id_, *known] for mine in self.ids.values() for id_, known in mine.items()],
                 "id_users": [uid for uid, mine in self.ids.items() for _ in mine],
@@ -289,7 +318,10 @@ class State(Attributes):
             d = json.loads(body)
             require(d, STATE, STATE_GIVEN)
             streams = (StreamState(*row) for row in d["streams"])
-            consumers = (_consumer(*row) for row in d.get("consumers", ()))
+            consumers = {c.number: c for c in (_consumer(*row) for row in d.get("consumers", ()))}
+            for number, rules in d.get("rules", ()):
+                if number in consumers:
+                    consumers[number].rules = Rules.decode(rules)
             views = (_view(*row) for row in d.get("views", ()))
             return cls(
                 mode=d["mode"],
@@ -305,7 +337,7 @@ class State(Attributes):
                 files={n: Attributes(mode, uid, gid) for n, mode, uid, gid in d["files"]},
                 dropped=dict(d["dropped"]),
                 anchors=[(sequence, Anchor(*anchor)) for sequence, *anchor in d["clock"]],
-                consumers={c.number: c for c in consumers},
+                consumers=consumers,
                 views={v.name: v for v in views},
                 ids=_ids(d.get("ids", []), d.get("id_users", [])),
                 producers=_producers(d.get("producers", [])),
@@ -362,7 +394,7 @@ def _consumer(*row: Any) -> ConsumerState:
     full, memory = more or ("", False)
     return ConsumerState(
         mode, uid, gid, number, name, over, made, bool(transient), bool(private), backlog, full, bool(memory),
-        AckState.decode(low, runs, entries),
+        NO_RULES, AckState.decode(low, runs, entries),
     )  # fmt: skip
 
 

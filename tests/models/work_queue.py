@@ -14,6 +14,12 @@ from typing import Any, TypedDict
 WAIT = "wait"
 LETTER = ("stream", "sequence", "deliveries", "reason", "consumer")  # headers of a dead letter
 FOREVER = 1 << 60
+SECOND = 10**9
+SLACK_NS = 10**8  # of a rate
+BY_HAND, BY_BREAKER = -1, -2  # of `paused`, else the second until when
+RULES: dict[str, Any] = {  # a rate and a breaker: (number, seconds)
+    "ordered": False, "limit": 0, "key_limit": 0, "rate": (0, 0), "breaker": (0, 0), "paused": 0,
+}  # fmt: skip
 Answer = bytes | int | str | None
 Consumer = dict[str, Any]  # see `consumer`
 Handle = dict[str, Any]  # see `Model.open`
@@ -356,6 +362,7 @@ class Model:
         backlog: int = 0,
         full: str = "",
         touch: bool = False,
+        ordered: bool | None = None,
     ) -> Answer:
         c = self.named(name)
         if c is not None and (touch or c["over"] != over):
@@ -367,7 +374,66 @@ class Model:
                 c["low"] = mine[0 if self.set["replay"] == "all" else -1]["seq"]
             self.consumers.append(c)
         c.update(transient=transient, private=private, backlog=backlog, full=full)
+        self.set_rules(c, **({} if ordered is None else {"ordered": ordered}))
         return self.go(None)
+
+    # -------------------------------------------------------- rules of consumers
+
+    def rule(self, name: str, **rules: Any) -> Answer:
+        """limit, key_limit, rate, breaker, or paused: 0, BY_HAND, or for how many seconds."""
+        c = self.named(name)
+        if c is None:
+            return "NotFound"
+        if rules.get("paused", 0) > 0:
+            rules["paused"] += self.now
+        self.set_rules(c, **rules)
+        return self.go(None)
+
+    def set_rules(self, c: Consumer, **rules: Any) -> None:
+        if all(c[key] == value for key, value in rules.items()):
+            return
+        c.update(rules, dead=[])
+        c["next_ns"] = min(c["next_ns"], self.now * SECOND + self.interval(c)) if c["rate"][0] else 0
+
+    def interval(self, c: Consumer) -> int:
+        return int(c["rate"][1] * SECOND // c["rate"][0])
+
+    def held_back(self, c: Consumer) -> str | None:
+        """The rule by which nothing goes now."""
+        if c["paused"] < 0 or c["paused"] > self.now:
+            if c["paused"] > 0:
+                self.set_alarm(c, c["paused"])
+            return "breaker" if c["paused"] == BY_BREAKER else "paused"
+        if c["limit"] and sum(1 for e in c["open"].values() if e["claim"]) >= c["limit"]:
+            return "limit"
+        if c["rate"][0]:
+            slack = max(SLACK_NS - self.interval(c), 0)
+            if c["next_ns"] - slack > self.now * SECOND:
+                self.set_alarm(c, -(-(c["next_ns"] - slack) // SECOND))
+                return "rate"
+        return None
+
+    def may_go(self, c: Consumer, m: Kept) -> bool:
+        """Whether it is the next of its key, if that counts."""
+        key, most = m["headers"].get("key"), 1 if c["ordered"] else c["key_limit"]
+        if key is None or not most:
+            return True
+        out = {seq: e for seq, e in c["open"].items() if self.message(seq)["headers"].get("key") == key}
+        if sum(1 for e in out.values() if e["claim"]) >= most:
+            return False
+        mine = {o["seq"]: o for o in self.mine(c) if o["headers"].get("key") == key}
+        failed = [seq for seq, e in out.items() if not e["claim"] and (e["due"] or seq in mine)]
+        if c["ordered"] and failed:
+            return bool(m["seq"] == min(failed))
+        free = [o for o in mine.values() if o["seq"] not in out or not (out[o["seq"]]["claim"] or out[o["seq"]]["due"])]
+        return all(self.rank(m) <= self.rank(o) for o in free)
+
+    def note_dead(self, c: Consumer) -> None:
+        """A message of it became a dead letter."""
+        most, seconds = c["breaker"]
+        c["dead"] = [at for at in (*c["dead"], self.now) if at > self.now - seconds]
+        if most and len(c["dead"]) > most:
+            self.set_rules(c, paused=BY_BREAKER)
 
     def remove_consumer(self, name: str) -> Answer:
         c = self.named(name)
@@ -433,6 +499,7 @@ class Model:
             self.done(c, seq)
             headers = {key: value for key, value in m["headers"].items() if key != "ttl"}  # it is to be looked at
             self.enter(self.names[self.set["dead"]], m["body"], {**headers, **letter}, 0)
+            self.note_dead(c)
             return
         delay = self.backoff(e["failed"]) if delay is None else delay
         e["due"] = self.now + delay if delay else 0
@@ -489,6 +556,7 @@ class Model:
             self.forget(c)
         first = len(self.log)
         for c in list(self.consumers):
+            c.update(next_ns=0, dead=[])
             for seq, e in sorted(c["open"].items()):
                 if e["claim"] and clean:
                     e.update(claim=None, due=0)
@@ -534,12 +602,16 @@ class Model:
         if c["gone"] or (h["select"] is not None and not set(h["select"]) & set(self.names.values())):
             return b""
         found = sorted((m for m in self.mine(c) if self.available(h, m)), key=self.rank)
+        if self.held_back(c):
+            found = []
         if not found:
             return b"" if h["until"] is not None and self.next >= h["until"] else None
         m = found[0]
         e = c["open"].setdefault(m["seq"], {"failed": 0, "due": 0})
         self.claimed += 1
         e.update(claim=key, place=self.claimed, killed=False)
+        if c["rate"][0]:
+            c["next_ns"] = max(c["next_ns"], self.now * SECOND) + self.interval(c)
         self.renew(c, m["seq"])
         h["last"], h["lost"] = [m["seq"]], None
         data = self.shape(h, m, e)
@@ -553,7 +625,8 @@ class Model:
         e = h["c"]["open"].get(m["seq"])
         if e and (e["claim"] or e["due"]):
             return False
-        return (h["select"] is None or m["stream"] in h["select"]) and (h["until"] is None or m["seq"] < h["until"])
+        mine = (h["select"] is None or m["stream"] in h["select"]) and (h["until"] is None or m["seq"] < h["until"])
+        return mine and self.may_go(h["c"], m)
 
     def rank(self, m: Kept) -> tuple[int, int, int]:
         expiry = self.expiry(m) if self.set["order"] == "expiry" else 0
@@ -641,7 +714,8 @@ class Model:
                 e.update(claim=None, due=0)
             else:
                 self.renew(c, seq)
-            self.serve()
+            if verb in ("nack", "dead"):  # one after the other; the others all at once
+                self.serve()
         return self.go(None)
 
     def format(self, key: str, word: str) -> Answer:
@@ -694,14 +768,16 @@ class Model:
     def peek_stream(self, name: str) -> list[bytes]:
         return self.peek(next(c for c in self.consumers if c["stream"] == self.names[name]))
 
-    def stats(self, c: Consumer) -> dict[str, int]:
+    def stats(self, c: Consumer) -> dict[str, Any]:
         claimed = sum(1 for e in c["open"].values() if e["claim"])
         mine = [c["open"].get(m["seq"], {"claim": None, "due": 0}) for m in self.mine(c)]
         delayed = sum(1 for e in mine if not e["claim"] and e["due"])
         waiting = sum(1 for e in mine if not e["claim"])
         handles = [key for key, h in self.handles.items() if h["c"] is c]
         parked = sum(1 for p in self.parked if p[1] in handles)
-        return {"claimed": claimed, "waiting": waiting, "delayed": delayed, "handles": len(handles), "parked": parked}
+        row = {"claimed": claimed, "waiting": waiting, "delayed": delayed, "handles": len(handles), "parked": parked}
+        why = self.held_back(c)
+        return {**row, "held_back": why} if why else row
 
     def dump(self, name: str) -> list[tuple[int, bytes, dict[str, str]]]:
         """All that a stream keeps: (sequence, body, headers)."""
@@ -716,6 +792,7 @@ def consumer(name: str | None, over: str | None, stream: int | None, low: int) -
         "alarm": None, "since": 0,  # when it is woken, also where nothing is to be done any more
         "open": {},  # seq -> failed, due, claim (handle key or None), until (end of the lease or None)
         "transient": False, "private": False, "backlog": 0, "full": "", "gone": False,
+        **RULES, "next_ns": 0, "dead": [],
     }  # fmt: skip
 
 

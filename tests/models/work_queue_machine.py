@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.engine.delivery.subject import rows_of
-from tests.models.work_queue import WAIT, Model, consumer
+from tests.models.work_queue import BY_HAND, WAIT, Model, consumer
 
 NAMES = st.sampled_from(["a", "b", "c"])
 WORKERS = ["u", "v", "w"]
@@ -18,7 +18,32 @@ TAILS = st.sampled_from(["", "\n", " and more\n"])
 COUNTS = st.sampled_from([1, 4096, 4096, 4096])
 SOME = st.sampled_from
 PLACES = st.one_of(SOME(["first", "last", "end"]), st.integers(-4, -1), st.integers(1, 12))
-CHURN = SOME(["create", "clear", "drop", "set", "set", "rename", "remove", "redrive", "consumer", "consumer", "gone"])
+KEYS = SOME([None, None, "k", "k", "l"])
+RULES = st.one_of(
+    st.tuples(st.just("limit"), SOME([0, 1, 1, 2])),
+    st.tuples(st.just("key_limit"), SOME([0, 1, 2])),
+    st.tuples(st.just("rate"), SOME([(0, 0), (1, 1), (2, 1), (30, 1), (1, 3)])),
+    st.tuples(st.just("breaker"), SOME([(0, 0), (1, 2), (1, 20), (2, 20)])),
+    st.tuples(st.just("paused"), SOME([0, 0, BY_HAND, 1, 3])),
+)
+CHURN = SOME(
+    [
+        "create",
+        "clear",
+        "drop",
+        "set",
+        "set",
+        "rename",
+        "remove",
+        "redrive",
+        "consumer",
+        "consumer",
+        "gone",
+        "rule",
+        "rule",
+        "rule",
+    ]
+)
 
 SETTINGS = st.one_of(
     st.tuples(st.just("replay"), SOME(["off", "last", "all"])),
@@ -33,6 +58,15 @@ SETTINGS = st.one_of(
     st.tuples(st.just("dedup"), SOME([0, 4])),
 )
 DURATIONS = ("ttl", "lease", "dedup")
+
+
+def rule_line(name: str, rule: str, value: Any) -> str:
+    """As a line of ctl."""
+    if rule == "paused":
+        return f"resume {name}" if not value else f"pause {name}" if value == BY_HAND else f"pause {name} {value}s"
+    if rule in ("rate", "breaker"):
+        return f"{rule} {name} {value[0]}/{value[1]}s" if value[0] else f"{rule} {name} 0"
+    return f"limit {name} {value}{' key' if rule == 'key_limit' else ''}"
 
 
 def row_of(value: Any) -> Any:
@@ -113,7 +147,7 @@ class Machine(RuleBasedStateMachine):
             self.set(ack=data.draw(SOME(["read", "next"])))
         for name in ("a", "b"):
             self.create(name)
-        self.consumer("u", None)
+        self.consumer("u", None, *data.draw(SOME([(), ("order key",)])))
         if data.draw(st.booleans()):
             self.consumer("v", "a")
         self.open("a", "writer")
@@ -151,6 +185,7 @@ class Machine(RuleBasedStateMachine):
         if late and self.had_by_all(consumer(name, over, None, 0), "first"):
             return
         flags: Any = {option: option in options for option in ("transient", "private")}
+        flags["ordered"] = {"order key": True, "order sequence": False}.get(" ".join(options))
         mine = self.model.make_consumer(name, over, touch=touch, **flags, **bound)
         words = ["consumer", name, *([over] if over else []), *options]
         words += [str(word) for key, value in bound.items() if value for word in (key, value)]
@@ -192,6 +227,9 @@ class Machine(RuleBasedStateMachine):
             if not bounded:
                 words: list[Any] = data.draw(SOME([[], *[[n] for n in model.names], *[[n, 1] for n in model.names]]))
                 self.same(model.redrive(*words), subject.ctl(" ".join(["redrive", *map(str, words)])))
+        elif what == "rule":
+            rule, value = data.draw(RULES)
+            self.same(model.rule(worker, **{rule: value}), subject.ctl(rule_line(worker, rule, value)))
         elif what == "gone":
             mine = model.remove_consumer(worker)
             by = data.draw(SOME(["unlink", "remove"]))
@@ -200,7 +238,9 @@ class Machine(RuleBasedStateMachine):
             self.consumer(worker, None, touch=True)
         else:
             over = data.draw(SOME([None, "a", "b", "dead"]))
-            options = data.draw(SOME([(), (), ("transient",), ("private",)]))
+            options = data.draw(
+                SOME([(), ("order key",), ("order key",), ("order sequence",), ("transient",), ("private",)])
+            )
             backlog = 0 if model.held else data.draw(SOME([0, 0, 2]))
             full = data.draw(SOME(["", "", "drop-old", "drop-new", "block", "reject"]))
             self.consumer(worker, over, *options, backlog=backlog, full=full)
@@ -345,10 +385,13 @@ class Machine(RuleBasedStateMachine):
     @rule(
         data=st.data(), name=NAMES, priority=SOME([5, 5, 0, 9]), ttl=SOME([0, 0, 2, 6]), delay=SOME([0, 0, 0, 1, 3]),
         id=SOME([None, None, "i", "j"]), headers=SOME([{}, {}, {"k": "v"}]), ahead=SOME([None, None, None, 0, 0, 1]),
+        key=KEYS,
     )  # fmt: skip
-    def put(self, data: st.DataObject, name: str, ahead: int | None, **more: Any) -> None:
+    def put(self, data: st.DataObject, name: str, ahead: int | None, key: str | None, **more: Any) -> None:
         """`ahead`: how far what it expects is from the newest message."""
         model = self.model
+        if key is not None:
+            more["headers"] = {**more["headers"], "key": key}
         if ahead is not None and not more["delay"] and name in model.names:
             more["expect"] = model.newest(model.names[name]) + ahead
         bounded = any(c["backlog"] for c in model.consumers) or model.set["depth"] or model.set["size"]

@@ -18,13 +18,16 @@ from mqfs.engine.delivery import dispatcher
 from mqfs.engine.delivery.backlog import Backlog
 from mqfs.engine.delivery.dispatcher import Coverage, Dispatcher
 from mqfs.engine.delivery.exclusive_messages import ExclusiveClaims
+from mqfs.engine.delivery.flow import Flow
 from mqfs.engine.delivery.redelivery import Deadlines, Redelivery
 from mqfs.engine.delivery.waiting import ParkedReads
 from mqfs.engine.language.permissions import Numbered
+from mqfs.engine.language.rules import print_rules
 from mqfs.model import NEVER, Kind, Record, RecordRun
 from mqfs.records.record import heads
 from mqfs.state.acks import ACK, CLAIM, SEEK, State, Unacked
 from mqfs.state.group import Attributes, ConsumerState
+from mqfs.state.rules import NO_RULES
 from mqfs.syntax.quoting import quote
 
 if TYPE_CHECKING:
@@ -63,8 +66,11 @@ class Claim:
 
     def remove(self) -> None:
         """It has ended."""
-        self.receiver.consumer.claims.pop(self.sequence, None)
+        consumer = self.receiver.consumer
+        consumer.claims.pop(self.sequence, None)
         self.receiver.claims.pop(self.sequence, None)
+        if consumer.flow is not None:
+            consumer.dispatcher.on_settled(self.sequence)
 
 
 class Consumer(Numbered):
@@ -95,7 +101,10 @@ class Consumer(Numbered):
         self.exclusives = ExclusiveClaims(group, own, self.coverage, self.dispatcher, held, self.reads.serve)
         self.backlog = Backlog(group, own, self.coverage, self.claims, held)
         self.redelivery = Redelivery(group, self, set_alarm)
+        self.flow: Flow | None = None  # its rules; None: it has none
+        self._rules = NO_RULES  # those that are in force
         self.on_deliver_changed()
+        self.on_rules_changed()
 
     def _on_alarm(self, now_ns: int) -> None:
         if not self.removed:
@@ -110,9 +119,24 @@ class Consumer(Numbered):
     def on_deliver_changed(self) -> None:
         self.coverage.exclusives_only = self.coverage.stream is not None and self._log.settings.deliver == "all"
 
+    def on_rules_changed(self) -> None:
+        """It has rules now, or others, or none any more."""
+        before, rules = self._rules, self.state.rules
+        if rules == before:
+            return
+        self._rules = rules
+        flow = self.flow or Flow(self._group, self.state, self.claims, self.alarm.at)
+        flow.on_rules_changed()
+        self.flow = self.dispatcher.flow = flow if rules != NO_RULES else None
+        if (rules.ordered, rules.per_key) != (before.ordered, before.per_key):
+            self.dispatcher.search_again()
+            for receiver in self.receivers:
+                receiver.scanned_to = 0
+        self.reads.serve()
+
     # ------------------------------------------------------------ as a file
 
-    def line(self) -> str:
+    def _line(self) -> str:
         """As a ctl line."""
         own = self.state
         words = ["consumer", quote(own.name)]
@@ -120,7 +144,13 @@ class Consumer(Numbered):
         words += ["transient"] * own.transient + ["private"] * own.private + ["memory"] * own.memory
         words += ["backlog", str(own.backlog)] if own.backlog else []
         words += ["full", own.full] if own.full else []
+        words += ["order", "key"] if own.rules.ordered else []
         return " ".join(words)
+
+    def lines(self) -> list[str]:
+        """As ctl lines: its own, and one for each of its rules."""
+        rules = print_rules(self.state.rules, self._group.clock.engine_ns())
+        return [self._line(), *(f"{verb} {quote(self.state.name)} {value}".rstrip() for verb, value in rules)]
 
     @property
     def name(self) -> str:
@@ -179,11 +209,15 @@ class Consumer(Numbered):
         else:
             self._log.acknowledge(self.state, steps)
         self.dispatcher.on_claimed(sequence, first)
+        if self.flow is not None:
+            self.dispatcher.on_delivered(record)
         if auto_ack:
             self.counts.delivered += 1
             self._group.counts.read += 1
             self.counts.acknowledged += 1
             self.unconfirmed[receiver] = found
+            if self.flow is not None:
+                self.dispatcher.on_settled(sequence)
             is_multipart = bool(record.headers) and multipart.is_last(record)
             self.backlog.on_acked(sequence, record.stream, len(record.body), is_multipart)
         else:
@@ -197,9 +231,14 @@ class Consumer(Numbered):
         at most `size` bytes of headers, bodies and `each` for each. Raises DiskFailed, ReadOnly; then nothing has
         changed."""
         begin = record.sequence + 1
+        if self.flow is not None:
+            messages = min(messages, self.flow.room())
         found = [] if receiver.auto_ack else self.dispatcher.run_from(begin, receiver, messages, size, each)
         if found:
             self._claim_all(receiver, begin, [(one.sequence, one.stream, len(one.body)) for one in found])
+            if self.flow is not None:
+                for one in found:
+                    self.dispatcher.on_delivered(one)
         return found
 
     def claim_run(
@@ -207,12 +246,17 @@ class Consumer(Numbered):
     ) -> tuple[RecordRun, list[int]] | None:
         """As `claim_behind`, of at most `size` bytes of records, as they are in the log: these, and their sequences.
         None: they are to be claimed by `claim_behind`."""
-        run = None if receiver.auto_ack else self.dispatcher.read_run(after + 1, receiver, messages, size)
+        if self.flow is not None:
+            messages = min(messages, self.flow.room())
+        is_run = messages > 0 and not receiver.auto_ack
+        run = self.dispatcher.read_run(after + 1, receiver, messages, size) if is_run else None
         rows = [row for piece in run.pieces for row in heads(piece)] if run is not None else []
         if not rows or any(kind != Kind.MESSAGE or sequence in self.progress.unacked for sequence, _, kind, _ in rows):
             return None
         self._claim_all(receiver, after + 1, [(sequence, stream, body) for sequence, stream, _, body in rows])
         assert run is not None
+        if self.flow is not None:
+            self.flow.on_delivered(len(rows))
         return run, [row[0] for row in rows]
 
     def _claim_all(self, receiver: ClaimingHandle, begin: int, rows: Sequence[Row]) -> None:
@@ -255,6 +299,11 @@ class Consumer(Numbered):
             self.claims.pop(claim.sequence, None)
             claim.receiver.claims.pop(claim.sequence, None)
             self.backlog.on_acked(claim.sequence, claim.stream, claim.size, claim.is_multipart)
+        if self.flow is not None:
+            for claim in claims:
+                self.dispatcher.on_settled(claim.sequence)
+            if not recorded:  # else this receiver looks for its next message first
+                self.reads.serve()
 
     def undo_auto_ack(self, receiver: ClaimingHandle) -> None:
         """Claim again what a receiver got under `ack read`, for it is lost before it was read."""
@@ -270,6 +319,8 @@ class Consumer(Numbered):
         entry = self.progress.unacked[record.sequence]
         claim = Claim(receiver, record.sequence, record.stream, len(record.body), entry, is_multipart)
         self.claims[claim.sequence] = receiver.claims[claim.sequence] = claim
+        if self.flow is not None:
+            self.dispatcher.on_delivered(record)
 
     def skip(self, record: Record) -> None:
         """Ack a message unread, and the rest of its body with it."""
@@ -278,6 +329,16 @@ class Consumer(Numbered):
         first = entry.first if entry else multipart.first_of(self._log, last)
         self._log.acknowledge(self.state, self.progress.step(ACK, first, last.sequence))
         self.backlog.on_acked(last.sequence, last.stream, len(last.body), first < last.sequence)
+        if self.flow is not None:
+            self.dispatcher.on_settled(last.sequence)
+
+    def on_dead(self) -> None:
+        """A message became a dead letter. With too many within its time its breaker pauses it."""
+        self.counts.dead += 1
+        if self.flow is not None:
+            if self.flow.is_broken():
+                self._registry.trip(self)
+            self.reads.serve()
 
     def seek(self, position: int) -> None:
         """Ack all below, nothing above; claims are void."""

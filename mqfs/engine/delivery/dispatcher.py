@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors
 from mqfs.engine.core import multipart
+from mqfs.engine.delivery.flow import Flow, Keys, key_of
 from mqfs.engine.delivery.priorities import DeliveryAttributes, PriorityIndex
 from mqfs.engine.delivery.waiting import Waiting
 from mqfs.engine.routing.filter import MessageFilter
@@ -56,10 +57,12 @@ class Dispatcher:
     """The search for a consumer, of which `receivers` are open. It claims nothing: see `on_claimed`."""
 
     __slots__ = (
+        "_by_expiry",
         "_coverage",
         "_deadlines",
         "_gap_start",
         "_group",
+        "_keys",
         "_looked_through",
         "_order",
         "_progress",
@@ -68,6 +71,7 @@ class Dispatcher:
         "_receivers",
         "_scan_position",
         "_waiting",
+        "flow",
         "gaps",
     )
 
@@ -89,11 +93,14 @@ class Dispatcher:
         self._ready: list[Key] | None = None  # known and perhaps free; None: to be looked up by the next claim
         self._looked_through = 0  # of these, when all of them were
         self._order = 0  # the group's order_version when they were looked up
+        self.flow: Flow | None = None  # the rules of the consumer; None: it has none
+        self._keys: Keys | None = None  # where one of them is about keys, from the first claim on
+        self._by_expiry = False  # the order of what waits there
 
     def move(self, position: int) -> None:
         """All below is acked, nothing above."""
         self._scan_position = self._gap_start = position
-        self._ready, self.gaps = None, {}
+        self._ready, self._keys, self.gaps = None, None, {}
 
     def reopen(self, sequence: int) -> None:
         """Keep a message out of every slot: it is to be delivered again."""
@@ -132,12 +139,16 @@ class Dispatcher:
             record = visible_record(self._group, sequence)
             rank = DeliveryAttributes(0, NORMAL, NEVER)  # it is gone: the search finds that, and the log will say so
             heapq.heappush(self._ready, self._ranks.key(sequence, rank) if record is None else self._key(record))
+            if self._keys is not None:
+                self._keys.on_due(sequence)
 
     def add_requeued(self, sequence: int, stream: int) -> None:
         """A message was requeued. Whether it is kept still is looked up in its turn."""
         if self._ready is not None:
             rank = self._ranks.get(sequence) or DeliveryAttributes(stream, NORMAL, NEVER)
             heapq.heappush(self._ready, self._ranks.key(sequence, rank))
+            if self._keys is not None:
+                self._keys.on_due(sequence)
 
     def add_ranked(self, sequence: int, rank: DeliveryAttributes) -> None:
         """A new message has delivery attributes."""
@@ -154,6 +165,7 @@ class Dispatcher:
                 heapq.heappush(self._ready, self._ranks.key(sequence, rank))
         for sequence, entry in self._progress.unacked.items():
             self.make_ready(sequence, entry)
+        self._load_keys()
 
     def _key(self, record: Record) -> Key:
         rank = self._ranks.get(record.sequence) if record.headers else None
@@ -164,14 +176,20 @@ class Dispatcher:
     @property
     def exhausted(self) -> bool:
         """Whether there is surely no message for any receiver."""
+        if self.flow is not None and not self.flow.room():
+            return True
         if self._ready is None or self._ready or self._order != self._group.order_version:
             return False
         return self._coverage.exclusives_only or self._scan_position >= self._group.log.end.next
 
     def next_message(self, receiver: ClaimingHandle) -> Next | None:
         """The next one for this receiver, not claimed yet. Raises Damaged, once for each such record."""
+        if self.flow is not None and not self.flow.room():
+            return None
         if self._ready is None or self._order != self._group.order_version:
             self._load_ready()
+        if self._keys is not None:
+            return self._next_of_keys(receiver, self._keys)
         best = self._best_ready(receiver) if self._ready else None
         # A scan finds messages of normal priority only, and none below its position. So one that is urgent, or requeued
         # and older, comes first, and the log need not be asked. Where an earlier expiry counts, it has to be.
@@ -189,6 +207,7 @@ class Dispatcher:
         """Messages from there on, where the search is: at most that many, of at most `size` bytes of headers, bodies
         and `each` for each. Anything but an ordinary message that is its own body ends them."""
         found: list[Record] = []
+        taken: set[bytes] = set()  # their keys
         if self._ready != [] or not position == self._gap_start == self._scan_position:
             return found
         while len(found) < messages:
@@ -203,6 +222,10 @@ class Dispatcher:
                 break
             if record.headers and multipart.place(record.headers) != (0, 0):
                 break
+            if self._keys is not None and (key := key_of(record.headers)):
+                if key in taken:
+                    break
+                taken.add(key)
             found.append(record)
             position = record.sequence + 1
         return found
@@ -216,7 +239,13 @@ class Dispatcher:
         if progress.ack_floor > position or progress.acked_ranges.reaches(position):
             return None
         few, retention = coverage.filter.is_sparse(), group.retention
-        if few is None or retention.lapsed or group.state.dropped or retention.expiry.expired_before() > position:
+        if (
+            self._keys is not None
+            or few is None
+            or retention.lapsed
+            or group.state.dropped
+            or retention.expiry.expired_before() > position
+        ):
             return None
         streams = {n for n in few if coverage.covers(group.numbers[n])}
         if not coverage.filter.by_stream or not all(
@@ -256,6 +285,94 @@ class Dispatcher:
             else:
                 heap.remove(key)  # `_next_best` sorted it
         return None
+
+    # ------------------------------------------------------------ rules, and keys
+
+    def search_again(self) -> None:
+        """Other messages wait for their key than before: look for all again, from the ack floor on."""
+        self.move(self._progress.ack_floor)
+
+    @property
+    def held_by_key(self) -> int:
+        """Messages that wait for their key."""
+        return len(self._keys) if self._keys is not None else 0
+
+    def _load_keys(self) -> None:
+        flow, by_expiry = self.flow, self._group.log.settings.order == "expiry"
+        if flow is None or not flow.rules.per_key:
+            return
+        if self._keys is None:
+            self._keys = Keys(self._group, flow, self._offer, self._is_free, self._is_kept)
+        rank_of = self._rank_of if by_expiry != self._by_expiry else None
+        self._by_expiry = by_expiry
+        self._keys.offer_all(rank_of)
+
+    def _offer(self, rank: Key) -> None:
+        if self._ready is not None:
+            heapq.heappush(self._ready, rank)
+
+    def _is_kept(self, sequence: int) -> bool:
+        record = visible_record(self._group, sequence)
+        return record is not None and self._coverage.matches(self._group.numbers[record.stream], record)
+
+    def _rank_of(self, sequence: int, stream: int) -> Key:
+        return self._ranks.key(sequence, self._ranks.get(sequence) or DeliveryAttributes(stream, NORMAL, NEVER))
+
+    def on_delivered(self, record: Record) -> None:
+        """It was claimed, and the log says so."""
+        if self.flow is not None:
+            self.flow.on_delivered()
+        if self._keys is not None:
+            self._keys.on_claimed(record)
+
+    def on_settled(self, sequence: int) -> None:
+        """Its claim has ended, or it was acked unread."""
+        if self._keys is not None:
+            self._keys.on_settled(sequence)
+
+    def _next_of_keys(self, receiver: ClaimingHandle, keys: Keys) -> Next | None:
+        """As `next_message`. A message that is not for this receiver holds back the next of its key, as any other. So
+        where the scan met one, what is known is looked at again."""
+        while True:
+            best = self._best_of_keys(receiver, keys) if self._ready else None
+            if best is not None and best[0] < (-NORMAL, 0, self._scan_position):
+                return best[1]
+            ended = self._coverage.exclusives_only or self._scan_position >= self._group.log.end.next
+            found = None if ended else self._scan(receiver)
+            if best is None or (found is not None and self._key(found[0]) < best[0]):
+                return found
+            if keys.may_go(best[1][0], best[0]):
+                return best[1]
+
+    def _best_of_keys(self, receiver: ClaimingHandle, keys: Keys) -> tuple[Key, Next] | None:
+        """The best one of those known that may go, and that this receiver may have."""
+        heap, again, found = self._ready, dict[Key, None](), None
+        assert heap is not None
+        while heap and found is None:
+            key = heapq.heappop(heap)
+            sequence = key[2]
+            if key in again or not self._is_free(sequence):
+                continue
+            record = visible_record(self._group, sequence)
+            first, failed = self._slot(sequence, record)
+            if record is None or not self._coverage.matches(self._group.numbers[record.stream], record):
+                self.gaps[first] = max(sequence, self.gaps.get(first, 0))
+                keys.on_gone(sequence)
+            elif not keys.may_go(record, key):
+                keys.wait(record, key)
+                if keys.is_next_after(record):
+                    again[key] = None
+            else:
+                again[key] = None
+                if self._may_have(receiver, key):
+                    found = key, (record, first, failed)
+                else:
+                    keys.wait(record, key)
+        for key in again:
+            heapq.heappush(heap, key)
+        return found
+
+    # ------------------------------------------------------------ what is known, for a receiver
 
     def _is_free(self, sequence: int) -> bool:
         entry = self._progress.unacked.get(sequence)
@@ -301,7 +418,7 @@ class Dispatcher:
                 if not aside:
                     self._scan_position = max(position, group.log.end.next)
                 return None
-            if record.sequence >= receiver.end_sequence:
+            if record.sequence >= receiver.end_sequence or (self._keys is not None and self._keys.is_full):
                 return None
             first = record.sequence
             if record.headers and (last := multipart.last_of(group.log, record)) is not None:
@@ -311,8 +428,11 @@ class Dispatcher:
             if verdict == _CLAIMABLE:
                 if receiver.may_receive(group.numbers[record.stream], record.sequence):
                     return record, first if aside else self._gap_start, 0
-                aside = True
-            elif not aside:
+                if self._keys is not None and self._keys.wait(record, key := self._key(record)):
+                    self._offer(key)  # to other receivers: the next of its key waits for it
+                    verdict = _KNOWN
+                aside = aside or verdict == _CLAIMABLE
+            if verdict != _CLAIMABLE and not aside:
                 if verdict == _KNOWN:
                     position = self._pass(record.sequence, first)
                 self._scan_position = position
@@ -339,6 +459,9 @@ class Dispatcher:
             return _SKIPPED
         if record.headers and (rank := self._ranks.get(sequence)) is not None and not rank.continued:
             return _KNOWN  # `_ready` has it
+        if self._keys is not None and not self._keys.may_go(record, key := self._key(record)):
+            self._keys.wait(record, key)
+            return _KNOWN
         return _CLAIMABLE
 
     def _pass(self, sequence: int, first: int) -> int:

@@ -327,7 +327,7 @@ class Redelivery:
         self._log.acknowledge(self._owner.state, steps)
         claim.remove()
         self._dispatcher.make_ready(claim.sequence, self._progress.unacked[claim.sequence])
-        if not due_ns:
+        if not due_ns or self._owner.flow is not None:  # with rules, its end may make room for another
             self._owner.reads.serve()
 
     # ------------------------------------------------------------ dead letters
@@ -349,9 +349,12 @@ class Redelivery:
                 text = f"dead letter of message {claim.sequence} not written: {error}"
                 group.refuse(claim.receiver.user, self._log.settings.dead, text)
                 return False
-            owner.counts.dead += 1
         claim.remove()
         owner.backlog.on_acked(claim.sequence, claim.stream, claim.size, claim.is_multipart)
+        if record is not None:
+            owner.on_dead()
+        elif owner.flow is not None:
+            owner.reads.serve()
         return True
 
     # ------------------------------------------------------------ receivers that are gone
@@ -434,6 +437,6 @@ class Redelivery:
             return
         try:
             append_dead_letter(group, owner.state, record, entry.first, entry.failed, "the server ended")
-            owner.counts.dead += 1
+            owner.on_dead()
         except (errors.MqfsError, OSError):
             return  # it is delivered again

@@ -6,9 +6,12 @@ a write nothing.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
+
+import attrs
 
 from mqfs import errors, limits
 from mqfs.engine.core import multipart
@@ -20,10 +23,15 @@ from mqfs.engine.retention.low_watermark import LowWatermark
 from mqfs.model import Record, User
 from mqfs.state.acks import REQUEUE
 from mqfs.state.group import Change, ConsumerState
+from mqfs.state.rules import TRIPPED, Rules
+from mqfs.syntax.duration import print_duration
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
+
+
+log = logging.getLogger("mqfs.engine")
 
 
 class Consumers(dict[str, Consumer]):
@@ -150,8 +158,24 @@ class Consumers(dict[str, Consumer]):
                 self.bounded[consumer] = None
             else:
                 self.bounded.pop(consumer, None)
+            consumer.on_rules_changed()
         self._group.update_must_retain()
         self._group.routing_version += 1  # they are in the list only now
+
+    def trip(self, consumer: Consumer) -> None:
+        """Its breaker pauses it. Where the log refuses that, the next dead letter tries again."""
+        group, own = self._group, consumer.state
+        count, per_ns = own.rules.breaker
+        text = f"breaker: more than {count} dead letters in {print_duration(per_ns)}, paused (resume {consumer.name})"
+        rules = attrs.evolve(own.rules, paused=TRIPPED)
+        try:
+            self._log.change(change_of_rules(own, rules))
+        except errors.MqfsError as error:
+            group.faults.report(group.number, f"consumer {consumer.name}: not paused by its breaker: {error}")
+            return
+        consumer.on_rules_changed()
+        group.refuse(User(own.uid, own.gid), f".consumers/{consumer.name}", text)
+        log.warning("group %d: consumer %s: %s", group.number, consumer.name, text)
 
     def remove(self, consumer: Consumer) -> None:
         """Raises Busy while it holds claims."""
@@ -250,6 +274,11 @@ def streams_over(group: Group, *overs: str) -> list[Stream]:
     if len(named) + len(views) == len(overs):
         streams = [stream for stream in streams if not views.isdisjoint(group.views.of(stream))]
     return list(dict.fromkeys([*named, *streams]))
+
+
+def change_of_rules(own: ConsumerState, rules: Rules) -> Change:
+    """The change that gives a named consumer other rules."""
+    return {"do": "consumer", "number": own.number, **own.options(), "rules": rules.encode()}
 
 
 def plan(

@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import attrs
+
 from mqfs import errors, limits
 from mqfs.engine.core.log import draft_of
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.delivery.registry import plan, streams_over, unclaimed
 from mqfs.engine.language import programs
+from mqfs.engine.language.rules import RULES, parse_rule
 from mqfs.engine.language.settings import POLICIES, USAGE, Action, Settings
 from mqfs.errors import unknown
 from mqfs.model import Draft, User
 from mqfs.state.group import Change, new_consumer
+from mqfs.state.rules import NO_RULES, Rules
 from mqfs.syntax.duration import parse_number
 from mqfs.syntax.names import check_name
 from mqfs.syntax.patterns import compile_pattern
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
-CONSUMER_ACTIONS = frozenset({"consumer", "remove"})
+CONSUMER_ACTIONS = frozenset({"consumer", "remove", *RULES})
 
 
 class Changes:
@@ -64,6 +68,9 @@ class ConsumerLines:
         self._found: dict[str, Consumer | None] = {}  # as lines found those that they name
         self._named: dict[str, tuple[int, str] | None] = {}  # number, and what each is over; None: removed
         self._made = 0  # consumers added
+        self._states: dict[str, tuple[Rules, Change]] = {}  # rules and options, as lines leave them
+        self._found_rules: dict[str, Rules] = {}  # as they found them
+        self._ruled: set[str] = set()  # of which a line has changed the rules
         self._low: dict[tuple[str, str, int], Change] = {}  # where consumers over the same begin
         self.refreshed: list[Consumer] = []  # that are made, or have other options
         self.removed: list[Consumer] = []
@@ -72,6 +79,9 @@ class ConsumerLines:
         """Raises what would stop the line."""
         if action.verb == "consumer":
             self._check_consumer(action)
+        elif action.verb in RULES:
+            self._require(action.stream or "")
+            parse_rule(action.verb, action.words, NO_RULES, 0)
         else:
             self._check_remove(settings, action)
 
@@ -79,6 +89,8 @@ class ConsumerLines:
         """A line that was checked."""
         if action.verb == "consumer":
             self._consumer(action)
+        elif action.verb in RULES:
+            self._set_rule(action)
         else:
             self._remove(action)
 
@@ -86,7 +98,8 @@ class ConsumerLines:
         """Whether what lines name is as they found it, and what new consumers may claim."""
         consumers = self._group.consumers
         return (
-            all(consumers.get(name) is found for name, found in self._found.items())
+            all(name in consumers and consumers[name].state.rules == was for name, was in self._found_rules.items())
+            and all(consumers.get(name) is found for name, found in self._found.items())
             and not any(consumer.claims for consumer in self.removed)
             and all(self._unclaimed(key[0]) == made["open"] for key, made in self._low.items())
         )
@@ -107,7 +120,7 @@ class ConsumerLines:
 
     def _check_consumer(self, action: Action) -> None:
         group, name = self._group, action.stream or ""
-        over, options = consumer_options(action)
+        over, _, options = consumer_options(action)
         if (now := self._known(name)) is None:
             check_name(name)
             if len(group.consumers) + self._made >= limits.CONSUMERS:
@@ -125,7 +138,10 @@ class ConsumerLines:
     def _consumer(self, action: Action) -> None:
         """Make one, or change its options."""
         group, changes, name = self._group, self._changes, action.stream or ""
-        over, options = consumer_options(action)
+        over, ordered, options = consumer_options(action)
+        rules = self._rules_of(name)
+        rules = rules if ordered is None else attrs.evolve(rules, ordered=ordered)
+        self._states[name] = rules, options
         known = self._known(name)
         number = changes.next if known is None else known[0]
         if known is None:
@@ -133,13 +149,45 @@ class ConsumerLines:
         if changes.rehearsed:
             return
         if known is not None:
-            changes.add({"do": "consumer", "number": number, **options})
-            if (consumer := group.consumers.get(name)) is not None and consumer.number == number:
-                self.refreshed.append(consumer)
+            self._change(name, number)
             return
-        change = changes.add({**self._beginning(over), "name": name, "number": number, **options})
+        more = {"rules": rules.encode()} if rules != NO_RULES else {}
+        change = changes.add({**self._beginning(over), "name": name, "number": number, **options, **more})
         change["state"] = new_consumer(change)
         self.refreshed.append(Consumer(group, group.consumers, change["state"]))
+
+    def _change(self, name: str, number: int) -> None:
+        """Options and rules of one that exists, or that a line before makes."""
+        rules, options = self._states[name]
+        consumer = self._group.consumers.get(name)
+        if consumer is not None and consumer.number == number:
+            self.refreshed.append(consumer)
+        if name in self._ruled or rules != NO_RULES or (consumer is not None and consumer.state.rules != NO_RULES):
+            self._ruled.add(name)
+            options = {**options, "rules": rules.encode()}
+        self._changes.add({"do": "consumer", "number": number, **options})
+
+    def _rules_of(self, name: str) -> Rules:
+        """As lines before leave them."""
+        if name in self._states:
+            return self._states[name][0]
+        consumer = self._group.consumers.get(name) if self._known(name) is not None else None
+        if consumer is None:
+            return NO_RULES
+        self._found_rules[name] = consumer.state.rules
+        return consumer.state.rules
+
+    def _set_rule(self, action: Action) -> None:
+        group, name = self._group, action.stream or ""
+        number, _ = self._require(name)
+        rules = parse_rule(action.verb, action.words, self._rules_of(name), group.clock.engine_ns())
+        if name in self._states:
+            options = self._states[name][1]
+        else:
+            options = group.consumers[name].state.options()
+        self._states[name] = rules, options
+        if not self._changes.rehearsed:
+            self._change(name, number)
 
     def _beginning(self, over: str) -> Change:
         """The change that makes a consumer. A write may make thousands over the same."""
@@ -179,6 +227,7 @@ class ConsumerLines:
         name = action.stream or ""
         known = self._known(name)
         self._named[name] = None
+        self._states.pop(name, None)
         self._made -= 1
         self._changes.add({"do": "forget", "number": known and known[0]})
         consumer = self._group.consumers.get(name)
@@ -189,10 +238,12 @@ class ConsumerLines:
 # ------------------------------------------------------------ options
 
 
-def consumer_options(action: Action) -> tuple[str, Change]:
-    """What `consumer NAME ...` makes it over, and its options as in the log. Raises BadCommand."""
+def consumer_options(action: Action) -> tuple[str, bool | None, Change]:
+    """What `consumer NAME ...` makes it over, whether by `order key` (None: as it is), and its options as in the
+    log. Raises BadCommand."""
     words = list(action.words)
     over = words.pop(0) if words and words[0] not in _CONSUMER_WORDS else ""
+    ordered: bool | None = None
     options: Change = {"transient": False, "private": False, "backlog": 0}
     while words:
         word = words.pop(0)
@@ -202,14 +253,19 @@ def consumer_options(action: Action) -> tuple[str, Change]:
             options[word] = parse_number(words.pop(0))
         elif word == "full" and words and words[0] in POLICIES:
             options[word] = words.pop(0)
+        elif word == "order" and words and words[0] in _ORDERS:
+            ordered = words.pop(0) == "key"
+        elif word == "order" and words:
+            raise errors.BadCommand(f"consumer: {unknown('order', words[0], _ORDERS)}")
         elif word == "full" and words:
             raise errors.BadCommand(f"consumer: {unknown('policy', words[0], POLICIES)}")
         elif word in _CONSUMER_WORDS:
             raise errors.BadCommand(f"consumer: {word} without a value (expected {USAGE['consumer']})")
         else:
             raise errors.BadCommand(f"consumer: {unknown('option', word, _CONSUMER_WORDS)}")
-    return over, options
+    return over, ordered, options
 
 
+_ORDERS = ("key", "sequence")
 _CONSUMER_FLAGS = ("transient", "private", "memory")
-_CONSUMER_WORDS: Sequence[str] = (*_CONSUMER_FLAGS, "backlog", "full")
+_CONSUMER_WORDS: Sequence[str] = (*_CONSUMER_FLAGS, "backlog", "full", "order")

@@ -15,6 +15,7 @@ import attrs
 from mqfs import errors
 from mqfs.engine.core.portions import Work, exhaust, in_order
 from mqfs.engine.delivery.consumer import Consumer
+from mqfs.engine.delivery.flow import KEY
 from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import sees
@@ -194,7 +195,7 @@ def _printed(group: Group, user: User) -> Work[str]:
             yield
     for count, consumer in enumerate(list(group.consumers.values())):
         if not consumer.removed and _shown(consumer, user):
-            rows.append(consumer.line())
+            rows += consumer.lines()
         if count % _SOME == _SOME - 1:
             yield
     return "".join(f"{row}\n" for row in rows)
@@ -310,8 +311,15 @@ def _consumer(consumer: Consumer, counts: dict[object, int]) -> dict[str, Any]:
         "oldest": oldest.time_ns / 1e9 if oldest is not None else None,
         "handles": consumer.opens,
         "parked": len(consumer.reads.parked),
+        **({"held_back": held_back(consumer)} if consumer.flow is not None else {}),
         **attrs.asdict(consumer.counts),
     }
+
+
+def held_back(consumer: Consumer) -> str | None:
+    """Why messages of a consumer with rules wait: the rule; None: for no rule."""
+    assert consumer.flow is not None
+    return consumer.flow.reason() or (KEY if consumer.dispatcher.held_by_key else None)
 
 
 def who(group: Group, user: User) -> Work[str]:

@@ -125,7 +125,8 @@ function streamList(names, view) {
 
 function consumersTable(names, consumers) {
   const rows = Object.entries(consumers).map(([name, one]) => [
-    link([...names, ".consumers", name], false, name), one.over || "the group", number(one.waiting), number(one.claimed),
+    link([...names, ".consumers", name], false, name), one.over || "the group",
+    number(one.waiting) + (one.held_back ? ` (${one.held_back})` : ""), number(one.claimed),
     age(one.oldest), number(one.failed), number(one.dead),
   ]);
   return table("", [["consumer"], ["over", "wide"], ["waiting", "number"], ["claimed", "number"],
@@ -243,6 +244,10 @@ export async function showConsumer(names, view) {
     notice(`${name} continues at ${to}`);
     await backlog();
   });
+  const command = async (verb, done) => {
+    await ask("POST", pathOf(group, true) + "ctl", { body: `${verb} '${name.replaceAll("'", "''")}'` });
+    notice(done);
+  };
   const backlog = async () => {
     const found = await getLines(`${path}?count=${NEWEST}`, signal);
     say(hint, found.length ? `the oldest ${found.length}; claimed ones are not among them` : "nothing waits");
@@ -255,6 +260,9 @@ export async function showConsumer(names, view) {
       seekLine),
     section("Waiting messages", hint, button("Read again", doing(line, backlog)), rows),
     onOpen("Open files", () => whoTable(pathOf(group, true), signal, name)),
+    el("div", { class: "bar" },
+      button("Pause", doing(line, () => command("pause", `${name} is paused`))),
+      button("Resume", doing(line, () => command("resume", `${name} is resumed`)))),
     el("div", { class: "bar" }, dangerous(settings, line, "Remove consumer", "Its position is forgotten.", name, async () => {
       await ask("DELETE", path);
       location.hash = pathOf(group, true);
@@ -268,6 +276,7 @@ export async function showConsumer(names, view) {
     refresh(head, ...figures([
       ["over", over],
       ["waiting", number(one.waiting)],
+      ...(one.held_back ? [["held back by", one.held_back]] : []),
       ["acknowledged", withSpark(rates(`${path}#`, one.acknowledged))],
       ["claimed", number(one.claimed)],
       ["oldest waits", age(one.oldest)],

@@ -1,0 +1,317 @@
+"""Flow control: whether a message of a consumer may go now, and what makes it possible.
+
+A consumer without rules (state/rules.py) has none of this. One with rules asks before each claim:
+
+    paused    nothing goes until `resume`, or until its time, at which the alarm of the consumer rings
+    limit     the end of any claim makes room
+    rate      evenly: the alarm rings when the next may go. Unused ones are not saved, but for _SLACK_NS
+    key       the end of a claim of the same key makes room. Messages of other keys, or without one, go on
+
+A message that waits for its key was looked at by the search, which continues after it. So it stands here, until it is
+claimed:
+
+    key `a`   claimed 3                waiting 5, 9      5 is next: when 3 is acked, or a dead letter
+    key `b`   failed 4, in its backoff waiting 6         `order key`: 6 goes after 4, however long that takes
+    key `c`                            waiting 7         it may go; the reads that wait now are not allowed its stream
+
+Memory: a row for each message that is claimed or failed, as in `progress.unacked`, and one for each that waits here, of
+which there are at most `limits.KEY_WAITING`. With as many the search stops until one of them goes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from mqfs import errors, limits
+from mqfs.model import NEVER, Record
+from mqfs.records import headers
+from mqfs.state.acks import AckState
+from mqfs.state.group import ConsumerState
+from mqfs.state.rules import TRIPPED, Rules
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+
+_SLACK_NS = 10**8  # deliveries of so long may go at once: no alarm for each of a thousand in a second
+_KEY = headers.key(headers.KEY)
+Rank = tuple[int, int, int, int]  # as PriorityIndex.key: the least goes first; [2] is the sequence
+PAUSED, BREAKER, LIMIT, RATE, KEY = "paused", "breaker", "limit", "rate", "key"
+
+
+def key_of(head: bytes) -> bytes:
+    """The key that headers have; empty: none."""
+    if _KEY not in head:
+        return b""
+    return headers.decode(head).get(headers.KEY, "").encode()[: limits.KEY_BYTES]
+
+
+class Flow:
+    """The rules over all messages of a consumer. `claims`: those that it has. `set_alarm`: has its reads looked at
+    again at an engine time."""
+
+    __slots__ = ("_claims", "_dead", "_group", "_next_ns", "_own", "_set_alarm")
+
+    def __init__(
+        self, group: Group, own: ConsumerState, claims: Mapping[int, object], set_alarm: Callable[[int], None]
+    ) -> None:
+        self._group, self._own, self._claims, self._set_alarm = group, own, claims, set_alarm
+        self._next_ns = 0  # when the next delivery is due, by the rate
+        self._dead: deque[int] = deque()  # engine times of dead letters, no more than the breaker counts
+
+    @property
+    def rules(self) -> Rules:
+        return self._own.rules
+
+    @property
+    def progress(self) -> AckState:
+        return self._own.progress
+
+    def reason(self) -> str:
+        """Why nothing may be claimed now; empty: it may."""
+        rules, now = self._own.rules, self._group.clock.engine_ns()
+        if rules.is_paused(now):
+            return BREAKER if rules.paused == TRIPPED else PAUSED
+        if rules.limit and len(self._claims) >= rules.limit:
+            return LIMIT
+        return RATE if rules.rate[0] and not self._count_due(now) else ""
+
+    def room(self) -> int:
+        """Messages that may be claimed now. With none the alarm is set, where time makes room."""
+        rules, now = self._own.rules, self._group.clock.engine_ns()
+        if rules.is_paused(now):
+            if rules.paused > 0:
+                self._set_alarm(rules.paused)
+            return 0
+        room = max(rules.limit - len(self._claims), 0) if rules.limit else NEVER
+        if room and rules.rate[0]:
+            room = min(room, self._count_due(now))
+            if not room:
+                self._set_alarm(self._next_ns - self._slack())
+        return room
+
+    def _interval(self) -> int:
+        count, per_ns = self._own.rules.rate
+        return per_ns // count
+
+    def _slack(self) -> int:
+        return max(_SLACK_NS - self._interval(), 0)
+
+    def _count_due(self, now_ns: int) -> int:
+        """Deliveries that the rate has by now."""
+        late = now_ns + self._slack() - max(self._next_ns, now_ns)
+        return late // self._interval() + 1 if late >= 0 else 0
+
+    def on_delivered(self, count: int = 1) -> None:
+        if self._own.rules.rate[0]:
+            self._next_ns = max(self._next_ns, self._group.clock.engine_ns()) + count * self._interval()
+
+    # ------------------------------------------------------------ breaker
+
+    def is_broken(self) -> bool:
+        """A message became a dead letter. Whether there are more than the breaker allows within its time."""
+        count, per_ns = self._own.rules.breaker
+        if not count:
+            return False
+        now = self._group.clock.engine_ns()
+        self._dead.append(now)
+        while self._dead[0] <= now - per_ns or len(self._dead) > count + 1:
+            self._dead.popleft()
+        return len(self._dead) > count
+
+    def on_rules_changed(self) -> None:
+        """They are new, or it was resumed: what the breaker and the rate counted is over."""
+        self._dead.clear()
+        if not self._own.rules.rate[0]:
+            self._next_ns = 0
+        elif self._next_ns:
+            self._next_ns = min(self._next_ns, self._group.clock.engine_ns() + self._interval())
+
+
+# ------------------------------------------------------------ keys
+
+
+class KeyQueue:
+    """The messages of one key that were looked at and are not acked."""
+
+    __slots__ = ("claimed", "failed", "waiting")
+
+    def __init__(self) -> None:
+        self.claimed: set[int] = set()
+        self.failed: set[int] = set()  # released or failed, and to be delivered again
+        self.waiting: list[Rank] = []  # a heap, also of some that are claimed or gone by now
+
+
+class Keys:
+    """Which messages of a consumer may go, as others of their key are out. `offer` puts one among those that the next
+    claim chooses from; `is_free` is whether a message is neither claimed, delayed nor acked; `is_kept` whether it is
+    there."""
+
+    __slots__ = ("_group", "_is_free", "_is_kept", "_keys", "_offer", "_ordered", "_per_key", "_progress", "_queues",
+                 "_waits")  # fmt: skip
+
+    def __init__(
+        self,
+        group: Group,
+        flow: Flow,
+        offer: Callable[[Rank], None],
+        is_free: Callable[[int], bool],
+        is_kept: Callable[[int], bool],
+    ) -> None:
+        self._group, self._progress = group, flow.progress
+        self._ordered, self._per_key = flow.rules.ordered, flow.rules.per_key
+        self._offer, self._is_free, self._is_kept = offer, is_free, is_kept
+        self._queues: dict[bytes, KeyQueue] = {}
+        self._keys: dict[int, bytes] = {}  # of each message that is in a queue
+        self._waits: dict[int, Rank] = {}  # those that wait
+        self._load()
+
+    def _load(self) -> None:
+        """The messages that were delivered before."""
+        for sequence, entry in self._progress.unacked.items():
+            try:
+                record = self._group.log.reader.scan(sequence)
+            except errors.Damaged:
+                continue
+            if record is not None and record.sequence == sequence and (key := key_of(record.headers)):
+                self._keys[sequence] = key
+                queue = self._queue(key)
+                (queue.claimed if entry.claimed else queue.failed).add(sequence)
+
+    def _queue(self, key: bytes) -> KeyQueue:
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = KeyQueue()
+        return queue
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more messages may wait."""
+        return len(self._waits) >= limits.KEY_WAITING
+
+    def __len__(self) -> int:
+        """Messages that wait."""
+        return len(self._waits)
+
+    def may_go(self, record: Record, rank: Rank) -> bool:
+        """Whether a message may be claimed, as far as its key goes."""
+        key = key_of(record.headers)
+        queue = self._queues.get(key) if key else None
+        if queue is None:
+            return True
+        if len(queue.claimed) >= self._per_key:
+            return False
+        if self._ordered and (failed := self._first_failed(queue)):
+            return record.sequence == failed
+        while queue.waiting and self._is_stale(queue.waiting[0]):
+            heapq.heappop(queue.waiting)
+        return not queue.waiting or rank <= queue.waiting[0]
+
+    def is_next_after(self, record: Record) -> bool:
+        """Whether a message that may not go waits for one that could: it is to be looked at with the next claim, too,
+        as that one may be gone by then."""
+        queue = self._queues[key_of(record.headers)]
+        return not queue.claimed and bool(queue.failed) and self._is_free(min(queue.failed))
+
+    def _first_failed(self, queue: KeyQueue) -> int:
+        """The first message of a key that is to be delivered again; 0: there is none. One that expired is none."""
+        while queue.failed:
+            first = min(queue.failed)
+            if not self._is_free(first) or self._is_kept(first):
+                return first
+            self._remove(first, queue)
+        return 0
+
+    def _is_stale(self, rank: Rank) -> bool:
+        """Whether that row stands for nothing any more: the message was claimed, acked unread, or is gone."""
+        sequence = rank[2]
+        if self._waits.get(sequence) != rank:
+            return True
+        if self._is_free(sequence) and self._is_kept(sequence):
+            return False
+        self._forget(sequence)
+        return True
+
+    def _forget(self, sequence: int) -> None:
+        self._waits.pop(sequence, None)
+        if sequence not in self._progress.unacked:
+            self._keys.pop(sequence, None)
+
+    def wait(self, record: Record, rank: Rank) -> bool:
+        """Let a message wait for its turn. False: it has no key."""
+        key = key_of(record.headers)
+        if key and rank[2] not in self._waits:
+            self._waits[rank[2]] = rank
+            self._keys[rank[2]] = key
+            heapq.heappush(self._queue(key).waiting, rank)
+        return bool(key)
+
+    # ------------------------------------------------------------ what became of a message
+
+    def on_claimed(self, record: Record) -> None:
+        sequence, key = record.sequence, key_of(record.headers)
+        if not key:
+            return
+        queue = self._queue(key)
+        self._keys[sequence] = key
+        queue.failed.discard(sequence)
+        queue.claimed.add(sequence)
+        self._waits.pop(sequence, None)
+        self._offer_next(key, queue)
+
+    def on_settled(self, sequence: int) -> None:
+        """The claim of it has ended, or it was acked unread."""
+        key = self._keys.get(sequence)
+        if key is None:
+            return
+        queue = self._queues[key]
+        queue.claimed.discard(sequence)
+        if sequence in self._progress.unacked:
+            queue.failed.add(sequence)
+        else:
+            self._remove(sequence, queue)
+        self._offer_next(key, queue)
+
+    def on_gone(self, sequence: int) -> None:
+        """It is not kept any more: the search has found that."""
+        if (key := self._keys.get(sequence)) is not None:
+            queue = self._queues[key]
+            self._remove(sequence, queue)
+            self._offer_next(key, queue)
+
+    def _remove(self, sequence: int, queue: KeyQueue) -> None:
+        queue.failed.discard(sequence)
+        self._waits.pop(sequence, None)
+        self._keys.pop(sequence, None)
+
+    def _offer_next(self, key: bytes, queue: KeyQueue) -> None:
+        """Offer the messages of a key of which the next may go."""
+        waiting, waits = queue.waiting, self._waits
+        while waiting and waits.get(waiting[0][2]) != waiting[0]:
+            heapq.heappop(waiting)
+        if not (queue.claimed or queue.failed or waiting):
+            del self._queues[key]
+        elif len(queue.claimed) < self._per_key:
+            first = min(queue.failed) if self._ordered and queue.failed else 0
+            if first in waits:
+                self._offer(waits[first])
+            if waiting and not (first and not self._is_free(first)):
+                self._offer(waiting[0])
+
+    def on_due(self, sequence: int) -> None:
+        """A message may be delivered again."""
+        if (key := self._keys.get(sequence)) is not None:
+            self._offer_next(key, self._queues[key])
+
+    def offer_all(self, rank_of: Callable[[int, int], Rank] | None) -> None:
+        """What the next claim chooses from is to be put together again. `rank_of`: the rank of a sequence of a stream,
+        where ranks are others than before."""
+        if rank_of is not None:
+            self._waits = {sequence: rank_of(sequence, rank[3]) for sequence, rank in self._waits.items()}
+            for queue in self._queues.values():
+                queue.waiting = [self._waits[rank[2]] for rank in queue.waiting if rank[2] in self._waits]
+                heapq.heapify(queue.waiting)
+        for key, queue in list(self._queues.items()):
+            self._offer_next(key, queue)

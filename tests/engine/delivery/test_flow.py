@@ -1,0 +1,511 @@
+"""The rules of a consumer: keys in order, limits, rates, pauses and breakers."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqfs import errors, limits
+from mqfs.model import Wait
+from tests.support.hand import ANNA, ROOT
+from tests.support.queues import BIG, Queues, drain, read, say, waits
+
+
+def keyed(*rules: str, path: Path | None = None, order: str = "order key") -> Queues:
+    """A consumer `w` by keys, with those rules."""
+    q = Queues("backoff 10s 10s", path=path)
+    q.consumer("w", *order.split())
+    if rules:
+        q.ctl(*rules)
+    return q
+
+
+def put(q: Queues, *bodies: str, **more: Any) -> None:
+    """Each with its first letter as key."""
+    for body in bodies:
+        q.put(body.encode(), **{"key": body[0], **more})
+
+
+def lines(q: Queues) -> list[str]:
+    """The consumer and its rules."""
+    return [row for row in q.text("ctl").splitlines() if " w" in row]
+
+
+# ---------------------------------------------------------------- order key
+
+
+def test_one_of_a_key_at_a_time_and_other_keys_go_on() -> None:
+    q = keyed()
+    first, second = q.worker(), q.worker()
+    put(q, "a1", "a2", "b1", "a3")
+    q.put(b"none")
+    q.put(b"none either")
+    assert [read(first), read(second), read(second), read(second)] == [b"a1", b"b1", b"none", b"none either"]
+    assert waits(second)
+    assert q.stats()["held_back"] == "key"
+    wait = second.read(BIG)
+    say(first, "ack")
+    assert wait.result() == b"a2"
+    say(second, "ack")
+    assert drain(first) == [b"a3"]
+    assert q.stats()["held_back"] is None
+
+
+@pytest.mark.parametrize("verb", ["nack", "nack 0s", "release"])
+def test_a_message_that_failed_keeps_its_place(verb: str) -> None:
+    q = keyed()
+    worker = q.worker()
+    put(q, "a1", "a2")
+    put(q, "a9", priority=9)
+    assert read(worker) == b"a9"
+    say(worker, "ack")
+    assert read(worker) == b"a1"
+    put(q, "a8", priority=9)
+    say(worker, verb)
+    if verb == "nack":
+        assert waits(worker)
+        q.pass_time(10)
+    assert drain(worker) == [b"a1", b"a8", b"a2"]
+
+
+def test_a_dead_letter_frees_its_key() -> None:
+    q = keyed()
+    worker = q.worker()
+    put(q, "a1", "a2")
+    assert read(worker) == b"a1"
+    wait = worker.read(BIG)
+    say(worker, "dead it is broken")
+    assert wait.result() == b"a2"
+    assert q.kept("dead")[0]["headers"]["key"] == "a"
+
+
+def test_a_worker_that_dies_keeps_the_order() -> None:
+    q = keyed()
+    first, second = q.worker(), q.worker()
+    put(q, "a1", "a2", "b1")
+    assert [read(first), read(second)] == [b"a1", b"b1"]
+    wait = second.read(BIG)
+    first.close()
+    assert wait.result() == b"a1"
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_the_order_survives(tmp_path: Path, clean: bool) -> None:
+    q = keyed(path=tmp_path / "store")
+    worker = q.worker()
+    put(q, "a1", "a2", "b1", "b2", "c1")
+    assert [read(worker), read(worker)] == [b"a1", b"b1"]
+    say(worker, "nack 1")
+    say(worker, "ack 3")
+    q.restart(clean=clean)
+    assert drain(q.worker(), ack=False) == [b"b2", b"c1"]
+    q.pass_time(10)
+    assert drain(q.worker()) == [b"a1", b"a2"]
+
+
+def test_a_delayed_message_comes_in_its_turn() -> None:
+    q = keyed()
+    worker = q.worker()
+    put(q, "a1", delay="5s")
+    put(q, "a2", "a3")
+    assert read(worker) == b"a2"
+    q.pass_time(5)
+    say(worker, "ack")
+    assert drain(worker) == [b"a3", b"a1"]
+
+
+def test_a_message_for_another_reader_holds_back_the_next_of_its_key() -> None:
+    q = keyed()
+    q.stream("private")
+    q.tree.setattr(ROOT, q.group.streams["private"], mode=0o600)
+    q.tree.setattr(ROOT, q.group.streams["s"], mode=0o666)
+    q.tree.setattr(ROOT, q.group.consumers["w"], mode=0o666)
+    anna = q.worker(user=ANNA)
+    put(q, "a1", stream="private")
+    put(q, "a2", "b1")
+    assert drain(anna) == [b"b1"]
+    wait = anna.read(BIG)
+    root = q.worker()
+    assert read(root) == b"a1"
+    assert not wait.settled
+    say(root, "ack")
+    assert wait.result() == b"a2"
+
+
+def test_a_message_that_expired_holds_nothing_back() -> None:
+    q = keyed("retries 0")
+    worker = q.worker()
+    put(q, "a1", ttl="2s")
+    put(q, "a2", "a3")
+    assert read(worker) == b"a1"
+    say(worker, "nack 1s")
+    q.pass_time(1)
+    q.pass_time(2)
+    assert drain(worker) == [b"a2", b"a3"]
+
+
+def test_reads_of_many_messages_have_one_of_each_key() -> None:
+    q = keyed()
+    worker = q.worker("w", "format record")
+    put(q, *(f"{key}{n}" for n in range(20) for key in "ab"))
+    data = worker.read(BIG)
+    assert (data.count(b"a0"), data.count(b"b0"), len(worker.claims)) == (1, 1, 2)
+    say(worker, "ack 1-2")
+    worker.read(BIG)
+    assert sorted(worker.claims) == [3, 4]
+    other = q.worker("w", "format record", "prefetch 64")
+    assert waits(other)
+    q.consumer("w", "order sequence")
+    other.read(BIG)
+    assert len(other.claims) == 36
+
+
+def test_the_order_can_be_given_and_taken_away_while_messages_are_out() -> None:
+    q = Queues()
+    q.consumer()
+    first, second = q.worker(), q.worker()
+    put(q, "a1", "a2", "a3", "a4")
+    assert [read(first), read(second)] == [b"a1", b"a2"]
+    q.consumer("w", "order key")
+    say(second, "ack")
+    assert waits(second)
+    wait = second.read(BIG)
+    say(first, "nack 0s")
+    assert wait.result() == b"a1"
+    assert waits(first)
+    wait = first.read(BIG)
+    q.consumer("w", "order sequence")
+    assert wait.result() == b"a3"
+    assert read(first) == b"a4"
+
+
+def test_the_search_stops_where_too_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "KEY_WAITING", 10)
+    q = keyed()
+    worker = q.worker()
+    put(q, *(f"a{n}" for n in range(15)), "b1")
+    assert read(worker) == b"a0"
+    assert waits(worker)
+    assert q.group.consumers["w"].dispatcher.held_by_key == 10
+    taken = []
+    for _ in range(15):
+        say(worker, "ack")
+        taken.append(read(worker))
+    assert sorted(taken) == sorted([*(b"a%d" % n for n in range(1, 15)), b"b1"])
+
+
+def test_a_seek_forgets_what_waited() -> None:
+    q = keyed("ttl 0")
+    worker = q.worker()
+    put(q, "a1", "a2", "a3")
+    assert read(worker) == b"a1"
+    assert waits(worker)
+    say(worker, "seek 2")
+    assert drain(worker) == [b"a2", b"a3"]
+
+
+# ---------------------------------------------------------------- limit
+
+
+def test_no_more_than_the_limit() -> None:
+    q = keyed("limit w 2", order="")
+    first, second = q.worker(), q.worker()
+    put(q, "a1", "a2", "a3", "a4", "a5")
+    assert [read(first), read(second)] == [b"a1", b"a2"]
+    wait = first.read(BIG)
+    assert not wait.settled
+    assert q.stats()["held_back"] == "limit"
+    say(second, "ack")
+    assert wait.result() == b"a3"
+    wait = second.read(BIG)
+    q.ctl("limit w 3")
+    assert wait.result() == b"a4"
+    q.ctl("limit w 0")
+    assert read(first) == b"a5"
+
+
+@pytest.mark.parametrize("settle", ["ack", "nack", "release", "dead"])
+def test_the_end_of_a_claim_makes_room(settle: str) -> None:
+    q = keyed("limit w 1", order="")
+    first, second = q.worker(), q.worker()
+    put(q, "a1", "a2")
+    assert read(first) == b"a1"
+    wait = second.read(BIG)
+    say(first, settle)
+    assert wait.result() == (b"a1" if settle == "release" else b"a2")
+
+
+def test_a_limit_of_a_key() -> None:
+    q = keyed("limit w 2 key", "limit w 4", order="")
+    worker = q.worker()
+    put(q, "a1", "a2", "a3", "b1", "b2", "b3", "c1")
+    assert drain(worker, ack=False) == [b"a1", b"a2", b"b1", b"b2"]
+    say(worker, "nack 1 9s")
+    assert drain(worker, ack=False) == [b"a3"]
+    say(worker, "ack 2")
+    assert drain(worker, ack=False) == [b"c1"]
+
+
+def test_a_read_of_many_messages_claims_what_the_limit_has() -> None:
+    q = keyed("limit w 5", order="")
+    for n in range(20):
+        q.at("s", os.O_WRONLY).write(b"%d" % n)
+    worker, other = q.worker("w", "format record"), q.worker("w", "format record")
+    worker.read(BIG)
+    assert len(worker.claims) == 5
+    assert waits(other)
+    say(worker, "ack 1-3")
+    other.read(BIG)
+    assert len(other.claims) == 3
+
+
+# ---------------------------------------------------------------- rate
+
+
+def test_a_rate_spreads_deliveries_evenly() -> None:
+    q = keyed("rate w 30/m", order="")
+    worker = q.worker()
+    put(q, "a1", "a2", "a3")
+    assert read(worker) == b"a1"
+    say(worker, "ack")
+    wait = worker.read(BIG)
+    q.pass_time(1)
+    assert not wait.settled
+    assert q.stats()["held_back"] == "rate"
+    q.pass_time(1)
+    assert wait.result() == b"a2"
+    q.pass_time(3_600)  # which is not saved
+    assert read(worker) == b"a3"
+    put(q, "a4")
+    assert waits(worker)
+
+
+def test_a_tenth_of_a_second_may_go_at_once() -> None:
+    q = keyed("rate w 100/s", order="")
+    worker = q.worker("w", "format record")
+    for n in range(50):
+        q.at("s", os.O_WRONLY).write(b"%d" % n)
+    worker.read(BIG)
+    assert len(worker.claims) == 10
+    assert waits(worker)
+    q.clock.forward(0.05)
+    q.tree.tick()
+    worker.read(BIG)
+    assert len(worker.claims) == 15
+
+
+# ---------------------------------------------------------------- pause
+
+
+def test_paused_and_resumed() -> None:
+    q = keyed(order="")
+    worker = q.worker()
+    put(q, "a1", "a2", "a3")
+    assert read(worker) == b"a1"
+    q.ctl("pause w")
+    say(worker, "ack")
+    wait = worker.read(BIG)
+    put(q, "a4")
+    q.pass_time(100)
+    assert not wait.settled
+    assert (q.stats()["held_back"], q.stats()["waiting"]) == ("paused", 3)
+    q.ctl("resume w")
+    assert wait.result() == b"a2"
+    assert drain(worker) == [b"a3", b"a4"]
+
+
+def test_what_is_out_is_settled_while_paused() -> None:
+    q = keyed("lease 5s", order="")
+    worker = q.worker()
+    put(q, "a1", "a2", "a3")
+    for _ in range(3):
+        read(worker)
+    q.ctl("pause w")
+    say(worker, "ack 1")
+    say(worker, "nack 2")
+    q.pass_time(5)
+    assert (q.stats()["claimed"], q.stats()["waiting"], q.stats()["failed"]) == (0, 2, 2)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_pause_survives(tmp_path: Path, clean: bool) -> None:
+    q = keyed("pause w 10s", path=tmp_path / "store", order="")
+    put(q, "a1")
+    q.pass_time(4)
+    assert lines(q)[-1] == "pause w 6s"
+    q.restart(clean=clean)
+    worker = q.worker()
+    wait = worker.read(BIG)
+    q.pass_time(5)
+    assert not wait.settled
+    q.pass_time(1)
+    assert wait.result() == b"a1"
+    q.ctl("pause w")
+    q.restart(clean=clean)
+    q.pass_time(1_000)
+    assert lines(q)[-1] == "pause w"
+    assert waits(q.worker())
+
+
+def test_a_clock_that_is_set_changes_no_pause() -> None:
+    q = keyed("pause w 10s", order="")
+    put(q, "a1")
+    wait = q.worker().read(BIG)
+    q.clock.wall += 10**18
+    q.tree.tick()
+    assert not wait.settled
+    q.clock.wall -= 2 * 10**18
+    q.pass_time(10)
+    assert wait.result() == b"a1"
+
+
+def test_seek_while_paused() -> None:
+    q = keyed("pause w", order="")
+    worker = q.worker()
+    put(q, "a1", "a2", "a3")
+    wait = worker.read(BIG)
+    say(worker, "seek 2")
+    assert not wait.settled
+    q.ctl("resume w")
+    assert wait.result() == b"a2"
+
+
+# ---------------------------------------------------------------- breaker
+
+
+def test_a_breaker_pauses_its_consumer(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("mqfs.engine").setLevel(logging.NOTSET)
+    q = keyed("breaker w 2/1m", order="")
+    worker = q.worker()
+    put(q, *(f"a{n}" for n in range(9)))
+    for _ in range(2):
+        read(worker)
+        say(worker, "dead")
+    q.pass_time(60)
+    for _ in range(2):
+        read(worker)
+        say(worker, "dead")
+    assert q.stats()["held_back"] is None
+    read(worker)
+    say(worker, "dead")
+    wait = worker.read(BIG)
+    assert not wait.settled
+    assert q.stats()["held_back"] == "breaker"
+    text = "breaker: more than 2 dead letters in 1m, paused (resume w)"
+    assert q.errors() == [text]
+    assert [row.getMessage() for row in caplog.records] == [f"group {q.group.number}: consumer w: {text}"]
+    assert lines(q) == ["consumer w", "breaker w 2/m", "pause w"]
+    q.ctl("resume w")
+    assert wait.result() == b"a5"
+    for _ in range(2):  # it counts from 0
+        say(worker, "dead")
+        read(worker)
+    assert q.stats()["held_back"] is None
+
+
+def test_a_breaker_counts_what_kills_the_server(tmp_path: Path) -> None:
+    q = keyed("breaker w 1/1h", "retries 1", path=tmp_path / "store", order="")
+    worker = q.worker()
+    put(q, "a1", "a2", "a3")
+    read(worker)
+    read(worker)
+    q.restart(clean=False)
+    assert len(q.kept("dead")) == 2
+    assert waits(q.worker())
+    assert q.stats()["held_back"] == "breaker"
+
+
+# ---------------------------------------------------------------- the lines of ctl
+
+
+RULES = ["limit w 5", "limit w 2 key", "rate w 100/s", "breaker w 10/5m", "pause w 30s"]
+
+
+def test_what_is_printed_can_be_written_back() -> None:
+    q, other = keyed(*RULES), Queues()
+    assert lines(q) == ["consumer w order key", *RULES]
+    other.ctl(*q.text("ctl").splitlines())
+    assert lines(other) == lines(q)
+    q.ctl("limit w 0", "limit w 0 key", "rate w 0", "breaker w 0", "resume w")
+    assert lines(q) == ["consumer w order key"]
+    assert q.group.consumers["w"].flow is not None
+    q.consumer("w", "order sequence")
+    assert lines(q) == ["consumer w"]
+    assert q.group.consumers["w"].flow is None
+
+
+def test_other_options_keep_the_rules() -> None:
+    q = keyed(*RULES)
+    q.consumer("w", "backlog", "7")
+    assert lines(q) == ["consumer w backlog 7 order key", *RULES]
+
+
+def test_lines_of_one_write_follow_each_other() -> None:
+    q = Queues()
+    q.ctl("consumer w s order key", "limit w 3", "limit w 4", "pause w", "resume w", "rate w 5/10s")
+    assert lines(q) == ["consumer w s order key", "limit w 4", "rate w 5/10s"]
+    q.ctl("pause w", "remove w", "consumer w")
+    assert lines(q) == ["consumer w"]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_rules_survive(tmp_path: Path, clean: bool) -> None:
+    q = keyed(*RULES, path=tmp_path / "store")
+    for _ in range(2):  # from the changes, then from the state
+        q.restart(clean=clean)
+        assert lines(q) == ["consumer w order key", *RULES]
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("limit w", "limit: 1 values (expected limit CONSUMER N [key])"),
+        ("limit w -1", "limit: invalid number '-1'"),
+        ("limit w 5 keys", "limit: unexpected word 'keys' (expected limit NAME N [key])"),
+        ("rate w 5", "rate: invalid value '5' (expected a number in a time, such as 5/s or 10/5m, or 0)"),
+        ("rate w 0/s", "rate: invalid value '0/s'"),
+        ("rate w 5/0", "rate: invalid value '5/0'"),
+        ("rate w 5/fortnight", "rate: invalid value '5/fortnight'"),
+        ("rate w /s", "rate: invalid value '/s'"),
+        ("rate w 1e9/s", "rate: invalid value '1e9/s'"),
+        ("rate w 1000000001/s", "rate '1000000001/s': too fast"),
+        ("rate w " + "9" * 5_000 + "/s", "rate: invalid value '99"),
+        ("breaker w 1025/m", "breaker '1025/m': too many (expected at most 1024)"),
+        ("breaker w m", "breaker: invalid value 'm'"),
+        ("pause w soon", "pause: invalid duration 'soon'"),
+        ("pause w 0", "pause: invalid duration '0' (expected 1ms or more, or none)"),
+        ("pause w 1s 2s", "pause: 3 values (expected pause CONSUMER [DURATION])"),
+        ("resume", "resume: 0 values (expected resume CONSUMER)"),
+        ("consumer w order", "consumer: order without a value"),
+        ("consumer w order expiry", "consumer: unknown order 'expiry' (expected"),
+    ],
+)
+def test_lines_that_make_no_sense(line: str, text: str) -> None:
+    q = keyed(*RULES)
+    with pytest.raises(errors.BadCommand) as caught:
+        q.ctl("replay all", line)
+    assert text in caught.value.detail
+    assert lines(q) == ["consumer w order key", *RULES]
+
+
+@pytest.mark.parametrize("line", ["limit x 1", "rate x 1/s", "breaker x 1/s", "pause x", "resume x", "pause .s"])
+def test_a_consumer_that_is_not_there(line: str) -> None:
+    q = keyed()
+    with pytest.raises(errors.NotFound, match=r"no consumer '.*' in group 'g'"):
+        q.ctl("replay all", line)
+    assert "replay off" in q.text("ctl")
+
+
+def test_a_rule_that_changes_nothing_counts_on() -> None:
+    q = keyed("breaker w 1/1h", order="")
+    worker = q.worker()
+    put(q, "a1", "a2", "a3")
+    for _ in range(2):
+        read(worker)
+        say(worker, "dead")
+        q.ctl("breaker w 1/1h", "consumer w")
+    assert isinstance(worker.read(BIG), Wait)
