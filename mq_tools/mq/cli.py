@@ -237,8 +237,15 @@ def purge(path: str, yes: bool) -> None:
 @click.argument("group", type=_PATH)
 @click.argument("stream", required=False, shell_complete=completion.streams)
 @click.option("-n", "count", type=click.IntRange(1), metavar="N", help="Move at most N of STREAM, oldest first.")
-def redrive(group: str, stream: str | None, count: int | None) -> None:
+@click.option("--edit", is_flag=True, help="Change each body in $EDITOR first; an unchanged one stays. One without -n.")
+def redrive(group: str, stream: str | None, count: int | None, edit: bool) -> None:
     """Move dead letters back to their streams: all, or those of STREAM."""
+    if edit:
+        from mq_tools.mq.edit import edit_dead_letters
+
+        for sequence, done in edit_dead_letters(tree.resolve_group(group), stream, count or 1):
+            print(f"{sequence}: {printable(done)}")
+        return
     if count is not None and stream is None:
         raise ToolError("-n: missing argument STREAM", USAGE)
     words = ["redrive", *([quote(stream)] if stream else []), *([str(count)] if count else [])]

@@ -52,15 +52,20 @@ def body_as_json(body: bytes) -> bytes:
 def _by_cursor(group: str, stream: str = "") -> Iterator[tuple[bytes, bytes]]:
     cursor = Cursor(group)
     try:
-        if stream:
-            cursor.select([stream])
-        cursor.command("seek first")
-        cursor.command("until end")
-        while (messages := _read(cursor)) is not None:
-            for message in messages:
-                yield message.body, as_json(message)
+        for message in by_cursor(cursor, stream):
+            yield message.body, as_json(message)
     finally:
         cursor.close()
+
+
+def by_cursor(cursor: Cursor, stream: str) -> Iterator[Message]:
+    """The messages of a stream, or of the group, that are there now. Raises ToolError."""
+    if stream:
+        cursor.select([stream])
+    cursor.command("seek first")
+    cursor.command("until end")
+    while (messages := _read(cursor)) is not None:
+        yield from messages
 
 
 def _read(cursor: Cursor) -> list[Message] | None:

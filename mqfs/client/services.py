@@ -62,10 +62,10 @@ class Services(Administration):
         name = f"reply.{secrets.token_hex(12)}"
         file = self._link.create_temporary(f"{self.path}/{name}")
         try:
+            message = Outgoing(stream, body, timeout, headers={**(headers or {}), REPLY_TO: name})
+            if self._publisher.publish(message, False).retained is False:
+                raise NotFound(f"request failed: no consumer and no reader of stream {stream!r}")
             with CursorSubscription(self._link, self.path, [name], start="first", reconnect=False) as replies:
-                message = Outgoing(stream, body, timeout, headers={**(headers or {}), REPLY_TO: name})
-                if self._publisher.publish(message, False).retained is False:
-                    raise NotFound(f"request failed: no consumer and no reader of stream {stream!r}")
                 return replies.get(max(ends - time.monotonic(), 0))
         except TimeoutError:
             raise TimeoutError(f"request failed: no reply from stream {stream!r} in {timeout:g} s") from None

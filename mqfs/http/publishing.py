@@ -75,20 +75,18 @@ async def _request(call: Call, stream: Any, given: dict[str, Any], seconds: floa
         raise BadRequest(f"reply: not with {min(wrong)} (expected a message that is written now)")
     ends = monotonic() + seconds
     node: Any = await call.front.await_step(tree.create(user, group, name, TEMPORARY))
-    with (
-        closing(tree.open(user, node, os.O_RDWR)),
-        closing(tree.open(user, tree.walk(user, group, ".cursor"), os.O_RDWR)) as cursor,
-    ):
-        cursor.write(f"select {name}\nseek first\nformat json\n".encode())
+    with closing(tree.open(user, node, os.O_RDWR)):  # it keeps the reply until the cursor has it
         own = {**given.get("headers", {}), headers.REPLY_TO: name}
         head = {"stream": stream.name, "ttl": f"{int(seconds * 1000)}ms", **given, "headers": own}
         await append(call, group, ".put", json.dumps(head, ensure_ascii=False).encode() + b"\n" + call.body)
         if not group.is_retaining(stream):
             raise NotFound(f"reply: no consumer and no reader of stream {stream.name!r}")
-        try:
-            line = await call.front.await_step(cursor.read(WHOLE), max(ends - monotonic(), 0))
-        except TimedOut:
-            raise NoReply(f"no reply from stream {stream.name!r} in {seconds:g} s") from None
+        with closing(tree.open(user, tree.walk(user, group, ".cursor"), os.O_RDWR)) as cursor:
+            cursor.write(f"select {name}\nseek first\nformat json\n".encode())
+            try:
+                line = await call.front.await_step(cursor.read(WHOLE), max(ends - monotonic(), 0))
+            except TimedOut:
+                raise NoReply(f"no reply from stream {stream.name!r} in {seconds:g} s") from None
         if not line:
             raise NoReply(f"no reply from stream {stream.name!r}: the stream of replies was removed")
         return message_of(line)

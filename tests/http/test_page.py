@@ -100,7 +100,7 @@ def test_files_are_small_and_kept_by_the_browser(web: Web) -> None:
         assert answer.headers["Referrer-Policy"] == "no-referrer"
         again = web.get(f"/.web/{name}", If_None_Match=answer.headers["ETag"])
         assert (again.status, again.body) == (304, b"")
-    assert size < 65_536
+    assert size < 69_632
     assert web.get("/.web/other").status == 404
     assert web.get("/.web").headers["Location"] == "/.web/"
     assert web.post("/.web/", "x").status == 405

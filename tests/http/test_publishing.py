@@ -91,6 +91,41 @@ def test_a_batch_with_a_condition(web: Web, group: str) -> None:
     assert (refused.status, refused.headers["ETag"]) == (412, '"1"')
 
 
+def test_a_schedule(web: Web, group: str) -> None:
+    sent = web.ask("PUT", f"{group}/s", "tick", Mqfs_Every="1s", Mqfs_Id="t")
+    assert (sent.status, sent.body) == (201, b"1\n")
+    assert web.post(f"{group}/s?cron=0%205%20*%20*%20*&id=u", "early").status == 201
+    rows = web.get(f"{group}/.stats").json["schedules"]
+    assert {name: row.get("every") or row["cron"] for name, row in rows.items()} == {"t": "1s", "u": "0 5 * * *"}
+    eventually(lambda: web.get(f"{group}/s").body.startswith(b"tick"))
+    assert web.post(f"{group}/ctl", "unschedule t\nunschedule u\n").status == 204
+    assert web.get(f"{group}/.stats").json["schedules"] == {}
+    for wrong in ("every=0&id=t", "cron=x&id=t", "every=1s", "every=1s&id=t&expect=0"):
+        assert web.post(f"{group}/s?{wrong}", "x").status == 400
+
+
+def test_a_request_is_answered_with_its_reply(web: Web, group: str) -> None:
+    with web.server.connect() as client:
+        there = client.group(group[1:])
+        there.create("s")
+        worker = there.work(
+            "w", lambda claim: there.reply(claim.message, claim.body[::-1], headers={"k": "v"}), over="s"
+        )
+        reply = web.post(f"{group}/s?reply=60s", "abc")
+        assert (reply.status, reply.body, reply.headers["Mqfs-H-k"]) == (200, b"cba", "v")
+        worker.stop()
+        late = web.post(f"{group}/s?reply=100ms", "abc")
+        assert (late.status, late.body) == (504, b"no reply from stream 's' in 0.1 s\n")
+        assert web.post(f"{group}/s?reply=1s&delay=1s", "abc").status == 400
+        assert there.streams() == ["s"]
+
+
+def test_a_request_that_no_one_reads(web: Web) -> None:
+    group = web.group("replay off")
+    web.put(f"{group}/s")
+    assert web.post(f"{group}/s?reply=60s", "abc").status == 404
+
+
 def test_a_repeat_after_a_kill_is_published_once(web: Web) -> None:
     group = web.group()
     sent = [web.ask("POST", f"{group}/s", str(n), Idempotency_Key=f"n{n}").body for n in range(5)]

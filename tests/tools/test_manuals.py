@@ -12,7 +12,7 @@ import mqfs
 from tests.support import ROOT
 from tests.support.tools import mq, mq_cat, mq_work, pin
 
-COMMANDS = ("put", "peek", "ls", "stat", "purge", "redrive", "ctl", "top", "completion")
+COMMANDS = ("put", "request", "peek", "ls", "stat", "purge", "redrive", "ctl", "top", "schedule", "completion")
 
 
 def options(help: bytes) -> set[str]:

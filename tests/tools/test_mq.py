@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -302,6 +303,69 @@ def test_purge_asks(server: Server, answer: str, left: int, code: int) -> None:
     asked.expect(pexpect.EOF)
     asked.close()
     assert (asked.exitstatus, len(kept(group))) == (code, left)
+
+
+def test_a_dead_letter_is_edited_and_sent(server: Server, tmp_path: Path) -> None:
+    group = server.group("edit", "replay all", "retries 1", "consumer w s", streams=["s"])
+    for body in ("one", "two"):
+        said("put", "-N", "-H", "k=v", "--priority", 7, group / "s", body)
+    mq_work("-n", 2, group / ".consumers" / "w", "false")
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\nsed -i "s/one/ONE/; \\$a\\\\" "$1"\n')
+    editor.chmod(0o755)
+    done = said("redrive", "--edit", "-n", 2, group, "s", env=environment(EDITOR=str(editor)))
+    assert done == "3: sent to s\n4: unchanged, left\n"
+    (row,) = [row for row in kept(group, "s") if row["body"] == "ONE"]
+    assert row["headers"] == {"k": "v", "priority": "7", "sender": str(os.getuid()), "id": "edit of dead 3"}
+    assert [row["body"] for row in kept(group, "dead")] == ["two"]
+    for command, text in (("false", "exit status 1, nothing sent"), ("/no/editor", "no such file")):
+        assert text in refused(1, "redrive", "--edit", group, env=environment(EDITOR=command))
+
+
+def test_put_on_a_condition(server: Server) -> None:
+    group = server.group("expected", "replay all", streams=["s"])
+    said("put", "--expect", 0, group / "s", "one")
+    assert "newest message 1 of 's' (expected 0)" in refused(1, "put", "--expect", 0, group / "s", "two")
+    said("put", "--expect", 1, group / "s", "two")
+    assert len(kept(group, "s")) == 2
+
+
+def test_schedules(server: Server) -> None:
+    group = server.group("schedules", "replay all", streams=["s"])
+    said("schedule", "add", "--every", "1h", "--at", "@4000000000", "-H", "k=v", group / "s", "a b", "tick")
+    said("schedule", "add", "--cron", "0 5 * * 1-5 Europe/Berlin", group / "s", "c", input=b"report")
+    first, second = map(json.loads, said("schedule", "ls", "--json", group).splitlines())
+    assert (first["id"], first["cron"]) == ("c", "0 5 * * 1-5 Europe/Berlin")
+    assert (second["id"], second["every"], round(second["next"])) == ("a b", "1h", 4_000_000_000)
+    assert "every 1h" in said("schedule", "ls", group)
+    assert "no schedule 'd'" in refused(1, "schedule", "rm", group, "c", "d")
+    said("schedule", "rm", group, "c", "a b")
+    assert said("schedule", "ls", "--json", group) == ""
+    assert "expected one of them" in refused(2, "schedule", "add", group / "s", "x", "tick")
+    assert "too short" in refused(1, "schedule", "add", "--every", "10ms", group / "s", "x", "tick")
+
+
+REPLIER = """
+import mqfs, sys
+with mqfs.connect(sys.argv[1]) as client:
+    group = client.group(sys.argv[2])
+    with group.consume("w") as claims, claims.get(60) as claim:
+        group.reply(claim.message, claim.body[::-1])
+"""
+
+
+@pytest.mark.parametrize("deliver", ["all", "one"])
+def test_request(server: Server, deliver: str) -> None:
+    group = server.group(f"asked-{deliver}", f"deliver {deliver}", "consumer w s", streams=["s"])
+    replier = subprocess.Popen([sys.executable, "-c", REPLIER, server.address, group.name])
+    try:
+        assert said("request", "-N", "--timeout", f"{HANG_S:.0f}s", group / "s", "abc") == "cba"
+        replier.wait(HANG_S)
+        assert "no reply from 's' in 0.2 s" in refused(124, "request", "--timeout", "200ms", group / "s", "abc")
+    finally:
+        replier.kill()
+        replier.wait()
+    assert [name for name in os.listdir(group) if name.startswith("reply")] == []
 
 
 def test_redrive(server: Server) -> None:

@@ -217,7 +217,7 @@ export function publishForm(names, view, published = null) {
   const line = alertLine();
   const stream = el("input", { required: isGroup, autocomplete: "off", spellcheck: "false" });
   const body = el("textarea", { rows: "3", "aria-label": "Body", onkeydown: submits });
-  const inputs = Object.fromEntries(["delay", "ttl", "priority", "id", "key"].map((key) =>
+  const inputs = Object.fromEntries(["delay", "ttl", "priority", "id", "key", "every", "cron", "expect"].map((key) =>
     [key, el("input", { size: "7", autocomplete: "off", placeholder: { delay: "30s", ttl: "1h", priority: "5" }[key] ?? "" })]));
   const single = el("input", { type: "checkbox" });
   const headers = el("textarea", { rows: "2", placeholder: "name: value", "aria-label": "Headers, one a line" });

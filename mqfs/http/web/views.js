@@ -292,6 +292,9 @@ export async function showConsumer(names, view) {
 
 // ---------------------------------------------------------------- views: dead letters
 
+// Headers of a dead letter that its message does not get: the letter's own, and those that a server sets.
+const NOT_SENT = new Set(["stream", "sequence", "deliveries", "reason", "consumer", "sender", "id", "held", "ttl"]);
+
 export async function showDead(names, view) {
   const group = names.slice(0, -1);
   const { signal, line } = view;
@@ -315,7 +318,27 @@ export async function showDead(names, view) {
         await command(group, `drop ${quote(dead)} ${message.sequence}`);
         await load();
       }, `${message.sequence} dropped`));
-    return { stream, node: messageRow(message, { source: text, tools: drop }) };
+    const tools = stream && message.body !== undefined && !message.headers.part
+      ? () => el("div", { class: "stack" }, drop(), edited(message)) : drop;
+    return { stream, node: messageRow(message, { source: text, tools }) };
+  };
+
+  /** A dead letter to be changed: it is published again, under an id that makes a repeat harmless, and dropped after that. */
+  const edited = (message) => {
+    const { stream } = message.headers;
+    const text = el("textarea", { rows: "4", "aria-label": `Body of ${message.sequence}` });
+    text.value = message.body;
+    return el("div", { class: "bar" }, text, button("Send changed", doing(line, async () => {
+      const query = new URLSearchParams({ id: `edit of ${dead} ${message.sequence}`, create: "no" });
+      for (const [key, value] of Object.entries(message.headers)) {
+        if (key === "priority" || key === "single" || key === "key") query.set(key, key === "single" ? "yes" : value);
+        else if (!NOT_SENT.has(key)) query.set(`h-${key}`, value);
+      }
+      await ask("POST", `${pathOf([...group, stream])}?${query}`, { body: text.value });
+      await command(group, `drop ${quote(dead)} ${message.sequence}`);
+      notice(`${message.sequence} sent to ${stream}`);
+      await load();
+    })));
   };
 
   async function load(since = null) {

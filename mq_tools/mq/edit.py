@@ -1,0 +1,83 @@
+"""`mq redrive --edit`: dead letters through an editor, and back to the streams that they came from.
+
+The edited message is put first, under an id that is made of the dead letter, and then the dead letter is dropped: where
+this program ends in between, a repeat within the group's `dedup` does not publish it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Iterator
+
+from mq_tools.cursor import Cursor, Message, quote
+from mq_tools.errors import ToolError, reason
+from mq_tools.files import open_file, read_text, stats_of, write, write_ctl
+from mq_tools.mq.peek import by_cursor
+
+_LETTER = ("stream", "sequence", "deliveries", "reason", "consumer")  # headers that a dead letter has beside its own
+_OWN = ("sender", "id", "held", "single", "ttl")  # set by the server, or another message's
+
+
+def edit_dead_letters(group: str, stream: str | None, count: int) -> Iterator[tuple[int, str]]:
+    """Edit at most `count` dead letters (of that stream), the oldest first: the sequence of each, and what became of
+    it. Raises ToolError."""
+    for letter in _letters(group, stream)[:count]:
+        body = _edited(letter)
+        if body is None:
+            yield letter.sequence, "unchanged, left"
+            continue
+        _send(group, letter, body)
+        write_ctl(group, [f"drop {quote(letter.stream)} {letter.sequence}"])
+        yield letter.sequence, f"sent to {letter.headers['stream']}"
+
+
+def _letters(group: str, stream: str | None) -> list[Message]:
+    lines = read_text(os.path.join(group, "ctl")).splitlines()
+    dead = next(line.split(" ", 1)[1] for line in lines if line.startswith("dead "))
+    name = dead[1:-1].replace("''", "'") if dead.startswith("'") else dead
+    if name not in stats_of(group).get("streams", {}):
+        return []
+    cursor = Cursor(group)
+    try:
+        found = list(by_cursor(cursor, name))
+    finally:
+        cursor.close()
+    return [letter for letter in found if "stream" in letter.headers and stream in (None, letter.headers["stream"])]
+
+
+def _edited(letter: Message) -> bytes | None:
+    """The body as the editor leaves it; None: as it was. Raises ToolError."""
+    if "part" in letter.headers:
+        raise ToolError(f"dead letter {letter.sequence}: a body in parts cannot be edited (expected one message)")
+    editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
+    with tempfile.NamedTemporaryFile(prefix=f"mq-{letter.sequence}-", suffix=".txt") as file:
+        file.write(letter.body)
+        file.flush()
+        try:
+            code = subprocess.run([*editor, file.name], check=False).returncode
+        except OSError as error:
+            raise ToolError(f"{editor[0]}: {reason(error)} (expected an editor in EDITOR)") from error
+        if code:
+            raise ToolError(f"{editor[0]}: exit status {code}, nothing sent")
+        with open(file.name, "rb") as changed:  # an editor may have put another file in its place
+            body = changed.read()
+    if not letter.body.endswith(b"\n"):
+        body = body.removesuffix(b"\n")  # editors end the last line
+    return None if body == letter.body else body
+
+
+def _send(group: str, letter: Message, body: bytes) -> None:
+    keys: dict[str, object] = {"stream": letter.headers["stream"], "id": f"edit of {letter.stream} {letter.sequence}"}
+    if "priority" in letter.headers:
+        keys["priority"] = int(letter.headers["priority"])
+    left_out = (*_LETTER, *_OWN, "priority")
+    keys["headers"] = {key: text for key, text in letter.headers.items() if key not in left_out}
+    if "single" in letter.headers:
+        keys["single"] = True
+    path = os.path.join(group, ".put")
+    with open_file(path, os.O_RDWR) as fd:
+        write(fd, json.dumps(keys, ensure_ascii=False).encode() + b"\n" + body, path)
