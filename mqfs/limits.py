@@ -166,6 +166,16 @@ HTTP_FAILURE_S = 1.0
 HTTP_ONCE_S = 50.0  # of `once`, if it does not say: proxies close at 60 s
 NTFY_BYTES = 4_096  # of a message of the ntfy dialect: its clients expect that bound
 NTFY_BEAT_S = 45.0  # of silence, then a keepalive: as its clients expect, and proxies close at 60 s
+DURABLE_BYTES = 4 << 20  # of an append of Durable Streams; each message of it has the bound of a message
+HTTP_JSON_BYTES = 256 << 10  # of an element of an array of JSON: some 7 ms to parse, whatever it holds
+DURABLE_PRODUCERS = 64  # remembered of one stream; the one that appended longest ago is forgotten
+DURABLE_STATE_BYTES = 8_192  # of what is remembered of them: a header of the next message
+DURABLE_FORKS = 64  # of forks, each of the next: a read looks into each of their streams
+DURABLE_STATES = 4_096  # of streams that are remembered: some KiB each; others are looked up in the log
+DURABLE_LOOK_BACK = 64  # newest messages in which that is looked up, as other programs may have written since
+DURABLE_RECORDS = 1_000  # of streams that are no more, in `__ds`, beside as many as there are: then it is rewritten
+DURABLE_WAIT_S = 20.0  # of a long poll: as the protocol's own server has it
+DURABLE_EVENTS_S = 60.0  # of an answer of events: as the protocol wants it, for caches
 HTTP_ADDRESSES = 4_096  # whose wrong tokens are counted; beyond that the oldest are forgotten
 
 # fq

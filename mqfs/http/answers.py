@@ -205,6 +205,12 @@ class TooManyHeaders(MqfsError):
     text, http = "request header fields too large", 431
 
 
+class Unsupported(MqfsError):
+    """A part of a protocol that is not served."""
+
+    text, http = "not implemented", 501
+
+
 class UnknownCoding(MqfsError):
     """A Transfer-Encoding that would have to be undone, such as gzip."""
 

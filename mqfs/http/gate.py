@@ -79,6 +79,11 @@ def _secret(authorization: str) -> bytes:
 # Another site's page must not make a browser write here, nor read through a DNS name of its own: Host, Origin and
 # Sec-Fetch-Site are checked, and the headers of CORS say who may.
 
+EXPOSED = (
+    "Location, ETag, Mqfs-First, Mqfs-Next, Mqfs-Sequence, Mqfs-Time, Mqfs-Messages, Mqfs-Bytes, Stream-Next-Offset, "
+    "Stream-Cursor, Stream-Up-To-Date, Stream-Closed, Stream-TTL, Stream-Expires-At, Stream-SSE-Data-Encoding, "
+    "Producer-Epoch, Producer-Seq, Producer-Expected-Seq, Producer-Received-Seq"
+)
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})  # most requests come to these: they are not parsed
 _SAME = ("same-origin", "none")
@@ -128,10 +133,9 @@ class BrowserRules:
             return []
         if origin is None or origin not in self.origins:
             return [("Vary", "Origin")]
-        exposed = "Location, ETag, Mqfs-First, Mqfs-Next, Mqfs-Sequence, Mqfs-Time, Mqfs-Messages, Mqfs-Bytes"
         return [
             ("Access-Control-Allow-Origin", origin),
-            ("Access-Control-Expose-Headers", exposed),
+            ("Access-Control-Expose-Headers", EXPOSED),
             ("Vary", "Origin"),
         ]
 

@@ -14,6 +14,7 @@ from mqfs.http.call import Call
 # What a body may be.
 MESSAGE, BATCH, STAGED, LINES, COMMANDS = "message", "batch", "staged", "lines", "commands"
 NOTE, JSON_NOTE = "note", "json note"
+APPEND = "append"
 _BODIES = {
     "": lambda: limits.CTL_BYTES,
     MESSAGE: lambda: limits.MESSAGE_BYTES,
@@ -22,6 +23,7 @@ _BODIES = {
     LINES: lambda: limits.MESSAGE_BYTES,
     COMMANDS: lambda: limits.CTL_BYTES,
     NOTE: lambda: limits.NTFY_BYTES,
+    APPEND: lambda: limits.DURABLE_BYTES,
     JSON_NOTE: lambda: 2 * limits.NTFY_BYTES,  # with its title and the rest
 }
 Calls = Callable[[Call], Awaitable[Answer]]

@@ -42,6 +42,7 @@ class Options:
     http_host: tuple[str, ...] = _list("NAME", "Name of this host beside localhost.", live=True)
     http_proxy: tuple[str, ...] = _list("CIDR|user:NAME", "Trust X-Forwarded-* from this network or user.")
     http_ntfy: tuple[str, ...] = _list("GROUP=ADDRESS", "Serve a group as ntfy does.")
+    http_durable: tuple[str, ...] = _list("GROUP=ADDRESS", "Serve a group as Durable Streams.")
     http_qpubs: bool = _flag("Serve the interface of qpubs at /.qpubs/GROUP/.")
     fq: tuple[str, ...] = _list("ADDRESS", "Serve fq at an address of these forms.")
     fq_group: str = _text("GROUP", "Group of the exchanges of fq.", "fq")
@@ -77,7 +78,7 @@ class Options:
     @property
     def is_on_standard_files(self) -> bool:
         """Whether nothing says where to serve: then 9P is spoken on standard input and output."""
-        listens = self.listen or self.http or self.http_ntfy or self.fq
+        listens = self.listen or self.http or self.http_ntfy or self.http_durable or self.fq
         return self.mount is None and self.service is None and not listens
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import logging
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadAddress, BadConfig, BadName
 from mqfs.fq.server import FqServer
 from mqfs.fq.users import read_users
-from mqfs.http.dialects import ntfy, qpubs
+from mqfs.http.dialects import durable_streams, ntfy, qpubs
 from mqfs.http.gate import Proxies, parse_proxy
-from mqfs.http.routes import TREE
+from mqfs.http.routes import TREE, Table
 from mqfs.http.server import HttpServer
 from mqfs.net.address import Address, TlsAddress, UnixAddress, is_loopback, parse_address
 from mqfs.server.options import Options
@@ -22,6 +22,7 @@ from mqfs.serving.accept import Listener
 from mqfs.syntax.names import check_name
 
 log = logging.getLogger("mqfs")
+DIALECTS: dict[str, Callable[[str], Table]] = {"ntfy": ntfy.table, "Durable Streams": durable_streams.table}
 LOOPBACK = b"\x7f"  # in which a broker without an address of its own gets one
 
 
@@ -42,8 +43,8 @@ def _http(options: Options, tree: Tree, listeners: Mapping[Listener, Served], sh
     web = HttpServer(tree, **shared, proxies=Proxies(options.http_proxy))
     table = qpubs.beside(TREE) if options.http_qpubs else TREE
     for listener, (protocol, group) in listeners.items():
-        web.add(listener, ntfy.table(group) if group else table)
-        what, where = f"ntfy of group {group!r}" if group else protocol, listener.address
+        web.add(listener, DIALECTS[protocol](group) if group else table)
+        what, where = f"{protocol} of group {group!r}" if group else protocol, listener.address
         url = _url(listener.address, "" if group else ".web/")
         log.info("%s at %s%s", what, where, f" ({url})" if url else "")
     return web
@@ -94,7 +95,7 @@ def _node(options: Options, listeners: Iterable[Listener], store: str) -> bytes:
 
 
 class Served(NamedTuple):
-    """A service at an address. `group`: the one that ntfy is of, or the exchanges of fq."""
+    """A service at an address. `group`: the one that a dialect is of, or the exchanges of fq."""
 
     protocol: str
     group: str = ""
@@ -106,25 +107,32 @@ HTTP = Served("HTTP")
 def check(options: Options) -> None:
     """Raises BadConfig."""
     _check_fq(options)
+    option = "--http"
     try:
-        option = "--http"
         for text in options.http:
             parse_address(text)
         option = "--http-proxy"
         for text in options.http_proxy:
             parse_proxy(text)
         option = "--http-ntfy"
-        for text in options.http_ntfy:
-            group, address = split_ntfy(text)
-            for name in group.split("/"):
-                check_name(name)
-            parse_address(address)
+        _check_groups(options.http_ntfy)
+        option = "--http-durable"
+        _check_groups(options.http_durable)
     except BadAddress as error:
         raise BadConfig(f"{option}: {error.detail}") from None
     except BadName as error:
-        raise BadConfig(f"{option} {text!r}: {error.detail} (expected GROUP=ADDRESS)") from None
+        raise BadConfig(f"{option}: {error.detail} (expected GROUP=ADDRESS)") from None
     if options.http_qpubs and not options.http:
         raise BadConfig("--http-qpubs: nothing to serve it at (expected --http ADDRESS)")
+
+
+def _check_groups(texts: Iterable[str]) -> None:
+    """Raises BadAddress, BadName."""
+    for text in texts:
+        group, address = split_group(text)
+        for name in group.split("/"):
+            check_name(name)
+        parse_address(address)
 
 
 def _check_fq(options: Options) -> None:
@@ -151,8 +159,8 @@ def is_ipv4(text: str) -> bool:
         return False
 
 
-def split_ntfy(text: str) -> tuple[str, str]:
-    """Group and address of `--http-ntfy`. Raises BadAddress."""
+def split_group(text: str) -> tuple[str, str]:
+    """Group and address of a dialect. Raises BadAddress."""
     group, sign, address = text.partition("=")
     if not sign:
         raise BadAddress(f"invalid address {text!r}: no group (expected GROUP=ADDRESS)")
@@ -162,7 +170,8 @@ def split_ntfy(text: str) -> tuple[str, str]:
 def addresses(options: Options) -> list[tuple[str, Served]]:
     """Each address of HTTP and fq, with what is served there."""
     found = [(text, HTTP) for text in options.http]
-    for text in options.http_ntfy:
-        group, address = split_ntfy(text)
-        found.append((address, Served("ntfy", group)))
+    for protocol, texts in (("ntfy", options.http_ntfy), ("Durable Streams", options.http_durable)):
+        for text in texts:
+            group, address = split_group(text)
+            found.append((address, Served(protocol, group)))
     return found + [(text, Served("fq", options.fq_group)) for text in options.fq]

@@ -29,6 +29,8 @@ ALLOWED = {
     "mqfs/fq/exchanges.py Exchanges._hold": (1, "its callers ask r and w of the consumer, by `require`"),
     "mqfs/fq/exchanges.py Exchanges.command": (2, "its callers ask r, w and x of the group, by `require`"),
     "mqfs/fq/exchanges.py Exchanges.make_stream": (2, "asks w and x of the group before; root's are its owner's"),
+    "mqfs/http/dialects/durable_state.py ": (1, "reads back what was written for clients that may only write"),
+    "mqfs/http/dialects/durable_streams.py _remove_expired": (1, "as the owner, who said when the stream ends"),
     "mqfs/http/gate.py Gate.user": (1, "the user of a token"),
     "mqfs/ninep/server/operations.py _attached": (1, "the user of a token"),
     "mqfs/ninep/server/operations.py attach": (1, "keeps that user"),

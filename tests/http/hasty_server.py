@@ -1,8 +1,10 @@
-"""`mqfs serve` whose limits of HTTP are so low that a test may wait for them.
+"""`mqfs serve` whose limits of HTTP are so low that a test may wait for them: these, or those of $HASTE in JSON.
 
 python -m tests.http.hasty_server [ARGUMENT OF mqfs serve...]
 """
 
+import json
+import os
 import sys
 
 from mqfs.cli.main import main
@@ -27,6 +29,6 @@ HASTE = {
 }
 
 if __name__ == "__main__":
-    with lowered(**HASTE):
+    with lowered(**json.loads(os.environ.get("HASTE", "null")) or HASTE):
         sys.argv = ["mqfs", "serve", *sys.argv[1:]]
         main()

@@ -1,0 +1,350 @@
+"""What a durable stream is beside its messages: what it was made with, its producers, whether it is closed.
+
+A durable stream is a stream of a group with `replay all`. An offset is a sequence of the group's log, so a fork copies
+nothing: it is its source below the fork's offset, and then its own messages, which all came later.
+
+    sequence     1      2     3     4      5      6        `draft` is a fork of `chat` at 4
+    stream       __ds   chat  chat  __ds   draft  chat     to read chat:  2 3 6
+                                                           to read draft: 2 3 5
+
+What a stream was made with does not change. It is a message of the stream `__ds` of its group, in one atomic batch with
+the first messages. What an append changes (its producer, Stream-Seq, closed) is in the header `durable` of the append's
+last message, all of it: so it is there exactly when the append is, and a start reads the newest messages only. A close
+is an empty message: an end of file to readers of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import attrs
+
+from mqfs import limits
+from mqfs.engine.tree.tree import Tree
+from mqfs.errors import BadCommand, MqfsError, NotFound, OverLimit
+from mqfs.http import groups, publishing, reading
+from mqfs.http.answers import RAW
+from mqfs.http.call import Call
+from mqfs.http.dialects.durable_messages import BYTES
+from mqfs.model import Record, Step, User, Wait
+from mqfs.records import headers
+
+CATALOG = "__ds"  # also the protocol's name for what is not a stream
+HEADER = "durable"
+SERVER = User(0, 0, where="durable")  # reads back what was written on behalf of clients that may only write
+_CREATED = ("kind", "ttl", "expires", "source", "fork", "asked")
+
+
+class Producer(NamedTuple):
+    """A producer's place: one number of Producer-Seq is accepted once, and no smaller Producer-Epoch ever again."""
+
+    id: str
+    epoch: int
+    seq: int
+
+
+@attrs.define
+class Config:
+    """What a stream was made with. `ttl`: seconds without a read or write after which it ends; `expires`: a time, RFC
+    3339; `source`: number of the stream that it is a fork of, below the sequence `fork`; `asked`: the place that the
+    client named. `deleted`: it is there for its forks alone. `used`: when it was read or written, UNIX time."""
+
+    kind: str = BYTES
+    ttl: int | None = None
+    expires: str = ""
+    source: int = 0
+    fork: int = 0
+    asked: str = ""
+    deleted: bool = False
+    used: float = attrs.field(factory=time.time, eq=False)
+
+    @property
+    def is_expired(self) -> bool:
+        return self.seconds_left() <= 0
+
+    def seconds_left(self) -> float:
+        """Until it expires; infinite for most."""
+        now, left = time.time(), math.inf
+        if self.ttl is not None:
+            left = self.used + self.ttl - now
+        return min(left, datetime.fromisoformat(self.expires).timestamp() - now) if self.expires else left
+
+    def encode(self, number: int) -> bytes:
+        """A message of the catalog."""
+        return json.dumps({"stream": number, **attrs.asdict(self, filter=attrs.filters.exclude("used"))}).encode()
+
+
+def decode_config(body: bytes) -> tuple[int, Config] | None:
+    """The number of a stream, and what it was made with; None: another program's message."""
+    try:
+        found: Any = json.loads(body) if len(body) <= limits.CTL_BYTES else None
+        config = Config(**{name: found[name] for name in (*_CREATED, "deleted")})
+        attrs.evolve(config, used=0.0).seconds_left()  # raises where its times are none
+        texts, numbers = (config.kind, config.expires, config.asked), (found["stream"], config.source, config.fork)
+        is_sound = all(type(one) is int and one >= 0 for one in numbers) and type(config.deleted) is bool
+        return (numbers[0], config) if is_sound and all(map(is_header, texts)) else None
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+
+
+def is_header(text: str) -> bool:
+    """Whether a header of an answer may be that text."""
+    return len(text) <= limits.NAME_BYTES and text.isascii() and (text == "" or text.isprintable())
+
+
+@attrs.define
+class State:
+    """What the appends to a stream have made of it. `tail`: the sequence after its data; `end`: after its messages."""
+
+    producers: OrderedDict[str, Producer] = attrs.Factory(OrderedDict)  # the last to append last
+    seq: str = ""  # Stream-Seq
+    closed: bool = False
+    closer: Producer | None = None  # that closed it
+    tail: int = 0
+    end: int = 0
+
+    def after(self, producer: Producer | None, seq: str, *, close: bool) -> State:
+        """The state that an append would leave."""
+        producers = self.producers.copy()
+        if producer is not None:
+            producers[producer.id] = producer
+            producers.move_to_end(producer.id)
+        state = attrs.evolve(self, producers=producers, seq=seq or self.seq, closed=close)
+        state.closer = producer if close else None
+        while len(producers) > limits.DURABLE_PRODUCERS or len(state.encode()) > limits.DURABLE_STATE_BYTES:
+            producers.popitem(last=False)
+        return state
+
+    def encode(self) -> bytes:
+        """The header of an append's last message; empty where there is nothing to say."""
+        producers = {one.id: [one.epoch, one.seq] for one in self.producers.values()}
+        said = {"producers": producers, "seq": self.seq, "closed": self.closed, "closer": self.closer}
+        said = {name: value for name, value in said.items() if value}
+        return headers.encode({HEADER: json.dumps(said, ensure_ascii=False)}) if said else b""
+
+    def take(self, record: Record) -> None:
+        """A message of the stream, in their order; one that was taken before changes nothing."""
+        if record.sequence < self.end:
+            return
+        text = headers.decode(record.headers).get(HEADER) if record.headers else None
+        self.end = record.sequence + 1
+        if record.body:
+            self.tail = self.end
+        if text is None:
+            return
+        try:
+            said = json.loads(text)
+            producers = [
+                Producer(str(id), int(epoch), int(seq)) for id, (epoch, seq) in said.get("producers", {}).items()
+            ]
+            closer = said.get("closer")
+            self.producers = OrderedDict((one.id, one) for one in producers)
+            self.seq, self.closed = str(said.get("seq", "")), bool(said.get("closed"))
+            self.closer = Producer(*closer) if closer else None
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            pass  # another program's header
+
+
+class Lock:
+    """One holder at a time, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._waits: deque[Wait[None]] = deque()
+
+    @asynccontextmanager
+    async def held(self, call: Call) -> AsyncIterator[None]:
+        """Hold it. Raises OverLimit where the user waits for too much."""
+        if self._is_held:
+            wait: Wait[None] = Wait(self._leave)
+            self._waits.append(wait)
+            await call.front.await_step(cast(Step[None], wait))
+        self._is_held = True
+        try:
+            yield
+        finally:
+            if self._waits:
+                self._waits.popleft().resolve(None)  # it is handed over
+            else:
+                self._is_held = False
+
+    def _leave(self, wait: Wait[None]) -> bool:
+        self._waits.remove(wait)
+        return True
+
+
+class Part(NamedTuple):
+    """The messages of one stream that a durable stream begins with, or (without an end) ends with."""
+
+    stream: Any
+    end: int | None  # below that sequence
+
+
+class Catalog:
+    """The durable streams of one group. `lock`: whoever makes or removes one."""
+
+    def __init__(self, group: Any) -> None:
+        self.group, self.lock = group, Lock()
+        self._configs: dict[int, Config] = {}  # by the stream's number
+        self._forks: Counter[int] = Counter()  # of each source
+        self._states: OrderedDict[int, State] = OrderedDict()  # the last to be used last
+        self._locks: WeakValueDictionary[int, Lock] = WeakValueDictionary()  # those that are used
+        self._is_loaded = False
+
+    async def load(self, call: Call) -> None:
+        """Read what was made before the server started."""
+        async with self.lock.held(call):
+            if self._is_loaded:
+                return
+            records = list[int]()
+            async for record in _messages(call, CATALOG, "first"):
+                records.append(record.sequence)
+                if (found := decode_config(record.body)) is not None and found[0] in self.group.numbers:
+                    self._set(*found)
+            self._is_loaded = True
+            if len(records) > 2 * len(self._configs) + limits.DURABLE_RECORDS:
+                await self._compact(attrs.evolve(call, user=SERVER), records)
+
+    async def _compact(self, call: Call, old: list[int]) -> None:
+        """Write what is still true once more, and drop the messages before it."""
+        frames = (publishing.frame(CATALOG, one.encode(number)) for number, one in self._configs.items())
+        await publishing.ask(call, self.group, ".batch", b"".join(frames))
+        for at in range(0, len(old), limits.DURABLE_RECORDS):
+            words = " ".join(map(str, old[at : at + limits.DURABLE_RECORDS]))
+            try:
+                await groups.write(
+                    call, call.tree.walk(SERVER, self.group, "ctl"), f"drop {CATALOG} {words}\n".encode()
+                )
+            except MqfsError:
+                return  # a protected group: it keeps them
+
+    def _set(self, number: int, config: Config | None) -> None:
+        before = self._configs.pop(number, None)
+        if before is not None:
+            self._forks[before.source] -= 1
+        if config is not None:
+            self._configs[number] = config
+            self._forks[config.source] += 1
+
+    # ------------------------------------------------------------ of one stream
+
+    def config(self, stream: Any) -> Config:
+        """What it was made with; of one that was made by another program, all defaults."""
+        return self._configs.get(stream.number) or Config()
+
+    def is_made(self, stream: Any) -> bool:
+        """Whether it was made here."""
+        return stream.number in self._configs
+
+    def put(self, stream: Any, config: Config) -> None:
+        """A stream was made, or deleted while it has forks."""
+        self._set(stream.number, config)
+        if len(self._configs) > 2 * len(self.group.numbers):
+            for number in self._configs.keys() - self.group.numbers.keys():  # others removed them
+                self._set(number, None)
+
+    def drop(self, stream: Any) -> None:
+        """A stream was removed."""
+        self._set(stream.number, None)
+        self.forget(stream)
+
+    def has_forks(self, stream: Any) -> bool:
+        return self._forks[stream.number] > 0
+
+    def source(self, stream: Any) -> Any:
+        """The stream that it is a fork of, if it is there."""
+        return self.group.numbers.get(self.config(stream).source)
+
+    def parts(self, stream: Any) -> list[Part]:
+        """The streams that its messages are in, the oldest first."""
+        found, end = [Part(stream, None)], None
+        while (config := self.config(stream)).source:
+            end = config.fork if end is None else min(end, config.fork)
+            if (stream := self.source(stream)) is None:
+                raise NotFound("source of a fork: removed by another program")
+            found.append(Part(stream, end))
+            if len(found) > limits.DURABLE_FORKS:
+                raise OverLimit(f"fork: {len(found)} of each other (expected at most {limits.DURABLE_FORKS})")
+        return found[::-1]
+
+    def lock_of(self, stream: Any) -> Lock:
+        """Whoever appends to it: an append is checked and made before the next one is looked at."""
+        return self._locks.setdefault(stream.number, Lock())
+
+    async def state(self, call: Call, stream: Any) -> State:
+        """What the appends so far have made of it, those that are on their way to the disk and other programs' too."""
+        state = self._states.get(stream.number)
+        if state is None:
+            fork = self.config(stream).fork
+            state = self._states.setdefault(stream.number, State(tail=fork, end=fork))
+        self._states.move_to_end(stream.number)
+        if len(self._states) > limits.DURABLE_STATES:
+            self._states.popitem(last=False)
+        newest = stream.kept.newest_kept()
+        if newest >= state.end:
+            is_near = state.end and newest - state.end < limits.DURABLE_LOOK_BACK
+            since = str(state.end) if is_near else f"-{limits.DURABLE_LOOK_BACK}"
+            async for record in _messages(call, stream.name, since):
+                state.take(record)
+            state.end = max(state.end, newest + 1)
+        if (floor := stream.state.floor) > state.end:
+            state.end = state.tail = floor
+        return state
+
+    def update(self, stream: Any, state: State) -> None:
+        """An append was made."""
+        self._states[stream.number] = state
+
+    def forget(self, stream: Any) -> None:
+        """It is not known what became of an append: look again."""
+        self._states.pop(stream.number, None)
+
+
+async def _messages(call: Call, name: str, since: str) -> AsyncIterator[Record]:
+    """The messages of a stream up to now, whoever may read them."""
+    words = reading.Wish(RAW, since, None, None, None, None, follow=False, strict=False)
+    try:
+        source = reading.open_source(attrs.evolve(call, user=SERVER), [name], words)
+    except (NotFound, BadCommand):
+        return  # there is none
+    try:
+        await source.begin()
+        reading.bound(source.cursor, None)
+        while not source.over:
+            if source.poll() is None:
+                await source.pause()
+            elif source.cursor.shown is not None:
+                yield source.cursor.shown
+    finally:
+        source.stop()
+        source.cursor.close()
+
+
+_CATALOGS: WeakKeyDictionary[Tree, dict[int, Catalog]] = WeakKeyDictionary()  # all listeners of a tree share them
+
+
+async def catalog_of(call: Call, group: Any) -> Catalog:
+    """The durable streams of a group."""
+    known = _CATALOGS.setdefault(call.tree, {})
+    catalog = known.get(group.number)
+    if catalog is None or catalog.group is not group:
+        catalog = known[group.number] = Catalog(group)
+        for number in [number for number, one in known.items() if one.group.removed]:
+            del known[number]
+    await catalog.load(call)
+    return catalog
+
+
+def frames(name: str, messages: Iterable[bytes], last: bytes) -> bytes:
+    """The frames of some messages; `last`: the headers of the last one."""
+    pieces = list(messages)
+    heads = [b""] * (len(pieces) - 1) + [last]
+    return b"".join(publishing.frame(name, body, head) for body, head in zip(pieces, heads, strict=True))

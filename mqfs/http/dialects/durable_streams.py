@@ -1,0 +1,474 @@
+"""The dialect of Durable Streams (draft 1.0): a group at the root of a listener, its streams at their paths.
+
+Streams are made, appended to, closed, forked and deleted here; durable_state.py says where that is kept, and
+durable_reads.py reads them. A client acts as its own user, by the modes of the tree.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import attrs
+
+from mqfs import limits
+from mqfs.engine.tree.tree import Tree
+from mqfs.errors import BadRequest, Busy, MqfsError, NotFound, StreamFull
+from mqfs.http import groups, publishing, target
+from mqfs.http.answers import Answer, Headers, Unsupported
+from mqfs.http.call import Call
+from mqfs.http.dialects import durable_reads
+from mqfs.http.dialects.durable_messages import BYTES, JSON, media_type, split
+from mqfs.http.dialects.durable_reads import SAME_SITE, parse_offset, print_offset
+from mqfs.http.dialects.durable_state import CATALOG, Catalog, Config, Producer, State, catalog_of, frames, is_header
+from mqfs.http.route import APPEND, Route
+from mqfs.http.routes import Table
+from mqfs.http.target import Path, Target
+from mqfs.http.wire import Request
+from mqfs.model import User
+from mqfs.syntax.names import check_name
+
+_COUNT = re.compile("0|[1-9][0-9]{0,15}")
+_MOST = 2**53 - 1  # of numbers that a client in JavaScript has
+_NEEDED = "data message\nreplay all\ndeliver all\n"
+
+
+def resolve(root: tuple[str, ...], tree: Tree, user: User, path: Path) -> Target:
+    """A path on the listener of that group. Where groups are missing the node is the last one that is there. Raises
+    NotFound, Denied, Unsupported."""
+    if CATALOG in path.names:
+        raise Unsupported("subscriptions: not served (expected a consumer of the group, see mqfs-http(5))")
+    if not path.names or path.slash:
+        raise NotFound(f"no stream {path.text!r}")
+    node, names = tree.root, (*root, *path.names)  # type: Any, tuple[str, ...]
+    for at, name in enumerate(names):
+        check_name(name)
+        if not node.directory:
+            raise NotFound(f"stream {node.name!r}: not a group")
+        try:
+            node = tree.walk(user, node, name)
+        except NotFound:
+            return Target("new stream" if at == len(names) - 1 else "nothing", node, name)
+    if node.directory:
+        raise NotFound(f"group {path.text!r}: not a stream")
+    return Target("stream" if hasattr(node, "kept") else "view", node, node.name)
+
+
+# ---------------------------------------------------------------- what a request says
+
+
+def _flag(call: Call, name: str) -> bool:
+    return call.request.headers.get(name, "").strip().lower() == "true"
+
+
+def _count(call: Call, name: str, most: int = _MOST) -> int | None:
+    """A number of a header. Raises BadRequest."""
+    text = call.request.headers.get(name)
+    if text is None:
+        return None
+    if not _COUNT.fullmatch(text) or int(text) > most:
+        raise BadRequest(f"{name} {text[:80]!r} (expected a number from 0 to {most}, without leading zeros)")
+    return int(text)
+
+
+def _config(call: Call) -> Config:
+    """What a stream is to be made with. Raises BadRequest."""
+    ttl, expires = _count(call, "stream-ttl"), call.request.headers.get("stream-expires-at", "")
+    if ttl is not None and expires:
+        raise BadRequest("stream-ttl and stream-expires-at: both given (expected one)")
+    if expires:
+        try:
+            is_time = is_header(expires) and datetime.fromisoformat(expires).tzinfo is not None
+        except (ValueError, OverflowError):
+            is_time = False
+        if not is_time:
+            raise BadRequest(f"stream-expires-at {expires[:80]!r} (expected a time as RFC 3339 has it)")
+    kind = call.request.headers.get("content-type", "")
+    if not is_header(kind):
+        raise BadRequest(f"content-type {kind[:80]!r}: too long, or not ASCII")
+    return Config(kind, ttl, expires)
+
+
+def _producer(call: Call) -> Producer | None:
+    """Raises BadRequest."""
+    id = call.request.headers.get("producer-id")
+    epoch, seq = _count(call, "producer-epoch"), _count(call, "producer-seq")
+    if id is None and epoch is None and seq is None:
+        return None
+    if not id or epoch is None or seq is None:
+        raise BadRequest("producer: incomplete (expected Producer-Id, Producer-Epoch and Producer-Seq)")
+    if len(id) > limits.NAME_BYTES:
+        raise BadRequest(f"producer-id: too long (expected at most {limits.NAME_BYTES} characters)")
+    return Producer(id, epoch, seq)
+
+
+# ---------------------------------------------------------------- answers
+
+
+def _conflict(text: str, *more: tuple[str, str], status: int = 409) -> Answer:
+    return Answer(status, f"{text}\n".encode(), headers=[*SAME_SITE, *more, ("Cache-Control", "no-store")])
+
+
+def _gone(name: str, status: int = 410) -> Answer:
+    return _conflict(f"stream {name!r}: deleted (its forks still use it)", status=status)
+
+
+def _places(config: Config, state: State) -> Headers:
+    """The headers that PUT and HEAD of a stream have."""
+    head: Headers = [*SAME_SITE, ("Stream-Next-Offset", print_offset(state.tail)), ("Cache-Control", "no-store")]
+    if config.ttl is not None:
+        head.append(("Stream-TTL", str(config.ttl)))
+    if config.expires:
+        head.append(("Stream-Expires-At", config.expires))
+    return [*head, ("Stream-Closed", "true")] if state.closed else head
+
+
+async def _found(call: Call, *, uses: bool = True) -> tuple[Catalog, Any, Config] | Answer:
+    """A stream that is there. `uses`: it lives on for its Stream-TTL. Raises NotFound where it has expired."""
+    stream = call.target.node
+    catalog = await catalog_of(call, call.group)
+    config = catalog.config(stream)
+    if config.deleted:
+        return _gone(stream.name)
+    if config.is_expired:
+        async with catalog.lock.held(call):
+            await _remove_expired(call, catalog, stream)
+        raise NotFound(f"stream {stream.name!r}: expired")
+    if uses:
+        config.used = time.time()
+    return catalog, stream, config
+
+
+# ---------------------------------------------------------------- requests
+
+
+async def look(call: Call) -> Answer:
+    """HEAD."""
+    call.tree.access(call.user, call.target.node, os.R_OK)
+    if isinstance(found := await _found(call, uses=False), Answer):
+        return found
+    catalog, stream, config = found
+    return Answer(200, kind=config.kind, headers=_places(config, await catalog.state(call, stream)))
+
+
+async def read(call: Call) -> Answer:
+    """GET: what is there, a long poll, or events."""
+    call.tree.access(call.user, call.target.node, os.R_OK)
+    if isinstance(found := await _found(call), Answer):
+        return found
+    catalog, stream, _ = found
+    return await durable_reads.read(call, catalog, stream)
+
+
+async def append(call: Call) -> Answer:
+    """POST: messages, the end of the stream, or both."""
+    call.tree.access(call.user, call.target.node, os.W_OK)
+    producer, seq, closes = _producer(call), call.request.headers.get("stream-seq", ""), _flag(call, "stream-closed")
+    if not call.body and not closes:
+        raise BadRequest("body: empty (expected data, or Stream-Closed: true)")
+    if len(seq) > limits.NAME_BYTES:
+        raise BadRequest(f"stream-seq: too long (expected at most {limits.NAME_BYTES} characters)")
+    if isinstance(found := await _found(call), Answer):
+        return found
+    catalog, stream, config = found
+    async with catalog.lock_of(stream).held(call):
+        state = await catalog.state(call, stream)
+        if (refused := _refused(call, config, state, producer)) is not None:
+            return refused
+        messages = await _messages(call, config.kind) if call.body else []
+        if not messages and call.body:
+            raise BadRequest("body: an empty array (expected at least one message)")
+        if (done := _repeated(state, producer)) is not None:
+            return done
+        if seq and seq <= state.seq:
+            return _conflict(f"stream-seq {seq!r}: not above the last one, {state.seq!r}")
+        after = state.after(producer, seq, close=closes)
+        await _write(call, catalog, stream, after, messages)
+    head: Headers = [*SAME_SITE, ("Stream-Next-Offset", print_offset(after.tail))]
+    head += [("Stream-Closed", "true")] if closes else []
+    if producer is None:
+        return Answer(204, headers=head)
+    head += [("Producer-Epoch", str(producer.epoch)), ("Producer-Seq", str(producer.seq))]
+    return Answer(200 if messages else 204, headers=head)
+
+
+def _refused(call: Call, config: Config, state: State, producer: Producer | None) -> Answer | None:
+    """The answer to an append that the stream does not take."""
+    known = state.producers.get(producer.id) if producer is not None else None
+    if producer is not None and known is not None and producer.epoch < known.epoch:
+        return _conflict("producer: another one has its id now", ("Producer-Epoch", str(known.epoch)), status=403)
+    if state.closed:
+        places = ("Stream-Closed", "true"), ("Stream-Next-Offset", print_offset(state.tail))
+        if (producer is None and not call.body) or (producer is not None and producer == state.closer):
+            return Answer(204, headers=[*SAME_SITE, *places, *_echoed(producer)])
+        return _conflict("stream: closed", *places)
+    if call.body:
+        if (kind := call.request.headers.get("content-type")) is None:
+            raise BadRequest(f"content-type: missing (expected {config.kind})")
+        if media_type(kind) != media_type(config.kind):
+            return _conflict(f"content-type {kind[:80]!r} (expected {config.kind})")
+    return None
+
+
+def _echoed(producer: Producer | None) -> Headers:
+    if producer is None:
+        return []
+    return [("Producer-Epoch", str(producer.epoch)), ("Producer-Seq", str(producer.seq))]
+
+
+def _repeated(state: State, producer: Producer | None) -> Answer | None:
+    """The answer to an append of a producer that was made before, or is not the next one. Raises BadRequest."""
+    if producer is None:
+        return None
+    known = state.producers.get(producer.id)
+    if known is not None and producer.epoch > known.epoch and producer.seq:
+        raise BadRequest(f"producer-seq {producer.seq}: not in a new epoch (expected 0)")
+    last = known.seq if known is not None and known.epoch == producer.epoch else -1
+    if producer.seq <= last:
+        head = [("Stream-Next-Offset", print_offset(state.tail)), *_echoed(known)]
+        return Answer(204, headers=[*SAME_SITE, *head])
+    if producer.seq > last + 1:
+        expected = ("Producer-Expected-Seq", str(last + 1)), ("Producer-Received-Seq", str(producer.seq))
+        return _conflict(f"producer-seq {producer.seq}: some are missing (expected {last + 1})", *expected)
+    return None
+
+
+async def _messages(call: Call, kind: str) -> list[bytes]:
+    """The messages of a body. Raises BadRequest, TooLong."""
+    found = list[bytes]()
+    for message in split(kind, call.body):
+        found.append(message)
+        await call.front.pause()
+    return found
+
+
+async def _write(
+    call: Call, catalog: Catalog, stream: Any, after: State, messages: list[bytes], begin: bytes = b""
+) -> None:
+    """Append messages, with the state after them; `begin`: a frame before them."""
+    messages = [*messages, b""] if after.closed else messages
+    data = begin + (frames(stream.name, messages, after.encode()) if messages else b"")
+    if not data:
+        return
+    try:
+        words = await publishing.ask(call, catalog.group, ".batch", data)
+    except BaseException:  # perhaps it was appended, and only its client is gone
+        catalog.forget(stream)
+        raise
+    if not words:
+        raise StreamFull(f"stream {stream.name!r}: full")
+    if messages:
+        after.end = int(words[0]) + bool(begin) + len(messages)
+        if len(messages) > after.closed:
+            after.tail = after.end - after.closed
+    catalog.update(stream, after)
+
+
+# ---------------------------------------------------------------- making
+
+
+async def create(call: Call) -> Answer:
+    """PUT: a new stream, or one that is there and is just like it."""
+    asked, closes = _config(call), _flag(call, "stream-closed")
+    call = await _in_its_group(call)
+    catalog = await catalog_of(call, call.group)
+    async with catalog.lock.held(call):
+        stream = catalog.group.streams.get(call.target.name)
+        if stream is not None and catalog.config(stream).is_expired:
+            await _remove_expired(call, catalog, stream)
+            stream = None
+        source, prefix = None, list[bytes]()
+        if "stream-forked-from" in call.request.headers:
+            if isinstance(found := await _source(call, catalog), Answer):
+                return found
+            source, asked = found[0], _forked(asked, catalog.config(found[0]))
+            asked.source, asked.asked = source.number, found[1]
+            if media_type(asked.kind) != media_type(catalog.config(source).kind):
+                return _conflict(f"content-type {asked.kind[:80]!r} (expected that of the source)")
+        elif "stream-fork-offset" in call.request.headers or "stream-fork-sub-offset" in call.request.headers:
+            raise BadRequest("stream-fork-offset: not without Stream-Forked-From")
+        asked.kind = asked.kind or BYTES
+        if stream is not None and not await _is_blank(call, catalog, stream):
+            call.tree.access(call.user, stream, os.W_OK)
+            return await _compared(call, catalog, stream, asked, closes)
+        if source is not None:
+            asked.fork, prefix = await _place(call, catalog, source)
+        messages = prefix + (await _messages(call, asked.kind) if call.body else [])
+        return await _made(call, catalog, asked, messages, closes)
+
+
+async def _made(call: Call, catalog: Catalog, config: Config, messages: list[bytes], closes: bool) -> Answer:
+    """A new stream, with its first messages."""
+    stream = await groups.make_stream(call)
+    await groups.ensure_stream(call, CATALOG)
+    begin = publishing.frame(CATALOG, config.encode(stream.number))
+    state = State(tail=config.fork, end=config.fork).after(None, "", close=closes)
+    await _write(call, catalog, stream, state, messages, begin)
+    catalog.put(stream, config)
+    scheme = "https" if call.front.channel.encrypted else "http"
+    url = f"{scheme}://{call.request.headers.get('host', 'localhost')}{call.path.text}"
+    return Answer(201, kind=config.kind, headers=[*_places(config, state), ("Location", url), _type(config)])
+
+
+def _type(config: Config) -> tuple[str, str]:
+    return "Content-Type", config.kind
+
+
+async def _compared(call: Call, catalog: Catalog, stream: Any, asked: Config, closes: bool) -> Answer:
+    """The answer where there is a stream of that name: whether it is just like the one that is asked for."""
+    config, state = catalog.config(stream), await catalog.state(call, stream)
+    if config.deleted:
+        return _gone(stream.name, 409)
+    same = media_type(config.kind) == media_type(asked.kind) and state.closed == closes
+    keys = ("ttl", "expires", "source", "asked")
+    if not same or any(getattr(config, key) != getattr(asked, key) for key in keys):
+        return _conflict(f"stream {stream.name!r}: is there, with another content type, expiry, source or end")
+    return Answer(200, kind=config.kind, headers=_places(config, state))
+
+
+async def _is_blank(call: Call, catalog: Catalog, stream: Any) -> bool:
+    """Whether all that there is of it is its name, as a server that was killed in the middle of a PUT leaves it."""
+    return not catalog.is_made(stream) and not (await catalog.state(call, stream)).end
+
+
+async def _in_its_group(call: Call) -> Call:
+    """The call in the group of its stream; groups that are not there are made. Raises Busy where that one keeps too
+    little."""
+    while call.target.kind == "nothing":
+        group, name = call.target.node, call.target.name
+        made: Any = await call.front.await_step(
+            call.tree.mkdir(call.user, group, name, groups.mode(call, group, groups.GROUP_MODE))
+        )
+        await groups.write(call, call.tree.walk(call.user, made, "ctl"), _NEEDED.encode())
+        call = attrs.evolve(call, target=call.front.table.resolve(call.tree, call.user, call.path))
+    if call.target.kind == "stream":
+        call = attrs.evolve(call, target=Target("new stream", call.target.node.group, call.target.name))
+    settings = call.group.settings
+    if (settings.data, settings.replay, settings.deliver) != ("message", "all", "all"):
+        raise Busy(
+            f"group {call.group.state.name!r}: keeps too little (expected replay all, deliver all, data message)"
+        )
+    return call
+
+
+# ---------------------------------------------------------------- forks
+
+
+async def _source(call: Call, catalog: Catalog) -> tuple[Any, str] | Answer:
+    """The stream of Stream-Forked-From, and the place in it as the client named it. Raises BadRequest, NotFound."""
+    given = call.request.headers
+    path = target.parse(given["stream-forked-from"])
+    found = call.front.table.resolve(call.tree, call.user, path)
+    if found.kind != "stream":
+        raise NotFound(f"stream-forked-from {path.text[:80]!r}: no such stream")
+    if found.node.group is not catalog.group:
+        raise BadRequest("stream-forked-from: in another group (expected a stream beside the new one)")
+    call.tree.access(call.user, found.node, os.R_OK)
+    config = catalog.config(found.node)
+    if config.deleted:
+        return _gone(found.node.name, 409)
+    if config.is_expired:
+        raise NotFound(f"stream {found.node.name!r}: expired")
+    return found.node, f"{given.get('stream-fork-offset', '')}+{_count(call, 'stream-fork-sub-offset') or 0}"
+
+
+def _forked(asked: Config, source: Config) -> Config:
+    """What a fork does not say it has from its source."""
+    if asked.ttl is None and not asked.expires:
+        asked = attrs.evolve(asked, ttl=source.ttl, expires=source.expires)
+    return attrs.evolve(asked, kind=asked.kind or source.kind)
+
+
+async def _place(call: Call, catalog: Catalog, source: Any) -> tuple[int, list[bytes]]:
+    """The sequence below which the source's messages are the fork's, and its first own message where it ends within
+    one. Raises BadRequest."""
+    if len(catalog.parts(source)) >= limits.DURABLE_FORKS:
+        raise BadRequest(f"stream-forked-from: a fork of too many (expected at most {limits.DURABLE_FORKS})")
+    tail = (await catalog.state(call, source)).tail
+    text = call.request.headers.get("stream-fork-offset")
+    at = tail if text is None else 0 if text == "-1" else parse_offset(text)
+    if at > tail:
+        raise BadRequest(f"stream-fork-offset {text!r}: beyond the end of the source")
+    more = _count(call, "stream-fork-sub-offset") or 0
+    if not more:
+        return at, []
+    stitched = durable_reads.Stitched(call, catalog, source, at)
+    is_json = media_type(catalog.config(source).kind) == JSON
+    try:
+        while True:
+            begin, found = stitched.next, await stitched.gather(1)
+            if not found or (not is_json and len(found[0]) < more):
+                raise BadRequest("stream-fork-sub-offset: beyond the next message of the source")
+            if not is_json:
+                return (stitched.next, []) if len(found[0]) == more else (begin, [found[0][:more]])
+            if (more := more - 1) == 0:
+                return stitched.next, []
+    finally:
+        stitched.close()
+
+
+# ---------------------------------------------------------------- removing
+
+
+async def delete(call: Call) -> Answer:
+    """DELETE. A stream with forks stays for these."""
+    if isinstance(found := await _found(call, uses=False), Answer):
+        return found
+    catalog, stream, _ = found
+    async with catalog.lock.held(call):
+        await _remove(call, catalog, stream)
+    return Answer(204, headers=SAME_SITE)
+
+
+async def _remove(call: Call, catalog: Catalog, stream: Any) -> None:
+    """Remove a stream, and the sources that were there for it alone."""
+    while stream is not None and not stream.removed:
+        if catalog.has_forks(stream):
+            call.tree.access(call.user, catalog.group, os.W_OK)
+            config = attrs.evolve(catalog.config(stream), deleted=True)
+            await groups.ensure_stream(attrs.evolve(call, target=Target("new stream", catalog.group, CATALOG)), CATALOG)
+            await publishing.ask(call, catalog.group, ".batch", publishing.frame(CATALOG, config.encode(stream.number)))
+            return catalog.put(stream, config)
+        source = catalog.source(stream)
+        await call.front.await_step(call.tree.unlink(call.user, catalog.group, stream.name))
+        catalog.drop(stream)
+        stream = source if source is not None and catalog.config(source).deleted else None
+
+
+async def _remove_expired(call: Call, catalog: Catalog, stream: Any) -> None:
+    """Remove a stream at its time, as its owner, who said so. Where that may not be it stays hidden."""
+    own = User(stream.state.uid, stream.state.gid, where="durable")
+    try:
+        await _remove(attrs.evolve(call, user=own), catalog, stream)
+    except MqfsError:
+        return
+
+
+ROUTES = (
+    Route("PUT", "new stream", "/STREAM", create, "Make a stream.", options=("*",), body=APPEND),
+    Route("PUT", "nothing", "/GROUP/STREAM", create, "Make a stream, and its group.", options=("*",), body=APPEND),
+    Route("PUT", "stream", "/STREAM", create, "The stream is there.", options=("*",), body=APPEND),
+    Route("POST", "stream", "/STREAM", append, "Append, or close.", options=("*",), body=APPEND),
+    Route("GET", "stream", "/STREAM", read, "Read.", options=("*",)),
+    Route("HEAD", "stream", "/STREAM", look, "Where it ends.", options=("*",)),
+    Route("DELETE", "stream", "/STREAM", delete, "Remove a stream.", options=("*",)),
+)
+
+
+@attrs.frozen
+class DurableTable(Table):
+    """Those routes. Pages of other sites may use what the browser's rules let them have."""
+
+    def refuse(self, request: Request, error: MqfsError) -> Answer:
+        answer = super().refuse(request, error)
+        answer.headers += SAME_SITE
+        return answer
+
+
+def table(group: str) -> Table:
+    """The routes of a listener whose root is that group, `NAME` or `NAME/NAME`."""
+    return DurableTable(ROUTES, partial(resolve, tuple(group.split("/"))))
