@@ -15,7 +15,7 @@ from mq_tools import completion, files, tree
 from mq_tools.cli_types import CTL_DURATION, HELP, SECONDS, TIME, parse, run_tool, version
 from mq_tools.cursor import quote
 from mq_tools.errors import USAGE, ToolError, printable
-from mq_tools.mq.put import Metadata, Putter, bodies_of, headers_of
+from mq_tools.mq.put import Metadata, Putter, bodies_of, headers_of, trace_headers
 from mq_tools.mq.rows import Row, rows_of
 from mq_tools.mq.schedule import schedule
 from mq_tools.mq.table import aligned
@@ -87,7 +87,7 @@ def put(stream: str, body: Sequence[str], **options: Any) -> None:
     if body and options["lines"]:
         raise ToolError("-l and BODY: both given (expected one)", USAGE)
     fields = {key: options[key] for key in ("delay", "at", "ttl", "priority", "id", "key", "single", "expect")}
-    metadata = Metadata(**fields, headers=headers_of(options["headers"]))
+    metadata = Metadata(**fields, headers=trace_headers(os.environ) | headers_of(options["headers"]))
     bodies = bodies_of(body, lines=options["lines"], newline=not options["no_newline"])
     putter = Putter(target, stream, make=options["make"])
     verbose = options["json_"] or options["verbose"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ import attrs
 from mq_tools.errors import USAGE, ToolError, print_line, reason
 from mq_tools.files import open_file, write
 from mq_tools.tree import TreePath, check_exists, is_group_file
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")  # W3C Trace Context
 
 
 @attrs.frozen
@@ -49,6 +52,14 @@ def headers_of(words: Sequence[str]) -> dict[str, str]:
             raise ToolError(f"-H: bad header {word!r} (expected KEY=VALUE)", USAGE)
         headers[key] = value
     return headers
+
+
+def trace_headers(environ: Mapping[str, str]) -> dict[str, str]:
+    """The headers by which a message belongs to the trace of $TRACEPARENT and $TRACESTATE, if there is one."""
+    parent, state = environ.get("TRACEPARENT", ""), environ.get("TRACESTATE", "")
+    if not _TRACEPARENT.fullmatch(parent):
+        return {}
+    return {"traceparent": parent, **({"tracestate": state} if state else {})}
 
 
 def bodies_of(words: Sequence[str], *, lines: bool, newline: bool) -> Iterable[bytes]:

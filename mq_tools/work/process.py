@@ -50,6 +50,7 @@ def environment_of(message: Message, group: str, consumer: str) -> dict[str, str
     """The environment variables of the command, without headers that cannot be in one."""
     env = {f"MQ_HEADER_{re.sub(r'[^A-Za-z0-9_]', '_', key)}": value for key, value in message.headers.items()}
     env |= {f"MQ_HEADER_{key}": value for key, value in message.headers.items() if "=" not in key}
+    env |= {key.upper(): message.headers[key] for key in ("traceparent", "tracestate") if key in message.headers}
     second, ns = divmod(message.time_ns, 1_000_000_000)
     env |= {"MQ_GROUP": group, "MQ_CONSUMER": consumer, "MQ_STREAM": message.stream, "MQ_TIME": f"{second}.{ns:09d}"}
     env |= {"MQ_SEQUENCE": str(message.sequence), "MQ_DELIVERIES": str(message.deliveries)}

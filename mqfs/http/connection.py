@@ -24,6 +24,7 @@ from mqfs.errors import MqfsError, OverLimit, TooLong
 from mqfs.http import target, wire
 from mqfs.http.answers import Answer, Cut, TooSlow, Unauthorized
 from mqfs.http.call import Call, TimedOut, Traffic
+from mqfs.http.cloud_events import is_structured
 from mqfs.http.gate import OPEN, is_encrypted
 from mqfs.http.publishing import is_plain, keys, place_of, publish, publish_to, put_there
 from mqfs.http.route import Route
@@ -450,5 +451,7 @@ def repeatable(call: Call, route: Route, data: bytes) -> RepeatedPublish | None:
         return None  # the stream would count as open
     found, end = _LENGTH.search(data), data.find(_HEAD_END) + len(_HEAD_END)
     if found is None or found.end() > end or keys(call) or not is_plain(call.group) or request.expects_continue:
+        return None
+    if is_structured(request.headers):
         return None
     return RepeatedPublish(call, data[: found.start(1)], data[found.end(1) : end])

@@ -42,7 +42,7 @@ from mqfs.http.call import WHOLE, Call
 
 GROUP_MODE, STREAM_MODE = 0o775, 0o664
 LISTED = 1_000
-_TYPES = {Group: "group", Stream: "stream", View: "view"}
+TYPES = {Group: "group", Stream: "stream", View: "view"}
 
 
 def mode(call: Call, directory: Any, most: int) -> int:
@@ -67,7 +67,7 @@ async def show(call: Call) -> Answer:
             if len(entries) == count:
                 more = last
                 break
-            entry = {"name": node.name, "type": _TYPES[type(node)], **(_figures(call, node) if detail else {})}
+            entry = {"name": node.name, "type": TYPES[type(node)], **(_figures(call, node) if detail else {})}
             entries.append(json.dumps(entry, ensure_ascii=False))
             last = node.name
         await call.front.pause()
@@ -77,9 +77,9 @@ async def show(call: Call) -> Answer:
 
 def _types(word: str | None) -> list[type]:
     """Those of that name, all without one. Raises BadRequest."""
-    if word not in (None, *_TYPES.values()):
-        raise BadRequest(f"type {word!r} (expected {' or '.join(_TYPES.values())})")
-    return [kind for kind, name in _TYPES.items() if word in (None, name)]
+    if word not in (None, *TYPES.values()):
+        raise BadRequest(f"type {word!r} (expected {' or '.join(TYPES.values())})")
+    return [kind for kind, name in TYPES.items() if word in (None, name)]
 
 
 def _figures(call: Call, node: Any) -> dict[str, Any]:

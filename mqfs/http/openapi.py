@@ -1,4 +1,4 @@
-"""`/.openapi.json`: the table of routes as an OpenAPI 3.1 document.
+"""`/.openapi.json`: the table of routes as an OpenAPI 3.1 document; `/.asyncapi.json`: the streams as one of AsyncAPI.
 
 The node at a path decides which row a request meets, so rows of one path and method are one operation here.
 """
@@ -12,9 +12,13 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from mqfs import limits
-from mqfs.http.answers import CONTENT_TYPE, FORMATS, JSON, Answer, Headers
+from mqfs.engine.tree.tree import Tree
+from mqfs.errors import Denied, NotFound
+from mqfs.http import groups
+from mqfs.http.answers import CONTENT_TYPE, FORMATS, JSON, NO_STORE, Answer, Headers
 from mqfs.http.call import Call
 from mqfs.http.route import BATCH, COMMANDS, LINES, MESSAGE, STAGED, Route
+from mqfs.model import User
 from mqfs.version import __version__
 
 # ---------------------------------------------------------------- the options of the table of routes
@@ -220,14 +224,19 @@ async def serve(table: Callable[[], tuple[Route, ...]], call: Call) -> Answer:
 
 
 async def _make(rows: tuple[Route, ...], call: Call) -> tuple[bytes, str]:
-    """The text and its entity tag. It takes some milliseconds: others are served meanwhile."""
+    """The text and its entity tag."""
+    data = await encoded(document(rows), call)
+    return data, f'"{sha256(data).hexdigest()[:24]}"'
+
+
+async def encoded(value: Json, call: Call) -> bytes:
+    """A document's text. It takes some milliseconds: others are served meanwhile."""
     pieces = []
-    for number, piece in enumerate(json.JSONEncoder(indent=1).iterencode(document(rows))):
+    for number, piece in enumerate(json.JSONEncoder(indent=1).iterencode(value)):
         pieces.append(piece)
         if number % _PIECES == 0:
             await call.front.pause()
-    data = "".join(pieces).encode() + b"\n"
-    return data, f'"{sha256(data).hexdigest()[:24]}"'
+    return "".join(pieces).encode() + b"\n"
 
 
 def document(table: Iterable[Route]) -> Json:
@@ -353,3 +362,88 @@ def _schemes() -> Json:
         "bearer": {"type": "http", "scheme": "bearer", "description": "A token of `mqfs token new`."},
         "basic": {"type": "http", "scheme": "basic", "description": "The token as the password."},
     }
+
+
+# ---------------------------------------------------------------- AsyncAPI: the streams of the tree
+
+# A stream is a channel: a POST to its path sends to it, a GET receives what is in it. The document is made for each
+# request, as streams come and go.
+
+STREAMS = "The streams of a tree of mqfs. POST publishes to a path, GET reads it; /.openapi.json has all requests."
+_TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
+_MESSAGE = {
+    "contentType": "application/octet-stream",
+    "headers": {**_TEXTS, "description": "Headers of the message; in a request Mqfs-H-NAME."},
+    "payload": {"type": "string", "format": "binary", "description": f"At most {limits.MESSAGE_BYTES:,} bytes."},
+}
+_TOKEN = {"type": "http", "scheme": "bearer", "description": "A token of `mqfs token new`."}
+
+
+async def serve_streams(call: Call) -> Answer:
+    """The document of the streams that the user may list."""
+    paths, whole = await _stream_paths(call)
+    return Answer(200, await encoded(streams_document(call, paths, whole=whole), call), JSON, list(NO_STORE))
+
+
+def streams_document(call: Call, paths: list[str], *, whole: bool) -> Json:
+    """`whole`: whether there are no more streams than these."""
+    scheme = "https" if call.front.channel.encrypted else "http"
+    more = "" if whole else f" Only {limits.HTTP_LISTED:,} streams are shown."
+    server = {"host": call.request.headers.get("host", "localhost"), "protocol": scheme}
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "mqfs",
+            "version": __version__,
+            "description": STREAMS + more,
+            "license": {"name": "MIT"},
+        },
+        "servers": {"mqfs": {**server, "security": [{"$ref": "#/components/securitySchemes/token"}]}},
+        "channels": {path: _channel(path) for path in paths},
+        "operations": {
+            f"{verb}:{path}": _stream_operation(path, action, method)
+            for path in paths
+            for verb, action, method in (("publish", "receive", "POST"), ("read", "send", "GET"))
+        },
+        "components": {"messages": {"message": _MESSAGE}, "securitySchemes": {"token": _TOKEN}},
+    }
+
+
+def _channel(path: str) -> Json:
+    return {"address": f"/{path}", "messages": {"message": {"$ref": "#/components/messages/message"}}}
+
+
+def _stream_operation(path: str, action: str, method: str) -> Json:
+    """`action`: as the server sees it."""
+    pointer = path.replace("~", "~0").replace("/", "~1")
+    return {
+        "action": action,
+        "channel": {"$ref": f"#/channels/{pointer}"},
+        "bindings": {"http": {"method": method, "bindingVersion": "0.3.0"}},
+    }
+
+
+async def _stream_paths(call: Call) -> tuple[list[str], bool]:
+    """Paths of streams and views, and whether these are all."""
+    todo: list[tuple[str, Any]] = [("", call.tree.root)]
+    found: list[str] = []
+    while todo:
+        above, group = todo.pop()
+        for node in await _entries(call.tree, call.user, group, call):
+            kind, path = groups.TYPES.get(type(node)), f"{above}{node.name}"
+            if kind == "group":
+                todo.append((f"{path}/", node))
+            elif kind is not None:
+                if len(found) == limits.HTTP_LISTED:
+                    return sorted(found), False
+                found.append(path)
+            await call.front.pause()
+    return sorted(found), True
+
+
+async def _entries(tree: Tree, user: User, group: Any, call: Call) -> list[Any]:
+    """The files in a group; none where the user may not look."""
+    try:
+        return list(await call.front.await_step(group.portions.run(tree.entries(user, group))))
+    except (Denied, NotFound):
+        return []

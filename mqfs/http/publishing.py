@@ -19,6 +19,7 @@ from typing import Any
 from mqfs import limits
 from mqfs.engine.language.batch_frames import HEAD
 from mqfs.errors import Again, BadCommand, BadRequest, NotFound, OverLimit, TooLong
+from mqfs.http import cloud_events
 from mqfs.http.answers import JSON, Answer, NoReply, base64_body
 from mqfs.http.call import WHOLE, Call, TimedOut
 from mqfs.http.groups import is_there, make_stream, write
@@ -34,6 +35,7 @@ TEMPORARY = 0o1622  # the mode of a stream for one reply
 TRACING = ("traceparent", "tracestate")
 _KEYS = {"idempotency-key", "if-match", "if-none-match", *TRACING}
 _TAG = re.compile(r'"([0-9]{1,19})"')
+_MARKS = "mqfs-", cloud_events.PREFIX
 _SHORT_BYTES = 16 << 10  # of a line that is read as any JSON: whatever it holds, that takes less than a millisecond
 _LINE_BYTES = 4 * limits.MESSAGE_BYTES  # of any line: a body in base64, or with most characters escaped
 _PAIRS = limits.HEADER_BYTES // 3  # in an object: no message has more headers
@@ -43,17 +45,23 @@ _JSON_LINES = ("application/x-ndjson", "application/json", "application/jsonl")
 
 async def publish(call: Call) -> Answer:
     """The body is one message."""
-    given, stream, place = keys(call), call.target.node, place_of(call)
+    given, stream, place, body = keys(call), call.target.node, place_of(call), call.body
     if call.target.kind == "new stream":
         if call.option("create") is not None and not call.flag("create"):
             raise absent(call.target, call.path.names)
         stream = await make_stream(call)
     group = stream.group
+    if cloud_events.is_structured(call.request.headers):
+        call.tree.access(call.user, stream, os.W_OK)
+        if cloud_events.media_type(call.request.headers) == cloud_events.BATCH:
+            return published(call, await _publish_events(call, stream, given), None, place)
+        (event,) = cloud_events.from_body(body, batch=False)
+        given, body = given | {"headers": event.headers | given.get("headers", {})}, event.body
     if (seconds := call.seconds("reply")) is not None:
-        return await _request(call, stream, given, seconds)
+        return await _request(call, stream, given, body, seconds)
     if given:
         head = json.dumps({"stream": stream.name, **given}, ensure_ascii=False).encode()
-        sequence = await append(call, group, ".put", head + b"\n" + call.body)
+        sequence = await append(call, group, ".put", head + b"\n" + body)
         held = not given.keys().isdisjoint(("delay", "at", "single", "every", "cron"))
         return published(call, sequence, None if held else stream, place)
     if is_plain(group):
@@ -67,7 +75,22 @@ async def publish(call: Call) -> Answer:
     return published(call, await append(call, group, ".batch", framed(stream, call.body)), stream, place)
 
 
-async def _request(call: Call, stream: Any, given: dict[str, Any], seconds: float) -> Answer:
+async def _publish_events(call: Call, stream: Any, given: dict[str, Any]) -> int:
+    """A batch of CloudEvents, all or none. Returns the first sequence."""
+    if given:
+        raise BadRequest(f"{min(given)}: not with a batch of CloudEvents (expected no options)")
+    frames = list[bytes]()
+    for event in cloud_events.from_body(call.body, batch=True):
+        if any(len(text.encode()) > 0xFFFF for text in event.headers.values()):
+            raise TooLong(f"event {len(frames) + 1}: attribute too long (expected at most 65,535 bytes)")
+        frames.append(frame(stream.name, event.body, headers.encode(event.headers)))
+        await call.front.pause()
+    if not frames:
+        raise BadRequest("body: an empty array (expected at least one event)")
+    return await append(call, stream.group, ".batch", b"".join(frames))
+
+
+async def _request(call: Call, stream: Any, given: dict[str, Any], body: bytes, seconds: float) -> Answer:
     """Publish, and answer with the first message that is written to the stream which `reply-to` names. The stream goes
     with the request."""
     tree, user, group, name = call.tree, call.user, stream.group, f"reply.{secrets.token_hex(12)}"
@@ -78,7 +101,7 @@ async def _request(call: Call, stream: Any, given: dict[str, Any], seconds: floa
     with closing(tree.open(user, node, os.O_RDWR)):  # it keeps the reply until the cursor has it
         own = {**given.get("headers", {}), headers.REPLY_TO: name}
         head = {"stream": stream.name, "ttl": f"{int(seconds * 1000)}ms", **given, "headers": own}
-        await append(call, group, ".put", json.dumps(head, ensure_ascii=False).encode() + b"\n" + call.body)
+        await append(call, group, ".put", json.dumps(head, ensure_ascii=False).encode() + b"\n" + body)
         if not group.is_retaining(stream):
             raise NotFound(f"reply: no consumer and no reader of stream {stream.name!r}")
         with closing(tree.open(user, tree.walk(user, group, ".cursor"), os.O_RDWR)) as cursor:
@@ -205,7 +228,7 @@ async def _await_write(call: Call, step: Step[int], seconds: float | None) -> No
 def keys(call: Call) -> dict[str, Any]:
     """The keys of `.put` that a request gives, in the query or as headers. The engine checks them."""
     given = call.request.headers
-    if not call.path.options and not any(name.startswith("mqfs-") or name in _KEYS for name in given):
+    if not call.path.options and not any(name.startswith(_MARKS) or name in _KEYS for name in given):
         return {}
     found: dict[str, Any] = {
         key: value
@@ -249,7 +272,7 @@ def _expected(call: Call) -> int | None:
 
 def _from_headers(given: dict[str, str]) -> dict[str, str]:
     own = {name.removeprefix(NAMED): value for name, value in given.items() if name.startswith(NAMED)}
-    return {**own, **{name: given[name] for name in TRACING if name in given}}
+    return {**cloud_events.from_headers(given), **own, **{name: given[name] for name in TRACING if name in given}}
 
 
 def _from_query(call: Call) -> dict[str, str]:

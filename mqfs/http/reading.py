@@ -19,7 +19,7 @@ from mqfs.engine.files.cursor import Cursor
 from mqfs.engine.files.status import cut
 from mqfs.engine.stream import Stream
 from mqfs.errors import BadCommand, BadRequest, Damaged, FellBehind, MqfsError, NotFound, OverLimit
-from mqfs.http import answers, target
+from mqfs.http import answers, cloud_events, target
 from mqfs.http.answers import NO_STORE, SANDBOX, Answer, Cut, Format, Headers
 from mqfs.http.call import WHOLE, Call, TimedOut
 from mqfs.model import Step, Wait
@@ -373,9 +373,12 @@ def message_of(line: bytes) -> Answer:
     """A message from its line of `format json`, with its headers as far as HTTP can carry them."""
     message = json.loads(line)
     body = message["body"].encode() if "body" in message else answers.base64_body(message["body_base64"])
+    own = message.get("headers", {})
     head = [*NO_STORE, SANDBOX, ("Mqfs-Sequence", str(message["sequence"])), ("Mqfs-Time", line_time(line))]
-    head += [(f"Mqfs-H-{name}", text) for name, text in message.get("headers", {}).items() if carries(name, text)]
-    return Answer(200, body, answers.RAW.kind, head)
+    head += [(f"Mqfs-H-{name}", text) for name, text in own.items() if carries(name, text)]
+    kind = own.get(cloud_events.CONTENT_TYPE, "")
+    is_event = cloud_events.MARK in own and carries("content-type", kind)
+    return Answer(200, body, kind if is_event and kind else answers.RAW.kind, head + cloud_events.to_headers(own))
 
 
 def line_time(line: bytes) -> str:

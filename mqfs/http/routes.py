@@ -126,6 +126,8 @@ ROUTES: tuple[Route, ...] = (
           options=("streams",), sends=Sends((TEXT, OPEN_METRICS))),
     Route("GET", "openapi", "/.openapi.json", partial(openapi.serve, lambda: ROUTES), "This document.",
           statuses=(200, 304), sends=Sends((JSON,), ("ETag",))),
+    Route("GET", "asyncapi", "/.asyncapi.json", openapi.serve_streams, "The streams, as an AsyncAPI document.",
+          sends=_JSON),
 )  # fmt: skip
 
 

@@ -20,7 +20,14 @@ from mqfs.errors import BadRequest, NotDirectory, NotFound
 from mqfs.model import User
 from mqfs.syntax.cache import cache_short
 
-OWN = {".health": "health", ".ready": "ready", ".metrics": "metrics", ".openapi.json": "openapi", ".web": "web"}
+OWN = {
+    ".health": "health",
+    ".ready": "ready",
+    ".metrics": "metrics",
+    ".openapi.json": "openapi",
+    ".asyncapi.json": "asyncapi",
+    ".web": "web",
+}
 _BAD_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 _OPTIONS = 1_024  # of one query: `select` takes as many
 _KINDS: dict[type, str] = {

@@ -1,0 +1,129 @@
+"""CloudEvents 1.0 by HTTP ↔ messages: an attribute is a header `ce-NAME` of the message, the data is its body.
+
+In binary mode the attributes are headers of the request as well; in structured mode the event is an object of JSON, and
+a batch is an array of them. A message that came by either mode looks the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from mqfs.errors import BadRequest
+from mqfs.http.json_values import elements
+
+PREFIX = "ce-"
+MARK = "ce-specversion"  # what tells that a message is an event
+EVENT, BATCH = "application/cloudevents+json", "application/cloudevents-batch+json"
+CONTENT_TYPE = "content-type"
+_NEEDED = ("id", "source", "specversion", "type")
+_NAME = re.compile(r"[a-z0-9]{1,64}")
+_PLAIN = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")  # sent as they are
+
+
+class Event(NamedTuple):
+    """A message: its headers, and its body."""
+
+    headers: dict[str, str]
+    body: bytes
+
+
+def is_structured(given: Mapping[str, str]) -> bool:
+    """Whether the body of a request with those headers is an event, or a batch."""
+    return media_type(given) in (EVENT, BATCH)
+
+
+def media_type(given: Mapping[str, str]) -> str:
+    return given.get(CONTENT_TYPE, "").partition(";")[0].strip().lower()
+
+
+def from_headers(given: Mapping[str, str]) -> dict[str, str]:
+    """The headers of the message of a request in binary mode; of another request none. Raises BadRequest."""
+    if MARK not in given:
+        return {}
+    found = {name: unquote(value) for name, value in given.items() if name.startswith(PREFIX)}
+    _check({name.removeprefix(PREFIX): value for name, value in found.items()})
+    return found | ({CONTENT_TYPE: given[CONTENT_TYPE]} if CONTENT_TYPE in given else {})
+
+
+def to_headers(own: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The headers of an answer in binary mode that is that message; of one that is no event none."""
+    if MARK not in own:
+        return []
+    return [(name, quote(value, safe=_PLAIN)) for name, value in own.items() if name.startswith(PREFIX)]
+
+
+def from_body(body: bytes, *, batch: bool) -> Iterator[Event]:
+    """The events of a request in structured mode, in steps of some milliseconds. Raises BadRequest, TooLong."""
+    if not batch and body.lstrip()[:1] == b"[":
+        raise BadRequest(f"body: an array (expected an object, or content type {BATCH})")
+    if batch and body.lstrip()[:1] != b"[":
+        raise BadRequest("body: not an array (expected one of CloudEvents)")
+    for number, text in enumerate(elements(body), 1):
+        try:
+            yield _from_object(json.loads(text))
+        except BadRequest as error:
+            raise BadRequest(f"event {number}: {error.detail}") from None
+
+
+def _from_object(value: Any) -> Event:
+    if not isinstance(value, dict):
+        raise BadRequest("not an object (expected a CloudEvent)")
+    data, coded = value.pop("data", None), value.pop("data_base64", None)
+    if data is not None and coded is not None:
+        raise BadRequest("data and data_base64: both given (expected one)")
+    attributes = {name: _text(name, given) for name, given in value.items() if given is not None}
+    kind = attributes.pop("datacontenttype", "")
+    _check(attributes)
+    head = {PREFIX + name: text for name, text in attributes.items()}
+    if coded is not None:
+        body = _bytes(coded)
+    elif data is None:
+        body = b""
+    elif isinstance(data, str) and kind and not _is_json(kind):
+        body = _encoded(data)
+    else:
+        kind = kind or "application/json"
+        body = _encoded(json.dumps(data, ensure_ascii=False))
+    return Event(head | ({CONTENT_TYPE: kind} if kind else {}), body)
+
+
+def _is_json(kind: str) -> bool:
+    word = kind.partition(";")[0].strip().lower()
+    return word.endswith(("/json", "+json"))
+
+
+def _text(name: str, value: Any) -> str:
+    """An attribute as a header has it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str | int):
+        raise BadRequest(f"attribute {name[:64]!r} (expected a string, a number or a boolean)")
+    return _encoded(str(value)).decode()
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise BadRequest("half a character (expected Unicode text)") from None
+
+
+def _bytes(coded: Any) -> bytes:
+    try:
+        return base64.b64decode(coded, validate=True)
+    except (ValueError, TypeError):
+        raise BadRequest("data_base64: not base64") from None
+
+
+def _check(attributes: Mapping[str, str]) -> None:
+    if missing := [name for name in _NEEDED if not attributes.get(name)]:
+        raise BadRequest(f"attribute {missing[0]!r}: missing (expected {', '.join(_NEEDED)})")
+    if attributes["specversion"] != "1.0":
+        raise BadRequest(f"attribute 'specversion' {attributes['specversion'][:80]!r} (expected 1.0)")
+    if wrong := [name for name in attributes if not _NAME.fullmatch(name)]:
+        raise BadRequest(f"attribute {wrong[0][:80]!r}: invalid name (expected lower-case letters and digits)")
