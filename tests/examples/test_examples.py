@@ -6,15 +6,17 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pexpect
 
+from tests.http.web import Web
 from tests.support import ROOT
 from tests.support.eventually import HANG_S, eventually
-from tests.support.server import Server
+from tests.support.server import Server, short_folder
 from tests.support.tools import environment, mq, mq_cat, opened, say
 
 EXAMPLES = ROOT / "examples"
@@ -207,3 +209,34 @@ def test_c_reader_can_be_interrupted(server: Server, tmp_path: Path) -> None:
         eventually(opened(group, "a"), "the open")
         process.send_signal(signal.SIGINT)
         assert process.wait(HANG_S) == -signal.SIGINT
+
+
+def test_agents_work_for_each_other(tmp_path: Path) -> None:
+    """Over HTTP, each with a token that reaches their group alone; a job that always fails is a dead letter."""
+    with short_folder() as folder:
+        tokens = folder / "tokens"
+        tokens.touch(0o600)
+        web = Web(folder, "--token-file", str(tokens), "--require-token", mount=True)
+        with web.server:
+            group = web.server.path / "agents"
+            path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where `mqfs` is
+            words = run("agents/setup.sh", tokens, "reviewer", "author", GROUP=str(group), PATH=path).split()
+            known = dict(zip(words[::2], words[1::2], strict=True))
+            assert list(known) == ["reviewer", "author"]
+            (group / "ctl").write_text("backoff 1ms 1ms\n")
+
+            def agent(name: str, *command: str) -> str:
+                return run("agents/agent.sh", name, *command, URL=f"{web.url}/agents", MQFS_TOKEN=known[name], JOBS="1")
+
+            mine = {"Authorization": f"Bearer {known['author']}"}
+            assert web.post("/agents/reviewer", "look at parser.c", Mqfs_H_reply_to="author", **mine).status == 201
+            agent("reviewer", "sed", "s/look at/looked at/")
+            assert agent("author", "tee", str(tmp_path / "answer")) == ""
+            assert (tmp_path / "answer").read_text() == "looked at parser.c\n"
+            assert web.post("/agents/reviewer", "nonsense", **mine).status == 201
+            for _ in range(3):
+                agent("reviewer", "false")
+            (dead,) = web.get("/agents/dead?format=json", **mine).lines
+            assert (dead["body"], dead["headers"]["stream"]) == ("nonsense", "reviewer")
+            assert web.put("/elsewhere/").status == 401
+            assert web.ask("PUT", "/elsewhere/", **mine).status == 403

@@ -1,0 +1,22 @@
+#!/bin/sh
+# Inboxes for agents, and a token for each: what the operator does once.
+#
+#   examples/agents/setup.sh FILE AGENT...         FILE: that of --token-file; prints `AGENT TOKEN` lines
+#   GROUP=./mq/agents                              the group of the inboxes, in a mount
+#
+# An inbox is a stream with a consumer of its name. What an agent failed at three times goes to the stream `dead`. A token
+# reaches the group and nothing else; `mqfs token revoke ID` ends an agent, and the audit says which one did what.
+set -eu
+
+file=$1
+shift
+group=${GROUP:-./mq/agents}
+if mkdir "$group" 2>/dev/null; then
+    printf '%s\n' 'replay all' 'ttl 7d' 'retries 3' 'backoff 1s 1m' >"$group/ctl"
+fi
+for agent; do
+    : >>"$group/$agent"
+    [ -e "$group/.consumers/$agent" ] || echo "consumer $agent $agent" >"$group/ctl"
+    token=$(mqfs token new "$(id -un)" --token-file "$file" --scope write --path "/${group##*/}" --note "$agent")
+    echo "$agent $token"
+done
