@@ -77,8 +77,8 @@ async def publish(call: Call) -> Answer:
 
 async def _publish_events(call: Call, stream: Any, given: dict[str, Any]) -> int:
     """A batch of CloudEvents, all or none. Returns the first sequence."""
-    if given:
-        raise BadRequest(f"{min(given)}: not with a batch of CloudEvents (expected no options)")
+    if given or call.option("reply") is not None:
+        raise BadRequest(f"{min(given, default='reply')}: not with a batch of CloudEvents (expected no options)")
     frames = list[bytes]()
     for event in cloud_events.from_body(call.body, batch=True):
         if any(len(text.encode()) > 0xFFFF for text in event.headers.values()):
