@@ -1,6 +1,6 @@
 """The Debian package: installed by apt on a machine whose disk is laid over this one's, used, and purged.
 
-Under MQFS_SOAK on a bare Debian, too, that debootstrap makes.
+Under MQFS_SOAK on a bare Debian, too, that debootstrap makes, and looked at by lintian.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tests.support.clone import clone
 from tests.support.eventually import HANG_S, eventually
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(1_800)]
+in_soak = pytest.mark.skipif(os.environ.get("MQFS_SOAK") != "1", reason="takes minutes: MQFS_SOAK=1")
 CACHE = ROOT / ".cache" / "package"  # with the wheels of what mqfs needs: script/setup test fetches them
 LAID_OVER = """
 mount -t tmpfs none "$1" && cd "$1" && mkdir upper work root
@@ -130,10 +131,9 @@ def test_installed_used_and_purged(machine: Machine) -> None:
     use(machine)
 
 
+@in_soak
 def test_it_is_a_good_package(deb: Path) -> None:
     """lintian, but for what is overridden with a reason."""
-    if shutil.which("lintian") is None:
-        pytest.skip("lintian is missing: script/setup test")
     done = subprocess.run(
         ["lintian", "--fail-on", "error,warning", "--no-tag-display-limit", deb], capture_output=True, text=True,
         timeout=HANG_S,
@@ -141,7 +141,7 @@ def test_it_is_a_good_package(deb: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.skipif(os.environ.get("MQFS_SOAK") != "1", reason="takes minutes: MQFS_SOAK=1")
+@in_soak
 def test_on_a_bare_debian(deb: Path, tmp_path: Path) -> None:
     found = Machine(tmp_path, deb, BARE)
     try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 from mq_tools import completion
 from mqfs.engine.language import settings
-from tests.support.eventually import HANG_S
+from tests.support.eventually import HANG_S, patient
 from tests.support.server import Server
 from tests.support.tools import environment
 
@@ -21,6 +23,7 @@ def bash(server: Server) -> Iterator[pexpect.spawn]:
     """Interactive, beside a mounted group."""
     group = server.group("completed", "consumer mail", "bind both *", streams=["log.web", "log.mail", "it's one"])
     (group / "ctl").write_text("depth 1234\n")
+    server.group("terminal-7", streams=["size"])
     path = f"{environment()['PATH']}:{Path(sys.executable).parent}"
     typing = pexpect.spawn(
         "bash",
@@ -54,6 +57,9 @@ def bash(server: Server) -> Iterator[pexpect.spawn]:
         ("mq redrive completed log.m\t", r"redrive completed log\.mail "),
         ("mqfs serve --http-qp\t", r"--http-qpubs "),
         ("mqfs compl\t", r"mqfs completion "),
+        ("mqfs check termi\t", r"check terminal-7/"),
+        ("mqfs token ls --token-file termi\t", r"--token-file terminal-7/"),
+        ("pin -m . ter\t", r"terminal-7 "),
     ],
 )
 def test_a_line(bash: pexpect.spawn, typed: str, line: str) -> None:
@@ -71,3 +77,12 @@ def test_where_nothing_is_mounted(bash: pexpect.spawn) -> None:
 def test_the_words_are_those_of_the_server() -> None:
     known = {key: " ".join(row.choices) for key, row in settings.SETTINGS.items() if row.choices}
     assert known | {"sync": "always off replica"} == completion.SETTINGS
+
+
+def test_a_mount_that_does_not_answer_is_left_out_in_time() -> None:
+    """The shell waits for no server."""
+    began = time.monotonic()
+    with pytest.raises(TimeoutError), completion.quickly():
+        signal.pause()
+    assert time.monotonic() - began < patient(5)
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
