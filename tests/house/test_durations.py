@@ -9,6 +9,7 @@ from tests.support.durations import DURATIONS
 
 LONG = {
     "tests/docs/test_typed.py::test_page[05-spark]",
+    "tests/http/test_durable_streams.py::test_its_own_tests",  # they wait for streams to expire
     "tests/interop/test_v9fs.py::test_v9fs",
     "tests/ring/memory/test_sanitizers.py::test_under_sanitizers",
     "tests/spark/test_archive.py::test_there_and_back",  # starts the Java

@@ -286,6 +286,8 @@ def test_what_is_refused(ds: Durable, method: str, where: str, headers: dict[str
     )
     assert reply.status == status, reply.body
     assert reply.body.strip()
+    if where == "/s/none":
+        assert reply.body == b"no stream '/s/none' (make it: PUT /s/none)\n"
     assert ds.tree.get("/ds/s/").json == before
 
 

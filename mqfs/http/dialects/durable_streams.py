@@ -463,6 +463,11 @@ ROUTES = (
 class DurableTable(Table):
     """Those routes. Pages of other sites may use what the browser's rules let them have."""
 
+    def find(self, method: str, target: Target, path: Path) -> Route:
+        if method != "PUT" and target.kind in ("new stream", "nothing"):
+            raise NotFound(f"no stream {path.text!r} (make it: PUT {path.text})")
+        return super().find(method, target, path)
+
     def refuse(self, request: Request, error: MqfsError) -> Answer:
         answer = super().refuse(request, error)
         answer.headers += SAME_SITE
