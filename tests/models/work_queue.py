@@ -56,6 +56,7 @@ class Model:
         # (key of the wait, stream id, body, headers, ttl, id, result, expected newest)
         self.blocked: list[tuple[int, int, bytes, dict[str, str], int, str | None, int]] = []
         self.held: list[dict[str, Any]] = []  # puts that are not due: dicts
+        self.schedules: dict[str, dict[str, Any]] = {}  # by id: every, due, seq, stream, body
         self.claimed = 0
         self.alarms = 0  # that were set
         self.ids: dict[str, tuple[int, int]] = {}  # id of a put -> (until, seq)
@@ -174,11 +175,44 @@ class Model:
                         headers = {**put["headers"], "held": str(put["seq"])}
                         self.enter(put["stream"], put["body"], headers, put["ttl"])
                         self.serve()
+            self.run_schedules()
             due = [c for c in self.consumers if c["alarm"] is not None and c["alarm"] <= self.now]
             for c in sorted(due, key=lambda c: c["since"]):
                 c["alarm"] = None
                 self.wake(c)
             self.go(None)
+
+    def run_schedules(self) -> None:
+        """Each that is due: its message, and directly after it the one that waits for the next time."""
+        for id, s in sorted(self.schedules.items(), key=lambda item: (item[1]["due"], item[1]["seq"])):
+            if s["due"] <= self.now and s["stream"] not in self.names.values():
+                del self.schedules[id]
+            elif s["due"] <= self.now:
+                headers = {"sender": "0", "id": f"{id}@", "held": str(s["seq"])}
+                s["due"] += s["every"]
+                s["seq"] = self.next + 1
+                self.enter(s["stream"], s["body"], headers, 0)
+                self.next += 1
+                self.serve()
+
+    def schedule(self, id: str, name: str, body: bytes, count: int, every: int) -> Answer:
+        """Put a schedule; `count`: what the write returns. The very same stays as it was."""
+        if name not in self.names:
+            return "NotFound"
+        new = {"every": every, "stream": self.names[name], "body": body}
+        old = self.schedules.get(id, {})
+        if any(old.get(key) != new[key] for key in new):
+            self.schedules[id] = {**new, "due": self.now + every, "seq": self.next}
+            self.next += 1
+        self.put_seq = self.schedules[id]["seq"]
+        return count
+
+    def unschedule(self, id: str) -> Answer:
+        s = self.schedules.get(id)
+        if s is None or s["stream"] not in self.names.values():
+            return "NotFound"
+        del self.schedules[id]
+        return self.go(None)
 
     def wake(self, c: Consumer) -> None:
         """Leases and delays of one consumer that end now, in their order; then its readers are served."""

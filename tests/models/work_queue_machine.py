@@ -93,6 +93,8 @@ def plain_headers(headers: dict[str, str]) -> dict[str, str]:
 def like(mine: dict[str, Any], its: dict[str, Any]) -> bool:
     """Whether headers are the same; a reason that the model does not tell may be any."""
     mine, its = dict(mine), plain_headers(its)
+    if "@" in its.get("id", ""):  # of a schedule: with a time by the wall clock
+        its["id"] = its["id"].partition("@")[0] + "@"
     if "reason" in mine and mine["reason"] is None:
         del mine["reason"]
         its.pop("reason", None)
@@ -204,7 +206,7 @@ class Machine(RuleBasedStateMachine):
         what = data.draw(CHURN)
         if what == "set":
             setting = dict([data.draw(SETTINGS)])
-            if not (model.held and setting.keys() & {"depth", "size"}) and self.fits(setting):
+            if not ((model.held or model.schedules) and setting.keys() & {"depth", "size"}) and self.fits(setting):
                 self.set(**setting)
         elif what == "create":
             self.create(name)
@@ -241,7 +243,7 @@ class Machine(RuleBasedStateMachine):
             options = data.draw(
                 SOME([(), ("order key",), ("order key",), ("order sequence",), ("transient",), ("private",)])
             )
-            backlog = 0 if model.held else data.draw(SOME([0, 0, 2]))
+            backlog = 0 if model.held or model.schedules else data.draw(SOME([0, 0, 2]))
             full = data.draw(SOME(["", "", "drop-old", "drop-new", "block", "reject"]))
             self.consumer(worker, over, *options, backlog=backlog, full=full)
 
@@ -419,6 +421,23 @@ class Machine(RuleBasedStateMachine):
             self.alike(f"{model.put_seq}\n".encode(), self.subject.put_answer(), "put")
         elif isinstance(mine, str) and mine != WAIT:
             assert self.subject.put_answer()  # why it was refused
+
+    @rule(name=NAMES, id=SOME(["i", "k"]), every=SOME([1, 2, 5, 0]), body=SOME([b"tick", b"tock"]))
+    def schedule(self, name: str, id: str, every: int, body: bytes) -> None:
+        """`every` 0: remove it."""
+        model = self.model
+        if not every:
+            self.same(model.unschedule(id), self.subject.ctl(f"unschedule {id}"))
+            return
+        if any(c["backlog"] for c in model.consumers) or model.set["depth"] or model.set["size"]:
+            return  # what comes due finds room
+        text = json.dumps({"stream": name, "every": f"{every}s", "id": id}).encode() + b" " + body
+        wait = self.number()
+        mine = model.schedule(id, name, body, len(text), every)
+        self.same(mine, self.subject.put(wait, text))
+        answer = self.subject.put_answer()
+        if isinstance(mine, int):
+            self.alike(f"{model.put_seq}\n".encode(), answer, "put")
 
     @rule(data=st.data(), then=SOME(["read", "close"]))
     def lose(self, data: st.DataObject, then: str) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from mqfs import errors, limits
-from mqfs.engine.core.timers import DELAYED, Alarm
+from mqfs.engine.core.timers import SCHEDULES, Alarm
 from mqfs.engine.language.schedules import Schedule, shown
 from mqfs.model import Draft, Kind, User
 from mqfs.quotas import require_share
@@ -57,7 +57,7 @@ class Schedules:
         self._host, self._held = host, held
         self._runs: dict[str, Run] = {}
         self._names: dict[int, str] = {}  # by the sequence of the message that waits
-        self._alarm = Alarm(host.timers, host, DELAYED, "running schedules", self._run_due)
+        self._alarm = Alarm(host.timers, host, SCHEDULES, "running schedules", self._run_due)
 
     def __iter__(self) -> Iterator[Run]:
         return iter(list(self._runs.values()))
