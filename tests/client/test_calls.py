@@ -222,6 +222,37 @@ def test_a_consumer_is_looked_at_and_moved(tree: Client, name: str) -> None:
             consumer.seek(**wrong)  # type: ignore[arg-type]
 
 
+def test_a_consumer_holds_back_messages_by_rules(tree: Client, name: str) -> None:
+    group = tree.group(name, create=True, settings=Settings(replay="all"))
+    group.ctl("consumer c order key")
+    consumer = group.consumer("c")
+    for key in ("a", "a", "b"):
+        group.publish("s", key, key=key)
+    with group.consume("c") as claims:
+        first, second = claims.get(HANG_S), claims.get(HANG_S)
+        assert [(claim.sequence, claim.message.key) for claim in (first, second)] == [(1, "a"), (3, "b")]
+        assert consumer.info().held_back == "key"
+        consumer.pause()
+        first.ack()
+        with pytest.raises(TimeoutError):
+            claims.get(0.05)
+        assert (consumer.info().held_back, consumer.lag()) == ("paused", 2)
+        consumer.resume()
+        assert claims.get(HANG_S).sequence == 2
+    consumer.limit(5)
+    consumer.limit(2, per_key=True)
+    consumer.rate("100/s")
+    consumer.breaker("10/5m")
+    consumer.pause("1h")
+    rules = [line for line in group._ctl_lines() if line.split()[1:2] == ["c"]]
+    assert rules[:-1] == ["consumer c order key", "limit c 5", "limit c 2 key", "rate c 100/s", "breaker c 10/5m"]
+    assert rules[-1].startswith("pause c ")
+    with pytest.raises(errors.NotFound, match="no consumer 'd'"):
+        group.consumer("d").resume()
+    with pytest.raises(errors.BadCommand, match="rate: invalid value"):
+        consumer.rate("fast")
+
+
 def test_a_group_is_removed_with_all_that_is_in_it(tree: Client, name: str) -> None:
     group = tree.group(f"{name}/in/ner", create=True, settings=Settings(replay="all"))
     group.publish("s", b"x")

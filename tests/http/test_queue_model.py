@@ -14,7 +14,7 @@ from mqfs import errors
 from tests.engine.test_model import run
 from tests.http.subject import HttpSubject, Reply
 from tests.models.work_queue import WAIT, Model
-from tests.models.work_queue_machine import NAMES, SOME, WORKERS, plain_headers
+from tests.models.work_queue_machine import NAMES, RULES, SOME, WORKERS, plain_headers, rule_line
 
 pytestmark = pytest.mark.slow
 BIG = 1 << 20
@@ -89,7 +89,8 @@ class OverHttp(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ publishing
 
-    def publish(self, name: str, **more: Any) -> None:
+    def publish(self, name: str, key: str | None = None, **more: Any) -> None:
+        more |= {"headers": {"key": key}} if key else {}
         wait, model, given = (
             self.number(),
             self.model,
@@ -113,6 +114,7 @@ class OverHttp(RuleBasedStateMachine):
         fields = {f"Mqfs-{key}": f"{value}s" for key, value in given.items() if key in ("ttl", "delay")}
         fields |= {"Idempotency-Key": given["id"]} if "id" in given else {}
         fields |= {"Mqfs-Priority": "9"} if "priority" in given else {}
+        fields |= {"Mqfs-Key": key} if key else {}
         fields |= {"If-Match": f'"{given["expect"]}"'} if "expect" in given else {}
         its = self.subject.ask(wait, "POST", name, body, **fields)
         self.same(wanted, its if its == WAIT else self.shown(its, wanted))
@@ -121,7 +123,7 @@ class OverHttp(RuleBasedStateMachine):
     plain_2 = rule(name=NAMES, id=st.none())(publish)
     put = rule(
         name=NAMES, ttl=SOME([0, 0, 2, 6]), delay=SOME([0, 0, 0, 1, 3]), priority=SOME([5, 5, 9]), id=SOME([None, "i"]),
-        ahead=SOME([None, None, 1, 1, 2]),
+        ahead=SOME([None, None, 1, 1, 2]), key=SOME([None, "k", "k", "l"]),
     )(publish)  # fmt: skip
 
     def published(self, wait: int, result: Any) -> Any:
@@ -270,9 +272,12 @@ class OverHttp(RuleBasedStateMachine):
 
     @rule(data=st.data(), name=SOME(WORKERS), stream=NAMES)
     def churn(self, data: st.DataObject, name: str, stream: str) -> None:
-        model, what = self.model, data.draw(SOME(["set", "set", "make", "gone", "clear", "remove"]))
+        model, what = self.model, data.draw(SOME(["set", "set", "make", "gone", "clear", "remove", "rule", "rule"]))
         if what == "set":
             self.set(**dict([data.draw(SETTINGS)]))
+        elif what == "rule":
+            rule, value = data.draw(RULES)
+            self.ctl(model.rule(name, **{rule: value}), rule_line(name, rule, value))
         elif what == "make":
             self.make(name, data.draw(SOME(["", "?over=a"])))
         elif what == "gone":
