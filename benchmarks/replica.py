@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from mqfs.ninep.client.connection import Client, connect  # noqa: E402
+from tests.replica.faulty_proxy import FaultyProxy  # noqa: E402
 from tests.replica.nodes import Nodes, nodes  # noqa: E402
 from tests.support.batches import frame  # noqa: E402
 from tests.support.eventually import eventually  # noqa: E402
@@ -147,7 +148,7 @@ class Bench:
     def lag(self) -> None:
         """How far a standby is behind 20 MB/s."""
         with connect(self.primary.address) as tree:
-            batch, body = tree.open("off/.batch", "w"), b"y" * 65_536
+            batch, body = tree.open("off/.batch", "w"), b"y" * 15_000
             data = b"".join(frame("s", body) for _ in range(8))
             standby = self.nodes.all[1].store
             sent, copied, began = [(0.0, size_of(standby))], list[tuple[float, int]](), time.perf_counter()
@@ -193,21 +194,11 @@ def make_groups(address: str, *, replica: bool) -> None:
 
 
 @contextlib.contextmanager
-def bucket() -> Iterator[list[float]]:
-    """moto's S3, and when it was asked."""
+def bucket() -> Iterator[FaultyProxy]:
+    """moto's S3, and a proxy before it that only counts what the server asks."""
     import boto3
     from moto.server import ThreadedMotoServer
-    from werkzeug.serving import WSGIRequestHandler
 
-    asked: list[float] = []
-
-    class Counted(WSGIRequestHandler):
-        def log_request(self, *_: object) -> None:
-            asked.append(time.monotonic())
-
-    import werkzeug.serving
-
-    before, werkzeug.serving.WSGIRequestHandler = werkzeug.serving.WSGIRequestHandler, Counted  # type: ignore[misc]
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -216,37 +207,34 @@ def bucket() -> Iterator[list[float]]:
         "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true",
     }  # fmt: skip
     boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1").create_bucket(Bucket="bucket")
+    proxy = FaultyProxy(f"{host}:{port}", 1, rate=0.0, slow_s=0.0)
     try:
-        yield asked
+        yield proxy
     finally:
+        proxy.close()
         server.stop()
-        werkzeug.serving.WSGIRequestHandler = before  # type: ignore[misc]
 
 
 def objects(folder: Path, seconds: float) -> None:
     """An object store: how late it has what was written, what it is asked, and how fast a store is made of it."""
-    with bucket() as asked, Server.at(folder, "--replica", "s3://bucket/shop", "--replica-keep", "1h") as server:
+    replica = ["--replica", "s3://bucket/shop", "--replica-keep", "1h"]
+    with bucket() as proxy, Server.at(folder, *replica, AWS_ENDPOINT=f"http://127.0.0.1:{proxy.port}") as server:
         make_groups(server.address, replica=True)
         with connect(server.address) as tree:
             stream, lags = tree.open("always/s", "w"), list[float]()
-            began, before, end = time.monotonic(), len(asked), time.monotonic() + 3 * seconds
+            began, before, end = time.monotonic(), proxy.count.total(), time.monotonic() + 3 * seconds
             while time.monotonic() < end:
                 stream.write(KIB)
                 lags.append(stats(tree, "always")["replica_lag_seconds"])
                 time.sleep(0.01)
-            requests = (len(asked) - before) / (time.monotonic() - began)
-            show(
-                "objects: what would be lost, most",
-                f"median {statistics.median(lags):.2f} s",
-                max(lags),
-                "<= 1 s",
-                max(lags) <= 1,
-            )
+            requests = (proxy.count.total() - before) / (time.monotonic() - began)
+            median, most = f"median {statistics.median(lags):.2f} s", max(lags)
+            show("objects: what would be lost, most", median, most, "<= 1 s", most <= 1)
             show("objects: requests a second", "", requests, "<= 2", requests <= 2)
             batch = tree.open("off/.batch", "w")
             tree.open("off/ctl", "w").write(b"depth 0\n")
-            for _ in range(200):
-                batch.write(b"".join(frame("s", b"z" * 100_000) for _ in range(10)))
+            for _ in range(2_000):
+                batch.write(frame("s", b"z" * 100_000))
             eventually(lambda: stats(tree, "off")["replica_lag_bytes"] == 0, "all copied")
         size, began = size_of(server.store), time.monotonic()
         done = mqfs("restore", "s3://bucket/shop", str(folder / "restored"), cwd=folder)
