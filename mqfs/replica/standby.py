@@ -248,8 +248,9 @@ def copy_again(replicated: ReplicatedLog, path: str, store: uuid.UUID, until_ns:
             _make_empty(path, found)
     base = checkpoint.newest(replicated, until_ns)
     position = Position(store=store) if base is None else base.position
-    if base is None and checkpoint.list_names(replicated) and replicated.get(2) is None:
-        raise BadReplica(f"{replicated.name}: no checkpoint up to that time, and the first frames were trimmed")
+    if base is None and replicated.get(2) is None and replicated.newest(2) is not None:
+        why = "no checkpoint up to that time, and the first frames were trimmed"
+        raise NoAnswer(why) if until_ns is None else BadReplica(f"{replicated.name}: {why}")  # an engine not yet whole
     follower = Follower(replicated, path, State(attrs.evolve(position), {} if base is None else base.have, [], False))
     try:
         state.write(path, State(Position(store=store), {}, [], False))  # until all is there

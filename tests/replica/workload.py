@@ -279,7 +279,8 @@ class Laborer(LoadClient):
             if what < 0.2:
                 worker.write(b"nack 100ms\n" if what < 0.15 else b"release\n")
                 continue
-            self.attempt(self.load.acks, [body], lambda: worker.write(b"ack\n"), run)
+            if not self.attempt(self.load.acks, [body], lambda: worker.write(b"ack\n"), run):
+                return  # the next read would be the text of the refusal
 
 
 def parse(line: bytes) -> Any:
