@@ -84,6 +84,9 @@ class Ring:
         readers there, get errors.Stale."""
     def wait(self, position: int, timeout: Timeout = None, /) -> bool:
         """Wait until the tail is not at that position, or the ring is retired; whether it is not."""
+    @property
+    def awaited(self) -> bool:
+        """Whether a process sleeps until something is committed, or did when the last commit was published."""
     def slots(self) -> list[tuple[int, int, int, bool, bool]]:
         """Slot, process, position, whether it gates and whether it lives, of each consumer."""
     def fileno(self) -> int:

@@ -447,6 +447,7 @@ static PyObject *Ring_get(Ring *self, void *what)
         struct ring_state *now = ring_now(s);
         return PyLong_FromUnsignedLongLong(now ? now->sequence : 0);
     }
+    case 9: return PyBool_FromLong(atomic_load(&s->commit.asleep) != 0);
     case 7: return atomic_load(&s->final) == UINT64_MAX ? Py_NewRef(Py_None) : PyLong_FromUnsignedLongLong(atomic_load(&s->final));
     default: return PyBool_FromLong(atomic_load(&s->retired) != 0);
     }
@@ -479,6 +480,7 @@ static PyGetSetDef ring_getset[] = {
     {"holder", (getter)(void (*)(void))Ring_get, NULL, NULL, (void *)6},
     {"final", (getter)(void (*)(void))Ring_get, NULL, NULL, (void *)7},
     {"next", (getter)(void (*)(void))Ring_get, NULL, NULL, (void *)8},
+    {"awaited", (getter)(void (*)(void))Ring_get, NULL, NULL, (void *)9},
     {NULL, NULL, NULL, NULL, NULL}};
 static PyType_Slot ring_slots[] = {
     {Py_tp_methods, ring_methods}, {Py_tp_getset, ring_getset}, {Py_tp_dealloc, (void *)Ring_dealloc}, {0, NULL}};

@@ -1,7 +1,8 @@
 """Copying records from a group's ring into its log: whole ranges, or one by one where not all of them are sound.
 
 It keeps the position in the ring, and the order of the server's own messages among those of others. ingest_checks.py
-decides which records are taken; the others go to quarantine.
+decides which records are taken; the others go to quarantine. Where nothing is promised to later readers, records stay
+in the ring until its readers have passed them, and are only checked and counted then (RingReaders).
 """
 
 from __future__ import annotations
@@ -76,12 +77,15 @@ class RingIntake:
         self.taking = False
         self.blocked = ""  # why the log takes nothing now
         self.no_room = ""  # why it would not take more than the ring has: publishing in it is to end
+        self.leaves = False  # the last `take` left records to the ring's readers, to be asked again soon
+        self._is_promised = True  # what was taken last: others than the ring's readers may read it
         self._range: _Range | None = None
         self._raw: bytes | memoryview = b""  # copied and not scanned yet
         self._salvaged: int | None = None  # the end of what is taken, where the ring could not be read on
         self._broken = False  # nothing more is taken from it
         self._own = range(0)  # sequences of the server's messages that are being written
         self._void = range(0)  # of those that could not be
+        self._may_leave = False  # see `take`
         self._quarantined = 0  # bytes
 
     @property
@@ -99,6 +103,10 @@ class RingIntake:
         if self.blocked or self._range is not None or self._raw:
             return None
         return self._consumer.position if self._salvaged is None else self._salvaged
+
+    def expect_reader(self) -> None:
+        """A file of the group is opened: what comes next may be for others than the ring's readers."""
+        self._is_promised = True
 
     def close(self) -> None:
         """Leave the ring as it is."""
@@ -133,11 +141,13 @@ class RingIntake:
 
     # ------------------------------------------------------------ taking
 
-    def take(self, until: int | None = None, most_bytes: int | None = None) -> None:
-        """Take records: up to that sequence, and about `most_bytes`. Then `blocked` says that the log had no room."""
+    def take(self, until: int | None = None, most_bytes: int | None = None, *, may_leave: bool = False) -> None:
+        """Take records: up to that sequence, and about `most_bytes`. Then `blocked` says that the log had no room.
+        `may_leave`: not those that only the ring's readers may read, while these are about to pass them."""
         if self.taking or self._broken:
             return
         self.taking, self.blocked = True, ""
+        self._may_leave, self.leaves = may_leave and self._is_left_to_readers(), False
         left = limits.RING_BYTES if most_bytes is None else most_bytes
         try:
             while left > 0:
@@ -171,7 +181,7 @@ class RingIntake:
 
     def _scan_next(self) -> int:
         """Make the next published records a range, or take the sound ones; returns how many bytes. 0: none."""
-        data = self._raw or self._copy()
+        data = self._raw or self._copy(self._takeable_bytes())
         if not data:
             return 0
         rows = ring.scan(data)
@@ -187,11 +197,27 @@ class RingIntake:
             self._filter_range(data)
         return len(data)
 
-    def _copy(self) -> bytes:
-        if self._salvaged is not None:
+    def _is_left_to_readers(self) -> bool:
+        """Whether records may stay in the ring for a while: only its own readers wait for them, which do not need
+        the server, and no publisher waits for a commit."""
+        group = self._group
+        promised = self._is_promised or group.log.must_retain or group.waiting.readers or group.past_rings
+        return not (promised or self._ring.awaited)
+
+    def _takeable_bytes(self) -> int:
+        """The bytes of the ring to take next."""
+        most = limits.RING_RANGE_BYTES
+        if self._may_leave and self._salvaged is None:
+            passed = self.readers.passed_bytes(self._consumer.position)
+            self.leaves = passed == 0
+            most = min(most, passed)
+        return most
+
+    def _copy(self, most: int = limits.RING_RANGE_BYTES) -> bytes:
+        if self._salvaged is not None or not most:
             return b""
         try:
-            return self._consumer.range(limits.RING_RANGE_BYTES, 0) or b""
+            return self._consumer.range(most, 0) or b""
         except (errors.Damaged, errors.FellBehind) as error:
             self.checks.corrupt = error.detail
             return self._salvage()
@@ -239,9 +265,9 @@ class RingIntake:
     def _is_wanted(self, rows: Columns) -> bool:
         """Whether they must be retained, or a reader has not had them."""
         group = self._group
-        return (
-            group.log.must_retain or has_live_readers(group, rows) or bool(group.past_rings) or self.readers.has_any()
-        )
+        self._is_promised = group.log.must_retain or has_live_readers(group, rows) or bool(group.past_rings)
+        taken_to = self._consumer.position if self._salvaged is None else self._salvaged
+        return self._is_promised or not self.readers.have_passed(taken_to - len(self._raw))
 
     def _skip_to(self, sequence: int) -> None:
         """Messages below it that were not taken exist nowhere."""
@@ -387,23 +413,34 @@ def _lifted(data: memoryview, rows: Columns, least_ns: int) -> memoryview:
 
 # ---------------------------------------------------------------- readers of the ring
 
+# The processes that read one ring, and the part of the log that they may still need.
+#
+#     ring       |....... 40 41 42 43 44 45 46 47 48]        a reader's slot is at 44, another's at 46
+#     log        taken up to 40, what is below 38 removed    44 is the slowest
+#
+# A reader that is overtaken continues in the log, so the log has what the slowest one has not passed when the ring's
+# room is given back. Where the log is promised to no one else, the server therefore leaves records in the ring while
+# its readers go on: what all have passed need not be written at all. Where the ring is full it waits for them no longer
+# than a publisher does (core.h, `ring_await_followers`), and then writes an eighth of the ring, so that there is room.
+
 _MARK_BYTES = 64 << 10  # between two positions of the ring whose sequence is remembered
 _LOOK_S = 0.05  # how long an answer holds
+_STILL_S = 0.25  # a reader that did not move for so long is not waited for
+_STILL_FULL_S, _EIGHTH_S = 0.01, 0.05  # the same in a full ring, and in which it has to pass an eighth of that
 
 
 class RingReaders:
-    """The processes that read one ring, and the part of the log that they may still need.
-
-    A reader that is overtaken continues in the log, which retains the messages that the slowest one has not passed.
-    `end` is that of the group's log, `raised` is called when their floor has risen.
-    """
+    """The readers of one ring. `end` is that of the group's log, `raised` is called when their floor has risen."""
 
     def __init__(self, made: Ring, end: LogEnd, position: int, raised: Callable[[], None]) -> None:
         self._ring, self._end, self._raised = made, end, raised
         self._floor = NEVER
+        self._slowest = NEVER  # position of the slowest one, at the last update
         # (position, the sequence after it); of one that is further back the floor stays where it is
         self._marks: deque[tuple[int, int]] = deque([(position, end.next)], 2 + 2 * made.size // _MARK_BYTES)
         self._seen = (0.0, False)  # (time of the last update, whether there are any)
+        self._moved = self._eighth = (-1, 0.0)  # where the slowest was when it last moved, and passed an eighth; when
+        self._is_lost = False  # it is not waited for, until it has caught up to half the ring
 
     def mark(self, position: int) -> None:
         """The ring up to a position is in the log."""
@@ -428,9 +465,9 @@ class RingReaders:
     def update(self) -> bool:
         """Whether there are any now; sets the floor to the slowest one's."""
         positions = [position for slot, _, position, _, lives in self._ring.slots() if slot and lives]
-        before = self._floor
+        before, self._slowest = self._floor, min(positions, default=NEVER)
         if positions:
-            self._raise_floor(min(positions))
+            self._raise_floor(self._slowest)
         else:
             self._floor = NEVER
         if self._floor > before:
@@ -445,3 +482,32 @@ class RingReaders:
             self._floor = marks[0][1]
         elif self._floor == NEVER:
             self._floor = self._end.next
+
+    # ------------------------------------------------------------ what they have passed
+
+    def have_passed(self, position: int) -> bool:
+        """Whether all of them have. One that comes begins at the ring's end, so that what holds once holds on."""
+        if self._slowest == NEVER or self._slowest < position:
+            self.refresh()
+        return self._slowest >= position
+
+    def passed_bytes(self, position: int) -> int:
+        """The bytes of records from that position on that the log may have: those that all readers have passed; where
+        these are not waited for, more. 0: to be asked again soon."""
+        self.refresh()
+        now, slowest, size, tail = self._seen[0], self._slowest, self._ring.size, self._ring.tail
+        if slowest >= tail:
+            self._moved = self._eighth = (tail, now)
+            return size
+        if slowest != self._moved[0]:
+            self._moved = (slowest, now)
+        if tail - slowest <= size // 2:
+            self._is_lost = False
+        passed, still_s = max(slowest - position, 0), now - self._moved[1]
+        if tail - position <= size - size // 8:
+            self._eighth = (slowest, now)
+            return size if still_s > _STILL_S else passed
+        if slowest - self._eighth[0] >= size // 8:
+            self._eighth = (slowest, now)
+        self._is_lost |= now - self._eighth[1] > _EIGHTH_S
+        return max(passed, size // 8) if self._is_lost or still_s > _STILL_FULL_S else passed

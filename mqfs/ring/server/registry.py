@@ -442,6 +442,7 @@ Post = Callable[[Callable[[], None]], None]  # has the engine's thread call a fu
 _CHECK_S = 0.25  # between two checks of the ring's lock
 _CHECK_AGAIN_S = 0.05  # while it is held
 _RETRY_S = 0.25  # when the log had no room
+_PASS_S = 0.002  # in which the ring's readers pass some of what was left to them
 
 
 class Follower:
@@ -477,8 +478,9 @@ class Follower:
     def _ask(self, call: Callable[[], None]) -> None:
         self._post(call)
         self._again.acquire()
-        if self._ring_log.intake.blocked:
-            self._stopped.wait(_RETRY_S)
+        intake = self._ring_log.intake
+        if intake.blocked or intake.leaves:
+            self._stopped.wait(_RETRY_S if intake.blocked else _PASS_S)
 
     def _take(self) -> None:
         """Take what is published, and for a moment what follows: a publisher that waited for the commit publishes again
@@ -486,12 +488,12 @@ class Follower:
         intake, until = self._ring_log.intake, time.monotonic() + limits.TURN_S
         try:
             while True:
-                self._ring_log.pump(limits.RING_TURN_BYTES)
+                self._ring_log.pump(limits.RING_TURN_BYTES, may_leave=True)
                 if self._ring_log.ended:
                     break
                 self._position = intake.position
                 os.sched_yield()
-                if intake.blocked or self._ring.tail == self._position or time.monotonic() >= until:
+                if intake.blocked or intake.leaves or self._ring.tail == self._position or time.monotonic() >= until:
                     break
         except Exception:
             log.exception("ring of group %d: taking failed", self._ring_log.group.number)

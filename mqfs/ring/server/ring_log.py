@@ -166,13 +166,14 @@ class RingLog:
     def drain(self) -> None:
         if not self.intake.is_empty:
             self.pump()
+        self.intake.expect_reader()
 
-    def pump(self, most_bytes: int | None = None) -> None:
-        """Take all records, or about `most_bytes`, and commit them as `sync` says."""
+    def pump(self, most_bytes: int | None = None, *, may_leave: bool = False) -> None:
+        """Take all records, or about `most_bytes`, and commit them as `sync` says. `may_leave`: as for the intake."""
         if self.ended:
             return
         before = self.inner.end.next
-        self.intake.take(None, most_bytes)
+        self.intake.take(None, most_bytes, may_leave=may_leave)
         if self.inner.end.next != before:
             self.commit()
         self._retire_unfit()
