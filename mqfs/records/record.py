@@ -115,9 +115,15 @@ def decode(data: bytes) -> Record | None:
     if len(data) < HEAD_BYTES:
         return None
     size, crc, sequence, time_ns, stream, kind, flags, headers = _unpack(data)
-    if size != len(data) or value(data[:4] + data[8:]) != crc:
+    if size != len(data):
         return None
     body = HEAD_BYTES + headers
+    if size >= _SMALL_BYTES:  # the body is copied once
+        rest = data[body:]
+        found = extend(value(data[:4] + data[8:body]), rest)
+        return Record(sequence, time_ns, stream, kind, flags, data[HEAD_BYTES:body], rest) if found == crc else None
+    if value(data[:4] + data[8:]) != crc:
+        return None
     return Record(sequence, time_ns, stream, kind, flags, data[HEAD_BYTES:body], data[body:])
 
 

@@ -80,6 +80,11 @@ class Disk:
         finally:
             os.close(fd)
 
+    def rest(self, view: Buffer) -> None:
+        """Let the kernel have the pages of a mapped file back: they are read again when they are looked at."""
+        if isinstance(view, mmap.mmap):
+            view.madvise(mmap.MADV_DONTNEED)
+
     def is_open_to_others(self, path: str) -> bool:
         """Whether another user may put files there."""
         found = os.lstat(path)

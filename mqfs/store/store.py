@@ -210,6 +210,7 @@ class DiskStore:
             log.warning("%s stays until the next start: %s", gone, error)
 
     def tick(self) -> None:
+        self.descriptors.rest()
         until = time.monotonic() + PORTION_S
         if not self._turn:
             self._turn = list(self._buckets.values())

@@ -13,6 +13,7 @@ from mqfs.errors import DiskFull
 from mqfs.model import Draft, Kind
 from mqfs.store.disk import Disk
 from mqfs.store.memory import MemoryStore
+from mqfs.store.segment.index import OpenIndex
 from mqfs.store.store import DiskStore
 from tests.support.calls import calls_once
 from tests.support.temp_store import abandon, lowered
@@ -148,6 +149,30 @@ def test_history_is_read_in_large_pieces(tmp_path: Path, clean: bool) -> None:
     assert kept < 400_000  # free tuples that Python keeps; not the 24 bytes of each
     assert most < 20_000 * 100 + (4 << 20)
     store.close()
+
+
+def test_an_index_that_is_not_used_takes_no_memory(tmp_path: Path) -> None:
+    """That of a sealed segment is read again when it is needed. One that the disk does not have stays."""
+    with lowered(SEGMENT_BYTES=8_192, SEGMENT_FIRST_BYTES=1_024, INDEX_STRIDE_BYTES=1_024):
+        store = DiskStore(f"{tmp_path}/store")
+        bucket = store.make(store.number(), b"{}")
+        bucket.writer.state = lambda: b"{}"
+        for number in range(600):
+            bucket.writer.append(Kind.MESSAGE, 16, number, b"x" * 100)
+        bucket.upkeep.sync()
+        sealed = [segment for segment in bucket.chain.segments if segment.sealed]
+        assert len(sealed) > 5
+        for segment in sealed:
+            segment.load()
+        sealed[1].index = only = OpenIndex()
+        store.tick()
+        assert all(segment.index is not None for segment in sealed)
+        assert bucket.reader.find(16, 5) is not None
+        store.tick()
+        assert [segment.index is not None for segment in sealed] == [True, True] + [False] * (len(sealed) - 2)
+        assert sealed[1].index is only
+        assert bucket.reader.find(16, 500) is not None
+        store.close()
 
 
 def test_a_large_state_in_memory_is_not_renewed_for_little() -> None:

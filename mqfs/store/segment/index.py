@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import attrs
-from google_crc32c import value
+from google_crc32c import extend, value
 
 from mqfs.model import Columns
 from mqfs.records.batch import postings
@@ -277,6 +277,7 @@ SEALED, CLEAN = 1, 2
 _HEAD = struct.Struct("<8sIIIIQQIIIIQQqQ40x")
 HEAD_SIZE = _HEAD.size
 _PART_GUESS = 4_096  # bytes of a part to read first: enough for the head and rows of most
+_PIECE = 1 << 20  # bytes whose CRC is taken at once
 
 
 class SealedIndex:
@@ -409,8 +410,13 @@ def rows_end(data: bytes) -> int:
 
 def columns_pass(data: Buffer, part: IndexPart) -> bool:
     """Whether the columns of the part, whose file is `data`, are as they were written."""
-    body = data[part.at + HEAD_SIZE + OTHER_SIZE * part.others : part.at + part.size]
-    return part.at + part.size <= len(data) and value(body) == part.columns_crc
+    begin, end = part.at + HEAD_SIZE + OTHER_SIZE * part.others, part.at + part.size
+    if end > len(data):
+        return False
+    crc = 0
+    for at in range(begin, end, _PIECE):  # of a mapped file each piece is a copy
+        crc = extend(crc, data[at : min(at + _PIECE, end)])
+    return crc == part.columns_crc
 
 
 def load_part(index: OpenIndex, data: bytes, part: IndexPart) -> None:
@@ -492,8 +498,10 @@ class IndexFile:
         """The index of a sealed segment; None where the file is not as it was written."""
         try:
             data = self._disk.view(self.path)
-            if self.checked or columns_pass(data, self.parts[0]):
-                self.checked = True
+            if not self.checked:
+                self.checked = columns_pass(data, self.parts[0])
+                self._disk.rest(data)  # few of its pages are looked at later
+            if self.checked:
                 return SealedIndex(data, self.parts[0])
         except OSError:
             pass
