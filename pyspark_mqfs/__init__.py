@@ -5,12 +5,14 @@ Spark finds this package by its name. The import takes milliseconds: reader, wri
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark_mqfs.source import DefaultSource, MqfsDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from pyspark_mqfs.archived import history
 
 
 def register(spark: SparkSession) -> None:
@@ -18,4 +20,12 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(MqfsDataSource)
 
 
-__all__ = ["DefaultSource", "MqfsDataSource", "register"]
+def __getattr__(name: str) -> Any:
+    if name == "history":
+        from pyspark_mqfs.archived import history
+
+        return history
+    raise AttributeError(name)
+
+
+__all__ = ["DefaultSource", "MqfsDataSource", "history", "register"]

@@ -130,18 +130,25 @@ class _BatchFiles:
         self._first = False
 
 
-def open_archive(spark: SparkSession, path: str) -> DataFrame:
-    """The messages of an archive, with the columns of a reader and `crc`. Raises CommandError where there is none."""
+def identity(spark: SparkSession, path: str) -> dict[str, Any]:
+    """What an archive is of: `store`, and `streams` as options. Raises CommandError where there is none."""
     folder = Folder(spark, path)
-    metadata = folder.read_json(ABOUT)
+    metadata: dict[str, Any] | None = folder.read_json(ABOUT)
     if metadata is None:
         raise CommandError(f"{folder.path}: not an archive: no {ABOUT}")
     if metadata["format"] != FORMAT:
         raise CommandError(f"{folder.path}: archive of format {metadata['format']} (expected {FORMAT})")
+    return metadata
+
+
+def open_archive(spark: SparkSession, path: str) -> DataFrame:
+    """The messages of an archive, with the columns of a reader and `crc`. Raises CommandError where there is none."""
+    identity(spark, path)
+    folder = Folder(spark, path)
     if not folder.exists(MESSAGES):
         folder.make(MESSAGES)
     rows = spark.read.schema(SCHEMA).parquet(folder.under(MESSAGES))
     return rows.withColumn("topic", path_of(F.col("group"), F.col("stream")))
 
 
-__all__ = ["Archive", "archive_columns", "open_archive", "run"]
+__all__ = ["Archive", "archive_columns", "identity", "open_archive", "run"]

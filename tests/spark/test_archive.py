@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import pyspark_mqfs
 from pyspark_mqfs.commands import archive, replay, verify
 from pyspark_mqfs.commands.archive import Archive
 from pyspark_mqfs.commands.replay import Replay
@@ -82,6 +83,30 @@ def test_there_and_back(spark: Any, scene: Scene, tmp_path: Path) -> None:
     )
 
 
+def test_history_has_the_archive_and_what_came_after(spark: Any, scene: Scene, tmp_path: Path) -> None:
+    """Each message once: those in both, those that the log has no more, those that came since, of streams that are
+    gone and of new ones. What neither has is a loss."""
+    fill(scene)
+    scene.stream("g/gone", b"only in the archive")
+    source, path = everything(scene), str(tmp_path / "archive")
+    archive.run(spark, Archive(source, path))
+    wanted = rows(archive.open_archive(spark, path))
+    scene.ctl("g", "clear a")
+    scene.client.remove("g/gone")
+    scene.write("g/a", b"since")
+    scene.stream("g/new", b"new")
+    found = pyspark_mqfs.history(spark, path, scene.address)
+    log = spark.read.format("mqfs").options(**source.options()).load()
+    assert found.columns == log.columns
+    live = [row for row in rows(log) if row[3] in (b"since", b"new")]
+    assert len(live) == 2
+    assert rows(found) == sorted([*wanted, *live])
+    assert {row["partition"] for row in found.select("partition").distinct().collect()} == {0}
+    scene.ctl("g", "clear a")
+    with pytest.raises(Exception, match="data loss: g/a"):  # `since` is in neither now
+        pyspark_mqfs.history(spark, path, scene.address).collect()
+
+
 def test_what_verify_finds(spark: Any, scene: Scene, tmp_path: Path) -> None:
     scene.group("g")
     scene.stream("g/a", *(b"a%d" % n for n in range(20)))
@@ -131,3 +156,5 @@ def test_what_is_refused(spark: Any, scene: Scene, tmp_path: Path) -> None:
     scene.group("g")
     with pytest.raises(CommandError, match="archive of store"):
         archive.run(spark, Archive(source, path))
+    with pytest.raises(CommandError, match="archive of store"):
+        pyspark_mqfs.history(spark, path, scene.address)

@@ -1,0 +1,82 @@
+"""The history of streams as one DataFrame: the messages of an archive, and after them those that only the log has.
+
+    archive    g/a 1..200, g/b 3..180      the last sequence of each stream is looked up in it
+    log        g/a 120..230, g/b 95..181   read from 201 and 181 on: 120..200 are in both, and count once
+
+So a log may keep days and its archive years. A stream that was removed since is only in the archive, a new one only in
+the log. Messages that neither has any more are a loss: an error, as for any read (`failOnDataLoss`).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from pyspark_mqfs.commands.archive import identity, open_archive
+from pyspark_mqfs.commands.session import CommandError
+from pyspark_mqfs.commands.sources import Source, read
+from pyspark_mqfs.schema import all_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+def history(spark: SparkSession, archive: str, address: str, *, user: str = "", token: str = "") -> DataFrame:
+    """Read an archive and, of the same streams, the messages that came after it.
+
+    The archive's files and the end of each stream are those at the time of the call; each action reads them again.
+
+    Args:
+        spark: The session.
+        archive: The directory of an archive that `mqfs spark archive` made, on any file system of Spark.
+        address: The server that the archive is of, as of option `address`.
+        user: The user to read as; by default the one that runs this.
+        token: A token for a server that asks for one; by default none.
+
+    Returns:
+        The columns of the reader with `includeHeaders`; `offset` is unique in a group, rows are in no order.
+
+    Raises:
+        CommandError: There is no archive, or it is of another store.
+        OptionError: The address is invalid, or the server cannot be reached.
+    """
+    archived = open_archive(spark, archive)
+    metadata = identity(spark, archive)
+    selection = metadata["streams"]
+    names = tuple(filter(None, selection.get("subscribe", "").split(",")))
+    source = Source(address, names, selection.get("subscribePattern", ""), user, token)
+    catalog = source.catalog()
+    if catalog.store != metadata["store"]:
+        stores = f"archive of store {metadata['store']} (expected that of {address}: {catalog.store})"
+        raise CommandError(f"{archive}: {stores}")
+    columns = [*all_columns(headers=True).fields]
+    present = [path for path, _, _ in catalog.streams()]
+    kept = archived.select(*(_column(archived, field.name, field.dataType.simpleString()) for field in columns))
+    if not present:
+        return kept
+    if names:
+        source = Source(address, tuple(path for path in names if path in present), "", user, token)
+    live = read(spark, source, **_after(archived, present))
+    return kept.unionByName(live)
+
+
+def _column(archived: DataFrame, name: str, kind: str) -> Column:
+    """A column of the reader; those that are the same for all messages are not in an archive."""
+    if name in archived.columns:
+        return F.col(name)
+    return F.lit(0 if kind == "int" else None).cast(kind).alias(name)
+
+
+def _after(archived: DataFrame, present: Iterable[str]) -> dict[str, str]:
+    """The option that begins after the archive's last message of each stream."""
+    ends = archived.groupBy("topic").agg(F.max("offset").alias("last")).collect()
+    starts = {row["topic"]: row["last"] + 1 for row in ends}
+    found = {path: starts[path] for path in present if path in starts}
+    return {"startingOffsets": json.dumps(found)} if found else {}
+
+
+__all__ = ["history"]
