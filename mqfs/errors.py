@@ -345,10 +345,10 @@ class BadReplica(MqfsError):
     whole = True
 
 
-class Standby(MqfsError):
+class Standby(Disconnected):
     """This server is a standby: another one has the tree. The text has its address.
 
-    Use the address of the primary, or all of them: clients take the one that serves.
+    Give all addresses, with commas between: clients take the one that serves.
     """
 
     errno, text, http = _errno.EREMOTE, "standby", 503

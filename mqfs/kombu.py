@@ -3,6 +3,7 @@
     import mqfs.kombu
     app = Celery(broker_url="mqfs://")           # as mqfs.connect(): $MQFS_ADDRESS, else ./mqfs.sock
     app = Celery(broker_url="mqfs://:TOKEN@host:5640/jobs")
+    app = Celery(broker_url="mqfs://:TOKEN@one:5640/jobs;mqfs://:TOKEN@two:5640/jobs")     # a primary and its standby
 
 All is in three groups below the one that the URL names, `celery` where it names none:
 
@@ -30,6 +31,7 @@ from typing import Any
 from kombu.transport import TRANSPORT_ALIASES, virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.json import dumps, loads
+from kombu.utils.url import parse_url
 
 from mqfs.client import Claim, Claims, Client, Group, connect
 from mqfs.errors import BadAddress, BadRequest, Disconnected, Interrupted, MqfsError, NotFound, Stale
@@ -409,7 +411,7 @@ class Transport(virtual.Transport):
 
 
 def address_of(info: Any) -> str | None:
-    """The server's address in a URL; None: the default one.
+    """The addresses of the servers in a URL; None: the default one.
 
     Raises:
         BadAddress: It names a host without a port.
@@ -417,7 +419,10 @@ def address_of(info: Any) -> str | None:
     if option := info.transport_options.get("address"):
         return str(option)
     if info.port:
-        return f"{'tls' if info.ssl else 'tcp'}!{info.hostname}!{info.port}"
+        network = "tls" if info.ssl else "tcp"
+        others = [parse_url(url) for url in info.alt]
+        hosts = [(info.hostname, info.port), *((one["hostname"], one["port"]) for one in others if one["port"])]
+        return ",".join(f"{network}!{host}!{port}" for host, port in dict.fromkeys(hosts))
     if info.hostname not in (None, "", "localhost"):
         raise BadAddress(f"invalid broker URL: host {info.hostname!r} without a port (expected mqfs://HOST:PORT/GROUP)")
     return None

@@ -121,7 +121,11 @@ STATS_AT_ONCE = 12  # entries in one reply of 9P2000: 8 us each, and others are 
 NAMES_AT_ONCE = 128  # the same of 9P2000.L: 1 us each
 WALK_NAMES = 16  # the protocol's own limit
 SILENT_S = 30  # of a TCP connection, before keepalive probes: a dead peer may hold what others wait for
-ASKED, ASKED_S = 3, 10  # keepalive probes, and seconds between two; the system's defaults take two hours
+ASKED = 3  # keepalive probes, within SILENT_S; the system's defaults take two hours
+CLIENT_SILENT_S = 9  # the same at a client, which has another server to go to
+UNACKNOWLEDGED = (
+    7  # times that a client's kernel sends the same again, in some 25 s; its own limit is a quarter of an hour
+)
 REPLY_BYTES = 1 << 20  # replies of one connection not yet taken by its client; above it the connection is not read
 FID_BYTES = 1_024  # of memory, about, for a fid
 HANDSHAKE_S = 10.0  # of the handshake of TLS, and from there to a Tattach: silent clients hold no place for longer
@@ -223,6 +227,7 @@ REPLICA_CHECKPOINT_BYTES = 256 << 20  # of frames since the last checkpoint: a s
 REPLICA_CHECKPOINT_FRAMES = 10_000  # of them at most: an idle store appends one each REPLICA_BEAT_S
 REPLICA_REPORTS = 64  # standbys whose reports are kept
 REPLICA_WARNING_S = 60.0  # between two lines of the log about an engine that does not answer
+REPLICA_SILENT_S = 15.0  # without an answer of the engine, before /.ready and the page say so
 REPLICA_BEAT_S = 1.0  # between two frames of a primary that has nothing to append: a standby misses it after some
 REPLICA_CALL_S = 5.0  # that an engine may take to answer; then the outcome is looked up
 REPLICA_OBJECT_S = 0.7  # between two groups of frames in an object store that no writer waits for: it charges for each

@@ -15,7 +15,7 @@ from pyspark import TaskContext
 
 from mqfs import limits
 from mqfs.errors import BadAddress, Denied, Disconnected
-from mqfs.net.address import ADDRESS_FORMS, UnixAddress, is_loopback, parse_address
+from mqfs.net.address import ADDRESS_FORMS, UnixAddress, is_loopback, parse_addresses
 from mqfs.ninep.client import connection
 from mqfs.ninep.client.connection import Client
 from pyspark_mqfs.options import OptionError, Options, invalid
@@ -41,9 +41,11 @@ class Server:
         """The server of the common options. Raises OptionError."""
         address = options.required("address", ADDRESS_FORMS)
         try:
-            parse_address(address)
+            parse_addresses(address)
         except BadAddress:
             raise invalid("address", address, ADDRESS_FORMS) from None
+        if options.text("path") and len(parse_addresses(address)) > 1:  # a disk of one may have what no other has
+            raise OptionError("option path: not with several addresses (expected that of the server on this disk)")
         msize = options.size("msize", limits.MSIZE_MOST) or limits.MSIZE_MOST
         if not limits.MSIZE_LEAST <= msize <= limits.MSIZE_MOST:
             raise invalid("msize", options.text("msize"), f"a size from {limits.MSIZE_LEAST} to {limits.MSIZE_MOST}")
@@ -114,8 +116,9 @@ class Link:
 
     def _remote_hint(self) -> str:
         """For a task, which may run on another machine than the server."""
-        where = parse_address(self.server.address)
-        if TaskContext.get() is None or not (isinstance(where, UnixAddress) or is_loopback(where.host)):
+        addresses = parse_addresses(self.server.address)
+        is_local = any(isinstance(where, UnixAddress) or is_loopback(where.host) for where in addresses)
+        if TaskContext.get() is None or not is_local:
             return ""
         return " (expected tcp!HOST!PORT or tls!HOST!PORT, for workers on other machines)"
 

@@ -11,7 +11,7 @@ from mqfs import limits
 from mqfs.bench.payload import LEAST_BYTES
 from mqfs.engine.language.settings import parse_settings
 from mqfs.errors import BadAddress, BadCommand, BadConfig
-from mqfs.net.address import parse_address
+from mqfs.net.address import parse_addresses
 
 WAITS = ("committed", "published")
 TRANSPORTS = ("auto", "ring", "9p", "file", "embedded")
@@ -98,7 +98,7 @@ def _place(plan: Plan) -> None:
         if plan.transport in ("file", "embedded"):
             raise BadConfig(f"--at: not with --transport {plan.transport} (expected auto, ring or 9p)")
         try:
-            parse_address(plan.at)
+            parse_addresses(plan.at)
         except BadAddress as error:
             raise BadConfig(f"--at: {error.detail}") from None
     if plan.mount is not None:

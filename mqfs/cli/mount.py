@@ -12,7 +12,7 @@ import click
 
 from mqfs.cli.bridge import secret
 from mqfs.errors import BadCommand, MqfsError
-from mqfs.net.address import UnixAddress, parse_address
+from mqfs.net.address import UnixAddress, parse_addresses
 from mqfs.syntax.duration import parse_duration
 
 log = logging.getLogger("mqfs.mount")
@@ -22,7 +22,7 @@ log = logging.getLogger("mqfs.mount")
 class Options:
     """The mount: its server, its directory, and how long that server is waited for."""
 
-    addresses: list[str]
+    address: str
     directory: str
     patience_s: float
     allow_other: bool | None
@@ -31,13 +31,9 @@ class Options:
     trace: bool
 
 
-def _addresses(context: click.Context, argument: click.Parameter, value: str) -> list[str]:
-    addresses = [word for word in value.split(",") if word]
-    if not addresses:
-        raise click.BadParameter("no address (expected ADDRESS[,ADDRESS...])")
-    for address in addresses:
-        parse_address(address)
-    return addresses
+def _address(context: click.Context, argument: click.Parameter, value: str) -> str:
+    parse_addresses(value)
+    return value
 
 
 def _duration(context: click.Context, option: click.Parameter, value: str) -> float:
@@ -48,7 +44,7 @@ def _duration(context: click.Context, option: click.Parameter, value: str) -> fl
 
 
 @click.command()
-@click.argument("addresses", metavar="ADDRESS[,ADDRESS...]", callback=_addresses)
+@click.argument("address", metavar="ADDRESS[,ADDRESS...]", callback=_address)
 @click.argument("directory", metavar="DIR")
 @click.option(
     "--patience", "patience_s", default="60s", callback=_duration, metavar="DURATION", show_default=True,
@@ -64,7 +60,7 @@ def _duration(context: click.Context, option: click.Parameter, value: str) -> fl
 def mount(token_file: str | None, **options: Any) -> int:
     """Mount the tree of the server at ADDRESS on DIR. The mount outlives that server.
 
-    Of several addresses the first that answers is used; standbys are passed over. Runs until SIGTERM or SIGINT, then
+    Several addresses are a primary and its standbys: the one that serves is used. Runs until SIGTERM or SIGINT, then
     unmounts and exits with 0.
     """
     import trio  # here, so that the other commands need none of it
@@ -80,7 +76,7 @@ def mount(token_file: str | None, **options: Any) -> int:
 
 def may_others(options: Options) -> bool | None:
     """Whether others may use the mount: unless asked for only where the server knows them."""
-    knows = all(isinstance(parse_address(address), UnixAddress) for address in options.addresses) and not options.user
+    knows = all(isinstance(one, UnixAddress) for one in parse_addresses(options.address)) and not options.user
     return options.allow_other if knows or options.allow_other is not None else False
 
 
@@ -97,7 +93,7 @@ async def run(options: Options, notify: Callable[[str], None]) -> int:
     allow_other = may_others(options)
     mounts.others_allowed(allow_other)
     path = await trio.to_thread.run_sync(mounts.check_mountpoint, options.directory)
-    session = Session(options.addresses, patience_s=options.patience_s, user=options.user, token=options.token)
+    session = Session(options.address, patience_s=options.patience_s, user=options.user, token=options.token)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         link = await session.connect()
         refused: MqfsError | None = None

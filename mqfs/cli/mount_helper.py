@@ -24,7 +24,7 @@ import attrs
 
 from mqfs import limits
 from mqfs.errors import BadAddress, BadConfig, BadStore, MqfsError
-from mqfs.net.address import parse_address
+from mqfs.net.address import parse_addresses
 from mqfs.server.options import KINDS, join, read_file
 from mqfs.syntax.duration import parse_duration
 
@@ -58,7 +58,7 @@ class Request:
 def is_address(source: str) -> bool:
     """Whether it names a server; else a store."""
     try:
-        return all(parse_address(word) for word in source.split(","))
+        return bool(parse_addresses(source))
     except BadAddress:
         return False
 
@@ -141,7 +141,7 @@ def serve_server(request: Request, notify: Callable[[str], None]) -> int:
     logs.set_up("warning")
     given = request.options
     options = mount.Options(
-        addresses=request.source.split(","),
+        address=request.source,
         directory=request.directory,
         patience_s=parse_duration(given.get("patience", "60s")) / 1e9,
         allow_other=given.get("allow_other"),

@@ -13,7 +13,7 @@ from mqfs.client.info import Settings, setting_lines
 from mqfs.client.prefetch import close_all
 from mqfs.client.types import Link
 from mqfs.errors import BadRequest, Denied, Exists, MqfsError, NotDirectory, NotFound, Unsupported
-from mqfs.net.address import UnixAddress, default_address, parse_address
+from mqfs.net.address import UnixAddress, default_address, parse_addresses
 from mqfs.syntax.names import check_file_name
 
 TRANSPORTS = ("auto", "ring", "9p")
@@ -36,8 +36,9 @@ def connect(
 
     Args:
         address: `unix:PATH`, `tcp://HOST:PORT`, `tls://HOST:PORT`, `HOST:PORT`, or as servers print it: `unix!PATH`,
-            `tcp!HOST!PORT`, `tls!HOST!PORT`. None: $MQFS_ADDRESS, else ./mqfs.sock, else mqfs.sock in the user's
-            runtime folder.
+            `tcp!HOST!PORT`, `tls!HOST!PORT`. Several, with commas between, are a primary and its standbys: the one
+            that serves is used, and after a takeover the next one. None: $MQFS_ADDRESS, else ./mqfs.sock, else
+            mqfs.sock in the user's runtime folder.
         transport: "9p"; "ring": shared memory of a server on this machine; "auto": shared memory where possible.
         user: The name of the user. Empty: that of the process, or of the token.
         aname: The group to be the root. Empty: the root of the tree.
@@ -59,7 +60,7 @@ def connect(
     """
     if address is None:
         address = default_address()
-    if token and isinstance(parse_address(address), UnixAddress):  # it would not be sent
+    if token and any(isinstance(one, UnixAddress) for one in parse_addresses(address)):  # it would not be sent
         raise BadRequest(f"token with {address}: not used on a unix socket (expected tcp!HOST!PORT or tls!HOST!PORT)")
     if transport not in TRANSPORTS:
         raise BadRequest(f"invalid transport {transport!r} (expected {', '.join(TRANSPORTS)})")

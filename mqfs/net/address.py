@@ -1,7 +1,8 @@
 """Addresses: `unix!PATH`, `tcp!HOST!PORT` and `tls!HOST!PORT`.
 
 They are also understood as `unix:PATH`, `unix://PATH`, `tcp://HOST:PORT`, `tls://HOST:PORT` and `HOST:PORT`, and
-printed in the first form. This module words the failures to connect or listen, too. It opens no socket.
+printed in the first form. A client takes several, with commas between. This module words the failures to connect or
+listen, too. It opens no socket.
 """
 
 from __future__ import annotations
@@ -59,6 +60,9 @@ Address = UnixAddress | TcpAddress | TlsAddress
 
 _PLAIN = re.compile(r"(unix|tcp|tls)!(.*)", re.DOTALL)
 _URL = re.compile(r"(unix):(?://)?(.*)|(tcp|tls)://(.*?)/?", re.DOTALL)
+_COMMA = re.compile(
+    r",(?=(?:unix|tcp|tls)[!:]|(?:\[[^\]]*\]|[^:/!,]+):\d+(?:,|$)|$)"
+)  # the path of a socket may have one
 _HOST_AND_PORT = re.compile(r"\[(.*)\]:(\w*)|([^:/!]+):(\w*)")
 _HOST = re.compile(r"\[(.*)\]|([^:/!]*)")
 
@@ -77,6 +81,11 @@ def parse_address(text: str) -> Address:
     if _HOST_AND_PORT.fullmatch(text):
         return _of_network("tcp", text, *_host_and_port(text, text))
     raise BadAddress(f"invalid address {text!r}: unknown network (expected {ADDRESS_FORMS})")
+
+
+def parse_addresses(text: str) -> list[Address]:
+    """Parse one address, or several with commas between. Raises BadAddress."""
+    return [parse_address(word) for word in _COMMA.split(text)]
 
 
 def _unix(text: str, path: str) -> UnixAddress:

@@ -22,6 +22,7 @@ PATH_BYTES = 107  # of an address, less its NUL
 PROBE_S = 1.0
 _CREDENTIALS = struct.Struct("3i")
 _PEERGROUPS = 59  # of <asm/socket.h>; Python's socket has no name for it
+_INFO_BYTES, _RETRANSMITS = 4, 2  # of struct tcp_info of <linux/tcp.h>: its third byte
 _GROUPS_BYTES = 1_024  # the most that Python's getsockopt takes: 256 groups
 
 
@@ -89,12 +90,23 @@ def _remove_stale(where: str, path: str, kind: int) -> None:
     raise OSError(errno.EADDRINUSE, "in use")
 
 
-def detect_dead_host(sock: socket.socket) -> None:
-    """Have the kernel end a TCP connection within a minute after its host is gone."""
+def detect_dead_host(sock: socket.socket, silent_s: int = limits.SILENT_S) -> None:
+    """Have the kernel end a TCP connection whose host is gone: after `silent_s` seconds without a word, and the same
+    again for the probes. It probes only where nothing that was sent waits for its receipt: see `is_host_silent`."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, limits.SILENT_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, limits.ASKED_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, silent_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, silent_s // limits.ASKED)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, limits.ASKED)
+
+
+def is_host_silent(sock: Any) -> bool:
+    """Whether the host of a TCP connection has not acknowledged what was sent to it again and again, for some 25 s. A
+    host whose program reads nothing does acknowledge."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    except OSError:  # no TCP
+        return False
+    return bool(info[_RETRANSMITS] >= limits.UNACKNOWLEDGED)
 
 
 def peer(sock: socket.socket) -> tuple[int, int, int]:

@@ -93,7 +93,7 @@ class ReadAhead:
             self._put(error)
             return
         data: bytes = reply.data
-        if len(data) == POSITION.size:
+        if len(data) == POSITION.size and POSITION.unpack(data)[0] <= file.position:  # no end mark: that has a sequence
             if self._is_ending:
                 return  # one answer says it for all
             self._is_ending = True

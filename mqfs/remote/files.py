@@ -58,8 +58,6 @@ if TYPE_CHECKING:
 CLAIM_VERBS = frozenset(("ack", "nack", "release", "dead", "touch"))
 SETUP_VERBS = frozenset(("format", "select", "cover", "until", "prefetch", "seek"))  # said again after a restart
 ONCE_VERBS = frozenset(("eof", "clear", "drop", "redrive"))  # of ctl: not to be done twice
-AHEAD, AHEAD_BYTES = 32, 256 << 10  # messages that a reader asks for ahead, and about their bytes
-CHANNELS = 256  # of `.put`, open without a writer
 REOPEN_PAUSES_S = 0.3, 0.7  # before a file that cannot be opened again is given up
 MARGIN_S = 1.0  # before an id is forgotten
 
@@ -87,6 +85,7 @@ class OpenFile:
         self.claimed_on: Link | None = None  # the connection of the last claim
         self.channel: PutChannel | None = None
         self.ahead: ReadAhead | None = None
+        self._readers: dict[int, Callable[[], None]] = {}  # processes behind its claims that live, and how to stop that
         self._is_watching = False
         self._notify: Callable[[], None] | None = None  # of poll
 
@@ -205,10 +204,29 @@ class OpenFile:
         data: bytes = reply.data
         if not data and count and (self.takes or self.parkable):
             return self.verify_end(partial(self.read, count, offset))
-        if self.takes and data:
-            self.claimed_on = self.link
-            self._watch_reader(pid)
+        if self.takes:
+            if data:
+                self.claimed_on = self.link
+                self._watch_readers(pid)
+        elif not self.parkable and 0 < len(data) < count:  # a snapshot: the kernel takes less for its end
+            return self._read_on(data, count, offset)
         return data
+
+    def _read_on(self, data: bytes, count: int, offset: int) -> Step[bytes]:
+        """What a snapshot has after that, too: one message of 9P has less than the kernel asks for."""
+        rest = self.read(count - len(data), offset + len(data))
+        if not isinstance(rest, Wait):
+            return data + rest
+        whole: Wait[bytes] = Wait()
+
+        def joined(wait: Wait[bytes]) -> None:
+            try:
+                whole.resolve(data + wait.result())
+            except MqfsError as error:
+                whole.fail(error)
+
+        rest.subscribe(joined)
+        return whole
 
     def _ask_next(self, call: OneRequest[bytes]) -> Fcall | bytes:
         if self.failed is not None:
@@ -249,25 +267,36 @@ class OpenFile:
         elif data:
             self.returned.insert(0, data)
 
-    def _watch_reader(self, pid: int) -> None:
-        """Have the claim of a consumer released when the process that read it ends: a child may keep its file open."""
-        parent, processes = self.node.parent, self.tree.processes
-        if pid == self._claim_pid or processes is None or parent is None or parent.name != ".consumers":
+    def _watch_readers(self, pid: int) -> None:
+        """Have a claim go back when the process that read it and the one that opened the file are both gone: a child
+        may keep it open."""
+        processes = self.tree.processes
+        if not pid or processes is None:
             return
-        if self._unwatch_reader is not None:
-            self._unwatch_reader()
-        self._claim_pid = pid
-        self._unwatch_reader = processes.watch(pid, partial(self._on_reader_ended, pid))
-        if self._unwatch_reader is None:  # it has ended
-            self._on_reader_ended(pid)
+        for one in {pid, self.user.pid} - self._readers.keys():
+            if (stop := processes.watch(one, partial(self._on_ended, one))) is not None:
+                self._readers[one] = stop
+        if not self._readers:
+            self._give_back()
 
-    _claim_pid = 0
-    _unwatch_reader: Callable[[], None] | None = None
+    def _on_ended(self, pid: int) -> None:
+        del self._readers[pid]
+        if not self._readers:
+            self._give_back()
 
-    def _on_reader_ended(self, pid: int) -> None:
-        self._unwatch_reader, self._claim_pid = None, 0
-        if pid and self.link is not None and self.claimed_on is self.link:
-            self.link.send_one(m.Twrite(0, self.fid, 0, b"release\n"), lambda reply: None)
+    def _give_back(self) -> None:
+        if self.link is not None and self.claimed_on is self.link:
+            if self.node.is_stream:
+                self.session.call(self._renew)
+            else:
+                self.link.send_one(m.Twrite(0, self.fid, 0, b"nack 0s\n"), lambda reply: None)
+
+    def _renew(self, link: Link, repeated: bool) -> Procedure[None]:
+        """Another fid of the file. What the old one has claimed goes back with it."""
+        old = self.fid
+        yield from self.reopen(link)
+        if not repeated:
+            drop(link, old)
 
     # ------------------------------------------------------------ poll
 
@@ -395,6 +424,8 @@ class OpenFile:
     def _write_commands(self, data: bytes) -> Step[int]:
         """The whole lines of a file of commands; an unfinished one waits for the next write, or the close."""
         whole, newline, rest = (self.partial + data).rpartition(b"\n")
+        if rest == b"ack" and not newline:  # as in the engine: no other command begins so
+            whole, newline, rest = rest, b"\n", b""
         if len(whole) + len(rest) > limits.CTL_BYTES:
             raise TooLong(
                 f"commands of {len(whole) + len(rest)} bytes (expected at most {limits.CTL_BYTES} in a write)"
@@ -467,8 +498,9 @@ class OpenFile:
         if self.partial and self.channel is not None:
             line, self.partial = self.partial, b""
             self._publish(line, 0)
-        if self._unwatch_reader is not None:
-            self._unwatch_reader()
+        for stop in self._readers.values():
+            stop()
+        self._readers.clear()
         self._notify = None
         self.tree.locks.forget(self)
         if self.ahead is not None:

@@ -17,7 +17,8 @@ from typing import TypeAlias
 import trio
 
 from mqfs.errors import BadFrame, OverLimit
-from mqfs.ninep.client.connection import Client, TlsSocket
+from mqfs.ninep.client.connection import Client
+from mqfs.ninep.client.dial import TlsSocket
 from mqfs.ninep.codec.messages import Fcall
 
 log = logging.getLogger("mqfs.mount")

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Generator
 from functools import partial
@@ -42,14 +41,13 @@ Procedure: TypeAlias = Generator[
     list[Fcall] | float, list[Fcall], T
 ]  # yields requests, and is sent their replies, which may be errors; or yields seconds to wait
 
-CONNECT_S = 5.0  # of one address
-RETRY_S, RETRY_MOST_S = 0.02, 1.0  # between two rounds over the addresses, doubling
+CONNECT_S = 5.0
+RETRY_S, RETRY_MOST_S = 0.02, 1.0  # between two attempts, doubling
 TICK_S = 0.5
 INTERRUPT_S = 2.0  # without a connection, before a signal ends a call on names
 ASK_S, SILENT_S = 5.0, 15.0  # of a server that owes answers: it is asked for one, then it counts as lost
 WRITTEN_BYTES = 256 << 20  # of unanswered writes
 USERS = 1_024  # attached at once on a connection
-_STANDBY = re.compile(r"standby: the primary is (\S+)")
 
 
 class Closed(MqfsError):
@@ -239,10 +237,10 @@ class OneRequest(Wait[T]):
 
 
 class Session:
-    """The present connection to the first address that answers as a primary, and what waits for the next one."""
+    """The present connection to the first address that serves, and what waits for the next one."""
 
-    def __init__(self, addresses: list[str], *, patience_s: float, user: str = "", token: str = "") -> None:
-        self.addresses, self.patience_s = addresses, patience_s
+    def __init__(self, address: str, *, patience_s: float, user: str = "", token: str = "") -> None:
+        self.address, self.patience_s = address, patience_s
         self._user, self._token = user, token
         self.link: Link | None = None
         self.pending: dict[Any, None] = {}  # calls that wait for a connection, in the order of asking
@@ -252,7 +250,6 @@ class Session:
         self.closing = self._impatient = False
         self._held = 0  # bytes of unanswered writes
         self._nursery: trio.Nursery | None = None
-        self._next = ""  # an address that a standby named
 
     # ------------------------------------------------------------ calls
 
@@ -316,35 +313,22 @@ class Session:
     # ------------------------------------------------------------ connecting
 
     async def connect(self) -> Link:
-        """A connection to the first address that answers. Raises Disconnected or what the last one refused with."""
-        error: MqfsError = Disconnected("no connection: no address left (expected a running server)")
-        tried: set[str] = set()
-        wanted = [self._next, *self.addresses] if self._next else list(self.addresses)
-        while wanted:
-            address = wanted.pop(0)
-            if address in tried:
-                continue
-            tried.add(address)
-            try:
-                return await trio.to_thread.run_sync(self._connect, address, abandon_on_cancel=True)
-            except (MqfsError, TimeoutError) as found:
-                error = found if isinstance(found, MqfsError) else Disconnected(str(found))
-                if (named := _STANDBY.search(str(found))) is not None:
-                    wanted.insert(0, named[1])
-        self._next = ""
-        raise error
+        """A connection to the first address that serves. Raises Disconnected, or what the mount was refused with."""
+        return await trio.to_thread.run_sync(self._connect, abandon_on_cancel=True)
 
-    def _connect(self, address: str) -> Link:
-        dial = partial(connection.connect, address, user=self._user, timeout=CONNECT_S, token=self._token)
+    def _connect(self) -> Link:
+        dial = partial(connection.connect, self.address, user=self._user, timeout=CONNECT_S, token=self._token)
         try:
-            client = dial(aname=ATTACH, dialect=Dialect.LINUX, msize=limits.MSIZE_MOST)
-        except Disconnected:
-            raise
-        except MqfsError:  # 9P2000.L has numbers only: plain 9P says why, and a standby who the primary is
-            dial().close()
-            raise
-        self.is_per_user = isinstance(parse_address(address), UnixAddress) and not self._user and os.geteuid() == 0
-        self._next = address
+            try:
+                client = dial(aname=ATTACH, dialect=Dialect.LINUX, msize=limits.MSIZE_MOST)
+            except MqfsError as error:
+                if type(error) is not Disconnected:  # 9P2000.L has numbers only: plain 9P says why
+                    dial().close()
+                raise
+        except TimeoutError as error:
+            raise Disconnected(str(error)) from None
+        where = parse_address(client.where)
+        self.is_per_user = isinstance(where, UnixAddress) and not self._user and os.geteuid() == 0
         return Link(client)
 
     async def run(self, first: Link) -> None:
@@ -465,11 +449,6 @@ class _NoRepeat:
 def _reopen(file: Any, link: Link, repeated: bool) -> Procedure[None]:
     procedure: Procedure[None] = file.reopen(link)
     return procedure
-
-
-def clunk(link: Link, fid: int) -> None:
-    """Clunk a fid, without waiting."""
-    link.send_one(m.Tclunk(0, fid), lambda reply: None if reply is None else link.machine.free_fid(fid))
 
 
 # ---------------------------------------------------------------- walks

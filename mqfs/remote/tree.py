@@ -199,20 +199,26 @@ class RemoteTree:
         self, link: Link, user: User | None, node: RemoteNode, flags: int, requests: Callable[[int], list[Fcall]]
     ) -> Procedure[tuple[int, list[Fcall]]]:
         """A fid of a node, open, and the replies to requests about it, which may be errors."""
+        return self._new_fid(link, user, node, lambda fid: [linux.Tlopen(0, fid, flags), *requests(fid)])
+
+    def _new_fid(
+        self, link: Link, user: User | None, node: RemoteNode, requests: Callable[[int], list[Fcall]]
+    ) -> Procedure[tuple[int, list[Fcall]]]:
+        """A fid of a node, of which the first request succeeded, and the replies to the others, which may be errors."""
         root = yield from self.session.root(link, user)
         start, names = yield from near(link, root, node.path)
         fid = link.new_fid()
         try:
-            replies = yield [walk(start, fid, names), linux.Tlopen(0, fid, flags), *requests(fid)]
-            check_number(node, (yield from arrive(link, start, names, replies[0])))
-            check(replies[1])
+            walked, first, *replies = yield [walk(start, fid, names), *requests(fid)]
+            check_number(node, (yield from arrive(link, start, names, walked)))
+            check(first)
         except MqfsError:
             drop(link, fid)
             raise
         finally:
             if start != root:
                 drop(link, start)
-        return fid, replies[2:]
+        return fid, replies
 
     # ------------------------------------------------------------ looking
 
@@ -311,23 +317,15 @@ class RemoteTree:
     ) -> Procedure[tuple[RemoteNode, OpenFile]]:
         access = flags & os.O_ACCMODE
         exclusive = flags & os.O_EXCL if not repeated else 0  # it may have been made by the first attempt
-        root = yield from self.session.root(link, user)
-        start, names = yield from near(link, root, group.path)
-        fid = link.new_fid()
+        create = partial(_create, name, access | os.O_CREAT | exclusive, mode, user.gid)
+        fid, _ = yield from self._new_fid(link, user, group, create)
+        replies = yield [linux.Tgetattr(0, fid, ATTRIBUTES), open_state(fid)]  # a create may wait for the disk
         try:
-            create = linux.Tlcreate(0, fid, name, access | os.O_CREAT | exclusive, mode, user.gid)
-            walked, created = yield [walk(start, fid, names), create]
-            check_number(group, (yield from arrive(link, start, names, walked)))
-            check(created)
-            replies = yield [linux.Tgetattr(0, fid, ATTRIBUTES), open_state(fid)]  # a create may wait for the disk
             found: Any = check(replies[0])
             state = check(replies[1])
         except MqfsError:
             drop(link, fid)
             raise
-        finally:
-            if start != root:
-                drop(link, start)
         node = self.node(group, name, found.qid)
         file = OpenFile(self, node, user, access)
         yield from file.on_opened(link, fid, state)
@@ -431,6 +429,10 @@ class RemoteTree:
 
 def _open_and_sync(flags: int, fid: int) -> list[Fcall]:
     return [linux.Tlopen(0, fid, flags), linux.Tfsync(0, fid)]
+
+
+def _create(name: str, flags: int, mode: int, gid: int, fid: int) -> list[Fcall]:
+    return [linux.Tlcreate(0, fid, name, flags, mode, gid)]
 
 
 def check_number(node: RemoteNode, qid: Qid | None) -> None:

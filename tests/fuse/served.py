@@ -25,7 +25,13 @@ from mqfs.store.store import DiskStore
 from tests.support.timers import ring_timers
 
 
-def sizes(tree: Tree, mount: FuseMount) -> str:
+def write_sizes(mount: FuseMount, handles: int) -> None:
+    """The sizes of its tables, as MOUNTPOINT.sizes. `handles`: of open files in its tree."""
+    Path(f"{mount.path}.new").write_text(sizes(mount, handles))
+    os.replace(f"{mount.path}.new", f"{mount.path}.sizes")
+
+
+def sizes(mount: FuseMount, handles: int) -> str:
     assert mount.loop is not None
     return json.dumps(
         {
@@ -38,8 +44,8 @@ def sizes(tree: Tree, mount: FuseMount) -> str:
             "early": len(mount.loop.parked.early),
             "locks": len(mount.tree.locks),
             "watched": len(mount.processes),
-            "handles": tree.open_files.count,
-            "parked": tree.waits.used,
+            "handles": handles,
+            "parked": mount.tree.waits.used,
         }
     )
 
@@ -65,8 +71,7 @@ async def run(mountpoint: str, path: str) -> None:
             async for number in signals:
                 if number == signal.SIGTERM:
                     break
-                Path(f"{mountpoint}.new").write_text(sizes(tree, mount))
-                os.replace(f"{mountpoint}.new", f"{mountpoint}.sizes")
+                write_sizes(mount, tree.open_files.count)
             tree.close()
             await mount.stop()
             nursery.cancel_scope.cancel()

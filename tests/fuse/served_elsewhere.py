@@ -5,13 +5,11 @@ The server is a child, at a socket beside the mountpoint. On SIGUSR1 the sizes o
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import trio
 
@@ -21,32 +19,13 @@ from mqfs.remote.files import OpenFile
 from mqfs.remote.session import Session
 from mqfs.remote.tree import RemoteTree
 from mqfs.server.service import notify
-from tests.fuse.served import until_unmounted
+from tests.fuse.served import until_unmounted, write_sizes
 
 PATIENCE_S = 60.0
 
 
-def sizes(tree: RemoteTree, mount: FuseMount) -> str:
-    assert mount.loop is not None
-    return json.dumps(
-        {
-            "nodes": len(mount.nodes),
-            "given": mount.nodes.given,
-            "files": len(mount.files.open),
-            "listings": len(mount.files.listings),
-            "waiting": len(mount.loop.parked.by_unique),
-            "passed": len(mount.loop.passed),
-            "early": len(mount.loop.parked.early),
-            "locks": len(tree.locks),
-            "watched": len(mount.processes),
-            "handles": sum(isinstance(file, OpenFile) for file in tree.session.files),
-            "parked": tree.waits.used,
-        }
-    )
-
-
 async def run(mountpoint: str, address: str) -> None:
-    session = Session([address], patience_s=PATIENCE_S)
+    session = Session(address, patience_s=PATIENCE_S)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGUSR1) as signals:
         link = await session.connect()
         async with trio.open_nursery() as nursery:
@@ -60,8 +39,7 @@ async def run(mountpoint: str, address: str) -> None:
             async for number in signals:
                 if number == signal.SIGTERM:
                     break
-                Path(f"{mountpoint}.new").write_text(sizes(tree, mount))
-                os.replace(f"{mountpoint}.new", f"{mountpoint}.sizes")
+                write_sizes(mount, sum(isinstance(file, OpenFile) for file in session.files))
             session.close()
             await mount.stop()
             nursery.cancel_scope.cancel()

@@ -157,6 +157,38 @@ def test_messages_are_there_once_and_in_order_under_kills(elsewhere: Elsewhere) 
         assert lister.result(HANG_S) > 0
 
 
+def test_two_end_marks_in_a_row_are_two_ends_of_file(elsewhere: Elsewhere) -> None:
+    group = elsewhere.group("g", "replay all")
+    stream = group / "s"
+    stream.touch()
+    with open(stream, "rb", buffering=0) as file:
+        stream.write_bytes(b"1")
+        (group / "ctl").write_text("eof s\neof s\n")
+        stream.write_bytes(b"2")
+        assert [file.read(64) for _ in range(4)] == [b"1", b"", b"", b"2"]
+
+
+def test_a_large_kept_stream_is_read_in_one_call(elsewhere: Elsewhere) -> None:
+    """A reply of 9P has less than that; the kernel takes a short one for the end."""
+    group, body = elsewhere.group("g", "replay all"), bytes(700_000)
+    for _ in range(4):
+        (group / "s").write_bytes(body)
+    with open(group / ".kept" / "s", "rb", buffering=0) as file:
+        assert len(file.read(10_000_000)) == 4 * len(body)
+
+
+def test_a_claim_stays_while_the_shell_that_opened_its_file_lives(elsewhere: Elsewhere) -> None:
+    group = elsewhere.group("g", "replay all")
+    (group / "s").touch()
+    (group / ".consumers" / "w").touch()
+    for job in ("one", "two"):
+        (group / "s").write_text(f"{job}\n")
+    take = "exec 3<>.consumers/w; echo format each >&3; a=$(cat <&3); b=$(cat <&3)"
+    script = f"{take}; echo ack 1 >&3 && echo ack >&3 && echo $a $b"
+    done = subprocess.run(["bash", "-c", script], cwd=group, capture_output=True, text=True, timeout=HANG_S, check=True)
+    assert (done.stdout, done.stderr) == ("one two\n", "")
+
+
 def test_a_claim_of_a_server_that_ended_is_stale(elsewhere: Elsewhere) -> None:
     group = elsewhere.group("g", "replay all")
     (group / "s").touch()

@@ -22,7 +22,7 @@ from mqfs.client.types import Direct, Filters, Link, Patterns, Subscription
 from mqfs.errors import Again, BadRing, Busy, Disconnected, MqfsError, NotFound, Stale, TooLong
 from mqfs.model import Kind
 from mqfs.net import identity
-from mqfs.net.address import UnixAddress, parse_address
+from mqfs.net.address import UnixAddress, parse_address, parse_addresses
 from mqfs.ninep.client.connection import Client
 from mqfs.ring import EPHEMERAL, MISSING, protocol
 
@@ -31,7 +31,10 @@ def why_not(address: str, user: str) -> str:
     """The reason why rings are unavailable; empty where they may be available."""
     if MISSING:
         return f"C extension not built ({MISSING})"
-    if not isinstance(parse_address(address), UnixAddress):
+    addresses = parse_addresses(address)
+    if len(addresses) > 1:
+        return "several servers (expected one address)"
+    if not isinstance(addresses[0], UnixAddress):
         return "server not on this machine (expected unix!PATH)"
     if user and identity.user_number(user) != os.geteuid():
         return f"user {user!r} is not the user of this process"

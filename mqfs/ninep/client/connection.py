@@ -17,11 +17,10 @@ import os
 import queue
 import select
 import socket
-import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from types import TracebackType
@@ -30,10 +29,10 @@ from typing import TypeVar, cast
 from mqfs import limits
 from mqfs.errors import BadFrame, BadRequest, Disconnected, Interrupted, MqfsError
 from mqfs.model import Stat
-from mqfs.net.address import Address, TlsAddress, UnixAddress, explain_failure, parse_address
-from mqfs.net.certificates import client_context
-from mqfs.net.tls import TlsMachine, explain
+from mqfs.net.address import Address, TlsAddress, UnixAddress, explain_failure, parse_addresses
+from mqfs.net.sockets import is_host_silent
 from mqfs.ninep.client.channel import Channel, Procedure
+from mqfs.ninep.client.dial import TlsSocket, dial, first_of
 from mqfs.ninep.client.machine import ClientMachine, expect
 from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Fcall
@@ -66,12 +65,21 @@ def connect(
     timeout: float | None = None,
     token: str = "",
 ) -> Client:
-    """Connect and attach to the tree at an address. `timeout`: of connecting, in seconds. `token`: the secret that
-    identifies a client over TCP or TLS. Raises BadAddress, BadConfig, TimeoutError, the server's errors, and
-    Disconnected where none answers."""
-    where = parse_address(address) if isinstance(address, str) else address
+    """Connect and attach to the tree at an address; of several, with commas between, to the first that serves it.
+    `timeout`: of connecting, in seconds. `token`: the secret that identifies a client over TCP or TLS. Raises
+    BadAddress, BadConfig, TimeoutError, the server's errors, and Disconnected where none answers."""
+    addresses = parse_addresses(address) if isinstance(address, str) else [address]
+    attach = partial(
+        _attach, user=user, aname=aname, dialect=dialect, msize=msize, timeout=timeout, token=token
+    )  # fmt: skip
+    return attach(addresses[0]) if len(addresses) == 1 else first_of(addresses, attach, timeout)
+
+
+def _attach(
+    where: Address, *, user: str, aname: str, dialect: Dialect, msize: int, timeout: float | None, token: str
+) -> Client:
     try:
-        sock = _dial(where, timeout)
+        sock = dial(where, timeout)
     except OSError as error:
         raise Disconnected(explain_failure(where, error)) from None
     client = Client(sock, ClientMachine(dialect, msize), str(where))
@@ -87,27 +95,6 @@ def connect(
         raise
     sock.settimeout(None)
     return client
-
-
-def _dial(where: Address, timeout: float | None) -> socket.socket | TlsSocket:
-    if isinstance(where, UnixAddress):
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(timeout)
-        try:
-            sock.connect(where.path)
-        except OSError:
-            sock.close()
-            raise
-        return sock
-    sock = socket.create_connection((where.host, where.port), timeout)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if not isinstance(where, TlsAddress):
-        return sock
-    try:
-        return TlsSocket(sock, where.host)
-    except BaseException:
-        sock.close()
-        raise
 
 
 class Slot:
@@ -287,13 +274,18 @@ class Client:
             self._distribute(data)
 
     def _receive(self, left: float | None) -> bytes | None:
-        """Received bytes; b"" at the end, None after the time-out."""
+        """Received bytes; b"" at the end, None after a time-out. Raises OSError."""
         if left is not None:
             poll = select.poll()
             poll.register(self.socket, select.POLLIN)
             if not poll.poll(left * 1_000 + 1):
                 return None
-        return self.socket.recv(max(RECEIVE_BYTES, self.caller.missing))
+        try:
+            return self.socket.recv(max(RECEIVE_BYTES, self.caller.missing))
+        except BlockingIOError:
+            if is_host_silent(self.socket):
+                raise ConnectionError("its host is silent") from None
+            return None
 
     def _distribute(self, data: bytes) -> None:
         try:
@@ -615,85 +607,4 @@ class File(io.RawIOBase):
             super().close()
 
 
-# ---------------------------------------------------------------- TLS
-
-
-@contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """Raises ConnectionError with the reason in words where TLS fails."""
-    try:
-        yield
-    except ssl.SSLError as error:
-        raise ConnectionError(explain(error)) from None
-
-
-class TlsSocket:
-    """The calls of a connected socket that a client makes, through TLS. A failure of TLS is a ConnectionError.
-
-    It has the lock of the machine: one thread may receive while another sends.
-    """
-
-    def __init__(self, sock: socket.socket, host: str) -> None:
-        """Complete the handshake, and check that the server's certificate has that name. Raises OSError, BadConfig."""
-        self.raw = self._socket = sock
-        self._machine = machine = TlsMachine(client_context("9p"), host)
-        self._lock = threading.Lock()
-        self._early = b""
-        machine.shake_hands()
-        while not machine.ready:
-            sock.sendall(machine.take())
-            data = sock.recv(65_536)
-            if not data:
-                raise ConnectionError("closed by the server in the TLS handshake (expected a TLS server)")
-            try:
-                with _explained():
-                    self._early = machine.receive(data)
-            except ConnectionError:
-                with contextlib.suppress(OSError):
-                    sock.sendall(machine.take())  # the alert: the server's log then has the reason
-                raise
-        sock.sendall(machine.take())
-
-    def recv(self, size: int) -> bytes | None:
-        """Received bytes, all there are; None: none that can be decrypted yet; b"": the end."""
-        if self._early:
-            data, self._early = self._early, b""
-            return data
-        data = self._socket.recv(size)
-        if not data:
-            return b""
-        with self._lock, _explained():
-            plain = self._machine.receive(data)
-            return plain if plain or self._machine.ended else None
-
-    def sendall(self, data: bytes) -> None:
-        """Send, after the answers of TLS to what was received. Never in two threads at once."""
-        with self._lock, _explained():
-            self._machine.send(data)
-            encrypted = self._machine.take()
-        self._socket.sendall(encrypted)
-
-    def encrypt(self, data: bytes) -> bytes:
-        """What `sendall` would send, for a caller with a loop of its own, which sends it."""
-        with self._lock, _explained():
-            self._machine.send(data)
-            return self._machine.take()
-
-    def settimeout(self, timeout: float | None) -> None:
-        self._socket.settimeout(timeout)
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def shutdown(self, how: int) -> None:
-        """As of a socket; announces the end first, if that does not block."""
-        with contextlib.suppress(OSError), self._lock:
-            self._machine.close()
-            self._socket.send(self._machine.take(), socket.MSG_DONTWAIT)
-        self._socket.shutdown(how)
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-__all__ = ["Client", "File", "Slot", "TlsSocket", "connect"]
+__all__ = ["Client", "File", "Slot", "connect"]

@@ -1,0 +1,211 @@
+"""Dialling: the socket of an address, through TLS where that says so; and of several addresses the first that serves.
+
+a   |------- no answer ........      one that hangs does not hold up the next: it has a head start only
+b            |- a standby            a refusal ends the head start
+c              |-- attached          the first one wins, and what comes after it is closed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+from mqfs import limits
+from mqfs.errors import Disconnected, Standby
+from mqfs.net.address import Address, TlsAddress, UnixAddress
+from mqfs.net.certificates import client_context
+from mqfs.net.sockets import detect_dead_host
+from mqfs.net.tls import TlsMachine, explain
+
+C = TypeVar("C")  # what is dialled: it has `close`
+
+_LOOK = struct.pack("@ll", 5, 0)  # struct timeval: how long recv(2) waits, before the host is looked at
+HEAD_START_S = 0.5  # of an address, before the next one is tried, too
+
+
+def dial(where: Address, timeout: float | None) -> socket.socket | TlsSocket:
+    """A connected socket. Raises OSError, BadConfig."""
+    if isinstance(where, UnixAddress):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(timeout)
+        try:
+            sock.connect(where.path)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+    sock = socket.create_connection((where.host, where.port), timeout)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        detect_dead_host(sock, limits.CLIENT_SILENT_S)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LOOK)
+        return TlsSocket(sock, where.host) if isinstance(where, TlsAddress) else sock
+    except BaseException:
+        sock.close()
+        raise
+
+
+def first_of(addresses: Sequence[Address], attempt: Callable[[Address], C], timeout: float | None) -> C:
+    """The result of the first attempt that succeeds, within `timeout` seconds. Raises what an address was refused with
+    where that would not change, else Disconnected with the reason of each."""
+    race = _Race(attempt)
+    try:
+        return race.run(addresses, None if timeout is None else time.monotonic() + timeout)
+    finally:
+        race.end()
+
+
+class _Race(Generic[C]):
+    """Attempts, each on a thread of its own."""
+
+    def __init__(self, attempt: Callable[[Address], C]) -> None:
+        self._attempt = attempt
+        self._outcomes: queue.SimpleQueue[tuple[Address, C | Exception]] = queue.SimpleQueue()
+        self._lock, self._is_over = threading.Lock(), False
+
+    def _try(self, where: Address) -> None:
+        outcome: C | Exception
+        try:
+            outcome = self._attempt(where)
+        except Exception as error:
+            outcome = error
+        with self._lock:
+            if not self._is_over:
+                self._outcomes.put((where, outcome))
+                return
+        _close(outcome)
+
+    def run(self, addresses: Sequence[Address], deadline: float | None) -> C:
+        """The first success. Raises as `first_of`."""
+        failed: dict[Address, Exception | None] = dict.fromkeys(addresses)
+        waiting, under_way = list(dict.fromkeys(addresses)), 0
+        while waiting or under_way:
+            if waiting:
+                threading.Thread(target=self._try, args=(waiting.pop(0),), name="mqfs-dial", daemon=True).start()
+                under_way += 1
+            left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            wait_s = left_s if not waiting else HEAD_START_S if left_s is None else min(HEAD_START_S, left_s)
+            try:
+                where, outcome = self._outcomes.get(timeout=wait_s)
+            except queue.Empty:
+                if left_s == wait_s:
+                    break
+                continue
+            under_way -= 1
+            if not isinstance(outcome, Exception):
+                return outcome
+            failed[where] = outcome
+        raise _why(failed)
+
+    def end(self) -> None:
+        """Nothing more is wanted."""
+        with self._lock:
+            self._is_over = True
+        with contextlib.suppress(queue.Empty):
+            while True:
+                _close(self._outcomes.get_nowait()[1])
+
+
+def _close(outcome: Any) -> None:
+    if not isinstance(outcome, Exception):
+        outcome.close()
+
+
+def _why(failed: dict[Address, Exception | None]) -> Exception:
+    """The error for all addresses."""
+    for error in failed.values():
+        if error is not None and not isinstance(error, Disconnected | OSError):
+            return error  # a refused token, say: a server that would serve refuses it, too
+    texts = []
+    for where, error in failed.items():
+        text = error.wire_text() if isinstance(error, Standby) else str(error or "no answer")
+        texts.append(text if text.startswith(str(where)) else f"{where}: {text}")
+    return Disconnected("; ".join(texts))
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Raises ConnectionError with the reason in words where TLS fails."""
+    try:
+        yield
+    except ssl.SSLError as error:
+        raise ConnectionError(explain(error)) from None
+
+
+class TlsSocket:
+    """The calls of a connected socket that a client makes, through TLS. A failure of TLS is a ConnectionError.
+
+    It has the lock of the machine: one thread may receive while another sends.
+    """
+
+    def __init__(self, sock: socket.socket, host: str) -> None:
+        """Complete the handshake, and check that the server's certificate has that name. Raises OSError, BadConfig."""
+        self.raw = self._socket = sock
+        self._machine = machine = TlsMachine(client_context("9p"), host)
+        self._lock = threading.Lock()
+        self._early = b""
+        machine.shake_hands()
+        while not machine.ready:
+            sock.sendall(machine.take())
+            data = sock.recv(65_536)
+            if not data:
+                raise ConnectionError("closed by the server in the TLS handshake (expected a TLS server)")
+            try:
+                with _explained():
+                    self._early = machine.receive(data)
+            except ConnectionError:
+                with contextlib.suppress(OSError):
+                    sock.sendall(machine.take())  # the alert: the server's log then has the reason
+                raise
+        sock.sendall(machine.take())
+
+    def recv(self, size: int) -> bytes | None:
+        """Received bytes, all there are; None: none that can be decrypted yet; b"": the end."""
+        if self._early:
+            data, self._early = self._early, b""
+            return data
+        data = self._socket.recv(size)
+        if not data:
+            return b""
+        with self._lock, _explained():
+            plain = self._machine.receive(data)
+            return plain if plain or self._machine.ended else None
+
+    def sendall(self, data: bytes) -> None:
+        """Send, after the answers of TLS to what was received. Never in two threads at once."""
+        with self._lock, _explained():
+            self._machine.send(data)
+            encrypted = self._machine.take()
+        self._socket.sendall(encrypted)
+
+    def encrypt(self, data: bytes) -> bytes:
+        """What `sendall` would send, for a caller with a loop of its own, which sends it."""
+        with self._lock, _explained():
+            self._machine.send(data)
+            return self._machine.take()
+
+    def settimeout(self, timeout: float | None) -> None:
+        self._socket.settimeout(timeout)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def getsockopt(self, level: int, name: int, size: int) -> bytes:
+        return self._socket.getsockopt(level, name, size)
+
+    def shutdown(self, how: int) -> None:
+        """As of a socket; announces the end first, if that does not block."""
+        with contextlib.suppress(OSError), self._lock:
+            self._machine.close()
+            self._socket.send(self._machine.take(), socket.MSG_DONTWAIT)
+        self._socket.shutdown(how)
+
+    def close(self) -> None:
+        self._socket.close()
