@@ -173,7 +173,7 @@ def _keeper(store: str) -> Iterator[Finding]:
         held = KeeperLink.held(store)
         for descriptor in held.values():
             os.close(descriptor)
-        text = f"{len(held)} rings held" if held else "no rings held, or no answer"
+        text = f"{len(held)} ring{'s' if len(held) > 1 else ''} held" if held else "no rings held, or no answer"
         yield Finding(OK, "fd keeper", text)
 
 

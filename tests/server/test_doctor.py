@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import mqfs
 from tests.support import ROOT
 from tests.support.eventually import HANG_S
+from tests.support.server import Server
 
 pytestmark = pytest.mark.process
 LINE = re.compile(r"(?:ok   |warn |bad  )[^:]+: .+")
@@ -101,3 +103,17 @@ def test_files_of_tokens_and_of_options(tmp_path: Path) -> None:
     status, text = doctor("--config", str(config))
     assert status == 1
     assert "bad  configuration: " in text
+
+
+def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe", 0o600)
+    status, text = doctor("--token-file", str(pipe))
+    assert status == 1
+    assert f"bad  tokens: --token-file {pipe}: not a regular file (expected a file of mode 600)\n" in text
+
+
+def test_the_keeper_of_rings_of_a_killed_server(tmp_path: Path) -> None:
+    with Server("--store", "store", "--listen", "unix!s", cwd=tmp_path) as server:
+        with mqfs.connect(f"unix!{tmp_path}/s", transport="ring") as client:
+            client.group("g", create=True, ctl=["keep ring"]).publish("s", b"x")
+        assert "ok   fd keeper: 1 ring held\n" in doctor(str(server.store))[1]
