@@ -47,8 +47,9 @@ class Finding(NamedTuple):
 @click.command()
 @click.argument("store", required=False)
 @click.option("--token-file", metavar="FILE", help="File of tokens to check, as of serve.")
-@click.option("--config", metavar="FILE", help="TOML file of serve: it, its store and its file of tokens are checked.")
-def doctor(store: str | None, token_file: str | None, config: str | None) -> int:
+@click.option("--replica", metavar="URL", help="URL of a replicated log, as of serve; made where it is missing.")
+@click.option("--config", metavar="FILE", help="TOML file of serve: it, and what it names of the above, are checked.")
+def doctor(store: str | None, token_file: str | None, replica: str | None, config: str | None) -> int:
     """Check what a server needs of this machine, and of the disk of a STORE, which need not exist yet.
 
     Exits with 1 where something is bad.
@@ -62,6 +63,7 @@ def doctor(store: str | None, token_file: str | None, config: str | None) -> int
         except errors.BadConfig as error:
             findings.append(Finding(BAD, "configuration", str(error)))
     store, token_file = store or _text(settings.get("store")), token_file or _text(settings.get("token_file"))
+    replica = replica or _text(settings.get("replica"))
     for look in (_python, _native, _fuse, _descriptors, _clock):
         findings += look()
     if store is not None:
@@ -69,6 +71,8 @@ def doctor(store: str | None, token_file: str | None, config: str | None) -> int
         findings += _keeper(store)
     if token_file is not None:
         findings += _tokens(token_file)
+    if replica is not None:
+        findings += _replica(replica)
     for finding in findings:
         print(finding)
     return int(any(finding.level == BAD for finding in findings))
@@ -208,3 +212,17 @@ def _tokens(path: str) -> Iterator[Finding]:
         yield Finding(BAD, "tokens", str(error))
     else:
         yield Finding(OK, "tokens", f"{count} in {path}")
+
+
+def _replica(url: str) -> Iterator[Finding]:
+    """Whether an engine answers and can fence, and what it promises."""
+    from mqfs.replica.engines import open_log  # here, as it needs the package of its engine
+
+    try:
+        log = open_log(url)
+    except (errors.BadConfig, errors.BadReplica) as error:
+        yield Finding(BAD, "replica", str(error).removeprefix("--replica "))
+        return
+    for promise in log.promises():
+        yield Finding(OK, "replica", f"{log.name}: {promise}")
+    log.close()

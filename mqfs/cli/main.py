@@ -183,30 +183,45 @@ def _connect(sock: socket.socket, store: str) -> None:
 @command.command()
 @click.argument("url")
 @click.argument("store")
-@click.option("--until", metavar="@TIME", help="Last time that counts: @UNIX-SECONDS or @2026-01-31T12:00:00.")
-def restore(url: str, store: str, until: str | None) -> int:
-    """Make STORE, a new directory, of the replicated log at URL, as it was at the end or at a time.
+@click.option(
+    "--until", metavar="@TIME|GROUP:SEQUENCE",
+    help="Last time that counts, @UNIX-SECONDS or @2026-01-31T12:00:00; or the last message of a group.",
+)  # fmt: skip
+@click.option(
+    "--group", "groups", multiple=True, metavar="PATH", help="Group to restore, with those inside. Repeatable."
+)
+def restore(url: str, store: str, until: str | None, groups: tuple[str, ...]) -> int:
+    """Make STORE, a new directory, of the replicated log at URL, as it was at the end, at a time or after a message.
 
     It is a store of its own: it has a new uuid, and the log is left as it is.
     """
-    until_ns = None if until is None else parse_time(until)
     from mqfs.replica.engines import open_log  # here, so that the other commands need none of it
-    from mqfs.replica.standby import restore as make
+    from mqfs.replica.restore import Point
+    from mqfs.replica.restore import restore as make
     from mqfs.server.progress import Progress
 
+    point = Point() if until is None else parse_point(until)
     log = open_log(url, create=False)
     try:
         with Progress() as progress:
-            path = os.path.realpath(store)
-            done = make(log, path, until_ns, lambda number: progress(f"{number:,} frames restored"))
+            path, wanted = os.path.realpath(store), [path.strip("/") for path in groups]
+            done = make(log, path, point, wanted, lambda number: progress(f"{number:,} frames restored"))
     except KeyboardInterrupt:
         return INTERRUPTED
     finally:
         log.close()
     at = datetime.fromtimestamp(done.time_ns / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    groups = f"{done.groups} group{'s' if done.groups != 1 else ''}"
-    click.echo(f"{store}: {groups}, up to frame {done.number} of {at}")
+    count = f"{done.groups} group{'s' if done.groups != 1 else ''}"
+    click.echo(f"{store}: {count}, up to frame {done.number} of {at}")
     return 0
+
+
+def parse_point(text: str) -> Any:
+    """The Point of @SECONDS, @DATE or GROUP:SEQUENCE. Raises BadConfig."""
+    from mqfs.replica.restore import Point
+
+    message = re.fullmatch(r"([^@].*|):([0-9]{1,18})", text)
+    return Point(group=message[1].strip("/"), sequence=int(message[2])) if message else Point(parse_time(text))
 
 
 def parse_time(text: str) -> int:
@@ -218,7 +233,8 @@ def parse_time(text: str) -> int:
         moment = datetime.fromisoformat(word)
         return int((moment if moment.tzinfo else moment.astimezone()).timestamp() * 1e9)
     except ValueError:
-        raise BadConfig(f"--until {text!r}: invalid time (expected @UNIX-SECONDS or @2026-01-31T12:00:00)") from None
+        expected = "expected @UNIX-SECONDS, @2026-01-31T12:00:00 or GROUP:SEQUENCE"
+        raise BadConfig(f"--until {text!r}: invalid time ({expected})") from None
 
 
 command.add_command(completion.command)

@@ -191,9 +191,13 @@ async def health(call: Call) -> Answer:
 
 
 async def ready(call: Call) -> Answer:
-    """Whether the server can be sent work, else why not."""
-    troubles = call.front.troubles()
-    return as_json({"status": "not ready" if troubles else "ok", "reasons": troubles}, 503 if troubles else 200)
+    """Whether the server can be sent work, else why not. A silent replica is no reason: no other server could take over
+    without it."""
+    troubles, copies = call.front.troubles(), call.tree.store.replication
+    silent_s = copies.silent_s() if copies is not None else 0.0
+    warnings = [f"the replica has not answered for {silent_s:.0f} s"] if silent_s >= limits.REPLICA_SILENT_S else []
+    status = "not ready" if troubles else "ok"
+    return as_json({"status": status, "reasons": troubles, "warnings": warnings}, 503 if troubles else 200)
 
 
 # ---------------------------------------------------------------- `.kept/STREAM` as a file: ranges and entity tags

@@ -202,7 +202,7 @@ _SCHEMAS: dict[str, Json] = {
     "Health": {
         "type": "object",
         "required": ["status"],
-        "properties": {"status": TEXT, "reasons": {"type": "array", "items": TEXT}},
+        "properties": {name: {"type": "array", "items": TEXT} for name in ("reasons", "warnings")} | {"status": TEXT},
     },
 }
 _MADE: dict[tuple[Route, ...], tuple[bytes, str]] = {}

@@ -187,13 +187,10 @@ def load(log: ReplicatedLog, name: str) -> Checkpoint | None:
         raise BadReplica(f"{name}: unreadable: {error}") from None
 
 
-def newest(log: ReplicatedLog, until_ns: int | None = None) -> Checkpoint | None:
-    """The newest checkpoint of frames up to that time."""
-    for name in reversed(list_names(log)):
-        found = load(log, name)
-        if found is not None and (until_ns is None or found.position.time_ns <= until_ns):
-            return found
-    return None
+def newest(log: ReplicatedLog) -> Checkpoint | None:
+    """The newest checkpoint."""
+    found = (load(log, name) for name in reversed(list_names(log)))
+    return next((made for made in found if made is not None), None)
 
 
 def runs(objects: Objects, checkpoint: Checkpoint) -> Iterator[Run]:

@@ -3,6 +3,7 @@
     log/00000000000000000017      frame 17, created if absent: whoever creates it has the number
     checkpoint/..., segment/...   its checkpoints
     standby/NAME                  the last frame that this standby has on its disk
+    probe/...                     of a start: an object that exists is not created again
 
 One number is one name, without a check sum, so that of two primaries one is refused. Takeovers are never removed: a
 late request of an old primary can only have the number that its successor took.
@@ -39,6 +40,7 @@ from mqfs.replica.log import LogRecord, NoAnswer, Refused
 
 _FATAL = (PermissionDeniedError, UnauthenticatedError, NotSupportedError)
 _DIGITS = 20
+_PROBES = 3  # of the condition, where there is no answer
 
 
 class StoreObjects:
@@ -220,8 +222,26 @@ class ObjectLog:
         self._is_file = scheme == "file"
         try:
             self.objects.list("standby/")  # an engine that cannot be reached is an error now
+            if create and not self._is_file:
+                self._check_condition()
         except NoAnswer as error:
             raise BadReplica(f"--replica {url}: not reachable: {error}") from None
+
+    def _check_condition(self) -> None:
+        """Raises BadReplica where an object that exists can be created: such a store cannot fence."""
+        for _ in range(_PROBES):
+            name = f"probe/{uuid.uuid4()}"
+            try:
+                self.objects.create(name, b"")
+                self.objects.create(name, b"")
+            except Refused:
+                return
+            except NoAnswer:
+                continue  # an append that has none either says so
+            finally:
+                with contextlib.suppress(NoAnswer):
+                    self.objects.delete(name)
+            raise BadReplica(f"--replica {self.name}: cannot fence: no conditional writes (expected If-None-Match)")
 
     def append(self, data: bytes, after: int, own: int, *, takeover: bool) -> None:
         self.objects.create(_name(after + 1), data)

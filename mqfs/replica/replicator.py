@@ -70,6 +70,7 @@ class Replicator:
     def start(self, replication: Replication, when_idle: Callable[[], None]) -> None:
         """Begin. `when_idle` is called once on the store's thread, when all that is there now is in the log."""
         self._replication = replication
+        replication.silent_s = lambda: self._driver.silent_s
         if self._log.pace_s:
             replication.on_awaited = self._wake.set
         self._idle.append(when_idle)

@@ -14,21 +14,25 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 
 from mqfs import limits
-from mqfs.errors import BadReplica, BadStore
+from mqfs.errors import BadReplica
 from mqfs.replica import checkpoint, state
+from mqfs.replica.checkpoint import Checkpoint
 from mqfs.replica.frame import Entry, Frame, Owner, crc_of, decode
-from mqfs.replica.log import LogRecord, NoAnswer, Position, Reader, ReplicatedLog
+from mqfs.replica.log import LogRecord, Position, Reader, ReplicatedLog
 from mqfs.replica.state import State
 from mqfs.store.disk import Disk, remove_tree
 from mqfs.store.replication import Removed, Run, Trimmed
 from mqfs.store.standby import StandbyStore
-from mqfs.store.store import FOLDERS, DiskStore, read_label, refusing, write_label
+from mqfs.store.store import FOLDERS, read_label, refusing
+
+if TYPE_CHECKING:
+    from mqfs.replica.restore import Ending
 
 log = logging.getLogger("mqfs.replica")
 
@@ -55,19 +59,19 @@ class Follower:
         self._noted = time.monotonic()
         self._closed = False
 
-    def step(self, wait_s: float, until_ns: int | None = None) -> int:
+    def step(self, wait_s: float, ending: Ending | None = None) -> int:
         """Read and apply what there is, and have it on disk; returns the number of frames. Waits for the first one at
-        most that long. `until_ns`: nothing after that time is applied; it ends at -1."""
+        most that long. `ending`: what is not applied any more; it ends at -1."""
         records = self._log.read(self.reader.position.number, wait_s)
         ended = False
         for record in records:
             before = attrs.evolve(self.reader.complete)
             batch = self._feed(record)
-            if batch is not None and until_ns is not None and self.reader.complete.time_ns > until_ns:
+            if batch is not None and ending is not None and ending.excludes(self.reader.complete.time_ns):
                 self.reader.complete, ended = before, True
                 break
             if batch is not None:
-                self._apply(batch)
+                self._apply(batch, ending)
         if records:
             self.store.sync()
             self.state.position = attrs.evolve(self.reader.complete)
@@ -86,11 +90,13 @@ class Follower:
         state.write(self.path, self.state)
         self._noted = time.monotonic()
 
-    def _apply(self, batch: Sequence[Frame] | range) -> None:
+    def _apply(self, batch: Sequence[Frame] | range, ending: Ending | None) -> None:
         for frame in self._read_again(batch) if isinstance(batch, range) else batch:
             if frame.owner is not None:
                 self.takeovers.append(frame.owner)
-            entries = of_store(frame.entries)
+            entries: Sequence[Run | Trimmed | Removed] = of_store(frame.entries)
+            if ending is not None:
+                entries = ending.cut(entries)
             self.store.apply(entries)
             state.note(self.state.have, entries)
 
@@ -240,24 +246,30 @@ def set_aside(path: str, why: str) -> None:
     state.remove(path, disk)
 
 
-def copy_again(replicated: ReplicatedLog, path: str, store: uuid.UUID, until_ns: int | None = None) -> Follower:
+def copy_again(replicated: ReplicatedLog, path: str, store: uuid.UUID) -> Follower:
     """A follower at the newest checkpoint, which is written to an empty store; at the begin of a log without one."""
+    base = checkpoint.newest(replicated)
+    if base is None and replicated.get(2) is None and replicated.newest(2) is not None:
+        raise NoAnswer("no checkpoint, and the first frames were trimmed")  # an engine not yet whole
+    return copy_from(replicated, path, store, base)
+
+
+def copy_from(
+    replicated: ReplicatedLog, path: str, store: uuid.UUID, base: Checkpoint | None, ending: Ending | None = None
+) -> Follower:
+    """A follower at that checkpoint, which is written to an empty store; None: at the first frame."""
     if os.path.isdir(path) and os.path.exists(f"{path}/mqfs"):
         found = read_label(Disk(), path)[0]
         if found != str(store):
             _make_empty(path, found)
-    base = checkpoint.newest(replicated, until_ns)
     position = Position(store=store) if base is None else base.position
-    if base is None and replicated.get(2) is None and replicated.newest(2) is not None:
-        why = "no checkpoint up to that time, and the first frames were trimmed"
-        raise NoAnswer(why) if until_ns is None else BadReplica(f"{replicated.name}: {why}")  # an engine not yet whole
     follower = Follower(replicated, path, State(attrs.evolve(position), {} if base is None else base.have, [], False))
     try:
         state.write(path, State(Position(store=store), {}, [], False))  # until all is there
         if base is not None:
             log.info("%s: %d segments of %s are copied", path, len(base.segments), base.name)
             for run in checkpoint.runs(replicated.objects, base):
-                follower.store.apply([run])
+                follower.store.apply([run] if ending is None else ending.cut([run]))
         follower.store.sync()
         follower.note()
     except BaseException:
@@ -274,66 +286,3 @@ def _make_empty(path: str, found: str) -> None:
     for name in FOLDERS:
         if os.path.isdir(f"{path}/{name}"):
             Disk().sync_folder(f"{path}/{name}")
-
-
-# ------------------------------------------------------------ restore
-
-# `mqfs restore` is a standby that ends: at the end of the log, or at a time.
-
-SPARE_SEQUENCES = 1 << 32
-
-
-class Restored(NamedTuple):
-    groups: int
-    number: int  # of the last frame
-    time_ns: int  # of that frame
-
-
-def restore(
-    replicated: ReplicatedLog, path: str, until_ns: int | None, progress: Callable[[int], None] = lambda number: None
-) -> Restored:
-    """Make the store: one of its own, with a new uuid and a reserve of sequences, so that clients that saw later
-    messages never see their numbers again. The log is only read. `until_ns`: UNIX time of the last frame that counts;
-    None: all. `progress` gets the number of each frame. Raises BadReplica, BadStore and errors of the disk."""
-    if os.path.exists(path) and os.listdir(path):
-        raise BadStore(f"{path}: not empty (expected a new directory)")
-    try:
-        store = store_of(replicated)
-        if store is None:
-            raise BadReplica(f"{replicated.name}: empty log: nothing to restore")
-        follower = copy_again(replicated, path, store, until_ns)
-        try:
-            _follow(replicated, follower, until_ns, progress)
-        finally:
-            follower.close()
-    except (NoAnswer, Diverged) as error:
-        raise BadReplica(f"{replicated.name}: not restored: {error}") from None
-    groups = _make_own(path)
-    position = follower.state.position
-    return Restored(groups, position.number, position.time_ns)
-
-
-def _follow(
-    replicated: ReplicatedLog, follower: Follower, until_ns: int | None, progress: Callable[[int], None]
-) -> None:
-    while (count := follower.step(0.2, until_ns)) >= 0:
-        progress(follower.state.position.number)
-        if not count and replicated.newest(follower.reader.position.number) is None:
-            return
-
-
-def _make_own(path: str) -> int:
-    """Make it a store of its own; returns the number of its groups."""
-    disk = Disk()
-    state.remove(path, disk)
-    _, numbers = read_label(disk, path)
-    write_label(disk, path, str(uuid.uuid4()), numbers)
-    store = DiskStore(path)
-    try:
-        groups = store.groups()
-        for number in groups:
-            bucket = store.open(number)
-            bucket.ranges.skip_to(bucket.end.next + SPARE_SEQUENCES)
-    finally:
-        store.close()
-    return len(groups)

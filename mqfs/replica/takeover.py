@@ -49,6 +49,12 @@ class Driver:
         self._since: float | None = None  # when the engine ceased to answer
         self._warned = 0.0
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the engine ceased to answer; 0: it answers."""
+        since = self._since
+        return time.monotonic() - since if since is not None else 0.0
+
     def finish(self) -> None:
         """Until the writer is idle. Raises Fenced, Stopped."""
         while (request := self.writer.request) is not None:

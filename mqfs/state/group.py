@@ -7,6 +7,7 @@ a log is checked first: its types and ranges, then the shape of each record.
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from operator import attrgetter
@@ -20,6 +21,8 @@ from mqfs.state import acks
 from mqfs.state.acks import REQUEUE, AckState, step
 from mqfs.state.rules import NO_RULES, Rules
 
+ROOT = 1  # the number of the root group
+_PLACE = re.compile(rb'\{"group":(\d+),"parent":(\d+),"name":("(?:[^"\\]|\\.)*"),')  # how a state begins
 Shape = Callable[[Any], bool]
 
 _MOST = 1 << 63  # every number of a log fits a signed field of 64 bits
@@ -87,6 +90,12 @@ def _require_shape(key: str, shape: Shape, value: Mapping[str, Any]) -> None:
 def fits(keys: Mapping[str, Shape]) -> Shape:
     """An object that may have these keys, and others."""
     return lambda value: isinstance(value, dict) and all(keys[key](one) for key, one in value.items() if key in keys)
+
+
+def place_of(body: bytes) -> tuple[int, int, str] | None:
+    """Number, parent and name of a group, from the beginning of its state; None where it does not tell."""
+    found = _PLACE.match(body)
+    return None if found is None else (int(found[1]), int(found[2]), json.loads(found[3]))
 
 
 # ------------------------------------------------------------ group shapes

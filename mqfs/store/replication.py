@@ -157,8 +157,9 @@ class LogCopy:
 
     @property
     def lag_s(self) -> float:
-        """Age of the oldest bytes that the copy lacks, in seconds."""
-        return time.monotonic() - self._since if self.lag_bytes and self._since else 0.0
+        """Age of the oldest bytes that the copy lacks, in seconds; or how long its engine has not answered."""
+        own = time.monotonic() - self._since if self.lag_bytes and self._since else 0.0
+        return max(own, self._replication.silent_s())
 
     # ------------------------------------------------------------ the replicator's thread
 
@@ -230,6 +231,7 @@ class Replication:
         self._answering: deque[LogCopy] = deque()
         self.failed: OSError | None = None
         self.on_awaited: Callable[[], None] | None = None  # called there when a caller begins to wait
+        self.silent_s: Callable[[], float] = float  # how long the engine of the copy has not answered
 
     # ------------------------------------------------------------ the store's thread
 
@@ -315,7 +317,7 @@ class Replication:
 
     @property
     def lag_s(self) -> float:
-        """Age of the oldest bytes that the copy lacks, in seconds."""
+        """The same of all logs."""
         return max((copy.lag_s for copy in list(self._copies.values())), default=0.0)
 
     # ------------------------------------------------------------ the replicator's thread

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,16 @@ def lag_of(subject: Any) -> float:
     """By `/.metrics`, which is not below the group."""
     text = subject.ask(9, "GET", "../.metrics").body.decode()
     return float(text.split("\nmqfs_replica_lag_bytes ")[1].split("\n")[0])
+
+
+def test_a_silent_replica_is_a_warning_and_no_reason_to_send_work_elsewhere(subject: Any) -> None:
+    assert json.loads(subject.ask(1, "GET", "../.ready").body) == {"status": "ok", "reasons": [], "warnings": []}
+    subject.store.replication.silent_s = lambda: 42.0
+    answer = subject.ask(2, "GET", "../.ready")
+    assert answer.status == 200
+    assert json.loads(answer.body)["warnings"] == ["the replica has not answered for 42 s"]
+    assert "\nmqfs_replica_lag_seconds 42\n" in subject.ask(3, "GET", "../.metrics").body.decode().replace("42.0", "42")
+    assert json.loads(subject.ask(4, "GET", ".stats").body)["replica_lag_seconds"] == 42.0
 
 
 def test_a_publish_its_readers_and_its_page_wait_for_the_replica(subject: Any) -> None:

@@ -20,7 +20,7 @@ from mqfs import errors, limits
 from mqfs.replica import checkpoint, state
 from mqfs.replica.engines import open_log
 from mqfs.replica.log import ReplicatedLog
-from mqfs.replica.standby import restore
+from mqfs.replica.restore import Point, restore
 from mqfs.replica.takeover import Standby, become_primary
 from mqfs.store.check import check
 from mqfs.store.disk import Disk
@@ -197,7 +197,7 @@ def test_what_the_log_lacks_is_appended_at_the_next_start(tmp_path: Path, url: s
     first.kill()
     second = LocalPrimary(tmp_path / "a", url)
     second.stop()
-    done = restore(open_log(url), str(tmp_path / "r"), None)
+    done = restore(open_log(url), str(tmp_path / "r"), Point())
     assert done.groups == 1
     assert bodies_of(tmp_path / "r", 1) == [b"old", b"disk alone"]
 
@@ -220,7 +220,7 @@ def test_an_older_store_is_copied_whole_when_it_gets_a_log(
     assert made is not None
     assert len(made.segments) == 2
     second.stop()
-    restore(log, str(tmp_path / "r"), None)
+    restore(log, str(tmp_path / "r"), Point())
     assert bodies_of(tmp_path / "r", 1) == bodies_of(tmp_path / "a", 1)
     assert len(bodies_of(tmp_path / "r", 1)) == 30
     log.close()
@@ -263,7 +263,7 @@ def test_the_log_of_an_idle_store_stays_short(tmp_path: Path, url: str, monkeypa
     assert eventually(lambda: len(log.objects.list("checkpoint/")) == 1 and log.get(100) is not None)
     assert eventually(lambda: log.get(60) is None)
     primary.stop()
-    restore(log, str(tmp_path / "r"), None)
+    restore(log, str(tmp_path / "r"), Point())
     log.close()
     assert bodies_of(tmp_path / "r", 1) == [b"all there is"]
 
@@ -279,13 +279,13 @@ def test_a_restore_to_a_time_has_what_was_there_then(tmp_path: Path, url: str) -
     primary.stop()
     log = open_log(url)
     for number in (1, 6, 12):
-        done = restore(log, str(tmp_path / f"r{number}"), times[number])
+        done = restore(log, str(tmp_path / f"r{number}"), Point(times[number]))
         assert done.time_ns <= times[number]
         assert bodies_of(tmp_path / f"r{number}", 1) == [b"%d" % n for n in range(number)]
         assert check(str(tmp_path / f"r{number}"), report=print) == 0
         assert read_label(Disk(), str(tmp_path / f"r{number}"))[0] != primary.store.uuid
     with pytest.raises(errors.BadStore, match="not empty"):
-        restore(log, str(tmp_path / "r1"), None)
+        restore(log, str(tmp_path / "r1"), Point())
     log.close()
 
 
@@ -341,7 +341,7 @@ def test_a_restore_has_what_the_primary_had_at_a_frame(tmp_path: Path, monkeypat
     assert checkpoint.newest(log) is not None
     for number, moment in enumerate(pick.sample(moments, count)):
         path = tmp_path / f"r{number}"
-        done = restore(log, str(path), moment.time_ns)
+        done = restore(log, str(path), Point(moment.time_ns))
         assert done.time_ns == moment.time_ns
         assert check(str(path), report=print) == 0
         store = DiskStore(str(path))
@@ -386,7 +386,7 @@ def test_a_log_that_is_gone_is_begun_again_with_the_whole_store(tmp_path: Path) 
     second.append(1, b"two")
     second.wait(1, 1)
     second.stop()
-    restore(open_log(url), str(tmp_path / "r"), None)
+    restore(open_log(url), str(tmp_path / "r"), Point())
     assert bodies_of(tmp_path / "r", 1) == [b"one", b"two"]
 
 
@@ -407,7 +407,7 @@ def test_an_engine_that_is_away_holds_nothing_up_and_gets_the_rest_later(tmp_pat
     primary.wait(1, 1)
     primary.stop()
     log = open_log(url)
-    restore(log, str(tmp_path / "r"), None)
+    restore(log, str(tmp_path / "r"), Point())
     log.close()
     server.kill()
     assert bodies_of(tmp_path / "r", 1) == [b"one"]
@@ -441,7 +441,7 @@ def written_while_a_read_fails(path: Path, url: str, position: int, number: int)
 
 def check_restored(tmp_path: Path, url: str, primary: LocalPrimary) -> None:
     log = open_log(url)
-    restore(log, str(tmp_path / "r"), None)
+    restore(log, str(tmp_path / "r"), Point())
     log.close()
     for group in range(1, 5):
         assert bodies_of(tmp_path / "r", group) == bodies_of(tmp_path / "a", group)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
 import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import obstore
 import pytest
 
 from mqfs import limits
 from mqfs.errors import BadConfig, BadReplica
+from mqfs.replica import objects
 from mqfs.replica.engines import open_log
 from mqfs.replica.frame import Run
 from mqfs.replica.log import Append, LogRecord, Look, NoAnswer, Position, Reader, Refused, ReplicatedLog, Writer
+from mqfs.replica.objects import ObjectLog
 from tests.replica.model import payloads
 from tests.replica.servers import NatsServer
 from tests.support.eventually import eventually
@@ -195,6 +202,45 @@ def test_a_url_that_cannot_be_used_is_one_clear_line(url: str, words: str, nats_
 def test_a_bucket_that_does_not_exist_is_said_at_once(s3: str) -> None:
     with pytest.raises(BadReplica, match=r"bucket|not reachable"):
         open_log("s3://no-such-bucket/shop")
+
+
+def test_a_bucket_without_conditional_writes_is_refused(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = obstore.put
+
+    def overwrite(store: Any, path: str, data: bytes, *, mode: str = "", **more: Any) -> Any:
+        """As a server that does not know If-None-Match."""
+        return put(store, path, data, **more)
+
+    monkeypatch.setattr(objects.obstore, "put", overwrite)
+    with pytest.raises(BadReplica, match="cannot fence: no conditional writes"):
+        open_log("s3://bucket/old")
+    assert ObjectLog("s3://bucket/old", create=False).objects.list("") == []
+
+
+OLD_NATS = next(filter(os.path.exists, ("/usr/sbin/nats-server", "/usr/bin/nats-server")), "")
+
+
+@pytest.mark.skipif(not OLD_NATS, reason="no nats-server of the system: apt install nats-server")
+def test_a_nats_server_that_cannot_fence_is_refused(tmp_path: Path) -> None:
+    """Debian's is 2.9.10, which does not know the condition."""
+    version = subprocess.run([OLD_NATS, "--version"], capture_output=True, text=True, check=True).stdout
+    if "v2.9." not in version:
+        pytest.skip(f"{version.strip()} can fence")
+    port = free_port()
+    with subprocess.Popen(
+        [OLD_NATS, "-js", "-sd", str(tmp_path), "-a", "127.0.0.1", "-p", str(port)], stderr=subprocess.DEVNULL
+    ) as server:
+        try:
+            eventually(lambda: is_open(port))
+            with pytest.raises(BadReplica, match=r"nats-server 2\.9\.\d+ cannot fence \(expected 2\.11\.0 or newer\)"):
+                open_log(f"nats://127.0.0.1:{port}/shop")
+        finally:
+            server.kill()
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_a_server_without_room_for_a_frame_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from mqfs import limits
 from mqfs.errors import BadReplica
 from mqfs.replica import state
 from mqfs.replica.engines import open_log
-from mqfs.replica.standby import restore
+from mqfs.replica.restore import Point, restore
 from mqfs.replica.takeover import Standby, become_primary
 from tests.replica.faulty_proxy import FaultyProxy
 from tests.replica.primary import LocalPrimary, bodies_of
@@ -95,7 +95,7 @@ def test_a_clock_that_is_an_hour_off_stops_nothing_and_is_logged(
     warned = "this clock or that of the primary before is wrong" in caplog.text
     assert warned == (hours > 0)
     log = open_log(url)
-    restore(log, str(tmp_path / "r"), None)
+    restore(log, str(tmp_path / "r"), Point())
     log.close()
     assert bodies_of(tmp_path / "r", 1) == [b"one", b"two"]
 
@@ -182,7 +182,7 @@ def test_foreign_objects_are_left_alone_or_named(tmp_path: Path, caplog: pytest.
     primary.wait(1, 1)
     primary.stop()
     log = open_log(url)
-    restore(log, str(tmp_path / "r"), None)
+    restore(log, str(tmp_path / "r"), Point())
     assert log.reports() == {}
     assert bodies_of(tmp_path / "r", 1) == [b"one"]
     (folder / "log/notes.txt").write_text("hello")

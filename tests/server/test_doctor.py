@@ -41,6 +41,17 @@ def test_this_machine_will_do(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_replica_is_opened(tmp_path: Path) -> None:
+    status, text = doctor("--replica", f"file://{tmp_path}/log")
+    assert status == 0, text
+    assert f"ok   replica: file://{tmp_path}/log: every frame is synced to that directory" in text
+    status, text = doctor("--replica", "nats://127.0.0.1:1/shop")
+    assert status == 1
+    assert re.search(r"^bad  replica: nats://127\.0\.0\.1:1/shop: not reachable", text, re.MULTILINE), text
+    status, text = doctor("--replica", "ftp://a/b")
+    assert (status, "unknown engine" in text) == (1, True)
+
+
 @pytest.mark.parametrize("name", ["file", "file/store", "loop", "loop/store"])
 def test_a_store_that_is_no_directory(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()

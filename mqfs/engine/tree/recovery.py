@@ -5,9 +5,7 @@ A group that cannot be read, and the groups inside it, are not served; the other
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,12 +15,9 @@ from mqfs.engine.core.faults import report_unserved
 from mqfs.engine.group import Group
 from mqfs.model import User
 from mqfs.state import salvage
-from mqfs.state.group import Attributes, State
+from mqfs.state.group import ROOT, Attributes, State, place_of
 from mqfs.store.api import Bucket, Store
 from mqfs.syntax.names import with_suffix
-
-ROOT = 1
-_PLACE = re.compile(rb'\{"group":(\d+),"parent":(\d+),"name":("(?:[^"\\]|\\.)*"),')  # how a state begins
 
 
 class Place(NamedTuple):
@@ -126,8 +121,8 @@ def _place(store: Store, number: int, numbers: Sequence[int]) -> Place:
     """What the head of a segment tells of a group that cannot be read. It stays in its parent while that is there, but
     may have been renamed since."""
     for head in store.heads(number):
-        if (found := _PLACE.match(head)) is not None and int(found[1]) == number and int(found[2]) in numbers:
-            return Place(int(found[2]), json.loads(found[3]))
+        if (found := place_of(head)) is not None and found[0] == number and found[1] in numbers:
+            return Place(*found[1:])
     return Place()
 
 

@@ -48,11 +48,11 @@ from mqfs.engine.tree.attributes import (
 )
 from mqfs.engine.tree.audited import audit_calls
 from mqfs.engine.tree.open_files import OpenFiles
-from mqfs.engine.tree.recovery import ROOT, Place, Unserved, adopt, new_state, read_states
+from mqfs.engine.tree.recovery import Place, Unserved, adopt, new_state, read_states
 from mqfs.model import Stat, Step, User, Wait
 from mqfs.quotas import Quotas, UserLimits, require_share
 from mqfs.state.file_locks import Locks
-from mqfs.state.group import State
+from mqfs.state.group import ROOT, State
 from mqfs.store.api import Bucket, Store
 from mqfs.syntax.names import check_name
 

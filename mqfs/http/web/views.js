@@ -53,6 +53,8 @@ export async function showGroup(names, view) {
       ["delayed", number(stats.held)],
       failure,
       stats.damaged ? ["damaged", number(stats.damaged)] : null,
+      stats.replica_lag_bytes == null ? null
+        : ["replica lacks", `${size(stats.replica_lag_bytes)}, for ${Math.round(stats.replica_lag_seconds)} s`],
     ]));
     const isEmpty = !streams.count() && !stats.groups.length && !Object.keys(stats.consumers).length;
     steps.hidden = !isEmpty;

@@ -1,0 +1,305 @@
+"""`mqfs restore`: a standby that ends: with the log, at a time, or at a message; with all groups, or some.
+
+    --until @TIME             frames up to that time
+    --until shop/eu:41        m40 m41 | m42     the group ends before the batch that begins with a later message; of the
+                                                others counts what was replicated by then, as frames have it
+    --group shop/eu           it, those inside, and those above: /, shop. All of the log is read
+
+It begins with the newest checkpoint before that. Whether one is before a message is seen when it is copied.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from mqfs import errors
+from mqfs.errors import BadReplica, BadStore
+from mqfs.model import Kind
+from mqfs.records.record import HEAD, HEAD_BYTES, INNER, padded
+from mqfs.replica import checkpoint, state
+from mqfs.replica.checkpoint import Checkpoint
+from mqfs.replica.log import NoAnswer, ReplicatedLog
+from mqfs.replica.standby import Diverged, Follower, copy_from, store_of
+from mqfs.state.group import ROOT, place_of
+from mqfs.store.disk import Disk, remove_tree
+from mqfs.store.replication import Entry, Removed, Run
+from mqfs.store.standby import StandbyStore
+from mqfs.store.store import DiskStore, read_label, write_label
+
+SPARE_SEQUENCES = 1 << 32
+
+
+class Restored(NamedTuple):
+    groups: int
+    number: int  # of the last frame
+    time_ns: int  # of that frame
+
+
+class Point(NamedTuple):
+    """Where a restore ends: at a time, at a message, or with the log."""
+
+    time_ns: int | None = None
+    group: str = ""
+    sequence: int = -1  # negative: no message
+
+
+class Ending:
+    """What a follower is to leave out, and when it is there. See the calls in standby.py."""
+
+    def __init__(self, point: Point, *, names: bool) -> None:
+        """`names`: whether the names of the groups are wanted."""
+        self._point, self.is_over = point, False
+        self.heads = Heads() if names or point.sequence >= 0 else None
+        self.number, self.newest = 0, -1  # of the group that ends with a message
+        self._seen, self._wants = (0, 0), False
+
+    def excludes(self, time_ns: int) -> bool:
+        """Whether a batch that ends at that time counts no more."""
+        return self.is_over or (self._point.time_ns is not None and time_ns > self._point.time_ns)
+
+    def cut(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """The entries of a frame that count."""
+        return entries if self.heads is None else [kept for entry in entries if (kept := self._cut(entry)) is not None]
+
+    def _cut(self, entry: Entry) -> Entry | None:
+        assert self.heads is not None
+        wanted = self._point.sequence
+        if self.is_over and entry.group == self.number:
+            return None
+        for sequence, position, is_first in self.heads.feed(entry):
+            assert isinstance(entry, Run)
+            if wanted < 0 or self.is_over or not self._is_wanted(entry.group):
+                continue
+            self.number = entry.group
+            if sequence > wanted and is_first:
+                self.is_over = True
+                size = position - entry.position
+                return entry._replace(data=entry.data[:size]) if size > 0 else None
+            self.newest = sequence
+        return entry
+
+    def _is_wanted(self, group: int) -> bool:
+        """Whether that is the group that ends with a message, by its present name, or by the one that it had."""
+        assert self.heads is not None
+        if group == self.number:
+            return True
+        if self._seen != (seen := (group, self.heads.changes)):
+            self._seen, self._wants = seen, self.heads.path(group) == self._point.group
+        return self._wants
+
+    def require_reached(self) -> None:
+        """Raises BadReplica where the log does not have the message that was asked for."""
+        if self._point.sequence < 0 or self.is_over or self.newest == self._point.sequence:
+            return
+        what = f"--until {self._point.group}:{self._point.sequence}"
+        assert self.heads is not None
+        if not self.number and self._point.group not in (paths := self.heads.paths()):
+            raise BadReplica(f"{what}: {errors.unknown('group', self._point.group, filter(None, paths))}")
+        raise BadReplica(f"{what}: not in the log (expected at most {self.newest})")
+
+
+def restore(
+    replicated: ReplicatedLog,
+    path: str,
+    point: Point,
+    groups: Sequence[str] = (),
+    progress: Callable[[int], None] = lambda number: None,
+) -> Restored:
+    """Make the store at `path`, a new directory: one of its own, with a new uuid and a reserve of sequences, so that
+    clients that saw later messages never see their numbers again. The log is only read. `groups`: paths of those to
+    restore; none: all. `progress` gets the number of each frame. Raises BadReplica, BadStore and errors of the disk."""
+    if os.path.exists(path) and os.listdir(path):
+        raise BadStore(f"{path}: not empty (expected a new directory)")
+    try:
+        follower = _follow(replicated, path, point, groups, progress)
+    except (NoAnswer, Diverged) as error:
+        raise BadReplica(f"{replicated.name}: not restored: {error}") from None
+    count = _make_own(path)
+    return Restored(count, follower.state.position.number, follower.state.position.time_ns)
+
+
+def _follow(
+    replicated: ReplicatedLog, path: str, point: Point, groups: Sequence[str], progress: Callable[[int], None]
+) -> Follower:
+    """Read the log up to the point; the follower is closed."""
+    store = store_of(replicated)
+    if store is None:
+        raise BadReplica(f"{replicated.name}: empty log: nothing to restore")
+    bases = _bases(replicated, point)
+    for base in bases:
+        ending = Ending(point, names=bool(groups))
+        follower = copy_from(replicated, path, store, base, ending)
+        try:
+            if base is None or not ending.is_over:
+                _read(replicated, follower, ending, progress)
+                if groups:
+                    _remove_others(follower.store, ending, groups)
+                return follower
+        except Diverged:
+            if base is not None or len(bases) == 1:
+                raise  # else the first frames were trimmed
+        finally:
+            follower.close()
+        remove_tree(Disk(), path)  # the checkpoint has later messages: an older one
+    raise BadReplica(f"{replicated.name}: begins after that point (expected a later --until, as --replica-keep allows)")
+
+
+def _read(replicated: ReplicatedLog, follower: Follower, ending: Ending, progress: Callable[[int], None]) -> None:
+    """Follow up to the point. Raises BadReplica where the log does not have it."""
+    while (count := follower.step(0.2, ending)) >= 0:
+        progress(follower.state.position.number)
+        if not count and replicated.newest(follower.reader.position.number) is None:
+            break
+    ending.require_reached()
+
+
+def _bases(replicated: ReplicatedLog, point: Point) -> list[Checkpoint | None]:
+    """The checkpoints that may be before the point, the newest first; None: the first frame."""
+    found: list[Checkpoint | None] = []
+    for name in reversed(checkpoint.list_names(replicated)):
+        made = checkpoint.load(replicated, name)
+        if made is not None and (point.time_ns is None or made.position.time_ns <= point.time_ns):
+            found.append(made)
+            if point.sequence < 0:
+                return found
+    return [*found, None]
+
+
+def _remove_others(store: StandbyStore, ending: Ending, wanted: Sequence[str]) -> None:
+    """Remove the groups that were not asked for. Raises BadReplica where one of those is not there."""
+    assert ending.heads is not None
+    paths = ending.heads.paths()
+    for path in wanted:
+        if path not in paths:
+            raise BadReplica(f"--group {path}: {errors.unknown('group', path, filter(None, paths))}")
+    kept = {paths[path] for path in paths if any(_is_inside(path, one) or _is_inside(one, path) for one in wanted)}
+    store.apply(Removed(number) for number in store.positions() if number not in kept)
+
+
+def _is_inside(path: str, group: str) -> bool:
+    return not group or path == group or path.startswith(f"{group}/")
+
+
+def _make_own(path: str) -> int:
+    """Make it a store of its own; returns the number of its groups."""
+    disk = Disk()
+    state.remove(path, disk)
+    _, numbers = read_label(disk, path)
+    write_label(disk, path, str(uuid.uuid4()), numbers)
+    store = DiskStore(path)
+    try:
+        groups = store.groups()
+        for number in groups:
+            bucket = store.open(number)
+            bucket.ranges.skip_to(bucket.end.next + SPARE_SEQUENCES)
+    finally:
+        store.close()
+    return len(groups)
+
+
+# ------------------------------------------------------------ heads
+
+# What the runs of a log say about their groups, by the heads of the records. A run may end inside a record:
+#
+#     ....][state "eu" in 3 | m40 | m4 ... 1 | ack | m42 ....]
+#
+# A state, which begins each segment, has the group's parent and name; a rename is a record after it. Bodies are passed
+# over, but for those that have a name.
+
+_RENAME = b'{"do":"rename","stream":0,'
+_PLACE_BYTES = 8_192  # of a state, in which the name is; and of a rename
+
+
+class Found(NamedTuple):
+    """A message, or an end mark."""
+
+    sequence: int
+    position: int  # of the first record of its atomic batch, in the segment
+    is_first: bool  # of the messages of that batch
+
+
+class LogHeads:
+    """The heads of one log's newest segment, one after the other."""
+
+    def __init__(self) -> None:
+        self.parent, self.name, self.is_renamed = 0, "", False
+        self._first = -1  # the segment
+        self._next = 0  # position of the next record in it
+        self._rest = b""  # what is there of that, as far as it is wanted
+        self._batch, self._has_message = 0, False
+
+    def feed(self, run: Run) -> Iterator[Found]:
+        """The messages whose heads a run completes. A run that was there already tells nothing."""
+        if run.first > self._first:
+            self._first, self._next, self._rest = run.first, 0, b""
+        begin = self._next + len(self._rest)
+        if run.first < self._first or run.position > begin or run.position + len(run.data) <= begin:
+            return  # of before, or after a part that is skipped: the next segment has all again
+        data, at = self._rest + run.data[begin - run.position :], 0
+        while at + HEAD_BYTES <= len(data):
+            size, _, sequence, _, _, kind, flags, headers = HEAD.unpack_from(data, at)
+            if size < HEAD_BYTES:
+                break  # no record
+            if kind in (Kind.STATE, Kind.CHANGE):
+                wanted = min(size, HEAD_BYTES + headers + _PLACE_BYTES)
+                if at + wanted > len(data):
+                    break
+                self._note(kind, data[at + HEAD_BYTES + headers : at + wanted])
+            if not flags & INNER:
+                self._batch, self._has_message = self._next + at, False
+            if kind <= Kind.END:
+                yield Found(sequence, self._batch, not self._has_message)
+                self._has_message = True
+            at += padded(size)
+        self._next, self._rest = self._next + at, data[at:]
+
+    def _note(self, kind: int, body: bytes) -> None:
+        if kind == Kind.STATE:
+            if (place := place_of(body)) is not None:
+                self._move(*place[1:])
+        elif body.startswith(_RENAME):
+            self._move(self.parent, str(json.loads(body)["name"]))
+
+    def _move(self, parent: int, name: str) -> None:
+        self.is_renamed |= (parent, name) != (self.parent, self.name)
+        self.parent, self.name = parent, name
+
+
+class Heads:
+    """The logs of a store."""
+
+    def __init__(self) -> None:
+        self._logs: dict[int, LogHeads] = {}
+        self.changes = 0  # of places, as far as messages came after them
+
+    def feed(self, entry: Entry) -> Iterator[Found]:
+        """The messages whose heads an entry completes."""
+        if isinstance(entry, Removed):
+            self._logs.pop(entry.group, None)
+            self.changes += 1
+        elif isinstance(entry, Run):
+            log = self._logs.setdefault(entry.group, LogHeads())
+            for found in log.feed(entry):
+                if log.is_renamed:
+                    log.is_renamed = False
+                    self.changes += 1
+                yield found
+
+    def paths(self) -> dict[str, int]:
+        """The number of each group whose place is known, by its path; that of the root is empty."""
+        return {path: number for number in self._logs if (path := self.path(number)) is not None}
+
+    def path(self, number: int) -> str | None:
+        """The path of a group; None: not known."""
+        names: list[str] = []
+        while number != ROOT:
+            found = self._logs.get(number)
+            if found is None or not found.name or found.parent >= number:  # a group is younger than its parent
+                return None
+            names.append(found.name)
+            number = found.parent
+        return "/".join(reversed(names))

@@ -1,0 +1,160 @@
+"""`mqfs restore` to a message of a group, and of some groups."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+import mqfs as library
+from mqfs.errors import BadReplica
+from mqfs.ninep.client import connection
+from mqfs.replica import state
+from mqfs.replica.checkpoint import Checkpointer, load
+from mqfs.replica.engines import open_log
+from mqfs.replica.restore import Point, restore
+from mqfs.store.check import check
+from tests.replica.test_servers import Node
+from tests.support.batches import frame
+from tests.support.campaign import size, tree_seed
+from tests.support.eventually import HANG_S
+from tests.support.server import mqfs, short_folder
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+ROUNDS = 8  # of writes, until the server ends
+LARGE = 340_000  # bytes of a body; of a batch of three no frame has all
+
+
+@attrs.define
+class Written:
+    """What a primary wrote: in `a/b` batches of a stream, and beside each one message in `other`."""
+
+    url: str
+    batches: list[list[tuple[int, bytes]]]  # sequence and body
+
+    def expected(self, sequence: int) -> list[bytes]:
+        """What `a/b` has up to that message, with the rest of its batch."""
+        return [body for batch in self.batches if batch[0][0] <= sequence for _, body in batch]
+
+
+def checkpoint(node: Node, url: str) -> None:
+    """Make one of a server that has ended."""
+    found = state.read(str(node.store))
+    assert found is not None
+    log = open_log(url)
+    Checkpointer(log, str(node.store)).make(found.position, found.have, int(time.time()))
+    log.close()
+
+
+@pytest.fixture(scope="module")
+def written() -> Iterator[Written]:
+    """With two checkpoints on the way; the group was called something else first, and is renamed again later."""
+    rng, bodies = random.Random(tree_seed()), list[list[bytes]]()
+    with short_folder() as folder:
+        url = f"file://{folder}/log"
+        with Node.of(folder, url) as node:
+            with node.connect() as client:
+                for path in ("a/c", "other", "removed/inside"):
+                    client.group(path, create=True, ctl=["replay all", "sync replica"])
+            for part in range(3):
+                with connection.connect(node.address, timeout=HANG_S, msize=1 << 20) as files:
+                    if part == 1:
+                        files.rename("a/c", "b")
+                    with files.open("a/c/.batch" if not part else "a/b/.batch", "w") as batch:
+                        if not part:
+                            files.create("a/c/s").close()
+                            files.create("other/s").close()
+                        with files.open("other/s", "w") as other:
+                            for number in range(ROUNDS):
+                                body = rng.randbytes(LARGE if number == 5 else 100)
+                                count = 3 if number == 5 else rng.choice([1, 1, 3])
+                                bodies.append([b"%d.%d.%d " % (part, number, at) + body for at in range(count)])
+                                batch.write(b"".join(frame("s", one) for one in bodies[-1]))
+                                other.write(b"%d" % len(bodies))
+                assert node.stop() == 0
+                if part < 2:
+                    checkpoint(node, url)
+                node.start()
+            with node.connect() as client:
+                found = iter([(message.sequence, message.body) for message in client.group("a/b").history()])
+                client.remove_group("removed", recursive=True)
+            yield Written(url, [[next(found) for _ in batch] for batch in bodies])
+
+
+def bodies_of(path: Path, group: str) -> list[bytes]:
+    with library.open(path) as client:
+        return [message.body for message in client.group(group).history()]
+
+
+def test_a_restore_ends_with_a_message(written: Written, tmp_path: Path) -> None:
+    log = open_log(written.url, create=False)
+    every = [sequence for batch in written.batches for sequence, _ in batch]
+    for sequence in random.Random(tree_seed()).sample(every, size(len(every), 8)):
+        group, path = ("a/c" if sequence < written.batches[ROUNDS][0][0] else "a/b"), tmp_path / f"r{sequence}"
+        try:
+            restore(log, str(path), Point(group=group, sequence=sequence))
+            expected = written.expected(sequence)
+            renamed = len(expected) == sum(map(len, written.batches[:ROUNDS]))  # before the next message
+            assert bodies_of(path, "a/b" if renamed else group) == expected
+            others = [int(body) for body in bodies_of(path, "other")]
+            count = sum(batch[0][0] <= sequence for batch in written.batches)
+            assert others == list(range(1, len(others) + 1))
+            assert count - 1 <= len(others) <= count + 1, "as they were when that message was written"
+            assert check(str(path), report=print) == 0
+        except AssertionError as error:
+            raise AssertionError(f"at {group}:{sequence}, seed {tree_seed()}: {error}") from None
+    log.close()
+
+
+def test_a_restore_of_groups_leaves_out_the_others(written: Written, tmp_path: Path) -> None:
+    done = mqfs("restore", written.url, "part", "--group", "/a/b/", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("part: 3 groups, up to frame ")
+    with library.open(tmp_path / "part") as client:
+        assert client.group("").groups() == ["a"]
+        assert client.group("a").groups() == ["b"]
+        assert [message.body for message in client.group("a/b").history()] == written.expected(1 << 60)
+        client.group("a/b", ctl=["sync always"])
+        assert client.group("a/b").publish("s", b"").sequence > 1 << 32
+        client.group("a/new", create=True)
+    done = mqfs("restore", written.url, "both", "--group", "a", "--group", "other", "--until", "a/b:100", cwd=tmp_path)
+    assert "not in the log (expected at most" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--until", "a/x:1"], "unknown group 'a/x'"),
+        (["--until", "a/b:99999"], "--until a/b:99999: not in the log (expected at most "),
+        (["--until", "nonsense"], "invalid time (expected @UNIX-SECONDS, @2026-01-31T12:00:00 or GROUP:SEQUENCE)"),
+        (["--until", "@nonsense:1"], "invalid time"),
+        (["--group", "a/c"], "--group a/c: unknown group 'a/c' (expected one of a a/b other"),
+    ],
+)
+def test_a_point_that_is_not_there_is_one_line(
+    written: Written, tmp_path: Path, options: list[str], words: str
+) -> None:
+    done = mqfs("restore", written.url, "out", *options, cwd=tmp_path)
+    assert done.returncode != 0
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_message_before_all_that_the_log_has_is_refused(written: Written, tmp_path: Path) -> None:
+    """Its first frames and the checkpoint before it are gone."""
+    shutil.copytree(written.url.removeprefix("file://"), tmp_path / "log")
+    log = open_log(f"file://{tmp_path}/log")
+    older, newer = log.objects.list("checkpoint/")
+    log.objects.delete(older)
+    made = load(log, newer)
+    assert made is not None
+    log.trim(made.position.number)
+    with pytest.raises(BadReplica, match="begins after that point"):
+        restore(log, str(tmp_path / "r"), Point(group="a/b", sequence=written.batches[1][0][0]))
+    assert not (tmp_path / "r").exists() or not list((tmp_path / "r").iterdir())
+    log.close()
