@@ -24,7 +24,7 @@ from mqfs.errors import BadReplica
 from mqfs.replica import checkpoint, state
 from mqfs.replica.checkpoint import Checkpoint
 from mqfs.replica.frame import Entry, Frame, Owner, crc_of, decode
-from mqfs.replica.log import LogRecord, Position, Reader, ReplicatedLog
+from mqfs.replica.log import LogRecord, NoAnswer, Position, Reader, ReplicatedLog
 from mqfs.replica.state import State
 from mqfs.store.disk import Disk, remove_tree
 from mqfs.store.replication import Removed, Run, Trimmed

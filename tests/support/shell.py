@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -25,12 +25,14 @@ JOB = re.compile(r"\[\d+\]")  # what an interactive shell tells of its jobs
 class Shell:
     """A shell, as far as it can be seen from the outside."""
 
-    def __init__(self, folder: Path, path: str = "/usr/bin:/bin", **more: str) -> None:
+    def __init__(self, folder: Path, path: str = "/usr/bin:/bin", *, inside: Sequence[str] = (), **more: str) -> None:
+        """`inside`: the command that runs bash, for one in a network of its own."""
         known = {"PATH": path, "HOME": str(folder), "TERM": "dumb", "LC_ALL": "C.UTF-8", "SHELL": "/bin/bash"}
         known["SPARK_SUBMIT_OPTS"] = SHORT_LIVED
+        program, *words = [*inside, "bash", "--norc", "--noprofile", "--noediting"]
         self.terminal = pexpect.spawn(
-            "bash",
-            ["--norc", "--noprofile", "--noediting"],
+            program,
+            words,
             cwd=str(folder),
             env={**known, "PS1": "<<$?>>", "PS2": "", **more},
             echo=False,
@@ -96,9 +98,9 @@ class Shell:
 
 
 @contextmanager
-def shell(folder: Path, path: str = "/usr/bin:/bin", **more: str) -> Iterator[Shell]:
+def shell(folder: Path, path: str = "/usr/bin:/bin", *, inside: Sequence[str] = (), **more: str) -> Iterator[Shell]:
     """For as long as the block runs."""
-    it = Shell(folder, path, **more)
+    it = Shell(folder, path, inside=inside, **more)
     try:
         yield it
     finally:
