@@ -72,10 +72,10 @@ _OPTIONS = {
     "every": Option(DURATION, "Publish again and again, each 1s or more; `id` names the schedule.", "1h", "Mqfs-Every"),
     "expect": Option(
         {"type": "integer", "minimum": 0, "maximum": 1 << 62},
-        "412 unless the newest message of the stream has that sequence; 0: it has none. As a header `Mqfs-Expect`, "
-        "too; `If-None-Match: *` is 0.",
+        "412 unless the newest message of the stream has that sequence; 0: it has none. As a header `If-Match`, in "
+        "double quotes, too; `If-None-Match: *` is 0.",
         "0",
-        "If-Match",
+        "Mqfs-Expect",
     ),
     "follow": Option(FLAG, "Answer without an end.", "yes"),
     "format": Option(_words(*FORMATS), "How messages are framed; it wins over Accept.", "json"),

@@ -129,7 +129,9 @@ VALUES = {
 ACTIONS = {
     "eof": ["eof s"], "drop": ["drop s 1"], "redrive": ["redrive"], "consumer": ["consumer new", "consumer new2 s"],
     "remove": ["remove new"], "bind": ["bind new t1", 'bind new2 prefix:"t" payload_contains("y")', "bind new a.#"],
-    "unbind": ["unbind new"], "clear": ["clear s", "clear"],
+    "unbind": ["unbind new"], "clear": ["clear s", "clear"], "limit": ["limit mail 5 key", "limit mail 0"],
+    "rate": ["rate mail 9/s", "rate mail 0"], "pause": ["pause mail 1h"], "resume": ["resume mail"],
+    "breaker": ["breaker mail 9/1h", "breaker mail 0"], "unschedule": ["unschedule none"],
 }  # fmt: skip
 CURSOR = {
     "seek": ["seek first", "seek last", "seek end", "seek 5", "seek -10", "seek @1", "seek -1h"],
@@ -145,7 +147,8 @@ OPTIONS = {
     "last_event_id": "1", "seq": "1", "create": "yes", "delay": "1d", "at": "4000000000", "ttl": "1d", "priority": "3",
     "single": "yes", "id": "x", "h-": "y", "streams": "*", "over": "s", "transient": "yes", "private": "yes",
     "memory": "yes", "backlog": "5", "full": "reject", "max": "5", "lease": "10s", "reason": "x", "name": "#",
-    "value": "x", "*": "",
+    "value": "x", "*": "", "key": "k", "every": "1d&id=y", "cron": "0 5 1 1 *&id=z", "expect": "0", "reply": "10ms",
+    "order": "key",
 }  # fmt: skip
 
 
