@@ -108,6 +108,10 @@ class ReplicatedLog(Protocol):
 # ------------------------------------------------------------ reader
 
 
+class FramesMissing(BadReplica):
+    """The frames between two are not in the log any more."""
+
+
 @attrs.define
 class Position:
     """Where a reader or a writer is in the log, and who the primary was there."""
@@ -121,7 +125,8 @@ class Position:
     time_ns: int = 0
 
     def advance(self, record: LogRecord) -> Frame:
-        """Go to the next record. Raises BadReplica where it does not continue this log."""
+        """Go to the next record. Raises BadReplica where it does not continue this log; FramesMissing where it is a
+        later one than the next."""
         frame = decode(record.data)
         where = f"frame {record.number}"
         if self.store is not None and frame.store != self.store:
@@ -129,7 +134,8 @@ class Position:
         if frame.number != record.number:
             raise BadReplica(f"{where}: says it is {frame.number}: the log was copied or made again")
         if (frame.previous, frame.previous_crc) != (self.number, self.crc):
-            raise BadReplica(f"{where}: follows frame {frame.previous}, not {self.number}: frames are missing")
+            kind = FramesMissing if frame.previous > self.number else BadReplica
+            raise kind(f"{where}: follows frame {frame.previous}, not {self.number}: frames are missing")
         if frame.epoch != self.epoch + (frame.owner is not None):
             raise BadReplica(f"{where}: of epoch {frame.epoch} (expected {self.epoch}): appended after a takeover")
         self.go_to(frame, crc_of(record.data))

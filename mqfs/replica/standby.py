@@ -24,7 +24,7 @@ from mqfs.errors import BadReplica
 from mqfs.replica import checkpoint, state
 from mqfs.replica.checkpoint import Checkpoint
 from mqfs.replica.frame import Entry, Frame, Owner, crc_of, decode
-from mqfs.replica.log import LogRecord, NoAnswer, Position, Reader, ReplicatedLog
+from mqfs.replica.log import FramesMissing, LogRecord, NoAnswer, Position, Reader, ReplicatedLog
 from mqfs.replica.state import State
 from mqfs.store.disk import Disk, remove_tree
 from mqfs.store.replication import Removed, Run, Trimmed
@@ -82,6 +82,8 @@ class Follower:
     def _feed(self, record: LogRecord) -> Sequence[Frame] | range | None:
         try:
             return self.reader.feed(record)
+        except FramesMissing as error:  # they were trimmed since `check_history`, or some of them
+            raise Outdated(str(error)) from None
         except BadReplica as error:
             raise Diverged(str(error)) from None
 

@@ -21,6 +21,7 @@ from mqfs.replica import checkpoint, state
 from mqfs.replica.engines import open_log
 from mqfs.replica.log import ReplicatedLog
 from mqfs.replica.restore import Point, restore
+from mqfs.replica.standby import Outdated, open_follower, store_of
 from mqfs.replica.takeover import Standby, become_primary
 from mqfs.store.check import check
 from mqfs.store.disk import Disk
@@ -249,6 +250,30 @@ def test_a_standby_that_was_away_begins_at_a_checkpoint(
     assert eventually(lambda: are_equal(tmp_path / "a", tmp_path / "b"))
     assert list((tmp_path / "b/quarantine").iterdir()) == []  # it had nothing that the log has not
     primary.stop()
+    log.close()
+
+
+@pytest.mark.parametrize("url", ["file"], indirect=True)  # NATS hands over frames ahead
+def test_a_copy_whose_next_frames_are_trimmed_as_it_reads_is_outdated(tmp_path: Path, url: str) -> None:
+    """Not another history: it has nothing that the log has not, and is copied again."""
+    primary = LocalPrimary(tmp_path / "a", url)
+    primary.append(1, b"first")
+    primary.wait(1, 1)
+    log = open_log(url)
+    store, newest = store_of(log), log.newest(0)
+    assert store is not None and newest is not None
+    with contextlib.closing(open_follower(log, str(tmp_path / "b"), store)) as follower:
+        while follower.reader.position.number < newest.number:
+            follower.step(0.1)
+        for number in range(2, 5):
+            primary.append(1, b"%d" % number)
+            primary.wait(1, number)
+        primary.stop()
+        newest = log.newest(0)
+        assert newest is not None
+        log.trim(newest.number)
+        with pytest.raises(Outdated, match="frames are missing"):
+            follower.step(0.1)
     log.close()
 
 
