@@ -261,7 +261,8 @@ def test_a_copy_whose_next_frames_are_trimmed_as_it_reads_is_outdated(tmp_path: 
     primary.wait(1, 1)
     log = open_log(url)
     store, newest = store_of(log), log.newest(0)
-    assert store is not None and newest is not None
+    assert store is not None
+    assert newest is not None
     with contextlib.closing(open_follower(log, str(tmp_path / "b"), store)) as follower:
         while follower.reader.position.number < newest.number:
             follower.step(0.1)
