@@ -15,7 +15,6 @@ from contextlib import ExitStack
 
 import pytest
 
-from mqfs import limits
 from mqfs.ninep.codec.messages import Tversion
 from mqfs.ninep.codec.wire import encode
 from tests.server.users import KINDS
@@ -28,6 +27,7 @@ RUN_S = campaign.size(50, least=2) / 10
 TIMES = 3.0  # as long as alone
 BUSY_S = 0.004  # on a machine that does other things too: processors and their caches are shared
 CONNECTIONS, HTTP_CONNECTIONS = 1_500, 200
+WOKEN_S = 0.0001  # a task that is woken and waits for its turn: trio wakes all whose input came in one pass
 P99_S, LONGEST_S = patient(2.0), patient(10.0)  # on a machine that does other things too
 
 
@@ -103,4 +103,4 @@ def test_round_trips_go_on_while_thousands_of_connections_end(measured: Measured
             sock.close()
         moments = ours.moments()
         longest = max(measured.record().trips(moments))
-    assert longest < limits.SLICE_S
+    assert longest < (CONNECTIONS + HTTP_CONNECTIONS) * WOKEN_S
