@@ -474,7 +474,7 @@ def test_completion_in_bash() -> None:
     [
         (["putt"], "unknown command 'putt' (did you mean put?)"),
         (["put", "--idd", "x"], "unknown option '--idd' (did you mean --id?)"),
-        (["bogus"], "unknown command 'bogus' (expected one of put, peek, ls"),
+        (["bogus"], "unknown command 'bogus' (expected one of put, request"),
         (["peek", "-n", "x", "g"], "-n 'x': not a number (expected at least 0)"),
         (["put"], "missing argument GROUP/STREAM (see mq put --help)"),
         (["ls", "a", "b"], "unexpected argument 'b' (see mq ls --help)"),
