@@ -221,7 +221,7 @@ def test_take(web: Web) -> None:
 
 def test_health(web: Web) -> None:
     assert web.curl("/.health").json == {"status": "ok"}
-    assert web.curl("/.ready").json == {"status": "ok", "reasons": []}
+    assert web.curl("/.ready").json == {"status": "ok", "reasons": [], "warnings": []}
 
 
 def test_a_unix_socket_is_served_as_its_peer(web: Web, group: str) -> None:

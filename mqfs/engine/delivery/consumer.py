@@ -122,7 +122,7 @@ class Consumer(Numbered):
     def on_rules_changed(self) -> None:
         """It has rules now, or others, or none any more."""
         before, rules = self._rules, self.state.rules
-        if rules == before:
+        if rules is before or rules == before:
             return
         self._rules = rules
         flow = self.flow or Flow(self._group, self.state, self.claims, self.alarm.at)
@@ -149,6 +149,8 @@ class Consumer(Numbered):
 
     def lines(self) -> list[str]:
         """As ctl lines: its own, and one for each of its rules."""
+        if self.flow is None:
+            return [self._line()]
         rules = print_rules(self.state.rules, self._group.clock.engine_ns())
         return [self._line(), *(f"{verb} {quote(self.state.name)} {value}".rstrip() for verb, value in rules)]
 
