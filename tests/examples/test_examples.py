@@ -229,7 +229,11 @@ def test_agents_work_for_each_other(tmp_path: Path) -> None:
                 return run("agents/agent.sh", name, *command, URL=f"{web.url}/agents", MQFS_TOKEN=known[name], JOBS="1")
 
             mine = {"Authorization": f"Bearer {known['author']}"}
-            assert web.post("/agents/reviewer", "look at parser.c", Mqfs_H_reply_to="author", **mine).status == 201
+
+            def ask() -> bool:
+                return web.post("/agents/reviewer", "look at parser.c", Mqfs_H_reply_to="author", **mine).status == 201
+
+            eventually(ask, "the server has read the new tokens")
             agent("reviewer", "sed", "s/look at/looked at/")
             assert agent("author", "tee", str(tmp_path / "answer")) == ""
             assert (tmp_path / "answer").read_text() == "looked at parser.c\n"
