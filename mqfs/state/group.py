@@ -292,6 +292,7 @@ class State(Attributes):
 
     def encode(self) -> bytes:
         """The body of a STATE record."""
+        rules = [[c.number, c.rules.encode()] for c in self.consumers.values() if c.rules is not NO_RULES]
         return _dump(
             {
                 "group": self.group,
@@ -308,7 +309,7 @@ class State(Attributes):
                 "dropped": sorted(self.dropped.items()),
                 "clock": [[sequence, *anchor] for sequence, anchor in self.anchors],
                 "consumers": [_consumer_row(c) for c in self.consumers.values()],
-                "rules": [[c.number, c.rules.encode()] for c in self.consumers.values() if c.rules is not NO_RULES],
+                **({"rules": rules} if rules else {}),  # without any the record is that of earlier versions
                 "views": [[v.number, v.name, v.made_ns, [*v.patterns]] for v in self.views.values()],
                 "ids": [[id_, *known] for mine in self.ids.values() for id_, known in mine.items()],
                 "id_users": [uid for uid, mine in self.ids.items() for _ in mine],
