@@ -49,14 +49,17 @@ class Fairness:
     def piece_s(self, continued: bool) -> float:
         """How long a piece of long work may be now, in seconds. `continued`: a piece of it was done before. A
         request since then is another user's: the client of the work waits for it."""
-        before, self._asked_before = self._asked_before, self.asked
-        shared = perf_counter() - self.changed_at < limits.TURN_SHARED_S
-        return limits.PIECE_S if shared or (continued and self.asked != before) else limits.LOOKING_S
+        now, before, self._asked_before = perf_counter(), self._asked_before, self.asked
+        if continued and self.asked != before:
+            self.changed_at = now
+        return limits.PIECE_S if now - self.changed_at < limits.TURN_SHARED_S else limits.LOOKING_S
 
     async def accepted(self, user: Hashable) -> None:
         """Serve others between that user's connection, which was accepted, and the next one, which may be anybody's.
         Front ends take turns: together they accept no more than one alone."""
-        if self.last in (None, self._of.get(user)) or perf_counter() - self.asked_at > limits.TURN_SHARED_S:
+        now = perf_counter()
+        alone = self.last in (None, self._of.get(user)) and now - self.changed_at > limits.TURN_SHARED_S
+        if alone or now - self.asked_at > limits.TURN_SHARED_S:
             await trio.lowlevel.checkpoint()
         else:
             async with self._spacing:

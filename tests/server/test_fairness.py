@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
 
+from mqfs import limits
 from mqfs.serving.fairness import Fairness, FairQueue
 
 
@@ -44,3 +46,28 @@ def test_a_connection_that_has_the_turn_ends_in_it() -> None:
         assert queue.owner is None
 
     trio.run(main)
+
+
+def test_connections_are_accepted_slowly_while_others_ask_whoever_asked_last() -> None:
+    async def main() -> None:
+        fairness = Fairness()
+        fairness.shared(fairness.of("polite"))
+        fairness.shared(queue := fairness.of("greedy"))
+        began = trio.current_time()
+        await fairness.accepted("greedy")
+        assert trio.current_time() - began >= limits.ACCEPTED_S
+        assert fairness.last is queue
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_long_work_is_done_in_short_pieces_after_another_user_asked_during_it() -> None:
+    """Also where nobody asks between two pieces: the other one asks again."""
+    fairness = Fairness()
+    fairness.shared(fairness.of("other"))
+    fairness.changed_at = 0.0  # it is long since a second user asked
+    assert fairness.piece_s(False) == limits.LOOKING_S
+    assert fairness.piece_s(True) == limits.LOOKING_S
+    fairness.shared(fairness.of("other"))
+    assert fairness.piece_s(True) == limits.PIECE_S
+    assert fairness.piece_s(True) == limits.PIECE_S
