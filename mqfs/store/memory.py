@@ -24,26 +24,21 @@ from mqfs.store.chain import StoredEnd
 from mqfs.store.log_reader import PORTIONS, of_sizes
 from mqfs.store.spool import MemoryStaged
 
-_CHANGED_BYTES = 64 << 10  # kept behind the state before a new one is taken; of a large state, a quarter of it
 _LEAST = 4  # messages; fewer are read one by one
 
 
 class MemoryLog:
-    """The records. See `LogUpkeep` in mqfs/store/api.py."""
+    """The messages. The state is the group's own: of changes nothing is kept. See `LogUpkeep` in mqfs/store/api.py."""
 
-    __slots__ = (
-        "_changed", "_changes", "_group", "damaged", "end", "lost", "records", "sequences", "size", "state",
-        "streams",
-    )  # fmt: skip
+    __slots__ = ("_group", "damaged", "end", "lost", "records", "sequences", "size", "state", "streams")
 
     def __init__(self, group: int, state: bytes) -> None:
-        self._group, self.state = group, state
+        self._group = group
+        self.state: Callable[[], bytes] = lambda: state
         self.end = StoredEnd()
         self.size = 0
         self.damaged = 0
         self.lost: list[str] = []
-        self._changes: list[Record] = []  # behind the state
-        self._changed = 0  # bytes of the changes
         self.records: dict[int, Record] = {}
         self.sequences: list[int] = []  # of all messages, in order
         self.streams: dict[int, array[int]] = {}  # of each stream's
@@ -56,7 +51,7 @@ class MemoryLog:
         self.end.failed = self.end.failed or error
 
     def history(self) -> tuple[bytes | None, Iterable[Record]]:
-        return self.state, list(self._changes)
+        return self.state(), ()
 
     def check_room(self, need: int) -> None:
         """Raises DiskFull."""
@@ -64,23 +59,6 @@ class MemoryLog:
             raise errors.DiskFull(
                 f"no room for group {self._group} (expected at most {limits.MEMORY_BYTES} bytes in memory)"
             )
-
-    def add_change(self, record: Record, size: int, state: Callable[[], bytes]) -> None:
-        """Add a record that is no message; `state` makes a new state where there are many."""
-        if record.kind == Kind.STATE:
-            self._renew(record.body)
-            return
-        if self._changed >= max(_CHANGED_BYTES, len(self.state) // 4):
-            self._renew(state())
-        self._changes.append(record)
-        self._changed += size
-        self.size += size
-
-    def _renew(self, state: bytes) -> None:
-        self.state = state
-        self.size -= self._changed
-        self._changed = 0
-        self._changes.clear()
 
     def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:
         gone = 0
@@ -223,11 +201,18 @@ class MemoryLogReader:
 class MemoryAppender:
     """See `LogWriter` and `RangeWriter` in mqfs/store/api.py."""
 
-    __slots__ = ("_end", "_log", "state")
+    __slots__ = ("_end", "_log")
 
     def __init__(self, log: MemoryLog) -> None:
         self._log, self._end = log, log.end
-        self.state: Callable[[], bytes] = lambda: log.state
+
+    @property
+    def state(self) -> Callable[[], bytes]:
+        return self._log.state
+
+    @state.setter
+    def state(self, state: Callable[[], bytes]) -> None:
+        self._log.state = state
 
     def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"") -> int:
         return self._add(kind, stream, time_ns, body, headers, 0)
@@ -247,14 +232,11 @@ class MemoryAppender:
 
     def _add(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes, flags: int) -> int:
         size = padded(HEAD_BYTES + len(headers) + len(body))
-        if kind > Kind.END:
-            # Not refused where there is no room: what gives room is among them, and they are few.
-            self._end.last_ns = time_ns = max(time_ns, self._end.last_ns)
-            record = Record(self._end.next - 1, time_ns, stream, kind, flags, headers, body)
-            self._log.add_change(record, size, self.state)
-            return record.sequence
-        self._log.check_room(size)
+        if kind <= Kind.END:
+            self._log.check_room(size)
         self._end.last_ns = time_ns = max(time_ns, self._end.last_ns)
+        if kind > Kind.END:
+            return self._end.next - 1
         sequence = self._end.next
         self._end.next += 1
         self._log.records[sequence] = Record(sequence, time_ns, stream, kind, flags, headers, body)

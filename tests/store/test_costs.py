@@ -175,22 +175,6 @@ def test_an_index_that_is_not_used_takes_no_memory(tmp_path: Path) -> None:
         store.close()
 
 
-def test_a_large_state_in_memory_is_not_renewed_for_little() -> None:
-    """A new one is taken for as many bytes of changes as a quarter of it."""
-    bucket = MemoryStore().make(1, b"x" * 1_000_000)
-    taken = []
-
-    def state() -> bytes:
-        taken.append(bucket.upkeep.size)
-        return b"x" * 1_000_000
-
-    bucket.writer.state = state
-    for _ in range(20_000):
-        bucket.writer.append(Kind.ACK, 1, 0, bytes(24))
-    assert 1 <= len(taken) <= 20_000 * 56 / 250_000
-    assert max(taken) < 260_000
-
-
 def test_a_full_memory_store_takes_acknowledgements() -> None:
     """They are what makes room in it."""
     with lowered(MEMORY_BYTES=10_000):

@@ -172,13 +172,12 @@ class Retention:
             return
         self._dirty, self._trimmed_expired = False, expired
         floors, kept_from, made = {}, self._log.end.next, self._log.state.next_stream
-        for count, stream in enumerate(list(self._host.numbers.values())):
-            stream.kept.update_low_watermark()
+        for stream in list(self._host.numbers.values()):
+            stream.kept.update_low_watermark()  # up to all its consumers
             floors[stream.number] = stream.kept.state.floor
             if (kept := self._log.reader.locate(stream.number, stream.kept.state.floor)) is not None:
                 kept_from = min(kept_from, kept[0])
-            if count % _STEPS == 0:
-                yield
+            yield
         for absent in (self._log.state.dropped, self.lapsed):
             yield from self._forget_absent(absent)
         yield from self._host.ranks.forget()
