@@ -184,12 +184,13 @@ def open_follower(replicated: ReplicatedLog, path: str, store: uuid.UUID) -> Fol
         if found.position.store != store:
             raise BadReplica(f"{replicated.name}: of store {store} (expected {found.position.store}, as {path})")
         try:
-            if not found.position.number and not found.primary and has_groups(path):
+            if found.position.number or found.primary:
+                if found.primary:
+                    check_not_fenced(replicated, found)
+                check_history(replicated, found.position)
+                return Follower(replicated, path, found)
+            if has_groups(path):
                 raise Outdated("its copy was not finished")
-            if found.primary:
-                check_not_fenced(replicated, found)
-            check_history(replicated, found.position)
-            return Follower(replicated, path, found)
         except Diverged as why:
             discard(path, why, primary=found.primary)
     elif has_groups(path):

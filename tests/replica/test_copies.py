@@ -21,7 +21,7 @@ from mqfs.replica import checkpoint, state
 from mqfs.replica.engines import open_log
 from mqfs.replica.log import ReplicatedLog
 from mqfs.replica.restore import Point, restore
-from mqfs.replica.standby import Outdated, open_follower, store_of
+from mqfs.replica.standby import Outdated, discard, open_follower, store_of
 from mqfs.replica.takeover import Standby, become_primary
 from mqfs.store.check import check
 from mqfs.store.disk import Disk
@@ -273,8 +273,15 @@ def test_a_copy_whose_next_frames_are_trimmed_as_it_reads_is_outdated(tmp_path: 
         newest = log.newest(0)
         assert newest is not None
         log.trim(newest.number)
-        with pytest.raises(Outdated, match="frames are missing"):
+        with pytest.raises(Outdated, match="frames are missing") as why:
             follower.step(0.1)
+    discard(str(tmp_path / "b"), why.value, primary=False)
+    found = state.read(str(tmp_path / "a"))
+    assert found is not None
+    checkpoint.Checkpointer(log, str(tmp_path / "a")).make(found.position, found.have, int(time.time()))
+    with contextlib.closing(open_follower(log, str(tmp_path / "b"), store)) as follower:  # from there on
+        assert follower.state.position.number == newest.number
+        assert are_equal(tmp_path / "a", tmp_path / "b")
     log.close()
 
 
