@@ -34,9 +34,11 @@ def name_of(topic: str, *, kind: str = MULTI, ttl_ms: int = HOUR_MS) -> str:
 
 
 def is_quiet(r: Rig, *bridges: Bridge) -> None:
-    """The bridges have scanned whatever there was: a file that was put later has come."""
-    number = next(numbers)
-    r.put(name_of(f"quiet{number}"), b"\0end")
+    """The bridges have scanned whatever there was: a file that was put later has come. It is in the bucket that a scan
+    looks at first."""
+    number, folder = next(numbers), Folder(str(r.folder))
+    names = iter(lambda: name_of(f"quiet{number}"), "")
+    r.put(next(name for name in names if folder.bucket_of(name) == min(folder.buckets)), b"\0end")
     eventually(lambda: (f"quiet{number}", b"end") in r.kept(), f"a scan: {[bridge.text() for bridge in bridges]}")
 
 
