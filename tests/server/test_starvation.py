@@ -25,7 +25,8 @@ from tests.support.eventually import patient
 RUNS = 3
 RUN_S = campaign.size(50, least=2) / 10
 TIMES = 3.0  # as long as alone
-BUSY_S = 0.004  # on a machine that does other things too: processors and their caches are shared
+BUSY_S = patient(0.004)  # on a machine that does other things too: processors and their caches are shared
+EVERYTHING_S = patient(0.012)  # the same beside a user who does all of that in dozens of threads at once
 CONNECTIONS, HTTP_CONNECTIONS = 1_500, 200
 WOKEN_S = 0.00007  # each wakes and waits for its turn; 80 to 120 us where each ends as it wakes
 P99_S, LONGEST_S = patient(2.0), patient(10.0)  # on a machine that does other things too
@@ -57,7 +58,7 @@ def test_round_trips_go_on_beside_a_greedy_user(
     with user(address, POLITE, "polite") as ours:
         ours.trips(RUN_S)  # what is done once is done
         usual, usually, *_ = run(ours, measured)
-        most = max(TIMES * usual, BUSY_S)
+        most = max(TIMES * usual, EVERYTHING_S if kind == "everything" else BUSY_S)
         with user(address, GREEDY, "greedy", kind) as theirs:
             assert theirs.line() == b"at work\n"
             beside = [run(ours, measured)]
