@@ -406,5 +406,5 @@ def test_a_ctl_write_of_64_kib_is_carried_out_in_short_pieces(what: str, tmp_pat
         print(what, *sorted(round(1_000 * piece, 1) for piece in pieces)[-3:])
         return max(pieces)
 
-    # Of one that counts other work of the machine as this thread's there is another.
+    # A virtual processor counts other work of the machine as this thread's: not in all of four.
     assert any(longest(tmp_path / str(n)) < patient(0.05) for n in range(4))

@@ -62,7 +62,7 @@ def test_connections_are_accepted_slowly_while_others_ask_whoever_asked_last() -
 
 
 def test_long_work_is_done_in_short_pieces_after_another_user_asked_during_it() -> None:
-    """Also where nobody asks between two pieces: the other one asks again."""
+    """Also where no request came between two pieces: the other one asks again."""
     fairness = Fairness()
     fairness.shared(fairness.of("other"))
     fairness.changed_at = 0.0  # it is long since a second user asked
