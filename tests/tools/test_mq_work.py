@@ -310,7 +310,7 @@ def test_the_lease_is_renewed_while_the_command_runs(server: Server, tmp_path: P
 
 
 def test_a_lease_that_ran_out(server: Server, tmp_path: Path) -> None:
-    group, consumer = work(server, "lease ends", "lease 300ms")
+    group, consumer = work(server, "lease ends", "lease 2s")
     say(group / "mail", "x")
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
