@@ -114,6 +114,7 @@ TURN_REST = 3  # at least this many times its own duration,
 TURN_REST_REQUESTS = 400  # then until the others had this many: fewer than one in 100 meets such a request,
 TURN_REST_S = 0.02  # or had none for so long,
 TURN_REST_MOST, TURN_REST_MOST_S = 20, 1.0  # and at most that many times its own duration, or this long
+IDLE_AT_ONCE = 16  # connections of one user that are woken in one pass: 20 to 50 us each
 ACCEPTED_S = 0.0005  # between two connections that are accepted while other users ask: each costs some 0.2 ms
 BATCH_S = 0.0005  # of requests in one piece where one user is alone; see BATCHES in connection.py
 TAGS = 16_384  # parked requests of one connection; above it reads are refused, writes stop it

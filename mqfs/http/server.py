@@ -127,10 +127,11 @@ class HttpServer(Acceptor):
             sock.send(FULL)
 
     async def serve(self, sock: socket.socket, tls: TlsCalls | None, peer: Peer, listener: Listener) -> None:
-        address, channel = listener.address, SocketStream(sock, tls)
+        address, queue = listener.address, self.fairness.of(peer.account)
+        channel = SocketStream(sock, queue.readable, tls)
         try:
             if self._speak is not None and await self._speak(channel, peer):
-                await self.fairness.of(peer.account).end()
+                await queue.end()
                 return
             rebindable = isinstance(address, TcpAddress) or self.proxies.has(peer.account)
             rebindable = rebindable or (isinstance(address, TlsAddress) and is_loopback(address.host))

@@ -7,11 +7,15 @@ connections it has: all connections of a user stand in one queue, and one of the
     user B   [ queue: 1 connection  ]   waits        | works 0.2 ms | waits ...
 
 A user alone pays nothing: time is measured only while there is another one.
+
+The first connections of a user wait for input in trio, which wakes all that have some before it looks at others. The
+rest wait in an epoll of that user, and a few at a time are woken: a process with thousands of connections may end.
 """
 
 from __future__ import annotations
 
 import math
+import select
 from collections.abc import Hashable
 from time import perf_counter, thread_time
 from weakref import WeakValueDictionary
@@ -19,6 +23,9 @@ from weakref import WeakValueDictionary
 import trio
 
 from mqfs import limits
+
+_WATCHED_S = 10.0
+_ONCE = select.EPOLLIN | select.EPOLLONESHOT
 
 
 class Fairness:
@@ -78,6 +85,27 @@ class FairQueue:
         self._fairness = fairness
         self._spent = 0.0
         self._waiting = trio.lowlevel.ParkingLot()
+        self._idle = 0  # connections that wait in trio
+        self._crowd: Crowd | None = None  # the others
+
+    async def readable(self, descriptor: int) -> None:
+        """Wait until there is something to read."""
+        if self._idle < limits.IDLE_AT_ONCE:
+            self._idle += 1
+            try:
+                await trio.lowlevel.wait_readable(descriptor)
+            finally:
+                self._idle -= 1
+        else:
+            if self._crowd is None:
+                self._crowd = Crowd()
+            await self._crowd.readable(descriptor)
+
+    def closing(self, descriptor: int) -> None:
+        """Nothing is read from that descriptor any more: its wait ends, with trio.ClosedResourceError if in trio."""
+        trio.lowlevel.notify_closing(descriptor)
+        if self._crowd is not None:
+            self._crowd.wake(descriptor)
 
     async def acquire(self) -> None:
         """Wait for the turn, after others of the same user; not where this task has it already."""
@@ -126,6 +154,45 @@ class FairQueue:
         """Pass the turn to the next connection, if this one has it."""
         if self.owner is trio.lowlevel.current_task():
             self.owner = next(iter(self._waiting.unpark()), None)
+
+
+class Crowd:
+    """Connections of one user that wait for input, of which a few at a time are woken."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._waiting: dict[int, trio.Event] = {}  # by descriptor
+        self._watched = False
+
+    async def readable(self, descriptor: int) -> None:
+        """See FairQueue."""
+        try:
+            self._epoll.register(descriptor, _ONCE)
+        except FileExistsError:
+            self._epoll.modify(descriptor, _ONCE)
+        if not self._watched:
+            self._watched = True
+            trio.lowlevel.spawn_system_task(self._watch)
+        event = self._waiting[descriptor] = trio.Event()
+        try:
+            await event.wait()
+        finally:
+            self._waiting.pop(descriptor, None)
+
+    def wake(self, descriptor: int) -> None:
+        if (event := self._waiting.pop(descriptor, None)) is not None:
+            event.set()
+
+    async def _watch(self) -> None:
+        """Ends where none has waited for some time."""
+        while self._watched:
+            with trio.move_on_after(_WATCHED_S):
+                await trio.lowlevel.wait_readable(self._epoll.fileno())
+            found = self._epoll.poll(0, limits.IDLE_AT_ONCE)
+            self._watched = bool(found or self._waiting)
+            for descriptor, _ in found:
+                self.wake(descriptor)
+            await trio.lowlevel.checkpoint()  # others first
 
 
 class TimeSlice:

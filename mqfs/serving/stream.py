@@ -7,7 +7,7 @@ import math
 import os
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import trio
 
@@ -22,10 +22,14 @@ class Gone(Exception):
 
 
 class SocketStream:
-    """A connected socket that never blocks. `tls`: through TLS, whose handshake is complete."""
+    """A connected socket that never blocks. `readable` waits for input. `tls`: through TLS, whose handshake is
+    complete."""
 
-    def __init__(self, sock: socket.socket, tls: TlsCalls | None = None) -> None:
+    def __init__(
+        self, sock: socket.socket, readable: Callable[[int], Awaitable[None]], tls: TlsCalls | None = None
+    ) -> None:
         self.socket, self._descriptor, self._tls = sock, sock.fileno(), tls
+        self._readable = readable
         self.before_wait: Callable[[], object] = bool  # called where it has to wait
         self.unread = b""  # received, and to be received again
         self.failed = False  # the stream ended without an end that the client announced
@@ -52,7 +56,7 @@ class SocketStream:
                 self.before_wait()
             with trio.CancelScope(deadline=deadline):
                 while True:
-                    await trio.lowlevel.wait_readable(self._descriptor)
+                    await self._readable(self._descriptor)
                     try:
                         return self._read(self._descriptor, RECEIVE_BYTES)
                     except BlockingIOError:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import socket
+from contextlib import suppress
+
 import pytest
 import trio
 import trio.testing
@@ -71,3 +75,44 @@ def test_long_work_is_done_in_short_pieces_after_another_user_asked_during_it() 
     fairness.shared(fairness.of("other"))
     assert fairness.piece_s(True) == limits.PIECE_S
     assert fairness.piece_s(True) == limits.PIECE_S
+
+
+def test_any_number_of_connections_wait_for_input() -> None:
+    """Each is woken by its own input, at the end of its client, and where its server ends it; in any order."""
+
+    async def main() -> None:
+        queue, woken = Fairness().of("user"), list[int]()
+        pairs = [socket.socketpair() for _ in range(3 * limits.IDLE_AT_ONCE)]
+
+        async def read(number: int) -> None:
+            with suppress(trio.ClosedResourceError):
+                await queue.readable(pairs[number][0].fileno())
+            woken.append(number)
+
+        async def come(count: int) -> None:
+            with trio.fail_after(30):
+                while len(woken) < count:
+                    await trio.sleep(0.001)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(len(pairs)):
+                nursery.start_soon(read, number)
+            last = len(pairs) - 1
+            for count, number in enumerate((last, 0, last - 1), 1):
+                pairs[number][1].send(b"x")
+                await come(count)
+            assert woken == [last, 0, last - 1]
+            pairs[last - 2][1].close()
+            pairs[1][1].close()
+            await come(5)
+            for number in (2, last - 3):
+                queue.closing(pairs[number][0].fileno())
+            await come(7)
+            assert sorted(woken) == [0, 1, 2, last - 3, last - 2, last - 1, last]
+            for number in set(range(len(pairs))) - {*woken}:
+                pairs[number][1].send(b"x")
+        assert sorted(woken) == [*range(len(pairs))]
+        for sock in itertools.chain(*pairs):
+            sock.close()
+
+    trio.run(main)

@@ -106,7 +106,7 @@ class Connection:
                 return self._read(self.incoming, size)
             except BlockingIOError:
                 if yielded:
-                    await trio.lowlevel.wait_readable(self.incoming)
+                    await self._queue.readable(self.incoming)
                 else:  # a client that was just answered and can run asks again at once: no wait is the cheapest
                     os.sched_yield()
                 yielded = not yielded
@@ -255,4 +255,4 @@ class Connection:
         self._unsent, self.ended = [], True
         self._moved.set()
         with contextlib.suppress(OSError, ValueError):
-            trio.lowlevel.notify_closing(self.incoming)
+            self._queue.closing(self.incoming)
