@@ -150,8 +150,8 @@ class LogUpkeep(Protocol):
 
     def history(self) -> tuple[bytes | None, Iterable[Record]]:
         """The newest durable state's body (None: no state is whole), and the CHANGE, ACK and CLOCK records behind it,
-        in order; of a log in memory the state as it is. They may be read during the iteration: iterate once, before any
-        other use of the bucket."""
+        in order; of a log in memory with many of these the state as it is. They may be read during the iteration:
+        iterate once, before any other use of the bucket."""
         ...
 
     def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:

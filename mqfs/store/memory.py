@@ -24,17 +24,22 @@ from mqfs.store.chain import StoredEnd
 from mqfs.store.log_reader import PORTIONS, of_sizes
 from mqfs.store.spool import MemoryStaged
 
+_CHANGED_BYTES = 64 << 10  # of changes behind a state; of more the group's own state is what the log has
 _LEAST = 4  # messages; fewer are read one by one
 
 
 class MemoryLog:
-    """The messages. The state is the group's own: of changes nothing is kept. See `LogUpkeep` in mqfs/store/api.py."""
+    """The records. See `LogUpkeep` in mqfs/store/api.py."""
 
-    __slots__ = ("_group", "damaged", "end", "lost", "records", "sequences", "size", "state", "streams")
+    __slots__ = (
+        "_changed", "_changes", "_group", "_state", "damaged", "end", "lost", "records", "sequences", "size", "streams",
+    )  # fmt: skip
 
     def __init__(self, group: int, state: bytes) -> None:
         self._group = group
-        self.state: Callable[[], bytes] = lambda: state
+        self._state: Callable[[], bytes] = lambda: state
+        self._changes: list[Record] = []  # behind the state
+        self._changed = 0  # bytes of them
         self.end = StoredEnd()
         self.size = 0
         self.damaged = 0
@@ -51,7 +56,7 @@ class MemoryLog:
         self.end.failed = self.end.failed or error
 
     def history(self) -> tuple[bytes | None, Iterable[Record]]:
-        return self.state(), ()
+        return self._state(), list(self._changes)
 
     def check_room(self, need: int) -> None:
         """Raises DiskFull."""
@@ -59,6 +64,16 @@ class MemoryLog:
             raise errors.DiskFull(
                 f"no room for group {self._group} (expected at most {limits.MEMORY_BYTES} bytes in memory)"
             )
+
+    def add_change(self, record: Record, size: int, state: Callable[[], bytes]) -> None:
+        """Add a record that is no message. `state` tells the state of the group as it is."""
+        if record.kind == Kind.STATE:
+            self._state, self._changes, self._changed = lambda: record.body, [], 0
+        elif self._changed + size > _CHANGED_BYTES:
+            self._state, self._changes, self._changed = state, [], _CHANGED_BYTES
+        else:
+            self._changes.append(record)
+            self._changed += size
 
     def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:
         gone = 0
@@ -201,18 +216,11 @@ class MemoryLogReader:
 class MemoryAppender:
     """See `LogWriter` and `RangeWriter` in mqfs/store/api.py."""
 
-    __slots__ = ("_end", "_log")
+    __slots__ = ("_end", "_log", "state")
 
     def __init__(self, log: MemoryLog) -> None:
         self._log, self._end = log, log.end
-
-    @property
-    def state(self) -> Callable[[], bytes]:
-        return self._log.state
-
-    @state.setter
-    def state(self, state: Callable[[], bytes]) -> None:
-        self._log.state = state
+        self.state: Callable[[], bytes] = bytes  # until its group sets it
 
     def append(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes = b"") -> int:
         return self._add(kind, stream, time_ns, body, headers, 0)
@@ -232,11 +240,13 @@ class MemoryAppender:
 
     def _add(self, kind: int, stream: int, time_ns: int, body: bytes, headers: bytes, flags: int) -> int:
         size = padded(HEAD_BYTES + len(headers) + len(body))
-        if kind <= Kind.END:
+        if kind <= Kind.END:  # of the others none is refused: what gives room is among them, and they are few
             self._log.check_room(size)
         self._end.last_ns = time_ns = max(time_ns, self._end.last_ns)
         if kind > Kind.END:
-            return self._end.next - 1
+            record = Record(self._end.next - 1, time_ns, stream, kind, flags, headers, body)
+            self._log.add_change(record, size, self.state)
+            return record.sequence
         sequence = self._end.next
         self._end.next += 1
         self._log.records[sequence] = Record(sequence, time_ns, stream, kind, flags, headers, body)
