@@ -50,7 +50,9 @@ class Fairness:
         self.asked_at = now
         self.asked += 1
         if self.last is not queue:
-            self.last, self.changed_at = queue, now
+            if self.last is not None:
+                self.changed_at = now
+            self.last = queue
         return now - self.changed_at < limits.TURN_SHARED_S
 
     def piece_s(self, continued: bool) -> float:
