@@ -228,9 +228,9 @@ class Claims(Waiting[Claim]):
         self._open_claims: set[Claim] = set()
         self._ready: deque[Claim] = deque()  # claimed, and not given out yet
         self._prefetch = prefetch
-        self._acks = DeferredAcks(self, hold_s) if prefetch > 1 else SentAcks(self)
         self._refusals: list[bytes] = []
         self._file = self._open()
+        self._acks = DeferredAcks(self, hold_s) if prefetch > 1 else SentAcks(self)  # known to the connection: last
 
     @property
     def name(self) -> str:

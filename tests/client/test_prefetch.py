@@ -12,15 +12,17 @@ import threading
 import time
 import weakref
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import anyio
 import pytest
 
+import mqfs
 from mqfs import Claim, Client
 from mqfs.client import Group
 from mqfs.client.prefetch import ranges
 from mqfs.client.types import File
-from mqfs.errors import BadRequest, DiskFull, MqfsError, Stale
+from mqfs.errors import BadRequest, DiskFull, MqfsError, NotFound, Stale
 from tests.client.opening import Opening
 from tests.support import ROOT
 from tests.support.campaign import seed, size
@@ -60,6 +62,14 @@ def test_an_acknowledgement_is_written_also_where_no_more_is_claimed(tree: Clien
             pass
         eventually(lambda: acknowledged(group) == 1)
         assert [claims.get(HANG_S).body for _ in range(2)] == [b"1", b"2"]
+
+
+def test_a_connection_closes_after_a_handle_that_was_refused(tmp_path: Path) -> None:
+    with mqfs.open(tmp_path / "store") as tree:
+        group = filled(tree, "g", 1)
+        with pytest.raises(NotFound) as refused:
+            group.consume("w", create=False, prefetch=2)
+    assert refused.traceback, "which keeps the handle"
 
 
 def test_every_way_to_settle(tree: Client, name: str) -> None:
