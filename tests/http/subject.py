@@ -63,7 +63,8 @@ class HttpSubject:
         self._server, self._end = HttpServer(self.tree), trio.Event()
         self._server.add(listen(f"unix!{self._address}"))
         self._token = trio.lowlevel.current_trio_token()
-        with lowered(NAMES_S=1 << 40, TURN_LONG_S=1 << 40):  # nothing waits for a thread, or by the clock
+        # nothing waits for a thread, or by the clock
+        with lowered(NAMES_S=1 << 40, TURN_LONG_S=1 << 40, TURN_SHARED_S=-1):
             await self._serve_until_the_end()
 
     async def _serve_until_the_end(self) -> None:
