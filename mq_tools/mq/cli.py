@@ -172,13 +172,13 @@ def ls(group: str | None, recursive: bool, json_: bool) -> None:
         for row in rows:
             print_json({key: value for key, value in attrs.asdict(row).items() if value not in (None, "")})
     else:
-        head = ("NAME", "KIND", "WAITING", "CLAIMED", "DELAYED", "OPEN", "OVER")
+        head = ("NAME", "KIND", "WAITING", "CLAIMED", "DELAYED", "OPEN", "HELD-BACK", "OVER")
         print("\n".join(aligned([head, *map(_cells, rows)], range(2, 6))))
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     numbers = ("-" if value is None else str(value) for value in (row.waiting, row.claimed, row.delayed, row.readers))
-    return row.name, row.kind, *numbers, row.over
+    return row.name, row.kind, *numbers, row.held_back or "-", row.over
 
 
 @command.command()

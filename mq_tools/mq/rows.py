@@ -31,6 +31,7 @@ class Row:
     first: int | None = None  # the first retained sequence, where the server does not report `oldest`
     oldest: float | None = None  # when the oldest waiting message was written, UNIX seconds
     over: str = ""  # the source of a view or consumer
+    held_back: str | None = None  # the rule of a consumer for which its messages wait
 
 
 def rows_of(group: str) -> list[Row]:
@@ -118,6 +119,7 @@ def consumers_of(stats: Mapping[str, Any]) -> list[Row]:
             dead=row.get("dead"),
             oldest=row.get("oldest"),
             over=row.get("over") or "",
+            held_back=row.get("held_back"),
         )
         for name, row in sorted(consumers.items())
     ]

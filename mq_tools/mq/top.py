@@ -29,7 +29,7 @@ from mq_tools.mq.rows import Row, consumers_of, group_row, streams_of
 from mq_tools.mq.table import aligned
 from mq_tools.tree import groups_below
 
-_HEAD = ("NAME", "WAITING", "IN/s", "OUT/s", "LAG s", "OLDEST", "READERS", "FAILED", "DEAD", "DROPPED")
+_HEAD = ("NAME", "WAITING", "IN/s", "OUT/s", "LAG s", "OLDEST", "READERS", "FAILED", "DEAD", "DROPPED", "HELD-BACK")
 _MARGIN = 6  # lines of a terminal that are not rows
 
 
@@ -48,6 +48,7 @@ class Line:
     failed: int
     dead: int
     dropped: int
+    held_back: str | None  # the rule for which a consumer's messages wait
 
 
 _own_reads: Counter[str] = Counter()  # by group, which counts them as read messages
@@ -99,6 +100,7 @@ def _line(path: str, row: Row, before: Row | None, seconds: float) -> Line:
         failed=row.failed or 0,
         dead=row.dead or 0,
         dropped=row.dropped or 0,
+        held_back=row.held_back,
     )
 
 
@@ -155,7 +157,7 @@ def table(lines: Sequence[Line]) -> Table:
 def _cells(line: Line) -> list[str]:
     rates = [_number(rate) for rate in (line.rate_in, line.rate_out, line.lag_s)]
     counts = [str(count) for count in (line.readers, line.failed, line.dead, line.dropped)]
-    return [printable(line.name), str(line.waiting), *rates, _span(line.age_s), *counts]
+    return [printable(line.name), str(line.waiting), *rates, _span(line.age_s), *counts, line.held_back or "-"]
 
 
 def _number(value: float | None) -> str:

@@ -225,8 +225,20 @@ def test_ls(server: Server) -> None:
     assert (rows["both"]["over"], rows[".consumers/w"]["over"]) == ("s.#", "s.a")
     assert "inner/deep" in listed("-r", group)
     lines = said("ls", group).splitlines()
-    assert lines[0].split() == ["NAME", "KIND", "WAITING", "CLAIMED", "DELAYED", "OPEN", "OVER"]
+    assert lines[0].split() == ["NAME", "KIND", "WAITING", "CLAIMED", "DELAYED", "OPEN", "HELD-BACK", "OVER"]
     assert len(lines) == 6
+
+
+def test_ls_and_top_show_what_is_held_back(server: Server) -> None:
+    group = server.group("held", "consumer w s", "pause w", "consumer free s", streams=["s"])
+    rows = listed(group)
+    assert rows[".consumers/w"]["held_back"] == "paused"
+    assert "held_back" not in rows[".consumers/free"]
+    line = next(line for line in said("ls", group).splitlines() if line.startswith(".consumers/w "))
+    assert line.split()[-2:] == ["paused", "s"]
+    frame = json.loads(said("top", "--json", "--interval", "0.1", group))
+    found = {row["name"].rpartition("/")[2]: row["held_back"] for row in frame if row["kind"] == "consumer"}
+    assert found == {"w": "paused", "free": None}
 
 
 def test_ls_finds_the_tree(server: Server) -> None:
