@@ -266,6 +266,8 @@ class Channel(virtual.Channel):
             try:
                 payload: dict[str, Any] = loads(claim.body.decode())
                 tag = payload["properties"]["delivery_tag"] = f"{self.channel_id}.{queue}.{claim.sequence}"
+                if (payload.get("headers") or {}).get("eta"):
+                    payload["headers"]["eta"] = None  # is past; a worker would give it to its timer, which may take 1 s
             except (ValueError, KeyError, TypeError) as error:
                 claim.dead(f"not a message of kombu: {error!r}")
                 continue
