@@ -202,10 +202,8 @@ class MqfsConsumer(Consumer):
         assert isinstance(message, MqfsMessage)
         try:
             getattr(message.claim, verb)()
-        except Disconnected as error:
-            raise ConnectionClosed(str(error)) from error
-        except Stale as error:
-            log.warning("%s of message %s failed: %s", verb, message.message_id, error)
+        except (Disconnected, Stale) as error:  # the claim is void: nothing that dramatiq could try again
+            log.warning("%s of message %s failed, it is delivered again: %s", verb, message.message_id, error)
         self._free.release()
 
     def __next__(self) -> MqfsMessage | None:
