@@ -37,7 +37,7 @@ def format_duration(value: float | str | timedelta) -> str:
         return value
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if not 0 <= seconds < 1e9:
-        raise BadRequest(f"invalid duration: {seconds} s (expected 0 or more)")
+        raise BadRequest(f"invalid duration: {seconds} s (expected 0 to 999999999)")
     return f"{math.ceil(round(seconds * 1_000, 3))}ms" if seconds else "0"
 
 
