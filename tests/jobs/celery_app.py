@@ -1,12 +1,14 @@
-"""A Celery application, as its workers and publishers load it: what a job does is a line in a file."""
+"""A Celery application, as its workers and publishers load it."""
 
 from __future__ import annotations
 
 import os
+import time
 
 from celery import Celery
 
 import mqfs.kombu  # noqa: F401  # the transport `mqfs`
+from tests.jobs.notes import write
 
 app = Celery(
     "jobs", broker_url="mqfs://", backend="rpc://", broker_transport_options={"address": os.environ["JOBS_ADDRESS"]}
@@ -21,5 +23,15 @@ def add(x: int, y: int) -> int:
 
 @app.task
 def note(number: int) -> None:
-    with open(os.environ["JOBS_DONE"], "ab", buffering=0) as file:
-        file.write(f"{number}\n".encode())
+    write(number)
+
+
+def publish(number: int) -> None:
+    note.delay(number)
+
+
+def publish_later(number: int, delay_s: float) -> float:
+    """When it is due, UNIX seconds."""
+    due = time.time() + delay_s
+    note.apply_async((number,), countdown=delay_s, priority=9)
+    return due

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.server import Server, short_folder
+
+os.environ["HUEY_SLOW_TESTS"] = "1"  # its own tests look at that when they are imported
 
 
 @pytest.fixture(scope="module")

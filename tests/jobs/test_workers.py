@@ -1,37 +1,83 @@
-"""Workers of Celery and of dramatiq as their commands start them: results, delays, kills of them and of the server."""
+"""Workers of Celery, dramatiq and huey, started by their commands: results, delays, kills of them and of the server."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
+import attrs
 import pytest
 
 from tests.support import ROOT, campaign
-from tests.support.eventually import HANG_S, eventually
+from tests.support.eventually import HANG_S, eventually, patient
 from tests.support.server import Server, environment, short_folder
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
-CELERY = ("celery", "-A", "tests.jobs.celery_app", "worker", "-P", "solo", "-l", "WARNING", "--without-mingle")
-DRAMATIQ = ("dramatiq", "tests.jobs.dramatiq_app", "-p", "1", "-t", "4")
-APPS = {CELERY: "celery_app", DRAMATIQ: "dramatiq_app"}
+WORKERS = 4
+
+
+@attrs.frozen
+class Library:
+    """A library of jobs, with an application of the tests that has `publish` and `publish_later`."""
+
+    app: str
+    worker: tuple[str, ...]  # the command, behind `python -m`
+    queue: tuple[str, str]  # its group and stream
+    claimed: int  # jobs that a worker has claimed, and not acknowledged, at most
+
+
+CELERY = Library(
+    "tests.jobs.celery_app",
+    ("celery", "-A", "tests.jobs.celery_app", "worker", "-P", "solo", "-l", "WARNING", "--without-mingle"),
+    ("celery/queues", "celery"), 1,
+)  # fmt: skip
+DRAMATIQ = Library(
+    "tests.jobs.dramatiq_app", ("dramatiq", "tests.jobs.dramatiq_app", "-p", "1", "-t", "4"),
+    ("dramatiq", "default"), 8,
+)  # fmt: skip
+HUEY = Library(
+    "tests.jobs.huey_app", ("huey.bin.huey_consumer", "tests.jobs.huey_app.huey", "-w", "4"),
+    ("jobs/tasks", "queue"), 4,
+)  # fmt: skip
 USE_CELERY = """
 results = [add.delay(n, n) for n in range(10)]
 answers = [result.get(timeout=60) for result in results]
-note.apply_async((7,), countdown=1)
+publish_later(7, 1)
 print(json.dumps([answers, *app.control.inspect(timeout=5).ping().values()]))
 """
 USE_DRAMATIQ = """
-for n in range(10): note.send(n)
+for n in range(10): publish(n)
 note.send_with_options(args=(10,), delay=300)
 fail.send()
 broker.join("default", timeout=60_000)
 print(json.dumps(broker.group.stats().dead_letters))
 """
+USE_HUEY = """
+results = [add(n, n) for n in range(10)]
+publish_later(7, 1)
+print(json.dumps([result.get(blocking=True, timeout=60) for result in results]))
+"""
+PUBLISH = "for n in range({}): publish(n)"
+PUBLISH_LATER = "print(json.dumps({{n: publish_later(n, 2 + n % {}) for n in range({}, {})}}))"
+
+
+@attrs.frozen
+class Run:
+    """A job that ran: its line in the file."""
+
+    number: int
+    time: float
+    worker: int
 
 
 class Jobs:
@@ -41,26 +87,50 @@ class Jobs:
         self.server, self._done = server, folder / "done"
         self._environment = environment(JOBS_ADDRESS=server.address, JOBS_DONE=str(self._done))
         self._workers: list[subprocess.Popen[bytes]] = []
+        self.kills: list[tuple[float, float, int]] = []  # between when and when, and which worker; 0: the server
+        self.outages: list[tuple[float, float]] = []  # of the server, from and to
 
-    def start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def start(self, library: Library, *more: str) -> int:
+        """A worker. What it begins is a process group of its own, with its number."""
         number = len(self._workers)
-        words = [sys.executable, "-m", *command, *(("-n", f"{number}@%h") if command is CELERY else ())]
+        named = ("-n", f"{number}@%h") if library is CELERY else ()
+        words = [sys.executable, "-m", *library.worker, *named, *more]
         with self._done.with_name(f"worker{number}.log").open("wb") as log:
-            self._workers.append(subprocess.Popen(words, cwd=ROOT, env=self._environment, stdout=log, stderr=log))
-        return self._workers[-1]
+            worker = subprocess.Popen(
+                words, cwd=ROOT, env=self._environment, stdout=log, stderr=log, start_new_session=True
+            )
+        self._workers.append(worker)
+        return worker.pid
 
-    def run(self, command: Sequence[str], code: str) -> str:
+    def kill(self, worker: int) -> None:
+        began = time.time()
+        os.killpg(worker, signal.SIGKILL)
+        self.kills.append((began, time.time(), worker))
+
+    def restart_server(self) -> None:
+        began = time.time()
+        self.server.kill()
+        self.kills.append((began, time.time(), 0))
+        self.server.start()
+        self.outages.append((began, time.time()))
+
+    def use(self, library: Library, code: str) -> str:
         """What a program of the application prints."""
-        program = f"import json\nfrom tests.jobs.{APPS[tuple(command)]} import *\n{code}"
-        words = [sys.executable, "-c", program]
+        words = [sys.executable, "-c", f"import json\nfrom {library.app} import *\n{code}"]
         return subprocess.run(
             words, cwd=ROOT, env=self._environment, check=True, stdout=subprocess.PIPE, text=True, timeout=HANG_S
         ).stdout
 
-    def numbers(self) -> list[int]:
-        return [int(line) for line in self._done.read_text().splitlines()] if self._done.exists() else []
+    def runs(self) -> list[Run]:
+        lines = self._done.read_text().splitlines() if self._done.exists() else []
+        rows = (line.split() for line in lines)
+        return [Run(int(number), float(time), int(worker)) for number, time, worker in rows]
 
-    def left(self, group: str, queue: str) -> int:
+    def numbers(self) -> list[int]:
+        return [run.number for run in self.runs()]
+
+    def left(self, library: Library) -> int:
+        group, queue = library.queue
         with self.server.connect() as client:
             stats = client.group(group).stats()
         consumer = stats.streams[queue].consumer
@@ -68,7 +138,8 @@ class Jobs:
 
     def close(self) -> None:
         for worker in self._workers:
-            worker.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGKILL)
             worker.wait()
 
 
@@ -84,36 +155,65 @@ def jobs(tmp_path: Path) -> Iterator[Jobs]:
 
 def test_celery(jobs: Jobs) -> None:
     jobs.start(CELERY)
-    assert json.loads(jobs.run(CELERY, USE_CELERY)) == [[2 * n for n in range(10)], {"ok": "pong"}]
+    assert json.loads(jobs.use(CELERY, USE_CELERY)) == [[2 * n for n in range(10)], {"ok": "pong"}]
     eventually(lambda: jobs.numbers() == [7])
 
 
 def test_dramatiq(jobs: Jobs) -> None:
     jobs.start(DRAMATIQ)
-    assert json.loads(jobs.run(DRAMATIQ, USE_DRAMATIQ)) == 1
+    assert json.loads(jobs.use(DRAMATIQ, USE_DRAMATIQ)) == 1
     assert sorted(jobs.numbers()) == [*range(11)]
 
 
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_huey(jobs: Jobs, kind: str) -> None:
+    jobs.start(HUEY, "-k", kind)
+    assert json.loads(jobs.use(HUEY, USE_HUEY)) == [2 * n for n in range(10)]
+    eventually(lambda: jobs.numbers() == [7])
+
+
+def was_unacked(first: Run, again: Run, jobs: Jobs, runs: list[Run], most: int) -> bool:
+    """Whether a job was with its worker, of `most` that it had, when that or the server was killed before it ran again.
+    What a worker had claimed before the server was killed it runs afterwards, and cannot acknowledge."""
+    of_worker = [run.time for run in runs if run.worker == first.worker]
+    return any(
+        began <= again.time and sum(1 for at in of_worker if first.time < at < began or ended < at < first.time) <= most
+        for began, ended, killed in jobs.kills
+        if killed in (0, first.worker)
+    )
+
+
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    ("command", "publish", "queue"),
-    [(CELERY, "note.delay", ("celery/queues", "celery")), (DRAMATIQ, "note.send", ("dramatiq", "default"))],
-)
-def test_no_job_is_lost_by_kills(jobs: Jobs, command: Sequence[str], publish: str, queue: tuple[str, str]) -> None:
-    """Workers are killed while they work, and the server."""
+@pytest.mark.parametrize("library", [CELERY, DRAMATIQ, HUEY], ids=["celery", "dramatiq", "huey"])
+def test_no_job_is_lost_by_kills(jobs: Jobs, library: Library) -> None:
+    """Workers are killed while they work, and the server. Some jobs are due later: they run at their time."""
     count, chance = campaign.size(10_000), random.Random(campaign.seed())
-    jobs.run(command, f"for n in range({count}): {publish}(n)")
-    rounds = max(2, count // 500)
+    rounds, timed = max(2, count // 500), count // 50
+    jobs.use(library, PUBLISH.format(count - timed))
+    workers = [jobs.start(library) for _ in range(WORKERS)]
+    due = json.loads(jobs.use(library, PUBLISH_LATER.format(max(2, count // 200), count - timed, count)))
     for number in range(rounds):
-        workers = [jobs.start(command) for _ in range(2)]
-        goal = count * (number + 1) // (rounds + 1)
+        goal = (count - timed) * (number + 1) // (rounds + 1)
         eventually(lambda goal=goal: len({*jobs.numbers()}) >= goal)
-        chance.shuffle(workers)
-        workers[0].kill()
+        jobs.kill(workers.pop(chance.randrange(WORKERS)))
         if number % 2:
-            jobs.server.restart()
-        workers[1].kill()
-    jobs.start(command)
-    eventually(lambda: jobs.left(*queue) == 0)
-    assert {*jobs.numbers()} == {*range(count)}
-    print(f"{count} jobs, {len(jobs.numbers()) - count} of them run again; {2 * rounds} workers were killed")
+            jobs.restart_server()
+        workers.append(jobs.start(library))
+    eventually(lambda: jobs.left(library) == 0)
+    runs = jobs.runs()
+    by_job = defaultdict[int, list[Run]](list)
+    for run in runs:
+        by_job[run.number].append(run)
+    assert {*by_job} == {*range(count)}
+    pairs = [pair for of_job in by_job.values() for pair in pairwise(of_job)]
+    assert [pair for pair in pairs if not was_unacked(*pair, jobs, runs, library.claimed)] == []
+    late = []
+    for number, at in due.items():
+        served = max([at, *(end for begin, end in jobs.outages if begin <= at <= end)])
+        assert by_job[int(number)][0].time >= at
+        late.append(by_job[int(number)][0].time - served)
+    print(
+        f"{count} jobs, {len(pairs)} of them run again; {rounds} workers and {len(jobs.outages)} servers were killed; "
+        f"{timed} were due later, the last one ran {max(late):.3f} s after its time"
+    )
+    assert max(late) < patient(1)

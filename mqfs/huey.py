@@ -1,0 +1,370 @@
+"""huey over mqfs: its queue, its schedule, its results, locks and counters.
+
+    from mqfs.huey import MqfsHuey
+    huey = MqfsHuey("shop")                      # as mqfs.connect(): $MQFS_ADDRESS, else ./mqfs.sock
+
+All is in four groups below the one of huey's name, here `shop`:
+
+    tasks/queue             a stream of work, `deliver one`: a task is a claim until it was executed
+    schedule/queue          of each task that lies in the server until it is due, a row, which ends then by its ttl
+    data/KEY, counters/KEY  a stream for each result, lock, revocation and counter: the newest message is the value
+
+A worker that is killed loses its claims at once, and others begin its tasks. huey's own storages lose them, as their
+tasks are gone when they are dequeued; so does `MqfsStorage` alone, with another class than `MqfsHuey`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from datetime import UTC, datetime
+from functools import partial
+from math import inf
+from typing import Any
+
+from huey import Huey
+from huey.constants import EmptyData
+from huey.signals import SIGNAL_INTERRUPTED, SIGNAL_SCHEDULED
+from huey.storage import BaseStorage
+
+from mqfs.client import Claim, Claims, Client, Group, Message, connect
+from mqfs.client.large import PIECE_BYTES, place_of
+from mqfs.errors import Conflict, FellBehind, NotFound, Stale, TooLong
+from mqfs.syntax.escape import stream_name
+from mqfs.syntax.quoting import quote_word
+
+QUEUE = "queue"
+_VERSIONS = 64  # messages of a key: older values, or the parts of one
+_VALUES = ("replay all", f"depth {_VERSIONS}", "idle 1m")
+_SETTINGS = {"tasks": ("deliver one", "replay off"), "schedule": ("replay all",), "data": _VALUES, "counters": _VALUES}
+_DUE = "eta"  # a row's header: when its task is due, UNIX seconds
+_SEQUENCE = "delayed"  # a row's header: the sequence of the delayed message
+_HIGHEST = 9  # priority of mqfs
+log = logging.getLogger("mqfs.huey")
+
+
+class Values(BaseStorage):  # type: ignore[misc]
+    """The connection, made when it is first used, and of a storage the results, locks and counters."""
+
+    def __init__(
+        self,
+        name: str = "huey",
+        *,
+        address: str | None = None,
+        token: str = "",
+        utc: bool = True,
+        read_timeout: float = 1.0,
+    ) -> None:
+        """Prepare a storage.
+
+        Args:
+            name: The path of its group, which is made where it is missing.
+            address: See `mqfs.connect`.
+            token: See `mqfs.connect`.
+            utc: Whether times without a zone are UTC, as of `Huey`; False: local time.
+            read_timeout: How long `dequeue` waits for a task, in seconds.
+        """
+        super().__init__(name)
+        self._connect = partial(connect, address, token=token)
+        self._zone = UTC if utc else None
+        self._read_timeout = read_timeout
+        self._lock = threading.Lock()
+        self._client: Client | None = None
+        self._claims: Claims | None = None
+        self._groups: dict[str, Group] = {}
+
+    def close(self) -> None:
+        """Close the connection; the next call makes another, as a worker does that was forked."""
+        with self._lock:
+            client, self._client, self._claims, self._groups = self._client, None, None, {}
+        if client is not None:
+            client.close()
+
+    def _group(self, name: str) -> Group:
+        """A group of ours; it is made, with its settings, where it is missing."""
+        with self._lock:
+            if name not in self._groups:
+                if self._client is None:
+                    self._client = self._connect()
+                path = f"{self.name}/{name}"
+                try:
+                    group = self._client.group(path, escape=True)
+                except NotFound:
+                    group = self._client.group(path, escape=True, create=True, ctl=_SETTINGS[name])
+                self._groups[name] = group
+            return self._groups[name]
+
+    @property
+    def _tasks(self) -> Group:
+        return self._group("tasks")
+
+    @property
+    def _rows(self) -> Group:
+        return self._group("schedule")
+
+    @property
+    def _data(self) -> Group:
+        return self._group("data")
+
+    @property
+    def _counters(self) -> Group:
+        return self._group("counters")
+
+    def _versions(self, group: Group, key: str | bytes) -> list[Message]:
+        """The messages of a key, the newest last. Most keys that huey asks for are missing: that takes one call."""
+        text = _text(key)
+        try:
+            group._link.open(f"{group.path}/.kept/{stream_name(text)}", "r").close()
+        except NotFound:
+            return []
+        return [message for message in _retained(group, text) if message.topic == text]
+
+    def put_data(self, key: str | bytes, value: bytes, is_result: bool = False) -> None:
+        most = _VERSIONS * PIECE_BYTES
+        if len(value) > most:
+            raise TooLong(f"result {_text(key)!r}: {len(value)} bytes (expected at most {most})")
+        self._data.publish(_text(key), value)
+
+    def peek_data(self, key: str | bytes) -> Any:
+        versions = self._versions(self._data, key)
+        return versions[-1].body if versions else EmptyData
+
+    def pop_data(self, key: str | bytes) -> Any:
+        """One of several callers gets the value."""
+        versions = self._versions(self._data, key)
+        if not versions:
+            return EmptyData
+        parts = [range(v.sequence, v.sequence + max(1, place_of(v)[1])) for v in versions]
+        is_ours = _drop(self._data, _text(key), *(str(sequence) for part in parts for sequence in part))
+        return versions[-1].body if is_ours else EmptyData
+
+    def has_data_for_key(self, key: str | bytes) -> bool:
+        return bool(self._versions(self._data, key))
+
+    def wait_result(
+        self, key: str | bytes, timeout: float | None = None, backoff: float = 1.15, max_delay: float = 1.0
+    ) -> bool:
+        with self._data.subscribe(_text(key), existing=True) as values:
+            try:
+                values.get(timeout)
+            except TimeoutError:
+                return False
+        return True
+
+    def put_if_empty(self, key: str | bytes, value: bytes, ttl: float | None = None) -> bool:
+        try:
+            self._data.publish(_text(key), value, ttl=ttl, expect=0)
+        except Conflict:
+            return False
+        return True
+
+    def incr(self, key: str | bytes, amount: int = 1) -> int:
+        while True:
+            versions = self._versions(self._counters, key)
+            sequence, value = (versions[-1].sequence, int(versions[-1].body)) if versions else (0, 0)
+            if amount:
+                try:
+                    self._counters.publish(_text(key), str(value + amount), expect=sequence)
+                except Conflict:
+                    continue
+            return value + amount
+
+    def delete_counter(self, key: str | bytes) -> None:
+        with contextlib.suppress(NotFound):
+            self._counters.remove(_text(key))
+
+    def result_store_size(self) -> int:
+        return sum(1 for stream in self._data.stats().streams.values() if stream.messages)
+
+    def result_items(self) -> dict[str, bytes]:
+        return {message.topic: message.body for message in _retained(self._data)}
+
+    def flush_results(self) -> None:
+        self._data.purge()
+
+    def flush_counters(self) -> None:
+        self._counters.purge()
+
+
+class MqfsStorage(Values):
+    """A storage of huey."""
+
+    blocking = True
+
+    # ------------------------------------------------------------ the queue
+
+    def enqueue(self, data: bytes, priority: float | None = None) -> None:
+        self._tasks.publish(QUEUE, data, priority=_priority(priority))
+
+    def claim(self) -> Claim | None:
+        """Claim the next task.
+
+        Returns:
+            The claim, to be settled; None: there was no task within `read_timeout`.
+
+        Raises:
+            Disconnected: The server is away, and refuses to be waited for.
+        """
+        tasks = self._tasks
+        with self._lock:
+            if self._claims is None:
+                self._claims = tasks.take(QUEUE, renew=True)
+            claims = self._claims
+        try:
+            return claims.get(self._read_timeout)
+        except TimeoutError:
+            return None
+        except Stale as error:
+            log.warning("an acknowledgement failed, its task is executed again: %s", error)
+            return None
+
+    def dequeue(self) -> bytes | None:
+        claim = self.claim()
+        if claim is None:
+            return None
+        claim.ack()
+        return claim.body
+
+    def queue_size(self) -> int:
+        stats = self._tasks.stats().streams.get(QUEUE)
+        return 0 if stats is None or stats.consumer is None else stats.consumer.waiting
+
+    def enqueued_items(self, limit: int | None = None) -> list[bytes]:
+        """Those that are executed now are among them."""
+        tasks = _retained(self._tasks, QUEUE)
+        tasks.sort(key=lambda task: -int(task.headers["priority"]))
+        return [task.body for task in tasks[: limit or None]]
+
+    def flush_queue(self) -> None:
+        with contextlib.suppress(NotFound):
+            self._tasks.purge(QUEUE)
+
+    # ------------------------------------------------------------ the schedule
+
+    def _seconds(self, ts: datetime) -> float:
+        return (ts if ts.tzinfo else ts.replace(tzinfo=self._zone)).timestamp()
+
+    def add_to_schedule(self, data: bytes, ts: datetime, priority: float | None = None, id: str = "") -> None:
+        """With an `id` that came already, nothing."""
+        due = self._seconds(ts)
+        delay = due - time.time()  # by the clock of who looks at it when it comes
+        if delay <= 0:
+            self.enqueue(data, priority)
+            return
+        task = self._tasks.publish(QUEUE, data, delay=delay, priority=_priority(priority), id=id)
+        if not task.duplicate:
+            headers = {_DUE: repr(due), _SEQUENCE: str(task.sequence)}
+            self._rows.publish(QUEUE, data, ttl=delay, headers=headers)
+
+    def read_schedule(self, ts: datetime) -> list[bytes]:
+        """Take out the tasks that will be due by `ts`. Those that are due now are in the queue already."""
+        latest = self._seconds(ts)
+        return self._unschedule(latest) if latest > time.time() else []
+
+    def _unschedule(self, latest: float) -> list[bytes]:
+        taken = []
+        for row in self._scheduled():
+            if float(row.headers[_DUE]) <= latest and _drop(self._tasks, QUEUE, row.headers[_SEQUENCE]):
+                _drop(self._rows, QUEUE, str(row.sequence))
+                taken.append(row.body)
+        return taken
+
+    def _scheduled(self) -> list[Message]:
+        now = time.time()
+        rows = [(float(row.headers[_DUE]), row) for row in _retained(self._rows, QUEUE)]
+        return [row for due, row in sorted(rows) if due > now]
+
+    def schedule_size(self) -> int:
+        return self._tasks.stats().held
+
+    def scheduled_items(self, limit: int | None = None) -> list[bytes]:
+        return [row.body for row in self._scheduled()[: limit or None]]
+
+    def flush_schedule(self) -> None:
+        self._unschedule(inf)
+
+
+class MqfsHuey(Huey):  # type: ignore[misc]
+    """huey over mqfs: a task is acknowledged when it was executed.
+
+    What cannot be executed, as an unknown task, is a dead letter of the group: `mq redrive` brings it back.
+    """
+
+    def __init__(self, name: str = "huey", **options: Any) -> None:
+        """Make an instance.
+
+        Args:
+            name: The path of its group on the server.
+            **options: Those of `huey.Huey`, and of `MqfsStorage`.
+        """
+        super().__init__(name, storage_class=MqfsStorage, **options)
+        self.signal(SIGNAL_INTERRUPTED)(_release)
+
+    def get_storage(self, **options: Any) -> Any:
+        return super().get_storage(utc=self.utc, **options)
+
+    def dequeue(self) -> Any:
+        if not isinstance(self.storage, MqfsStorage):  # immediate mode
+            return super().dequeue()
+        claim = self.storage.claim()
+        if claim is None:
+            return None
+        try:
+            task = self.deserialize_task(claim.body)
+        except Exception as error:
+            claim.dead(f"not a task of this program: {error!r}")
+            raise
+        task.claim = claim
+        return task
+
+    def execute(self, task: Any, timestamp: datetime | None = None) -> Any:
+        with getattr(task, "claim", contextlib.nullcontext()):
+            return super().execute(task, timestamp)
+
+    def add_schedule(self, task: Any) -> None:
+        if task.eta is None or not isinstance(self.storage, MqfsStorage):
+            super().add_schedule(task)
+            return
+        # A worker that is killed before it acknowledges this task leaves it to another, which adds it again.
+        claim = getattr(task, "claim", None)
+        id = "" if claim is None else f"scheduled {claim.sequence}"
+        self.storage.add_to_schedule(self.serialize_task(task), task.eta, task.priority, id)
+        self._emit(SIGNAL_SCHEDULED, task)
+
+
+def _release(signal: str, task: Any) -> None:
+    """A worker is stopped while it executes the task: let another begin it."""
+    claim = getattr(task, "claim", None)
+    if claim is not None:
+        claim.release()
+
+
+def _priority(priority: float | None) -> int:
+    return max(0, min(int(priority or 0), _HIGHEST))
+
+
+def _text(key: str | bytes) -> str:
+    return key.decode() if isinstance(key, bytes) else key
+
+
+def _retained(group: Group, pattern: str = "#") -> list[Message]:
+    """The messages that are there, the newest last. Some may be evicted or removed meanwhile."""
+    found: list[Message] = []
+    with group.history(pattern=pattern) as messages:
+        while True:
+            try:
+                found.extend(messages)
+                return found
+            except FellBehind:
+                continue
+
+
+def _drop(group: Group, stream: str, *sequences: str) -> bool:
+    """Remove messages. False: one of them had gone."""
+    try:
+        group.ctl(f"drop {quote_word(stream_name(stream))} {' '.join(sequences)}")
+    except NotFound:
+        return False
+    return True
