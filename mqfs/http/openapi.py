@@ -382,10 +382,18 @@ _TOKEN = {"type": "http", "scheme": "bearer", "description": "A token of `mqfs t
 async def serve_streams(call: Call) -> Answer:
     """The document of the streams that the user may list."""
     paths, whole = await _stream_paths(call)
-    return Answer(200, await encoded(streams_document(call, paths, whole=whole), call), JSON, list(NO_STORE))
+    channels: Json = {}
+    operations: Json = {}
+    for path in paths:
+        channels[path] = _channel(path)
+        operations[f"publish:{path}"] = _stream_operation(path, "receive", "POST")
+        operations[f"read:{path}"] = _stream_operation(path, "send", "GET")
+        await call.front.pause()
+    document = streams_document(call, channels, operations, whole=whole)
+    return Answer(200, await encoded(document, call), JSON, list(NO_STORE))
 
 
-def streams_document(call: Call, paths: list[str], *, whole: bool) -> Json:
+def streams_document(call: Call, channels: Json, operations: Json, *, whole: bool) -> Json:
     """`whole`: whether there are no more streams than these."""
     scheme = "https" if call.front.channel.encrypted else "http"
     more = "" if whole else f" Only {limits.HTTP_LISTED:,} streams are shown."
@@ -399,12 +407,8 @@ def streams_document(call: Call, paths: list[str], *, whole: bool) -> Json:
             "license": {"name": "MIT"},
         },
         "servers": {"mqfs": {**server, "security": [{"$ref": "#/components/securitySchemes/token"}]}},
-        "channels": {path: _channel(path) for path in paths},
-        "operations": {
-            f"{verb}:{path}": _stream_operation(path, action, method)
-            for path in paths
-            for verb, action, method in (("publish", "receive", "POST"), ("read", "send", "GET"))
-        },
+        "channels": channels,
+        "operations": operations,
         "components": {"messages": {"message": _MESSAGE}, "securitySchemes": {"token": _TOKEN}},
     }
 
