@@ -26,7 +26,7 @@ WORKER = """
 while :; do
   if exec 3<>"$JOBS/.consumers/mailer" && echo 'format line' >&3; then
     while IFS= read -r -u3 job; do
-      sleep 0.00$((RANDOM % 10)) 3>&- && echo "$job" >>"$DONE" && echo ack >&3 || echo nack >&3
+      sleep 0.00$((RANDOM % 10)) 3>&- && echo "$job" >>"$DONE" && echo ack >&3 || echo nack >&3 || read -r -u3 why
     done
   fi
   sleep 0.02
@@ -47,7 +47,7 @@ class Scene:
         self.workers: list[subprocess.Popen[bytes]] = []
         self.serve()
         self.jobs.mkdir()
-        (self.jobs / "ctl").write_text("replay all\nlease 1s\nretries 0\nbackoff 1ms 1ms\nconsumer mailer mail\n")
+        (self.jobs / "ctl").write_text("replay all\nlease 1m\nretries 0\nbackoff 1ms 1ms\nconsumer mailer mail\n")
         (self.jobs / "mail").touch()
 
     def serve(self) -> None:
