@@ -201,13 +201,22 @@ def short_folder() -> Iterator[Path]:
         end_keepers(Path(name))
 
 
-def end_keepers(folder: Path) -> None:
-    """End what holds the rings of servers over stores below a folder, that were killed and never started again."""
+def keepers(path: Path) -> list[int]:
+    """The processes that hold the rings of servers over that store, or over stores below that folder."""
+    found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it ended
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if os.fsencode(fd_keeper.__file__) in words and words[-2].startswith(os.fsencode(folder) + b"/"):
-                os.kill(int(pid), signal.SIGTERM)
+            if os.fsencode(fd_keeper.__file__) in words and (words[-2] + b"/").startswith(os.fsencode(path) + b"/"):
+                found.append(int(pid))
+    return found
+
+
+def end_keepers(folder: Path) -> None:
+    """End those of servers that were killed and never started again."""
+    for pid in keepers(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
 
 
 def can_mount() -> bool:

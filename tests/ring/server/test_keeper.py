@@ -18,7 +18,7 @@ from mqfs import limits, ring
 from mqfs.ring.server.keeper_link import KeeperLink
 from tests.support.anyone import NOBODY, plain_environment, python_for_anyone
 from tests.support.eventually import HANG_S, eventually
-from tests.support.server import environment
+from tests.support.server import environment, keepers
 
 pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
 
@@ -52,19 +52,6 @@ def link(store: Path) -> Iterator[KeeperLink]:
     made = KeeperLink(str(store))
     yield made
     made.close()
-
-
-def keepers(store: Path) -> list[int]:
-    """The processes that are keepers of that store."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if os.fsencode(store) in words and any(word.endswith(b"fd_keeper.py") for word in words):
-                found.append(int(pid))
-        except OSError:
-            pass
-    return found
 
 
 def body_of(fd: int) -> bytes:

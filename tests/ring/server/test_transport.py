@@ -27,7 +27,7 @@ from tests.support import ROOT
 from tests.support.anyone import NOBODY, plain_environment, python_for_anyone
 from tests.support.campaign import size
 from tests.support.eventually import HANG_S, eventually
-from tests.support.server import COMMAND, Server, environment, short_folder, start
+from tests.support.server import COMMAND, Server, environment, keepers, short_folder, start
 
 pytestmark = [pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING), pytest.mark.process]
 
@@ -584,12 +584,7 @@ def test_a_killed_keeper_too(away: Server, monkeypatch: pytest.MonkeyPatch) -> N
         messages = group.subscribe()
         for number in range(5):
             group.publish("s", str(number))
-        keeper = next(
-            int(pid)
-            for pid in filter(str.isdigit, os.listdir("/proc"))
-            if str(away.folder / "store").encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
-            and b"fd_keeper.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        )
+        [keeper] = keepers(away.folder)
         os.kill(away.pid, signal.SIGSTOP)
         raised: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
 
