@@ -123,7 +123,7 @@ def test_three_machines(hosts: list[Host]) -> None:
     primary = one.run(block("one"), "mqfs: ready")
     assert "replica nats://one,two,three/shop: nats-server 2." in primary.terminal.before
     assert "3 replicas" in primary.terminal.before
-    two.run(block("two"), r"whose primary is tcp!one!5640")
+    standby = two.run(block("two"), r"whose primary is tcp!one!5640")
     mount = three.seen("mnt/mq")
     three.run(block("three", "mkdir -p"), "mounted at")
     worker = three.shell()
@@ -145,6 +145,7 @@ def test_three_machines(hosts: list[Host]) -> None:
     eventually(lambda: (one.folder / "var/lib/mqfs/promote").exists())
     assert one.type(block("the standby")) == [f"{one.folder}/var/lib/mqfs: primary"]
     again.terminal.expect("mqfs: ready")
+    standby.prompt()  # another one is the primary: it has ended
     assert (mount / "shop/.kept/orders").read_text() == "".join(f"order {n}\n" for n in range(1, 8))
     eventually(lambda: is_ready(three, ask))
     assert_power_cut_is_survived(one, two, mount)
