@@ -207,7 +207,7 @@ def analyze(*words: str) -> str:
     return str(done.stdout + done.stderr)
 
 
-@pytest.mark.parametrize(("unit", "threshold"), [("mqfs.service", 20), ("mqfs-mount@.service", 60)])
+@pytest.mark.parametrize(("unit", "threshold"), [("mqfs.service", 20), ("mqfs-mount@.service", 40)])
 def test_units(tmp_path: Path, unit: str, threshold: int) -> None:
     """They are valid, and as closed as they can be: a mount would not be seen out of a name space of its own."""
     copy = tmp_path / unit.replace("@.", "@a.")
