@@ -1,6 +1,6 @@
 """The Debian package: installed by apt on a machine whose disk is laid over this one's, used, and purged.
 
-Under MQFS_SOAK it is looked at by lintian, too.
+Under MQFS_SOAK the same over a bare Debian of debootstrap, and it is looked at by lintian.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ in_soak = pytest.mark.skipif(os.environ.get("MQFS_SOAK") != "1", reason="takes m
 CACHE = ROOT / ".cache" / "package"  # with the wheels of what mqfs needs, which the first run fetches
 LAID_OVER = """
 mount -t tmpfs none "$1" && cd "$1" && mkdir upper work root
-mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" root
+mount -t overlay overlay -o "lowerdir=$3,upperdir=$1/upper,workdir=$1/work" root
 mount --rbind /dev "$1/root/dev" && mount -t proc proc "$1/root/proc" && mount -t tmpfs none "$1/root/run"
 mkdir -p "$1/root/media/deb" && cp "$2" "$1/root/media/deb/mqfs.deb"
 echo ready && exec cat
@@ -35,8 +35,8 @@ LEFT = ("opt/venvs", "etc/mqfs.toml", "usr/bin/mqfs", "usr/sbin/mount.mqfs", "li
 class Machine:
     """A root directory of its own, in a name space of mounts of its own."""
 
-    def __init__(self, folder: Path, deb: Path) -> None:
-        words = ["unshare", "-m", "sh", "-ec", LAID_OVER, "sh", folder, deb]
+    def __init__(self, folder: Path, deb: Path, disk: Path = Path("/")) -> None:
+        words = ["unshare", "-m", "sh", "-ec", LAID_OVER, "sh", folder, deb, disk]
         self._holder = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._folder = folder
         assert self._holder.stdout is not None
@@ -115,6 +115,34 @@ def unit_command() -> list[str]:
 
 def test_installed_used_and_purged(machine: Machine) -> None:
     use(machine)
+
+
+@pytest.fixture
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The disk of a Debian with nothing but what apt needs, of where this one gets its packages."""
+    disk = tmp_path_factory.mktemp("bare")
+    release = dict(line.split("=") for line in Path("/etc/os-release").read_text().splitlines())["VERSION_CODENAME"]
+    targets = ["apt-get", "indextargets", "--format", "$(REPO_URI)", f"Codename: {release}", "Component: main"]
+    mirror = subprocess.run(targets, check=True, capture_output=True, text=True).stdout.split()[0]
+    words = ["debootstrap", "--variant=minbase", "--include=ca-certificates", release, disk, mirror]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HANG_S)
+    assert done.returncode == 0, done.stdout[-2_000:] + done.stderr
+    for path in (
+        "etc/resolv.conf",
+        *(f"etc/apt/apt.conf.d/{path.name}" for path in Path("/etc/apt/apt.conf.d").glob("99*")),
+    ):
+        shutil.copy(f"/{path}", disk / path)
+    return disk
+
+
+@in_soak
+def test_on_a_bare_debian(bare: Path, deb: Path, tmp_path: Path) -> None:
+    machine = Machine(tmp_path, deb, bare)
+    try:
+        machine.run("apt-get", "update")
+        use(machine)
+    finally:
+        machine.close()
 
 
 @in_soak
