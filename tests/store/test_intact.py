@@ -361,6 +361,7 @@ def _text(tree: Tree, group: Group, name: str) -> str:
     return data.decode()
 
 
+@pytest.mark.timeout(3 * 3_600)
 def test_no_intact_message_is_lost(place: Path) -> None:
     stores, luck = Stores(place), random.Random(tree_seed())
     assert len(records(max(stores.clean.glob("buckets/*/2/*.log")))) > 5

@@ -98,6 +98,7 @@ class Consumer(Numbered):
             group, group.ranks, group.waiting, own.progress, self.coverage, self.deadlines, self.receivers
         )
         self.reads = ParkedReads(own.number, group.waiting, self.dispatcher, registry.read_ends)
+        self.dispatcher.on_loaded = self.reads.serve
         self.exclusives = ExclusiveClaims(group, own, self.coverage, self.dispatcher, held, self.reads.serve)
         self.backlog = Backlog(group, own, self.coverage, self.claims, held)
         self.redelivery = Redelivery(group, self, set_alarm)
@@ -130,8 +131,6 @@ class Consumer(Numbered):
         self.flow = self.dispatcher.flow = flow if rules != NO_RULES else None
         if (rules.ordered, rules.per_key) != (before.ordered, before.per_key):
             self.dispatcher.search_again()
-            for receiver in self.receivers:
-                receiver.scanned_to = 0
         self.reads.serve()
 
     # ------------------------------------------------------------ as a file
@@ -350,8 +349,6 @@ class Consumer(Numbered):
         self.deadlines.clear()
         self.dispatcher.move(position)
         self.backlog.recount()
-        for receiver in self.receivers:
-            receiver.scanned_to = 0
         for stream in self.backlog.streams():
             stream.kept.recount()
         self._group.retention.note_change()

@@ -15,16 +15,17 @@ Past 7, which is known, the slot [6, 6] holds no message. It is a gap, and acked
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from mqfs import errors
 from mqfs.engine.core import multipart
+from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.flow import Flow, Keys, key_of
 from mqfs.engine.delivery.priorities import DeliveryAttributes, PriorityIndex
 from mqfs.engine.delivery.waiting import Waiting
 from mqfs.engine.routing.filter import MessageFilter
-from mqfs.model import NEVER, Kind, Record, RecordRun
+from mqfs.model import NEVER, Kind, Record, RecordRun, Wait
 from mqfs.records.headers import NORMAL
 from mqfs.state.acks import ACK, AckState, Unacked, step
 from mqfs.state.group import ConsumerState
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 MESSAGE = int(Kind.MESSAGE)
 _FEW = 64  # messages looked up in less than a millisecond
+_STEPS = 256  # of such a look-up between two looks at the clock: a short one is done at once on a busy machine, too
 Key = tuple[int, int, int, int]  # (-priority, expiry, sequence, stream): the least is delivered first
 Next = tuple[Record, int, int]  # a message, where its slot begins, its failed deliveries
 
@@ -63,6 +65,7 @@ class Dispatcher:
         "_gap_start",
         "_group",
         "_keys",
+        "_loading",
         "_looked_through",
         "_order",
         "_progress",
@@ -73,6 +76,7 @@ class Dispatcher:
         "_waiting",
         "flow",
         "gaps",
+        "on_loaded",
     )
 
     def __init__(
@@ -83,7 +87,7 @@ class Dispatcher:
         progress: AckState,
         coverage: Coverage,
         deadlines: Deadlines,
-        receivers: Collection[object],
+        receivers: Collection[ClaimingHandle],
     ) -> None:
         self._group, self._ranks, self._waiting = group, ranks, waiting
         self._progress, self._coverage, self._deadlines, self._receivers = progress, coverage, deadlines, receivers
@@ -91,6 +95,8 @@ class Dispatcher:
         self._gap_start = progress.ack_floor  # where the slot of the message found there begins
         self.gaps: dict[int, int] = {}  # slots that hold nothing for it, first -> last: acked with the next claim
         self._ready: list[Key] | None = None  # known and perhaps free; None: to be looked up by the next claim
+        self._loading: list[Key] | None = None  # `_ready`, while it is put together; nothing is claimed meanwhile
+        self.on_loaded: Callable[[], None] = lambda: None  # serve the reads that waited for that
         self._looked_through = 0  # of these, when all of them were
         self._order = 0  # the group's order_version when they were looked up
         self.flow: Flow | None = None  # the rules of the consumer; None: it has none
@@ -100,7 +106,9 @@ class Dispatcher:
     def move(self, position: int) -> None:
         """All below is acked, nothing above."""
         self._scan_position = self._gap_start = position
-        self._ready, self._keys, self.gaps = None, None, {}
+        self._ready, self._loading, self._keys, self.gaps = None, None, None, {}
+        for receiver in self._receivers:
+            receiver.scanned_to = 0
 
     def reopen(self, sequence: int) -> None:
         """Keep a message out of every slot: it is to be delivered again."""
@@ -112,7 +120,7 @@ class Dispatcher:
         """No message for it lies before `end`, but one that expired in flight, which the scan does not meet: where that
         is the last, its receiver acks it."""
         last = end - 1
-        while (entry := self._progress.unacked.get(last)) is not None:
+        while last >= self._gap_start and (entry := self._progress.unacked.get(last)) is not None:
             last = entry.first - 1
         if last >= self._gap_start:
             self.gaps[self._gap_start] = last
@@ -120,7 +128,9 @@ class Dispatcher:
     def release_cache(self) -> None:
         """No receiver is left. Many requeued messages took long to look up, and a worker that opens for each message
         would do so each time: they stay. Urgent ones, which all consumers share, do not."""
-        if self._ready is not None and not _FEW < len(self._ready) <= 2 * len(self._progress.unacked):
+        if self._ready is None or self._loading is not None:
+            return
+        if not _FEW < len(self._ready) <= 2 * len(self._progress.unacked):
             self._ready = None
 
     def gap_steps(self) -> bytes:
@@ -157,15 +167,50 @@ class Dispatcher:
             if not self._receivers:
                 self.release_cache()
 
-    def _load_ready(self) -> None:
-        self._ready, self._order = [], self._group.order_version
-        only = self._coverage.exclusives_only
+    def _load(self) -> bool:
+        """Put together what is known. False: that takes long, and is done in portions; `on_loaded` is called then."""
+        step = self._group.portions.run(self._load_ready())
+        if not isinstance(step, Wait):
+            return self._ready is not None
+        step.subscribe(self._end_loading)
+        return False
+
+    def _end_loading(self, wait: Wait[None]) -> None:
+        if not self._receivers:
+            self.release_cache()
+        self.on_loaded()
+
+    def _load_ready(self) -> Work[None]:
+        if self._keys is not None and self._by_expiry != (self._group.log.settings.order == "expiry"):
+            self.search_again()
+        ready: list[Key] = []
+        self._ready = self._loading = ready
+        try:
+            for count, _ in enumerate(self._load_steps(), 1):
+                if count % _STEPS == 0:
+                    yield
+                if self._loading is not ready:
+                    return  # the position was moved
+            self._loading = None
+        except BaseException:
+            if self._loading is ready:
+                self._ready = self._loading = self._keys = None
+            raise
+
+    def _load_steps(self) -> Work[None]:
+        """In steps: what becomes of a message between two is noted as ever."""
+        self._order, progress, only = self._group.order_version, self._progress, self._coverage.exclusives_only
         for sequence, rank in self._ranks.over(self._coverage.covers):
-            if not (rank.continued or self._progress.is_acked(sequence)) and (rank.exclusive or not only):
-                heapq.heappush(self._ready, self._ranks.key(sequence, rank))
-        for sequence, entry in self._progress.unacked.items():
-            self.make_ready(sequence, entry)
-        self._load_keys()
+            if not (rank.continued or progress.is_acked(sequence)) and (rank.exclusive or not only):
+                self._offer(self._ranks.key(sequence, rank))
+            yield
+        for sequence in list(progress.unacked):
+            if (entry := progress.unacked.get(sequence)) is not None:
+                self.make_ready(sequence, entry)
+            yield
+        yield from self._load_keys()
+        if progress.unacked or self._keys is not None:
+            yield from self._pass_known()
 
     def _key(self, record: Record) -> Key:
         rank = self._ranks.get(record.sequence) if record.headers else None
@@ -175,7 +220,9 @@ class Dispatcher:
 
     @property
     def exhausted(self) -> bool:
-        """Whether there is surely no message for any receiver."""
+        """Whether there is surely no message for any receiver, or it is not known yet."""
+        if self._loading is not None:
+            return True
         if self.flow is not None and not self.flow.room():
             return True
         if self._ready is None or self._ready or self._order != self._group.order_version:
@@ -184,10 +231,10 @@ class Dispatcher:
 
     def next_message(self, receiver: ClaimingHandle) -> Next | None:
         """The next one for this receiver, not claimed yet. Raises Damaged, once for each such record."""
-        if self.flow is not None and not self.flow.room():
+        if self._loading is not None or (self.flow is not None and not self.flow.room()):
             return None
-        if self._ready is None or self._order != self._group.order_version:
-            self._load_ready()
+        if (self._ready is None or self._order != self._group.order_version) and not self._load():
+            return None
         if self._keys is not None:
             return self._next_of_keys(receiver, self._keys)
         best = self._best_ready(receiver) if self._ready else None
@@ -297,15 +344,14 @@ class Dispatcher:
         """Messages that wait for their key."""
         return len(self._keys) if self._keys is not None else 0
 
-    def _load_keys(self) -> None:
-        flow, by_expiry = self.flow, self._group.log.settings.order == "expiry"
-        if flow is None or not flow.rules.per_key:
+    def _load_keys(self) -> Work[None]:
+        if self.flow is None or not self.flow.rules.per_key:
             return
         if self._keys is None:
-            self._keys = Keys(self._group, flow, self._offer, self._is_free, self._is_kept)
-        rank_of = self._rank_of if by_expiry != self._by_expiry else None
-        self._by_expiry = by_expiry
-        self._keys.offer_all(rank_of)
+            self._keys = Keys(self._group, self.flow, self._offer, self._is_free, self._is_kept)
+            self._by_expiry = self._group.log.settings.order == "expiry"
+            yield from self._keys.load()
+        yield from self._keys.offer_all()
 
     def _offer(self, rank: Key) -> None:
         if self._ready is not None:
@@ -314,9 +360,6 @@ class Dispatcher:
     def _is_kept(self, sequence: int) -> bool:
         record = visible_record(self._group, sequence)
         return record is not None and self._coverage.matches(self._group.numbers[record.stream], record)
-
-    def _rank_of(self, sequence: int, stream: int) -> Key:
-        return self._ranks.key(sequence, self._ranks.get(sequence) or DeliveryAttributes(stream, NORMAL, NEVER))
 
     def on_delivered(self, record: Record) -> None:
         """It was claimed, and the log says so."""
@@ -433,11 +476,35 @@ class Dispatcher:
                     verdict = _KNOWN
                 aside = aside or verdict == _CLAIMABLE
             if verdict != _CLAIMABLE and not aside:
-                if verdict == _KNOWN:
-                    position = self._pass(record.sequence, first)
-                self._scan_position = position
+                position = self._go_past(record, first, verdict)
             if aside:
                 receiver.scanned_to, receiver.scanned_version = position, group.catalog_version
+
+    def _pass_known(self) -> Work[None]:
+        """Move the scan to the first message that may go, in steps: there may be many before it."""
+        while not (self._coverage.exclusives_only or (self._keys is not None and self._keys.is_full)):
+            try:
+                record = self._find(self._scan_position)
+            except errors.Damaged:
+                return  # the next search raises it
+            if record is None:
+                self._scan_position = max(self._scan_position, self._group.log.end.next)
+                return
+            first = record.sequence
+            if record.headers and (last := multipart.last_of(self._group.log, record)) is not None:
+                record = last
+            verdict = self._judge(record)
+            if verdict == _CLAIMABLE:
+                self._scan_position = first
+                return
+            self._go_past(record, first, verdict)
+            yield
+
+    def _go_past(self, record: Record, first: int, verdict: int) -> int:
+        """No receiver gets that message by the scan; returns where that continues."""
+        position = self._pass(record.sequence, first) if verdict == _KNOWN else record.sequence + 1
+        self._scan_position = position
+        return position
 
     def _find(self, position: int) -> Record | None:
         """The first message from there on that may be for it; the newest is not read again while it is delivered."""

@@ -26,6 +26,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
+from mqfs.engine.core.portions import Work
+from mqfs.engine.retention.low_watermark import LowWatermark
 from mqfs.model import NEVER, Record
 from mqfs.records import headers
 from mqfs.state.acks import AckState
@@ -140,7 +142,7 @@ class KeyQueue:
 
     def __init__(self) -> None:
         self.claimed: set[int] = set()
-        self.failed: set[int] = set()  # released or failed, and to be delivered again
+        self.failed = LowWatermark()  # released or failed, and to be delivered again; each under itself
         self.waiting: list[Rank] = []  # a heap, also of some that are claimed or gone by now
 
 
@@ -166,11 +168,15 @@ class Keys:
         self._queues: dict[bytes, KeyQueue] = {}
         self._keys: dict[int, bytes] = {}  # of each message that is in a queue
         self._waits: dict[int, Rank] = {}  # those that wait
-        self._load()
 
-    def _load(self) -> None:
-        """The messages that were delivered before."""
-        for sequence, entry in self._progress.unacked.items():
+    def load(self) -> Work[None]:
+        """Look up the messages that were delivered before, in steps: what became of one meanwhile is known."""
+        unacked = self._progress.unacked
+        for sequence in list(unacked):
+            yield
+            entry = unacked.get(sequence)
+            if entry is None or sequence in self._keys:
+                continue
             try:
                 record = self._group.log.reader.scan(sequence)
             except errors.Damaged:
@@ -178,7 +184,10 @@ class Keys:
             if record is not None and record.sequence == sequence and (key := key_of(record.headers)):
                 self._keys[sequence] = key
                 queue = self._queue(key)
-                (queue.claimed if entry.claimed else queue.failed).add(sequence)
+                if entry.claimed:
+                    queue.claimed.add(sequence)
+                else:
+                    queue.failed.set(sequence, sequence)
 
     def _queue(self, key: bytes) -> KeyQueue:
         queue = self._queues.get(key)
@@ -213,12 +222,12 @@ class Keys:
         """Whether a message that may not go waits for one that could: it is to be looked at with the next claim, too,
         as that one may be gone by then."""
         queue = self._queues[key_of(record.headers)]
-        return not queue.claimed and bool(queue.failed) and self._is_free(min(queue.failed))
+        return not queue.claimed and bool(queue.failed) and self._is_free(queue.failed.value)
 
     def _first_failed(self, queue: KeyQueue) -> int:
         """The first message of a key that is to be delivered again; 0: there is none. One that expired is none."""
         while queue.failed:
-            first = min(queue.failed)
+            first = queue.failed.value
             if not self._is_free(first) or self._is_kept(first):
                 return first
             self._remove(first, queue)
@@ -256,7 +265,7 @@ class Keys:
             return
         queue = self._queue(key)
         self._keys[sequence] = key
-        queue.failed.discard(sequence)
+        queue.failed.remove(sequence)
         queue.claimed.add(sequence)
         self._waits.pop(sequence, None)
         self._offer_next(key, queue)
@@ -269,7 +278,7 @@ class Keys:
         queue = self._queues[key]
         queue.claimed.discard(sequence)
         if sequence in self._progress.unacked:
-            queue.failed.add(sequence)
+            queue.failed.set(sequence, sequence)
         else:
             self._remove(sequence, queue)
         self._offer_next(key, queue)
@@ -282,7 +291,7 @@ class Keys:
             self._offer_next(key, queue)
 
     def _remove(self, sequence: int, queue: KeyQueue) -> None:
-        queue.failed.discard(sequence)
+        queue.failed.remove(sequence)
         self._waits.pop(sequence, None)
         self._keys.pop(sequence, None)
 
@@ -294,7 +303,7 @@ class Keys:
         if not (queue.claimed or queue.failed or waiting):
             del self._queues[key]
         elif len(queue.claimed) < self._per_key:
-            first = min(queue.failed) if self._ordered and queue.failed else 0
+            first = queue.failed.value if self._ordered and queue.failed else 0
             if first in waits:
                 self._offer(waits[first])
             if waiting and not (first and not self._is_free(first)):
@@ -305,13 +314,9 @@ class Keys:
         if (key := self._keys.get(sequence)) is not None:
             self._offer_next(key, self._queues[key])
 
-    def offer_all(self, rank_of: Callable[[int, int], Rank] | None) -> None:
-        """What the next claim chooses from is to be put together again. `rank_of`: the rank of a sequence of a stream,
-        where ranks are others than before."""
-        if rank_of is not None:
-            self._waits = {sequence: rank_of(sequence, rank[3]) for sequence, rank in self._waits.items()}
-            for queue in self._queues.values():
-                queue.waiting = [self._waits[rank[2]] for rank in queue.waiting if rank[2] in self._waits]
-                heapq.heapify(queue.waiting)
+    def offer_all(self) -> Work[None]:
+        """What the next claim chooses from is to be put together again. In steps."""
         for key, queue in list(self._queues.items()):
-            self._offer_next(key, queue)
+            if self._queues.get(key) is queue:
+                self._offer_next(key, queue)
+            yield

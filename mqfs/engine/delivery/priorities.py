@@ -131,8 +131,8 @@ class PriorityIndex:
         return bool(record.headers) and self.is_exclusive(record.sequence)
 
     def over(self, covers: Callable[[Stream], bool]) -> Iterator[tuple[int, DeliveryAttributes]]:
-        """(sequence, attributes) of the messages of the streams for which `covers` is true."""
-        for sequence, rank in self._all().items():
+        """(sequence, attributes) of the messages of the streams for which `covers` is true, as they were."""
+        for sequence, rank in list(self._all().items()):
             stream = self._group.numbers.get(rank.stream)
             if stream is not None and covers(stream):
                 yield sequence, rank

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mqfs import errors, limits
+from mqfs.engine.delivery import dispatcher
 from mqfs.model import Wait
+from tests.support.clock import HastyClock
 from tests.support.hand import ANNA, ROOT
 from tests.support.queues import BIG, Queues, drain, read, say, waits
 
@@ -105,6 +108,83 @@ def test_the_order_survives(tmp_path: Path, clean: bool) -> None:
     assert drain(q.worker(), ack=False) == [b"b2", b"c1"]
     q.pass_time(10)
     assert drain(q.worker()) == [b"a1", b"a2"]
+
+
+def test_what_was_delivered_before_a_start_is_looked_up_in_portions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "_STEPS", 1)
+    clock = HastyClock()
+    q = Queues("backoff 10s 10s", path=tmp_path / "store", clock=clock)
+    q.consumer("w", "order", "key")
+    worker = q.worker()
+    put(q, *(f"{key}{number}" for number in (1, 2) for key in "abcdefgh"))
+    assert drain(worker, ack=False) == [b"%c1" % key for key in b"abcdefgh"]
+    q.restart()
+    worker, clock.hasty = q.worker(), True
+    wait = worker.read(BIG)
+    for _ in range(10):
+        q.tree.run_timers()
+    assert isinstance(wait, Wait)
+    assert not wait.settled
+    put(q, "a3", "i1")
+    until_settled(q, wait)
+    clock.hasty = False
+    say(worker, "ack")
+    given = [wait.result(), *drain(worker)]
+    assert sorted(given) == sorted([b"%c%d" % (key, n) for key in b"abcdefgh" for n in (1, 2)] + [b"a3", b"i1"])
+    assert all(given.index(b"%c1" % key) < given.index(b"%c2" % key) for key in b"abcdefgh")
+
+
+def test_a_seek_ends_what_is_looked_up_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "_STEPS", 1)
+    clock = HastyClock()
+    q = Queues(clock=clock)
+    q.consumer("w", "order", "key")
+    worker = q.worker()
+    put(q, *"abcdefgh")
+    assert len(drain(worker, ack=False)) == 8
+    say(worker, "release 1-8")
+    q.ctl("limit w 2 key", "consumer w order sequence")
+    clock.hasty = True
+    wait = worker.read(BIG)
+    q.tree.run_timers()
+    say(worker, "seek 7")
+    until_settled(q, wait)
+    clock.hasty = False
+    assert [wait.result(), *drain(worker, ack=False)] == [b"g", b"h"]
+
+
+def until_settled(q: Queues, wait: Wait[bytes]) -> None:
+    """Ring the alarm until it is."""
+    for _ in range(1_000):
+        if not wait.settled:
+            q.tree.run_timers()
+    assert wait.settled
+
+
+def test_many_failed_messages_of_one_key_cost_no_more_than_few() -> None:
+    few, many = seconds_with(500), seconds_with(8_000)
+    assert many[0] < 64 * few[0], "the first claim looks each of them up once"
+    assert many[1] < 2 * few[1]
+
+
+def seconds_with(failed: int) -> tuple[float, float]:
+    """Processor time, with that number of failed messages of one key: the first claim, and 500 that fail again."""
+    q = Queues("backoff 0s 0s", "retries 0")
+    q.consumer()
+    worker = q.worker()
+    put(q, *["a"] * failed)
+    assert len(drain(worker, ack=False)) == failed
+    say(worker, f"release 1-{failed}")
+    q.ctl("consumer w order key")
+    times = [time.process_time()]
+    read(worker)
+    times.append(time.process_time())
+    for _ in range(500):
+        say(worker, "nack")
+        read(worker)
+    return times[1] - times[0], time.process_time() - times[1]
 
 
 def test_a_delayed_message_comes_in_its_turn() -> None:
