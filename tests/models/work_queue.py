@@ -384,6 +384,13 @@ class Model:
         """The kept messages that it has not had, claimed or not."""
         return [m for m in self.kept() if self.covers(c, m["stream"]) and not had(c, m)]
 
+    def offer_again(self, c: Consumer, mine: list[Kept]) -> None:
+        """Messages that everyone had, after one of their stream that is kept, are for a new consumer, too."""
+        first = {m["stream"]: m["seq"] for m in reversed(mine)}
+        for m in self.log:
+            if m["why"] == "had" and not had(c, m) and m["seq"] > first.get(m["stream"], m["seq"]):
+                m["why"] = None
+
     def named(self, name: str) -> Consumer | None:
         return next((c for c in self.consumers if c["name"] == name), None)
 
@@ -406,6 +413,7 @@ class Model:
             mine = [m for m in self.kept() if self.covers(c, m["stream"])]
             if mine and self.set["replay"] != "off":
                 c["low"] = mine[0 if self.set["replay"] == "all" else -1]["seq"]
+                self.offer_again(c, mine)
             self.consumers.append(c)
         c.update(transient=transient, private=private, backlog=backlog, full=full)
         self.set_rules(c, **({} if ordered is None else {"ordered": ordered}))

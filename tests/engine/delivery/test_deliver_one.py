@@ -13,7 +13,7 @@ from mqfs import errors
 from mqfs.engine.core.portions import exhaust
 from mqfs.model import Wait
 from tests.support.hand import ANNA, ROOT
-from tests.support.queues import BIG, Queues, read, say, waits
+from tests.support.queues import BIG, Queues, drain, read, say, waits
 
 ONE = "deliver one"
 NEXT = "ack next"
@@ -547,3 +547,18 @@ def test_looking_changes_nothing(lines: tuple[str, ...]) -> None:
                     step.cancel()
                 handle.close()
     assert consumers(q) == before
+
+
+def test_a_new_consumer_gets_what_all_others_had_after_a_message_that_is_kept() -> None:
+    """And nothing before that one."""
+    q = Queues("replay all", "deliver one")
+    q.consumer("u")
+    first, _, urgent = q.put(b"first"), q.put(b"kept"), q.put(b"urgent", priority=9)
+    for name in (".s", "u"):
+        worker = q.worker(name)
+        assert [read(worker), read(worker)] == [b"urgent", b"first"]
+        say(worker, f"ack {first} {urgent}")
+        worker.close()
+    assert q.shows(".kept/s") == [b"kept"]
+    q.consumer("w")
+    assert drain(q.worker("w")) == [b"urgent", b"kept"]
