@@ -128,7 +128,7 @@ class HttpServer(Acceptor):
 
     async def serve(self, sock: socket.socket, tls: TlsCalls | None, peer: Peer, listener: Listener) -> None:
         address, queue = listener.address, self.fairness.of(peer.account)
-        channel = SocketStream(sock, queue.readable, tls)
+        channel = SocketStream(sock, queue.join(), tls)
         try:
             if self._speak is not None and await self._speak(channel, peer):
                 await queue.end()
@@ -137,6 +137,7 @@ class HttpServer(Acceptor):
             rebindable = rebindable or (isinstance(address, TlsAddress) and is_loopback(address.host))
             await self._serve_connection(Connection(self, channel, peer, rebindable, self._tables[listener]))
         finally:
+            queue.leave()
             channel.end()
 
     async def _serve_connection(self, connection: Connection) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import select
-from collections.abc import Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from time import perf_counter, thread_time
 from weakref import WeakValueDictionary
 
@@ -87,21 +87,20 @@ class FairQueue:
         self._fairness = fairness
         self._spent = 0.0
         self._waiting = trio.lowlevel.ParkingLot()
-        self._idle = 0  # connections that wait in trio
-        self._crowd: Crowd | None = None  # the others
+        self._connections = 0
+        self._crowd: Crowd | None = None  # those beyond the first ones
 
-    async def readable(self, descriptor: int) -> None:
-        """Wait until there is something to read."""
-        if self._idle < limits.IDLE_AT_ONCE:
-            self._idle += 1
-            try:
-                await trio.lowlevel.wait_readable(descriptor)
-            finally:
-                self._idle -= 1
-        else:
-            if self._crowd is None:
-                self._crowd = Crowd()
-            await self._crowd.readable(descriptor)
+    def join(self) -> Callable[[int], Awaitable[None]]:
+        """Count a connection, until it leaves; returns how it waits until there is something to read."""
+        self._connections += 1
+        if self._connections <= limits.IDLE_AT_ONCE:
+            return trio.lowlevel.wait_readable
+        if self._crowd is None:
+            self._crowd = Crowd()
+        return self._crowd.readable
+
+    def leave(self) -> None:
+        self._connections -= 1
 
     def closing(self, descriptor: int) -> None:
         """Nothing is read from that descriptor any more: its wait ends, with trio.ClosedResourceError if in trio."""
@@ -167,7 +166,7 @@ class Crowd:
         self._watched = False
 
     async def readable(self, descriptor: int) -> None:
-        """See FairQueue."""
+        """Wait until there is something to read."""
         try:
             self._epoll.register(descriptor, _ONCE)
         except FileExistsError:

@@ -86,7 +86,7 @@ def test_any_number_of_connections_wait_for_input() -> None:
 
         async def read(number: int) -> None:
             with suppress(trio.ClosedResourceError):
-                await queue.readable(pairs[number][0].fileno())
+                await queue.join()(pairs[number][0].fileno())
             woken.append(number)
 
         async def come(count: int) -> None:

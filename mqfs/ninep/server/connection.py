@@ -45,6 +45,7 @@ class Connection:
         self.session = Session(server.tree, peer, self._wake, server.tracer(peer.where))
         self.session.delay = self._delay
         self._queue = server.fairness.of(peer.account)
+        self._readable = self._queue.join()
         self.sent = 0  # bytes
         self._held = 0  # bytes of memory that count as the client's
         self._unsent: list[memoryview] = []
@@ -78,6 +79,7 @@ class Connection:
         except BadFrame as error:
             log.warning("%s: connection ended: %s", self.session.peer.where, error)
         finally:
+            self._queue.leave()
             self._queue.release()
             self.flush()
             self.ended = True
@@ -106,7 +108,7 @@ class Connection:
                 return self._read(self.incoming, size)
             except BlockingIOError:
                 if yielded:
-                    await self._queue.readable(self.incoming)
+                    await self._readable(self.incoming)
                 else:  # a client that was just answered and can run asks again at once: no wait is the cheapest
                     os.sched_yield()
                 yielded = not yielded
