@@ -26,7 +26,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from select import select
+from select import POLLIN, poll, select
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -70,7 +70,9 @@ class Forked(subprocess.Popen[Any]):
         return self._look(0)
 
     def _look(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select([self._status], [], [], timeout)[0]:
+        status = poll()  # `select` knows 1,024 descriptors
+        status.register(self._status, POLLIN)
+        if self.returncode is None and status.poll(None if timeout is None else 1_000 * timeout):
             with self._waitpid_lock:  # type: ignore[attr-defined]
                 if self.returncode is None:  # empty: the process that forked it has ended
                     self.returncode = int(os.read(self._status, 32) or -signal.SIGKILL)
