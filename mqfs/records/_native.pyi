@@ -34,6 +34,7 @@ def stamp(
 def unit(data: Buffer, at: int, base: int, /) -> tuple[int, tuple[bytes, ...], bytes, int] | None:
     """(its end, columns of its messages, its other records as they lie in an index, the time of the last of these)"""
 
+def tally(streams: Buffer, bodies: Buffer, /) -> Rows: ...
 def postings(streams: Buffer, begin: int, /) -> list[tuple[int, bytes]]: ...
 def columns(
     data: Buffer, begin: int, streams: Streams, asked: int, strangers: bool, allocate: Callable[[int], bytearray], /

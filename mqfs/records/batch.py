@@ -33,12 +33,12 @@ _64_BITS = (1 << 64) - 1
 
 
 class Row(NamedTuple):
-    """What some blanks hold for one stream."""
+    """What some messages hold for one stream."""
 
     place: int  # in the table of streams
     messages: int
     size: int  # of their bodies
-    last: int  # which of the blanks is its last one
+    last: int  # which of them is its last one
 
 
 class EncodedBatch(NamedTuple):
@@ -193,6 +193,17 @@ def postings(streams: Buffer | array[int], begin: int) -> Iterable[tuple[int, by
     return [(stream, rows.tobytes()) for stream, rows in found.items()]
 
 
+def tally(rows: Columns) -> Sequence[Row]:
+    """What those rows hold for each of their streams, whose numbers are the places; by its first row."""
+    if not MISSING:
+        return [Row(*row) for row in _native.tally(rows.streams, rows.bodies)]
+    found: dict[int, Row] = {}
+    for number, (stream, body) in enumerate(zip(rows.streams, rows.bodies, strict=True)):
+        _, messages, size, _ = found.get(stream, (stream, 0, 0, 0))
+        found[stream] = Row(stream, messages + 1, size + body, number)
+    return list(found.values())
+
+
 # ------------------------------------------------------------ record batch
 
 # An atomic batch whose messages are encoded already, but for what only the log knows (batch.py), and read a piece at a
@@ -244,5 +255,5 @@ class RecordBatch(Sequence[Draft]):
 
 __all__ = [
     "MISSING", "EncodedBatch", "Row", "concatenate", "count_frames", "decode_batch", "encode_batch", "finalize",
-    "postings", "scan_batch",
+    "postings", "scan_batch", "tally",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-/* The postings of a segment: of each stream, the ordinals of its rows. Nothing is kept between two calls.
+/* The rows of each stream: the postings of a segment, which are their ordinals, and their tally. Nothing is kept between two calls.
  *
  * Bounds. `whose` has an entry a row. There are size / 2 owners for `size` slots and `grow` comes before more than that, so half of
  * the slots are free and the search for one ends. Each owner's list has room for as many ordinals as rows were counted for it. */
@@ -7,6 +7,8 @@
 #include "native.h"
 
 typedef struct { uint32_t stream, count; uint8_t *to; } Owner;
+
+typedef struct { unsigned long long bytes; uint32_t last; } Sum;
 
 typedef struct {
     Owner *owners;
@@ -52,6 +54,41 @@ static int count_owners(const uint8_t *streams, size_t rows, Owners *o, uint32_t
         o->owners[whose[row]].count++;
     }
     return 1;
+}
+
+/* tally(streams, bodies): of each stream (number, rows, bytes of their bodies, ordinal of the last one), by the first one. */
+PyObject *native_tally(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    Py_buffer streams, bodies;
+    if (!arguments("tally", count, 2) || PyObject_GetBuffer(args[0], &streams, PyBUF_SIMPLE)) return NULL;
+    if (PyObject_GetBuffer(args[1], &bodies, PyBUF_SIMPLE)) return PyBuffer_Release(&streams), NULL;
+    size_t rows = (size_t)streams.len / 4;
+    Owners o = {NULL, NULL, 0, 0};
+    PyObject *result = NULL;
+    uint32_t *whose = PyMem_Malloc((rows + 1) * sizeof *whose);
+    Sum *sums = NULL;
+    if (bodies.len != streams.len) PyErr_SetString(PyExc_ValueError, "columns of different lengths");
+    else if (!whose) PyErr_NoMemory();
+    else if (count_owners(streams.buf, rows, &o, whose) && !(sums = PyMem_Calloc(o.count + 1, sizeof *sums))) PyErr_NoMemory();
+    else if (sums) result = PyList_New((Py_ssize_t)o.count);
+    for (size_t row = 0; result && row < rows; row++) {
+        uint32_t body;
+        memcpy(&body, (const uint8_t *)bodies.buf + 4 * row, 4);
+        sums[whose[row]].bytes += body;
+        sums[whose[row]].last = (uint32_t)row;
+    }
+    for (size_t i = 0; result && i < o.count; i++) {
+        PyObject *item = Py_BuildValue("(IIKI)", o.owners[i].stream, o.owners[i].count, sums[i].bytes, sums[i].last);
+        if (!item || PyList_SetItem(result, (Py_ssize_t)i, item)) Py_CLEAR(result);
+    }
+    PyMem_Free(sums);
+    PyMem_Free(whose);
+    PyMem_Free(o.owners);
+    PyMem_Free(o.slots);
+    PyBuffer_Release(&bodies);
+    PyBuffer_Release(&streams);
+    return result;
 }
 
 /* postings(streams, begin) */

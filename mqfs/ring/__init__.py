@@ -37,6 +37,22 @@ def scan(buffer: Buffer, base: int = 0) -> Columns:
     return Columns(end, *(view.cast(code) for view, code in zip(views, "QqIIIHBB", strict=True)))
 
 
+def is_ordered(rows: Columns) -> bool:
+    """Whether each sequence is the one after that before it, and no time is before that before it."""
+    return bool(_need().ordered(rows.sequences, rows.times))
+
+
+def is_plain(rows: Columns, most: int) -> bool:
+    """Whether all are messages without headers that a client may publish: whole atomic batches and ephemeral ones, with
+    bodies of 1 to `most` bytes."""
+    return bool(_need().plain(rows.bodies, rows.headers, rows.kinds, rows.flags, most))
+
+
+def moved(rows: Columns, by: int) -> Columns:
+    """The same rows, each at a position `by` bytes further on, or back where that is negative."""
+    return rows._replace(positions=memoryview(_need().shift(rows.positions, by & 0xFFFFFFFF)).cast("I"))
+
+
 def _need() -> Any:
     if MISSING:
         raise errors.Unsupported(
@@ -66,6 +82,9 @@ __all__ = [
     "bell",
     "crc32c",
     "create",
+    "is_ordered",
+    "is_plain",
+    "moved",
     "scan",
     "wait_any",
 ]

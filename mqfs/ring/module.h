@@ -38,6 +38,9 @@ PyObject *Ring_consumer(Ring *self, PyObject *args, PyObject *keywords);
 PyObject *native_bell(PyObject *module, PyObject *args);
 PyObject *native_wait_any(PyObject *module, PyObject *args);
 PyObject *native_scan(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *native_ordered(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *native_plain(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *native_shift(PyObject *module, PyObject *const *args, Py_ssize_t count);
 #pragma GCC visibility pop
 
 static inline int usable(const Ring *ring)

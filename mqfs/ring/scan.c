@@ -67,3 +67,90 @@ PyObject *native_scan(PyObject *module, PyObject *const *args, Py_ssize_t count)
     else PyTuple_SetItem(result, 0, where);
     return result;
 }
+
+/* ---- columns that were scanned ---- */
+
+static void release(Py_buffer *column, int count)
+{
+    while (count--) PyBuffer_Release(column + count);
+}
+
+/* Columns of one number of rows, as wide as `width` says; 0 with an error set and none held. */
+static int columns(PyObject *const *from, int count, Py_buffer *to, const char *width)
+{
+    for (int i = 0; i < count; i++) {
+        if (PyObject_GetBuffer(from[i], to + i, PyBUF_SIMPLE)) return release(to, i), 0;
+        if (to[i].len % width[i] || to[i].len / width[i] != to->len / *width) {
+            release(to, i + 1);
+            return PyErr_SetString(PyExc_ValueError, "columns of different lengths"), 0;
+        }
+    }
+    return 1;
+}
+
+/* The next state of an atomic batch, by the flags of a record: FIRST and MORE are 1, JOINED and MORE 3, JOINED alone ends it (2). An
+ * ephemeral message (4) is a batch of its own. -1: no batch goes on like that. */
+static int next_state(int inside, uint8_t flags)
+{
+    if (inside) return flags == 3 ? 1 : flags == 2 ? 0 : -1;
+    return flags == 1 ? 1 : flags == 0 || flags == 4 ? 0 : -1;
+}
+
+/* ordered(sequences, times): whether each sequence is the one after that before it, and no time is before that before it. */
+PyObject *native_ordered(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    Py_buffer column[2];
+    if (!arguments("ordered", count, 2, 2) || !columns(args, 2, column, "\10\10")) return NULL;
+    const uint8_t *sequences = column[0].buf, *times = column[1].buf;
+    size_t rows = (size_t)column[0].len / 8;
+    int fits = 1;
+    for (size_t row = 1; row < rows && fits; row++) {
+        uint64_t sequence[2];
+        int64_t time[2];
+        memcpy(sequence, sequences + 8 * (row - 1), sizeof sequence);
+        memcpy(time, times + 8 * (row - 1), sizeof time);
+        fits = sequence[1] == sequence[0] + 1 && time[1] >= time[0];
+    }
+    release(column, 2);
+    return PyBool_FromLong(fits);
+}
+
+/* plain(bodies, headers, kinds, flags, most): whether all are messages without headers, in whole batches, of 1 to `most` bytes. */
+PyObject *native_plain(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    Py_buffer column[4];
+    uint64_t most;
+    if (!arguments("plain", count, 5, 5) || !number(args[4], UINT32_MAX, &most) || !columns(args, 4, column, "\4\2\1\1")) return NULL;
+    const uint8_t *bodies = column[0].buf, *headers = column[1].buf, *kinds = column[2].buf, *flags = column[3].buf;
+    size_t rows = (size_t)column[2].len;
+    int inside = 0;
+    for (size_t row = 0; row < rows && inside >= 0; row++) {
+        uint32_t body;
+        memcpy(&body, bodies + 4 * row, 4);
+        inside = next_state(inside, flags[row]);
+        if (kinds[row] != 1 || headers[2 * row] || headers[2 * row + 1] || !body || body > most) inside = -1;
+    }
+    release(column, 4);
+    return PyBool_FromLong(!inside);
+}
+
+/* shift(positions, by): the positions, each that much further on. */
+PyObject *native_shift(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    Py_buffer column[1];
+    uint64_t by;
+    if (!arguments("shift", count, 2, 2) || !number(args[1], UINT32_MAX, &by) || !columns(args, 1, column, "\4")) return NULL;
+    PyObject *made = PyByteArray_FromStringAndSize(column->buf, column->len);
+    uint8_t *to = made ? (uint8_t *)PyByteArray_AsString(made) : NULL;
+    for (size_t row = 0; made && row < (size_t)column->len / 4; row++) {
+        uint32_t position;
+        memcpy(&position, to + 4 * row, 4);
+        position += (uint32_t)by;
+        memcpy(to + 4 * row, &position, 4);
+    }
+    release(column, 1);
+    return made;
+}

@@ -6,12 +6,12 @@ mqfs/ring/server/ring_log.py appends them.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from mqfs import errors
 from mqfs.engine.language.settings import NO_DEPTH
 from mqfs.model import Buffer, Columns, Kind, Record
+from mqfs.records.batch import tally
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
@@ -23,10 +23,17 @@ HEAD_BYTES = 32  # of a record
 def ingest(group: Group, data: Buffer, base: int, rows: Columns) -> None:
     """Plain messages, appended just now. `data` has their records, the first byte at position `base`."""
     numbers = group.numbers  # without those that were removed since they were written to
-    streams = [numbers[number] for number in dict.fromkeys(rows.streams) if number in numbers]
-    for stream in streams:
-        _count(group, stream, rows)
+    found = [(numbers[row.place], row) for row in tally(rows) if row.place in numbers]
+    for stream, (_, messages, size, last) in found:
+        stream.kept.newest, stream.kept.mtime_ns = rows.sequences[last], rows.times[last]
+        if stream.kept.count >= 0:
+            stream.kept.count += messages
+            stream.kept.size += size
+        stream.written += messages
+        group.publisher.counts.written += messages
+        group.publisher.counts.written_bytes += size
     group.publisher.mark_dirty()
+    streams = [stream for stream, _ in found]
     _deliver(group, streams, data, base, rows)
     if group.publisher.log.settings.depth is not NO_DEPTH:
         for stream in streams:
@@ -35,31 +42,13 @@ def ingest(group: Group, data: Buffer, base: int, rows: Columns) -> None:
 
 def count_unstored(group: Group, rows: Columns) -> None:
     """Count plain messages that no reader is present for: they are not stored."""
-    for number, messages in Counter(rows.streams).items():
+    for number, messages, size, _ in tally(rows):
         stream = group.numbers.get(number)
         if stream is not None:
             stream.written += messages
             stream.kept.mtime_ns = rows.times[-1]
-    group.publisher.counts.written += len(rows.sequences)
-    group.publisher.counts.written_bytes += sum(rows.bodies)
-
-
-def _count(group: Group, stream: Stream, rows: Columns) -> None:
-    number, last = stream.number, len(rows.streams) - 1
-    if len(set(rows.streams)) == 1:
-        messages, size = last + 1, sum(rows.bodies)
-    else:
-        mine = [body for of, body in zip(rows.streams, rows.bodies, strict=True) if of == number]
-        messages, size = len(mine), sum(mine)
-        while rows.streams[last] != number:
-            last -= 1
-    stream.kept.newest, stream.kept.mtime_ns = rows.sequences[last], rows.times[last]
-    if stream.kept.count >= 0:
-        stream.kept.count += messages
-        stream.kept.size += size
-    stream.written += messages
-    group.publisher.counts.written += messages
-    group.publisher.counts.written_bytes += size
+        group.publisher.counts.written += messages
+        group.publisher.counts.written_bytes += size
 
 
 def _deliver(group: Group, streams: list[Stream], data: Buffer, base: int, rows: Columns) -> None:
@@ -86,5 +75,5 @@ def _deliver(group: Group, streams: list[Stream], data: Buffer, base: int, rows:
 
 def has_live_readers(group: Group, rows: Columns) -> bool:
     """Whether a reader of live messages is present on one of their streams, waiting or not."""
-    streams = [s for n in set(rows.streams) if (s := group.numbers.get(n)) is not None]
+    streams = [stream for row in tally(rows) if (stream := group.numbers.get(row.place)) is not None]
     return bool(group.publisher.fanout.has_live_readers(streams))

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 import time
-from array import array
 from collections.abc import Iterator
-from operator import le
 from typing import TYPE_CHECKING
 
-from mqfs import limits
+from mqfs import limits, ring
 from mqfs.engine.group import Group
 from mqfs.model import Columns, Kind, Record
+from mqfs.records.batch import tally
 from mqfs.records.record import HEAD_BYTES, decode, padded, row_at
 from mqfs.ring import EPHEMERAL, OWN
 from mqfs.state.group import FIRST_STREAM
@@ -27,7 +26,6 @@ HEAD_COST = 1_024  # bytes that take as long as the check of a head
 _HIT_COST = 64
 _BUDGET_BYTES = 2 << 20  # some 10 ms
 _AHEAD_NS = 10**9  # a record's time may be after the wall clock: it was set back, or another CPU's is ahead
-_BATCHES = re.compile(rb"(?:\x00|\x01\x03*\x02|\x04)*")  # flags of whole atomic batches, and of ephemeral messages
 
 
 class IngestChecks:
@@ -57,14 +55,11 @@ class IngestChecks:
         return self._is_in_order(rows) and self._is_plain(rows, own)
 
     def _is_in_order(self, rows: Columns) -> bool:
-        sequences, times = rows.sequences, rows.times
-        first, count = sequences[0], len(sequences)
+        first = rows.sequences[0]
         holes = self.capacity if first < self._resumed or self.corrupt else 0
         if not 0 <= first - self._end.next <= holes:
             return False
-        if sequences.tobytes() != array("Q", range(first, first + count)).tobytes():
-            return False
-        return is_plausible(times[-1]) and all(map(le, times, times[1:]))
+        return is_plausible(rows.times[-1]) and ring.is_ordered(rows)
 
     def _is_plain(self, rows: Columns, own: range) -> bool:
         """Whether every record that is not the server's is one that a client may publish."""
@@ -76,13 +71,9 @@ class IngestChecks:
         return self._is_clients(rows)
 
     def _is_clients(self, rows: Columns) -> bool:
-        if rows.kinds.tobytes() != b"\1" * len(rows.kinds) or any(rows.headers):
+        if not ring.is_plain(rows, limits.MESSAGE_BYTES):
             return False
-        if _BATCHES.fullmatch(rows.flags.tobytes()) is None:
-            return False
-        if max(rows.bodies) > limits.MESSAGE_BYTES or not min(rows.bodies):
-            return False
-        return all(number in self._group.numbers for number in set(rows.streams))
+        return all(row.place in self._group.numbers for row in tally(rows))
 
     # ------------------------------------------------------------ one record, where a run is not sound
 

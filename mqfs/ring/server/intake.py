@@ -245,9 +245,10 @@ class RingIntake:
             self._group.retention.reserve_room(len(data))
             if part.times[0] < self._inner.end.last_ns:
                 data = _lifted(data, part, self._inner.end.last_ns)
+                part = ring.scan(data, part.positions[0])
             self._skip_to(part.sequences[0])
             base = self._inner.ranges.reserve_space(len(data), end - begin)
-            part = ring.scan(data, base)
+            part = ring.moved(part, base - part.positions[0])
             self._inner.ranges.append_range(data, part)
             there.at = end
             try:
