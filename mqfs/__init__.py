@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from mqfs.version import __version__ as __version__
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from mqfs import errors
@@ -100,7 +100,12 @@ __all__ += [
 ]  # fmt: skip
 _PLACES = dict.fromkeys(__all__, "mqfs.client") | _PLACES
 __all__ += ["aio", "errors", "serve"]
-_MODULES = {"aio": "mqfs.client.aio", "errors": "mqfs.errors", "testing": "mqfs.testing"}
+_MODULES = {
+    "aio": "mqfs.client.aio",
+    "errors": "mqfs.errors",
+    "testing": "mqfs.testing",
+    "tracing": "mqfs.client.tracing",
+}
 
 
 def __dir__() -> list[str]:

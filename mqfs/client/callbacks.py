@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from mqfs.client.delivery import Claim, Claims
 from mqfs.client.message import Message
@@ -62,14 +62,6 @@ class Deduplication:
             if len(self._seen) > DEDUPLICATION_WINDOW:
                 self._seen.popitem(last=False)
             return True
-
-
-class Source(Protocol):
-    """The origin of a listener's messages."""
-
-    def remove(self, listener: Listener) -> None:
-        """Offer it no more. The lock of the group's listeners is held."""
-        ...
 
 
 class Shared:
@@ -135,7 +127,7 @@ class Listener:
 
     __slots__ = (
         "_concurrency", "_deduplication", "_filters", "_once", "_running", "_shared", "_start", "_waiting", "closed",
-        "dedup", "handler", "on_error", "options", "patterns", "registration", "single", "source",
+        "dedup", "handler", "on_error", "options", "patterns", "registration", "single", "withdraw",
     )  # fmt: skip
 
     def __init__(
@@ -153,7 +145,7 @@ class Listener:
     ) -> None:
         self.patterns, self.handler, self.single = patterns, handler, single
         self.registration = Registration(self)
-        self.source: Source | None = None
+        self.withdraw: Callable[[Listener], None] | None = None  # be offered no more messages; the lock is held
         self._shared, self._filters, self._concurrency = shared, filters, concurrency
         self._once, self.dedup, self.on_error = once, dedup, on_error or log_error
         self.options: Mapping[str, object] = {}  # that it was registered with
@@ -196,8 +188,8 @@ class Listener:
         if not self.closed:
             self.closed = True
             self._shared.on_closed(self)
-            if self.source is not None:
-                self.source.remove(self)
+            if self.withdraw is not None:
+                self.withdraw(self)
         self._shared.changed.notify_all()
 
     # ------------------------------------------------------------ messages

@@ -36,7 +36,7 @@ class Own:
 
     def __init__(self, shared: Shared, listener: Listener, subscription: Subscription) -> None:
         self._shared, self._listener, self._subscription = shared, listener, subscription
-        listener.source = self
+        listener.withdraw = self.remove
         threading.Thread(target=self._run, name="mqfs-listener", daemon=True).start()
 
     def remove(self, listener: Listener) -> None:
@@ -113,7 +113,7 @@ class Dispatcher:
                 self._patterns.add(pattern, listener)
             self._all[listener] = None
             self._found.clear()
-            listener.source = self
+            listener.withdraw = self.remove
             wider = self._widen(listener.patterns)
         if wider:
             self._subscription.cover(tuple(self._names or ()))
@@ -225,7 +225,7 @@ class Dispatcher:
         except MqfsError as error:
             listener.report(error, message)
             with self._shared.changed:
-                listener.source = None
+                listener.withdraw = None
                 listener.close()
             return
         Own(self._shared, listener, subscription)

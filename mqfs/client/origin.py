@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import cast
 
 from mqfs.client.subscription import CursorSubscription
 from mqfs.client.types import Direct, File, Filters, Link, Patterns, Subscription, parse_answer, read_whole
 from mqfs.errors import MqfsError
 
 log = logging.getLogger("mqfs.client")
-
-
-class Covering(Subscription, Protocol):
-    """A subscription whose names can be changed."""
-
-    def cover(self, names: Sequence[str]) -> None:
-        """Read these from now on; none: everything."""
-        ...
 
 
 class Origin:
@@ -50,12 +42,12 @@ class Origin:
             self._link, self._path, patterns, start=start, program=program, filters=filters, reconnect=again
         )
 
-    def cover(self, names: Sequence[str]) -> Covering:
+    def cover(self, names: Sequence[str]) -> CursorSubscription:
         """From now on; the names need not be there yet."""
         direct, again = self._direct, self._reconnect
         found = direct.subscribe((), existing=False, filters=(), reconnect=again) if direct is not None else None
         if found is not None:
-            return cast(Covering, found)  # of a ring
+            return cast(CursorSubscription, found)  # of a ring
         return CursorSubscription(self._link, self._path, names, start="end", reconnect=again, covers=True)
 
     def cursor(self) -> File:

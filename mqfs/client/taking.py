@@ -57,7 +57,7 @@ class Taking:
         self._has_patterns = not streams.names or len(self._left) < len({*streams.names})
         self._looks = True
         self._ended = threading.Event()
-        listener.source = self
+        listener.withdraw = self.remove
         try:
             self._look(Denied)
         except BaseException:

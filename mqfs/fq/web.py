@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from mqfs import limits
+from mqfs import __version__, limits
 from mqfs.engine.tree.attributes import CHANGE
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import Denied, MqfsError, NotFound
@@ -30,7 +30,6 @@ from mqfs.http.target import Path, Target
 from mqfs.model import User
 from mqfs.serving.await_step import await_step
 from mqfs.syntax.quoting import quote
-from mqfs.version import __version__
 
 KIND = "fq"
 WEB = b"_web"  # who sends what says no sender

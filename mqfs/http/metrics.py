@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from mqfs import limits
+from mqfs import __version__, limits
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import R
@@ -24,7 +24,6 @@ from mqfs.http.answers import NO_STORE, Answer, accepted
 from mqfs.http.call import Call
 from mqfs.store.api import Histogram
 from mqfs.syntax.patterns import compile_pattern
-from mqfs.version import __version__
 
 # ---------------------------------------------------------------- formats of Prometheus: text 0.0.4, OpenMetrics 1.0
 

@@ -11,7 +11,7 @@ from hashlib import sha256
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from mqfs import limits
+from mqfs import __version__, limits
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import Denied, NotFound
 from mqfs.http import groups
@@ -19,7 +19,6 @@ from mqfs.http.answers import CONTENT_TYPE, FORMATS, JSON, NO_STORE, Answer, Hea
 from mqfs.http.call import Call
 from mqfs.http.route import BATCH, COMMANDS, LINES, MESSAGE, STAGED, Route
 from mqfs.model import User
-from mqfs.version import __version__
 
 # ---------------------------------------------------------------- the options of the table of routes
 

@@ -17,11 +17,11 @@ from collections.abc import Callable, Set
 
 import attrs
 
-from mqfs import audit, limits
-from mqfs.audit import Audit
+from mqfs import limits
 from mqfs.errors import BadCommand, BadConfig, BadRequest, Denied, TooLong
 from mqfs.model import Grant, User
-from mqfs.net import challenge, identity
+from mqfs.net import audit, challenge, identity
+from mqfs.net.audit import Audit
 from mqfs.net.challenge import Answer
 from mqfs.net.identity import NONUNAME
 from mqfs.syntax.token_line import digest, id_of, parse_line

@@ -22,7 +22,6 @@ import attrs
 import trio
 
 from mqfs import limits
-from mqfs.audit import LEVELS, Audit
 from mqfs.clock import SystemClock
 from mqfs.engine.language.settings import parse_settings
 from mqfs.engine.tree.tree import Tree
@@ -31,6 +30,7 @@ from mqfs.http.gate import BrowserRules
 from mqfs.model import User
 from mqfs.net import identity, tokens
 from mqfs.net.address import TlsAddress, UnixAddress, parse_address
+from mqfs.net.audit import LEVELS, Audit
 from mqfs.net.certificates import ServerTls
 from mqfs.ninep.server.server import Server as NinepServer
 from mqfs.quotas import parse_quotas

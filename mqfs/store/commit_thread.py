@@ -10,29 +10,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 Job = Callable[[], None]
 Done = Callable[[OSError | None], None]
 Post = Callable[[Callable[[], None]], None]
 
 log = logging.getLogger("mqfs.store")
-
-
-class SyncScheduler(Protocol):
-    def request(self, key: object, job: Job, done: Done, within_s: float) -> None:
-        """Run `job` within that time, then `done(error or None)` on the engine's thread."""
-        ...
-
-    def cancel(self, key: object) -> None:
-        """Forget the job of `key`; if it runs now, wait until it ended (its `done` still comes)."""
-        ...
-
-    def progress(self) -> int | None:
-        """The number of jobs that were begun; None while nothing is to be done."""
-        ...
-
-    def stop(self) -> None: ...
 
 
 def run(job: Job) -> OSError | None:
@@ -47,7 +31,7 @@ def run(job: Job) -> OSError | None:
 
 
 class Inline:
-    """Does each job at once, on the caller's thread: for tools and tests."""
+    """Does each job at once, on the caller's thread: for tools and tests. See CommitThread."""
 
     def request(self, key: object, job: Job, done: Done, within_s: float) -> None:
         done(run(job))
@@ -83,6 +67,7 @@ class CommitThread:
         self._thread.start()
 
     def request(self, key: object, job: Job, done: Done, within_s: float) -> None:
+        """Run `job` within that time, then `done(error or None)` on the engine's thread."""
         due = time.monotonic() + within_s
         with self._condition:
             task = self._tasks.get(key)
@@ -92,12 +77,14 @@ class CommitThread:
                     self._condition.notify_all()
 
     def cancel(self, key: object) -> None:
+        """Forget the job of `key`; if it runs now, wait until it ended (its `done` still comes)."""
         with self._condition:
             self._tasks.pop(key, None)
             while self._running is key:
                 self._condition.wait()
 
     def progress(self) -> int | None:
+        """The number of jobs that were begun; None while nothing is to be done."""
         with self._condition:
             now = time.monotonic()
             is_idle = self._running is None and all(task.due > now for task in self._tasks.values())

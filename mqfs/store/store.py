@@ -18,7 +18,7 @@ from mqfs.model import Kind
 from mqfs.store.api import Bucket, Committed, Histogram
 from mqfs.store.appender import Appender, DiskRangeWriter, read_heads, write_head
 from mqfs.store.chain import Chain
-from mqfs.store.commit_thread import CommitThread, Inline, Post, SyncScheduler
+from mqfs.store.commit_thread import CommitThread, Inline, Post
 from mqfs.store.disk import Disk, read_file, remove_tree, write_all, write_file
 from mqfs.store.group_commit import GroupCommit
 from mqfs.store.log_reader import DiskLogReader
@@ -66,7 +66,7 @@ class DiskStore:
             self.disk.close(self._lock)
             raise
         self._reserved = self._next_number
-        self.committer: SyncScheduler = Inline() if post is None else CommitThread(post)
+        self.committer: CommitThread | Inline = Inline() if post is None else CommitThread(post)
 
     def groups(self) -> Sequence[int]:
         numbers = []

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings, strategies
 
 from mqfs import errors, limits
-from mqfs.audit import Audit
 from mqfs.model import User
+from mqfs.net.audit import Audit
 from mqfs.ninep.client.connection import connect
 from mqfs.server.logs import Handler, JsonLine, OneLine, Sparing, check, leads_to_journal
 from tests.support.server import Server

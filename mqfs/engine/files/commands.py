@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 
 from mqfs import errors, limits
-from mqfs.audit import REFUSALS
 from mqfs.engine.core.portions import Work
 from mqfs.engine.files.handle import OpenFile
 from mqfs.errors import shortened
 from mqfs.model import Step, Wait
+from mqfs.net.audit import REFUSALS
 
 
 class CommandFile(OpenFile):

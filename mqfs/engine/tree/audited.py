@@ -6,9 +6,9 @@ import inspect
 from functools import wraps
 from typing import Any
 
-from mqfs.audit import REFUSALS
 from mqfs.engine.nodes import path_of
 from mqfs.model import User
+from mqfs.net.audit import REFUSALS
 from mqfs.syntax.token_line import print_path
 
 LOOKS = ("walk", "access", "entries", "open")

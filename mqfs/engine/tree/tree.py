@@ -13,8 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from mqfs import audit, errors, limits
-from mqfs.audit import Audit
+from mqfs import errors, limits
 from mqfs.clock import Clock, ProcessWatcher
 from mqfs.engine import nodes
 from mqfs.engine.core.faults import Faults
@@ -50,6 +49,8 @@ from mqfs.engine.tree.audited import audit_calls
 from mqfs.engine.tree.open_files import OpenFiles
 from mqfs.engine.tree.recovery import Place, Unserved, adopt, new_state, read_states
 from mqfs.model import Stat, Step, User, Wait
+from mqfs.net import audit
+from mqfs.net.audit import Audit
 from mqfs.quotas import Quotas, UserLimits, require_share
 from mqfs.state.file_locks import Locks
 from mqfs.state.group import ROOT, State

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits
-from mqfs.audit import Audit
 from mqfs.model import Wait
+from mqfs.net.audit import Audit
 from tests.support.clock import HastyClock
 from tests.support.hand import ROOT
 from tests.support.queues import Queues

@@ -12,10 +12,10 @@ from collections.abc import Callable
 import attrs
 import pytest
 
-from mqfs.audit import Audit
 from mqfs.engine.tree.audited import audit_calls
 from mqfs.errors import Denied, MqfsError
 from mqfs.model import Grant, User
+from mqfs.net.audit import Audit
 from tests.support.hand import ANNA, BERT, ROOT
 from tests.support.queues import Queues, drain, say
 

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqfs.audit import Audit
 from mqfs.engine.files.metering import SECOND_NS, Pace
 from mqfs.engine.publishing.kept_quotas import HeaderBytes
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadConfig, Interrupted, OverQuota, Unsupported
 from mqfs.limits import HEADER_BYTES
 from mqfs.model import Wait
+from mqfs.net.audit import Audit
 from mqfs.quotas import KEYS, Quota, parse_quotas
 from mqfs.ring.server.registry import RingRegistry
 from mqfs.store.memory import MemoryStore

@@ -21,8 +21,8 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from mqfs import __version__
 from mqfs.client import Claim, Message
-from mqfs.version import __version__
 
 _CONTEXT = TraceContextTextMapPropagator()
 
