@@ -36,6 +36,7 @@ from mqfs.replica.log import LogRecord, NoAnswer, Refused
 T = TypeVar("T")
 LEAST_VERSION = (2, 11, 0)  # the condition of another subject; 2.9.15 to 2.9.20 did not even serialize them
 _WRONG_LAST = (10071, 10164)
+_NO_STREAM = 10059  # a quorum says so: it does not come back
 _HEADER_BYTES = 1_024  # of an append, at most
 _BATCH = 256  # records of one read
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -51,13 +52,16 @@ class _Loop:
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, T], within_s: float = limits.REPLICA_CALL_S) -> T:
-        """The result. Raises NoAnswer where there is none in that time, or an error that says nothing."""
+        """The result. Raises NoAnswer where there is none in that time, or an error that says nothing; BadReplica where
+        there is no such stream any more."""
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result(within_s)
         except nats.js.errors.APIError as error:
             if error.err_code in _WRONG_LAST:
                 raise Refused from None
+            if error.err_code == _NO_STREAM:
+                raise BadReplica("no stream: the engine lost what it confirmed") from None
             raise NoAnswer(f"{error.description} ({error.err_code})") from None
         except TimeoutError:
             future.cancel()

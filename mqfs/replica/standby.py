@@ -63,7 +63,7 @@ class Follower:
         """Read and apply what there is, and have it on disk; returns the number of frames. Waits for the first one at
         most that long. `ending`: what is not applied any more; it ends at -1."""
         records = self._log.read(self.reader.position.number, wait_s)
-        ended = False
+        ended, takeovers = False, len(self.takeovers)
         for record in records:
             before = attrs.evolve(self.reader.complete)
             batch = self._feed(record)
@@ -75,8 +75,8 @@ class Follower:
         if records:
             self.store.sync()
             self.state.position = attrs.evolve(self.reader.complete)
-        if records and time.monotonic() - self._noted > 1.0:
-            self.note()
+        if records and (time.monotonic() - self._noted > 1.0 or len(self.takeovers) > takeovers):
+            self.note()  # a takeover at once: a start has to tell one that came since from one that was followed
         return -1 if ended else len(records)
 
     def _feed(self, record: LogRecord) -> Sequence[Frame] | range | None:
@@ -148,7 +148,7 @@ def check_history(replicated: ReplicatedLog, position: Position) -> None:
     if data is None and after is None:
         if replicated.newest(position.number) is not None:
             raise Outdated(f"frames after {position.number} were trimmed")
-        if (end := end_before(replicated, position)) and is_owned(replicated, position):
+        if (end := end_before(replicated, position)) and not is_replaced(replicated, position):
             expected = "expected another name in --replica, and the file 'replica' of this store moved away"
             raise BadReplica(f"{replicated.name}: {lost(end, position)}, which this store has ({expected})")
         raise Diverged(f"the log ends before frame {position.number}")
@@ -166,14 +166,15 @@ def lost(end: int, position: Position) -> str:
     return f"ends at frame {end}, and had frame {position.number}: the engine lost what it confirmed"
 
 
-def is_owned(replicated: ReplicatedLog, position: Position) -> bool:
-    """Whether the newest takeover of that position is the newest of the log."""
-    data = replicated.get(position.own)
-    frame = decode(data) if data is not None else None
-    if frame is None or frame.owner is None or (frame.epoch, frame.owner.address) != (position.epoch, position.address):
-        return False
+def is_replaced(replicated: ReplicatedLog, position: Position) -> bool:
+    """Whether another server took over a log that had lost its end: its newest epoch is later than the position's, or
+    begins with another takeover. An earlier one is taken for a beginning of what this store has."""
     last = replicated.newest(0)
-    return last is not None and decode(last.data).epoch == position.epoch
+    if last is None or (epoch := decode(last.data).epoch) != position.epoch:
+        return last is not None and epoch > position.epoch
+    data = replicated.get(position.own)
+    owner = decode(data).owner if data is not None else None
+    return owner is None or owner.address != position.address
 
 
 def open_follower(replicated: ReplicatedLog, path: str, store: uuid.UUID) -> Follower:

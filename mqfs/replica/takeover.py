@@ -181,10 +181,7 @@ def _begin_log(replicated: ReplicatedLog, path: str, address: str, stop: threadi
     number = uuid.uuid4() if is_new else uuid.UUID(read_label(Disk(), path)[0])
     holder = StandbyStore(path, str(number))
     try:
-        before = state.read(path)
-        if before is not None and before.position.number:
-            expected = f"expected the log, or {path}/{state.NAME} moved away to begin again"
-            raise BadReplica(f"{replicated.name}: empty, but had frame {before.position.number} ({expected})")
+        before = _state_before_the_log(replicated, path)
         have = {group: (first, 0) for group, (first, _) in holder.positions().items()}
         found = State(Position(store=number), have, before.runs if before is not None else [], True)
         writer = Writer(Position(), number, uuid.uuid4())
@@ -194,6 +191,15 @@ def _begin_log(replicated: ReplicatedLog, path: str, address: str, stop: threadi
         return primary
     finally:
         holder.close()
+
+
+def _state_before_the_log(replicated: ReplicatedLog, path: str) -> State | None:
+    """The state of a store whose log is empty. Raises BadReplica where the log was not."""
+    before = state.read(path)
+    if before is not None and before.position.number:
+        expected = f"expected the log, or {path}/{state.NAME} moved away to begin again"
+        raise BadReplica(f"{replicated.name}: empty, but had frame {before.position.number} ({expected})")
+    return before
 
 
 def _make_first_checkpoint(replicated: ReplicatedLog, path: str, found: State) -> None:
@@ -243,6 +249,7 @@ class Standby:
         if store is None:
             if self._promoted.is_set():
                 return become_primary(self._log, self._path, self._address, self._stop)
+            _state_before_the_log(self._log, self._path)
             self._stop.wait(1.0)  # the primary has not begun
             return None
         follower = standby.open_follower(self._log, self._path, store)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,6 +159,40 @@ def test_an_engine_that_lost_what_it_confirmed_is_reported_and_the_store_stays(
     standby.stop()
     assert bodies_of(tmp_path / "a", 1) == [b"old", *(b"%d" % number for number in range(5)), b"more"]
     assert not list((tmp_path / "a/quarantine").iterdir())
+
+
+def test_a_stream_that_is_gone_ends_a_standby_with_the_reason(engine: NatsServer, tmp_path: Path) -> None:
+    url = url_of([engine], "shop")
+    first = LocalPrimary(tmp_path / "a", url)
+    first.append(1, b"one")
+    first.wait(1, 1)
+    log = open_log(url)
+    standby = Standby(log, str(tmp_path / "b"), "", 60.0)
+    ended = list[BaseException]()
+
+    def follow() -> None:
+        try:
+            standby.run()
+        except BadReplica as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    eventually(lambda: (found := state.read(str(tmp_path / "b"))) and found.position.number)
+    engine.kill()
+    shutil.rmtree(engine.folder)
+    engine.start()
+    engine.wait()
+    eventually(lambda: ended)
+    assert str(ended[0]).endswith("no stream: the engine lost what it confirmed")
+    first.kill()
+    log.close()
+    for path in ("a", "b"):  # as a unit of systemd starts it
+        log = open_log(url)
+        with pytest.raises(BadReplica, match=r"empty, but had frame \d+ \(expected the log, or .*/replica moved away"):
+            Standby(log, str(tmp_path / path), "", 60.0).run()
+        log.close()
+        assert bodies_of(tmp_path / path, 1) == [b"one"]
 
 
 def test_deleted_objects_leave_nothing_in_jetstream(engine: NatsServer) -> None:
