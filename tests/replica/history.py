@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,7 +113,8 @@ def units(load: Load, found: Iterable[Found]) -> list[str]:
 
 
 def jobs(load: Load) -> list[str]:
-    """Each job is acknowledged; none is delivered later by the server that has that ack, or one after it."""
+    """Each job is acknowledged, one that anybody saw too; none is delivered later by the server that has that ack, or
+    one after it."""
     ranks = {run: rank for rank, run in enumerate(runs_in_order(load.calls))}
     known = {call.body for call in load.puts if call.outcome != "failed"}
     acked: dict[bytes, Call] = {}
@@ -121,31 +122,80 @@ def jobs(load: Load) -> list[str]:
         if call.outcome == "ok":
             acked.setdefault(call.body, call)
     done = {call.body for call in load.acks if call.outcome != "failed"}
-    put = (call.body for call in load.puts if call.outcome == "ok")
-    lines = [f"never acknowledged: {body!r}" for body in put if body not in done]
+    put = {call.body for call in load.puts if call.outcome == "ok"}
+    there = put.union(delivery.body for delivery in load.deliveries)
+    lines = [f"never acknowledged: {body!r}" for body in sorted(there - done)]
     for delivery in load.deliveries:
         if delivery.body not in known:
             lines.append(f"delivered, and never put: {delivery.body!r}")
         ack = acked.get(delivery.body)
         if ack is not None and delivery.asked > ack.ended and is_later(delivery, ack, ranks):
             lines.append(f"delivered by {delivery.run} after its ack by {ack.run}: {delivery.body!r}")
-    return lines + counts(load.deliveries)
+    return [*lines, *counts(load), *returned(load, ranks), *delays(load), *priorities(load)]
 
 
-def is_later(delivery: Delivery, ack: Call, ranks: dict[str, int]) -> bool:
-    return ranks.get(delivery.run, -1) >= ranks.get(ack.run, len(ranks))
+def is_later(delivery: Delivery, call: Call, ranks: dict[str, int]) -> bool:
+    return ranks.get(delivery.run, -1) >= ranks.get(call.run, len(ranks))
 
 
-def counts(deliveries: Iterable[Delivery]) -> list[str]:
-    """A job that was delivered more often says so: its count never falls at one server."""
+def counts(load: Load) -> Iterator[str]:
+    """A job that one server delivers again was delivered once more, but where it was released."""
+    released = {(one.call.body, one.call.run, one.count) for one in load.returns if one.delay_s is None}
     newest: dict[tuple[bytes, str], int] = {}
-    lines = []
-    for delivery in sorted(deliveries, key=lambda one: one.came):
+    for delivery in sorted(load.deliveries, key=lambda one: one.came):
         key = delivery.body, delivery.run
-        if delivery.count < newest.get(key, 1):
-            lines.append(f"delivery {delivery.count} of {delivery.body!r} after {newest[key]}")
+        before = newest.get(key, 0)
+        if delivery.count < before + (key + (before,) not in released):
+            yield f"delivery {delivery.count} of {delivery.body!r} by {delivery.run} after {before}"
         newest[key] = delivery.count
-    return lines
+
+
+def returned(load: Load, ranks: dict[str, int]) -> Iterator[str]:
+    """A failure or release that was answered is known to whoever delivers the job next, and so is its delay."""
+    given: dict[bytes, list[Delivery]] = {}
+    for delivery in load.deliveries:
+        given.setdefault(delivery.body, []).append(delivery)
+    for call, count, delay_s in load.returns:
+        if call.outcome != "ok":
+            continue
+        later = (one for one in given[call.body] if one.asked > call.ended and is_later(one, call, ranks))
+        for one in later:
+            if one.count < count + (delay_s is not None):
+                yield f"delivery {one.count} of {one.body!r} by {one.run}, and {count} was given back to {call.run}"
+            if one.came < call.began + (delay_s or 0):
+                yield f"delivered by {one.run} {call.began + (delay_s or 0) - one.came:.3f} s too early: {one.body!r}"
+
+
+def delays(load: Load) -> Iterator[str]:
+    """None is delivered before it is due."""
+    put = {call.body: call for call in load.puts}
+    for one in load.deliveries:
+        if one.body in put and one.came < (due := put[one.body].began + load.orders[one.body].delay_s):
+            yield f"delivered by {one.run} {due - one.came:.3f} s before it is due: {one.body!r}"
+
+
+def priorities(load: Load) -> Iterator[str]:
+    """None is delivered while one of higher priority was there and free: which the same server delivered later, for
+    the first time, to who asked later."""
+    put = {call.body: call.ended for call in load.puts if call.outcome == "ok" and not load.orders[call.body].delay_s}
+    runs: dict[str, list[Delivery]] = {}
+    first: dict[bytes, Delivery] = {}
+    for one in sorted(load.deliveries, key=lambda one: one.came):
+        if one.body in load.orders:
+            runs.setdefault(one.run, []).append(one)
+            first.setdefault(one.body, one)
+    for run, given in runs.items():
+        waiting = sorted(
+            ((one.asked, put[body], load.orders[body].priority, body) for body, one in first.items()
+             if one.count == 1 and one.run == run and body in put), reverse=True,
+        )  # fmt: skip
+        for one in given:
+            mine = load.orders[one.body].priority
+            for asked, there, priority, body in waiting:
+                if asked <= one.came:
+                    break
+                if priority > mine and there < one.asked:
+                    yield f"{run} delivered {one.body!r} of priority {mine} before {body!r} of {priority}"
 
 
 def runs_in_order(calls: Iterable[Call]) -> list[str]:

@@ -9,6 +9,7 @@ clock    of each mqfs server the machine's and an error, which can change while 
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
 import shutil
@@ -34,14 +35,17 @@ SAYS_WHY = ("not reachable", "not usable", "no answer", "no room on the disk")  
 class ClusterNode:
     """One machine and its two servers."""
 
-    def __init__(self, folder: Path, machine: Machine, url: str, options: Sequence[str], machines: int) -> None:
+    def __init__(
+        self, folder: Path, engine: Path, machine: Machine, url: str, options: Sequence[str], machines: int
+    ) -> None:
+        """`engine`: where its nats-server has its data."""
         self.folder, self.machine, self.options = folder, machine, options
         self.address = f"unix!{folder}/socket"
         self.log = folder.with_suffix(".log")
         self.url = url
         peers = [f"10.77.0.{number + 1}:{ROUTES}" for number in range(machines)]
         self.nats = NatsServer(
-            folder / "nats", machine.name, NATS, 8222, ROUTES, peers, host=machine.address, inside=machine.inside()
+            engine / "nats", machine.name, NATS, 8222, ROUTES, peers, host=machine.address, inside=machine.inside()
         )
         self.process: subprocess.Popen[bytes] | None = None
         self.runs = 0  # of its mqfs
@@ -107,13 +111,17 @@ class ClusterNode:
                 if number == signal.SIGKILL:
                     process.wait()
 
+    def hold(self, which: str) -> None:
+        """It is killed, and not started again."""
+        with self._lock:
+            self._held[which] = True
+            self.signal(which, signal.SIGKILL)
+
     @contextlib.contextmanager
     def without(self, *which: str) -> Iterator[None]:
         """They are killed, and not started again before the end."""
         for one in which:
-            with self._lock:
-                self._held[one] = True
-                self.signal(one, signal.SIGKILL)
+            self.hold(one)
         yield
         for one in which:
             self._held[one] = False
@@ -122,6 +130,15 @@ class ClusterNode:
         """Whether its nats-server has all that the others have."""
         ask = ["curl", "-sf", "-m", "2", f"http://{self.machine.address}:{self.nats.monitor}/healthz"]
         return subprocess.run(self.machine.inside(*ask), capture_output=True, check=False).returncode == 0
+
+    def engine_leader(self) -> str:
+        """The name of the machine whose nats-server leads the stream of the log, as this one has heard; "": none."""
+        ask = ["curl", "-sf", "-m", "2", f"http://{self.machine.address}:{self.nats.monitor}/jsz?streams=1&accounts=1"]
+        done = subprocess.run(self.machine.inside(*ask), capture_output=True, check=False)
+        accounts = json.loads(done.stdout).get("account_details", []) if done.returncode == 0 else []
+        streams = [stream for account in accounts for stream in account.get("stream_detail", [])]
+        found = (one["cluster"].get("leader", "") for one in streams if one["name"] == "mqfs-shop")
+        return next(found, "")
 
     def wipe_nats(self) -> None:
         """Its nats-server comes back with an empty disk."""
@@ -175,16 +192,11 @@ def used(at: Path) -> int:
 class Nodes:
     """All of them, and the thread that starts again what has ended."""
 
-    def __init__(self, folder: Path, wires: Network, options: Sequence[str], disk: str, clocks: bool) -> None:
-        self.network = wires
-        count = len(wires.machines)
-        if clocks:
-            compiler("-O2", "-shared", "-fPIC", ROOT / "tests/replica/wrong_clock.c", "-o", folder / "wrong_clock.so")
-        hosts = ",".join(f"{machine.address}:{NATS}" for machine in wires.machines)
-        self.all = [
-            ClusterNode(make_disk(folder / letter, disk), machine, f"nats://{hosts}/shop", options, count)
-            for letter, machine in zip("abc", wires.machines, strict=False)
-        ]
+    def __init__(self, wires: Network, made: Sequence[ClusterNode], servers: int) -> None:
+        """`servers`: how many of them have a mqfs, the first ones."""
+        self.network, self.all, self.servers = wires, made, made[:servers]
+        for node in made[servers:]:
+            node.hold("mqfs")
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nodes", daemon=True)
         self._thread.start()
@@ -200,6 +212,11 @@ class Nodes:
         run = [*COMMAND, "promote", str(node.store)]
         return subprocess.run(run, env=environment(), capture_output=True, check=False).returncode == 0
 
+    def engine_leader(self) -> ClusterNode | None:
+        """The one whose nats-server leads the log."""
+        name = next(filter(None, (node.engine_leader() for node in self.all)), "")
+        return next((node for node in self.all if node.machine.name == name), None)
+
     def faults(self) -> list[str]:
         return [fault for node in self.all for fault in node.faults]
 
@@ -211,20 +228,38 @@ class Nodes:
 
 
 def make_disk(at: Path, size: str) -> Path:
-    at.mkdir()
+    at.mkdir(exist_ok=True)
     if size:
         command("mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(at))
     return at
 
 
 @contextlib.contextmanager
-def nodes(folder: Path, *options: str, disk: str = "256m", clocks: bool = True) -> Iterator[Nodes]:
+def nodes(
+    folder: Path,
+    *options: str,
+    disk: str = "256m",
+    clocks: bool = True,
+    engines: Path | None = None,
+    interval: str = "always",
+    servers: int = 3,
+) -> Iterator[Nodes]:
     """Three machines below that folder. `disk`: how large that of each is; "": the folder's own. `clocks`: whether they
-    can be wrong, which costs a call of the system each."""
+    can be wrong, which costs a call of the system each. `engines`: where the data of the nats-servers is, if elsewhere,
+    and `interval` that between two syncs of it. `servers`: how many have a mqfs."""
+    if clocks:
+        compiler("-O2", "-shared", "-fPIC", ROOT / "tests/replica/wrong_clock.c", "-o", folder / "wrong_clock.so")
     with contextlib.ExitStack() as stack:
-        stack.callback(remove_disks, folder)
+        if disk:
+            stack.callback(remove_disks, folder)
         wires = stack.enter_context(network(3))
-        made = Nodes(folder, wires, options, disk, clocks)
+        hosts, found = ",".join(f"{machine.address}:{NATS}" for machine in wires.machines), list[ClusterNode]()
+        for letter, machine in zip("abc", wires.machines, strict=True):
+            at, engine = make_disk(folder / letter, disk), (engines or folder) / letter
+            node = ClusterNode(at, engine, machine, f"nats://{hosts}/shop", options, len(wires.machines))
+            node.nats.interval = interval
+            found.append(node)
+        made = Nodes(wires, found, servers)
         stack.callback(made.close)
         yield made
 

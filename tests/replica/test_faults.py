@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -28,6 +29,7 @@ from tests.support.eventually import eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.root, pytest.mark.slow]
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 FAILOVER_S = 2.0
 HOUR = 3_600
 
@@ -67,7 +69,14 @@ class Campaign:
 
     def wait_for_progress(self, count: int = 1) -> None:
         before = self.load.acknowledged
-        eventually(lambda: self.load.acknowledged >= before + count, self.state())
+        self.wait(lambda: self.load.acknowledged >= before + count, "answers")
+
+    def wait(self, value: Callable[[], T], what: str) -> T:
+        """The first value that is true; else what the servers said, too."""
+        try:
+            return eventually(value, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.state()}") from None
 
     def state(self) -> str:
         return "; ".join(f"{node.folder.name}: {node.text()[-300:]!r}" for node in self.nodes.all)
@@ -117,16 +126,16 @@ class Campaign:
         self._closing.set()
         self._watch.join()
         self.load.end((Follower, Laborer))
-        eventually(self.are_equal, f"equal stores: {self.state()}")
-        for node in sorted(self.nodes.all, key=lambda node: node is self.primary()):
+        self.wait(self.are_equal, "equal stores")
+        for node in sorted(self.nodes.servers, key=lambda node: node is self.primary()):
             if (code := node.end()) not in (0, 75):
                 self.load.faults.append(f"{node.folder.name}: ended with {code}: {node.text()[-500:]}")
-        return [*self.nodes.faults(), *history.problems(self.load, [node.store for node in self.nodes.all])]
+        return [*self.nodes.faults(), *history.problems(self.load, [node.store for node in self.nodes.servers])]
 
     def are_equal(self) -> bool:
         """Whether all standbys have the primary's bytes."""
-        found = [history.segments(node.store) for node in self.nodes.all]
-        return found[0] == found[1] == found[2] != {}
+        first, *others = [history.segments(node.store) for node in self.nodes.servers]
+        return bool(first) and all(other == first for other in others)
 
     def report(self) -> str:
         load, count = self.load, history.takeovers(self.load.calls)
@@ -135,7 +144,8 @@ class Campaign:
             f"seed {seed()}: {time.monotonic() - self.began:.0f} s, {self.count}, {count} takeovers, medians {medians},"
             f" {load.acknowledged} acknowledged, {dict(Counter(call.outcome for call in load.calls))},"
             f" {len(load.seen)} seen, {len(load.units)} transactions, {len(load.puts)} jobs,"
-            f" {len(load.deliveries)} deliveries"
+            f" {sum(order.delay_s > 0 for order in load.orders.values())} of them delayed,"
+            f" {len(load.deliveries)} deliveries, {len(load.returns)} given back"
         )
 
 
@@ -167,13 +177,22 @@ def cut(campaign: Campaign, node: ClusterNode, ways: str) -> Iterator[None]:
     elif ways == "slow":
         wires.slow(0.2)
     else:
-        other = campaign.luck.choice(others)
-        for sender, receiver in ((machine, other), (other, machine))[: 2 if ways == "both" else 1]:
+        pair = [machine, campaign.luck.choice(others)]
+        campaign.luck.shuffle(pair)
+        for sender, receiver in [pair, pair[::-1]][: 2 if ways == "both" else 1]:
             wires.cut(sender, receiver)
     try:
         yield
     finally:
         wires.heal()
+
+
+@contextlib.contextmanager
+def leader_alone(campaign: Campaign, node: ClusterNode) -> Iterator[None]:
+    """The engine's leader of the log, whichever machine has the primary."""
+    leader = eventually(campaign.nodes.engine_leader, "a leader of the log")
+    with cut(campaign, leader, "alone"):
+        yield
 
 
 @contextlib.contextmanager
@@ -215,6 +234,7 @@ FAULTS: dict[str, Fault] = {
     "cut one way": lambda campaign, node: cut(campaign, node, "one"),
     "cut both ways": lambda campaign, node: cut(campaign, node, "both"),
     "alone": lambda campaign, node: cut(campaign, node, "alone"),
+    "leader alone": leader_alone,
     "slow": lambda campaign, node: cut(campaign, node, "slow"),
     "wrong clock": wrong_clock,
     "full disk": full_disk,
@@ -240,7 +260,7 @@ def test_nothing_answered_is_lost_whatever_fails() -> None:
         tempfile.TemporaryDirectory(prefix="mqfs-") as folder,
         nodes(Path(folder), "--failover", f"{FAILOVER_S:g}s", disk=disk) as made,
     ):
-        campaign = Campaign(made, luck, Load(made.all, seed(), unit=20 if count == 2 else 200))
+        campaign = Campaign(made, luck, Load(made.all, seed(), unit=20 if count == 2 else 50))
         campaign.begin(*ALL)
         try:
             for name in names:

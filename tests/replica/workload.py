@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from mqfs.errors import Disconnected, DiskFull, FellBehind, MqfsError, ReadOnly, StreamFull
-from mqfs.ninep.client.connection import Client, connect
+from mqfs.ninep.client.connection import Client, File, connect
 from tests.replica.nodes import ClusterNode
 from tests.support.batches import frame
 
@@ -44,6 +44,21 @@ class Delivery(NamedTuple):
     run: str
 
 
+class Order(NamedTuple):
+    """How a job was put."""
+
+    priority: int
+    delay_s: float
+
+
+class Return(NamedTuple):
+    """A job that its receiver gave back: `delay_s` for a failed one, none for one that was released."""
+
+    call: Call
+    count: int  # of the delivery that it ends
+    delay_s: float | None
+
+
 class Load:
     """All clients, and what they know."""
 
@@ -55,6 +70,8 @@ class Load:
         self.seen: dict[int, bytes] = {}
         self.faults: list[str] = []
         self.puts: list[Call] = []
+        self.orders: dict[bytes, Order] = {}
+        self.returns: list[Return] = []
         self.deliveries: list[Delivery] = []
         self.acks: list[Call] = []
         self.clients: list[LoadClient] = []
@@ -75,13 +92,15 @@ class Load:
         """A connection to the primary, or to a server that believes it is. Raises Disconnected where none does."""
         for number in range(len(self.nodes)):
             node = self.nodes[(first + number) % len(self.nodes)]
-            run = f"{node.folder.name}{node.runs}"
+            runs = node.runs
             try:
                 tree = connect(node.address, timeout=2.0)
             except (*GONE, TimeoutError):
                 continue
             with tree:
-                yield tree, run
+                if node.runs != runs:
+                    continue  # which of the two it is, is not known
+                yield tree, f"{node.folder.name}{runs}"
             return
         raise Disconnected("no server is the primary")
 
@@ -108,8 +127,10 @@ class Load:
         return sum(client.acknowledged for client in list(self.clients))
 
     def is_drained(self) -> bool:
+        """Whether each job is acknowledged that was put, or that anybody was given."""
         acked = {call.body for call in list(self.acks) if call.outcome != "failed"}
-        return all(call.body in acked for call in list(self.puts) if call.outcome == "ok")
+        there = {call.body for call in list(self.puts) if call.outcome == "ok"}
+        return there.union(one.body for one in list(self.deliveries)) <= acked
 
     def end(self, kinds: tuple[type[LoadClient], ...]) -> None:
         for client in list(self.clients):
@@ -249,9 +270,11 @@ class Job(LoadClient):
     def serve(self, tree: Client, run: str) -> None:
         while self.continues:
             body = self.body()
-            options = {"stream": "q", "priority": self.pick.randrange(10)}
-            if self.pick.random() < 0.3:
-                options["delay"] = self.pick.choice(["10ms", "300ms", "2s"])  # type: ignore[assignment]
+            delay_ms = self.pick.choice([10, 300, 2_000]) if self.pick.random() < 0.3 else 0
+            options: dict[str, Any] = {"stream": "q", "priority": self.pick.randrange(10)}
+            if delay_ms:
+                options["delay"] = f"{delay_ms}ms"
+            self.load.orders[body] = Order(options["priority"], delay_ms / 1e3)
             data = json.dumps(options).encode() + b" " + body
             put = tree.open("work/.put", "w")
             self.attempt(self.load.puts, [body], lambda put=put, data=data: put.write(data), run)  # type: ignore[misc]
@@ -271,16 +294,27 @@ class Laborer(LoadClient):
                 row = parse(worker.receive(timeout=1.0))
             except TimeoutError:
                 continue
-            body = row["body"].encode()
-            self.load.deliveries.append(Delivery(body, asked, time.monotonic(), row.get("deliveries", 1), run))
+            body, count = row["body"].encode(), row.get("deliveries", 1)
+            self.load.deliveries.append(Delivery(body, asked, time.monotonic(), count, run))
             what = self.pick.random() if not self.load.draining.is_set() else 1.0
             if what < 0.05:
                 return
             if what < 0.2:
-                worker.write(b"nack 100ms\n" if what < 0.15 else b"release\n")
+                if not self.give_back(worker, body, count, 0.1 if what < 0.15 else None, run):
+                    return
                 continue
             if not self.attempt(self.load.acks, [body], lambda: worker.write(b"ack\n"), run):
                 return  # the next read would be the text of the refusal
+            if self.pick.random() < 0.02:
+                self.load.draining.wait(0.3)  # jobs wait for it, and the priorities count
+
+    def give_back(self, worker: File, body: bytes, count: int, delay_s: float | None, run: str) -> bool:
+        """As failed, to wait that long; or released. Whether it was taken back."""
+        command, calls = b"release\n" if delay_s is None else b"nack %dms\n" % (delay_s * 1e3), list[Call]()
+        try:
+            return self.attempt(calls, [body], lambda: worker.write(command), run)
+        finally:
+            self.load.returns += [Return(call, count, delay_s) for call in calls]
 
 
 def parse(line: bytes) -> Any:
