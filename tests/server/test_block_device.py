@@ -21,75 +21,16 @@ from mqfs import ring
 from mqfs.errors import MqfsError
 from mqfs.ninep.client.connection import connect
 from mqfs.store.check import check
-from tests.support import ROOT
 from tests.support.campaign import seed, size, whole
 from tests.support.eventually import HANG_S, eventually
-from tests.support.server import Server, environment, unmount
+from tests.support.power import MAKE, MOUNT, PowerDisk, mount_point, mounted, run
+from tests.support.server import Server, unmount
 
-MAKE = {"ext4": ["mkfs.ext4", "-q", "-F", "-O", "^metadata_csum_seed"], "xfs": ["mkfs.xfs", "-q", "-f"]}
-# nouuid: the one before may still be mounted in another namespace
-MOUNT = {"ext4": ["-o", "noauto_da_alloc,commit=1"], "xfs": ["-o", "nouuid"]}
 DISK_BYTES = 320 << 20  # xfs takes no less than 300 MiB
 WAYS = ["mount", "9p"] + ["ring"] * (not ring.MISSING)
 CUTS_A_STORE = 10  # then a new file system, so that a cut stays cheap
 
 pytestmark = pytest.mark.root
-
-
-def run(*command: str | Path) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout.strip()
-
-
-@contextlib.contextmanager
-def mount_point(at: Path) -> Iterator[None]:
-    """A folder of which other mount namespaces, which begin as copies of ours, see the end of each mount: a file system
-    that lived on there would write to a disk that has another by then."""
-    run("mount", "--bind", at, at)
-    try:
-        run("mount", "--make-shared", at)
-        yield
-    finally:
-        run("umount", at)
-
-
-@contextlib.contextmanager
-def mounted(file: Path, at: Path, *options: str) -> Iterator[None]:
-    """A file system in a file; the loop device goes with the mount."""
-    device = run("losetup", "--find", "--show", file)
-    try:
-        run("mount", *options, device, at)
-        try:
-            yield
-        finally:
-            eventually(
-                lambda: subprocess.run(["umount", at], check=False, capture_output=True).returncode == 0, "unmounted"
-            )
-    finally:
-        run("losetup", "--detach", device)
-        eventually(lambda: not run("losetup", "--associated", file), "the loop device to go")
-
-
-class PowerDisk:
-    """The process that is the disk."""
-
-    def __init__(self, folder: Path, durable: Path) -> None:
-        command = [sys.executable, "-m", "tests.server.block_device", folder, durable, str(DISK_BYTES)]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-        assert self._says() == "ready"
-
-    def _says(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def do(self, what: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{what}\n")
-        assert self._says() == what.split()[0]
-
-    def stop(self) -> None:
-        self.process.communicate(timeout=HANG_S)
 
 
 class Writers:
@@ -180,7 +121,7 @@ class Campaign:
             (folder / name).mkdir()
         self.durable.touch()
         os.truncate(self.durable, DISK_BYTES)
-        self.disk = PowerDisk(folder / "disk", self.durable)
+        self.disk = PowerDisk(folder / "disk", self.durable, DISK_BYTES)
         self.done = self.total = 0  # cuts, messages acknowledged
         self.counts = dict.fromkeys(WAYS, 0)
 

@@ -20,8 +20,9 @@ from mqfs.errors import DiskFull
 from mqfs.ninep.client.connection import connect
 from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec.dialect import Dialect
-from tests.server.test_block_device import mount_point, mounted, read_all, run
+from tests.server.test_block_device import read_all
 from tests.support.eventually import HANG_S, eventually
+from tests.support.power import mount_point, mounted, run
 from tests.support.server import Server
 
 DISK_BYTES = 48 << 20

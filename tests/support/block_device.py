@@ -1,6 +1,6 @@
 """A disk whose power can be cut: one file, `disk`, in a mount of its own, for a loop device to lie on.
 
-python -m tests.server.block_device MOUNTPOINT DURABLE BYTES
+python -m tests.support.block_device MOUNTPOINT DURABLE BYTES
 
 Writes before an fsync that has returned are in the file DURABLE. At `cut SEED` on standard input any sectors
 of what was written since get there too, in any choice, and nothing more: from then on the disk fails. At `on` the
@@ -23,7 +23,7 @@ DISK = 2
 SECTOR = 512
 
 
-class BlockDevice(pyfuse3.Operations):  # type: ignore[misc]
+class BlockDevice(pyfuse3.Operations):
     def __init__(self, durable: str, size: int) -> None:
         super().__init__()
         self.size = size
