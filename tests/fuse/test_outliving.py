@@ -17,11 +17,14 @@ from pathlib import Path
 import pytest
 
 from tests.fuse.served_by import Child
+from tests.support.campaign import whole
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import COMMAND, Server, short_folder, unmount
+from tests.support.tools import MODULES, environment
 
-KILLS = 500 if os.environ.get("MQFS_SOAK") else 6
-READERS, WRITERS = (100, 20) if os.environ.get("MQFS_SOAK") else (8, 4)
+KILLS, RESTARTS, READERS, WRITERS = (500, 100, 100, 20) if whole() else (5, 1, 8, 4)
+PAUSE_S = 0.5 if whole() else 0.005  # of a writer: each message has as many readers
+LATE_S = 10 * HANG_S if whole() else HANG_S  # until the last reader has the last message
 
 
 class Elsewhere:
@@ -34,7 +37,7 @@ class Elsewhere:
         (folder / "mount").mkdir()
         words = [*COMMAND, "mount", self.server.address, str(self.path), *options]
         self.mount = Server(cwd=folder / "mount", program=words)
-        self.guard = threading.Timer(HANG_S, self.mount.process.kill)
+        self.guard = threading.Timer(24 * HANG_S if whole() else HANG_S, self.mount.process.kill)
         self.guard.start()
 
     def group(self, name: str, *ctl: str) -> Path:
@@ -87,33 +90,39 @@ def test_a_reader_without_replay_misses_nothing_written_after_the_restart(elsewh
         assert answer.result(HANG_S) == b"1"
 
 
-def test_messages_are_there_once_and_in_order_under_kills(elsewhere: Elsewhere) -> None:
-    """Readers, writers, workers and a lister, while the server is killed again and again."""
-    group = elsewhere.group("g", "replay all")
-    (group / "s").touch()
-    (group / ".consumers" / "work").touch()
-    over = threading.Event()
+class Traffic:
+    """Writers and readers of one stream, mq-work, and a lister, until `over`."""
 
-    def write(number: int) -> list[bytes]:
+    def __init__(self, folder: Path, group: Path) -> None:
+        self.group, self.done, self.over = group, folder / "done", threading.Event()
+        self.done.touch()
+        for name in ("s", "jobs"):
+            (group / name).touch()
+        (group / "ctl").write_text("consumer work jobs\nconsumer claimed s\nretries 0\n")
+        command = ["sh", "-c", f'echo "$(cat)" >>{self.done}']
+        words = [sys.executable, "-m", MODULES["mq-work"], "-j2", str(group / ".consumers/work"), "--", *command]
+        self.worker = subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True)
+
+    def write(self, stream: str, number: int) -> list[bytes]:
         written: list[bytes] = []
-        with open(group / "s", "wb", buffering=0) as file:
-            while not over.is_set():
+        with open(self.group / stream, "wb", buffering=0) as file:
+            while not self.over.is_set():
                 body = b"%d.%d" % (number, len(written))
-                file.write(body)
+                assert file.write(body) == len(body)
                 written.append(body)
-                time.sleep(0.005)
+                self.over.wait(PAUSE_S)
         return written
 
-    def read() -> list[bytes]:
+    def read(self) -> list[bytes]:
         got: list[bytes] = []
-        with open(group / "s", "rb", buffering=0) as file:
+        with open(self.group / "s", "rb", buffering=0) as file:
             while (data := file.read(64)) != b"end":
                 got.append(data)
         return got
 
-    def work() -> list[bytes]:
+    def claim(self) -> list[bytes]:
         seen: list[bytes] = []  # an ack without an answer is Stale, though it may be in force
-        with open(group / ".consumers" / "work", "r+b", buffering=0) as file:
+        with open(self.group / ".consumers" / "claimed", "r+b", buffering=0) as file:
             while True:
                 body = file.read(64)
                 seen.append(body)
@@ -127,34 +136,66 @@ def test_messages_are_there_once_and_in_order_under_kills(elsewhere: Elsewhere) 
                 if body == b"end":
                     return seen
 
-    def list_all() -> int:
+    def list_all(self) -> int:
         count = 0
-        while not over.is_set():
-            subprocess.run(["ls", "-lR", str(elsewhere.path)], check=True, capture_output=True, timeout=HANG_S)
+        while not self.over.is_set():
+            subprocess.run(["ls", "-lR", str(self.group.parent)], check=True, capture_output=True, timeout=HANG_S)
             count += 1
         return count
 
-    with ThreadPoolExecutor(READERS + WRITERS + 2) as threads:
-        readers = [threads.submit(read) for _ in range(READERS)]
-        worker, lister = threads.submit(work), threads.submit(list_all)
-        writers = [threads.submit(write, number) for number in range(WRITERS)]
-        try:
-            for kill in range(KILLS):
-                before = time.monotonic()
-                elsewhere.server.restart(signal.SIGTERM if kill % 5 == 4 else signal.SIGKILL)
-                time.sleep(min(time.monotonic() - before, 0.3))  # as long as it was down, it is up
-        finally:
-            over.set()
+    def finish_work(self, jobs: list[bytes]) -> int:
+        """Wait until mq-work did all; how many it did again."""
+        expected = {body.decode() for body in jobs}
+        eventually(lambda: set(self.done.read_text().split()) >= expected, "all jobs")
+        self.worker.send_signal(signal.SIGTERM)
+        _, said = self.worker.communicate(timeout=HANG_S)
+        assert self.worker.returncode == 0, said
+        assert all("the message may be redelivered" in line for line in said.splitlines()), said
+        done = self.done.read_text().split()
+        assert set(done) == expected
+        return len(done) - len(expected)
+
+    def close(self) -> None:
+        self.over.set()
+        self.worker.kill()
+        self.worker.wait()
+
+
+@pytest.mark.timeout(7_200)
+def test_messages_are_there_once_and_in_order_under_kills(elsewhere: Elsewhere) -> None:
+    """Readers, writers, workers and a lister, while the server is killed again and again."""
+    traffic = Traffic(elsewhere.folder, group := elsewhere.group("g", "replay all"))
+    with ThreadPoolExecutor(READERS + WRITERS + 3) as threads, contextlib.ExitStack() as failing:
+        failing.callback(elsewhere.mount.process.kill)  # nothing waits for it then
+        failing.callback(traffic.close)
+        readers = [threads.submit(traffic.read) for _ in range(READERS)]
+        claimer, lister = threads.submit(traffic.claim), threads.submit(traffic.list_all)
+        writers = [threads.submit(traffic.write, "s", number) for number in range(WRITERS)]
+        putter = threads.submit(traffic.write, "jobs", 0)
+        for end in range(KILLS + RESTARTS):
+            before = time.monotonic()
+            elsewhere.server.restart(signal.SIGTERM if end % 6 == 5 else signal.SIGKILL)
+            time.sleep(min(time.monotonic() - before, 0.3))  # as long as it was down, it is up
+        traffic.over.set()
         written = [body for writer in writers for body in writer.result(HANG_S)]
         (group / "s").write_bytes(b"end")
         for reader in readers:
-            got = reader.result(HANG_S)
-            assert sorted(got) == sorted(written), "each write once"
-            for number in range(WRITERS):
-                mine = [body for body in got if body.startswith(b"%d." % number)]
-                assert mine == [b"%d.%d" % (number, at) for at in range(len(mine))]
-        assert set(worker.result(HANG_S)) >= set(written)
+            check_once_and_in_order(reader.result(LATE_S), written)
+        assert set(claimer.result(LATE_S)) == {*written, b"end"}
         assert lister.result(HANG_S) > 0
+        again = traffic.finish_work(putter.result(HANG_S))
+        assert again <= 2 * (KILLS + RESTARTS), "two jobs were under way at a time"
+        failing.pop_all()
+    print(f"{KILLS} kills, {RESTARTS} restarts, {len(written)} messages, {READERS} readers, {again} jobs again")
+
+
+def check_once_and_in_order(got: list[bytes], written: list[bytes]) -> None:
+    assert sorted(got) == sorted(written), "each write once"
+    newest: dict[bytes, int] = {}
+    for body in got:
+        writer, _, number = body.partition(b".")
+        assert int(number) == newest.get(writer, -1) + 1, f"{body!r} after {newest.get(writer)}"
+        newest[writer] = int(number)
 
 
 def test_two_end_marks_in_a_row_are_two_ends_of_file(elsewhere: Elsewhere) -> None:
