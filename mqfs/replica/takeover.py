@@ -33,6 +33,7 @@ from mqfs.store.store import read_label
 
 log = logging.getLogger("mqfs.replica")
 _ATTEMPTS = 16  # to take over while others do
+_REASONS = 10  # why an engine does not answer, that have a line of the log at once
 _CLOCK_S = 10.0  # that the clocks of two servers may differ before a line of the log says so
 
 
@@ -47,7 +48,8 @@ class Driver:
         self._log, self.writer = replicated, writer
         self._stop = stop or threading.Event()
         self._since: float | None = None  # when the engine ceased to answer
-        self._warned = 0.0
+        self._warned = 0.0  # when a line of the log said so
+        self._told: set[str] = set()  # the reasons that it had a line for: a new one is not kept for a minute
 
     @property
     def silent_s(self) -> float:
@@ -92,9 +94,11 @@ class Driver:
     def _on_silence(self, why: str) -> None:
         now = time.monotonic()
         if self._since is None:
-            self._since, self._warned = now, 0.0
-        if now - self._warned >= limits.REPLICA_WARNING_S:
+            self._since, self._warned, self._told = now, now, set()
+        is_new = why not in self._told and len(self._told) < _REASONS
+        if is_new or now - self._warned >= limits.REPLICA_WARNING_S:
             self._warned = now
+            self._told.add(why)
             log.warning("replica %s: no answer for %.0f s: %s; tried again", self._log.name, now - self._since, why)
         if self._stop.wait(min(limits.REPLICA_RETRY_S, 0.05 + (now - self._since) / 4)):
             raise Stopped

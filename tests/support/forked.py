@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 REQUEST_BYTES = 1 << 20
 ROOMS = (
     "mqfs.bench", "mqfs.bridge", "mqfs.cli", "mqfs.client", "mqfs.engine", "mqfs.fq", "mqfs.http", "mqfs.ninep",
-    "mqfs.ring", "mqfs.server", "mqfs.store", "mq_cat", "mq_tools",
+    "mqfs.remote", "mqfs.replica", "mqfs.ring", "mqfs.server", "mqfs.store", "mq_cat", "mq_tools",
     *(["mqfs.fuse"] if importlib.util.find_spec("pyfuse3") else []),
 )  # fmt: skip
 
