@@ -49,6 +49,7 @@ SCHEDULES = 1_024  # of a group; shared
 DEDUP_IDS = 262_144  # remembered in one group: about 250 B each, and the state record holds them; shared
 ID_BYTES = 255  # id of a `.put`
 KEY_BYTES = 255  # key of a message: as much as a name
+KEYS = 65_536  # of a group with `replay key`: some 300 B of memory each, and 10 at the head of each segment
 PUT_BYTES = 65_536  # the JSON object before the body of a `.put`
 UNIT_BYTES = 512 << 20  # of one atomic batch: recovery reads a torn one whole, and others wait for it
 BATCH_PIECE_BYTES = 64 << 10  # of frames looked at in one step: some 5,000 of the smallest, about a millisecond

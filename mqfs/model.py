@@ -58,6 +58,16 @@ class Columns(NamedTuple):
         return Columns(self.end, *(column[begin:end] for column in self[1:]))
 
 
+class Head(NamedTuple):
+    """A message of a log without its body."""
+
+    sequence: int
+    stream: int
+    kind: int
+    size: int  # of the body, bytes
+    headers: bytes
+
+
 class RecordRun(NamedTuple):
     """Messages as they are in the log."""
 

@@ -204,7 +204,7 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
         """The sequence below which messages were lost. A low watermark also passes expired ones and gaps."""
         stats = json.loads(read_whole(self._link, f"{self._path}/.stats"))
         lines, streams = self._ctl_lines(), self._selected(stats["streams"])
-        if b"replay all" in lines:
+        if b"replay all" in lines or b"replay key" in lines:  # what a newer message replaced is no loss
             return max((s["cut"] for s in streams), default=0)
         before = b"replay last" in lines  # the last one may be older than the server's counts
         return max((s["floor"] for s in streams if s["messages"] < s["written"] + before), default=0)

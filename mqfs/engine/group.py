@@ -25,7 +25,7 @@ from mqfs.engine.publishing.admission import DeduplicationWindow
 from mqfs.engine.publishing.delayed import DelayedMessages
 from mqfs.engine.publishing.publisher import Publisher
 from mqfs.engine.publishing.transactions import Transactions
-from mqfs.engine.retention.retention import Retention
+from mqfs.engine.retention.retention import Retention, renew_newest
 from mqfs.engine.routing.views import ViewRegistry
 from mqfs.engine.stream import Stream
 from mqfs.model import NEVER, QTDIR, Qid, User
@@ -99,6 +99,8 @@ class Group:
     def _encoded(self) -> bytes:
         """The state, as the log has it."""
         self.portions.finish()
+        if self.retention.newest is not None:
+            self.retention.newest.save()
         return self.state.encode()
 
     def _enter(self, stream: Stream) -> None:
@@ -158,7 +160,7 @@ class Group:
         for change in changes:
             self.routing_version += change["do"] in _RESHAPE
             if change["do"] in _LOOSENS:
-                self.retention.retention_changed()
+                self.retention.retention_changed(change)
         if self.ring is not None:
             self.ring.changed(changes)
         self.catalog_version += 1
@@ -219,8 +221,9 @@ class Group:
         """The log says so."""
         self.routing_version += settings.dead != self.settings.dead  # for new `words` views are refreshed
         self.order_version += 1
-        deliver, sync = self.settings.deliver, self.settings.sync
+        before, deliver, sync = self.settings, self.settings.deliver, self.settings.sync
         self.settings = self.log.settings = settings
+        renew_newest(self.retention, self, before)
         if sync == SYNC_REPLICA != settings.sync:
             self.log.stop_holding()
         if settings.deliver != deliver:
@@ -234,6 +237,8 @@ class Group:
         """Start timers of delayed messages and consumers, after the log was read."""
         self.faults.contain(self, "finding delayed messages", self.held.start)
         self.faults.contain(self, "starting its consumers", self.consumers.start)
+        if self.retention.newest is not None:
+            self.portions.later(self.retention.newest.follow_in_steps())
         for stream in [stream for stream in self.streams.values() if stream.is_temporary]:
             self.remove_temporary(stream)
 

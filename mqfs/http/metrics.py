@@ -111,6 +111,7 @@ OF_GROUP = (
     Family("mqfs_refused_total", COUNTER, "Writes refused; .errors has the newest with their reason."),
     Family("mqfs_log_bytes", GAUGE, "Bytes of the log."),
     Family("mqfs_delayed", GAUGE, "Delayed messages."),
+    Family("mqfs_keys", GAUGE, "Keys of which 'replay key' keeps the newest message."),
     Family("mqfs_damaged", GAUGE, "Damaged places found in the log."),
     Family("mqfs_read_only", GAUGE, "1 where the disk has failed: nothing can be written."),
     Family("mqfs_disk_full", GAUGE, "1 where the disk had no room: writes are refused until it has."),
@@ -175,10 +176,11 @@ class Scrape:
         """Collect the values of all groups that the user may read, and of the streams whose names match."""
         self._asked = matches is not None
         async for path, group in self._readable():
-            counts, bucket = group.counts, group.log.bucket
+            counts, bucket, newest = group.counts, group.log.bucket, group.retention.newest
             values = (
                 counts.written, counts.written_bytes, counts.read, counts.discarded, counts.cut, counts.fell_behind,
-                counts.lost, counts.refused, bucket.upkeep.size, len(group.held), bucket.upkeep.damaged,
+                counts.lost, counts.refused, bucket.upkeep.size, len(group.held),
+                newest.count if newest is not None else 0, bucket.upkeep.damaged,
                 int(bucket.end.failed is not None), int(group.number in self._tree.store.full),
             )  # fmt: skip
             self._groups.append((labels(group=path), values))

@@ -43,6 +43,9 @@ def key(name: str) -> bytes:
     return bytes([len(name)]) + name.encode()
 
 
+_KEY = key(KEY)
+
+
 @lru_cache(limits.CONNECTIONS)
 def of_sender(uid: int) -> bytes:
     """The header that the server sets, encoded."""
@@ -61,6 +64,13 @@ def decode(data: bytes) -> dict[str, str]:
         headers[data[at + 1 : key_end].decode("utf-8", "replace")] = data[key_end + 2 : end].decode("utf-8", "replace")
         at = end
     return headers
+
+
+def key_of(data: bytes) -> bytes:
+    """The key that headers have; empty: none."""
+    if _KEY not in data:
+        return b""
+    return decode(data).get(KEY, "").encode()[: limits.KEY_BYTES]
 
 
 def parse_part(text: str) -> tuple[int, int]:

@@ -141,7 +141,14 @@ STATE_GIVEN: dict[str, Shape] = {
     "id_users": listed(is_time_ns),
     "producers": listed(row(is_text, is_number, is_number, is_time_ns)),
     "rules": listed(row(is_number, _RULES)),
+    "newest": row(is_number, listed(row(is_number, listed(is_number)))),
 }
+
+
+def _is_slot(value: Any) -> bool:
+    return is_number(value) or row(is_number, is_number)(value)
+
+
 CHANGES: dict[str, dict[str, Shape]] = {
     "make": {**_OWNED, "stream": is_number, "name": is_text, "time": is_time_ns},
     "remove": {"stream": is_number},
@@ -166,7 +173,7 @@ CHANGES_GIVEN: dict[str, dict[str, Shape]] = {
         "over": is_text,
         "time": is_time_ns,
         "low": is_number,
-        "open": listed(is_number),
+        "open": listed(_is_slot),
         "full": is_text,
         "memory": is_flag,
         "rules": _RULES,
@@ -268,6 +275,8 @@ class Known(NamedTuple):
     sequence: int
 
 
+Slot = int | list[int]  # a message, or a body in parts: the first and the last
+Newest = tuple[int, list[list[Any]]]  # a sequence, and of streams: number, the messages below it that no newer replaces
 ANYONE = -1  # the user of an id in an older log, which has none
 
 
@@ -289,6 +298,7 @@ class State(Attributes):
     views: dict[str, ViewState] = attrs.Factory(dict)
     ids: dict[int, OrderedDict[str, Known]] = attrs.Factory(dict)  # by user and id, in the order in which they came
     producers: dict[int, dict[str, Commit]] = attrs.Factory(dict)  # by user and name, the last to commit last
+    newest: Newest | None = None  # under `replay key`, of what is below a sequence
 
     def encode(self) -> bytes:
         """The body of a STATE record."""
@@ -310,6 +320,7 @@ class State(Attributes):
                 "clock": [[sequence, *anchor] for sequence, anchor in self.anchors],
                 "consumers": [_consumer_row(c) for c in self.consumers.values()],
                 **({"rules": rules} if rules else {}),  # without any the record is that of earlier versions
+                **({"newest": self.newest} if self.newest else {}),
                 "views": [[v.number, v.name, v.made_ns, [*v.patterns]] for v in self.views.values()],
                 "ids": [[id_, *known] for mine in self.ids.values() for id_, known in mine.items()],
                 "id_users": [uid for uid, mine in self.ids.items() for _ in mine],
@@ -351,6 +362,7 @@ class State(Attributes):
                 views={v.name: v for v in views},
                 ids=_ids(d.get("ids", []), d.get("id_users", [])),
                 producers=_producers(d.get("producers", [])),
+                newest=tuple(d["newest"]) if "newest" in d else None,
             )
         except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"not a state: {error}") from error
@@ -479,6 +491,8 @@ def _attributes(state: State, c: Change) -> None:
 
 def _ctl(state: State, c: Change) -> None:
     state.ctl = list(c["lines"])
+    if "replay key" not in state.ctl:
+        state.newest = None  # what it left out is seen again
 
 
 def _floor(state: State, c: Change) -> None:
@@ -517,9 +531,14 @@ def new_consumer(c: Change) -> ConsumerState:
         c["mode"], c["uid"], c["gid"], c["number"], c["name"], c["over"], c["time"], progress=AckState(c["low"])
     )
     made.set_options(c)
-    for sequence in c.get("open", ()):
-        made.progress.apply(step(REQUEUE, sequence, sequence))
+    for slot in c.get("open", ()):
+        made.progress.apply(step(REQUEUE, *bounds_of(slot)))
     return made
+
+
+def bounds_of(slot: Slot) -> tuple[int, int]:
+    """The first and the last sequence."""
+    return (slot, slot) if isinstance(slot, int) else (slot[0], slot[1])
 
 
 def _forget(state: State, c: Change) -> None:

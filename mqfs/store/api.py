@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import accumulate
 from typing import Any, Protocol
 
-from mqfs.model import Buffer, Columns, Draft, Listed, Qid, Record, RecordRun, Split, Step
+from mqfs.model import Buffer, Columns, Draft, Head, Listed, Qid, Record, RecordRun, Split, Step
 
 Committed = Callable[[OSError | None], None]
+Wanted = Callable[[int, int], int]  # stream, sequence -> the last message up to that one which is wanted; 0: none
 
 
 class LogEnd(Protocol):
@@ -71,6 +72,11 @@ class LogReader(Protocol):
     def with_headers(self, sequence: int, stream: int | None = None) -> Iterator[int]:
         """The sequences, ascending, of the messages (of `stream`) at or after `sequence` that have header bytes, from
         the index alone. Messages appended or removed during the iteration may be among them or not."""
+        ...
+
+    def heads(self, sequence: int, most: int) -> list[Head]:
+        """The first messages at or after `sequence`, at most `most` and at least one where there is any. Of those with
+        headers only the bytes of these are read; they are not checked."""
         ...
 
 
@@ -154,10 +160,10 @@ class LogUpkeep(Protocol):
         iterate once, before any other use of the bucket."""
         ...
 
-    def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:
+    def trim(self, floors: Mapping[int, int], dropped: Set[int], wanted: Wanted | None = None) -> None:
         """Give back room. `floors`: the low watermark of each stream that retains messages. Unwanted are the messages
-        below it, those of other streams, and those in `dropped`; they may still be found afterwards. May do nothing,
-        remove segments, or compact. Cheap enough to be called every second."""
+        below it, those of other streams, those in `dropped`, and those that `wanted` leaves out; they may still be
+        found afterwards. May do nothing, remove segments, or compact. Cheap enough to be called every second."""
         ...
 
     def sync(self, then: Committed | None = None, within_s: float = 0.0) -> None:

@@ -233,21 +233,17 @@ class Compaction:
         index, live, seen = segment.load(), 0, 0
         counted: dict[int, int] = {}  # of each stream, the lowest sequence
         for stream in index.present():
-            for ordinal in reversed(index.posting(stream)):
+            for ordinal in liveness.live(index, stream, index.posting(stream)):
                 seen += 1
                 if seen % _LOOKED == 0:
                     yield False
-                sequence = index.sequences[ordinal]
-                if not liveness.is_live(stream, sequence):
-                    if sequence < liveness.floors.get(stream, self.chain.end.next):
-                        break
-                    continue
-                if sequence < end:
+                if ordinal >= 0 and (sequence := index.sequences[ordinal]) < end:
                     live += padded(size_of(index, ordinal))
                     counted[stream] = sequence
                 if live >= segment.used // 4:
                     cache.live_bytes = live
-                    cache.dense_until = counted if len(counted) <= _REMEMBERED else None
+                    may_lose = liveness.wanted is not None  # before a watermark passes it
+                    cache.dense_until = counted if len(counted) <= _REMEMBERED and not may_lose else None
                     return
         cache.live_bytes = live
 

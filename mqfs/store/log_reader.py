@@ -19,7 +19,7 @@ from itertools import chain
 from operator import itemgetter
 
 from mqfs import errors, limits
-from mqfs.model import Kind, Listed, Record, RecordRun, Split
+from mqfs.model import Head, Kind, Listed, Record, RecordRun, Split
 from mqfs.records import columns
 from mqfs.records.record import HEAD_BYTES, decode, padded
 from mqfs.store.chain import Chain
@@ -195,6 +195,21 @@ class DiskLogReader:
                 return
             sequence = max(sequence, end)
             at = self._chain.number_of(sequence)  # segments may have come and gone meanwhile
+
+    def heads(self, sequence: int, most: int) -> list[Head]:
+        place = self._where(None, sequence)
+        if place is None:
+            return []
+        segment, index, first = place
+        end = self._chain.end_of(bisect_right(self._chain.firsts, index.sequences[first]) - 1)
+        found = range(first, min(first + most, bisect_left(index.sequences, end)))
+        streams, kinds, bodies, sizes, positions = (
+            column[first : found.stop]
+            for column in (index.streams, index.kinds, index.bodies, index.headers, index.positions)
+        )
+        places = zip(positions, sizes, strict=True)
+        texts = [segment.read(position + HEAD_BYTES, size) if size else b"" for position, size in places]
+        return list(map(Head, index.sequences[first : found.stop], streams, kinds, bodies, texts))
 
     @property
     def first(self) -> int:

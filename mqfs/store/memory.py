@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 
 from mqfs import errors, limits
-from mqfs.model import MORE, Buffer, Columns, Draft, Kind, Listed, Record, RecordRun, Split
+from mqfs.model import MORE, Buffer, Columns, Draft, Head, Kind, Listed, Record, RecordRun, Split
 from mqfs.records.record import HEAD_BYTES, INNER, encode, padded
-from mqfs.store.api import Bucket, Committed, Histogram, LogEnd, LogUpkeep
+from mqfs.store.api import Bucket, Committed, Histogram, LogEnd, LogUpkeep, Wanted
 from mqfs.store.chain import StoredEnd
 from mqfs.store.log_reader import PORTIONS, of_sizes
 from mqfs.store.spool import MemoryStaged
@@ -75,7 +75,7 @@ class MemoryLog:
             self._changes.append(record)
             self._changed += size
 
-    def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:
+    def trim(self, floors: Mapping[int, int], dropped: Set[int], wanted: Wanted | None = None) -> None:
         gone = 0
         for stream in list(self.streams):
             floor = floors.get(stream)
@@ -84,6 +84,10 @@ class MemoryLog:
             if count:
                 gone += self._forget(posting[:count])
                 del posting[:count]
+            if wanted is not None:
+                left = array("Q", [sequence for sequence in posting if wanted(stream, sequence) == sequence])
+                gone += self._forget(sorted(set(posting) - set(left)))
+                posting[:] = left
             if not posting:
                 del self.streams[stream]
         gone += self._drop(dropped)
@@ -211,6 +215,11 @@ class MemoryLogReader:
     def with_headers(self, sequence: int, stream: int | None = None) -> Iterator[int]:
         sequences, at = self._search(sequence, stream)
         return iter([s for s in sequences[at:] if self._log.records[s].headers])
+
+    def heads(self, sequence: int, most: int) -> list[Head]:
+        sequences, at = self._search(sequence, None)
+        found = (self._log.records[s] for s in sequences[at : at + most])
+        return [Head(r.sequence, r.stream, r.kind, len(r.body), r.headers) for r in found]
 
 
 class MemoryAppender:
@@ -441,8 +450,8 @@ class _Upkeep:
     def lag(self) -> tuple[int, float] | None:
         return self._disk.lag
 
-    def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:
-        self._memory.trim(floors, dropped)
+    def trim(self, floors: Mapping[int, int], dropped: Set[int], wanted: Wanted | None = None) -> None:
+        self._memory.trim(floors, dropped, wanted)
         self._disk.trim({}, frozenset())
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Set
 
 from mqfs import errors, limits
 from mqfs.model import Record
+from mqfs.store.api import Wanted
 from mqfs.store.appender import Appender
 from mqfs.store.chain import Chain
 from mqfs.store.compaction import Compaction, SegmentRemoval, trim
@@ -55,8 +56,8 @@ class DiskUpkeep:
         self.lost, self._is_state_old = history.lost, not history.is_newest
         return history.state, history
 
-    def trim(self, floors: Mapping[int, int], dropped: Set[int]) -> None:
-        self._liveness.update(floors, dropped)
+    def trim(self, floors: Mapping[int, int], dropped: Set[int], wanted: Wanted | None = None) -> None:
+        self._liveness.update(floors, dropped, wanted)
         self._trim()
 
     def _trim(self) -> None:

@@ -121,6 +121,29 @@ def check_replay(client: Client) -> None:
         assert drain(client.open("s", "r")) == seen, replay
 
 
+def check_keys(client: Client) -> None:
+    client.create("s")
+    put(client, "ctl", b"replay key\n")
+    early = client.open("s", "r")
+    text = b'{"stream":"s","key":"%s"} %s'
+    put(client, ".put", *(text % message for message in ((b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"c", b"4"))))
+    put(client, "s", b"5", b"6")
+    put(client, ".put", text % (b"c", b""))
+    assert drain(early) == [b"1", b"2", b"3", b"4", b"5", b"6"]
+    assert drain(client.open("s", "r")) == [b"2", b"3", b"6"]
+    assert drain(client.open("order", "r")) == [b"s\0"] * 3
+    cursor = client.open(".cursor", "r+")
+    assert drain(cursor) == [b"2", b"3", b"6"]
+    put(client, ".put", text % (b"b", b"7"))
+    assert drain(cursor) == [b"7"]
+    assert b"".join(drain(client.open(".kept/s", "r"))) == b"367"
+    client.create(".consumers/w")
+    worker = client.open(".consumers/w", "r+")
+    assert drain(worker) == [b"3", b"6", b"7"]
+    assert b"replay key\n" in client.open("ctl", "r").receive(4096, HANG_S)
+    assert json.loads(client.open(".stats", "r").receive(65536, HANG_S))["keys"] == 3
+
+
 def check_order(client: Client) -> None:
     put(client, "ctl", b"replay all\n")
     for name in ("a", "b b", "c"):
@@ -468,6 +491,7 @@ CHECKS = [
     check_views,
     check_streams,
     check_replay,
+    check_keys,
     check_order,
     check_ctl,
     check_cursor,

@@ -196,6 +196,24 @@ def check_headed(store: Store) -> None:
     assert {150, 298} <= set(later) <= {40, 41, 150, 298}
 
 
+def check_heads(store: Store) -> None:
+    """Messages without their bodies, some at a time, over all segments."""
+    bucket = make(store)
+    assert bucket.reader.heads(0, 10) == []
+    head = b"\x01k\x01\x00v"
+    for number in range(1, 301):
+        kind = Kind.END if number % 50 == 0 else Kind.MESSAGE
+        body = b"" if number % 50 == 0 else b"x" * (number * 37 % 2_000)
+        bucket.writer.append(kind, (A, B)[number % 2], 0, body, head if number % 3 == 0 else b"")
+    found, position = [], 0
+    while some := bucket.reader.heads(position, 7):
+        assert len(some) <= 7
+        found += some
+        position = some[-1].sequence + 1
+    records = [bucket.reader.scan(number) for number in range(1, 301)]
+    assert found == [(r.sequence, r.stream, r.kind, len(r.body), r.headers) for r in records if r is not None]
+
+
 def check_run(store: Store) -> None:
     """Many messages at once are the same as one by one; None says that they are to be read so."""
     bucket = make(store)
@@ -305,6 +323,28 @@ def check_trim(store: Store) -> None:
     assert bucket.reader.find(A, 2001) == bucket.reader.scan(2001)
 
 
+def check_wanted(store: Store) -> None:
+    """Of a stream of which some messages are wanted these stay, whatever becomes of the others."""
+    bucket = make(store)
+    for number in range(1, 2001):
+        say(bucket, (A, B)[number % 2], b"x" * 500, number)
+    left = [100, 1_000, 2_000]
+    for number in range(2001, 2201):
+        say(bucket, A, b"x" * 500, number)
+
+    def wanted(stream: int, sequence: int) -> int:
+        return sequence if stream != A or sequence > 2_000 else max((s for s in left if s <= sequence), default=0)
+
+    bucket.upkeep.trim({A: 0, B: 1900}, frozenset(), wanted)
+    for _ in range(20):
+        store.tick()
+    for number in (*left, *range(1901, 2001, 2), *range(2001, 2201)):
+        found = bucket.reader.scan(number)
+        assert found is not None
+        assert found.sequence == number
+    assert bucket.reader.first <= 100
+
+
 def check_many_changes(store: Store) -> None:
     """State and what is behind it always make the whole."""
     bucket = make(store)
@@ -326,11 +366,13 @@ CHECKS: list[Callable[[Store], None]] = [
     check_tally,
     check_listing,
     check_headed,
+    check_heads,
     check_run,
     check_time,
     check_units,
     check_skip,
     check_sync,
     check_trim,
+    check_wanted,
     check_many_changes,
 ]

@@ -144,6 +144,11 @@ class NineSubject:
     def write(self, wait: int, key: str, body: bytes) -> Any:
         return self._send(wait, None, m.Twrite(0, self.handles[key].fid, 0, body))
 
+    def put(self, wait: int, text: bytes) -> Any:
+        if ".put" not in self.handles:
+            self.handles[".put"] = self.do(self.caller.open("g/.put", os.O_WRONLY))
+        return self.write(wait, ".put", text)
+
     def _send(self, wait: int, key: str | None, request: Any) -> Any:
         tag = self.caller.call(request)
         self.waits[tag] = (wait, key)

@@ -104,6 +104,12 @@ class TreeSubject:
     def write(self, wait: int, key: str, body: bytes) -> Any:
         return self._try(lambda: self.handles[key].write(body), wait)
 
+    def put(self, wait: int, text: bytes) -> Any:
+        """One write to `.put`."""
+        if (put := self.handles.get(".put")) is None:
+            put = self.handles[".put"] = self.tree.open(USER, Meta(self.group, ".put"), os.O_WRONLY)
+        return self._try(lambda: put.write(text), wait)
+
     def command(self, key: str, line: str) -> Any:
         got = self._try(lambda: self.handles[key].write(f"{line}\n".encode()))
         return got if isinstance(got, str) else None
@@ -120,6 +126,8 @@ class TreeSubject:
     def restart(self, maker: Callable[[str], Store], path: str, clean: bool) -> None:
         """A new server over the same store; without `clean`, over what a kill of the server leaves of it."""
         self.ctl_handle.close()
+        if (put := self.handles.pop(".put", None)) is not None:
+            put.close()
         killed = f"{path}.killed"
         if not clean:
             shutil.copytree(path, killed)

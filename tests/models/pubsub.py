@@ -22,6 +22,8 @@ class Kept(TypedDict):
     end: bool
     body: bytes
     at: int
+    key: str  # "": it has none
+    over: bool  # a newer message of its key came, or it removed its key
     why: str | None  # it is gone; None while it is kept
 
 
@@ -38,6 +40,7 @@ class Handle(TypedDict):
     text: str | None
     shown: Kept | None
     place: NotRequired[int]
+    since: int  # under `replay key`: it came when this was the next sequence
 
 
 class Lines(TypedDict):
@@ -54,7 +57,8 @@ class Model:
 
     def __init__(self, copied: bool = False) -> None:
         self.copied = copied
-        self.unshown: list[tuple[int, int, list[bytes], int, int]] = []  # (wait, stream, bodies, result, when written)
+        self.unshown: list[tuple[int, int, list[bytes], int, int, str | None]] = []  # as `append` has them, and when
+        self.tail: dict[int, int] = {}  # of each stream: below it all readers had everything, under `replay key`
         self.set: dict[str, Any] = {
             "data": "message",
             "replay": "off",
@@ -70,7 +74,7 @@ class Model:
         self.made = 0
         self.handles: dict[str, Handle] = {}
         self.parked: list[tuple[int, str, int]] = []  # (key of the wait, handle key, count)
-        self.blocked: list[tuple[int, int, list[bytes], int]] = []  # (key of the wait, stream, bodies, result)
+        self.blocked: list[tuple[int, int, list[bytes], int, str | None]] = []  # as `append` has them
         self.lines: dict[
             int, Lines
         ] = {}  # key of a blocked write of lines -> dict: h, bodies, the unfinished line `before`, `after`
@@ -82,8 +86,15 @@ class Model:
         self.settle_kept()
         return [m for m in self.log if m["why"] is None and stream in (None, m["stream"])]
 
+    def had_by_all(self, stream: int) -> int:
+        """All that are open have had what is below."""
+        mine = [h["pos"] for h in self.handles.values() if h["of"] in ("order", "cursor", stream)]
+        self.tail[stream] = max(self.tail.get(stream, 0), min([self.next, *mine]))
+        return self.tail[stream]
+
     def settle_kept(self) -> None:
         newest = {m["stream"]: m for m in self.log if m["why"] is None and not m["end"] and not self.expired(m)}
+        had = {s: self.had_by_all(s) for s in self.names.values()} if self.set["replay"] == "key" else {}
         for m in self.log:
             if m["why"] is not None:
                 continue
@@ -91,6 +102,9 @@ class Model:
                 m["why"] = "removed"
             elif self.expired(m):
                 m["why"] = "expired"
+            elif self.set["replay"] == "key":
+                if m["over"] and m["seq"] < had[m["stream"]]:
+                    m["why"] = "had"
             elif self.set["replay"] != "all" and not self.wanted(m):
                 last = newest.get(m["stream"])
                 if self.set["replay"] == "off" or last is None or m["seq"] < last["seq"]:
@@ -147,6 +161,8 @@ class Model:
 
     def ctl(self, **settings: Any) -> Answer:
         self.settle_kept()
+        if settings.get("replay", "key") != "key":
+            self.tail = {}
         self.set.update(settings)
         for stream in (
             self.names.values() if self.set["full"] == "drop-old" and {"depth", "size", "full"} & set(settings) else ()
@@ -194,13 +210,34 @@ class Model:
         result = self.append(wait, h["of"], [body], len(body))
         return WAIT if result == UNSHOWN else result
 
-    def append(self, wait: int, stream: int, bodies: list[bytes], result: int, again: bool = False) -> Answer:
+    def put(self, wait: int, name: str, key: str, body: bytes, size: int) -> Answer:
+        """A message with a key, "" for none; `size`: bytes of the write."""
+        if name not in self.names:
+            return "NotFound"
+        result = self.append(wait, self.names[name], [body], size, key=key)
+        return WAIT if result == UNSHOWN else result
+
+    def replaces(self, stream: int, key: str | None) -> Kept | None:
+        """The message that a new one with that key takes the place of."""
+        self.settle_kept()
+        for m in self.log:
+            mine = m["why"] is None and m["stream"] == stream and not m["over"] and not m["end"]
+            if self.set["replay"] == "key" and mine and m["key"] == (key or "") and m["seq"] < self.had_by_all(stream):
+                return m
+        return None
+
+    def append(
+        self, wait: int, stream: int, bodies: list[bytes], result: int, again: bool = False, key: str | None = None
+    ) -> Answer:
+        """`key`: of a message by `.put`; None: of a plain write, of which an empty one is an end mark."""
         depth, size, full = self.set["depth"], self.set["size"], self.set["full"]
         new, total = len(bodies), sum(map(len, bodies))
-        if bodies != [b""]:
+        if bodies != [b""] or key is not None:
             if full == "block" and not again and any(b[1] == stream for b in self.blocked):
-                self.blocked.append((wait, stream, bodies, result))
+                self.blocked.append((wait, stream, bodies, result, key))
                 return WAIT
+            if (depth or size) and (gone := self.replaces(stream, key)) is not None:
+                new, total = new - 1, total - len(gone["body"])
             if (size and total > size) or (depth and new > depth and full != "drop-old"):
                 return "TooLong"
             while not self.fits_with_unshown(stream, new, total):
@@ -210,28 +247,33 @@ class Model:
                     return result
                 if full == "block":
                     if not again:
-                        self.blocked.append((wait, stream, bodies, result))
+                        self.blocked.append((wait, stream, bodies, result, key))
                     return WAIT
                 kept = self.kept(stream)
                 if not kept:
                     break
                 self.cut(kept[0])
         if self.copied and bodies:
-            self.unshown.append((wait, stream, bodies, result, self.now))
+            self.unshown.append((wait, stream, bodies, result, self.now, key))
             return UNSHOWN
-        self.show(stream, bodies, self.now)
+        self.show(stream, bodies, self.now, key)
         return result
 
-    def show(self, stream: int, bodies: list[bytes], at: int) -> None:
+    def show(self, stream: int, bodies: list[bytes], at: int, key: str | None) -> None:
         for body in bodies:
             m: Kept = {
                 "seq": self.next,
                 "stream": stream,
-                "end": body == b"",
+                "end": body == b"" and key is None,
                 "body": body,
                 "at": at,
+                "key": key or "",
+                "over": body == b"" and bool(key),
                 "why": None,
             }
+            for older in self.log:  # an end mark stays as long as nothing follows it
+                if older["stream"] == stream and (older["end"] or (older["key"] == m["key"] and not m["end"])):
+                    older["over"] = True
             self.next += 1
             self.log.append(m)
             self.hand_over()
@@ -242,9 +284,9 @@ class Model:
     def confirm(self) -> None:
         """The replica has all that was written until now: it is shown, and its writers are answered."""
         for _ in range(len(self.unshown)):
-            wait, stream, bodies, result, at = self.unshown.pop(0)
+            wait, stream, bodies, result, at, key = self.unshown.pop(0)
             if stream in self.names.values():
-                self.show(stream, bodies, at)
+                self.show(stream, bodies, at, key)
             else:
                 self.next += len(bodies)
             self.unblock()
@@ -264,8 +306,8 @@ class Model:
     def unblock(self) -> None:
         for stream in sorted({b[1] for b in self.blocked}):
             while mine := [b for b in self.blocked if b[1] == stream]:
-                wait, _, bodies, result = mine[0]
-                got = self.append(wait, stream, bodies, result, again=True)
+                wait, _, bodies, result, key = mine[0]
+                got = self.append(wait, stream, bodies, result, again=True, key=key)
                 if got == WAIT:
                     break
                 if got == UNSHOWN:
@@ -311,7 +353,7 @@ class Model:
         what = self.names.get(of, of)
         mine = [m for m in self.kept() if what in ("order", "cursor", m["stream"])]
         pos = self.next
-        if self.set["replay"] == "all" and mine:
+        if self.set["replay"] in ("all", "key") and mine:
             pos = mine[0]["seq"]
         if self.set["replay"] == "last" and (told := [m for m in mine if not m["end"]]):
             pos = told[-1]["seq"]
@@ -319,6 +361,7 @@ class Model:
             "of": what, "pos": pos if reads else self.next + 10**9, "rest": b"", "partial": b"",
             "told": {m["seq"] for m in self.log if m["why"] == "cut"},
             "select": None, "until": None, "format": "raw", "due": False, "text": None, "shown": None,
+            "since": self.since(),
         }  # fmt: skip
         return None
 
@@ -328,6 +371,13 @@ class Model:
         if h["partial"] and h["of"] in self.names.values():
             self.append(-self.next, h["of"], [h["partial"]], 0)  # it may wait for room, with no writer behind it
         self.unblock()
+
+    def since(self) -> int:
+        """Of what was written until now, those who come now get the newest message of each key."""
+        return self.next if self.set["replay"] == "key" else 0
+
+    def left_out(self, h: Handle, m: Kept) -> bool:
+        return m["over"] and m["seq"] < h["since"] and self.set["replay"] == "key"
 
     def over(self, h: Handle) -> bool:
         """Whether all that a handle could show was removed."""
@@ -341,6 +391,8 @@ class Model:
         """What a handle is to get next, or None."""
         for m in self.kept():
             if m["seq"] < h["pos"] or (h["until"] is not None and m["seq"] >= h["until"]):
+                continue
+            if self.left_out(h, m):
                 continue
             if h["of"] == m["stream"]:
                 return m
@@ -476,7 +528,8 @@ class Model:
             h["until"] = self.next if value == "end" else value + 1
         else:
             self.settle_kept()
-            mine = [m for m in self.kept() if m["stream"] in self.selection(h)]
+            h["since"] = self.since()
+            mine = [m for m in self.kept() if m["stream"] in self.selection(h) and not self.left_out(h, m)]
             told = [m for m in mine if not m["end"]]
             if value == "end":
                 h["pos"] = self.next

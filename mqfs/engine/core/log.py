@@ -17,7 +17,7 @@ from mqfs.engine.core.shown import Answer, HeldAnswer, ShownLog
 from mqfs.engine.language.settings import SYNC_ALWAYS, SYNC_OFF, SYNC_REPLICA, Settings
 from mqfs.model import Draft, Kind, Record, Step, Wait
 from mqfs.records.batch import RecordBatch
-from mqfs.state.group import Change, ConsumerState, State, encode_change
+from mqfs.state.group import Change, ConsumerState, Newest, State, encode_change
 from mqfs.store.api import Bucket
 
 T = TypeVar("T")
@@ -92,6 +92,10 @@ class GroupLog:
             own.progress.apply(steps)
             self.on_acknowledged(own)
         return first
+
+    def remember_newest(self, newest: Newest | None) -> None:
+        """The state has it when it is next at the head of a segment."""
+        self.state.newest = newest
 
     def skip(self) -> int:
         """Use up a sequence for a message that all who are to have it get now; nothing is stored."""

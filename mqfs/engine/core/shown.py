@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Set
 
-from mqfs.model import NEVER, Listed, Record, RecordRun, Split
+from mqfs.model import NEVER, Head, Listed, Record, RecordRun, Split
 from mqfs.store.api import Bucket, LogEnd, LogMetrics, LogReader
 
 Answer = Callable[[OSError | None], None]
@@ -106,6 +106,9 @@ class ShownReader:
 
     def with_headers(self, sequence: int, stream: int | None = None) -> Iterator[int]:
         return (found for found in self._reader.with_headers(sequence, stream) if found < self._end.next)
+
+    def heads(self, sequence: int, most: int) -> list[Head]:
+        return [head for head in self._reader.heads(sequence, most) if head.sequence < self._end.next]
 
     def _before_end(self, end: int | None) -> int:
         return min(NEVER if end is None else end, self._end.next)

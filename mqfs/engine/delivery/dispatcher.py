@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 from mqfs import errors
 from mqfs.engine.core import multipart
 from mqfs.engine.core.portions import Work
-from mqfs.engine.delivery.flow import Flow, Keys, key_of
+from mqfs.engine.delivery.flow import Flow, Keys
 from mqfs.engine.delivery.priorities import DeliveryAttributes, PriorityIndex
 from mqfs.engine.delivery.waiting import Waiting
 from mqfs.engine.routing.filter import MessageFilter
 from mqfs.model import NEVER, Kind, Record, RecordRun, Wait
-from mqfs.records.headers import NORMAL
+from mqfs.records.headers import NORMAL, key_of
 from mqfs.state.acks import ACK, AckState, Unacked, step
 from mqfs.state.group import ConsumerState
 
@@ -291,7 +291,7 @@ class Dispatcher:
             or few is None
             or retention.lapsed
             or group.state.dropped
-            or retention.expiry.expired_before() > position
+            or max(retention.expiry.expired_before(), retention.tail) > position
         ):
             return None
         streams = {n for n in few if coverage.covers(group.numbers[n])}

@@ -29,7 +29,7 @@ from mqfs import errors, limits
 from mqfs.engine.core.portions import Work
 from mqfs.engine.retention.low_watermark import LowWatermark
 from mqfs.model import NEVER, Record
-from mqfs.records import headers
+from mqfs.records.headers import key_of
 from mqfs.state.acks import AckState
 from mqfs.state.group import ConsumerState
 from mqfs.state.rules import TRIPPED, Rules
@@ -38,16 +38,8 @@ if TYPE_CHECKING:
     from mqfs.engine.group import Group
 
 _SLACK_NS = 10**8  # deliveries of so long may go at once: no alarm for each of a thousand in a second
-_KEY = headers.key(headers.KEY)
 Rank = tuple[int, int, int, int]  # as PriorityIndex.key: the least goes first; [2] is the sequence
 PAUSED, BREAKER, LIMIT, RATE, KEY = "paused", "breaker", "limit", "rate", "key"
-
-
-def key_of(head: bytes) -> bytes:
-    """The key that headers have; empty: none."""
-    if _KEY not in head:
-        return b""
-    return headers.decode(head).get(headers.KEY, "").encode()[: limits.KEY_BYTES]
 
 
 class Flow:

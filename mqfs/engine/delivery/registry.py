@@ -22,7 +22,7 @@ from mqfs.engine.language.permissions import bits_for_writers
 from mqfs.engine.retention.low_watermark import LowWatermark
 from mqfs.model import Record, User
 from mqfs.state.acks import REQUEUE
-from mqfs.state.group import Change, ConsumerState
+from mqfs.state.group import Change, ConsumerState, Slot, bounds_of
 from mqfs.state.rules import TRIPPED, Rules
 from mqfs.syntax.duration import print_duration
 
@@ -73,9 +73,10 @@ class Consumers(dict[str, Consumer]):
         """Where a new one would."""
         group, own = self._group, consumer.state
         streams = streams_over(group, own.over)
-        consumer.seek(beginning(group, self._log.settings.replay, streams))
-        for sequence in unclaimed(group, streams):
-            self._log.acknowledge(own, own.progress.step(REQUEUE, sequence, sequence))
+        replay = self._log.settings.replay
+        consumer.seek(beginning(group, replay, streams))
+        for slot in unclaimed(group, replay, streams):
+            self._log.acknowledge(own, own.progress.step(REQUEUE, *bounds_of(slot)))
 
     def every(self) -> list[Consumer]:
         """The named ones, and the default consumers in memory."""
@@ -295,25 +296,32 @@ def plan(
     return {
         "do": "consumer", "number": number, "name": name, "over": over, "transient": False, "private": False,
         "backlog": 0, "mode": mode & bits_for_writers(group.log.state.mode), "uid": user.uid, "gid": user.gid,
-        "time": group.clock.wall_ns(), "low": beginning(group, replay, streams), "open": unclaimed(group, streams),
+        "time": group.clock.wall_ns(), "low": beginning(group, replay, streams),
+        "open": unclaimed(group, replay, streams),
     }  # fmt: skip
 
 
 def beginning(group: Group, replay: str, streams: Iterable[Stream]) -> int:
     """Where `replay` lets a reader begin."""
-    if replay == "off":
-        return group.log.end.next
+    if replay in ("off", "key"):
+        return group.log.end.next  # of what is older `unclaimed` has what is kept
     group.retention.advance_all()
     if replay == "all":
         return group.log.reader.first
     return max((stream.kept.newest_kept() for stream in streams), default=0) or group.log.end.next
 
 
-def unclaimed(group: Group, streams: Iterable[Stream]) -> list[int]:
-    """Exclusive messages that were not claimed: a new consumer may claim them, wherever it begins."""
-    numbers = group.ranks.streams_with_exclusives()
-    mine = [stream for stream in streams if stream.number in numbers] if numbers else []
-    return sorted(sequence for stream in mine for sequence in stream.exclusives.all_unclaimed())
+def unclaimed(group: Group, replay: str, streams: Iterable[Stream]) -> list[Slot]:
+    """Messages that a new consumer may claim, wherever it begins: exclusive ones that were not claimed, and under
+    `replay key` the newest of each key."""
+    numbers, newest, streams = group.ranks.streams_with_exclusives(), group.retention.newest, list(streams)
+    mine = [stream for stream in streams if stream.number in numbers]
+    found: list[Slot] = sorted(sequence for stream in mine for sequence in stream.exclusives.all_unclaimed())
+    if newest is not None and replay == "key":
+        newest.follow_to_end()
+        bodies = sorted((last, first) for s in streams for first, last in newest.bodies_of(s))
+        found = [*found, *(last if first == last else [first, last] for last, first in bodies)]
+    return found
 
 
 # ------------------------------------------------------------ scopes

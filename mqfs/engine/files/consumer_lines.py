@@ -21,7 +21,7 @@ from mqfs.engine.language.rules import RULES, parse_rule
 from mqfs.engine.language.settings import POLICIES, USAGE, Action, Settings
 from mqfs.errors import unknown
 from mqfs.model import Draft, User
-from mqfs.state.group import Change, new_consumer
+from mqfs.state.group import Change, Slot, new_consumer
 from mqfs.state.rules import NO_RULES, Rules
 from mqfs.syntax.duration import parse_number
 from mqfs.syntax.names import check_name
@@ -101,7 +101,7 @@ class ConsumerLines:
             all(name in consumers and consumers[name].state.rules == was for name, was in self._found_rules.items())
             and all(consumers.get(name) is found for name, found in self._found.items())
             and not any(consumer.claims for consumer in self.removed)
-            and all(self._unclaimed(key[0]) == made["open"] for key, made in self._low.items())
+            and all(self._unclaimed(*key[:2]) == made["open"] for key, made in self._low.items())
         )
 
     def _known(self, name: str) -> tuple[int, str] | None:
@@ -194,14 +194,15 @@ class ConsumerLines:
         group, replay = self._group, self._changes.settings.replay
         key = over, replay, len(self._changes.bound.get(over, ()))
         if key not in self._low:
-            looks = replay == "last" or group.ranks.streams_with_exclusives()
+            looks = replay in ("last", "key") or group.ranks.streams_with_exclusives()
             streams = self._streams_of(over) if looks else []
             self._low[key] = plan(group, 0, "", over, self._changes.user, 0o666, replay, streams)
         return self._low[key]
 
-    def _unclaimed(self, over: str) -> list[int]:
+    def _unclaimed(self, over: str, replay: str) -> list[Slot]:
         group = self._group
-        return unclaimed(group, self._streams_of(over)) if group.ranks.streams_with_exclusives() else []
+        looks = replay == "key" or group.ranks.streams_with_exclusives()
+        return unclaimed(group, replay, self._streams_of(over)) if looks else []
 
     def _streams_of(self, over: str) -> list[Stream]:
         """Also where that view is bound here."""

@@ -49,7 +49,7 @@ class Cursor(LongResponses, Searcher):
         self._epoch, self._streams = -1, {}  # type: int, dict[int, Stream]
         replay = self.group.settings.replay
         if replay != "off":
-            self._seek("first" if replay == "all" else "last")
+            self._seek("last" if replay == "last" else "first")
         else:
             self._skip_past_loss_reports()
 
@@ -179,6 +179,7 @@ class Cursor(LongResponses, Searcher):
         self.pending = "".join(f"{one.end} {one.messages} {one.size}\n" for one in found).encode() + b"\n"
 
     def _seek(self, word: str) -> None:
+        self.comes_now()
         place = position(self.group, self.selection, word, lambda: self.streams().values(), self._shows)
         self.until, self.end_due, self.lost = None, False, 0
         self._drop_rest()
@@ -263,6 +264,8 @@ class Cursor(LongResponses, Searcher):
         self._look_for_losses()
         most = limits.PASSED_MESSAGES
         while self.passed < most and (self.until is None or self.position < self.until):
+            if self.position < self.since and not self.knows_newest():
+                return None
             try:
                 record = self.selection.find(self.position, limits.SCANNED_MESSAGES)
             except errors.Damaged as error:
@@ -281,7 +284,10 @@ class Cursor(LongResponses, Searcher):
         return None
 
     def _shows(self, record: Record) -> bool:
-        return self._admits(record) and self.group.numbers[record.stream].kept.visible(record)
+        if not self._admits(record):
+            return False
+        stream = self.group.numbers[record.stream]
+        return stream.kept.visible(record) and not self.leaves_out(record, stream)
 
     def _admits(self, record: Record) -> bool:
         """Whether it is one for this cursor, kept or not."""
@@ -358,6 +364,7 @@ class Cursor(LongResponses, Searcher):
             or not self.selection.by_stream
             or self.has_ended
             or not streams
+            or self.position < max(self.since, group.retention.tail)
         ):
             return None
         self._look_for_losses()

@@ -84,6 +84,10 @@ class SnapshotHandle(OpenFile):
 def visible(stream: Stream) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
     """What a reader may see of a stream: sequences and body bytes, a segment at a time, the oldest first."""
     log, retention = stream.group.log, stream.group.retention
+    if retention.newest is not None and retention.newest.covers(stream):
+        retention.newest.follow_to_end()
+        yield stream.kept.rows.messages()
+        return
     floor = max(stream.state.floor, retention.expiry.expired_before())
     hidden = log.state.dropped.keys() | retention.lapsed.keys() | retention.all_exclusives()
     acked = stream.kept.acked_by_all(floor, None)

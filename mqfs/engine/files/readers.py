@@ -31,6 +31,7 @@ class Searcher(OpenFile):
 
     parkable = True
     passed = 0  # messages that this look passed over
+    since = 0  # under `replay key`: of what is below it only the newest messages of their keys are shown
 
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
@@ -72,6 +73,23 @@ class Searcher(OpenFile):
     def pass_over(self, record: Record) -> None:
         """That one is not shown."""
         self.passed += 1 + len(record.body) // limits.PASSED_BYTES
+
+    def comes_now(self) -> None:
+        """Under `replay key`: of what is there by now it is shown the newest message of each key."""
+        self.since = self.group.log.end.next if self.group.retention.newest is not None else 0
+
+    def knows_newest(self) -> bool:
+        """Whether these are known as far as it is shown no others: just after a start they are looked up."""
+        newest = self.group.retention.newest
+        if newest is None or newest.follow() or newest.reach >= self.since:
+            return True
+        self.passed = limits.PASSED_MESSAGES
+        return False
+
+    def leaves_out(self, record: Record, stream: Stream) -> bool:
+        """Whether a newer message of its key had come when the reader did."""
+        newest = self.group.retention.newest
+        return record.sequence < self.since and newest is not None and newest.is_superseded(stream, record.sequence)
 
     def unpark(self, wait: Wait[bytes]) -> bool:
         """Whether that read waited for a new message; it does no more."""
@@ -327,7 +345,8 @@ class MergedReader(Reader):
         if replay == "off":
             return
         self.group.retention.advance_all()
-        if replay == "all":
+        self.comes_now()
+        if replay in ("all", "key"):
             self.position = self.group.log.reader.first
         else:
             mine = (s.kept.newest_kept() for s in self.group.numbers.values() if self.covers(s))
@@ -338,7 +357,7 @@ class MergedReader(Reader):
         group = self.group
         if group.retention.evictions != self.cuts_seen:
             self._look_for_cuts()
-        while True:
+        while self.position >= self.since or self.knows_newest():
             try:
                 record = self.look(limits.SCANNED_MESSAGES)
             except errors.Damaged as error:
@@ -348,11 +367,17 @@ class MergedReader(Reader):
                 return None
             self.position = record.sequence + 1
             stream = group.numbers.get(record.stream)
-            if stream is not None and self.admits(stream, record) and stream.kept.visible(record):
+            if (
+                stream is not None
+                and self.admits(stream, record)
+                and stream.kept.visible(record)
+                and not self.leaves_out(record, stream)
+            ):
                 return record
             self.pass_over(record)
             if self.unfinished:
                 return None
+        return None
 
     def is_behind(self) -> bool:
         group = self.group

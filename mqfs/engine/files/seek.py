@@ -36,7 +36,10 @@ def position(
         return bucket.reader.first_at_time(value)
     if kind == "ago":
         return bucket.reader.first_at_time(group.tree.clock.wall_ns() - value)
-    walk = WalkBack(group, selection, value, shows)
+    walk = WalkBack(group, selection, 1 if kind == "last" else value, shows)
+    if (newest := group.retention.newest) is not None and kind in ("back", "last"):
+        newest.follow_to_end()
+        return walk.found if walk.go_on(limits.PASSED_MESSAGES) else walk
     # As a rule they are near.
     if kind == "back" and selection.is_sparse() is None and walk.go_on(limits.PASSED_MESSAGES) and not walk.damaged:
         return walk.found

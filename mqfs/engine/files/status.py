@@ -115,7 +115,16 @@ def _totals(group: Group, user: User) -> Work[dict[str, Any]]:
         "held": len(group.held),
         "schedules": _schedules(group, user),
         "dead_letters": _dead_letters(group, user),
+        **_keys(group),
     }
+
+
+def _keys(group: Group) -> dict[str, int]:
+    """How many keys there are of which `replay key` keeps the newest message."""
+    if (newest := group.retention.newest) is None:
+        return {}
+    newest.follow()
+    return {"keys": newest.count}
 
 
 def lag_of(bucket: Bucket) -> dict[str, int | float] | None:
@@ -243,7 +252,7 @@ def _log(group: Group) -> Work[dict[str, Any]]:
 def _plain(group: Group) -> Work[bool]:
     """Whether the log on disk and the floors tell all that there is to be read; the floors are as they are by now.
     What is below them does not count, however long it is remembered."""
-    if group.settings.keep != "disk" or group.log.shown is not None:
+    if group.settings.keep != "disk" or group.log.shown is not None or group.retention.newest is not None:
         return False
     for stream in list(group.streams.values()):
         if not stream.removed and stream.shared:

@@ -155,14 +155,17 @@ class StreamHandle(Reader, Writer):
 
     def _start(self) -> None:
         stream, replay = self.node, self.group.settings.replay
-        if replay == "all":
+        if replay in ("all", "key"):
             stream.kept.update_low_watermark()
             self.position = stream.state.floor
+            self.comes_now()
         elif replay == "last" and (newest := stream.kept.newest_kept()) >= stream.kept.kept_from():
             self.position = newest or self.position
         if stream.kept.count < 0:
             stream.kept.update_low_watermark()
         ahead = 0 if replay == "off" else self.group.log.metrics.count(stream.number, self.position)[0]
+        if stream.kept.tail:
+            ahead, _ = stream.kept.counted(self.position)
         self.had = stream.kept.trimmed_count + stream.kept.count - ahead
 
     def wait_list(self) -> WaitList:
@@ -201,9 +204,10 @@ class StreamHandle(Reader, Writer):
             self._fell_behind()
         if self.writes and ((single := self._find_single()) is not None or self.unfinished):
             return single
-        while True:
+        while self.position >= self.since or self.knows_newest():
             try:
-                record = self.group.log.reader.find(stream.number, self.position)
+                position = self.position if self.position >= self.since else self._next_position()
+                record = self.group.log.reader.find(stream.number, position)
             except errors.Damaged as error:
                 self.position = error.sequence + 1
                 raise
@@ -218,6 +222,12 @@ class StreamHandle(Reader, Writer):
             self.pass_over(record)
             if self.unfinished:
                 return None
+        return None
+
+    def _next_position(self) -> int:
+        """Where to look next: not at what a newer message of its key has replaced when it came."""
+        newest = self.group.retention.newest
+        return self.position if newest is None else newest.next_of(self.node, self.position, self.since)
 
     def is_behind(self) -> bool:
         return self.position < self.node.kept.evicted_before
@@ -244,9 +254,10 @@ class StreamHandle(Reader, Writer):
 
     def ahead(self) -> bool:
         stream = self.node
+        position = self.position if self.position >= self.since else self._next_position()
         return (
             self.position < stream.kept.evicted_before
-            or self.group.log.reader.locate(stream.number, self.position) is not None
+            or self.group.log.reader.locate(stream.number, position) is not None
         )
 
     def _end(self) -> None:

@@ -114,7 +114,7 @@ class Settings:
     """The settings of a group, a row each, as they are printed. Durations in ns, 0 = never or for ever."""
 
     data: str = _choice("message", "line", "coalesce")
-    replay: str = _choice("off", "last", "all")
+    replay: str = _choice("off", "last", "key", "all")
     depth: Depth = attrs.field(default=NO_DEPTH, metadata=_row(parse_depth, _print_depth))
     ttl: int = _duration()
     deliver: str = _choice("all", "one")

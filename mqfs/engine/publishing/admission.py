@@ -14,7 +14,6 @@ from mqfs.clock import Clock
 from mqfs.engine.core.log import Counts, GroupLog
 from mqfs.engine.language.settings import Settings
 from mqfs.engine.retention import retained
-from mqfs.engine.retention.retained import KeptRange
 from mqfs.quotas import require_share
 from mqfs.state.group import ANYONE, Change, Known
 
@@ -58,7 +57,7 @@ class WriteRequest:
 
 def by_depth(stream: Stream, settings: Settings, counts: Counts, messages: int, size: int) -> Admission:
     """What `depth` says. Raises StreamFull (`full reject`), and TooLong for what would never fit."""
-    if has_room(stream.kept, messages, size):
+    if has_room(stream, messages, size):
         return Admission.APPEND
     return when_full(settings, counts, messages, lambda: depth_reached(stream))
 
@@ -80,8 +79,10 @@ def depth_reached(stream: Stream) -> errors.StreamFull:
     return errors.StreamFull(f"stream {stream.name!r}: depth reached with {kept.count} messages, {kept.size} bytes")
 
 
-def has_room(kept: KeptRange, messages: int, size: int) -> bool:
-    """Whether so much more fits below `depth`, nothing being taken away. Raises TooLong for what never would."""
+def has_room(stream: Stream, messages: int, size: int) -> bool:
+    """Whether so much more fits below `depth`, nothing being taken away. Raises TooLong for what never would. Under
+    `replay key` what is too much is cut after the append: only then it is known which messages were replaced."""
+    kept, newest = stream.kept, stream.group.retention.newest
     settings = kept.log.settings
     depth = settings.depth
     too_large = (depth.size and size > depth.size) or (depth.messages and messages > depth.messages)
@@ -90,6 +91,8 @@ def has_room(kept: KeptRange, messages: int, size: int) -> bool:
     messages, size = messages + kept.held_count, size + kept.held_size
     if not retained.fits(depth, kept, messages, size):
         kept.update_low_watermark()
+    if newest is not None and (settings.full == "drop-old" or not newest.is_complete):
+        return True
     return retained.fits(depth, kept, messages, size)
 
 

@@ -153,7 +153,7 @@ class AtomicBatch:
         """The streams in which `depth` leaves no room."""
         if self.publisher.log.settings.depth is NO_DEPTH:
             return []
-        return [s for s, tally in self.tallies.items() if not has_room(s.kept, tally.messages, tally.size)]
+        return [s for s, tally in self.tallies.items() if not has_room(s, tally.messages, tally.size)]
 
     def _takes_room(self) -> bool:
         """Whether the log has room for it. With `full drop-old` it has."""
@@ -222,9 +222,8 @@ class AtomicBatch:
                 rest[stream].messages -= 1
                 rest[stream].size -= len(draft.body)
         self._count_only(rest, time_ns)
-        depth = publisher.log.settings.depth.messages
-        for stream in self.tallies:
-            if depth and stream.kept.count > depth:
+        if publisher.log.settings.depth is not NO_DEPTH:
+            for stream in self.tallies:
                 publisher.retention.bound_depth(stream)
 
     def _count_only(self, rest: dict[Stream, StreamTotals], time_ns: int) -> None:

@@ -100,8 +100,12 @@ class Publisher:
             return verdict
         if stream.blocked:
             return Admission.WAIT  # others came first
+        size = request.size
         if settings.depth is not NO_DEPTH:
-            verdict = admission.by_depth(stream, settings, self.counts, messages, request.size)
+            if self.retention.newest is not None:
+                gone, gone_size = self.retention.newest.replaced_in(stream, request.headers)
+                messages, size = messages - gone, size - gone_size
+            verdict = admission.by_depth(stream, settings, self.counts, messages, size)
         if verdict not in (Admission.APPEND, Admission.CUT):
             return verdict
         if self.consumers.bounded and admission.lacking_backlog(settings, {stream: messages}) is not None:
@@ -109,7 +113,7 @@ class Publisher:
         if not self.retention.take_room(need):
             return admission.when_full(settings, self.counts, messages, self.retention.bound_reached)
         if verdict is Admission.CUT:
-            stream.kept.cut_to_depth(messages, request.size)
+            stream.kept.cut_to_depth(messages, size)
         return Admission.APPEND
 
     def require_expected(self, expected: Mapping[Stream, int]) -> None:
@@ -135,8 +139,7 @@ class Publisher:
             self._append_batch(stream, request)
         else:
             self._append_one(stream, request.kind, request.bodies[0], request.on_sequence)
-        settings = self.log.settings
-        if settings.depth.messages and settings.full == "drop-old" and stream.kept.count > settings.depth.messages:
+        if self.log.settings.depth is not NO_DEPTH:
             self.retention.bound_depth(stream)
         return self.log.after_data_sync(request.total)
 
@@ -206,7 +209,7 @@ class Publisher:
         if not stream.removed:
             stream.kept.appended(record.sequence, record.kind, len(record.body))
             self.deliver(stream, record, is_expired=self.is_expired(record))
-            self._bound_depth(stream)
+            self.retention.bound_depth(stream)
 
     def _show_all(self, stream: Stream, first: int, count: int, size: int) -> None:
         if stream.removed:
@@ -214,12 +217,7 @@ class Publisher:
         stream.kept.appended_many(first + count - 1, count, size)
         for record in self.appended(first, count):
             self.deliver(stream, record, is_expired=self.is_expired(record))
-        self._bound_depth(stream)
-
-    def _bound_depth(self, stream: Stream) -> None:
-        depth = self.log.settings.depth.messages
-        if depth and self.log.settings.full == "drop-old" and stream.kept.count > depth:
-            self.retention.bound_depth(stream)
+        self.retention.bound_depth(stream)
 
     def appended(self, first: int, count: int) -> Iterator[Record]:
         """The messages of a batch as the log has them; one that is damaged since is left out."""

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
 
-from mqfs import errors
+from mqfs import errors, limits
 from mqfs.clock import Clock
 from mqfs.engine.core.log import GroupLog
 from mqfs.engine.core.portions import Work
-from mqfs.engine.language.settings import Depth
+from mqfs.engine.language.settings import NO_DEPTH, Depth
+from mqfs.engine.retention.newest import NOTHING
 from mqfs.model import NEVER, Kind, Record
 from mqfs.state.group import StreamState
 from mqfs.store.api import Bucket
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from mqfs.engine.retention.retention import Retention
     from mqfs.engine.stream import Stream
 
+_FOLLOWED = 4_096  # messages of which the key is looked up at once, where a bound depends on it: some 30 ms
 _STEPS = 256  # messages passed between two looks at the clock: some 0.3 ms
 UNKNOWN, RECOUNT = -2, -1  # a stream's count: not looked at since the start, and to be counted again
 
@@ -43,8 +45,10 @@ class KeptRange:
         "mtime_ns",
         "newest",
         "number",
+        "rows",
         "size",
         "state",
+        "tail",
         "trimmed_count",
     )
 
@@ -59,6 +63,8 @@ class KeptRange:
         self.newest = -1  # sequence of the newest message; 0: none; -1: not looked up yet
         self.mtime_ns = 0  # its time, or 0 where it was not looked up
         self._was_shared = False  # when it was counted
+        self.tail = 0  # under `replay key`: below it only `rows` are kept, the newest message of each key
+        self.rows = NOTHING
 
     def kept_from(self) -> int:
         """The lowest sequence this stream keeps now."""
@@ -73,7 +79,22 @@ class KeptRange:
             live = min(live, exclusive)
         if settings.replay == "last" and (newest := self.newest_kept()) >= floor and newest:
             live = min(live, newest)
+        if (per_key := self._retention.newest) is not None:
+            per_key.follow(_FOLLOWED if settings.depth is not NO_DEPTH else limits.PASSED_MESSAGES)
+            self._raise_tail(min(live, per_key.reach))
+            found = self.rows.at_or_after(floor)
+            live = self.tail if found is None else min(self.tail, found[0])
         return max(floor, live)
+
+    def _raise_tail(self, tail: int) -> None:
+        """Readers and consumers have had what is below: of that only the newest of each key counts from now on."""
+        first = max(self.tail, self.state.floor)
+        if self.count > 0 and first < tail:
+            count, size = self._counted_all(first, tail)
+            kept, kept_size = self.rows.tally(first, tail)
+            self.on_deleted(size - kept_size, count - kept)
+        self.tail = max(tail, self.tail)
+        self._retention.tail = max(tail, self._retention.tail)
 
     def update_low_watermark(self) -> None:
         """Raise the floor to what is kept now, and count what is above it."""
@@ -84,6 +105,8 @@ class KeptRange:
         floor = self.kept_from()
         if self.count < 0 or floor > self.state.floor:
             self._raise(floor)
+            if (newest := self._retention.newest) is not None:
+                newest.cut(self)
 
     def pass_absent(self) -> Iterator[None]:
         """Raise the floor past messages that were dropped or outlived their ttl. In steps."""
@@ -113,6 +136,9 @@ class KeptRange:
             if before == UNKNOWN and is_bounded and not owner.outlasts_readers:
                 # Read from a log after a kill: what `depth` had cut since the newest state is still in it.
                 cut = self._retention.counts.cut
+                if self._retention.newest is not None and settings.depth is not NO_DEPTH:
+                    self._retention.newest.follow_to_end()  # so that no key is cut for one that is superseded
+                    self.kept_from()
                 self.cut_to_depth()
                 self._retention.counts.cut = cut
             return
@@ -126,6 +152,14 @@ class KeptRange:
 
     def counted(self, first: int, end: int | None = None) -> tuple[int, int]:
         """(messages, bytes) in [first, end) of what is still to be counted."""
+        if first >= self.tail:
+            return self._counted_all(first, end)
+        count, size = self.rows.tally(first, self.tail if end is None else min(end, self.tail))
+        more, more_size = self._counted_all(self.tail, end) if end is None or end > self.tail else (0, 0)
+        return count + more, size + more_size
+
+    def _counted_all(self, first: int, end: int | None = None) -> tuple[int, int]:
+        """The same, where all that was written is kept."""
         if first >= self.log.end.next:
             return 0, 0
         tally = self.log.metrics.count
@@ -140,6 +174,9 @@ class KeptRange:
 
     def messages(self, first: int, end: int | None = None) -> int:
         """How many of those in [first, end) were not dropped and did not outlive their own ttl; no end marks."""
+        if first < self.tail:
+            below = self.rows.count_messages(first, self.tail if end is None else min(end, self.tail))
+            return below + (self.messages(self.tail, end) if end is None or end > self.tail else 0)
         bucket = self.log.bucket
         there = bucket.metrics.count(self.number, first, end)[0]
         return (
@@ -183,6 +220,8 @@ class KeptRange:
         """Whether a message at or above the floor was dropped, outlived its ttl, or was had by all who share it."""
         if sequence in self.log.state.dropped or sequence in self._retention.lapsed:
             return True
+        if sequence < self.tail and self.rows.find(sequence) < 0:
+            return True
         return self._owner.shared and all(c.is_acked(sequence) for c in self._owner.interested_consumers())
 
     def on_deleted(self, size: int, count: int = 1) -> None:
@@ -205,9 +244,9 @@ class KeptRange:
 
     def first_kept(self) -> int:
         """Sequence of the first message at or above the floor that was not dropped; 0 where there is none."""
-        found = self.log.reader.locate(self.number, self.state.floor)
+        found = locate(self, self.state.floor)
         while found is not None and self.is_deleted(found[0]):
-            found = self.log.reader.locate(self.number, found[0] + 1)
+            found = locate(self, found[0] + 1)
         return found[0] if found else 0
 
     def newest_kept(self) -> int:
@@ -215,7 +254,7 @@ class KeptRange:
         if self.newest < 0:
             self._look_up_newest()
         while self.newest and self.newest >= self.state.floor and self.is_deleted(self.newest):
-            self.newest = self.log.reader.before(self.newest, self.number) or 0
+            self.newest = before(self, self.newest)
         return self.newest if self.newest >= self.state.floor else 0
 
     def _look_up_newest(self) -> None:
@@ -231,6 +270,8 @@ class KeptRange:
         if sequence < self.state.floor or sequence in self.log.state.dropped or retention.expiry.is_expired(record):
             return False
         if record.headers and retention.is_expired(sequence):
+            return False
+        if sequence < self.tail and self.rows.find(sequence) < 0:
             return False
         return unacked or not self._owner.shared or not self._owner.is_acked_by_all(sequence)
 
@@ -263,6 +304,8 @@ class KeptRange:
 
     def cut_to_depth(self, messages: int = 0, size: int = 0) -> None:
         """Take away the oldest until the rest fits, and so much more; what may not be shown yet, too."""
+        if self._retention.newest is not None and not self._retention.newest.is_complete:
+            return  # messages are counted of which it is not known yet whether a newer one takes their place
         cut = plan_cut(self, self.log.settings.depth, messages + self.held_count, size + self.held_size)
         if cut.floor != self.state.floor and self._owner.outlasts_readers:
             self._retention.persist_low_watermarks({self.number: cut.floor})
@@ -284,6 +327,8 @@ class KeptRange:
         else:
             self.count, self.size = cut.count, cut.size
         self.state.raise_floor(cut.floor)
+        if self._retention.newest is not None:
+            self._retention.newest.cut(self)
         self.trimmed_count += cut.gone
         return cut
 
@@ -315,6 +360,23 @@ class Cut:
     lost: int = 0  # messages among them
     last_lost: int = 0
     before: int = 0  # `trimmed_count` when it was planned
+
+
+def locate(kept: KeptRange, sequence: int) -> tuple[int, int] | None:
+    """The first message at or after that one which may be kept: its sequence and bytes."""
+    if sequence < kept.tail:
+        found = kept.rows.at_or_after(sequence)
+        if found is not None and found[0] < kept.tail:
+            return found
+        sequence = kept.tail
+    return kept.log.reader.locate(kept.number, sequence)
+
+
+def before(kept: KeptRange, sequence: int) -> int:
+    """The last message below that one which may be kept; 0: none."""
+    if sequence <= kept.tail:
+        return kept.rows.up_to(sequence - 1, messages=True)
+    return kept.log.reader.before(sequence, kept.number) or 0
 
 
 class Clearing(NamedTuple):
@@ -350,14 +412,15 @@ def plan_cut_below(kept: KeptRange, target: int) -> Cut | None:
     if found is None or found[0] >= target:
         return None
     count, size = kept.counted(floor, target)
-    lost = max(count - bucket.metrics.count_eof_markers(kept.number, floor, target), 0)
-    newest = bucket.reader.before(target, kept.number) or 0
+    marks = bucket.metrics.count_eof_markers(kept.number, floor, target)
+    lost = kept.messages(floor, target) if kept.tail > floor else max(count - marks, 0)
+    newest = before(kept, target)
     while (
         lost
         and newest >= floor
         and (kept.is_deleted(newest) or bucket.metrics.count_eof_markers(kept.number, newest, newest + 1))
     ):
-        newest = bucket.reader.before(newest, kept.number) or 0
+        newest = before(kept, newest)
     return Cut(target, kept.count - count, kept.size - size, count, lost, newest, kept.trimmed_count)
 
 
@@ -394,7 +457,7 @@ def begin_cut(kept: KeptRange) -> Cut:
 
 def extend_cut(kept: KeptRange, cut: Cut) -> None:
     """By the oldest message that would be left."""
-    found = kept.log.reader.locate(kept.number, cut.floor)
+    found = locate(kept, cut.floor)
     if found is None:
         cut.gone += cut.count
         cut.count = cut.size = 0
@@ -405,7 +468,7 @@ def extend_cut(kept: KeptRange, cut: Cut) -> None:
         cut.count -= 1
         cut.size -= size
         cut.gone += 1
-        if size:  # an end mark is no loss to anyone
+        if size or not kept.log.metrics.count_eof_markers(kept.number, sequence, cut.floor):  # which is no loss
             cut.lost += 1
             cut.last_lost = sequence
 

@@ -13,16 +13,18 @@ in the middle of a range may be gone, too: it was dropped, or outlived a ttl of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits
 from mqfs.engine.core.timers import EXPIRY, TRIMMING, Alarm
-from mqfs.engine.language.settings import NO_DEPTH
+from mqfs.engine.language.settings import NO_DEPTH, Settings
 from mqfs.engine.retention import retained
+from mqfs.engine.retention.newest import NOTHING, NewestPerKey
 from mqfs.engine.retention.retained import Expiry
 from mqfs.model import NEVER
+from mqfs.state.group import Change
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
@@ -32,6 +34,11 @@ _LOOKED_AT = 1_024  # messages looked up in the log at once: some ms
 _LAPSED = 1_024  # messages that outlived their ttl, counted out at once: some 3 ms
 _TRIM_AGAIN_NS = 10**8
 _STEPS = 64  # looked at between two looks at the clock: 0.1 ms
+
+
+def is_per_key(settings: Settings) -> bool:
+    """Whether of each key the newest message is kept."""
+    return settings.replay == "key" and settings.deliver == "all"
 
 
 class Retention:
@@ -58,6 +65,8 @@ class Retention:
         self._expiry_alarm = Alarm(host.timers, host, EXPIRY, "expiring messages", self._expire_due)
         self._trim_again_ns = 0  # engine time, before which writers that wait have nothing trimmed
         self._trim_alarm = Alarm(host.timers, host, TRIMMING, "giving back room", lambda _: self.trim())
+        self.newest = NewestPerKey(host) if is_per_key(host.settings) else None
+        self.tail = 0  # under `replay key`: no stream has one above it
 
     def low_watermark(self, stream: Stream) -> int:
         """The lowest sequence of the stream that a reader present now, or a consumer, has not had."""
@@ -67,9 +76,15 @@ class Retention:
         """The sequences of all messages for one receiver."""
         return self._host.ranks.all_exclusives()
 
-    def retention_changed(self) -> None:
-        """A change of the group may have made messages unwanted."""
+    def retention_changed(self, change: Change | None = None) -> None:
+        """A change of the group may have made messages unwanted. The log has it, and the state."""
         self._dirty = True
+        if change is None or self.newest is None:
+            return
+        if change["do"] == "remove":
+            self.newest.forget(change["stream"])
+        for sequence in change["sequences"] if change["do"] == "drop" else ():
+            self.newest.remove(change["stream"], sequence)
 
     def expire_messages(self) -> None:
         """Messages whose own ttl has ended count no more."""
@@ -78,6 +93,8 @@ class Retention:
             if stream is not None:
                 stream.kept.lapse(sequence)
                 self.lapsed[sequence] = number
+                if self.newest is not None:
+                    self.newest.remove(number, sequence)
                 self._dirty = True
                 self._host.mark_dirty()
 
@@ -170,6 +187,8 @@ class Retention:
         yield from self._forget_lapsed()
         if not wanted:
             return
+        if self.newest is not None:
+            yield from self.newest.follow_in_steps()
         self._dirty, self._trimmed_expired = False, expired
         floors, kept_from, made = {}, self._log.end.next, self._log.state.next_stream
         for stream in list(self._host.numbers.values()):
@@ -184,7 +203,11 @@ class Retention:
         floors.update((n, 0) for n in range(made, self._log.state.next_stream) if n in self._host.numbers)
         floors.update(self._host.before_trim())
         self.kept_from = kept_from
-        self._log.upkeep.trim(floors, self._log.state.dropped.keys() | self.lapsed.keys())
+        gone: Set[int] = self._log.state.dropped.keys() | self.lapsed.keys()
+        if (newest := self.newest) is None:
+            self._log.upkeep.trim(floors, gone)
+        else:
+            self._log.upkeep.trim(floors, {sequence for sequence in gone if sequence < newest.known}, newest.wanted)
         if self._log.upkeep.size < max(size, self._trimmed_bytes):
             self._forget_removed()
         self._trimmed_bytes = self._log.upkeep.size
@@ -270,7 +293,9 @@ class Retention:
     def bound_depth(self, stream: Stream) -> None:
         """Cut a stream to its `depth`, with `full drop-old`: messages accepted earlier were appended beyond it."""
         settings = self._log.settings
-        if settings.full == "drop-old" and settings.depth is not NO_DEPTH and stream.name != settings.dead:
+        if settings.full != "drop-old" or retained.fits(settings.depth, stream.kept, 0, 0):
+            return
+        if settings.depth is not NO_DEPTH and stream.name != settings.dead:
             stream.kept.update_low_watermark()
             stream.kept.cut_to_depth()
 
@@ -282,3 +307,16 @@ class Retention:
         self.expire_messages()
         if self._host.ranks.next_expiry_ns != NEVER:
             self.expire_at(max(self._host.ranks.next_expiry_ns, now_ns + 1))  # the rest after others
+
+
+def renew_newest(retention: Retention, group: Group, before: Settings) -> None:
+    """Settings other than before are in force: what is kept by keys is looked up again, if anything is."""
+    settings = group.settings
+    if is_per_key(settings) == is_per_key(before) and settings.dead == before.dead:
+        return
+    group.log.remember_newest(None)
+    retention.tail = 0
+    for stream in group.numbers.values():
+        stream.kept.tail, stream.kept.rows = 0, NOTHING
+        stream.kept.recount()
+    retention.newest = NewestPerKey(group) if is_per_key(settings) else None

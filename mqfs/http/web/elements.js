@@ -64,7 +64,7 @@ export const WORDS = {
   "next sequence": "The number of the next message. It grows by one a message, across all streams of the group.",
   "over": "The stream or view that the consumer reads.",
   "refused writes": "Writes that were refused, with their reasons below.",
-  "replay": "What a new reader gets of the past: off, last or all.",
+  "replay": "What a new reader gets of the past: off, last, key (the newest of each key) or all.",
   "waiting": "Messages that no worker has yet: the lag of the consumer.",
 };
 

@@ -1,4 +1,5 @@
-"""Which messages of a group are live: at or above their stream's low watermark, and not dropped one by one.
+"""Which messages of a group are live: at or above their stream's low watermark, and not dropped one by one. Under
+`replay key` also those that `wanted` leaves out are not: they are found by a search, not one by one.
 
     sequences   40  41  42  43       floors 16: 42, 17: 40; dropped: 43
     streams     17  16  16  17
@@ -11,8 +12,10 @@ which a quarter is live stays so until a floor passes `dense_until`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence, Set
 
+from mqfs.store.api import Wanted
 from mqfs.store.segment.index import Index
 
 
@@ -33,23 +36,39 @@ class LivenessCache:
 class Liveness:
     """The low watermarks of the streams, and the messages dropped one by one."""
 
-    __slots__ = ("dropped", "floors", "is_known")
+    __slots__ = ("_updates", "dropped", "floors", "is_known", "wanted")
 
     def __init__(self) -> None:
         self.floors: Mapping[int, int] = {}
         self.dropped: Set[int] = frozenset()
         self.is_known = False  # nothing is removed before the first `update`
+        self.wanted: Wanted | None = None  # None: all that is neither
+        self._updates = 0  # with one
 
-    def update(self, floors: Mapping[int, int], dropped: Set[int]) -> None:
-        self.floors, self.dropped, self.is_known = floors, dropped, True
+    def update(self, floors: Mapping[int, int], dropped: Set[int], wanted: Wanted | None) -> None:
+        self.floors, self.dropped, self.wanted, self.is_known = floors, dropped, wanted, True
+        self._updates += wanted is not None
 
-    def version(self) -> tuple[int, int, int]:
+    def version(self) -> tuple[int, int, int, int]:
         """Changes when a watermark rises or a message is dropped."""
-        return len(self.floors), sum(self.floors.values()), len(self.dropped)
+        return len(self.floors), sum(self.floors.values()), len(self.dropped), self._updates
 
     def is_live(self, stream: int, sequence: int) -> bool:
         floor = self.floors.get(stream)
-        return floor is not None and sequence >= floor and sequence not in self.dropped
+        if floor is None or sequence < floor or sequence in self.dropped:
+            return False
+        return self.wanted is None or self.wanted(stream, sequence) == sequence
+
+    def live(self, index: Index, stream: int, posting: Sequence[int]) -> Iterator[int]:
+        """The ordinals of the live messages of a stream, the last first. -1: some that are none were passed."""
+        floor, sequences, at = self.floors.get(stream), index.sequences, len(posting)
+        while floor is not None and at and (sequence := sequences[posting[at - 1]]) >= floor:
+            found = sequence if self.wanted is None else self.wanted(stream, sequence)
+            if found < sequence:
+                at = bisect_right(posting, found, 0, at, key=sequences.__getitem__)
+                continue
+            at -= 1
+            yield posting[at] if sequence not in self.dropped else -1
 
     def are_all_above(self, lowest: Mapping[int, int], end: int) -> bool:
         """Whether no low watermark has passed those sequences of the streams; `end`: that of a stream without one.
@@ -58,29 +77,22 @@ class Liveness:
 
     def confirms(self, cache: LivenessCache) -> bool:
         """Whether the message that was live at the last look still is."""
-        stream, last = cache.hint
-        return self.floors.get(stream, last + 1) <= last and last not in self.dropped
+        return self.is_live(*cache.hint)
 
     def has_live(self, cache: LivenessCache, index: Index) -> bool:
         """Whether a message of a segment is live. A stream found without one is never looked at again."""
         present = index.present()
         while cache.cursor < len(present):
             stream = present[cache.cursor]
-            floor = self.floors.get(stream)
-            if floor is not None and (last := self._last_live(index, stream, floor)) >= 0:
+            if (last := self._last_live(index, stream)) >= 0:
                 cache.hint = (stream, last)
                 return True
             cache.cursor += 1
         return False
 
-    def _last_live(self, index: Index, stream: int, floor: int) -> int:
-        for ordinal in reversed(index.posting(stream)):
-            sequence = index.sequences[ordinal]
-            if sequence < floor:
-                return -1
-            if sequence not in self.dropped:
-                return sequence
-        return -1
+    def _last_live(self, index: Index, stream: int) -> int:
+        ordinal = next((ordinal for ordinal in self.live(index, stream, index.posting(stream)) if ordinal >= 0), -1)
+        return index.sequences[ordinal] if ordinal >= 0 else -1
 
 
 __all__ = ["Liveness", "LivenessCache"]

@@ -1,0 +1,307 @@
+"""`replay key`: of each stream the newest message of every key, which stays for readers that come later.
+
+    the log       1 a  2 b  3 a  4 c  5 b  6 b=""     an empty message removes its key: nothing of b stays
+    rows          3 a, 4 c                            ascending: what a reader that comes now gets of the past
+    `tail` 4      1 and 2 are gone, 5 and 6 are kept until those who are present have had them: see KeptRange
+
+The index is made from the log, in portions, and follows it when it is asked: writing costs nothing more. Only the
+header bytes of messages are read. What it said at the head of a segment is in the state there (`State.newest`), so a
+start reads from there on, and the log may remove any older message that no row names. Of what is newer all is kept until
+the next segment begins: a message that removed a key must not go before those of that key.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import compress
+from typing import TYPE_CHECKING
+
+from mqfs import limits
+from mqfs.engine.core.portions import Work
+from mqfs.model import NEVER, Head, Kind
+from mqfs.records import headers
+
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+    from mqfs.engine.retention.retained import KeptRange
+    from mqfs.engine.stream import Stream
+
+_STEPS = 256  # messages between two looks at the clock: some 2 ms where each has a key
+_ROWS = 64  # that may be superseded before there are more of them than others
+_SINGLE, _PART = headers.key(headers.SINGLE), headers.key(headers.PART)
+
+
+class NewestOfStream:
+    """The rows of one stream, in columns. A row is there, and not alive, until half of them are."""
+
+    __slots__ = ("alive", "count", "firsts", "keys", "newest", "sequences", "sizes")
+
+    def __init__(self) -> None:
+        self.newest: dict[bytes | None, int] = {}  # the row of each key; None: of an EOF marker that ends the stream
+        self.firsts: dict[int, int] = {}  # of a body in parts, by its last one: the first
+        self.sequences, self.sizes, self.alive = array("Q"), array("I"), bytearray()
+        self.keys: list[bytes | None] = []
+        self.count = 0  # rows that are alive
+
+    def add(self, key: bytes | None, sequence: int, size: int, first: int) -> None:
+        """The newest message of a key; `first`: where its body begins."""
+        self.newest[key] = sequence
+        if first < sequence:
+            self.firsts[sequence] = first
+        self.sequences.append(sequence)
+        self.sizes.append(size)
+        self.alive.append(1)
+        self.keys.append(key)
+        self.count += 1
+
+    def find(self, sequence: int) -> int:
+        """Where the row of that message is; -1: it has none."""
+        at = bisect_left(self.sequences, sequence)
+        return at if at < len(self.sequences) and self.sequences[at] == sequence and self.alive[at] else -1
+
+    def at_or_after(self, sequence: int) -> tuple[int, int] | None:
+        """The first row from there on: sequence, body bytes."""
+        at = self.alive.find(1, bisect_left(self.sequences, sequence))
+        return (self.sequences[at], self.sizes[at]) if at >= 0 else None
+
+    def up_to(self, sequence: int, *, messages: bool = False) -> int:
+        """The last row up to that message; 0: there is none. `messages`: no EOF marker."""
+        at = self.alive.rfind(1, 0, bisect_right(self.sequences, sequence))
+        if messages and at >= 0 and self.keys[at] is None:
+            at = self.alive.rfind(1, 0, at)
+        return self.sequences[at] if at >= 0 else 0
+
+    def count_messages(self, first: int, end: int) -> int:
+        """The rows in [first, end) that are no EOF marker."""
+        return self.tally(first, end)[0] - (first <= self.newest.get(None, 0) < end)
+
+    def tally(self, first: int, end: int) -> tuple[int, int]:
+        """(messages, body bytes) of the rows in [first, end)."""
+        begin, to = bisect_left(self.sequences, first), bisect_left(self.sequences, end)
+        return self.alive.count(1, begin, to), sum(self.sizes[begin:to])
+
+    def messages(self) -> tuple[Sequence[int], Sequence[int]]:
+        """The rows without an EOF marker: sequences, body bytes."""
+        alive = [present and key is not None for present, key in zip(self.alive, self.keys, strict=True)]
+        return list(compress(self.sequences, alive)), list(compress(self.sizes, alive))
+
+    def bodies(self) -> list[tuple[int, int]]:
+        """The rows without EOF markers: of each body the first part and the last."""
+        found = sorted(sequence for key, sequence in self.newest.items() if key is not None)
+        return [(self.firsts.get(sequence, sequence), sequence) for sequence in found]
+
+    def remove(self, sequence: int) -> list[tuple[int, int]]:
+        """A message, and the parts before it, are the newest of their key no more. Returns what was removed: sequences,
+        and body bytes."""
+        at = self.find(sequence)
+        if at < 0:
+            return []
+        if self.newest.get(self.keys[at]) == sequence:
+            del self.newest[self.keys[at]]
+        gone = []
+        first = self.firsts.pop(sequence, sequence)
+        while at >= 0 and self.sequences[at] >= first:
+            if self.alive[at]:
+                gone.append((self.sequences[at], self.sizes[at]))
+                self.alive[at] = self.sizes[at] = 0
+                self.count -= 1
+            at -= 1
+        if len(self.alive) > 2 * self.count + _ROWS:
+            self._shrink()
+        return gone
+
+    def _shrink(self) -> None:
+        alive = self.alive
+        self.sequences = array("Q", compress(self.sequences, alive))
+        self.sizes = array("I", compress(self.sizes, alive))
+        self.keys = list(compress(self.keys, alive))
+        self.alive = bytearray(b"\1") * self.count
+
+    def cut(self, floor: int) -> int:
+        """Keep nothing below that sequence. Returns how many rows went."""
+        to, before = bisect_left(self.sequences, floor), self.count
+        for at in range(to):
+            if self.alive[at]:
+                self.count -= 1
+                self.firsts.pop(self.sequences[at], None)
+                if self.newest.get(self.keys[at]) == self.sequences[at]:
+                    del self.newest[self.keys[at]]
+        del self.sequences[:to], self.sizes[:to], self.alive[:to], self.keys[:to]
+        return before - self.count
+
+
+NOTHING = NewestOfStream()  # of a stream without any
+
+
+class NewestPerKey:
+    """The rows of all streams of a group: each has its own, in `KeptRange.rows`."""
+
+    def __init__(self, group: Group) -> None:
+        self._group, self._log = group, group.log
+        self.position, rows = self._log.state.newest or (0, ())  # of the log below it all is known
+        self._pending = deque(sorted((sequence, number) for number, mine in rows for sequence in mine))
+        self._saved = self.position  # as the state has it that is at the head of the newest segment
+        self.count = 0  # rows
+
+    # ------------------------------------------------------------ made from the log
+
+    @property
+    def reach(self) -> int:
+        """Below this sequence all of the log is in it."""
+        return self._pending[0][0] if self._pending else self.position
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of the log is in it."""
+        return not self._pending and self.position >= self._log.end.next
+
+    def follow(self, most: int = limits.PASSED_MESSAGES) -> bool:
+        """Look at that many more messages of the log. Whether that was all. Raises DiskFailed."""
+        reader = self._log.reader
+        while self._pending and most > 0:
+            sequence, number = self._pending.popleft()
+            most -= 1
+            found = reader.heads(sequence, 1)
+            if found and found[0].sequence == sequence and found[0].stream == number:
+                self._add(found[0])
+        while most > 0 and self.position < self._log.end.next:
+            found = reader.heads(max(self.position, reader.first), most)
+            for head in found:
+                self.position = head.sequence + 1
+                self._add(head)
+            if not found:
+                self.position = self._log.end.next
+            most -= len(found)
+        return self.is_complete
+
+    def follow_in_steps(self) -> Work[None]:
+        """All of the log."""
+        while not self.follow(_STEPS):
+            yield
+
+    def follow_to_end(self) -> None:
+        """All of the log at once: where the caller cannot wait. It was done before, but just after a start."""
+        while not self.follow(_STEPS):
+            pass
+
+    def _add(self, head: Head) -> None:
+        """The next message of the log."""
+        stream = self._group.numbers.get(head.stream)
+        if stream is None or not self.covers(stream) or head.sequence < stream.state.floor:
+            return
+        texts = headers.decode(head.headers) if _SINGLE in head.headers or _PART in head.headers else {}
+        if headers.SINGLE in texts:
+            return  # one receiver gets it: readers do not
+        kept = stream.kept
+        if kept.rows is NOTHING:
+            kept.rows = NewestOfStream()
+        rows, first = kept.rows, head.sequence
+        key = None if head.kind == Kind.END else headers.key_of(head.headers)
+        part, _ = headers.parse_part(texts.get(headers.PART, ""))
+        before = rows.newest.get(key, 0)
+        if part > 1 and before and rows.sequences[-1] == before == head.sequence - 1:
+            first = rows.firsts.pop(before, before)  # the next part of that body
+        else:
+            self._supersede(kept, before)
+        self._supersede(kept, rows.newest.get(None, 0))
+        is_removal = bool(key) and not head.size and not part
+        if not is_removal and kept.is_counted(head.sequence):
+            rows.add(key, head.sequence, head.size, first)
+            self.count += 1
+            if self.count > limits.KEYS:
+                self._bound(kept)
+
+    def _supersede(self, kept: KeptRange, sequence: int) -> None:
+        """That message, if it is one, is no longer the newest of its key."""
+        for gone, size in kept.rows.remove(sequence) if sequence else ():
+            self.count -= 1
+            if kept.state.floor <= gone < kept.tail:
+                kept.on_deleted(size)
+            self._group.retention.retention_changed()
+
+    def _bound(self, kept: KeptRange) -> None:
+        """Of one key more than a group has, the oldest of its stream goes."""
+        rows = kept.rows
+        if rows.count > 1 and (oldest := rows.at_or_after(0)) is not None:
+            self._supersede(kept, rows.newest[rows.keys[rows.find(oldest[0])]])
+            self._group.counts.cut += 1
+
+    # ------------------------------------------------------------ what it says
+
+    def covers(self, stream: Stream) -> bool:
+        """Whether that is kept by keys: dead letters are not."""
+        return stream.name != self._log.settings.dead
+
+    def is_superseded(self, stream: Stream, sequence: int) -> bool:
+        """Whether a newer message of its key, or none, is kept for those that come later."""
+        return self.covers(stream) and stream.kept.rows.find(sequence) < 0
+
+    def next_of(self, stream: Stream, sequence: int, end: int) -> int:
+        """Where from there on the first newest message of a key is, below `end` or there."""
+        if not self.covers(stream):
+            return sequence
+        found = stream.kept.rows.at_or_after(sequence)
+        return min(end, found[0]) if found is not None else end
+
+    def bodies_of(self, stream: Stream) -> Iterable[tuple[int, int]]:
+        """The newest bodies of all keys, each as its first and last sequence; of dead letters all messages."""
+        kept = stream.kept
+        if self.covers(stream):
+            return kept.rows.bodies()
+        portions = list(self._log.metrics.listing({stream.number: kept.state.floor}, self._log.end.next))
+        return [(s, s) for one in portions for s in one.columns(one.messages)[0] if not kept.is_deleted(s)]
+
+    def replaced_in(self, stream: Stream, head: bytes) -> tuple[int, int]:
+        """(messages, bytes) that go when a message with these headers comes."""
+        kept = stream.kept
+        kept.update_low_watermark()
+        sequence = kept.rows.newest.get(headers.key_of(head), 0)
+        first = kept.rows.firsts.get(sequence, sequence)
+        return kept.rows.tally(first, sequence + 1) if kept.state.floor <= first and sequence < kept.tail else (0, 0)
+
+    # ------------------------------------------------------------ what goes
+
+    def remove(self, number: int, sequence: int) -> None:
+        """A message was dropped, or has outlived its ttl, and counts no more."""
+        if (stream := self._group.numbers.get(number)) is None:
+            return
+        for gone, size in stream.kept.rows.remove(sequence):
+            self.count -= 1
+            if gone != sequence and stream.kept.state.floor <= gone < stream.kept.tail:
+                stream.kept.on_deleted(size)
+
+    def cut(self, kept: KeptRange) -> None:
+        """A stream keeps nothing below its floor."""
+        if kept.rows.sequences and kept.rows.sequences[0] < kept.state.floor:
+            self.count -= kept.rows.cut(kept.state.floor)
+
+    def forget(self, number: int) -> None:
+        """A stream was removed."""
+        if (stream := self._group.numbers.get(number)) is not None:
+            self.count -= stream.kept.rows.count
+
+    def wanted(self, number: int, sequence: int) -> int:
+        """The last message of a stream, up to that one, which the log is to keep if the floor of the stream is below
+        it; 0: none. One that the state at the head of the newest segment does not tell of is."""
+        stream = self._group.numbers.get(number)
+        if stream is None or not self.covers(stream) or sequence >= min(self.known, stream.kept.tail):
+            return sequence
+        return stream.kept.rows.up_to(sequence)
+
+    @property
+    def known(self) -> int:
+        """Below this sequence a start would know what is in it. A log in memory is not there then."""
+        is_on_disk = not self._group.in_memory and self._log.settings.keep == "disk"
+        return self._saved if is_on_disk else NEVER
+
+    def save(self) -> None:
+        """Have the state say it: a segment begins with that."""
+        if self._pending:
+            return  # what the state says already holds
+        found = [(number, stream.kept.rows) for number, stream in self._group.numbers.items()]
+        rows = [[number, list(compress(mine.sequences, mine.alive))] for number, mine in found if mine.count]
+        self._log.remember_newest((self.position, rows))
+        self._saved = self.position

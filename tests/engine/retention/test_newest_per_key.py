@@ -1,0 +1,361 @@
+"""`replay key`: whoever comes later gets the newest message of each key, over restarts, kills and compaction too."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqfs import limits
+from mqfs.errors import StreamFull
+from mqfs.model import Wait
+from mqfs.store import compaction
+from mqfs.store.segment.liveness import Liveness
+from tests.support.queues import Queues, drain, read, say
+
+BIG = 1 << 20
+
+
+@pytest.fixture
+def queues(tmp_path: Path) -> Queues:
+    return Queues("replay key", path=tmp_path / "store")
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queues:
+    """One whose segments are small, and go or are rewritten as soon as they may."""
+    monkeypatch.setattr(limits, "TRIM_BYTES", 0)
+    monkeypatch.setattr(limits, "SEGMENT_BYTES", 8_192)
+    monkeypatch.setattr(limits, "SEGMENT_FIRST_BYTES", 4_096)
+    monkeypatch.setattr(compaction, "_LOOKS", 1_000)
+    return Queues("replay key", path=tmp_path / "store")
+
+
+def shown(queues: Queues, name: str = "s") -> list[bytes]:
+    """What a reader gets that comes now."""
+    handle, bodies, offset = queues.at(name), list[bytes](), 0
+    while not isinstance(step := handle.read(BIG, offset), Wait):
+        bodies.append(step)
+        offset += len(step)
+    step.cancel()
+    handle.close()
+    return bodies
+
+
+def fill(queues: Queues, keys: int, rounds: int, size: int = 100) -> None:
+    for number in range(keys * rounds):
+        queues.put(f"{number:0{size}}".encode(), key=str(number % keys))
+
+
+def row(queues: Queues) -> dict[str, Any]:
+    return queues.row("s")
+
+
+def test_the_newest_of_each_key_of_each_stream_oldest_first(queues: Queues) -> None:
+    queues.stream("t")
+    queues.put(b"s1", key="a")
+    queues.put(b"t1", "t", key="a")
+    queues.put(b"s2", key="b")
+    queues.put(b"s3", key="a")
+    assert shown(queues) == [b"s2", b"s3"]
+    assert shown(queues, "t") == [b"t1"]
+    assert shown(queues, "order") == [b"t\0", b"s\0", b"s\0"]
+    assert drain(queues.cursor("format raw"), ack=False) == [b"t1", b"s2", b"s3"]
+    assert drain(queues.cursor("format record"), ack=False) != []
+    assert read(queues.at(".kept/s")) == b"s2s3"
+
+
+def test_messages_without_a_key_are_one_key_and_an_end_mark_stays_while_it_is_the_last(queues: Queues) -> None:
+    queues.write("s", b"1")
+    queues.put(b"k", key="k")
+    queues.write("s", b"2")
+    queues.ctl("eof s")
+    assert shown(queues)[:3] == [b"k", b"2", b""]
+    queues.write("s", b"3")
+    assert shown(queues) == [b"k", b"3"]
+
+
+def test_an_empty_message_removes_its_key_and_is_had_by_those_who_are_there(queues: Queues) -> None:
+    queues.put(b"1", key="k")
+    queues.put(b"2", key="l")
+    there = queues.at("s")
+    assert [there.read(BIG, 0), there.read(BIG, 1)] == [b"1", b"2"]
+    queues.put(b"", key="k")
+    assert there.read(BIG, 2) == b""
+    assert shown(queues) == [b"2"]
+    queues.put(b"3", key="k")
+    assert shown(queues) == [b"2", b"3"]
+
+
+def test_an_empty_message_without_a_key_removes_nothing(queues: Queues) -> None:
+    queues.put(b"1")
+    queues.put(b"", priority=5)
+    assert shown(queues) == [b""]
+
+
+def test_a_reader_that_is_there_gets_all(queues: Queues) -> None:
+    queues.put(b"old", key="k")
+    there = queues.at("s")
+    for number in range(3):
+        queues.put(b"%d" % number, key="k")
+    assert [there.read(BIG, place) for place in range(3)] == [b"0", b"1", b"2"], "the old one was replaced before"
+    assert shown(queues) == [b"2"]
+    assert row(queues)["messages"] == 1
+
+
+def test_a_slow_reader_holds_back_what_it_has_not_had(queues: Queues) -> None:
+    there = queues.at("s")
+    for number in range(3):
+        queues.put(b"%d" % number, key="k")
+    assert row(queues)["messages"] == 3
+    assert shown(queues) == [b"2"], "and those who come now do not get it"
+    there.close()
+    assert row(queues)["messages"] == 1
+
+
+def test_a_consumer_gets_what_came_since_and_a_new_one_the_newest(queues: Queues) -> None:
+    queues.put(b"0", key="k")
+    queues.put(b"l", key="l")
+    queues.consumer("w", "s")
+    for number in range(1, 4):
+        queues.put(b"%d" % number, key="k")
+    queues.consumer("v", "s")
+    queues.restart()
+    assert drain(queues.worker("v")) == [b"l", b"3"]
+    assert drain(queues.worker("w"))[-4:] == [b"l", b"1", b"2", b"3"], "0 may come before: it was there, too"
+    assert row(queues)["messages"] == 2
+    queues.put(b"4", key="k")
+    assert (drain(queues.worker("v")), drain(queues.worker("w"))) == ([b"4"], [b"4"])
+
+
+def test_a_claimed_message_stays_with_its_receiver(queues: Queues) -> None:
+    queues.consumer("w", "s")
+    queues.put(b"1", key="k")
+    worker = queues.worker("w")
+    assert read(worker) == b"1"
+    queues.put(b"2", key="k")
+    say(worker, "nack 0ms")
+    assert drain(worker) == [b"1", b"2"]
+
+
+def test_a_consumer_in_memory_begins_again_with_the_newest(queues: Queues) -> None:
+    queues.consumer("w", "s", "memory")
+    for number in range(3):
+        queues.put(b"%d" % number, key="k")
+    queues.restart()
+    assert drain(queues.worker("w")) == [b"2"]
+
+
+def test_a_body_in_parts_goes_whole(queues: Queues) -> None:
+    def body(*parts: bytes) -> None:
+        frames = b""
+        for number, part in enumerate(parts, 1):
+            place = f"{number}/{len(parts)}" if number in (1, len(parts)) else str(number)
+            head = b"\x03key\x01\x00k" + b"\x04part" + len(place).to_bytes(2, "little") + place.encode()
+            frames += (9 + len(head) + len(part)).to_bytes(4, "little") + b"\1\0" + len(head).to_bytes(2, "little")
+            frames += b"s" + head + part
+        handle = queues.at(".batch", os.O_WRONLY)
+        handle.write(frames)
+        handle.close()
+
+    body(b"a", b"b", b"c")
+    queues.put(b"-", key="other")
+    assert shown(queues) == [b"a", b"b", b"c", b"-"]
+    body(b"d", b"e")
+    assert shown(queues) == [b"-", b"d", b"e"]
+    queues.consumer("w", "s")
+    assert drain(queues.worker("w")) == [b"-", b"de"]
+    queues.put(b"", key="k")
+    assert shown(queues) == [b"-"]
+
+
+def test_dead_letters_are_all_kept(queues: Queues) -> None:
+    queues.ctl("retries 1")
+    queues.consumer("w", "s")
+    for number in range(3):
+        queues.put(b"%d" % number, key="k")
+        worker = queues.worker("w")
+        assert read(worker) == b"%d" % number
+        say(worker, "nack 0ms")
+        worker.close()
+    assert shown(queues, "dead") == [b"0", b"1", b"2"]
+    queues.consumer("d", "dead")
+    assert drain(queues.worker("d")) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_restart(queues: Queues, clean: bool) -> None:
+    fill(queues, keys=5, rounds=3)
+    queues.put(b"", key="2")
+    queues.ctl(f"drop s {queues.put(b'dropped', key='3')}")
+    before = shown(queues), row(queues), json.loads(queues.text(".stats"))["keys"]
+    assert len(before[0]) == before[2] == 3
+    queues.restart(clean=clean)
+    assert shown(queues) == before[0]
+    after = row(queues)
+    assert {key: after[key] for key in ("messages", "bytes", "first", "newest")} == {
+        key: before[1][key] for key in ("messages", "bytes", "first", "newest")
+    }
+    assert json.loads(queues.text(".stats"))["keys"] == 3
+
+
+def test_a_dropped_or_outlived_message_takes_its_key_with_it(queues: Queues) -> None:
+    queues.put(b"1", key="k")
+    queues.ctl(f"drop s {queues.put(b'2', key='k')}")
+    assert shown(queues) == []
+    queues.put(b"3", key="k")
+    queues.put(b"4", key="k", ttl="5s")
+    assert shown(queues) == [b"4"]
+    queues.pass_time(6)
+    assert shown(queues) == []
+    assert json.loads(queues.text(".stats"))["keys"] == 0
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_the_log_gives_back_what_was_replaced_and_nothing_comes_back(small: Queues, clean: bool) -> None:
+    """`old` holds the first segment; messages that removed a key go when those that they removed cannot come back."""
+    small.put(b"old", key="old")
+    for round_ in range(20):
+        fill(small, keys=20, rounds=1)
+        for number in range(15):
+            small.put(b"", key=str(number))
+        small.ctl(f"drop s {small.put(b'x', key='15')}")
+        small.put(b"x", key="16", ttl="1s")
+        small.pass_time(2)
+        if round_ % 5 == 4:
+            before = shown(small)
+            small.restart(clean=clean)
+            assert shown(small) == before
+    left = [b"old", *(f"{number:0100}".encode() for number in range(17, 20))]
+    assert shown(small) == left
+    small.pass_time(20)
+    assert small.group.log.upkeep.size < 40_000, "of some 100,000 bytes that were written"
+    small.restart(clean=clean)
+    assert shown(small) == left
+
+
+def test_with_a_depth_a_message_takes_the_place_of_its_key(queues: Queues) -> None:
+    queues.ctl("depth 3", "full reject")
+    for key in "abc":
+        queues.put(b"1", key=key)
+    queues.put(b"2", key="b")
+    with pytest.raises(StreamFull):
+        queues.put(b"1", key="d")
+    queues.put(b"", key="a")
+    queues.put(b"1", key="d")
+    assert shown(queues) == [b"1", b"2", b"1"]
+    queues.ctl("full drop-old")
+    queues.put(b"2", key="d")
+    queues.put(b"1", key="e")
+    assert shown(queues) == [b"2", b"2", b"1"], "the oldest key went: c"
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_depth_cuts_no_key_for_messages_that_were_replaced(queues: Queues, clean: bool) -> None:
+    queues.ctl("depth 5")
+    fill(queues, keys=6, rounds=100, size=3)
+    left = [b"595", b"596", b"597", b"598", b"599"]
+    assert shown(queues) == left
+    queues.restart(clean=clean)
+    assert (shown(queues), row(queues)["messages"]) == (left, 5)
+
+
+def test_of_more_keys_than_a_group_has_the_oldest_goes(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "KEYS", 3)
+    queues.stream("t")
+    queues.put(b"t", "t", key="t")
+    for number in range(5):
+        queues.put(b"%d" % number, key=str(number))
+    assert (shown(queues), shown(queues, "t")) == ([b"3", b"4"], [b"t"])
+    stats = json.loads(queues.text(".stats"))
+    assert (stats["keys"], stats["cut"]) == (3, 3)
+
+
+def test_a_group_that_is_changed_to_it(queues: Queues) -> None:
+    queues.ctl("replay all")
+    fill(queues, keys=2, rounds=3, size=1)
+    assert len(shown(queues)) == 6
+    queues.ctl("replay key")
+    assert shown(queues) == [b"4", b"5"]
+    assert row(queues)["messages"] == 2
+    queues.ctl("replay last")
+    assert shown(queues) == [b"5"]
+    queues.ctl("replay off")
+    assert shown(queues) == []
+
+
+def test_it_is_looked_up_in_portions_after_a_start(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(queues, keys=1_000, rounds=2, size=4)
+    monkeypatch.setattr(limits, "LOOKING_S", 0)
+    monkeypatch.setattr(limits, "PIECE_S", 0)
+    queues.restart()
+    newest = queues.group.retention.newest
+    assert newest is not None and not newest.is_complete, "only a portion was looked up"
+    handle = queues.at("s")
+    step = handle.read(BIG, 0)
+    assert isinstance(step, Wait) and not step.settled, "others are served before it is known"
+    while not step.settled:
+        queues.clock.forward(0.001)
+        queues.tree.run_timers()
+    assert step.result() == b"1000"
+    assert newest.is_complete
+
+
+def test_writes_meanwhile_are_in_it(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(queues, keys=1_000, rounds=1, size=4)
+    monkeypatch.setattr(limits, "LOOKING_S", 0)
+    monkeypatch.setattr(limits, "PIECE_S", 0)
+    queues.ctl("depth 1001")
+    queues.restart()
+    queues.put(b"new", key="0")
+    queues.put(b"more", key="more")
+    while (step := queues.tree.timers.next_due_ns) is not None and step <= queues.clock.engine_ns() + 1_000:
+        queues.clock.forward(0.001)
+        queues.tree.run_timers()
+    assert shown(queues) == [*(f"{number:04}".encode() for number in range(1, 1_000)), b"new", b"more"]
+
+
+def test_a_cursor_that_seeks_comes_anew(queues: Queues) -> None:
+    cursor = queues.cursor("seek end", "format raw")
+    for number in range(4):
+        queues.put(b"%d" % number, key="k")
+    queues.put(b"l", key="l")
+    assert drain(cursor, ack=False) == [b"0", b"1", b"2", b"3", b"l"]
+    say(cursor, "seek first")
+    assert drain(cursor, ack=False) == [b"3", b"l"]
+    say(cursor, "seek -5")
+    assert drain(cursor, ack=False) == [b"3", b"l"]
+    say(cursor, "seek last")
+    assert drain(cursor, ack=False) == [b"l"]
+
+
+def test_without_it_nothing_is_kept_in_memory() -> None:
+    queues = Queues("replay all")
+    queues.put(b"1", key="k")
+    assert queues.group.retention.newest is None
+    assert "keys" not in json.loads(queues.text(".stats"))
+
+
+def test_the_search_for_live_messages_does_not_look_at_each() -> None:
+    """Of a million messages with one key in a segment it finds the live one by a search."""
+
+    class Index:
+        sequences = range(1, 1_000_001)
+
+        def posting(self, stream: int) -> range:
+            return range(1_000_000)
+
+    asked: list[int] = []
+
+    def wanted(stream: int, sequence: int) -> int:
+        asked.append(sequence)
+        return sequence if sequence == 77 or sequence > 1_000_000 else 77 if sequence > 77 else 0
+
+    liveness = Liveness()
+    liveness.update({16: 0}, frozenset(), wanted)
+    index: Any = Index()
+    assert list(liveness.live(index, 16, index.posting(16))) == [76]
+    assert len(asked) == 3
