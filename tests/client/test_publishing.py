@@ -98,6 +98,21 @@ def test_a_message_is_published_only_after_the_one_expected(tree: Client, name: 
     assert bodies(group) == [b"one", b"two", b"three"]
 
 
+def test_the_newest_of_each_key(tree: Client, name: str) -> None:
+    group = tree.group(name, create=True, ctl=["replay key"])
+    group.create("s")
+    with group.subscribe("s", existing=True) as early:
+        for key, body in (("a", "1"), ("b", "2"), ("a", "3"), ("c", "4"), ("c", "")):
+            group.publish("s", body, key=key)
+        group.publish_many([Outgoing("s", "5", key="d"), Outgoing("s", "6", key="d"), Outgoing("s", "7")])
+        assert [early.get(HANG_S).body for _ in range(8)] == [b"1", b"2", b"3", b"4", b"", b"5", b"6", b"7"]
+    assert bodies(group) == [b"2", b"3", b"6", b"7"]
+    with group.subscribe("s", existing=True) as late:
+        assert [late.get(HANG_S).body for _ in range(4)] == [b"2", b"3", b"6", b"7"]
+        group.publish("s", "8", key="b")
+        assert late.get(HANG_S).body == b"8"
+
+
 def test_of_writers_that_expect_the_same_one_wins(tree: Client, name: str) -> None:
     """Beside others that publish plainly, perhaps in shared memory."""
     group = kept(tree, name)

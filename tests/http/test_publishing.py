@@ -64,6 +64,17 @@ def test_a_key_makes_a_repeat_harmless(web: Web, group: str) -> None:
     assert web.get(f"{group}/s").body == b"xy"
 
 
+def test_the_newest_of_each_key(web: Web) -> None:
+    group = web.group("replay key")
+    for key, body in (("a", "1"), ("b", "2"), ("a", "3"), ("c", "4")):
+        assert web.ask("POST", f"{group}/s", body, Mqfs_Key=key).status == 201
+    assert web.post(f"{group}/s?key=c", "").status == 201
+    assert (web.get(f"{group}/s").body, web.get(f"{group}/s?since=last").body) == (b"23", b"3")
+    assert web.get(f"{group}/s?since=3&format=json").json["body"] == "3"
+    assert web.get(f"{group}/.stats").json["keys"] == 2
+    assert f'mqfs_keys{{group="{group}"}} 2\n' in web.get("/.metrics").body.decode()
+
+
 def test_a_condition_on_the_newest_message(web: Web, group: str) -> None:
     web.put(f"{group}/s")
     assert web.ask("HEAD", f"{group}/s").headers["ETag"] == '"0"'

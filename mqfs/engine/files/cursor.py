@@ -412,10 +412,7 @@ class Cursor(LongResponses, Searcher):
             return True
         if self.over or self.walk is not None or self.has_ended or self.lost:
             return True
-        return (
-            self.position < self.group.log.end.next
-            and self.selection.find(self.position, limits.PASSED_MESSAGES) is not None
-        )
+        return self.has_next(lambda most: self.selection.find(self.position, most))
 
     def watch(self, then: Callable[[], None] | None) -> None:
         self.group.fanout.pollers.watch(self, then)

@@ -91,6 +91,18 @@ class Searcher(OpenFile):
         newest = self.group.retention.newest
         return record.sequence < self.since and newest is not None and newest.is_superseded(stream, record.sequence)
 
+    def has_next(self, look: Callable[[int], Record | None]) -> bool:
+        """Whether the log may have something for it, which `look(PASSED_MESSAGES)` finds. Its position moves past what
+        it leaves out."""
+        for _ in range(limits.PASSED_MESSAGES):
+            if self.position >= self.group.log.end.next or (record := look(limits.PASSED_MESSAGES)) is None:
+                return False
+            stream = self.group.numbers.get(record.stream)
+            if stream is None or not self.leaves_out(record, stream):
+                break
+            self.position = record.sequence + 1
+        return True
+
     def unpark(self, wait: Wait[bytes]) -> bool:
         """Whether that read waited for a new message; it does no more."""
         return self.waits.cancel(self, wait)
@@ -396,7 +408,7 @@ class MergedReader(Reader):
             raise errors.FellBehind(f"messages of {behind} were lost (expected a larger 'depth' or faster reads)")
 
     def ahead(self) -> bool:
-        return self.position < self.group.log.end.next and self.look(limits.PASSED_MESSAGES) is not None
+        return self.has_next(self.look)
 
     def watch(self, then: Callable[[], None] | None) -> None:
         self.group.fanout.pollers.watch(self, then)

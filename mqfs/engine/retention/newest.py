@@ -6,8 +6,8 @@
 
 The index is made from the log, in portions, and follows it when it is asked: writing costs nothing more. Only the
 header bytes of messages are read. What it said at the head of a segment is in the state there (`State.newest`), so a
-start reads from there on, and the log may remove any older message that no row names. Of what is newer all is kept until
-the next segment begins: a message that removed a key must not go before those of that key.
+start reads from there on, and the log may remove any older message that no row names. What is newer is kept until the
+next segment begins: a message that removed a key must not go before those of that key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _STEPS = 256  # messages between two looks at the clock: some 2 ms where each has a key
 _ROWS = 64  # that may be superseded before there are more of them than others
-_SINGLE, _PART = headers.key(headers.SINGLE), headers.key(headers.PART)
+_SPECIAL = tuple(map(headers.key, (headers.SINGLE, headers.PART, headers.TTL)))
 
 
 class NewestOfStream:
@@ -192,7 +192,7 @@ class NewestPerKey:
         stream = self._group.numbers.get(head.stream)
         if stream is None or not self.covers(stream) or head.sequence < stream.state.floor:
             return
-        texts = headers.decode(head.headers) if _SINGLE in head.headers or _PART in head.headers else {}
+        texts = headers.decode(head.headers) if any(name in head.headers for name in _SPECIAL) else {}
         if headers.SINGLE in texts:
             return  # one receiver gets it: readers do not
         kept = stream.kept
@@ -207,7 +207,7 @@ class NewestPerKey:
         else:
             self._supersede(kept, before)
         self._supersede(kept, rows.newest.get(None, 0))
-        is_removal = bool(key) and not head.size and not part
+        is_removal = bool(key) and not (head.size or part or headers.TTL in texts)
         if not is_removal and kept.is_counted(head.sequence):
             rows.add(key, head.sequence, head.size, first)
             self.count += 1

@@ -90,6 +90,37 @@ def test_an_empty_message_removes_its_key_and_is_had_by_those_who_are_there(queu
     assert shown(queues) == [b"2", b"3"]
 
 
+@pytest.mark.parametrize("name", ["s", "order", ".cursor", "v"])
+def test_poll_knows_what_is_left_out(queues: Queues, name: str) -> None:
+    queues.ctl("bind v #")
+    queues.put(b"1", key="k")
+    there = queues.at("s")
+    queues.put(b"2", key="l")
+    queues.put(b"", key="l")
+    late = queues.at(name, os.O_RDWR if name == ".cursor" else os.O_RDONLY)
+    assert late.readable
+    first = read(late)
+    assert not late.readable, f"{first!r} was all"
+    queues.put(b"3", key="k")
+    assert late.readable
+    there.close()
+
+
+def test_an_empty_message_with_a_ttl_is_kept_so_long(queues: Queues) -> None:
+    """For a reader that comes back and continues where it was."""
+    following = queues.put(b"1", key="k") + 1
+    queues.put(b"", key="k", ttl="1h")
+    assert shown(queues) == [b""]
+    cursor = queues.cursor(f"seek {following}", "format json")
+    assert json.loads(read(cursor))["headers"]["key"] == "k"
+    queues.pass_time(1)
+    queues.clock.forward(3_600)
+    queues.tree.tick()
+    assert shown(queues) == []
+    queues.restart()
+    assert shown(queues) == []
+
+
 def test_an_empty_message_without_a_key_removes_nothing(queues: Queues) -> None:
     queues.put(b"1")
     queues.put(b"", priority=5)
@@ -293,10 +324,12 @@ def test_it_is_looked_up_in_portions_after_a_start(queues: Queues, monkeypatch: 
     monkeypatch.setattr(limits, "PIECE_S", 0)
     queues.restart()
     newest = queues.group.retention.newest
-    assert newest is not None and not newest.is_complete, "only a portion was looked up"
+    assert newest is not None
+    assert not newest.is_complete, "only a portion was looked up"
     handle = queues.at("s")
     step = handle.read(BIG, 0)
-    assert isinstance(step, Wait) and not step.settled, "others are served before it is known"
+    assert isinstance(step, Wait)
+    assert not step.settled, "others are served before it is known"
     while not step.settled:
         queues.clock.forward(0.001)
         queues.tree.run_timers()
