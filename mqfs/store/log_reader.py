@@ -27,6 +27,7 @@ from mqfs.store.segment.file import Segment
 from mqfs.store.segment.index import Index, seek, seek_before, with_headers
 
 _END = bytes([Kind.END])
+_NEAR_BYTES = 2_048  # of a record: copying it takes as long as a call
 
 
 class DiskLogReader:
@@ -207,8 +208,15 @@ class DiskLogReader:
             column[first : found.stop]
             for column in (index.streams, index.kinds, index.bodies, index.headers, index.positions)
         )
-        places = zip(positions, sizes, strict=True)
-        texts = [segment.read(position + HEAD_BYTES, size) if size else b"" for position, size in places]
+        begin, span = positions[0], positions[-1] + HEAD_BYTES + sizes[-1] - positions[0]
+        if not any(sizes):
+            texts = [b""] * len(found)
+        elif span <= _NEAR_BYTES * len(found):  # one call for all costs less than one for each
+            data, places = segment.read(begin, span), [position - begin + HEAD_BYTES for position in positions]
+            texts = [data[at : at + size] for at, size in zip(places, sizes, strict=True)]
+        else:
+            places = [position + HEAD_BYTES for position in positions]
+            texts = [segment.read(at, size) if size else b"" for at, size in zip(places, sizes, strict=True)]
         return list(map(Head, index.sequences[first : found.stop], streams, kinds, bodies, texts))
 
     @property

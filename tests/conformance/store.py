@@ -324,7 +324,7 @@ def check_trim(store: Store) -> None:
 
 
 def check_wanted(store: Store) -> None:
-    """Of a stream of which some messages are wanted these stay, whatever becomes of the others."""
+    """The wanted messages of a stream stay, whatever becomes of the others."""
     bucket = make(store)
     for number in range(1, 2001):
         say(bucket, (A, B)[number % 2], b"x" * 500, number)

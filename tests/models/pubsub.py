@@ -373,7 +373,7 @@ class Model:
         self.unblock()
 
     def since(self) -> int:
-        """Of what was written until now, those who come now get the newest message of each key."""
+        """Below it those who come now get only the newest message of each key."""
         return self.next if self.set["replay"] == "key" else 0
 
     def left_out(self, h: Handle, m: Kept) -> bool:

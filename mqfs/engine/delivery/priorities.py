@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
+_HEADS = 256  # messages of which the headers are read together
 _STEPS = 256  # messages between two looks at the clock: some 0.1 ms
 
 
@@ -36,6 +37,11 @@ def _duration(text: str) -> int:
 
 
 _PRIORITY, _TTL, _SINGLE = headers.key(headers.PRIORITY), headers.key(headers.TTL), headers.key(headers.SINGLE)
+
+
+def _is_ranked(head: bytes) -> bool:
+    """Whether headers may say something of delivery."""
+    return _PRIORITY in head or _TTL in head or _SINGLE in head
 
 
 class DeliveryAttributes(NamedTuple):
@@ -62,15 +68,22 @@ class PriorityIndex:
     def _all(self) -> dict[int, DeliveryAttributes]:
         if self._messages is None:
             self._messages = {}
-            bucket = self._group.log.bucket
-            for sequence in list(bucket.reader.with_headers(bucket.reader.first)):
-                try:
-                    record = bucket.reader.scan(sequence)
-                except errors.Damaged:
-                    continue
-                if record is not None and record.sequence == sequence and record.stream in self._group.numbers:
-                    self.note(record)
+            reader, position = self._group.log.bucket.reader, 0
+            for sequence in list(reader.with_headers(reader.first)):
+                for head in reader.heads(sequence, _HEADS) if sequence >= position else ():
+                    position = head.sequence + 1
+                    if _is_ranked(head.headers):
+                        self._note_found(head.sequence)
         return self._messages
+
+    def _note_found(self, sequence: int) -> None:
+        """A message that may have attributes, if it is not damaged."""
+        try:
+            record = self._group.log.bucket.reader.scan(sequence)
+        except errors.Damaged:
+            return
+        if record is not None and record.sequence == sequence and record.stream in self._group.numbers:
+            self.note(record)
 
     def note(self, record: Record) -> DeliveryAttributes | None:
         """A message with headers was found or appended."""
@@ -88,10 +101,9 @@ class PriorityIndex:
         return rank
 
     def _rank(self, record: Record) -> DeliveryAttributes | None:
-        head = record.headers
-        if _PRIORITY not in head and _TTL not in head and _SINGLE not in head:
+        if not _is_ranked(record.headers):
             return None
-        texts = headers.decode(head)
+        texts = headers.decode(record.headers)
         priority = _PRIORITIES.get(texts.get(headers.PRIORITY, ""), NORMAL)
         ttl = _duration(texts.get(headers.TTL, ""))
         expires = self._group.log.times.written_ns(record) + ttl if ttl else NEVER

@@ -6,8 +6,8 @@
 
 The index is made from the log, in portions, and follows it when it is asked: writing costs nothing more. Only the
 header bytes of messages are read. What it said at the head of a segment is in the state there (`State.newest`), so a
-start reads from there on, and the log may remove any older message that no row names. What is newer is kept until the
-next segment begins: a message that removed a key must not go before those of that key.
+start reads from there on, and the log may remove any older message that no row names. All that is newer is kept until
+the next segment begins: a message that removed a key must not go before those of that key.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class NewestPerKey:
             self._group.retention.retention_changed()
 
     def _bound(self, kept: KeptRange) -> None:
-        """Of one key more than a group has, the oldest of its stream goes."""
+        """Remove the oldest key of the stream, where there is one more than a group may have."""
         rows = kept.rows
         if rows.count > 1 and (oldest := rows.at_or_after(0)) is not None:
             self._supersede(kept, rows.newest[rows.keys[rows.find(oldest[0])]])

@@ -14,6 +14,7 @@ from mqfs.errors import StreamFull
 from mqfs.model import Wait
 from mqfs.store import compaction
 from mqfs.store.segment.liveness import Liveness
+from tests.support.hand import ROOT
 from tests.support.queues import Queues, drain, read, say
 
 BIG = 1 << 20
@@ -233,6 +234,18 @@ def test_a_restart(queues: Queues, clean: bool) -> None:
     assert json.loads(queues.text(".stats"))["keys"] == 3
 
 
+def test_names_change_and_keys_stay(queues: Queues) -> None:
+    fill(queues, keys=2, rounds=2, size=1)
+    queues.tree.rename(ROOT, queues.group, "s", queues.group, "t")
+    queues.put(b"new", "t", key="0")
+    queues.restart()
+    assert shown(queues, "t") == [b"3", b"new"]
+    queues.stream("s")
+    queues.put(b"other", key="1")
+    queues.tree.unlink(ROOT, queues.group, "t")
+    assert (shown(queues), json.loads(queues.text(".stats"))["keys"]) == ([b"other"], 1)
+
+
 def test_a_dropped_or_outlived_message_takes_its_key_with_it(queues: Queues) -> None:
     queues.put(b"1", key="k")
     queues.ctl(f"drop s {queues.put(b'2', key='k')}")
@@ -373,7 +386,7 @@ def test_without_it_nothing_is_kept_in_memory() -> None:
 
 
 def test_the_search_for_live_messages_does_not_look_at_each() -> None:
-    """Of a million messages with one key in a segment it finds the live one by a search."""
+    """The live one of a million messages with one key is found by a search."""
 
     class Index:
         sequences = range(1, 1_000_001)
