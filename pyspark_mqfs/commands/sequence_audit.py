@@ -1,7 +1,7 @@
 """Audit of the sequences of each group: gaps, duplicates, and time running backwards, in any number of messages.
 
-Wrong checksums are counted along, so that an archive is read once for both. Messages are partitioned by splits of
-sequences. Each split is sorted by itself, and the driver gets only its counts and its borders. There is no global sort.
+Messages are partitioned by splits of sequences. Each split is sorted by itself, and the driver gets only its counts and
+its borders. There is no global sort.
 """
 
 from __future__ import annotations
@@ -15,18 +15,15 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 BITS = 17  # log2 of the sequences of a split
 EXAMPLES = 5
 SPLIT = (
     "group string, first bigint, last bigint, begin bigint, end bigint, messages bigint, holes bigint, missing bigint,"
-    " doubled bigint, clock bigint, checksum bigint, doubled_at array<bigint>, clock_at array<bigint>,"
-    " checksum_at array<bigint>"
+    " doubled bigint, clock bigint, doubled_at array<bigint>, clock_at array<bigint>"
 )
-COUNTS = ("messages", "holes", "missing", "doubled", "clock", "checksum")
-_PLACES = ("doubled", "clock", "checksum")
-_LISTS = tuple(f"{name}_at" for name in _PLACES)
+_LISTS = ("doubled_at", "clock_at")
 _ARROW = pa.schema(
     [(name, pa.list_(pa.int64()) if name in _LISTS else pa.int64()) for name in SPLIT.replace(",", "").split()[2::2]]
 ).insert(0, pa.field("group", pa.string()))
@@ -41,14 +38,12 @@ class AuditResult:
     missing: int = 0
     doubled: int = 0
     clock: int = 0
-    checksum: int = 0
-    places: dict[str, list[tuple[str, int]]] = attrs.Factory(lambda: {name: [] for name in _PLACES})
+    places: dict[str, list[tuple[str, int]]] = attrs.Factory(lambda: {"doubled": [], "clock": []})
 
 
-def audit(rows: DataFrame, wrong: Column | None = None) -> AuditResult:
-    """Audit rows with `group`, `offset` and `timestamp`. `wrong`: whether the checksum of a row is; None: none is."""
-    checked = F.lit(False) if wrong is None else F.coalesce(wrong, F.lit(False))
-    narrow = rows.select("group", "offset", F.unix_micros("timestamp").alias("time"), checked.alias("wrong"))
+def audit(rows: DataFrame) -> AuditResult:
+    """Audit rows with `group`, `offset` and `timestamp`."""
+    narrow = rows.select("group", "offset", F.unix_micros("timestamp").alias("time"))
     partitioned = narrow.repartition("group", F.shiftright("offset", BITS))
     return merge(row.asDict() for row in partitioned.mapInArrow(audit_splits, SPLIT).collect())
 
@@ -57,7 +52,7 @@ def merge(rows: Iterable[dict[str, Any]]) -> AuditResult:
     """Merge the rows of all splits, and audit the borders between them."""
     result, before = AuditResult(), None
     for current in sorted(rows, key=lambda row: (row["group"], row["first"])):
-        for name in COUNTS:
+        for name in ("messages", "holes", "missing", "doubled", "clock"):
             setattr(result, name, getattr(result, name) + current[name])
         for name, places in result.places.items():
             places += [(current["group"], sequence) for sequence in current[f"{name}_at"]]
@@ -86,10 +81,10 @@ def audit_splits(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     groups = table["group"].combine_chunks().dictionary_encode()
     if isinstance(groups, pa.ChunkedArray):
         groups = groups.combine_chunks()
-    columns = (groups.indices, table["offset"], table["time"], table["wrong"])
-    group, offset, time, wrong = (np.asarray(column).astype(np.int64) for column in columns)
+    columns = (groups.indices, table["offset"], table["time"])
+    group, offset, time = (np.asarray(column).astype(np.int64) for column in columns)
     order = np.lexsort((offset, group))
-    group, offset, time, wrong = group[order], offset[order], time[order], wrong[order]
+    group, offset, time = group[order], offset[order], time[order]
     split = offset >> BITS
     step, inside = np.diff(offset), (np.diff(group) == 0) & (np.diff(split) == 0)
     marks = {
@@ -107,10 +102,6 @@ def audit_splits(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         values[f"{name}_at"] = [
             _examples(offset, marks[name], a, b) for a, b in zip(starts.tolist(), stops.tolist(), strict=True)
         ]
-    values["checksum"] = np.add.reduceat(wrong, starts)
-    values["checksum_at"] = [
-        offset[a:b][wrong[a:b] > 0][:EXAMPLES].tolist() for a, b in zip(starts.tolist(), stops.tolist(), strict=True)
-    ]
     values |= {"group": groups.dictionary.take(pa.array(group[starts])), "messages": stops - starts}
     values |= {"first": offset[starts], "last": offset[stops - 1], "begin": time[starts], "end": time[stops - 1]}
     yield pa.RecordBatch.from_arrays([pa.array(values[field.name], field.type) for field in _ARROW], schema=_ARROW)
@@ -122,4 +113,4 @@ def _examples(offset: Any, mark: Any, start: int, stop: int) -> list[int]:
     return [int(sequence) for sequence in offset[result]]
 
 
-__all__ = ["BITS", "COUNTS", "EXAMPLES", "AuditResult", "audit", "audit_splits", "merge"]
+__all__ = ["BITS", "EXAMPLES", "AuditResult", "audit", "audit_splits", "merge"]

@@ -12,7 +12,7 @@ import attrs
 from pyspark.sql import functions as F
 
 from pyspark_mqfs.commands import archive, replay
-from pyspark_mqfs.commands.sequence_audit import BITS, COUNTS, EXAMPLES, audit
+from pyspark_mqfs.commands.sequence_audit import BITS, EXAMPLES, audit
 from pyspark_mqfs.commands.session import CommandError
 from pyspark_mqfs.commands.sources import Progress, Source, group_of, no_progress, read
 
@@ -48,7 +48,8 @@ def run(spark: SparkSession, request: Verify, progress: Progress = no_progress) 
     live = _live(spark, request)
     if archived is not None:
         progress("reading the archive")
-        _audit(archived, result, F.crc32("value") != F.col("crc"))
+        _audit(archived, result)
+        _count_examples(result, "checksum", archived.where(F.crc32("value") != F.col("crc")))
     if live is not None and archived is None:
         progress("reading the streams")
         _audit(live.withColumn("group", group_of(F.col("topic"))), result)
@@ -70,10 +71,10 @@ def _live(spark: SparkSession, request: Verify) -> DataFrame | None:
     return rows.withColumn("topic", F.expr(f"substr(topic, {len(prefix) + 1})")) if request.into else rows
 
 
-def _audit(rows: DataFrame, result: dict[str, Any], wrong: Column | None = None) -> None:
-    """Audit the sequences of each group, and with `wrong` the checksums."""
-    sequences = audit(rows, wrong)
-    result.update({name: getattr(sequences, name) for name in COUNTS if name != "checksum" or wrong is not None})
+def _audit(rows: DataFrame, result: dict[str, Any]) -> None:
+    """Audit the sequences of each group."""
+    sequences = audit(rows)
+    result.update({name: getattr(sequences, name) for name in ("messages", "holes", "missing", "doubled", "clock")})
     for name, places in sequences.places.items():
         here = F.lit(False)
         for group, sequence in places[:EXAMPLES]:
@@ -165,6 +166,11 @@ def _keys(rows: DataFrame, name: str) -> DataFrame:
     text = F.concat(F.unix_micros("timestamp").cast("string"), F.lit("\0"), heads)
     digest = F.sha2(F.concat(F.col("value"), F.lit("\0").cast("binary"), text.cast("binary")), 256)
     return rows.select("topic", "offset", digest.alias(name)).dropDuplicates(["topic", "offset"])
+
+
+def _count_examples(result: dict[str, Any], name: str, rows: DataFrame) -> None:
+    result[name] = rows.count()
+    _examples(result, name, rows)
 
 
 def _examples(result: dict[str, Any], name: str, rows: DataFrame) -> None:
