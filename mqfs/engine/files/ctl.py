@@ -81,6 +81,8 @@ class CtlHandle(CommandFile):
             steps += short_steps(settings, action) if action and action.sequences else [(settings, action)]
             if count % _STEPS == 0:
                 yield
+        if group.retention.newest is not None:  # a new consumer asks for the messages of all keys
+            yield from group.retention.newest.follow_in_steps()
         portions, seen = group.portions.count, group.catalog_version
         yield from self._check(steps)
         for part in parts_of(steps):
