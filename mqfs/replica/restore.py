@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from mqfs import errors
-from mqfs.errors import BadReplica, BadStore
+from mqfs.errors import BadReplica, BadStore, NotFound
 from mqfs.model import Kind
 from mqfs.records.record import HEAD, HEAD_BYTES, INNER, padded
 from mqfs.replica import checkpoint, state
@@ -192,13 +192,15 @@ def _make_own(path: str) -> int:
     write_label(disk, path, str(uuid.uuid4()), numbers)
     store = DiskStore(path)
     try:
-        groups = store.groups()
-        for number in groups:
-            bucket = store.open(number)
+        for number in store.groups():
+            try:
+                bucket = store.open(number)
+            except NotFound:
+                continue  # its log ends with its removal, of which no frame was there yet
             bucket.ranges.skip_to(bucket.end.next + SPARE_SEQUENCES)
+        return len(store.groups())
     finally:
         store.close()
-    return len(groups)
 
 
 # ------------------------------------------------------------ heads

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from mqfs import errors, limits
+from mqfs.model import Kind
 from mqfs.replica import checkpoint, state
 from mqfs.replica.engines import open_log
 from mqfs.replica.log import ReplicatedLog
@@ -25,6 +26,7 @@ from mqfs.replica.standby import Outdated, discard, open_follower, store_of
 from mqfs.replica.takeover import Standby, become_primary
 from mqfs.store.check import check
 from mqfs.store.disk import Disk
+from mqfs.store.sequences import removal_body
 from mqfs.store.store import DiskStore, read_label
 from tests.replica.primary import LocalPrimary, bodies_of
 from tests.replica.servers import NatsServer, url_of
@@ -322,6 +324,26 @@ def test_a_restore_to_a_time_has_what_was_there_then(tmp_path: Path, url: str) -
     log.close()
 
 
+@EACH
+def test_a_restore_between_the_two_records_of_a_removal_is_without_the_group(tmp_path: Path, url: str) -> None:
+    """The log of a group says that it is removed before a frame does."""
+    primary = LocalPrimary(tmp_path / "a", url)
+    for group in (1, 2):
+        primary.append(group, b"%d" % group)
+        primary.wait(group, 1)
+    now_ns = time.time_ns()
+    primary.bucket(2).writer.append(Kind.CHANGE, 0, now_ns, removal_body(now_ns))
+    primary.append(1, b"last")
+    primary.wait(1, 2)
+    primary.kill()
+    log = open_log(url)
+    done = restore(log, str(tmp_path / "r"), Point())
+    log.close()
+    assert done.groups == 1
+    assert bodies_of(tmp_path / "r", 1) == [b"1", b"last"]
+    assert check(str(tmp_path / "r"), report=print) == 0
+
+
 class Moment(NamedTuple):
     """What a primary had at a frame: its messages by group, with their sequences, and from which on they are wanted."""
 
@@ -353,7 +375,7 @@ def live(primary: LocalPrimary, pick: random.Random, count: int) -> list[Moment]
             floors.pop(group, None)
             group = groups[place] = max(groups) + 1
         elif rows and pick.random() < 0.1:
-            floors[group] = pick.choice(rows)[0]
+            floors[group] = max(floors.get(group, 0), pick.choice(rows)[0])
             primary.bucket(group).upkeep.trim({16: floors[group]}, set())
         body = b"%d." % number + b"x" * pick.choice([10, 3_000, 3_000, 1_200_000 if number % 20 == 0 else 20])
         primary.append(group, body, b"second of %d" % number)

@@ -24,6 +24,7 @@ from mqfs.replica.log import ReplicatedLog
 from mqfs.replica.restore import Point, restore
 from mqfs.store.check import check
 from mqfs.store.replication import Removed, Run
+from mqfs.store.sequences import REMOVED
 from mqfs.store.store import folder_of
 from tests.replica.test_servers import Node
 from tests.support.batches import frame
@@ -162,7 +163,7 @@ def sampled(log: ReplicatedLog, pick: random.Random, count: int) -> list[At]:
             if isinstance(entry, Run):
                 segments = ends.setdefault(entry.group, {})
                 segments[entry.first] = max(segments.get(entry.first, 0), entry.position + len(entry.data))
-            elif isinstance(entry, Removed):
+            if isinstance(entry, Removed) or REMOVED in entry.data:  # the log of a group says it first
                 ends.pop(entry.group, None)
         if not one.more:
             complete = {group: dict(segments) for group, segments in ends.items()}
