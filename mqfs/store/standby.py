@@ -116,10 +116,12 @@ class StandbyStore:
             if not firsts or run.first > firsts[-1]:
                 return run.position > 0 and not firsts
             return run.position > 0 or self._is_removed(run, firsts)
-        if self._segment(run.group, run.first).looks_sealed():
+        segment = self._segment(run.group, run.first)
+        is_sealed = segment.looks_sealed()
+        segment.close_idle()
+        if is_sealed:
             self._sealed.add(path)
-            return True
-        return False
+        return is_sealed
 
     def _is_removed(self, run: Run, firsts: Sequence[int]) -> bool:
         """Whether a segment below the newest was trimmed or merged into the one before it. Else a power cut took its

@@ -123,6 +123,27 @@ def test_a_standby_has_the_same_bytes(tmp_path: Path, url: str, standbys: list[L
     primary.stop()
 
 
+def test_a_standby_keeps_no_descriptor_of_what_it_has_on_disk(tmp_path: Path, standbys: list[LocalStandby]) -> None:
+    url = f"file://{tmp_path}/replica"
+    primary = LocalPrimary(tmp_path / "a", url)
+    standbys.append(LocalStandby(tmp_path / "b", url))
+    for number in range(30):
+        primary.append(1 + number % 3, b"%d" % number)
+        primary.wait(1 + number % 3, number // 3 + 1)
+    assert eventually(lambda: are_equal(tmp_path / "a", tmp_path / "b"))
+    eventually(lambda: len(open_files(tmp_path / "b")) <= 1, "files to be closed, but for the lock")
+    primary.stop()
+
+
+def open_files(path: Path) -> list[str]:
+    """Those below a folder that this process has open."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return [name for name in found if name.startswith(f"{path}/")]
+
+
 @EACH
 def test_a_promoted_standby_has_all_and_the_old_primary_is_fenced(
     tmp_path: Path, url: str, standbys: list[LocalStandby]

@@ -163,7 +163,9 @@ def sampled(log: ReplicatedLog, pick: random.Random, count: int) -> list[At]:
             if isinstance(entry, Run):
                 segments = ends.setdefault(entry.group, {})
                 segments[entry.first] = max(segments.get(entry.first, 0), entry.position + len(entry.data))
-            if isinstance(entry, Removed) or REMOVED in entry.data:  # the log of a group says it first
+                if REMOVED in entry.data:  # the log of a group says it first
+                    del ends[entry.group]
+            elif isinstance(entry, Removed):
                 ends.pop(entry.group, None)
         if not one.more:
             complete = {group: dict(segments) for group, segments in ends.items()}
