@@ -93,7 +93,7 @@ class Ending:
 
     def require_reached(self) -> None:
         """Raises BadReplica where the log does not have the message that was asked for."""
-        if self._point.sequence < 0 or self.is_over or self.newest == self._point.sequence:
+        if self.is_over or self.newest >= self._point.sequence:  # above it: later messages of its batch
             return
         what = f"--until {self._point.group}:{self._point.sequence}"
         assert self.heads is not None

@@ -72,7 +72,7 @@ def written() -> Iterator[Written]:
                         with files.open("other/s", "w") as other:
                             for number in range(ROUNDS):
                                 body = rng.randbytes(LARGE if number == 5 else 100)
-                                count = 3 if number == 5 else rng.choice([1, 1, 3])
+                                count = 3 if number in (5, ROUNDS - 1) else rng.choice([1, 1, 3])
                                 bodies.append([b"%d.%d.%d " % (part, number, at) + body for at in range(count)])
                                 batch.write(b"".join(frame("s", one) for one in bodies[-1]))
                                 other.write(b"%d" % len(bodies))
@@ -108,6 +108,14 @@ def test_a_restore_ends_with_a_message(written: Written, tmp_path: Path) -> None
             assert check(str(path), report=print) == 0
         except AssertionError as error:
             raise AssertionError(f"at {group}:{sequence}, seed {tree_seed()}: {error}") from None
+    log.close()
+
+
+def test_a_restore_to_any_message_of_the_last_batch_has_all_of_it(written: Written, tmp_path: Path) -> None:
+    log = open_log(written.url, create=False)
+    for sequence, _ in written.batches[-1]:
+        restore(log, str(tmp_path / f"r{sequence}"), Point(group="a/b", sequence=sequence))
+        assert bodies_of(tmp_path / f"r{sequence}", "a/b") == written.expected(sequence)
     log.close()
 
 
