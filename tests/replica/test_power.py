@@ -80,7 +80,6 @@ class PowerCampaign(Campaign):
         """All lose it at once; then the power is back, and calls are answered again."""
         before = self.load.acknowledged + round(2 ** self.luck.uniform(3, 9))
         self.wait(lambda: self.load.acknowledged >= before, "answers before the cut")
-        acknowledged, seen = self.load.acknowledged, {node.folder.name: len(node.text()) for node in self.nodes.servers}
         for disk in self.disks:
             disk.cut(self.luck.randrange(1 << 30))
         with contextlib.ExitStack() as held:
@@ -90,10 +89,11 @@ class PowerCampaign(Campaign):
             for disk in self.disks:
                 disk.off()
             self.pause(self.luck.choice([0.0, 1.0, FAILOVER_S + 1]))
+            before = self.load.acknowledged  # no call is answered now
+            seen = {node.folder.name: len(node.text()) for node in self.nodes.servers}
             for disk in self.disks:
                 disk.on()
-        self._recover(acknowledged, seen)
-        self.wait_for_progress(5)
+        self._recover(before, seen)
 
     def _recover(self, acknowledged: int, seen: dict[str, int]) -> None:
         """Wait until calls are answered, or a server says for a while that the engine lost something."""
