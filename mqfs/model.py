@@ -169,6 +169,7 @@ class Wait(Generic[T]):
     """
 
     __slots__ = ("_cancel", "_error", "_settled", "_then", "_value")
+    is_prompt = False  # it waits for a disk or a server, never for other users: O_NONBLOCK does not refuse it
 
     def __init__(self, cancel: Callable[[Wait[T]], bool] | None = None) -> None:
         self._cancel = cancel

@@ -214,7 +214,7 @@ class DeviceLoop:
         step = file.handle.write(bytes(self.device.view[protocol.WRITE_DATA : protocol.WRITE_DATA + count]), offset)
         if step.__class__ is int:
             self.device.send(protocol.WRITTEN.pack(24, 0, unique, step, 0))
-        elif flags & os.O_NONBLOCK and not step.settled and step.cancel():
+        elif flags & os.O_NONBLOCK and not step.is_prompt and not step.settled and step.cancel():
             self.device.refuse(unique, errno.EAGAIN)
         else:
             self.parked.park(unique, step, partial(self._answer_write, unique), again=bool(flags & os.O_NONBLOCK))

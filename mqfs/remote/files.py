@@ -50,7 +50,7 @@ from mqfs.ninep.server.resumable import (
 from mqfs.remote.ahead import ReadAhead, open_state
 from mqfs.remote.channels import PutChannel, next_id, with_id
 from mqfs.remote.link import Link
-from mqfs.remote.session import OneRequest, Procedure, ServerStopsError, drop
+from mqfs.remote.session import CommandRequest, OneRequest, Procedure, ServerStopsError, drop
 
 if TYPE_CHECKING:
     from mqfs.remote.tree import RemoteNode, RemoteTree
@@ -454,7 +454,7 @@ class OpenFile:
                 return len(data)  # the first attempt did it
             raise error
 
-        call: OneRequest[int] = OneRequest(self.session, make, finish, recover=recover)
+        call: OneRequest[int] = CommandRequest(self.session, make, finish, recover=recover)
         self.session.begin(call)
         return call
 

@@ -236,6 +236,13 @@ class OneRequest(Wait[T]):
         return False
 
 
+class CommandRequest(OneRequest[T]):
+    """One of commands: a server that was left without an answer is waited for as a disk is."""
+
+    __slots__ = ()
+    is_prompt = True
+
+
 class Session:
     """The present connection to the first address that serves, and what waits for the next one."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import random
+import select
 import signal
 import subprocess
 import sys
@@ -17,13 +19,14 @@ from pathlib import Path
 import pytest
 
 from tests.fuse.served_by import Child
-from tests.support.campaign import whole
+from tests.support.campaign import seed, whole
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import COMMAND, Server, short_folder, unmount
 from tests.support.tools import MODULES, environment
 
 KILLS, RESTARTS, READERS, WRITERS = (500, 100, 100, 20) if whole() else (5, 1, 8, 4)
-PAUSE_S = 0.5 if whole() else 0.005  # of a writer: each message has as many readers
+PAUSE_S = 0.3 if whole() else 0.005  # of a writer: each message has as many readers
+MOST_UP_S = 1.2 if whole() else 0.3  # of the server, between two ends of it
 LATE_S = 10 * HANG_S if whole() else HANG_S  # until the last reader has the last message
 
 
@@ -146,7 +149,8 @@ class Traffic:
     def finish_work(self, jobs: list[bytes]) -> int:
         """Wait until mq-work did all; how many it did again."""
         expected = {body.decode() for body in jobs}
-        eventually(lambda: set(self.done.read_text().split()) >= expected, "all jobs")
+        is_done = eventually(lambda: set(self.done.read_text().split()) >= expected or self.worker.poll(), "all jobs")
+        assert is_done is True, f"mq-work ended: {self.worker.communicate()}"
         self.worker.send_signal(signal.SIGTERM)
         _, said = self.worker.communicate(timeout=HANG_S)
         assert self.worker.returncode == 0, said
@@ -172,10 +176,10 @@ def test_messages_are_there_once_and_in_order_under_kills(elsewhere: Elsewhere) 
         claimer, lister = threads.submit(traffic.claim), threads.submit(traffic.list_all)
         writers = [threads.submit(traffic.write, "s", number) for number in range(WRITERS)]
         putter = threads.submit(traffic.write, "jobs", 0)
+        luck = random.Random(seed())
         for end in range(KILLS + RESTARTS):
-            before = time.monotonic()
             elsewhere.server.restart(signal.SIGTERM if end % 6 == 5 else signal.SIGKILL)
-            time.sleep(min(time.monotonic() - before, 0.3))  # as long as it was down, it is up
+            time.sleep(luck.uniform(0, MOST_UP_S))  # the moment, not something waited for
         traffic.over.set()
         written = [body for writer in writers for body in writer.result(HANG_S)]
         (group / "s").write_bytes(b"end")
@@ -245,6 +249,29 @@ def test_a_claim_of_a_server_that_ended_is_stale(elsewhere: Elsewhere) -> None:
         assert b"claim of a server that ended" in file.read(4096)
         assert file.read(64) == b"job\n", "delivered again, in the format that was asked for"
         file.write(b"ack\n")
+
+
+def test_a_command_of_a_descriptor_that_never_waits_is_carried_out_by_the_next_server(elsewhere: Elsewhere) -> None:
+    """As mq-work opens it: to be without a message is EAGAIN, to be without a server is not."""
+    group = elsewhere.group("g", "replay all")
+    (group / "s").touch()
+    (group / ".consumers" / "work").touch()
+    fd = os.open(group / ".consumers" / "work", os.O_RDWR | os.O_NONBLOCK)
+    try:
+        elsewhere.server.stop(signal.SIGKILL)
+        with pytest.raises(BlockingIOError):
+            os.read(fd, 64)
+        with ThreadPoolExecutor(1) as threads:
+            written = threads.submit(os.write, fd, b"format line\n")
+            elsewhere.server.start()
+            assert written.result(HANG_S) == 12
+        (group / "s").write_bytes(b"job")
+        with select.epoll() as poll:
+            poll.register(fd, select.EPOLLIN)
+            assert poll.poll(HANG_S)
+        assert os.read(fd, 64) == b"job\n"
+    finally:
+        os.close(fd)
 
 
 def test_virtual_files_open_across_a_restart_are_read_anew(elsewhere: Elsewhere) -> None:
