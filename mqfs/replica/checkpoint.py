@@ -59,6 +59,10 @@ class _SegmentWent(Exception):
     """A segment was removed while it was read."""
 
 
+class Overtaken(Exception):
+    """A group was removed since the position: a checkpoint of that would lack it. A later position knows."""
+
+
 class Checkpointer:
     """Makes the checkpoints of one store."""
 
@@ -68,7 +72,7 @@ class Checkpointer:
         self._names: set[str] = set()  # of parts that the newest checkpoint has
 
     def make(self, position: Position, have: Have, time_s: int) -> Checkpoint:
-        """A checkpoint of what the log has after that position. Raises NoAnswer, BadReplica, OSError."""
+        """A checkpoint of what the log has after that position. Raises Overtaken, NoAnswer, BadReplica, OSError."""
         if not self._names and (before := newest(self._log)) is not None:
             self._names = _names_of(before)
         for _ in range(_ATTEMPTS):
@@ -90,7 +94,7 @@ class Checkpointer:
         try:
             names = sorted(name for name in os.listdir(folder) if name.endswith(".log"))
         except FileNotFoundError:
-            return  # it was removed; the frames say so
+            raise Overtaken(group) from None
         if f"{last:020d}.log" not in names:
             raise _SegmentWent
         for first in (int(name[:-4]) for name in names):

@@ -24,7 +24,7 @@ import attrs
 from mqfs import limits
 from mqfs.errors import BadReplica, DiskFailed, MqfsError
 from mqfs.replica import state
-from mqfs.replica.checkpoint import Checkpointer
+from mqfs.replica.checkpoint import Checkpointer, Overtaken
 from mqfs.replica.frame import HEAD_BYTES, RUN_BYTES, Entry, Run
 from mqfs.replica.log import Fenced, NoAnswer, Position
 from mqfs.replica.state import End, Have
@@ -273,6 +273,8 @@ class Keeper:
                     with self._lock:
                         self._bytes -= size
                         self._frames -= frames
+            except Overtaken as error:  # the next position has it
+                log.info("replica %s: no checkpoint: group %s was removed meanwhile", self._log.name, error)
             except (NoAnswer, MqfsError, OSError) as error:
                 log.warning("replica %s: no checkpoint: %s", self._log.name, error)
             except Exception:

@@ -27,7 +27,7 @@ from mqfs.replica.takeover import Standby, become_primary
 from mqfs.store.check import check
 from mqfs.store.disk import Disk
 from mqfs.store.sequences import removal_body
-from mqfs.store.store import DiskStore, read_label
+from mqfs.store.store import DiskStore, folder_of, read_label
 from tests.replica.primary import LocalPrimary, bodies_of
 from tests.replica.servers import NatsServer, url_of
 from tests.support.campaign import seed, size
@@ -342,6 +342,33 @@ def test_a_restore_to_a_time_has_what_was_there_then(tmp_path: Path, url: str) -
         assert read_label(Disk(), str(tmp_path / f"r{number}"))[0] != primary.store.uuid
     with pytest.raises(errors.BadStore, match="not empty"):
         restore(log, str(tmp_path / "r1"), Point())
+    log.close()
+
+
+def test_a_group_that_is_removed_while_a_checkpoint_is_made_is_in_a_restore_to_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the checkpoint would lack what its frame had, and a restore to a time after that, too."""
+    monkeypatch.setattr(limits, "REPLICA_STATE_S", 3_600.0)  # the keeper makes none itself
+    url = f"file://{tmp_path}/replica"
+    primary = LocalPrimary(tmp_path / "a", url, keep_s=3_600)
+    for group in (1, 2):
+        primary.append(group, b"%d" % group)
+        primary.wait(group, 1)
+    keeper = primary.replicator._keeper
+    position, have, _ = keeper._take()
+    before = position.time_ns
+    primary.store.remove(2)
+    primary.append(1, b"last")
+    primary.wait(1, 2)
+    primary.run(lambda: not Path(folder_of(str(tmp_path / "a"), 2)).exists())
+    with pytest.raises(checkpoint.Overtaken):
+        keeper._make_checkpoint(position, have)  # which was taken before
+    keeper._make_checkpoint(*keeper._take()[:2])
+    primary.stop()
+    log = open_log(url)
+    for time_ns, groups in ((before, 2), (None, 1)):
+        assert restore(log, str(tmp_path / f"r{groups}"), Point(time_ns)).groups == groups
     log.close()
 
 

@@ -131,7 +131,7 @@ class Cluster:
         self.workers[machine.address] = self._spark(
             machine, "worker.Worker", "--cores", str(2 * CORES), "--memory", ROOM,
             "--work-dir", str(self.folder / f"work-{machine.name}"), self.master,
-            wrap=("unshare", "--mount", "sh", "-c", hide, str(self.hidden)),
+            wrap=("unshare", "--mount", "--propagation", "slave", "sh", "-c", hide, str(self.hidden)),
         )  # fmt: skip
 
     def kill_worker(self, address: str) -> None:

@@ -28,7 +28,7 @@ class MountSpace:
         helper.write_text(f'#!/bin/sh\n{run} -c "from mqfs.cli.mount_helper import main; main()" "$@"\n')
         helper.chmod(0o755)
         (programs / "mount.fuse.mqfs").symlink_to("mount.mqfs")
-        command = ["unshare", "-m", "sh", "-c", HOLD, "sh", str(programs), SBIN]
+        command = ["unshare", "-m", "--propagation", "slave", "sh", "-c", HOLD, "sh", str(programs), SBIN]
         self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == "ready\n"
