@@ -186,6 +186,10 @@ class Dispatcher:
         ready: list[Key] = []
         self._ready = self._loading = ready
         try:
+            for _ in self._ranks.load():
+                yield
+                if self._loading is not ready:
+                    return  # the position was moved
             for count, _ in enumerate(self._load_steps(), 1):
                 if count % _STEPS == 0:
                     yield

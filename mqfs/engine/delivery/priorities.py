@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mqfs import errors
 from mqfs.engine.core import multipart
+from mqfs.engine.core.portions import Work, exhaust
 from mqfs.model import NEVER, Record
 from mqfs.records import headers
 from mqfs.records.headers import NORMAL
@@ -56,25 +57,49 @@ class DeliveryAttributes(NamedTuple):
 
 
 class PriorityIndex:
-    """Read from the log when first needed, then kept up to date."""
+    """Read from the log when first needed, then kept up to date. A claim has it read in portions; what is asked of it
+    meanwhile, or before, has it read to the end at once."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._messages: dict[int, DeliveryAttributes] | None = None
+        self._loading: Work[None] | None = None  # what is left to be read
         self._expiring: list[tuple[int, int]] = []  # (engine ns, sequence); also of messages that were removed
         self._removed = 0  # of these, how many
         self._exclusives: dict[int, list[int]] = {}  # stream -> sequences of exclusive messages, ascending
 
     def _all(self) -> dict[int, DeliveryAttributes]:
-        if self._messages is None:
-            self._messages = {}
-            reader, position = self._group.log.bucket.reader, 0
-            for sequence in list(reader.with_headers(reader.first)):
-                for head in reader.heads(sequence, _HEADS) if sequence >= position else ():
-                    position = head.sequence + 1
-                    if _is_ranked(head.headers):
-                        self._note_found(head.sequence)
+        if self._messages is None or self._loading is not None:
+            exhaust(self.load())
+        assert self._messages is not None
         return self._messages
+
+    def load(self) -> Work[None]:
+        """Read it, in steps."""
+        if self._messages is None:
+            self._messages, self._loading = {}, self._look()
+        while (loading := self._loading) is not None:
+            try:
+                next(loading)
+            except StopIteration:
+                self._loading = None
+            except BaseException:
+                self._messages = self._loading = None  # to be read again
+                self._expiring, self._exclusives = [], {}
+                raise
+            else:
+                yield
+
+    def _look(self) -> Work[None]:
+        reader, position = self._group.log.bucket.reader, 0
+        for sequence in reader.with_headers(reader.first):
+            if sequence < position:
+                continue
+            for head in reader.heads(sequence, _HEADS):
+                position = head.sequence + 1
+                if _is_ranked(head.headers):
+                    self._note_found(head.sequence)
+            yield
 
     def _note_found(self, sequence: int) -> None:
         """A message that may have attributes, if it is not damaged."""
@@ -89,7 +114,7 @@ class PriorityIndex:
         """A message with headers was found or appended."""
         rank = self._rank(record)
         if rank is not None:
-            messages = self._all()
+            messages = self._messages if self._messages is not None else self._all()
             if record.sequence in messages:  # it was read just now
                 return messages[record.sequence]
             messages[record.sequence] = rank
@@ -97,7 +122,7 @@ class PriorityIndex:
                 heapq.heappush(self._expiring, (rank.expires_ns, record.sequence))
                 self._group.retention.expire_at(rank.expires_ns)
             if rank.exclusive:
-                self._exclusives.setdefault(rank.stream, []).append(record.sequence)
+                bisect.insort(self._exclusives.setdefault(rank.stream, []), record.sequence)
         return rank
 
     def _rank(self, record: Record) -> DeliveryAttributes | None:
@@ -183,7 +208,7 @@ class PriorityIndex:
 
     def remove(self, sequence: int) -> None:
         """The message is no longer kept."""
-        rank = self._messages.pop(sequence, None) if self._messages is not None else None
+        rank = self._all().pop(sequence, None) if self._messages is not None else None
         if rank is not None:
             self._note_removed(rank)
         if rank is not None and rank.exclusive:
@@ -203,7 +228,7 @@ class PriorityIndex:
     def forget(self) -> Iterator[None]:
         """Remove all that are no longer kept. In steps."""
         numbers = self._group.numbers
-        messages = self._messages or {}
+        messages = self._all() if self._messages is not None else {}
         for count, (sequence, rank) in enumerate(list(messages.items())):
             stream = numbers.get(rank.stream)
             if (stream is None or sequence < stream.state.floor) and messages.pop(sequence, None) is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits
-from mqfs.engine.delivery import dispatcher
+from mqfs.engine.delivery import dispatcher, priorities
 from mqfs.model import Wait
 from tests.support.clock import HastyClock
 from tests.support.hand import ANNA, ROOT
@@ -134,6 +134,42 @@ def test_what_was_delivered_before_a_start_is_looked_up_in_portions(
     given = [wait.result(), *drain(worker)]
     assert sorted(given) == sorted([b"%c%d" % (key, n) for key in b"abcdefgh" for n in (1, 2)] + [b"a3", b"i1"])
     assert all(given.index(b"%c1" % key) < given.index(b"%c2" % key) for key in b"abcdefgh")
+
+
+@pytest.mark.parametrize("meanwhile", [(), ("clear",), ("eof s", "consumer v")])
+def test_messages_with_headers_are_looked_up_in_portions_after_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: tuple[str, ...]
+) -> None:
+    """Writes and commands meanwhile have the same effect as when all are known."""
+    monkeypatch.setattr(priorities, "_HEADS", 2)
+    clock = HastyClock()
+    q = Queues("replay all", path=tmp_path / "store", clock=clock)
+    q.consumer()
+    for number in range(40):
+        q.put(b"%d" % number, priority=9 if number == 33 else 5, key="k")
+    q.put(b"gone", ttl="1s")
+    q.put(b"single", single=True)
+    q.restart()
+    clock.forward(2)
+    worker, clock.hasty = q.worker(), True
+    wait = worker.read(BIG)
+    for _ in range(10):
+        q.tree.run_timers()
+    assert isinstance(wait, Wait)
+    assert not wait.settled, "there are 20 portions"
+    if meanwhile != ("clear",):
+        q.put(b"urgent", priority=8)
+    q.ctl(*meanwhile)
+    q.put(b"last", priority=9)
+    until_settled(q, wait)
+    clock.hasty = False
+    say(worker, "ack")
+    given = [wait.result(), *drain(worker)]
+    if meanwhile == ("clear",):
+        assert given == [b"last"]
+    else:
+        rest = [b"%d" % number for number in range(40) if number != 33]
+        assert given == [b"33", b"last", b"urgent", *rest, b"single"]
 
 
 def test_a_seek_ends_what_is_looked_up_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
