@@ -248,7 +248,7 @@ WRONG = [
     (("--wait", "never"), "--wait 'never': unknown (expected committed or published)"),
     (("--transport", "file", "--wait", "published"), "--wait published: not with files"),
     (("--sync", "sometimes"), "--sync: invalid time 'sometimes' (expected always, off, replica, or a duration"),
-    (("--ctl", "replay everything"), "--ctl: replay 'everything': unknown value (expected off, last or all)"),
+    (("--ctl", "replay everything"), "--ctl: replay 'everything': unknown value (expected off, last, key or all)"),
     (("--json", "missing/x"), "--json 'missing/x': cannot write there"),
     (("--plot", "x.jpg"), "--plot 'x.jpg': not a PNG file (expected a name ending in .png)"),
 ]

@@ -275,7 +275,7 @@ def why_a_write_was_refused(at: Scene, block: Block) -> None:
     write, read = block.lines
     assert at.type(write.typed, 1) == ["bash: echo: write error: Invalid argument"]
     said = json.loads(at.type(read.typed)[-1])
-    assert "replay 'everything': unknown value (expected off, last or all)" in said["text"]
+    assert "replay 'everything': unknown value (expected off, last, key or all)" in said["text"]
 
 
 # ---------------------------------------------------------------- mqfs-store(5)

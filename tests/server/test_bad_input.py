@@ -56,7 +56,7 @@ def refused(cwd: Path, code: int, *arguments: str, **more: str) -> str:
         (["serve", "--listen", "tcp!localhost!http"], "expected 0 to 65535"),
         (["serve", "--listen", "tcp!localhost!65536"], "expected 0 to 65535"),
         (["serve", "--listen", "unix!" + "x" * 200], "at most 107 bytes"),
-        (["serve", "--default", "replay everything"], "off, last or all"),
+        (["serve", "--default", "replay everything"], "off, last, key or all"),
         (["serve", "--default", "reply all"], "unknown command 'reply'"),
         (["serve", "--default", "eof s"], "eof: an action (expected a setting)"),
         (["serve", "--tcp-user", "no such user"], "no such user"),
@@ -81,7 +81,7 @@ def test_usage(tmp_path: Path, arguments: list[str], says: str) -> None:
         ("[serve]\nstore = 'x'", "unknown key 'serve'"),
         ("\x80", "KEY = VALUE"),
         ('store = "a\\u0000b"', "--store"),
-        ("default = 'replay nothing'", "off, last or all"),
+        ("default = 'replay nothing'", "off, last, key or all"),
         ("listen = 'udp!x'", "unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
     ],
 )

@@ -123,6 +123,14 @@ def test_put_metadata(server: Server) -> None:
     assert "for one\n" not in [row["body"] for row in kept(group)], "no mere reader sees it"
 
 
+def test_put_without_a_body_removes_a_key(server: Server) -> None:
+    group = server.group("put keys", "replay key", streams=["s"])
+    for key, body in (("a", b"1"), ("b", b"2"), ("a", b"")):
+        said("put", "--key", key, group / "s", input=body)
+    assert (group / ".kept" / "s").read_bytes() == b"2"
+    assert "empty message" in refused(1, "put", "--id", "a", group / "s")
+
+
 def test_put_for_later(server: Server) -> None:
     group = server.group("put later", "replay all", streams=["s"])
     said("put", "--delay", "1h", group / "s", "much later")
@@ -402,7 +410,7 @@ def test_ctl(server: Server) -> None:
     settings = json.loads(said("ctl", "--json", group))
     assert (settings["replay"], settings["depth"], settings["ttl"], settings["sync"]) == ("all", "7", "1h", "off")
     text = refused(1, "ctl", group, "depth 8", "replay everything")
-    assert "replay 'everything': unknown value (expected off, last or all)" in text
+    assert "replay 'everything': unknown value (expected off, last, key or all)" in text
     assert "depth 7" in said("ctl", group).splitlines()
 
 
