@@ -246,6 +246,11 @@ def later_and_before_the_others(at: Scene, block: Block) -> None:
     assert at.type("read -r first <>mq/post/.consumers/mailer; echo $first") == ["joe"]
 
 
+@treated("mqfs.4", "mkdir mq/house")
+def the_newest_state_of_each_room(at: Scene, block: Block) -> None:
+    at.type_as_shown(block)
+
+
 @treated("mqfs.4", "mkdir mq/shop\n")
 def two_messages_in_one_write(at: Scene, block: Block) -> None:
     at.type_as_shown(block)
