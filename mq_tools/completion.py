@@ -19,7 +19,7 @@ from mq_tools.files import read_text
 # Settings that are words; others are completed to their present value.
 SETTINGS = {
     "data": "message line coalesce",
-    "replay": "off last all",
+    "replay": "off last key all",
     "full": "drop-old drop-new block reject",
     "sync": "always off replica",
     "keep": "disk ring",

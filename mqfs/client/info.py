@@ -31,7 +31,7 @@ class Settings:
 
     Attributes:
         data: What a write is: "message", "line" (a message each line), or "coalesce" (a part of one stream of bytes).
-        replay: Where a reader begins, and so what is retained: "off", "last" or "all".
+        replay: Where a reader begins, and so what is retained: "off", "last", "key" or "all".
         depth: The most messages of a stream, or a size such as "64K". 0: no bound.
         ttl: How long a message lives. 0: for ever.
         deliver: The receivers of a message: "all" readers, or "one".
@@ -54,7 +54,7 @@ class Settings:
     """
 
     data: Literal["message", "line", "coalesce"] | None = None
-    replay: Literal["off", "last", "all"] | None = None
+    replay: Literal["off", "last", "key", "all"] | None = None
     depth: int | str | None = None
     ttl: Duration | None = None
     deliver: Literal["all", "one"] | None = None
