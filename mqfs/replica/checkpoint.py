@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from math import ceil
 from typing import Any, NamedTuple
 
 import attrs
@@ -52,6 +54,8 @@ class Checkpoint:
 
     @property
     def time_s(self) -> int:
+        """UNIX seconds by which its segments were read: it lacks what was trimmed meanwhile, and had been there at its
+        position. A restore to a time before that begins with an older one."""
         return int(self.name.rpartition("-")[2])
 
 
@@ -71,7 +75,7 @@ class Checkpointer:
         self._known: dict[str, tuple[int, int, Segment]] = {}  # complete segments, by path: inode and bytes
         self._names: set[str] = set()  # of parts that the newest checkpoint has
 
-    def make(self, position: Position, have: Have, time_s: int) -> Checkpoint:
+    def make(self, position: Position, have: Have) -> Checkpoint:
         """A checkpoint of what the log has after that position. Raises Overtaken, NoAnswer, BadReplica, OSError."""
         if not self._names and (before := newest(self._log)) is not None:
             self._names = _names_of(before)
@@ -81,7 +85,8 @@ class Checkpointer:
                 segments = list(chain.from_iterable(groups))
             except _SegmentWent:
                 continue
-            return self._finish(Checkpoint(f"checkpoint/{position.number:020d}-{time_s}", position, have, segments))
+            name = f"checkpoint/{position.number:020d}-{ceil(time.time())}"
+            return self._finish(Checkpoint(name, position, have, segments))
         raise BadReplica("checkpoint: not made: segments are removed faster than they are read")
 
     def _finish(self, made: Checkpoint) -> Checkpoint:

@@ -306,8 +306,8 @@ class Keeper:
 
     def _make_checkpoint(self, position: Position, have: Have) -> None:
         started = time.monotonic()
-        made = self._checkpoints.make(position, have, int(time.time()))
-        self._checkpoints.prune(self._keep_s, time.time())
+        made = self._checkpoints.make(position, have)
+        self._checkpoints.prune(self._keep_s, made.time_s)
         log.info("replica %s: %s made in %.1f s", self._log.name, made.name, time.monotonic() - started)
 
     def stop(self) -> None:

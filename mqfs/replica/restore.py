@@ -162,7 +162,7 @@ def _bases(replicated: ReplicatedLog, point: Point) -> list[Checkpoint | None]:
     found: list[Checkpoint | None] = []
     for name in reversed(checkpoint.list_names(replicated)):
         made = checkpoint.load(replicated, name)
-        if made is not None and (point.time_ns is None or made.position.time_ns <= point.time_ns):
+        if made is not None and (point.time_ns is None or made.time_s * 10**9 <= point.time_ns):
             found.append(made)
             if point.sequence < 0:
                 return found

@@ -208,7 +208,7 @@ def _state_before_the_log(replicated: ReplicatedLog, path: str) -> State | None:
 
 def _make_first_checkpoint(replicated: ReplicatedLog, path: str, found: State) -> None:
     log.info("replica %s: the store is copied", replicated.name)
-    Checkpointer(replicated, path).make(attrs.evolve(found.position), dict(found.have), int(time.time()))
+    Checkpointer(replicated, path).make(attrs.evolve(found.position), dict(found.have))
 
 
 # ------------------------------------------------------------ standby

@@ -75,7 +75,7 @@ static void release(Py_buffer *column, int count)
     while (count--) PyBuffer_Release(column + count);
 }
 
-/* Columns of one number of rows, as wide as `width` says; 0 with an error set and none held. */
+/* Columns that all have the same number of rows, as wide as `width` says; 0 with an error set and none held. */
 static int columns(PyObject *const *from, int count, Py_buffer *to, const char *width)
 {
     for (int i = 0; i < count; i++) {
@@ -89,7 +89,7 @@ static int columns(PyObject *const *from, int count, Py_buffer *to, const char *
 }
 
 /* The next state of an atomic batch, by the flags of a record: FIRST and MORE are 1, JOINED and MORE 3, JOINED alone ends it (2). An
- * ephemeral message (4) is a batch of its own. -1: no batch goes on like that. */
+ * ephemeral message (4) is a batch of its own. -1: no batch continues so. */
 static int next_state(int inside, uint8_t flags)
 {
     if (inside) return flags == 3 ? 1 : flags == 2 ? 0 : -1;

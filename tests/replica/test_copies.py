@@ -301,7 +301,7 @@ def test_a_copy_whose_next_frames_are_trimmed_as_it_reads_is_outdated(tmp_path: 
     discard(str(tmp_path / "b"), why.value, primary=False)
     found = state.read(str(tmp_path / "a"))
     assert found is not None
-    checkpoint.Checkpointer(log, str(tmp_path / "a")).make(found.position, found.have, int(time.time()))
+    checkpoint.Checkpointer(log, str(tmp_path / "a")).make(found.position, found.have)
     with contextlib.closing(open_follower(log, str(tmp_path / "b"), store)) as follower:  # from there on
         assert follower.state.position.number == newest.number
         assert are_equal(tmp_path / "a", tmp_path / "b")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,7 +46,7 @@ def checkpoint(node: Node, url: str) -> None:
     found = state.read(str(node.store))
     assert found is not None
     log = open_log(url)
-    Checkpointer(log, str(node.store)).make(found.position, found.have, int(time.time()))
+    Checkpointer(log, str(node.store)).make(found.position, found.have)
     log.close()
 
 

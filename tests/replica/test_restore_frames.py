@@ -6,7 +6,6 @@ import json
 import random
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -129,7 +128,7 @@ def served(folder: Path, url: str, count: int) -> Path:
                 found = state.read(str(node.store))
                 assert found is not None
                 log = open_log(url)
-                Checkpointer(log, str(node.store)).make(found.position, found.have, int(time.time()))
+                Checkpointer(log, str(node.store)).make(found.position, found.have)
                 log.close()
                 node.start()
         return node.store
