@@ -31,7 +31,7 @@ from nats.js.object_store import ObjectStore
 
 from mqfs import limits
 from mqfs.errors import BadReplica
-from mqfs.replica.log import LogRecord, NoAnswer, Refused
+from mqfs.replica.log import LogRecord, NoAnswer, Refused, Report
 
 T = TypeVar("T")
 LEAST_VERSION = (2, 11, 0)  # the condition of another subject; 2.9.15 to 2.9.20 did not even serialize them
@@ -105,7 +105,7 @@ class JetStreamLog:
         self._loop = _Loop()
         self._following: Any = None  # the subscription of `read`
         self._follows = 0  # the number before its next record
-        self._reports: dict[str, int] = {}
+        self._reports: dict[str, Report] = {}
         try:
             self._client: Client = self._connect(servers, credentials)
         except Exception as error:  # also what nats-py thinks of a file of credentials
@@ -250,18 +250,20 @@ class JetStreamLog:
     def trim(self, before: int) -> None:
         self._loop.call(self._js.purge_stream(self._stream, seq=before, subject=f"{self._prefix}.log"))
 
-    def report(self, name: str, number: int) -> None:
+    def report(self, name: str, report: Report) -> None:
         if self._client.is_connected:
-            self._loop.call(self._client.publish(f"{self._prefix}.standby", f"{name} {number}".encode()))
+            line = b"%b %b" % (name.encode(), report.encode())
+            self._loop.call(self._client.publish(f"{self._prefix}.standby", line))
 
     async def _on_report(self, message: Msg) -> None:
-        name, _, number = message.data.decode(errors="replace").partition(" ")
-        if _NAME.fullmatch(name) and number.isdecimal():
-            self._reports[name] = int(number)
+        begin, _, rest = message.data.partition(b" ")
+        name, report = begin.decode(errors="replace"), Report.decode(rest)
+        if _NAME.fullmatch(name) and report is not None:
+            self._reports[name] = report
             if len(self._reports) > limits.REPLICA_REPORTS:
                 del self._reports[min(self._reports, key=self._reports.__getitem__)]
 
-    def reports(self) -> dict[str, int]:
+    def reports(self) -> dict[str, Report]:
         return dict(self._reports)
 
     def promises(self) -> Sequence[str]:

@@ -13,6 +13,7 @@ and reads may be late.
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -39,6 +40,26 @@ class Fenced(Exception):
 class LogRecord(NamedTuple):
     number: int
     data: bytes
+
+
+_REPORT = re.compile(rb"([0-9]{1,20}) ([0-9]{1,10})")
+
+
+class Report(NamedTuple):
+    """A standby has all frames up to that number on its disk. Where an engine loses its end, a number comes again with
+    another frame: the CRC field tells them apart."""
+
+    number: int
+    crc: int
+
+    def encode(self) -> bytes:
+        return b"%d %d" % self
+
+    @classmethod
+    def decode(cls, data: bytes) -> Report | None:
+        """The report of these bytes; None of others."""
+        found = _REPORT.fullmatch(data)
+        return None if found is None else cls(int(found[1]), int(found[2]))
 
 
 class Objects(Protocol):
@@ -90,12 +111,12 @@ class ReplicatedLog(Protocol):
         """Remove frames below that number. Takeovers stay: a late request of an old primary has to meet them."""
         ...
 
-    def report(self, name: str, number: int) -> None:
-        """Say that the standby `name` has all frames up to that number on its disk."""
+    def report(self, name: str, report: Report) -> None:
+        """Say how far the standby `name` is."""
         ...
 
-    def reports(self) -> dict[str, int]:
-        """The newest number that each standby reported, as far as that arrived."""
+    def reports(self) -> dict[str, Report]:
+        """The newest report of each standby, as far as it arrived."""
         ...
 
     def promises(self) -> Sequence[str]:

@@ -2,7 +2,7 @@
 
     log/00000000000000000017      frame 17, created if absent: whoever creates it has the number
     checkpoint/..., segment/...   its checkpoints
-    standby/NAME                  the last frame that this standby has on its disk
+    standby/NAME                  number and CRC field of the last frame that this standby has on its disk
     probe/...                     of a start: an object that exists is not created again
 
 One number is one name, without a check sum, so that of two primaries one is refused. Takeovers are never removed: a
@@ -36,7 +36,7 @@ from obstore.store import from_url
 from mqfs import limits
 from mqfs.errors import BadReplica
 from mqfs.replica.frame import OWN
-from mqfs.replica.log import LogRecord, NoAnswer, Refused
+from mqfs.replica.log import LogRecord, NoAnswer, Refused, Report
 
 _FATAL = (PermissionDeniedError, UnauthenticatedError, NotSupportedError)
 _DIGITS = 20
@@ -276,12 +276,13 @@ class ObjectLog:
             if head is not None and not _is_takeover(head):
                 self.objects.delete(name)
 
-    def report(self, name: str, number: int) -> None:
-        self.objects.put(f"standby/{name}", b"%d" % number)
+    def report(self, name: str, report: Report) -> None:
+        self.objects.put(f"standby/{name}", report.encode())
 
-    def reports(self) -> dict[str, int]:
-        found = {name.rpartition("/")[2]: self.objects.get(name) or b"" for name in self.objects.list("standby/")}
-        return {name: int(data) for name, data in found.items() if data.isdigit()}
+    def reports(self) -> dict[str, Report]:
+        names = self.objects.list("standby/")
+        found = {name.rpartition("/")[2]: Report.decode(self.objects.get(name) or b"") for name in names}
+        return {name: report for name, report in found.items() if report is not None}
 
     def promises(self) -> Sequence[str]:
         if self._is_file:

@@ -26,7 +26,7 @@ from mqfs.errors import BadReplica, DiskFailed, MqfsError
 from mqfs.replica import state
 from mqfs.replica.checkpoint import Checkpointer, Overtaken
 from mqfs.replica.frame import HEAD_BYTES, RUN_BYTES, Entry, Run
-from mqfs.replica.log import Fenced, NoAnswer, Position
+from mqfs.replica.log import Fenced, NoAnswer, Position, Report
 from mqfs.replica.state import End, Have
 from mqfs.replica.takeover import Driver, Post, Primary, Stopped
 from mqfs.store.replication import Portion, Replication
@@ -167,28 +167,43 @@ class Replicator:
     def _confirm(self) -> None:
         """Have the store answer its callers; the next series is taken after that."""
         assert self._replication is not None
-        self._wait_for_standbys(self._driver.writer.position.number)
+        at = self._driver.writer.position
+        self._wait_for_standbys(Report(at.number, at.crc))
         self._call(self._replication.confirm)
 
-    def _wait_for_standbys(self, number: int) -> None:
+    def _wait_for_standbys(self, last: Report) -> None:
+        """Until enough standbys have the last frame; nothing is appended meanwhile. Raises Fenced where another server
+        appended something."""
         if not self._standbys:
             return
         since, warned, pause_s = time.monotonic(), False, 0.0005
-        while sum(reported >= number for reported in self._reports().values()) < self._standbys:
-            if not warned and time.monotonic() - since > _CONFIRM_WARNING_S:
-                warned = True
+        looked = since
+        while list(self._reports().values()).count(last) < self._standbys:
+            now = time.monotonic()
+            if not warned and now - since > _CONFIRM_WARNING_S:
+                warned, name = True, self._log.name
                 log.warning(
-                    "replica %s: no standby confirms frame %d (--confirm %d)", self._log.name, number, self._standbys
+                    "replica %s: no standby confirms frame %d (--confirm %d)", name, last.number, self._standbys
                 )
+            if now - looked > limits.REPLICA_BEAT_S:
+                looked = now
+                if self._is_followed(last.number):
+                    raise Fenced
             if self._stop.wait(pause_s):
                 raise Stopped
             pause_s = min(2 * pause_s, 0.05 + self._log.pace_s / 2)
 
-    def _reports(self) -> dict[str, int]:
+    def _reports(self) -> dict[str, Report]:
         try:
             return self._log.reports()
         except (NoAnswer, BadReplica):
             return {}
+
+    def _is_followed(self, number: int) -> bool:
+        try:
+            return self._log.newest(number) is not None
+        except (NoAnswer, BadReplica):
+            return False
 
     def _call(self, do: Callable[[], None]) -> None:
         """Have it done on the store's thread, and wait for that."""

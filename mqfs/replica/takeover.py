@@ -24,7 +24,7 @@ from mqfs import limits
 from mqfs.errors import BadReplica
 from mqfs.replica import standby, state
 from mqfs.replica.checkpoint import Checkpointer
-from mqfs.replica.log import Append, Fenced, Look, NoAnswer, Position, Refused, ReplicatedLog, Writer
+from mqfs.replica.log import Append, Fenced, Look, NoAnswer, Position, Refused, ReplicatedLog, Report, Writer
 from mqfs.replica.standby import Diverged, Follower
 from mqfs.replica.state import State
 from mqfs.store.disk import Disk
@@ -275,9 +275,10 @@ class Standby:
     def _step(self, follower: Follower) -> None:
         if follower.step(min(1.0, self._failover_s / 4)):
             self._heard = time.monotonic()
-            if self._heard - self._reported_s >= self._log.pace_s:
-                self._reported_s = self._heard
-                self._log.report(self._name, follower.state.position.number)
+        if time.monotonic() - self._reported_s >= self._log.pace_s:  # also again: the one before may be lost
+            self._reported_s = time.monotonic()
+            at = follower.state.position
+            self._log.report(self._name, Report(at.number, at.crc))
         if follower.state.position.address != self.primary:
             self.primary = follower.state.position.address
             log.info("standby of %s, whose primary is %s", self._log.name, self.primary or "unnamed")

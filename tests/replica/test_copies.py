@@ -20,7 +20,7 @@ from mqfs import errors, limits
 from mqfs.model import Kind
 from mqfs.replica import checkpoint, state
 from mqfs.replica.engines import open_log
-from mqfs.replica.log import ReplicatedLog
+from mqfs.replica.log import ReplicatedLog, Report
 from mqfs.replica.restore import Point, restore
 from mqfs.replica.standby import Outdated, discard, open_follower, store_of
 from mqfs.replica.takeover import Standby, become_primary
@@ -473,6 +473,37 @@ def test_with_a_standby_to_confirm_nothing_counts_without_it(
     primary.wait(1, 1)
     assert files(tmp_path / "b")
     primary.stop()
+
+
+@EACH
+def test_a_primary_that_waits_for_a_standby_is_fenced_by_one_that_takes_over(tmp_path: Path, url: str) -> None:
+    first = LocalPrimary(tmp_path / "a", url, standbys=1)
+    first.append(1, b"one")
+    first.run(lambda: first.primary.writer.position.number == 2)
+    second = LocalPrimary(tmp_path / "b", url)
+    first.run(lambda: first.fenced)
+    assert not first.acknowledged
+    first.kill()
+    second.stop()
+
+
+def test_a_standby_reports_again_what_may_be_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, standbys: list[LocalStandby]
+) -> None:
+    """Else a primary that waits for its report appends nothing, and the standby takes over from it."""
+    monkeypatch.setattr(limits, "REPLICA_BEAT_S", 60.0)
+    url = f"file://{tmp_path}/replica"
+    primary, log = LocalPrimary(tmp_path / "a", url), open_log(url)
+    standbys.append(LocalStandby(tmp_path / "b", url))
+    primary.append(1, b"one")
+    primary.wait(1, 1)
+    last = primary.primary.writer.position
+    for _ in range(2):
+        eventually(lambda: list(log.reports().values()) == [Report(last.number, last.crc)])
+        for name in log.objects.list("standby/"):
+            log.objects.delete(name)
+    primary.stop()
+    log.close()
 
 
 def test_a_log_that_is_gone_is_begun_again_with_the_whole_store(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from mqfs.errors import BadConfig, BadReplica
 from mqfs.replica import objects
 from mqfs.replica.engines import open_log
 from mqfs.replica.frame import Run
-from mqfs.replica.log import Append, LogRecord, Look, NoAnswer, Position, Reader, Refused, ReplicatedLog, Writer
+from mqfs.replica.log import Append, LogRecord, Look, NoAnswer, Position, Reader, Refused, ReplicatedLog, Report, Writer
 from mqfs.replica.objects import ObjectLog
 from tests.replica.model import payloads
 from tests.replica.servers import NatsServer
@@ -165,10 +165,9 @@ def test_objects_are_put_listed_and_deleted(log: ReplicatedLog) -> None:
 @pytest.mark.parametrize("url", ENGINES, indirect=True)
 def test_a_standby_reports_how_far_it_is(log: ReplicatedLog, url: str) -> None:
     standby = open_log(url)
-    for number in (3, 4):
-        standby.report("b", number)
-        while log.reports() != {"b": number}:
-            pass
+    for report in (Report(3, 0xFFFFFFFF), Report(4, 0)):
+        standby.report("b", report)
+        eventually(lambda report=report: log.reports() == {"b": report})  # type: ignore[misc]
     standby.close()
 
 
@@ -256,7 +255,7 @@ def test_of_many_standbys_the_newest_are_heard(nats_server: NatsServer, monkeypa
     monkeypatch.setattr(limits, "REPLICA_REPORTS", 4)
     log = open_log(f"nats://127.0.0.1:{nats_server.port}/heard")
     for number in range(1, 9):
-        log.report(f"standby{number}", number)
+        log.report(f"standby{number}", Report(number, 0))
         assert eventually(lambda number=number: log.reports().get(f"standby{number}"))  # type: ignore[misc]
     assert len(log.reports()) == 4
     log.close()

@@ -17,11 +17,13 @@ import pytest
 
 from mqfs import limits
 from mqfs.errors import BadReplica
+from mqfs.replica import replicator
 from mqfs.replica.engines import open_log
+from mqfs.replica.frame import decode
 from mqfs.replica.standby import has_groups
-from mqfs.replica.takeover import Primary, Standby
+from mqfs.replica.takeover import Primary, Standby, become_primary
 from tests.replica.primary import LocalPrimary, bodies_of
-from tests.replica.test_copies import LocalStandby, are_equal
+from tests.replica.test_copies import LocalStandby, are_equal, files
 from tests.support.eventually import HANG_S, eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -115,3 +117,52 @@ def test_a_log_that_lost_its_end_costs_nothing_that_was_answered(cut: Cut, order
         if lines:
             found[left] = lines
     assert not found, "\n".join(f"{left} of {len(cut.frames)} frames left: {lines}" for left, lines in found.items())
+
+
+def lose_end(url: str, left: int) -> None:
+    """The engine has no frame after that number any more."""
+    log = open_log(url)
+    records, own = list(log.read(0, 1.0)), 0
+    while more := log.read(records[-1].number, 0.0):
+        records += more
+    if url.startswith("file:"):
+        for record in records[left:]:
+            Path(url.removeprefix("file://"), f"log/{record.number:020d}").unlink()
+    else:
+        log._loop.call(log._js.delete_stream(log._stream))  # type: ignore[attr-defined]
+        log.close()
+        log = open_log(url)
+        for record in records[:left]:
+            takeover = decode(record.data).owner is not None
+            log.append(record.data, record.number - 1, own, takeover=takeover)
+            own = record.number if takeover else own
+    log.close()
+
+
+@pytest.mark.parametrize("url", ["file", "nats"], indirect=True)
+def test_a_confirmation_of_a_frame_that_was_lost_counts_for_no_other(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A third server takes over what is left; the standby that confirmed later frames is away."""
+    monkeypatch.setattr(limits, "REPLICA_BEAT_S", 60.0)  # else frames come between
+    monkeypatch.setattr(replicator, "_CONFIRM_WARNING_S", 0.2)
+    first, standby = LocalPrimary(tmp_path / "a", url, standbys=1), LocalStandby(tmp_path / "b", url)
+    third = open_log(url)
+    for number in range(8):
+        first.append(1, b"%d" % number)
+        first.wait(1, number + 1)
+    last = first.primary.writer.position.number
+    eventually(lambda: [report.number for report in third.reports().values()] == [last])
+    standby.stop()
+    first.kill()
+    lose_end(url, last - 6)
+    second = LocalPrimary(tmp_path / "c", url, become_primary(third, str(tmp_path / "c"), "tcp!c!5640"), standbys=1)
+    second.append(1, b"other")
+    second.run(lambda: bool(second.acknowledged) or "no standby confirms frame" in caplog.text)
+    assert not second.acknowledged, "no standby has it"
+    assert second.primary.writer.position.number < last
+    standby = LocalStandby(tmp_path / "d", url)
+    second.wait(1, 1)
+    assert b"other" in b"".join(files(tmp_path / "d").values())
+    standby.stop()
+    second.stop()
