@@ -5,9 +5,15 @@
 
 A checkpoint has what the log had at a frame, read from the segment files of a running store: bytes behind that are not
 read, and a segment that is compacted meanwhile holds the same messages. Where a segment goes while it is read, the
-checkpoint is made again. Parts that the checkpoint before it has are not sent again. A name is never given to other
-bytes, and what a primary removes was replaced by a checkpoint that it made itself, so one that was fenced and does not
-know it yet takes nothing from its successor.
+checkpoint is made again. It lacks what was trimmed meanwhile, so a restore to a frame before it is whole needs an older
+one:
+
+    log      417 position | 418 m7 | 419 m7 is acknowledged | 420 whole
+    store              segments are read: that of m7 is gone ^ begins when all are read
+
+Parts that the checkpoint before it has are not sent again. A name is never given to other bytes, and what a primary
+removes was replaced by a checkpoint that it made itself, so one that was fenced and does not know it yet takes nothing
+from its successor.
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from math import ceil
 from typing import Any, NamedTuple
@@ -51,11 +57,11 @@ class Checkpoint:
     position: Position
     have: Have
     segments: Sequence[Segment]
+    whole: int  # the frame from which on it lacks nothing
 
     @property
     def time_s(self) -> int:
-        """UNIX seconds by which its segments were read: it lacks what was trimmed meanwhile, and had been there at its
-        position. A restore to a time before that begins with an older one."""
+        """When it was whole, in UNIX seconds."""
         return int(self.name.rpartition("-")[2])
 
 
@@ -75,8 +81,10 @@ class Checkpointer:
         self._known: dict[str, tuple[int, int, Segment]] = {}  # complete segments, by path: inode and bytes
         self._names: set[str] = set()  # of parts that the newest checkpoint has
 
-    def make(self, position: Position, have: Have) -> Checkpoint:
-        """A checkpoint of what the log has after that position. Raises Overtaken, NoAnswer, BadReplica, OSError."""
+    def make(self, position: Position, have: Have, follow: Callable[[], int] | None = None) -> Checkpoint:
+        """A checkpoint of what the log has after that position. `follow` waits for a batch that begins after the call
+        and returns the number of its last frame; None: the store is not written to. Raises Overtaken, NoAnswer,
+        BadReplica, OSError."""
         if not self._names and (before := newest(self._log)) is not None:
             self._names = _names_of(before)
         for _ in range(_ATTEMPTS):
@@ -85,8 +93,9 @@ class Checkpointer:
                 segments = list(chain.from_iterable(groups))
             except _SegmentWent:
                 continue
+            whole = position.number if follow is None else follow()
             name = f"checkpoint/{position.number:020d}-{ceil(time.time())}"
-            return self._finish(Checkpoint(name, position, have, segments))
+            return self._finish(Checkpoint(name, position, have, segments, whole))
         raise BadReplica("checkpoint: not made: segments are removed faster than they are read")
 
     def _finish(self, made: Checkpoint) -> Checkpoint:
@@ -174,6 +183,7 @@ def _encode(made: Checkpoint) -> bytes:
         "position": encode_position(made.position),
         "have": encode_have(made.have),
         "segments": made.segments,
+        "whole": made.whole,
     }
     return json.dumps(body).encode()
 
@@ -191,7 +201,8 @@ def load(log: ReplicatedLog, name: str) -> Checkpoint | None:
     try:
         found = json.loads(data)
         rows = [Segment(row[0], row[1], [Part(*part) for part in row[2]]) for row in found["segments"]]
-        return Checkpoint(name, decode_position(found["position"]), decode_have(found["have"]), rows)
+        position = decode_position(found["position"])
+        return Checkpoint(name, position, decode_have(found["have"]), rows, int(found.get("whole", position.number)))
     except (ValueError, KeyError, TypeError) as error:
         raise BadReplica(f"{name}: unreadable: {error}") from None
 

@@ -115,6 +115,7 @@ class Replicator:
         while not self._stop.is_set():
             if not begun:
                 self._pace()
+                self._keeper.begin()
             portion = self._take()
             if portion is None:
                 break
@@ -245,6 +246,7 @@ class Keeper:
         self._touched: set[tuple[int, int]] = set()  # segments with bytes that may not be on disk
         self._open: list[Entry | End] = []  # of the batch that has not ended, without their data
         self._bytes = self._frames = 0  # since the last checkpoint
+        self._begun = self._ended = 0  # batches: the last one that begins, and the last one that is in the log
         self._position, self._have = attrs.evolve(primary.writer.position), dict(primary.state.have)
         self._unsure = False  # a sync failed: what is on disk is not known
         self._checkpoints = Checkpointer(primary.log, path)
@@ -252,6 +254,10 @@ class Keeper:
 
     def start(self) -> None:
         self._thread.start()
+
+    def begin(self) -> None:
+        """A batch begins: it has what is in the store from now on."""
+        self._begun += 1
 
     def note(self, entries: Sequence[Entry]) -> None:
         """These are in the log."""
@@ -271,6 +277,7 @@ class Keeper:
             state.note(self._have, self._open)
             self._open = []
             self._position = attrs.evolve(position)
+            self._ended = self._begun
 
     def _take(self) -> tuple[Position, Have, set[tuple[int, int]]]:
         with self._lock:
@@ -288,6 +295,8 @@ class Keeper:
                     with self._lock:
                         self._bytes -= size
                         self._frames -= frames
+            except Stopped:
+                break
             except Overtaken as error:  # the next position has it
                 log.info("replica %s: no checkpoint: group %s was removed meanwhile", self._log.name, error)
             except (NoAnswer, MqfsError, OSError) as error:
@@ -321,9 +330,17 @@ class Keeper:
 
     def _make_checkpoint(self, position: Position, have: Have) -> None:
         started = time.monotonic()
-        made = self._checkpoints.make(position, have)
+        made = self._checkpoints.make(position, have, self._follow)
         self._checkpoints.prune(self._keep_s, made.time_s)
         log.info("replica %s: %s made in %.1f s", self._log.name, made.name, time.monotonic() - started)
+
+    def _follow(self) -> int:
+        """Wait for a batch that begins from now on; the number of its last frame, or of a later one."""
+        before = self._begun
+        while self._ended <= before:
+            if self._stop.wait(0.05):
+                raise Stopped
+        return self._position.number
 
     def stop(self) -> None:
         """Note the end: the store is closed, and all is on disk."""

@@ -5,7 +5,8 @@
                                                 others counts what was replicated by then, as frames have it
     --group shop/eu           it, those inside, and those above: /, shop. All of the log is read
 
-It begins with the newest checkpoint before that. Whether one is before a message is seen when it is copied.
+It begins with the newest checkpoint that is whole before that. Whether one is before a message is seen when it is
+copied, whether it is whole there when the message is reached.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from mqfs.model import Kind
 from mqfs.records.record import HEAD, HEAD_BYTES, INNER, padded
 from mqfs.replica import checkpoint, state
 from mqfs.replica.checkpoint import Checkpoint
+from mqfs.replica.frame import decode
 from mqfs.replica.log import NoAnswer, ReplicatedLog
 from mqfs.replica.standby import Diverged, Follower, copy_from, store_of
 from mqfs.state.group import ROOT, place_of
@@ -45,6 +47,10 @@ class Point(NamedTuple):
     time_ns: int | None = None
     group: str = ""
     sequence: int = -1  # negative: no message
+
+
+class _NotReached(BadReplica):
+    """The log does not have the message that was asked for."""
 
 
 class Ending:
@@ -98,8 +104,8 @@ class Ending:
         what = f"--until {self._point.group}:{self._point.sequence}"
         assert self.heads is not None
         if not self.number and self._point.group not in (paths := self.heads.paths()):
-            raise BadReplica(f"{what}: {errors.unknown('group', self._point.group, filter(None, paths))}")
-        raise BadReplica(f"{what}: not in the log (expected at most {self.newest})")
+            raise _NotReached(f"{what}: {errors.unknown('group', self._point.group, filter(None, paths))}")
+        raise _NotReached(f"{what}: not in the log (expected at most {self.newest})")
 
 
 def restore(
@@ -129,23 +135,27 @@ def _follow(
     store = store_of(replicated)
     if store is None:
         raise BadReplica(f"{replicated.name}: empty log: nothing to restore")
-    bases = _bases(replicated, point)
+    bases, why = _bases(replicated, point), list[_NotReached]()
     for base in bases:
         ending = Ending(point, names=bool(groups))
         follower = copy_from(replicated, path, store, base, ending)
         try:
             if base is None or not ending.is_over:
                 _read(replicated, follower, ending, progress)
-                if groups:
-                    _remove_others(follower.store, ending, groups)
-                return follower
+                if base is None or not ending.is_over or follower.state.position.number > base.whole:
+                    if groups:
+                        _remove_others(follower.store, ending, groups)
+                    return follower
+        except _NotReached as error:
+            why.append(error)  # it may have been trimmed before the checkpoint
         except Diverged:
             if base is not None or len(bases) == 1:
                 raise  # else the first frames were trimmed
         finally:
             follower.close()
-        remove_tree(Disk(), path)  # the checkpoint has later messages: an older one
-    raise BadReplica(f"{replicated.name}: begins after that point (expected a later --until, as --replica-keep allows)")
+        remove_tree(Disk(), path)  # the checkpoint is not of before that point: an older one
+    expected = "expected a later --until, as --replica-keep allows"
+    raise why[0] if why else BadReplica(f"{replicated.name}: begins after that point ({expected})")
 
 
 def _read(replicated: ReplicatedLog, follower: Follower, ending: Ending, progress: Callable[[int], None]) -> None:
@@ -158,15 +168,22 @@ def _read(replicated: ReplicatedLog, follower: Follower, ending: Ending, progres
 
 
 def _bases(replicated: ReplicatedLog, point: Point) -> list[Checkpoint | None]:
-    """The checkpoints that may be before the point, the newest first; None: the first frame."""
+    """The checkpoints that may be whole before the point, the newest first; None: the first frame."""
     found: list[Checkpoint | None] = []
     for name in reversed(checkpoint.list_names(replicated)):
         made = checkpoint.load(replicated, name)
-        if made is not None and (point.time_ns is None or made.time_s * 10**9 <= point.time_ns):
+        if made is not None and (point.time_ns is None or _is_whole_by(replicated, made, point.time_ns)):
             found.append(made)
             if point.sequence < 0:
                 return found
     return [*found, None]
+
+
+def _is_whole_by(replicated: ReplicatedLog, made: Checkpoint, time_ns: int) -> bool:
+    if made.position.time_ns > time_ns or made.whole == made.position.number:
+        return made.position.time_ns <= time_ns
+    data = replicated.get(made.whole)
+    return data is not None and decode(data).time_ns <= time_ns
 
 
 def _remove_others(store: StandbyStore, ending: Ending, wanted: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from mqfs.store.disk import Disk
 from mqfs.store.store import DiskBucket, DiskStore
 from tests.support.eventually import HANG_S, eventually
 
-STATE = b'{"group":%d}'
+STATE = b'{"group":%d,"parent":1,"name":"g%d","streams":[]}'
 
 
 def start(path: Path, url: str) -> Primary | None:
@@ -81,8 +81,9 @@ class LocalPrimary:
 
     def bucket(self, number: int) -> DiskBucket:
         """The log of a group, which is made where it is not there."""
-        bucket = self.store.open(number) if number in self.store.groups() else self.store.make(number, STATE % number)
-        bucket.writer.state = lambda: STATE % number
+        state = STATE % (number, number)
+        bucket = self.store.open(number) if number in self.store.groups() else self.store.make(number, state)
+        bucket.writer.state = lambda: state
         return bucket
 
     def append(self, number: int, *bodies: bytes) -> None:

@@ -393,11 +393,14 @@ def test_a_restore_between_the_two_records_of_a_removal_is_without_the_group(tmp
 
 
 class Moment(NamedTuple):
-    """What a primary had at a frame: its messages by group, with their sequences, and from which on they are wanted."""
+    """What a primary had at a frame: its messages by group, with their sequences, and from which on they are wanted.
+    `group` and `sequence`: the last message."""
 
     time_ns: int
     groups: dict[int, list[tuple[int, bytes]]]
     floors: dict[int, int]
+    group: int
+    sequence: int
 
 
 def messages_of(store: DiskStore) -> dict[int, list[tuple[int, bytes]]]:
@@ -429,23 +432,40 @@ def live(primary: LocalPrimary, pick: random.Random, count: int) -> list[Moment]
         primary.append(group, body, b"second of %d" % number)
         primary.run(lambda body=body, group=group: body in primary.acknowledged.get(group, ()))  # type: ignore[misc]
         position = primary.primary.writer.position
-        moments.append(Moment(position.time_ns, messages_of(primary.store), dict(floors)))
+        rows_now = messages_of(primary.store)
+        moments.append(Moment(position.time_ns, rows_now, dict(floors), group, rows_now[group][-1][0]))
     return moments
 
 
-def test_a_restore_has_what_the_primary_had_at_a_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def point_of(moments: list[Moment], number: int, form: str) -> tuple[Point, Moment] | None:
+    """Where a restore ends with the last message of a moment, and what it is to have; None: the log ends before."""
+    moment = moments[number]
+    if form == "time":
+        return Point(moment.time_ns), moment
+    later = next((at for at in range(number + 1, len(moments)) if moments[at].group == moment.group), 0)
+    name = f"g{moment.group}" if moment.group > 1 else ""  # of the root
+    point = Point(group=name, sequence=moment.sequence)
+    return (point, moments[later - 1]._replace(floors=moments[later].floors)) if later else None
+
+
+@EACH
+@pytest.mark.parametrize("form", ["time", "message"])
+def test_a_restore_has_what_the_primary_had_at_a_frame(
+    tmp_path: Path, url: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in (("SEGMENT_BYTES", 20_000), ("REPLICA_CHECKPOINT_BYTES", 500_000)):
         monkeypatch.setattr(limits, name, value)
     pick, count = random.Random(seed()), size(500, 25)
-    primary = LocalPrimary(tmp_path / "a", f"file://{tmp_path}/replica", keep_s=3_600)
-    moments = live(primary, pick, max(60, count))
+    primary = LocalPrimary(tmp_path / "a", url, keep_s=3_600)
+    moments = live(primary, pick, max(60, count + 60))
     primary.stop()
-    log = open_log(f"file://{tmp_path}/replica")
+    log = open_log(url)
     assert checkpoint.newest(log) is not None
-    for number, moment in enumerate(pick.sample(moments, count)):
+    points = [found for number in range(len(moments)) if (found := point_of(moments, number, form)) is not None]
+    for number, (point, moment) in enumerate(pick.sample(points, count)):
         path = tmp_path / f"r{number}"
-        done = restore(log, str(path), Point(moment.time_ns))
-        assert done.time_ns == moment.time_ns
+        done = restore(log, str(path), point)
+        assert form == "message" or done.time_ns == moment.time_ns
         assert check(str(path), report=print) == 0
         store = DiskStore(str(path))
         found = messages_of(store)
@@ -453,9 +473,41 @@ def test_a_restore_has_what_the_primary_had_at_a_frame(tmp_path: Path, monkeypat
         for group in found.keys() | moment.groups.keys():
             floor = moment.floors.get(group, 0)  # below it they may be there or not
             theirs, ours = ([row for row in rows.get(group, []) if row[0] >= floor] for rows in (found, moment.groups))
-            assert theirs == ours, f"group {group} at {moment.time_ns}"
+            assert theirs == ours, f"group {group} at {point}, seed {seed()}"
         shutil.rmtree(path)
     log.close()
+    print(f"{url}, {form}: {count} of {len(points)} points, {len(moments)} appends, seed {seed()}")
+
+
+@EACH
+@pytest.mark.parametrize("form", ["time", "message"])
+def test_a_restore_has_what_was_trimmed_after_its_end_while_a_checkpoint_was_made(
+    tmp_path: Path, url: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SEGMENT_BYTES", 20_000)
+    monkeypatch.setattr(limits, "REPLICA_STATE_S", 3_600.0)  # the keeper makes none itself
+    primary = LocalPrimary(tmp_path / "a", url, keep_s=3_600)
+    for number in range(1, 21):
+        primary.append(2, b"%d." % number + b"x" * 10_000)
+        primary.wait(2, number)
+    keeper = primary.replicator._keeper
+    position, have, _ = keeper._take()
+    primary.append(2, b"last")
+    primary.wait(2, 21)
+    end_ns, rows = primary.primary.writer.position.time_ns, messages_of(primary.store)[2]
+    primary.append(2, b"after")
+    primary.wait(2, 22)
+    primary.bucket(2).upkeep.trim({16: rows[15][0]}, set())
+    primary.run(lambda: len(messages_of(primary.store)[2]) < 22)
+    making = threading.Thread(target=keeper._make_checkpoint, args=(position, have))
+    making.start()
+    primary.run(lambda: not making.is_alive())
+    primary.stop()
+    log = open_log(url)
+    assert len(log.objects.list("checkpoint/")) == 1
+    restore(log, str(tmp_path / "r"), Point(end_ns) if form == "time" else Point(group="g2", sequence=rows[-1][0]))
+    log.close()
+    assert bodies_of(tmp_path / "r", 2) == [body for _, body in rows]
 
 
 @EACH
