@@ -83,9 +83,10 @@ class Run:
 class Jobs:
     """A server, its workers, and the file that they write to."""
 
-    def __init__(self, server: Server, folder: Path) -> None:
+    def __init__(self, server: Server, folder: Path, address: str = "") -> None:
+        """`address`: where they find the server, if not at its own."""
         self.server, self._done = server, folder / "done"
-        self._environment = environment(JOBS_ADDRESS=server.address, JOBS_DONE=str(self._done))
+        self._environment = environment(JOBS_ADDRESS=address or server.address, JOBS_DONE=str(self._done))
         self._workers: list[subprocess.Popen[bytes]] = []
         self.kills: list[tuple[float, float, int]] = []  # between when and when, and which worker; 0: the server
         self.outages: list[tuple[float, float]] = []  # of the server, from and to

@@ -43,8 +43,10 @@ class Agent:
 
 
 @asynccontextmanager
-async def agent(server: Server, group: str, *words: str) -> AsyncIterator[Agent]:
-    command = ["-m", "mqfs", "mcp", "--at", server.address, "--group", group, *words]
+async def agent(server: Server | str, group: str, *words: str) -> AsyncIterator[Agent]:
+    """`server`: it, or addresses of which one serves."""
+    address = server if isinstance(server, str) else server.address
+    command = ["-m", "mqfs", "mcp", "--at", address, "--group", group, *words]
     parameters = StdioServerParameters(command=sys.executable, args=command, cwd=str(ROOT), env=environment())
     async with Client(parameters) as client:
         yield Agent(client)
