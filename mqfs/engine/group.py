@@ -93,6 +93,7 @@ class Group:
         self.consumers.load()
         self.update_must_retain()
         bucket.writer.state = self._encoded
+        bucket.upkeep.on_rolled(self._rolled)
         self.log.on_all_shown = self._select_storage
         self._select_storage()
 
@@ -102,6 +103,11 @@ class Group:
         if self.retention.newest is not None:
             self.retention.newest.save()
         return self.state.encode()
+
+    def _rolled(self) -> None:
+        """That state is on its way to the disk."""
+        if self.retention.newest is not None:
+            self.retention.newest.saved()
 
     def _enter(self, stream: Stream) -> None:
         self.streams[stream.name] = stream

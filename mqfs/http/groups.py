@@ -210,6 +210,8 @@ async def read(call: Call) -> Answer:
     """The whole file, or a range of it."""
     handle = cast(SnapshotHandle, call.tree.open(call.user, call.target.node, os.O_RDONLY))
     try:
+        await call.front.await_step(handle.opening)
+        handle.read(0)  # raises why it could not be made
         return _answer(call, handle)
     except BaseException:
         handle.close()
@@ -221,7 +223,7 @@ def entity_tag(stream: Any, size: int) -> str:
 
 
 def _answer(call: Call, handle: SnapshotHandle) -> Answer:
-    given, size = call.request.headers, handle.size
+    given, size = call.request.headers, handle.size or 0
     tag = entity_tag(handle.node.stream, size)
     head: Headers = [("ETag", tag), ("Accept-Ranges", "bytes"), ("Cache-Control", "no-cache"), SANDBOX]
     if call.has_tag(tag):

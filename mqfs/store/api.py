@@ -175,6 +175,11 @@ class LogUpkeep(Protocol):
         """As `sync`, at once, and in the copy of the store too, where it has one."""
         ...
 
+    def on_rolled(self, then: Callable[[], None]) -> None:
+        """Call `then` when the state that `LogWriter.state` gave last is at the head of the newest segment; never for a
+        log in memory."""
+        ...
+
     def fail(self, error: OSError) -> None:
         """Make the log read-only from now on; callers that wait for a sync get the error."""
         ...

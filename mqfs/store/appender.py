@@ -44,15 +44,22 @@ def _no_state() -> bytes:
     raise AssertionError("the state of a log was not set")
 
 
+def _ignore() -> None:
+    """Nobody wants to know."""
+
+
 class Appender:
     """See `LogWriter` in mqfs/store/api.py."""
 
-    __slots__ = ("_chain", "_commit", "_disk", "_end", "_held", "_holding", "_pwrite", "_sequences", "state")
+    __slots__ = (
+        "_chain", "_commit", "_disk", "_end", "_held", "_holding", "_pwrite", "_sequences", "on_rolled", "state",
+    )  # fmt: skip
 
     def __init__(self, chain: Chain, commit: GroupCommit, sequences: SequenceBlocks) -> None:
         self._chain, self._commit, self._sequences = chain, commit, sequences
         self._end, self._disk, self._pwrite = chain.end, chain.disk, chain.disk.pwrite
         self.state: Callable[[], bytes] = _no_state
+        self.on_rolled: Callable[[], None] = _ignore
         self._held = 0  # bytes that stay allocated, for a ring
         self._holding = False
 
@@ -319,6 +326,7 @@ class Appender:
         if chain.open is not None:
             commit.watch(old, commit.written)
         chain.append(segment)
+        self.on_rolled()
         if commit.copy is not None:
             commit.copy.add(segment)
         commit.watch(segment, inf)

@@ -113,6 +113,9 @@ class MemoryLog:
 
     replicate = sync
 
+    def on_rolled(self, then: Callable[[], None]) -> None:
+        """It has no segments."""
+
     def close(self) -> None:
         pass
 
@@ -431,12 +434,12 @@ class _Writer:
 class _Upkeep:
     """See `LogUpkeep` in mqfs/store/api.py."""
 
-    __slots__ = ("_disk", "_memory", "close", "fail", "history", "lost", "replicate", "sync")
+    __slots__ = ("_disk", "_memory", "close", "fail", "history", "lost", "on_rolled", "replicate", "sync")
 
     def __init__(self, memory: LogUpkeep, disk: LogUpkeep) -> None:
         self._memory, self._disk = memory, disk
         self.history, self.sync, self.fail, self.close = disk.history, disk.sync, disk.fail, disk.close
-        self.lost, self.replicate = disk.lost, disk.replicate
+        self.lost, self.replicate, self.on_rolled = disk.lost, disk.replicate, disk.on_rolled
 
     @property
     def damaged(self) -> int:

@@ -6,7 +6,7 @@ Each portion of a tick is bounded; a failed one is repeated by the next.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from mqfs import errors, limits
 from mqfs.model import Record
@@ -50,6 +50,9 @@ class DiskUpkeep:
     def lag(self) -> tuple[int, float] | None:
         copy = self._commit.copy
         return (copy.lag_bytes, copy.lag_s) if copy is not None else None
+
+    def on_rolled(self, then: Callable[[], None]) -> None:
+        self._appender.on_rolled = then
 
     def history(self) -> tuple[bytes | None, Iterable[Record]]:
         history = History(reversed(self._chain.segments))

@@ -14,7 +14,7 @@ from mqfs.http.publishing import lines
 from tests.engine.test_model import run
 from tests.http.subject import HttpSubject, Reply
 from tests.models.pubsub import WAIT, Model
-from tests.models.pubsub_machine import NAMES, SETTINGS
+from tests.models.pubsub_machine import KEYS, NAMES, SETTINGS
 
 pytestmark = pytest.mark.slow
 TAILS = st.sampled_from(["", "\n", "\ntwo\nthr", " and more"])
@@ -46,7 +46,7 @@ class OverHttp(RuleBasedStateMachine):
         return self.count
 
     @initialize(
-        replay=st.sampled_from(["off", "last", "all", "all"]),
+        replay=st.sampled_from(["off", "last", "key", "all", "all"]),
         data=st.sampled_from(["message", "message", "line", "coalesce"]),
         full=st.sampled_from(["drop-old", "drop-new", "block", "reject"]),
         depth=st.sampled_from([0, 1, 3]),
@@ -109,6 +109,25 @@ class OverHttp(RuleBasedStateMachine):
     def never_fits(self, bodies: list[bytes]) -> bool:
         size, depth = self.model.set["size"], self.model.set["depth"]
         return bool(size and sum(map(len, bodies)) > size) or bool(depth and len(bodies) > depth)
+
+    @rule(name=NAMES, key=KEYS.filter(bool), removes=st.booleans())
+    def publish_with_key(self, name: str, key: str, removes: bool) -> None:
+        """A message, or an empty one: that takes the key out, and is answered at once."""
+        removes = removes and self.model.set["full"] != "block"
+        wait, before = self.number(), self.model.next
+        body = b"" if removes else b"%d:" % wait
+        self.model.create(name)
+        result = self.model.append(wait, self.model.names[name], [body], len(body), key=key)
+        if result == WAIT and self.never_fits([body]):
+            self.model.cancel(wait)
+            result = "TooLong"
+        if result == WAIT:
+            self.waits[wait] = None
+        wanted = WAIT if result == WAIT else self.published(wait, result)
+        if removes and not isinstance(result, str) and self.model.next > before:
+            wanted = 201, b"%d\n" % before
+        its = self.subject.ask(wait, "POST", f"{name}?key={key}", body)
+        self.same(wanted, its if its == WAIT else self.shown(its, wanted))
 
     publish_1 = rule(data=st.data(), name=NAMES, tail=TAILS)(publish)
     publish_2 = rule(data=st.data(), name=NAMES, tail=TAILS)(publish)
@@ -205,7 +224,10 @@ class OverHttp(RuleBasedStateMachine):
     def churn(self, data: st.DataObject, name: str) -> None:
         what = data.draw(CHURN)
         if what == "set":
-            self.set(**dict([data.draw(SETTINGS)]))
+            setting = dict([data.draw(SETTINGS)])
+            if self.model.set["replay"] == "key" and setting.get("replay") == "all":
+                return  # the log may still have older messages of a key
+            self.set(**setting)
         elif what == "rename":
             new = data.draw(NAMES)
             if name in self.model.names and new not in self.model.names:

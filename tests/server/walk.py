@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mqfs import limits
+from mqfs.engine.core.portions import exhaust
 from mqfs.engine.language import settings
 from mqfs.engine.nodes import FOLDERS, META_FILES
 from mqfs.engine.tree.tree import Tree
@@ -57,7 +58,7 @@ def streams(tree: Tree, group: Any, count: int) -> None:
 
 def consumers(tree: Tree, group: Any, count: int) -> None:
     for number in range(min(count, limits.CONSUMERS - 10)):
-        group.consumers.make(f"c{number}", ROOT, 0o600)
+        exhaust(group.consumers.make(f"c{number}", ROOT, 0o600))
 
 
 def views(tree: Tree, group: Any, count: int) -> None:

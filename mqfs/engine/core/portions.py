@@ -140,7 +140,7 @@ def in_order(names: Iterable[str]) -> Work[list[str]]:
 # A short one is done at once. A long one, and what comes meanwhile, is done in portions. None can be cancelled: it is
 # done to its end, and answered, whatever its client does meanwhile. O_NONBLOCK would make it fail each time.
 
-Begin = Callable[[], Work[Step[int]]]
+Begin = Callable[[], Work[Step[Any]]]
 _ROW_BYTES = 512  # of memory, about, for a write that waits, beside its text
 
 
@@ -152,15 +152,15 @@ class CommandQueue:
         self.count = 0  # of writes that are in force
         self._before = 0  # `count` when the first of `_asked` had not begun
         self._working = self._work()
-        self._asked: deque[tuple[Begin, Wait[int], int, int]] = deque()
+        self._asked: deque[tuple[Begin, Wait[Any], int, int]] = deque()
 
     def admit(self, uid: int, size: int) -> None:
         """A write takes memory of its user until it is done. Raises OverLimit, if it has to wait."""
         self._memory.change(uid, 0, size + _ROW_BYTES, refuse=bool(self._asked))
 
-    def run(self, begin: Begin, uid: int, size: int) -> Step[int]:
+    def run(self, begin: Callable[[], Work[Step[T]]], uid: int, size: int) -> Step[T]:
         """What the work of a write, which was admitted, returns. Raises what it raises."""
-        wait: Wait[int] = Wait()
+        wait: Wait[T] = Wait()
         self._asked.append((begin, wait, uid, size))
         if len(self._asked) == 1:
             self._working = self._work()
@@ -185,7 +185,7 @@ class CommandQueue:
             if self._asked:
                 yield
 
-    def _next(self) -> Wait[int]:
+    def _next(self) -> Wait[Any]:
         _, wait, uid, size = self._asked.popleft()
         self._memory.release(uid, size + _ROW_BYTES)
         self._before = self.count

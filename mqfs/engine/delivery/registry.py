@@ -15,12 +15,14 @@ import attrs
 
 from mqfs import errors, limits
 from mqfs.engine.core import multipart
+from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.delivery.priorities import DeliveryAttributes
 from mqfs.engine.delivery.waiting import ParkedReads, ReadEnds
 from mqfs.engine.language.permissions import bits_for_writers
 from mqfs.engine.retention.low_watermark import LowWatermark
-from mqfs.model import Record, User
+from mqfs.engine.retention.newest import find_newest
+from mqfs.model import Record, Step, User
 from mqfs.state.acks import REQUEUE
 from mqfs.state.group import Change, ConsumerState, Slot, bounds_of
 from mqfs.state.rules import TRIPPED, Rules
@@ -135,8 +137,11 @@ class Consumers(dict[str, Consumer]):
         """The policies of the consumers with a `backlog`."""
         return [consumer.state.full for consumer in self.bounded]
 
-    def make(self, name: str, user: User, mode: int) -> Consumer:
+    def make(self, name: str, user: User, mode: int) -> Work[Step[Consumer]]:
         """A new consumer of the whole group, at the place where `replay` lets readers begin."""
+        yield from find_newest(self._group.retention)
+        if name in self:  # made meanwhile
+            raise errors.Exists(f"consumer {name!r}: exists already")
         if len(self) >= limits.CONSUMERS:
             raise errors.OverLimit(f"too many consumers (expected at most {limits.CONSUMERS} in a group)")
         number = self._log.state.next_stream
@@ -144,7 +149,7 @@ class Consumers(dict[str, Consumer]):
         change = plan(group, number, name, "", user, mode, replay, streams_over(group, ""))
         self._log.change(change)
         self.refresh([Consumer(group, self, self._log.state.consumers[number])])
-        return self[name]
+        return self._log.after_metadata_sync(self[name])
 
     def refresh(self, consumers: Iterable[Consumer]) -> None:
         """They are new, or have other options, if the state has them still."""

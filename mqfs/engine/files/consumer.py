@@ -389,7 +389,8 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         def do() -> None:
             place = position(self.group, consumer.coverage.filter, word, streams, self._shows)
             if isinstance(place, WalkBack):
-                place.go_on(NEVER)
+                while not place.go_on(limits.PASSED_MESSAGES):
+                    pass
                 place = place.found
             consumer.seek(place)
             self.end_sequence, self.current = NEVER, []

@@ -13,9 +13,10 @@ from typing import Any
 
 from mqfs import errors
 from mqfs.engine.core.multipart import LongBody
+from mqfs.engine.core.portions import Work
 from mqfs.engine.group import Group
 from mqfs.engine.nodes import path_text
-from mqfs.model import Step, User
+from mqfs.model import Step, User, Wait
 
 
 class OpenFile:
@@ -98,6 +99,80 @@ class OpenFile:
         if not (self.reads if reading else self.writes):
             verb = "reading" if reading else "writing"
             raise errors.Denied(f"{self.node.name!r}: not open for {verb}")
+
+
+class PreparedFile(OpenFile):
+    """A finite file, made when it is opened. One that takes long is made in portions: until it is there its reads wait,
+    and it has no `size`."""
+
+    size: int | None = None
+    is_made = False
+    _making: Step[Any] = None
+    _error: Exception | None = None  # why it could not be made
+
+    def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
+        super().__init__(node, user, reads, writes)
+        self._reads: list[tuple[Wait[bytes], int, int]] = []
+
+    # What a subclass says: how what was made is kept, and what a read gets of it.
+
+    def keep_made(self, made: Any, *, refuse: bool) -> None:
+        """Sets `size`. Raises OverLimit, with `refuse`."""
+        raise NotImplementedError
+
+    def piece(self, count: int, offset: int) -> bytes:
+        raise NotImplementedError
+
+    def make(self, work: Work[Any], *, refuse: bool) -> None:
+        """What that work returns is the file. `refuse`: where its user has no memory left for it."""
+        self._making = self.group.portions.run(work)
+        if isinstance(self._making, Wait):
+            self.is_made, self.size, self.opening = False, None, Wait()
+            self._making.subscribe(self._made)
+        else:
+            self.keep_made(self._making, refuse=refuse)
+            self.is_made = True
+
+    def _made(self, making: Wait[Any]) -> None:
+        """Others were served meanwhile; perhaps its reads wait."""
+        reads, self._reads = self._reads, []
+        try:
+            self.keep_made(making.result(), refuse=False)
+        except Exception as error:  # else its reads would wait for ever
+            self._error = error
+        else:
+            self.is_made = True
+        for wait, count, offset in reads:
+            try:
+                wait.resolve(self.read_made(count, offset))
+            except Exception as error:
+                wait.fail(error)
+        if isinstance(self.opening, Wait):
+            self.opening.resolve(None)
+
+    def read_made(self, count: int, offset: int) -> bytes:
+        """Once it was made. Raises why it could not be."""
+        if self._error is not None:
+            raise self._error
+        return self.piece(count, offset)
+
+    def read(self, count: int, offset: int = 0) -> Step[bytes]:
+        self.require(reading=True)
+        if self.is_made or self._error is not None:
+            return self.read_made(count, offset)
+        wait: Wait[bytes] = Wait(self._cancel)
+        self._reads.append((wait, count, offset))
+        return wait
+
+    def _cancel(self, wait: Wait[bytes]) -> bool:
+        self._reads = [read for read in self._reads if read[0] is not wait]
+        return True
+
+    def _end(self) -> None:
+        if isinstance(self._making, Wait):
+            self._making.cancel()
+        for wait, _, _ in self._reads:
+            wait.fail(errors.Interrupted(f"{self.node.name!r}: closed before the read was answered"))
 
 
 class PartialRead:

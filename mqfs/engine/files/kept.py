@@ -1,7 +1,7 @@
 """`.kept/STREAM`, opened: what the stream keeps, as one finite file.
 
 A small snapshot is copied when it is opened. Of a large one the places are noted: what the stream gives up meanwhile is
-an error where it is read, never other bytes.
+an error where it is read, never other bytes. Under `replay key` just after a start the keys are looked up first.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
 
 from mqfs import errors, limits
-from mqfs.engine.files.handle import OpenFile
+from mqfs.engine.core.portions import Work
+from mqfs.engine.files.handle import PreparedFile
 from mqfs.engine.nodes import SnapshotNode
+from mqfs.engine.retention.newest import find_newest
 from mqfs.engine.stream import Stream
-from mqfs.model import Step, User
+from mqfs.model import User
 
 INDEX_BYTES = 16  # of a message, in the two arrays
 
 
-class SnapshotHandle(OpenFile):
+class SnapshotHandle(PreparedFile):
     """Its `size` does not change."""
 
     node: SnapshotNode
@@ -30,7 +32,14 @@ class SnapshotHandle(OpenFile):
         super().__init__(node, user, reads, writes)
         self._sequences, self._ends = array("Q"), array("Q")  # where each message ends in the file
         self._copy: bytes | None = None
-        stream = node.stream
+
+    def on_opened(self) -> None:
+        self.make(self._look_up(), refuse=True)
+        super().on_opened()
+
+    def _look_up(self) -> Work[None]:
+        stream = self.node.stream
+        yield from find_newest(self.group.retention)
         stream.kept.update_low_watermark()
         for sequences, sizes in visible(stream):
             before = self._ends[-1] if self._ends else 0
@@ -38,11 +47,10 @@ class SnapshotHandle(OpenFile):
             self._ends.extend(islice(accumulate(sizes, initial=before), 1, None))
         if len(self._ends) <= limits.KEPT_COPY_MESSAGES and self._bytes <= limits.KEPT_COPY_BYTES:
             self._copy_all()
-        self.size = self._bytes
 
-    def on_opened(self) -> None:
-        self.hold(len(self._copy or b"") + INDEX_BYTES * len(self._ends))
-        super().on_opened()
+    def keep_made(self, made: None, *, refuse: bool) -> None:
+        self.hold(len(self._copy or b"") + INDEX_BYTES * len(self._ends), refuse=refuse)
+        self.size = self._bytes
 
     @property
     def _bytes(self) -> int:
@@ -57,12 +65,11 @@ class SnapshotHandle(OpenFile):
         self._copy = b"".join(pieces)
         self._sequences, self._ends = array("Q"), array("Q", [len(self._copy)])
 
-    def read(self, count: int, offset: int = 0) -> Step[bytes]:
-        self.require(reading=True)
+    def piece(self, count: int, offset: int) -> bytes:
         if self._copy is not None:
             return self._copy[offset : offset + count]
         pieces = []
-        end = min(offset + count, self.size)
+        end = min(offset + count, self._bytes)
         at = bisect_right(self._ends, offset)
         while offset < end:
             begin = self._ends[at - 1] if at else 0
@@ -85,7 +92,6 @@ def visible(stream: Stream) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
     """What a reader may see of a stream: sequences and body bytes, a segment at a time, the oldest first."""
     log, retention = stream.group.log, stream.group.retention
     if retention.newest is not None and retention.newest.covers(stream):
-        retention.newest.follow_to_end()
         yield stream.kept.rows.messages()
         return
     floor = max(stream.state.floor, retention.expiry.expired_before())

@@ -37,8 +37,7 @@ def position(
     if kind == "ago":
         return bucket.reader.first_at_time(group.tree.clock.wall_ns() - value)
     walk = WalkBack(group, selection, 1 if kind == "last" else value, shows)
-    if (newest := group.retention.newest) is not None and kind in ("back", "last"):
-        newest.follow_to_end()
+    if group.retention.newest is not None and kind in ("back", "last"):
         return walk.found if walk.go_on(limits.PASSED_MESSAGES) else walk
     # As a rule they are near.
     if kind == "back" and selection.is_sparse() is None and walk.go_on(limits.PASSED_MESSAGES) and not walk.damaged:
@@ -114,11 +113,14 @@ class WalkBack:
 
     def __init__(self, group: Group, selection: MessageFilter, count: int, shows: Callable[[Record], bool]) -> None:
         self._reader, self._selection, self._count, self._shows = group.log.bucket.reader, selection, count, shows
+        self._retention = group.retention
         self._at = self.found = group.log.end.next  # the sequence of the oldest one so far
         self.damaged = False  # one of those that it passed is, which does not count
 
     def go_on(self, most: int) -> bool:
         """By at most that many messages. Whether it is there. Raises DiskFailed."""
+        if (newest := self._retention.newest) is not None and not newest.follow(most):
+            return False
         while self._count > 0 and (at := self._selection.before(self._at)) is not None:
             if most <= 0:
                 return False

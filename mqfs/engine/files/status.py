@@ -12,16 +12,15 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import attrs
 
-from mqfs import errors
 from mqfs.engine.core.portions import Work, exhaust, in_order
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.delivery.flow import KEY
-from mqfs.engine.files.handle import OpenFile
+from mqfs.engine.files.handle import OpenFile, PreparedFile
 from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import sees
 from mqfs.engine.routing.views import View
 from mqfs.engine.stream import Stream
-from mqfs.model import Step, User, Wait
+from mqfs.model import Step, User
 from mqfs.store.api import Bucket
 
 T = TypeVar("T")
@@ -378,9 +377,9 @@ def refusals(group: Group, user: User) -> Work[str]:
 # Files whose text is made when they are opened.
 
 
-class TextHandle(OpenFile):
-    """A file made when it is opened: `.stats`, `.who`, `.errors`. Finite and seekable. One that takes long is made in
-    portions: until it is there its reads wait, and it has no `size`. `ctl` is made again by a read of its beginning."""
+class TextHandle(PreparedFile):
+    """A text made when the file is opened: `.stats`, `.who`, `.errors`; seekable. `ctl` is made again by a read of its
+    beginning."""
 
     _MAKE: dict[str, Callable[[Group, User], Work[str]]] = {  # noqa: RUF012 - a table, never altered
         ".stats": stats,
@@ -390,65 +389,25 @@ class TextHandle(OpenFile):
     }
 
     parkable = True
-    text: bytes | None = None  # not yet
-    size: int | None = None
-    _error: Exception | None = None  # why it could not be made
-
     _begun = False  # its beginning was read
 
     def on_opened(self) -> None:
-        self._reads: list[tuple[Wait[bytes], int, int]] = []
         self._make(refuse=True)
         super().on_opened()
 
     def _make(self, *, refuse: bool) -> None:
-        self._making = self.group.portions.run(self._MAKE[self.node.name](self.group, self.user))
-        if isinstance(self._making, Wait):
-            self.text, self.opening = None, Wait()
-            self._making.subscribe(self._made)
-        else:
-            self._keep(self._making, refuse=refuse)
+        self.make(self._MAKE[self.node.name](self.group, self.user), refuse=refuse)
 
-    def _keep(self, text: str, *, refuse: bool) -> None:
-        data = text.encode()
+    def keep_made(self, made: str, *, refuse: bool) -> None:
+        data = made.encode()
         self.hold(len(data), refuse=refuse)
-        self.text, self.size = data, len(data)
+        self._text, self.size = data, len(data)
 
-    def _made(self, work: Wait[str]) -> None:
-        """Others were served meanwhile; perhaps its reads wait."""
-        try:
-            self._keep(work.result(), refuse=False)
-        except Exception as error:  # else its reads would wait for ever
-            self._error = error
-            for wait, _, _ in self._reads:
-                wait.fail(error)
-        else:
-            text, self._begun = self.text or b"", True
-            for wait, count, offset in self._reads:
-                wait.resolve(text[offset : offset + count])
-        self._reads.clear()
-        if isinstance(self.opening, Wait):
-            self.opening.resolve(None)
+    def piece(self, count: int, offset: int) -> bytes:
+        return self._text[offset : offset + count]
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
-        self.require(reading=True)
-        if self._begun and not offset and self.text is not None and self.node.name == "ctl":
+        if self._begun and not offset and self.is_made and self.node.name == "ctl":
             self._make(refuse=False)
-        if self.text is not None:
-            self._begun = self._begun or not offset
-            return self.text[offset : offset + count]
-        if self._error is not None:
-            raise self._error
-        wait: Wait[bytes] = Wait(self._cancel)
-        self._reads.append((wait, count, offset))
-        return wait
-
-    def _cancel(self, wait: Wait[bytes]) -> bool:
-        self._reads = [read for read in self._reads if read[0] is not wait]
-        return True
-
-    def _end(self) -> None:
-        if isinstance(self._making, Wait):
-            self._making.cancel()
-        for wait, _, _ in self._reads:
-            wait.fail(errors.Interrupted(f"{self.node.name!r}: closed before the read was answered"))
+        self._begun = self._begun or not offset
+        return super().read(count, offset)

@@ -27,6 +27,7 @@ from mqfs.records import headers
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.retention.retained import KeptRange
+    from mqfs.engine.retention.retention import Retention
     from mqfs.engine.stream import Stream
 
 _STEPS = 256  # messages between two looks at the clock: some 2 ms where each has a key
@@ -136,6 +137,12 @@ class NewestOfStream:
 NOTHING = NewestOfStream()  # of a stream without any
 
 
+def find_newest(retention: Retention) -> Work[None]:
+    """Look the newest message of each key up, under `replay key`. It was done before, but just after a start."""
+    while retention.newest is not None and not retention.newest.is_complete:
+        yield from retention.newest.follow_in_steps()
+
+
 class NewestPerKey:
     """The rows of all streams of a group: each has its own, in `KeptRange.rows`."""
 
@@ -143,7 +150,7 @@ class NewestPerKey:
         self._group, self._log = group, group.log
         self.position, rows = self._log.state.newest or (0, ())  # of the log below it all is known
         self._pending = deque(sorted((sequence, number) for number, mine in rows for sequence in mine))
-        self._saved = self.position  # as the state has it that is at the head of the newest segment
+        self._given = self._saved = self.position  # as the state has it: the next one, that of the newest segment
         self.count = 0  # rows
 
     # ------------------------------------------------------------ made from the log
@@ -183,7 +190,7 @@ class NewestPerKey:
             yield
 
     def follow_to_end(self) -> None:
-        """All of the log at once: where the caller cannot wait. It was done before, but just after a start."""
+        """All of the log at once: where the caller cannot wait, as at a start."""
         while not self.follow(_STEPS):
             pass
 
@@ -228,6 +235,11 @@ class NewestPerKey:
         if rows.count > 1 and (oldest := rows.at_or_after(0)) is not None:
             self._supersede(kept, rows.newest[rows.keys[rows.find(oldest[0])]])
             self._group.counts.cut += 1
+
+    def end(self) -> None:
+        """Another one, or none, takes its place: work that looks them up ends here."""
+        self._pending.clear()
+        self.position = NEVER
 
     # ------------------------------------------------------------ what it says
 
@@ -298,10 +310,14 @@ class NewestPerKey:
         return self._saved if is_on_disk else NEVER
 
     def save(self) -> None:
-        """Have the state say it: a segment begins with that."""
+        """Have the state say it: a segment may begin with that."""
         if self._pending:
             return  # what the state says already holds
         found = [(number, stream.kept.rows) for number, stream in self._group.numbers.items()]
         rows = [[number, list(compress(mine.sequences, mine.alive))] for number, mine in found if mine.count]
         self._log.remember_newest((self.position, rows))
-        self._saved = self.position
+        self._given = self.position
+
+    def saved(self) -> None:
+        """One does. Had the disk no room for it, a start would not know what was given."""
+        self._saved = self._given

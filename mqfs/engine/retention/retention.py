@@ -21,7 +21,7 @@ from mqfs import errors, limits
 from mqfs.engine.core.timers import EXPIRY, TRIMMING, Alarm
 from mqfs.engine.language.settings import NO_DEPTH, Settings
 from mqfs.engine.retention import retained
-from mqfs.engine.retention.newest import NOTHING, NewestPerKey
+from mqfs.engine.retention.newest import NOTHING, NewestPerKey, find_newest
 from mqfs.engine.retention.retained import Expiry
 from mqfs.model import NEVER
 from mqfs.state.group import Change
@@ -187,8 +187,7 @@ class Retention:
         yield from self._forget_lapsed()
         if not wanted:
             return
-        if self.newest is not None:
-            yield from self.newest.follow_in_steps()
+        yield from find_newest(self)
         self._dirty, self._trimmed_expired = False, expired
         floors, kept_from, made = {}, self._log.end.next, self._log.state.next_stream
         for stream in list(self._host.numbers.values()):
@@ -315,6 +314,8 @@ def renew_newest(retention: Retention, group: Group, before: Settings) -> None:
     if is_per_key(settings) == is_per_key(before) and settings.dead == before.dead:
         return
     group.log.remember_newest(None)
+    if retention.newest is not None:
+        retention.newest.end()
     retention.tail = 0
     for stream in group.numbers.values():
         stream.kept.tail, stream.kept.rows = 0, NOTHING

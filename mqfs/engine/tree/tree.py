@@ -11,7 +11,7 @@ import os
 import stat as modes
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mqfs import errors, limits
 from mqfs.clock import Clock, ProcessWatcher
@@ -236,8 +236,9 @@ class Tree:
         if name in group.consumers:
             raise errors.Exists(f"consumer {name!r}: exists already")
         check_name(name)
-        made = group.consumers.make(name, user, mode)
-        return group.log.after_metadata_sync(made)
+        group.commands.admit(user.uid, len(name))
+        make: Callable[[], Any] = partial(group.consumers.make, name, user, mode)
+        return group.commands.run(make, user.uid, len(name))
 
     def mkdir(self, user: User, group: Group | Folder, name: str, mode: int) -> Step[Node]:
         """A new group, on disk when this returns; in `.txn` a part. Raises Exists, BadName, Denied, OverLimit."""

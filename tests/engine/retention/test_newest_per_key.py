@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mqfs import limits
-from mqfs.errors import StreamFull
+from mqfs.engine.tree.tree import Tree
+from mqfs.errors import DiskFailed, DiskFull, Exists, Interrupted, StreamFull
 from mqfs.model import Wait
 from mqfs.store import compaction
 from mqfs.store.segment.liveness import Liveness
+from mqfs.store.store import DiskStore, folder_of
+from tests.store.script import PATH
+from tests.support.clock import ManualClock
 from tests.support.hand import ROOT
+from tests.support.lying_disk import LyingDisk
 from tests.support.queues import Queues, drain, read, say
+from tests.support.temp_store import SMALL, lowered
 
 BIG = 1 << 20
 
@@ -331,23 +338,103 @@ def test_a_group_that_is_changed_to_it(queues: Queues) -> None:
     assert shown(queues) == []
 
 
-def test_it_is_looked_up_in_portions_after_a_start(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def started(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> Queues:
+    """Just after a start, which looked a portion of the keys up."""
     fill(queues, keys=1_000, rounds=2, size=4)
     monkeypatch.setattr(limits, "LOOKING_S", 0)
     monkeypatch.setattr(limits, "PIECE_S", 0)
     queues.restart()
     newest = queues.group.retention.newest
     assert newest is not None
-    assert not newest.is_complete, "only a portion was looked up"
-    handle = queues.at("s")
-    step = handle.read(BIG, 0)
+    assert not newest.is_complete
+    return queues
+
+
+def portion(queues: Queues) -> None:
+    queues.clock.forward(0.001)
+    queues.tree.run_timers()
+
+
+def after_portions(queues: Queues, step: Any) -> Any:
+    """What a step gives, in whose midst others are served."""
     assert isinstance(step, Wait)
-    assert not step.settled, "others are served before it is known"
+    assert not step.settled
+    before = queues.group.portions.count
     while not step.settled:
-        queues.clock.forward(0.001)
-        queues.tree.run_timers()
-    assert step.result() == b"1000"
-    assert newest.is_complete
+        portion(queues)
+    assert queues.group.portions.count > before + 1
+    return step.result()
+
+
+NEWEST = [b"%d" % number for number in range(1_000, 2_000)]
+
+
+def test_it_is_looked_up_in_portions_after_a_start(started: Queues) -> None:
+    assert after_portions(started, started.at("s").read(BIG, 0)) == NEWEST[0]
+    assert shown(started) == NEWEST
+
+
+def test_the_retained_file_is_made_in_portions_after_a_start(started: Queues) -> None:
+    handle, closed = started.at(".kept/s"), started.at(".kept/s")
+    assert handle.size is None
+    unanswered = closed.read(BIG, 0)
+    closed.close()
+    with pytest.raises(Interrupted):
+        unanswered.result()
+    first, second = handle.read(8, 0), handle.read(BIG, 8)
+    after_portions(started, handle.opening)
+    assert (first.result(), second.result()) == (b"10001001", b"".join(NEWEST[2:]))
+    assert handle.size == 4_000
+    assert started.at(".kept/s").size == 4_000, "known by now: at once"
+
+
+def test_a_retained_file_that_the_disk_refuses(started: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = started.at(".kept/s")
+    step = handle.read(BIG, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(started.group.log.reader.__class__, "heads", failing)
+        while not step.settled:
+            portion(started)
+    with pytest.raises(DiskFailed):
+        step.result()
+    with pytest.raises(DiskFailed):
+        handle.read(BIG, 0)
+    handle.close()
+    assert after_portions(started, started.at(".kept/s").read(BIG, 0)) == b"".join(NEWEST)
+
+
+def failing(*_: object) -> Any:
+    raise DiskFailed("the test")
+
+
+def test_a_consumer_is_made_in_portions_after_a_start(started: Queues) -> None:
+    folder: Any = started.tree.find(ROOT, "g/.consumers")
+    one, again = (started.tree.create(ROOT, folder, "w", 0o600) for _ in range(2))
+    assert after_portions(started, one).name == "w"
+    while not again.settled:
+        portion(started)
+    with pytest.raises(Exists):
+        again.result()
+    assert after_portions(started, started.worker("w").read(BIG, 0)) == NEWEST[0]
+
+
+@pytest.mark.parametrize(("command", "left"), [("seek last", NEWEST[-1:]), ("seek -3", NEWEST[-3:])])
+def test_a_cursor_seeks_in_portions_after_a_start(started: Queues, command: str, left: list[bytes]) -> None:
+    cursor = started.cursor("format raw", command)
+    assert after_portions(started, cursor.read(BIG, 0)) == left[0]
+    assert drain(cursor, ack=False) == left[1:]
+
+
+def test_a_look_up_ends_with_its_setting(queues: Queues) -> None:
+    """One that is under way adds nothing to the keys of the next one."""
+    before = queues.group.retention.newest
+    assert before is not None
+    queues.ctl("replay all")
+    queues.ctl("replay key")
+    queues.put(b"1", key="k")
+    assert before.follow()
+    assert queues.group.streams["s"].kept.rows.count == 0
 
 
 def test_writes_meanwhile_are_in_it(queues: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,6 +463,60 @@ def test_a_cursor_that_seeks_comes_anew(queues: Queues) -> None:
     assert drain(cursor, ack=False) == [b"3", b"l"]
     say(cursor, "seek last")
     assert drain(cursor, ack=False) == [b"l"]
+
+
+def test_what_removed_a_key_stays_while_the_disk_has_no_room_for_a_state_that_says_so() -> None:
+    """A kill just then must not bring back what the segment before it still holds."""
+    disk = FullDisk()
+    with lowered(**SMALL, TRIM_BYTES=0):
+        lying = Lying(disk)
+        lying.ctl("replay key", "sync off")
+        lying.stream("s")
+        lying.put(b"live" * 200, key="live")
+        lying.put(b"removed", key="removed")
+        lying.roll()
+        lying.put(b"", key="removed")
+        lying.roll()
+        assert len(shown(lying)) == 2
+        disk.is_full = True
+        with pytest.raises(DiskFull):
+            lying.roll()
+        lying.group.retention.trim(always=True)
+        lying.pass_time(5)
+        left = shown(Lying(disk.after_kill()))
+    assert b"removed" not in left
+    assert left[0] == b"live" * 200
+
+
+class FullDisk(LyingDisk):
+    """One that has no room for more files, at times."""
+
+    is_full = False
+
+    def open(self, path: str, flags: int) -> int:
+        if self.is_full and flags & os.O_CREAT and not self.exists(path):
+            raise OSError(ENOSPC, os.strerror(ENOSPC))
+        return super().open(path, flags)
+
+
+class Lying(Queues):
+    """A tree on a disk that lies."""
+
+    def __init__(self, disk: LyingDisk) -> None:
+        self.clock, self.path, self.disk = ManualClock(), None, disk
+        self.store = DiskStore(PATH, disk=disk)
+        self.tree = Tree(self.store, self.clock, owner=ROOT)
+        self.group = self.tree.root.groups.get("g") or self.mkdir("g")
+
+    def segments(self) -> int:
+        """How many of its group there are."""
+        folder = folder_of(PATH, self.group.number)
+        return sum(name.endswith(".log") for name in self.disk.listdir(folder))
+
+    def roll(self) -> None:
+        before = self.segments()
+        while self.segments() == before:
+            self.put(b"filler" * 20, key="filler")
 
 
 def test_without_it_nothing_is_kept_in_memory() -> None:
