@@ -43,8 +43,19 @@ def command(shell: str | None) -> None:
     name = shell or os.path.basename(os.environ.get("SHELL", ""))
     if name not in SHELLS:
         raise click.UsageError(f"$SHELL {name!r}: unknown shell (expected {', '.join(SHELLS)})")
-    for program in PROGRAMS:
-        click.echo(script(name, program))
+    scripts = [script(name, program) for program in PROGRAMS]
+    click.echo(_of_zsh(scripts) if name == "zsh" else "\n".join(scripts))
+
+
+def _of_zsh(scripts: Iterable[str]) -> str:
+    """One file for `eval`, and to be found in $fpath: there its first line names its programs, and $service says which
+    is completed. What autoload made of it is called each time, within a completion."""
+    functions = [text.partition("\n")[2].partition("if [[ $zsh_eval_context")[0].strip() for text in scripts]
+    ending = """if (( $+compstate )); then
+    "_${service//-/_}_completion" "$@"
+else"""
+    define = "\n".join(f"    compdef _{program.replace('-', '_')}_completion {program}" for program in PROGRAMS)
+    return "\n\n".join([f"#compdef {' '.join(PROGRAMS)}", *functions, f"{ending}\n{define}\nfi"])
 
 
 def script(shell: str, program: str) -> str:

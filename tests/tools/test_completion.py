@@ -1,8 +1,9 @@
-"""What the shell completes, in a real bash."""
+"""What the shell completes, in a real bash and zsh."""
 
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -68,6 +69,34 @@ def test_a_line(bash: pexpect.spawn, typed: str, line: str) -> None:
         return bash.expect([line, pexpect.TIMEOUT], timeout=5) == 0
 
     eventually(completed)  # a mount that is slow to answer, as on a busy machine, is left out
+
+
+@pytest.mark.parametrize("way", ["found in $fpath", "evaluated"])
+def test_zsh_completes_all_programs_from_one_file(tmp_path: Path, way: str) -> None:
+    tools = Path(sys.executable).parent
+    script = subprocess.run([tools / "mqfs", "completion", "zsh"], check=True, capture_output=True).stdout
+    (tmp_path / "_mq").write_bytes(script)
+    path = f"{environment()['PATH']}:{tools}"
+    typing = pexpect.spawn(
+        "zsh",
+        ["-f", "-i"],
+        env=environment(PATH=path) | {"TERM": "dumb"},
+        cwd=tmp_path,
+        timeout=HANG_S,
+        encoding="utf-8",
+    )
+    found = 'fpath=($PWD $fpath); autoload -U compinit; compinit -u -D; echo re""ady'
+    evaluated = 'autoload -U compinit; compinit -u -D; eval "$(cat _mq)"; echo re""ady'
+    typing.sendline(f"PS1='$ '; unsetopt zle_bracketed_paste; {found if way == 'found in $fpath' else evaluated}")
+    typing.expect("ready")
+    for typed, line in [
+        ("mqfs compl\t", "mqfs completion "),
+        ("mq-cat --se\t", "mq-cat --se"),
+        ("mq redr\t", "mq redrive "),
+    ]:
+        typing.send(f"\x15{typed}")
+        typing.expect(line)
+    typing.close(force=True)
 
 
 def test_where_nothing_is_mounted(bash: pexpect.spawn) -> None:
