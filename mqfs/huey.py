@@ -3,11 +3,12 @@
     from mqfs.huey import MqfsHuey
     huey = MqfsHuey("shop")                      # as mqfs.connect(): $MQFS_ADDRESS, else ./mqfs.sock
 
-All is in four groups below the one of huey's name, here `shop`:
+All is in groups below the one of huey's name, here `shop`:
 
     tasks/queue             a stream of work, `deliver one`: a task is a claim until it was executed
     schedule/queue          of each task that lies in the server until it is due, a row, which ends then by its ttl
     data/KEY, counters/KEY  a stream for each result, lock, revocation and counter: the newest message is the value
+    revoked/any             there is one from the first revocation on: until then a worker asks for no other
 
 A worker that is killed loses its claims at once, and others begin its tasks. huey's own storages lose them, as their
 tasks are gone when they are dequeued; so does `MqfsStorage` alone, with another class than `MqfsHuey`.
@@ -17,10 +18,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from itertools import compress
 from math import inf
 from typing import Any
 
@@ -38,10 +42,17 @@ from mqfs.syntax.quoting import quote_word
 QUEUE = "queue"
 _VERSIONS = 64  # messages of a key: older values, or the parts of one
 _VALUES = ("replay all", f"depth {_VERSIONS}", "idle 1m")
-_SETTINGS = {"tasks": ("deliver one", "replay off"), "schedule": ("replay all",), "data": _VALUES, "counters": _VALUES}
+_SETTINGS = {
+    "tasks": ("deliver one", "replay off"), "schedule": ("replay all",), "data": _VALUES, "counters": _VALUES,
+    "revoked": ("replay all", "depth 1"),
+}  # fmt: skip
+_ANY = "any"
+_REVOCATIONS = ("r:", "rt:")  # keys that begin so
+_SOON_S = 0.05  # that a task is waited for before the revocation of the one before is looked for
 _DUE = "eta"  # a row's header: when its task is due, UNIX seconds
 _SEQUENCE = "delayed"  # a row's header: the sequence of the delayed message
 _HIGHEST = 9  # priority of mqfs
+_EXECUTE = Huey._execute.__code__
 log = logging.getLogger("mqfs.huey")
 
 
@@ -71,12 +82,15 @@ class Values(BaseStorage):  # type: ignore[misc]
         self._zone = UTC if utc else None
         self._read_timeout = read_timeout
         self._lock = threading.Lock()
+        self._later = threading.local()  # `key`: what `delete_soon` is to delete
+        self._has_mark = False  # a revocation was made here
         self._client: Client | None = None
         self._claims: Claims | None = None
         self._groups: dict[str, Group] = {}
 
     def close(self) -> None:
         """Close the connection; the next call makes another, as a worker does that was forked."""
+        self._later.key = None
         with self._lock:
             client, self._client, self._claims, self._groups = self._client, None, None, {}
         if client is not None:
@@ -84,6 +98,10 @@ class Values(BaseStorage):  # type: ignore[misc]
 
     def _group(self, name: str) -> Group:
         """A group of ours; it is made, with its settings, where it is missing."""
+        self._finish_deletion()
+        return self._open_group(name)
+
+    def _open_group(self, name: str) -> Group:
         with self._lock:
             if name not in self._groups:
                 if self._client is None:
@@ -112,12 +130,14 @@ class Values(BaseStorage):  # type: ignore[misc]
     def _counters(self) -> Group:
         return self._group("counters")
 
+    def _look_up(self, group: Group, *keys: str | bytes) -> Callable[[], list[bool]]:
+        """Ask which keys there may be. Most that huey asks for are missing: it takes one round trip for all."""
+        return group._link.look_up([f"{group.path}/{stream_name(_text(key))}" for key in keys])
+
     def _versions(self, group: Group, key: str | bytes) -> list[Message]:
-        """The messages of a key, the newest last. Most keys that huey asks for are missing: that takes one call."""
+        """The messages of a key, the newest last."""
         text = _text(key)
-        try:
-            group._link.open(f"{group.path}/.kept/{stream_name(text)}", "r").close()
-        except NotFound:
+        if not self._look_up(group, key)()[0]:
             return []
         return [message for message in _retained(group, text) if message.topic == text]
 
@@ -125,11 +145,47 @@ class Values(BaseStorage):  # type: ignore[misc]
         most = _VERSIONS * PIECE_BYTES
         if len(value) > most:
             raise TooLong(f"result {_text(key)!r}: {len(value)} bytes (expected at most {most})")
+        if _text(key).startswith(_REVOCATIONS):
+            self._mark_revoked()
         self._data.publish(_text(key), value)
 
     def peek_data(self, key: str | bytes) -> Any:
         versions = self._versions(self._data, key)
         return versions[-1].body if versions else EmptyData
+
+    def peek_many(self, keys: Sequence[str | bytes]) -> dict[str | bytes, Any]:
+        """Most are missing: one round trip, and where none was ever revoked one look-up."""
+        if all(_text(key).startswith(_REVOCATIONS) for key in keys) and not self._is_any_revoked():
+            self._later.key = None
+            return {}
+        data = self._data
+        values = {key: self.peek_data(key) for key in compress(keys, self._look_up(data, *keys)())}
+        return {key: value for key, value in values.items() if value is not EmptyData}
+
+    def _is_any_revoked(self) -> bool:
+        self._open_group("data")
+        assert self._client is not None
+        return self._client._link.look_up([f"{self.name}/revoked/{_ANY}"])()[0]
+
+    def _mark_revoked(self) -> None:
+        """Have workers look for revocations."""
+        if not self._has_mark:
+            self._group("revoked").publish(_ANY, b"yes")
+            self._has_mark = True
+
+    def delete_soon(self, key: str | bytes) -> None:
+        """Delete a revocation that mostly is not there, before the next call of this thread does anything else than to
+        look for those of the next task."""
+        self._finish_deletion()
+        self._later.key = key
+
+    def _finish_deletion(self) -> None:
+        key = getattr(self._later, "key", None)
+        if key is None:
+            return
+        self._later.key = None
+        if self._is_any_revoked():
+            self.pop_data(key)
 
     def pop_data(self, key: str | bytes) -> Any:
         """One of several callers gets the value."""
@@ -207,12 +263,16 @@ class MqfsStorage(Values):
         Raises:
             Disconnected: The server is away, and refuses to be waited for.
         """
-        tasks = self._tasks
+        tasks = self._open_group("tasks")
         with self._lock:
             if self._claims is None:
                 self._claims = tasks.take(QUEUE, renew=True)
             claims = self._claims
         try:
+            if getattr(self._later, "key", None) is not None:
+                with contextlib.suppress(TimeoutError):
+                    return claims.get(min(_SOON_S, self._read_timeout))
+                self._finish_deletion()
             return claims.get(self._read_timeout)
         except TimeoutError:
             return None
@@ -322,6 +382,12 @@ class MqfsHuey(Huey):  # type: ignore[misc]
     def execute(self, task: Any, timestamp: datetime | None = None) -> Any:
         with getattr(task, "claim", contextlib.nullcontext()):
             return super().execute(task, timestamp)
+
+    def delete(self, key: str) -> Any:
+        if isinstance(self.storage, MqfsStorage) and sys._getframe(1).f_code is _EXECUTE:
+            self.storage.delete_soon(key)  # the revocation of a task that was executed: no answer is asked for
+            return None
+        return super().delete(key)
 
     def add_schedule(self, task: Any) -> None:
         if task.eta is None or not isinstance(self.storage, MqfsStorage):

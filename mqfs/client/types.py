@@ -190,6 +190,11 @@ class Link(Protocol):
 
     def names(self, path: str) -> list[str]: ...
 
+    def look_up(self, paths: Sequence[str]) -> Callable[[], list[bool]]:
+        """Begin to ask which of these files there are, in one round trip. Returns a function that waits for the
+        answers, and is to be called. Both raise Disconnected."""
+        ...
+
     def write_all(self, writes: Sequence[tuple[File, bytes]]) -> list[MqfsError | None]:
         """Many writes in order, several under way at once; the error of each, or None."""
         ...

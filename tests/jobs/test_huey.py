@@ -15,6 +15,7 @@ from huey.tests import base, test_api, test_priority, test_storage
 
 import mqfs
 from mqfs.huey import MqfsHuey, MqfsStorage
+from mqfs.ninep.client.machine import ClientMachine
 from tests.support.eventually import eventually
 from tests.support.server import Server, short_folder
 
@@ -168,6 +169,50 @@ def test_what_cannot_be_executed_is_a_dead_letter(make: Make) -> None:
     letters = [letter.headers["reason"] for letter in huey.storage._tasks.history(pattern="dead")]
     assert [letter.startswith("not a task of this program") for letter in letters] == [True, True, False]
     assert len(huey) == 0
+
+
+def test_a_revocation_holds_at_once(make: Make) -> None:
+    """By another program, for a task that a worker has already; also one that is made while the task is executed, which
+    ends with it."""
+    worker, other = make(), make()
+    done: list[int] = []
+
+    @worker.task(name="note")  # type: ignore[untyped-decorator]
+    def note(n: int) -> None:
+        done.append(n)
+        if n == 4:
+            other.revoke_by_id(held.id)
+
+    other.task(name="note")(note.func)
+    for n in range(6):
+        note(n)
+    worker.execute(worker.dequeue())
+    held = worker.dequeue()
+    other.revoke_by_id(held.id)
+    worker.execute(held)
+    other.revoke_all(note.task_class, revoke_once=True)
+    for _ in range(2):
+        worker.execute(worker.dequeue())
+    held = worker.dequeue()
+    worker.execute(held)
+    worker.execute(worker.dequeue())
+    assert done == [0, 3, 4, 5]
+    assert not other.is_revoked(held.id)
+
+
+def test_a_task_takes_three_requests(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To claim it, to look for revocations, to acknowledge it."""
+    huey, sent = make(), list[str]()
+    note = huey.task(name="note")(lambda: None)
+    for _ in range(3):
+        note()
+    huey.execute(huey.dequeue())
+    call = ClientMachine.call
+    monkeypatch.setattr(ClientMachine, "call", lambda self, it: sent.append(type(it).__name__) or call(self, it))
+    huey.execute(huey.dequeue())
+    task = huey.dequeue()
+    assert sent == ["Tread", "Twalk", "Twrite", "Tread"]
+    huey.execute(task)
 
 
 def test_a_value_is_popped_by_one(make: Make) -> None:

@@ -20,7 +20,7 @@ from mqfs.client.types import READ_BYTES, TEMPORARY, Direct, File
 from mqfs.clock import SystemClock
 from mqfs.engine.core.portions import exhaust
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import BadStore, Disconnected, Interrupted, MqfsError, NotPermitted
+from mqfs.errors import BadStore, Disconnected, Interrupted, MqfsError, NotFound, NotPermitted
 from mqfs.model import Step, User, Wait
 from mqfs.net.identity import file_mask
 from mqfs.ninep.client.connection import flags_of
@@ -186,6 +186,19 @@ class EmbeddedTransport:
             self.require()
             node: Any = self.tree.find(self.user, path)
             return [entry.name for entry in exhaust(self.tree.entries(self.user, node))]
+
+    def look_up(self, paths: Sequence[str]) -> Callable[[], list[bool]]:
+        with self.lock:
+            self.require()
+            found = [self._exists(path) for path in paths]
+        return lambda: found
+
+    def _exists(self, path: str) -> bool:
+        try:
+            self.tree.find(self.user, path)
+        except NotFound:
+            return False
+        return True
 
     def direct(self, path: str) -> Direct | None:
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, cast
 
@@ -101,6 +101,10 @@ class NinepTransport:
 
     def names(self, path: str) -> list[str]:
         return self.connection().list(path)
+
+    def look_up(self, paths: Sequence[str]) -> Callable[[], list[bool]]:
+        client = self.connection()
+        return client.begin([client.caller.exists(path) for path in paths])
 
     def direct(self, path: str) -> Direct | None:
         return None

@@ -366,13 +366,15 @@ class Client:
             with contextlib.suppress(MqfsError, IndexError):  # another thread may have taken the last
                 self._drive(self.caller.clunk(self._dropped.pop()))
 
-    def _drive(self, procedure: Procedure[T], deadline: float | None = None) -> T:
+    def _drive(self, procedure: Procedure[T], deadline: float | None = None, slot: Slot | None = None) -> T:
+        """`slot`: its first request, where that was sent."""
         step: Callable[[], Fcall] = partial(next, procedure)
         try:
             while True:
-                with self._lock:  # it takes tags and fids of the machine
-                    request = step()
-                slot = self._send([request])[0]
+                if slot is None:
+                    with self._lock:  # it takes tags and fids of the machine
+                        request = step()
+                    slot = self._send([request])[0]
                 try:
                     step = partial(procedure.send, self.answer(slot, deadline))
                 except (Disconnected, TimeoutError):
@@ -382,8 +384,32 @@ class Client:
                 except BaseException:  # Ctrl-C
                     self.give_up(slot)
                     raise
+                slot = None
         except StopIteration as done:
             return cast(T, done.value)
+
+    def begin(self, procedures: Sequence[Procedure[T]]) -> Callable[[], list[T]]:
+        """Send the first request of each procedure, all at once. Returns a function, to be called, that carries on: the
+        results, or the first error."""
+        self._clunk_dropped()
+        with self._lock:
+            requests = [next(procedure) for procedure in procedures]
+        slots = self._send(requests)
+
+        def finish() -> list[T]:
+            results, failed = list[T](), list[MqfsError]()
+            for procedure, slot in zip(procedures, slots, strict=True):
+                try:
+                    results.append(self._drive(procedure, slot=slot))
+                except Disconnected:
+                    raise
+                except MqfsError as error:
+                    failed.append(error.with_traceback(None))
+            if failed:
+                raise failed[0]
+            return results
+
+        return finish
 
     def together(self, procedures: Iterable[Procedure[T]]) -> list[T | MqfsError]:
         """The result or the error of each procedure. Up to WINDOW of them run at once, in any order."""

@@ -206,6 +206,15 @@ class ClientMachine:
             raise
         return fid
 
+    def exists(self, path: str) -> Procedure[bool]:
+        """Whether there is a file at a path."""
+        try:
+            fid = yield from self.walk(path)
+        except NotFound:
+            return False
+        yield from self.clunk(fid)
+        return True
+
     def clunk(self, fid: int) -> Procedure[None]:
         try:
             yield m.Tclunk(0, fid)
