@@ -69,6 +69,7 @@ class Model:
         }
         self.now = 0  # engine seconds
         self.next = 1
+        self.closed = 0  # handles with an unfinished line
         self.log: list[Kept] = []
         self.names: dict[str, int] = {}  # name -> stream id
         self.made = 0
@@ -369,7 +370,8 @@ class Model:
         h = self.handles.pop(key)
         self.parked = [p for p in self.parked if p[1] != key]
         if h["partial"] and h["of"] in self.names.values():
-            self.append(-self.next, h["of"], [h["partial"]], 0)  # it may wait for room, with no writer behind it
+            self.closed += 1
+            self.append(-self.closed, h["of"], [h["partial"]], 0)  # it may wait for room, with no writer behind it
         self.unblock()
 
     def since(self) -> int:
