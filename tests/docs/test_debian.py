@@ -1,4 +1,4 @@
-"""The Debian package: installed by apt on a machine whose disk is laid over this one's, used, and purged.
+"""The Debian package: installed by apt on a machine whose disk is laid over this one's, booted, used, and purged.
 
 Under MQFS_SOAK the same over a bare Debian of debootstrap, and it is looked at by lintian.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,17 @@ mount --rbind /dev "$1/root/dev" && mount -t proc proc "$1/root/proc" && mount -
 mkdir -p "$1/root/media/deb" && cp "$2" "$1/root/media/deb/mqfs.deb"
 echo ready && exec cat
 """
+# A name space of everything, in which systemd is PID 1. /dev has what a container has, and fuse.
+BOOTED = """
+cd "$1" && mount --make-rprivate / && mount --bind . . && cd "$1"
+mount -t proc proc proc && mount -t sysfs sysfs sys && mount -t cgroup2 cgroup2 sys/fs/cgroup
+mount -t tmpfs -o mode=755 none run && mount -t tmpfs none tmp && mount -t tmpfs -o mode=755 none dev
+for name in null zero full random urandom tty fuse; do touch dev/$name && mount --bind /dev/$name dev/$name; done
+mkdir dev/pts dev/shm && mount -t devpts -o newinstance,ptmxmode=0666 devpts dev/pts
+ln -s pts/ptmx dev/ptmx && ln -s /proc/self/fd dev/fd
+mkdir -p .old && pivot_root . .old && umount -l .old
+exec env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --unit=multi-user.target
+"""
 LEFT = ("opt/venvs", "etc/mqfs.toml", "usr/bin/mqfs", "usr/sbin/mount.mqfs", "lib/systemd/system/mqfs.service")
 
 
@@ -42,8 +54,17 @@ class Machine:
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == "ready\n"
 
+    @property
+    def number(self) -> str:
+        """The process that holds its name space."""
+        return str(self._holder.pid)
+
+    @property
+    def root(self) -> str:
+        return str(self._folder / "root")
+
     def start(self, *words: str) -> subprocess.Popen[str]:
-        command = ["nsenter", "-m", "-t", str(self._holder.pid), "chroot", str(self._folder / "root"), *words]
+        command = ["nsenter", "-m", "-t", self.number, "chroot", self.root, *words]
         environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
         pipe = subprocess.PIPE
         return subprocess.Popen(
@@ -62,6 +83,40 @@ class Machine:
 
     def close(self) -> None:
         self._holder.communicate()
+
+
+class Booted:
+    """A machine that runs: its units are in force."""
+
+    def __init__(self, machine: Machine) -> None:
+        apart = ("--mount", "--pid", "--fork", "--net", "--uts", "--ipc", "--cgroup")
+        words = ["nsenter", "-m", "-t", machine.number, "unshare", *apart, "sh", "-ec", BOOTED, "sh", machine.root]
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        eventually(self._is_up, "it has booted")
+
+    @property
+    def first(self) -> str:
+        """The number of its PID 1."""
+        return Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().strip()
+
+    def _is_up(self) -> bool:
+        assert self._process.poll() is None, self._process.communicate()[0]
+        return self.first != "" and self.run("systemctl", "is-active", "mqfs", codes=range(256)) == "active\n"
+
+    def run(self, *words: str, codes: Container[int] = (0,)) -> str:
+        command = ["nsenter", "-a", "-t", self.first, *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
+        assert done.returncode in codes, f"{words}: {done.returncode}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def main_pid(self, unit: str) -> int:
+        return int(self.run("systemctl", "show", "-P", "MainPID", unit))
+
+    def close(self) -> None:
+        os.kill(int(self.first), signal.SIGKILL)
+        self._process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +170,53 @@ def unit_command() -> list[str]:
 
 def test_installed_used_and_purged(machine: Machine) -> None:
     use(machine)
+
+
+def test_its_units_under_a_real_pid_1(machine: Machine) -> None:
+    """It serves at boot, reloads, restarts, is started again after a kill; a line of fstab and a unit mount; the
+    journal has each line."""
+    machine.run("apt-get", "install", "-y", "--no-install-recommends", "/media/deb/mqfs.deb")
+    machine.run("mkdir", "-p", "/srv/mq", "/srv/two", "/etc/mqfs")
+    with open(machine.path("etc/fstab"), "a") as fstab:
+        fstab.write("/var/lib/mq /srv/mq mqfs default=replay\\040all,nofail 0 0\n")
+    machine.path("etc/mqfs/two.toml").write_text('store = "/var/lib/two"\nmount = "/srv/two"\n')
+    booted = Booted(machine)
+    try:
+        look_at_services(booted)
+    finally:
+        booted.close()
+
+
+def look_at_services(booted: Booted) -> None:
+    first = booted.main_pid("mqfs")
+    with open(f"/proc/{booted.first}/root/etc/mqfs.toml", "a") as config:
+        config.write('log-format = "json"\n')
+    booted.run("systemctl", "reload", "mqfs")
+    assert booted.main_pid("mqfs") == first, "a reload is no restart"
+    booted.run("systemctl", "restart", "mqfs")
+    second = booted.main_pid("mqfs")
+    assert second != first
+    booted.run("systemctl", "kill", "-s", "KILL", "mqfs")
+    eventually(lambda: booted.main_pid("mqfs") not in (0, second) and is_active(booted, "mqfs"), "it is started again")
+    booted.run("sh", "-ec", "cd /srv; echo hello >mq/s; mkdir mq/a; echo hello >mq/a/s; mq-cat -e mq/a | grep -x hello")
+    assert is_active(booted, "srv-mq.mount"), "by its line of fstab, at boot"
+    booted.run("systemctl", "restart", "srv-mq.mount")
+    assert booted.run("mq-cat", "-e", "/srv/mq/a") == "hello\n"
+    booted.run("systemctl", "stop", "srv-mq.mount")
+    assert booted.run("findmnt", "/srv/mq", codes=[1]) == ""
+    booted.run("systemctl", "start", "mqfs-mount@two")
+    booted.run("systemctl", "kill", "-s", "KILL", "mqfs-mount@two")
+    eventually(lambda: booted.run("ls", "/srv/two", codes=range(3)).startswith("ctl\n"), "it is mounted again")
+    booted.run("systemctl", "stop", "mqfs-mount@two", "mqfs")
+    assert booted.run("findmnt", "/srv/two", codes=[1]) == ""
+    said = booted.run("journalctl", "-o", "cat", "-u", "mqfs")
+    assert said.count("ready") == 3
+    assert '"message": "ready"' in said, "with the format of the second start"
+    assert booted.run("systemctl", "--failed", "--quiet", "--no-legend", "list-units", "*mq*") == ""
+
+
+def is_active(booted: Booted, unit: str) -> bool:
+    return booted.run("systemctl", "is-active", unit, codes=range(256)) == "active\n"
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from tests.support.server import environment, mqfs, short_folder
 from tests.support.temp_store import lowered
 
 JSON, TEXT = {"Content_Type": "application/json"}, {"Content_Type": "text/plain"}
-PASSED = 300  # of the protocol's own tests, at least
+RAN = 332, 6  # of the protocol's own tests, and those that are left out: docs/reference/durable-streams.md has both
 
 
 class Durable(Web):
@@ -87,7 +87,7 @@ def test_its_own_tests(ds: Durable) -> None:
     assert failed == []
     skipped = [test["fullName"] for test in tests if test["status"] not in ("passed", "failed")]
     assert all("subscription" in name for name in skipped), skipped
-    assert report["numPassedTests"] >= PASSED
+    assert (report["numPassedTests"], len(skipped)) == RAN
 
 
 # ---------------------------------------------------------------- kept
