@@ -39,6 +39,10 @@ class Backend(Protocol):
         """Take what a server elsewhere has answered by now; False: nothing."""
         ...
 
+    def rest(self, device: int) -> bool:
+        """Let another process run before the device is asked again; False: tasks of this one may wait for that."""
+        ...
+
     def lookup(self, user: User, directory: Any, name: str) -> Step[tuple[Any, Stat]]: ...
 
     def stat(self, node: Any, handle: Any = None) -> Step[Stat]: ...
@@ -106,6 +110,10 @@ class LocalTree:
 
     def receive(self) -> bool:
         return False
+
+    def rest(self, device: int) -> bool:
+        os.sched_yield()  # the caller may share this CPU
+        return True
 
     def lookup(self, user: User, directory: Any, name: str) -> tuple[Any, Stat]:
         node = self.tree.walk(user, directory, name)

@@ -61,7 +61,7 @@ class DeviceLoop:
 
     def __init__(self, tree: Backend, nodes: Nodes, files: Files, device: int, libfuse: socket.socket) -> None:
         self.nodes, self.files, self.libfuse = nodes, files, libfuse
-        self.receive = tree.receive
+        self.receive, self.rest = tree.receive, tree.rest
         self.device = Device(device)
         self.parked = ParkedRequests(self.device, tree.waits)
         self.passed: dict[int, int] = {}  # unique -> opcode, of those that pyfuse3 answers and we amend
@@ -76,19 +76,19 @@ class DeviceLoop:
         """Answer or forward requests until the mount ends."""
         device, buffer, hot = self.device.fd, self.device.buffer, protocol.HOT.unpack_from
         readv, vector, wait_readable = self.device.readv, [buffer], trio.lowlevel.wait_readable
-        clock, asks_until, polls, receive = time.monotonic_ns, 0, False, self.receive
+        clock, asks_until, polls, receive, rest = time.monotonic_ns, 0, False, self.receive, self.rest
         while True:
             for _ in range(BATCH):
                 try:
                     size = readv(device, vector)
                 except BlockingIOError:
                     if receive():
+                        asks_until = 0
                         continue
                     now = clock()
                     if not asks_until:
                         asks_until = now + (POLL_NS if polls else 1)
-                    if now < asks_until:  # the caller just answered may share this CPU and ask again at once
-                        os.sched_yield()
+                    if now < asks_until and rest(device):  # the caller just answered may ask again at once
                         continue
                     await wait_readable(device)
                     asks_until, polls = 0, clock() - now < POLL_PAYS_NS
@@ -108,6 +108,7 @@ class DeviceLoop:
                         self._read(unique, fh, offset, count, caller, flags)
                     elif opcode in PASSED:
                         await self._forward(opcode, unique, size)
+                        asks_until = 1  # pyfuse3's task is next
                     elif opcode in self._handlers:
                         self._handlers[opcode](unique)
                     else:

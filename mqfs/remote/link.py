@@ -80,6 +80,9 @@ class Link:
             self._flushes[self.machine.flush(tag)] = tag
             self._push()
 
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
     @property
     def unanswered(self) -> int:
         return len(self._answers)

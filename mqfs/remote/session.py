@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import time
 from collections.abc import Callable, Generator
 from functools import partial
@@ -48,6 +49,7 @@ INTERRUPT_S = 2.0  # without a connection, before a signal ends a call on names
 ASK_S, SILENT_S = 5.0, 15.0  # of a server that owes answers: it is asked for one, then it counts as lost
 WRITTEN_BYTES = 256 << 20  # of unanswered writes
 USERS = 1_024  # attached at once on a connection
+REST_MS = 1  # that tasks of the mount may wait for
 
 
 class Closed(MqfsError):
@@ -79,6 +81,7 @@ class Call(Wait[T]):
         super().__init__(Call._cancel_call)  # type: ignore[arg-type]
         self._session, self._make = session, make
         self._attempt, self.repeated, self.cancelled = 0, False, False
+        session.working += 1
         self.link: Link | None = None
         self._tags: list[int] = []
 
@@ -134,6 +137,14 @@ class Call(Wait[T]):
             self._answered(attempt, 0, None)
         else:
             self._step(partial(self._procedure.send, []))
+
+    def resolve(self, value: T) -> None:
+        self._session.working -= 1
+        super().resolve(value)
+
+    def fail(self, error: BaseException) -> None:
+        self._session.working -= 1
+        super().fail(error)
 
     @staticmethod
     def _cancel_call(call: Call[Any]) -> bool:
@@ -256,6 +267,8 @@ class Session:
         self.is_per_user = False  # every user attaches as itself
         self.closing = self._impatient = False
         self._held = 0  # bytes of unanswered writes
+        self.working = 0  # calls that are not answered: tasks wait for them
+        self._poll, self._poll_of = select.poll(), None  # type: select.poll, Link | None
         self._nursery: trio.Nursery | None = None
 
     # ------------------------------------------------------------ calls
@@ -299,6 +312,26 @@ class Session:
 
     def _gone(self) -> DiskFailed:
         return DiskFailed(f"server: no connection for {self.patience_s:g} s")
+
+    # ------------------------------------------------------------ the loop of the device
+
+    def receive(self) -> bool:
+        """Take what the server has answered by now; False: nothing."""
+        link = self.link
+        return link is not None and not link.lost and link.receive()
+
+    def rest(self, device: int) -> bool:
+        """Sleep until a request or an answer comes, for a moment at most: on a busy machine a process that yields is
+        the last to run again, and one that is woken the next. False: a task may wait for its turn."""
+        link = self.link
+        if link is None or link.lost or self.working:
+            return False
+        if self._poll_of is not link:
+            self._poll_of, self._poll = link, select.poll()
+            for fd in (device, link.fileno()):
+                self._poll.register(fd, select.POLLIN)
+        self._poll.poll(REST_MS)
+        return True
 
     # ------------------------------------------------------------ users
 
@@ -447,7 +480,7 @@ class _NoRepeat:
 
     def __init__(self, session: Session) -> None:
         self.pending: dict[Any, None] = {}
-        self.later = session.later
+        self.later, self.working = session.later, 0
 
     def wait_for_link(self, call: Call[Any]) -> None:
         call.resolve(None)

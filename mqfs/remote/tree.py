@@ -150,11 +150,7 @@ class RemoteTree:
         self.is_snapshot = attrgetter("is_snapshot")  # of a node
         self._unlinked: tuple[int, int, str, float] = 0, 0, "", 0.0
         self.processes: ProcessWatcher | None = None
-
-    def receive(self) -> bool:
-        """Take what the server has answered by now; False: nothing."""
-        link = self.session.link
-        return link is not None and not link.lost and link.receive()
+        self.receive, self.rest = session.receive, session.rest
 
     @classmethod
     async def of(cls, session: Session) -> RemoteTree:
