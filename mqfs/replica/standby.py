@@ -61,7 +61,7 @@ class Follower:
 
     def step(self, wait_s: float, ending: Ending | None = None) -> int:
         """Read and apply what there is, and have it on disk; returns the number of frames. Waits for the first one at
-        most that long. `ending`: what is not applied any more; it ends at -1."""
+        most that long. `ending`: what is not applied any more; it ends at -1, and only `close` has it on disk."""
         records = self._log.read(self.reader.position.number, wait_s)
         ended, takeovers = False, len(self.takeovers)
         for record in records:
@@ -73,9 +73,11 @@ class Follower:
             if batch is not None:
                 self._apply(batch, ending)
         if records:
-            self.store.sync()
+            if ending is None:
+                self.store.sync()
             self.state.position = attrs.evolve(self.reader.complete)
-        if records and (time.monotonic() - self._noted > 1.0 or len(self.takeovers) > takeovers):
+        is_due = records and (time.monotonic() - self._noted > 1.0 or len(self.takeovers) > takeovers)
+        if is_due and ending is None:
             self.note()  # a takeover at once: a start has to tell one that came since from one that was followed
         return -1 if ended else len(records)
 
