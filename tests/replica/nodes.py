@@ -140,6 +140,16 @@ class ClusterNode:
         found = (one["cluster"].get("leader", "") for one in streams if one["name"] == "mqfs-shop")
         return next(found, "")
 
+    def engine_state(self) -> str:
+        """Health, streams and last lines of its nats-server."""
+        found = list[str]()
+        for path in ("healthz", "jsz?streams=1&raft=1&accounts=1"):
+            ask = ["curl", "-s", "-m", "2", f"http://{self.machine.address}:{self.nats.monitor}/{path}"]
+            done = subprocess.run(self.machine.inside(*ask), capture_output=True, check=False)
+            found.append(f"{path}: {done.stdout.decode(errors='replace')}")
+        log = self.nats.folder / "log"
+        return "\n".join([*found, log.read_text(errors="replace")[-6_000:] if log.exists() else "no log"])
+
     def wipe_nats(self) -> None:
         """Its nats-server comes back with an empty disk."""
         with self.without("nats"):

@@ -25,7 +25,7 @@ from tests.replica import history
 from tests.replica.nodes import ClusterNode, Nodes, nodes
 from tests.replica.workload import ALL, PRODUCERS, Follower, Laborer, Load, LoadClient
 from tests.support.campaign import seed, whole
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, patient
 
 pytestmark = [pytest.mark.process, pytest.mark.root, pytest.mark.slow]
 log = logging.getLogger(__name__)
@@ -66,6 +66,11 @@ class Campaign:
         """The one that answered last."""
         run = max(list(self.load.calls), key=lambda call: call.ended if call.outcome == "ok" else 0).run
         return next(node for node in self.nodes.all if run.startswith(node.folder.name))
+
+    def any_standby(self) -> ClusterNode | None:
+        """One that can be promoted now; who is the primary may have changed a moment ago."""
+        found = [node for node in self.nodes.all if node is not self.primary() and (node.store / "promote").exists()]
+        return self.luck.choice(found) if found else None
 
     def wait_for_progress(self, count: int = 1) -> None:
         before = self.load.acknowledged
@@ -144,7 +149,7 @@ class Campaign:
             f"seed {seed()}: {time.monotonic() - self.began:.0f} s, {self.count}, {count} takeovers, medians {medians},"
             f" {load.acknowledged} acknowledged, {dict(Counter(call.outcome for call in load.calls))},"
             f" {len(load.seen)} seen, {len(load.units)} transactions, {len(load.puts)} jobs,"
-            f" {sum(order.delay_s > 0 for order in load.orders.values())} of them delayed,"
+            f" {sum(order.delay_s > 0 for order in list(load.orders.values()))} of them delayed,"
             f" {len(load.deliveries)} deliveries, {len(load.returns)} given back"
         )
 
@@ -220,8 +225,7 @@ def wiped(campaign: Campaign, node: ClusterNode) -> Iterator[None]:
 
 @contextlib.contextmanager
 def promoted(campaign: Campaign, node: ClusterNode) -> Iterator[None]:
-    standby = campaign.luck.choice([other for other in campaign.nodes.all if other is not campaign.primary()])
-    campaign.nodes.promote(standby)
+    campaign.nodes.promote(eventually(campaign.any_standby, "a standby"))
     yield
 
 
@@ -260,7 +264,7 @@ def test_nothing_answered_is_lost_whatever_fails() -> None:
         tempfile.TemporaryDirectory(prefix="mqfs-") as folder,
         nodes(Path(folder), "--failover", f"{FAILOVER_S:g}s", disk=disk) as made,
     ):
-        campaign = Campaign(made, luck, Load(made.all, seed(), unit=20 if count == 2 else 50))
+        campaign = Campaign(made, luck, Load(made.all, seed(), unit=20 if count == 2 else 200))
         campaign.begin(*ALL)
         try:
             for name in names:
@@ -268,8 +272,9 @@ def test_nothing_answered_is_lost_whatever_fails() -> None:
             found = campaign.finish()
         finally:
             print(campaign.report())
+    print(f"{len(found)} problems", *found[:20], sep="\n")
     assert not found, "\n".join(found[:20])
     if (
         len(killed := campaign.takeovers_s.get("kill mqfs", [])) > 4
     ):  # with its engine: the election of that takes longer
-        assert statistics.median(killed) <= FAILOVER_S + 3
+        assert statistics.median(killed) <= patient(FAILOVER_S + 3)

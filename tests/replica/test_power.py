@@ -76,6 +76,11 @@ class PowerCampaign(Campaign):
         self.disks, self.where = disks, where
         self.replaced = 0
 
+    def state(self) -> str:
+        """And what the engines say."""
+        engines = (f"{node.folder.name}'s engine: {node.engine_state()}" for node in self.nodes.all)
+        return "\n".join([super().state(), *engines])
+
     def cut(self) -> None:
         """All lose it at once; then the power is back, and calls are answered again."""
         before = self.load.acknowledged + round(2 ** self.luck.uniform(3, 9))
