@@ -13,6 +13,7 @@ from mqfs.cli.spark import spark
 from tests.docs.pages import Block
 from tests.docs.scene import Scene
 from tests.docs.treated import prepared, treated
+from tests.support.spark_pythons import forked_python
 
 JAVA = "WARNING: Using incubator modules: jdk.incubator.vector"  # of Spark's own command line
 START_S = 300  # of Spark, and its first query, on a busy machine
@@ -28,8 +29,9 @@ def messages_in_a_group(at: Scene) -> None:
 @treated("mqfs-spark.1", "mqfs spark archive")
 def archived_and_verified(at: Scene, block: Block) -> None:
     archive, verify = (line.typed for line in block.lines)
-    at.typing.begin(f"{archive} --master 'local[1]' 2>said")
-    assert at.typing.prompted(START_S)
+    with forked_python() as python:
+        at.typing.begin(f"PYSPARK_PYTHON={python} PYSPARK_DRIVER_PYTHON={python} {archive} --master 'local[1]' 2>said")
+        assert at.typing.prompted(START_S)
     errors = (at.folder / "said").read_text()
     assert set(errors.splitlines()) <= {JAVA}, errors
     assert at.typing.said[-1].startswith("1 new messages in ")

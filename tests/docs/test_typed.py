@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.support import ROOT
 from tests.support.eventually import HANG_S
 from tests.support.java import java
 from tests.support.shell import shell
+from tests.support.spark_pythons import forked_python
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorial").glob("*.md"))]
 SPARK_S = 300  # to start, on a busy machine
@@ -22,7 +24,10 @@ def test_page(page: Path, served: Served) -> None:
     has_spark = "spark" in page.name
     if has_spark and (why := java()):
         pytest.skip(why)
-    with shell(served.folder) as typing:
+    with ExitStack() as stack:
+        # The Pythons in which Spark plans; those of its tasks are what the page says.
+        more = {"PYSPARK_DRIVER_PYTHON": stack.enter_context(forked_python())} if has_spark else {}
+        typing = stack.enter_context(shell(served.folder, **more))
         typing.terminal.timeout = SPARK_S if has_spark else HANG_S
         try:
             assert type_page(served.text(page), typing, served.folder) > 5

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,17 +11,11 @@ from typing import Any
 import pytest
 
 from tests.spark.scene import Scene
-from tests.support import ROOT, fork_client
+from tests.support import ROOT
 from tests.support.eventually import HANG_S
-from tests.support.forked import Forker
 from tests.support.java import java
-
-# Modules of the Python processes of that Spark, which are forked from one with these imported; others start Pythons.
-# Not data_source_pushdown_filters: by its import pyspark_mqfs/reader.py sees whether Spark pushes filters.
-MODULES = (
-    "pyspark.worker", "pyspark.sql.worker.plan_data_source_read", "pyspark.sql.worker.write_into_data_source",
-    "pyspark.sql.streaming.python_streaming_source_runner", "pyspark_mqfs",
-)  # fmt: skip
+from tests.support.ports import free_port
+from tests.support.spark_pythons import forked_python
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,14 +27,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def python() -> Iterator[str]:
-    """Program that is forked from a Python with those modules."""
-    with tempfile.TemporaryDirectory(prefix="mqfs-") as folder:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            listener.bind(f"{folder}/socket")
-            listener.listen()
-            forker = Forker({**os.environ, "PYTHONPATH": str(ROOT)}, *MODULES, listener=listener)
-        yield str(fork_client.write(Path(folder, "python")))
-        forker.close()
+    """For PYSPARK_PYTHON."""
+    with forked_python() as program:
+        yield program
 
 
 @pytest.fixture(scope="session")
@@ -69,6 +56,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory, python: str) -> Iterator[Any
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.python.filterPushdown.enabled", "true")
         .config("spark.sql.streaming.metricsEnabled", "false")
+        .config("spark.plugins", "org.apache.spark.sql.connect.SparkConnectPlugin")  # is served for test_connect.py
+        .config("spark.connect.grpc.binding.address", "127.0.0.1")
+        .config("spark.connect.grpc.binding.port", str(free_port()))
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

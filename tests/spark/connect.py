@@ -1,9 +1,10 @@
 """The program of Spark Connect: read, write and a stream, through a client that has no Java of its own.
 
-    tests/spark/connect.py ADDRESS FOLDER [ZIP]
+    tests/spark/connect.py REMOTE ADDRESS FOLDER [ZIP]
 
-With ZIP the server's Python has no package: it goes along as an artifact, and the client registers it. Spark gives
-artifacts to batches, but not to the process that asks for a stream's positions, so then there is no stream.
+REMOTE is the address of a server, or local[2] for one that is started. With ZIP the server's Python has no package:
+it goes along as an artifact, and the client registers it. Spark gives artifacts to batches, but not to the process that
+asks for a stream's positions, so then there is no stream.
 """
 
 from __future__ import annotations
@@ -15,14 +16,12 @@ import sys
 def main() -> None:
     from pyspark.sql import SparkSession
 
-    address, folder, *package = sys.argv[1:]
-    spark = (
-        SparkSession.builder.remote("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "1g")
-        .config("spark.local.dir", f"{folder}/local")
-        .getOrCreate()
-    )
+    remote, address, folder, *package = sys.argv[1:]
+    builder = SparkSession.builder.remote(remote)
+    if remote.startswith("local"):
+        builder = builder.config("spark.ui.enabled", "false").config("spark.driver.memory", "1g")
+        builder = builder.config("spark.local.dir", f"{folder}/local")
+    spark = builder.getOrCreate()
     for path in package:
         import pyspark_mqfs
 

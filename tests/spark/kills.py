@@ -20,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 
 from mqfs.client import Client
-from tests.support import ROOT
+from tests.support import ROOT, spark_pythons
 from tests.support.eventually import eventually
 from tests.support.server import Server
 
@@ -54,6 +54,7 @@ class Campaign:
 
     def __init__(self, folder: Path, messages: int, seed: int, moments: int) -> None:
         self.folder, self.messages = folder, messages
+        self.python = spark_pythons.write(folder / "pythons")
         self.batch = max(messages // max(LEAST_BATCHES, BATCHES_A_MOMENT * moments), 1)  # messages
         self.random = random.Random(seed)
         self.away = Server.at(folder)
@@ -79,13 +80,14 @@ class Campaign:
     def start(self) -> None:
         environment = {
             **os.environ,
-            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_PYTHON": str(self.python),
             "PYTHONPATH": str(ROOT),
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
+        copier = [sys.executable, "-m", "tests.spark.copier", self.away.address, str(self.folder), str(self.batch)]
         with open(self.folder / "driver.log", "ab") as log:
             self.driver = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.copier", self.away.address, str(self.folder), str(self.batch)],
+                spark_pythons.beside(self.python, *copier),
                 cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
@@ -115,7 +117,7 @@ class Campaign:
             self.away.restart()
             return
         found = session(self.driver.pid)
-        words = {"jvm": "java", "worker": "pyspark.daemon"}
+        words = {"jvm": "java", "worker": "tests.support.forked"}
         chosen = [pid for pid, line in found.items() if victim == "all" or words[victim] in line]
         kill(chosen if victim == "all" else chosen[-1:])
 

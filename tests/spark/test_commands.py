@@ -30,6 +30,12 @@ def test_spark_finds_the_format_by_its_name(tmp_path: Path) -> None:
     assert "pyspark_mqfs" in done.stdout.split(), done.stderr
 
 
+def test_a_command_does_not_import_pandas(tmp_path: Path) -> None:
+    """Which would take longer than all else that is imported before Spark is started."""
+    look = "import sys; import pyspark_mqfs.commands.verify; sys.exit('pandas' in sys.modules)"
+    subprocess.run([sys.executable, "-c", look], cwd=tmp_path, env=environment(), check=True)
+
+
 def bodies(scene: Scene, path: str) -> list[bytes]:
     """What a stream keeps, in order."""
     group, _, name = path.rpartition("/")
@@ -137,17 +143,21 @@ def test_stats_and_their_pictures(spark: Any, scene: Scene, tmp_path: Path) -> N
     assert "g/a" in report.table(found)
 
 
-def test_a_task_that_fails_is_one_line_too(scene: Scene, tmp_path: Path) -> None:
+def pythons(program: str) -> dict[str, str]:
+    return dict.fromkeys(("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"), program)
+
+
+def test_a_task_that_fails_is_one_line_too(scene: Scene, tmp_path: Path, python: str) -> None:
     """Spark tells of it at length, in several threads."""
     scene.group("g")
     scene.stream("g/a", b"1")
-    done = mqfs("spark", "copy", "--at", scene.address, "--to", "g", "g/a", cwd=tmp_path)
+    done = mqfs("spark", "copy", "--at", scene.address, "--to", "g", "g/a", cwd=tmp_path, **pythons(python))
     lines = [line for line in done.stderr.splitlines() if "incubator modules" not in line]  # Java's own
     assert lines == ["mqfs: topic 'g': a group (expected a stream in it, as g/all)"]
     assert done.returncode == 1
 
 
-def test_a_command_says_how_far_it_is_and_ctrl_c_ends_it(scene: Scene, tmp_path: Path) -> None:
+def test_a_command_says_how_far_it_is_and_ctrl_c_ends_it(scene: Scene, tmp_path: Path, python: str) -> None:
     scene.group("g")
     scene.stream("g/a", b"1", b"2", b"3")
     words = ["spark", "copy", "--follow", "--at", scene.address, "--to", "h/b", "g/a", "--master", "local[1]"]
@@ -155,7 +165,7 @@ def test_a_command_says_how_far_it_is_and_ctrl_c_ends_it(scene: Scene, tmp_path:
         COMMAND[0],
         [*COMMAND[1:], *words],
         cwd=str(tmp_path),
-        env=environment(TERM="xterm"),
+        env=environment(TERM="xterm", **pythons(python)),
         encoding="utf-8",
         timeout=HANG_S,
         dimensions=(24, 120),

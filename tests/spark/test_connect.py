@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,25 +26,15 @@ def spark_home() -> str:
     return str(Path(str(spec.origin)).parent)
 
 
-@pytest.mark.parametrize("how", ["installed", "artifact"])
-def test_read_write_and_stream(scene: Scene, tmp_path: Path, how: str) -> None:
-    """The package is installed where the server runs its Pythons, or comes from the client."""
-    if why := java():
-        pytest.skip(why)
-    python, package, sources = sys.executable, [], str(ROOT)
-    if how == "artifact":
-        python, package = str(packages.python(tmp_path / "bare")), [str(packages.zipped(tmp_path))]
-        sources = ""
+def run(remote: str, scene: Scene, folder: Path, *package: Path, **env: str) -> None:
+    """Run connect.py, and look at what it found."""
     scene.group("g")
     scene.stream("g/in", b"1", b"2", b"3")
-    # the server it starts is of its session, and ends with it
+    # A server that it starts is of its session, and ends with it.
     program = subprocess.Popen(
-        [sys.executable, str(ROOT / "tests/spark/connect.py"), scene.address, str(tmp_path), *package],
-        env=environment(
-            PYSPARK_PYTHON=python, PYTHONPATH=sources, SPARK_LOCAL_IP="127.0.0.1", SPARK_HOME=spark_home()
-        ),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-        start_new_session=True,
+        [sys.executable, str(ROOT / "tests/spark/connect.py"), remote, scene.address, str(folder), *map(str, package)],
+        env=environment(SPARK_LOCAL_IP="127.0.0.1", SPARK_HOME=spark_home(), **env), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, start_new_session=True,
     )  # fmt: skip
     try:
         out, errors = program.communicate(timeout=HANG_S)
@@ -55,5 +46,20 @@ def test_read_write_and_stream(scene: Scene, tmp_path: Path, how: str) -> None:
     assert ".connect." in found["client"]
     assert found["read"] == ["1", "2", "3"]
     assert "options subscribe and subscribePattern: more than one given" in found["refused"]
-    for name in ("batch", "live") if how == "installed" else ("batch",):
+
+
+def test_the_package_is_where_the_server_is(spark: Any, scene: Scene, tmp_path: Path) -> None:
+    """The server is in the Java of all tests here."""
+    port = spark.conf.get("spark.connect.grpc.binding.port")
+    run(f"sc://127.0.0.1:{port}", scene, tmp_path)
+    for name in ("batch", "live"):
         assert scene.stats("g")["streams"][name]["written"] == 3
+
+
+def test_the_package_comes_from_the_client(scene: Scene, tmp_path: Path) -> None:
+    if why := java():
+        pytest.skip(why)
+    bare = packages.python(tmp_path / "bare")
+    package = packages.zipped(tmp_path)
+    run("local[2]", scene, tmp_path, package, PYSPARK_PYTHON=str(bare), PYTHONPATH="")
+    assert scene.stats("g")["streams"]["batch"]["written"] == 3

@@ -20,7 +20,7 @@ from typing import Any, cast
 from mqfs.ninep.client import connection
 from mqfs.ninep.client.connection import Client
 from tests.spark.kills import kill, session
-from tests.support import ROOT
+from tests.support import ROOT, spark_pythons
 from tests.support.eventually import HANG_S
 from tests.support.java import SHORT_LIVED, java
 from tests.support.machines import Machine, Network, command
@@ -61,6 +61,7 @@ class Cluster:
         self.home = Path(cast(str, pyspark.__file__)).parent
         self.hidden.mkdir()
         self.store = self.hidden / "store"
+        self.python = spark_pythons.write(folder / "pythons")
         self.token_file = self.hidden / "tokens"
         self.token_file.touch(0o600)
         self.token_file.write_text(line_of("root", TOKEN))
@@ -131,7 +132,10 @@ class Cluster:
         self.workers[machine.address] = self._spark(
             machine, "worker.Worker", "--cores", str(2 * CORES), "--memory", ROOM,
             "--work-dir", str(self.folder / f"work-{machine.name}"), self.master,
-            wrap=("unshare", "--mount", "--propagation", "slave", "sh", "-c", hide, str(self.hidden)),
+            wrap=(
+                "unshare", "--mount", "--propagation", "slave", "sh", "-c", hide, str(self.hidden),
+                *spark_pythons.beside(self.python),
+            ),
         )  # fmt: skip
 
     def kill_worker(self, address: str) -> None:
@@ -187,12 +191,13 @@ class Driver:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.process = cluster.start(
-            cluster.driver, "driver", sys.executable, str(Path(__file__).with_name("steps.py")),
+            cluster.driver, "driver",
+            *spark_pythons.beside(cluster.python, sys.executable, str(Path(__file__).with_name("steps.py"))),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env={
                 "MASTER": cluster.master, "ADDRESS": cluster.driver.address, "MEMORY": LASTING,
                 "CORES": str(2 * CORES), "EACH": str(CORES), "FOLDER": str(cluster.folder),
-                "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT),
+                "PYSPARK_PYTHON": str(cluster.python), "PYTHONPATH": str(ROOT),
             },
         )  # fmt: skip
         self.options = {"address": cluster.address, "token": TOKEN}

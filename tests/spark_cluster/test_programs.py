@@ -34,7 +34,7 @@ def settings(cluster: Cluster) -> Iterator[str]:
     for name, value in (
         ("driver.host", cluster.driver.address), ("driver.bindAddress", cluster.driver.address),
         ("driver.memory", "512m"), ("executor.memory", PASSING), ("executor.cores", 1), ("cores.max", 1),
-        ("ui.enabled", "false"),
+        ("ui.enabled", "false"), ("sql.shuffle.partitions", 2),
     ):  # fmt: skip
         yield from ("--conf", f"spark.{name}={value}")
 
@@ -55,7 +55,8 @@ def test_archive_and_verify(cluster: Cluster, driver: Driver, source: str, tmp_p
     assert driver.do("archive", address=cluster.address, token=TOKEN, stream=source, path=archive) == 5_000
     done = run(
         cluster, sys.executable, "-m", "mqfs", "spark", "verify", "--master", cluster.master, "--at", cluster.address,
-        "--token-file", str(secret), "--json", *settings(cluster), "--archive", archive, source, PYTHONPATH=str(ROOT),
+        "--token-file", str(secret), "--json", *settings(cluster), "--archive", archive, source,
+        PYTHONPATH=str(ROOT), PYSPARK_PYTHON=str(cluster.python), PYSPARK_DRIVER_PYTHON=str(cluster.python),
     )  # fmt: skip
     found = json.loads(done.stdout)
     assert (found["sound"], found["messages"], found["same"]) == (True, 5_000, 5_000)

@@ -16,8 +16,8 @@ DURATIONS = ROOT / "tests" / "support" / "durations.json"
 MOST_S, LISTED_S = 20, 5  # a test, or a group, that takes longer is listed
 # Folders with one long-lived thing for all: a Java, a cluster. In other folders each file is a group of its own,
 ONE_GROUP = {"spark", "spark_cluster", "house"}
-# and so are files there that start a Java of their own. Nothing lasts from one test to the next of what is in APART.
-OWN_GROUP = {"tests/spark/test_connect.py", "tests/spark/test_kills.py"}
+# and so is a file there that starts a Java of its own. Nothing lasts from one test to the next of what is in APART.
+OWN_GROUP = {"tests/spark/test_kills.py"}
 APART = {"tests/server/test_standstills.py", "tests/server/test_starvation.py"}
 LINE = re.compile(r"(\d+\.\d+)s (?:setup|call|teardown) +(tests/.+)")
 

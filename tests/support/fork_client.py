@@ -1,6 +1,6 @@
 """A program in the place of `python`: it has a process forked that has imported modules already (forked.py).
 
-`write` makes the program. It asks the process that listens at `socket` in the program's folder.
+`write` makes the program. It asks the process of this machine that listens by the name of the program's folder.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
+
+START_S = 60  # on a busy machine
 
 
 def write(path: Path) -> Path:
@@ -20,10 +23,22 @@ def write(path: Path) -> Path:
     return path
 
 
+def connect(link: socket.socket, name: str) -> None:
+    """It may be about to begin."""
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            return link.connect(name)
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
 def main() -> None:
     status, ended = os.pipe()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
-        link.connect(os.path.join(os.path.dirname(sys.argv[0]), "socket"))
+        connect(link, "\0" + os.path.dirname(sys.argv[0]))
         request = json.dumps([False, sys.argv[1:], os.getcwd(), dict(os.environ)])
         socket.send_fds(link, [request.encode()], [0, 1, 2, ended])
         pid = int(link.recv(32))

@@ -1,10 +1,12 @@
 """Processes of Python forked from one that has imported mqfs: most of what a start takes is importing.
 
     python -m tests.support.forked LINK [LISTENER MODULE...]
+    python -m tests.support.forked FOLDER MODULE...
 
-Both are descriptors of sockets. It serves until LINK ends; others connect to LISTENER (fork_client.py). A message is a
-request: the words behind `python`, a folder and an environment, with four descriptors: standard input, output and
-error, and a pipe for how it ends. The answer is its process number. Modules are imported with all that are below them.
+Both are descriptors of sockets. It serves until LINK ends; others connect to LISTENER (fork_client.py). With a folder
+it serves the program that is there until it is killed. A message is a request: the words behind `python`, a folder and
+an environment, with four descriptors: standard input, output and error, and a pipe for how it ends. The answer is its
+process number. Modules are imported with all that are below them.
 """
 
 from __future__ import annotations
@@ -116,9 +118,17 @@ class Forker:
             os.close(ended)
 
 
-def serve(link: socket.socket, *listeners: socket.socket) -> None:
+def listening(folder: str) -> socket.socket:
+    """Listen for the program `python` in that folder, by a name that other network namespaces do not see."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind("\0" + folder)
+    listener.listen(100)
+    return listener
+
+
+def serve(link: socket.socket | None, *listeners: socket.socket) -> None:
     """Fork a process for each request, and pass on how each ends; until the link ends."""
-    links: list[Any] = [link, *listeners]
+    links: list[Any] = [*([] if link is None else [link]), *listeners]
     ends: dict[int, int] = {}
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -220,6 +230,15 @@ def import_all(modules: Sequence[str]) -> None:
     gc.freeze()
 
 
+def main(at: str, *words: str) -> None:
+    if at.startswith("/"):
+        listener = listening(at)
+        import_all(words)
+        serve(None, listener)
+    else:
+        import_all(words[1:] or ROOMS)
+        serve(*(socket.socket(fileno=int(descriptor)) for descriptor in (at, *words[:1])))
+
+
 if __name__ == "__main__":
-    import_all(sys.argv[3:] or ROOMS)
-    serve(*(socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:3]))
+    main(*sys.argv[1:])
