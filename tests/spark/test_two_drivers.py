@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import subprocess
 import sys
 import time
@@ -17,18 +18,32 @@ from tests.support.eventually import HANG_S, eventually
 from tests.support.server import environment
 
 
-def second(scene: Scene, folder: Path, python: str) -> tuple[int, str]:
-    """Another driver copies with the same checkpoint what there is; its exit code, and what it said."""
-    program = subprocess.Popen(
-        [sys.executable, "-m", "tests.spark.copier", scene.address, str(folder), "1000", "0.2"],
-        env=environment(PYSPARK_PYTHON=python, SPARK_LOCAL_IP="127.0.0.1"), stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        out, _ = program.communicate(timeout=HANG_S)
-    finally:
-        kill(list(session(program.pid)))
-    return program.returncode, out
+class Second:
+    """Another driver, which copies with the same checkpoint what there is."""
+
+    def __init__(self, scene: Scene, folder: Path, python: str) -> None:
+        self._log = folder / "second.log"
+        with open(self._log, "wb") as log:
+            self._program = subprocess.Popen(
+                [sys.executable, "-m", "tests.spark.copier", scene.address, str(folder), "1000", "0.2"],
+                env=environment(PYSPARK_PYTHON=python, SPARK_LOCAL_IP="127.0.0.1"), stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
+            )  # fmt: skip
+
+    def copy(self) -> str:
+        """How it ended."""
+        assert self._program.stdin is not None
+        assert self._program.stdout is not None
+        self._program.stdin.write("copy\n")
+        self._program.stdin.flush()
+        assert select.select([self._program.stdout], [], [], HANG_S)[0]
+        said = self._program.stdout.readline()
+        assert said, self._log.read_text()[-3_000:]
+        return said
+
+    def close(self) -> None:
+        kill(list(session(self._program.pid)))
+        self._program.communicate()
 
 
 def first(spark: Any, scene: Scene, folder: Path) -> Any:
@@ -58,18 +73,16 @@ def test_two_drivers_with_one_checkpoint(spark: Any, scene: Scene, tmp_path: Pat
     scene.group("g")
     scene.stream("g/in", b"1", b"2")
     scene.client.create("g/out").close()
+    second = Second(scene, tmp_path, python)
     query = first(spark, scene, tmp_path)
     try:
         eventually(lambda: bodies(scene) == [b"1", b"2"], "the first batch")
-        code, said = second(scene, tmp_path, python)
-        assert code != 0
-        assert "consumer copy of group g: open by another query (expected another checkpoint" in said
+        assert "consumer copy of group g: open by another query (expected another checkpoint" in second.copy()
         scene.write("g/in", b"wait", b"3")
         eventually(lambda: (tmp_path / "waiting").exists(), "the batch it stands still in")
         # As where the user may not make private consumers: the second takes that batch for one that a crash has left.
         scene.ctl("g", "consumer copy in")
-        code, said = second(scene, tmp_path, python)
-        assert code == 0, said[-3_000:]
+        assert second.copy() == "copied\n"
         assert bodies(scene) == [b"1", b"2", b"wait", b"3"]
         (tmp_path / "go").touch()
         with pytest.raises(Exception, match="CONCURRENT_STREAM_LOG_UPDATE"):
@@ -79,3 +92,4 @@ def test_two_drivers_with_one_checkpoint(spark: Any, scene: Scene, tmp_path: Pat
     finally:
         (tmp_path / "go").touch()
         query.stop()
+        second.close()
