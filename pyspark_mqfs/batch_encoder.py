@@ -6,6 +6,7 @@ Rows are checked; reserved headers are dropped, renamed or refused. No loop over
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -38,7 +39,6 @@ RESERVED_PREFIX = "was."  # of a reserved header under "keep"
 BATCH_BYTES = 256 << 20  # of one encoding: borders in an array are 32 bits
 _HEAD = np.dtype([("frame", "<u4"), ("name", "<u2"), ("headers", "<u2")])
 _SENDER_BYTES = 24  # of the header that the server adds to other headers
-_NOTHING = pa.scalar(b"", pa.binary())
 _KEY = b"key"
 
 
@@ -125,7 +125,7 @@ class Encoder:
             encoded.append(_as_header(columns["key"]))
         if not encoded:
             return None
-        heads = encoded[0] if len(encoded) == 1 else pc.binary_join_element_wise(*encoded, _NOTHING)
+        heads = encoded[0] if len(encoded) == 1 else pc.binary_join_element_wise(*encoded, b"")
         longest = pc.max(pc.binary_length(heads)).as_py()
         if longest > limits.HEADER_BYTES:
             raise OptionError(f"column headers: {longest} bytes in a row (expected at most {limits.HEADER_BYTES})")
@@ -147,20 +147,23 @@ class Encoder:
     def _apply_policy(self, keys: pa.Array, values: pa.Array, owners: Numbers) -> tuple[pa.Array, pa.Array, Numbers]:
         if not len(keys):
             return keys, values, owners
-        mask = pc.is_in(keys, value_set=_RESERVED)
+        mask = pc.is_in(keys, value_set=_reserved())
         if not pc.any(mask).as_py():
             return keys, values, owners
         if self._reserved == "refuse":
             name = keys.filter(mask)[0].as_py().decode()
             raise OptionError(f"header {name!r}: set by the server (expected option reservedHeaders drop or keep)")
         if self._reserved == "keep":
-            renamed = pc.binary_join_element_wise(pa.scalar(RESERVED_PREFIX.encode()), keys, _NOTHING)
+            renamed = pc.binary_join_element_wise(pa.scalar(RESERVED_PREFIX.encode()), keys, b"")
             return pc.if_else(mask, renamed, keys), values, owners
         rest = pc.invert(mask)
         return keys.filter(rest), values.filter(rest), owners[np.asarray(rest)]
 
 
-_RESERVED = pa.array([name.encode() for name in sorted(headers.RESERVED)], pa.binary())
+@cache
+def _reserved() -> Any:
+    """Not made by an import: the first value that Arrow makes imports pandas, which takes half a second."""
+    return pa.array([name.encode() for name in sorted(headers.RESERVED)], pa.binary())
 
 
 def check_path(path: str) -> str:
@@ -201,7 +204,7 @@ def _pairs(keys: pa.Array, values: pa.Array) -> pa.Array:
             "column headers: key or value too long (expected keys of 1 to 255 bytes, values of at most 65535)"
         )
     one, two = _fixed(lengths.astype("u1"), 1), _fixed(sizes.astype("<u2"), 2)
-    return pc.binary_join_element_wise(one, keys, two, values, _NOTHING)
+    return pc.binary_join_element_wise(one, keys, two, values, b"")
 
 
 def _as_header(column: pa.Array) -> pa.Array:
@@ -209,7 +212,7 @@ def _as_header(column: pa.Array) -> pa.Array:
     present = column.is_valid()
     texts = pc.fill_null(column.cast(pa.binary()), b"")
     names = pa.array([_KEY], pa.binary()).take(pa.array(np.zeros(len(column), np.int32)))
-    return pc.if_else(present, _pairs(names, texts), _NOTHING)
+    return pc.if_else(present, _pairs(names, texts), b"")
 
 
 def _encode_frames(
@@ -223,7 +226,7 @@ def _encode_frames(
     table["frame"] = _HEAD.itemsize + name_sizes + header_sizes + body_sizes
     table["name"], table["headers"] = name_sizes, header_sizes
     parts = [_fixed(table, _HEAD.itemsize), names, *([] if heads is None else [heads]), values]
-    joined = pc.binary_join_element_wise(*parts, _NOTHING)
+    joined = pc.binary_join_element_wise(*parts, b"")
     log_bytes = (HEAD_BYTES + np.where(header_sizes, header_sizes + _SENDER_BYTES, 0) + body_sizes + 7) & ~7
     return Frames(group, streams, joined.buffers()[2], _borders(joined).astype(np.int64), log_bytes)
 
