@@ -218,6 +218,15 @@ class Wait(Generic[T]):
         else:
             step.subscribe(self._follow)
 
+    def follow_call(self, call: Callable[[], T | Wait[T]]) -> None:
+        """Settle or fail as the step that a call returns, or as the call."""
+        try:
+            step = call()
+        except Exception as error:
+            self.fail(error)
+        else:
+            self.follow(step)
+
     def _follow(self, done: Wait[T]) -> None:
         if done._error is None:
             self.resolve(done.result())

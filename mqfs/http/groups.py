@@ -98,10 +98,13 @@ async def add_slash(call: Call) -> Answer:
 
 
 async def make_group(call: Call) -> Answer:
-    directory = call.target.node
-    await call.front.await_step(
-        call.tree.mkdir(call.user, directory, call.target.name, mode(call, directory, GROUP_MODE))
-    )
+    directory, name = call.target.node, call.target.name
+    try:
+        await call.front.await_step(call.tree.mkdir(call.user, directory, name, mode(call, directory, GROUP_MODE)))
+    except Exists:
+        if name not in directory.groups:
+            raise
+        return await is_there(call)  # by now
     return Answer(201)
 
 

@@ -316,6 +316,11 @@ class Store(Spool, Protocol):
 
     def make(self, number: int, state: bytes) -> Bucket:
         """A new bucket whose first record is that state; durable when this returns."""
+        ...
+
+    def make_soon(self, number: int, state: bytes) -> Step[Bucket]:
+        """As `make`, but the disk is waited for elsewhere."""
+        ...
 
     def open(self, number: int) -> Bucket: ...
 

@@ -500,6 +500,9 @@ class MemoryStore:
         bucket = self._buckets[number] = MemoryBucket(number, state)
         return bucket
 
+    def make_soon(self, number: int, state: bytes) -> MemoryBucket:
+        return self.make(number, state)
+
     def open(self, number: int) -> MemoryBucket:
         bucket = self._buckets.get(number)
         if bucket is None:

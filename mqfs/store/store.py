@@ -14,15 +14,16 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mqfs import errors, limits
-from mqfs.model import Kind
+from mqfs.model import Kind, Step
 from mqfs.store.api import Bucket, Committed, Histogram
-from mqfs.store.appender import Appender, DiskRangeWriter, read_heads, write_head
+from mqfs.store.appender import Appender, DiskRangeWriter, read_heads
 from mqfs.store.chain import Chain
 from mqfs.store.commit_thread import CommitThread, Inline, Post
 from mqfs.store.disk import Disk, read_file, remove_tree, write_all, write_file
 from mqfs.store.group_commit import GroupCommit
 from mqfs.store.log_reader import DiskLogReader
 from mqfs.store.memory import MemoryOnlyLog
+from mqfs.store.new_groups import NewGroups, folder_of, make_folders
 from mqfs.store.recovery import is_removed, recover
 from mqfs.store.replication import Removed, Replication
 from mqfs.store.segment.file import Descriptors
@@ -67,6 +68,7 @@ class DiskStore:
             raise
         self._reserved = self._next_number
         self.committer: CommitThread | Inline = Inline() if post is None else CommitThread(post)
+        self._new_groups = NewGroups(self)
 
     def groups(self) -> Sequence[int]:
         numbers = []
@@ -97,26 +99,17 @@ class DiskStore:
         return DiskStaged(self.disk, f"{self.staging}/part-{number}")
 
     def make(self, number: int, state: bytes) -> DiskBucket:
-        with refusing(f"group {number}"):
-            self._make(number, state)
-        return self._open(number, fresh=True)
+        return self.open_new(number, make_folders(self, {number: state}).get(number))
 
-    def _make(self, number: int, state: bytes) -> None:
-        disk, made, final = self.disk, f"{self.staging}/{number}", folder_of(self.path, number)
-        above = os.path.dirname(final)
-        if disk.exists(made):
-            remove_tree(disk, made)  # of an attempt that failed
-        disk.mkdir(made)
-        _, _, fd = write_head(self, made, number, 1, state, 1 + limits.SEQUENCE_BLOCK, 0)
-        try:
-            disk.fdatasync(fd)
-        finally:
-            disk.close(fd)
-        disk.sync_folder(made)
-        if not disk.exists(above):
-            disk.mkdir(above)
-            disk.sync_folder(os.path.dirname(above))
-        self._move(made, final, above)
+    def make_soon(self, number: int, state: bytes) -> Step[Bucket]:
+        return self._new_groups.make(number, state)
+
+    def open_new(self, number: int, error: OSError | None) -> DiskBucket:
+        """The bucket of a folder that was just made, or not and why. Raises DiskFull, DiskFailed."""
+        with refusing(f"group {number}"):
+            if error is not None:
+                raise error
+        return self._open(number, fresh=True)
 
     def _move(self, old: str, new: str, synced: str) -> None:
         """Rename a folder, durably in `synced`; after an error it is renamed back, if the disk allows that."""
@@ -204,10 +197,12 @@ class DiskStore:
             self._buckets.pop(number, None)
             self._removing.pop(number, None)
             self.full.pop(number, None)
-        try:
-            remove_tree(self.disk, gone)
-        except OSError as error:
-            log.warning("%s stays until the next start: %s", gone, error)
+
+        def removed(error: OSError | None) -> None:
+            if error is not None:
+                log.warning("%s stays until the next start: %s", gone, error)
+
+        self.committer.request(gone, lambda: remove_tree(self.disk, gone), removed, 0.0)
 
     def tick(self) -> None:
         self.descriptors.rest()
@@ -438,11 +433,6 @@ def take_lock(disk: Disk, path: str, *, write: bool = True) -> int:
         disk.truncate(fd, 0)
         write_all(disk, fd, b"%d\n" % os.getpid(), 0)
     return fd
-
-
-def folder_of(path: str, number: int) -> str:
-    """The folder of a bucket."""
-    return f"{path}/buckets/{number & 255:02x}/{number}"
 
 
 __all__ = [

@@ -86,14 +86,17 @@ class Owed:
         self.old = {place: log.is_kept_for_newcomers(place) for place in range(len(log.sent))} if existing else {}
         self.first = 1 if existing else next_sequence
         self.restarts, self.away_to = log.restarts, 0  # what comes before that place was written while it was away
+        self.is_back = True  # it was given a message that was written since the restart
         self.given = self.lost = self.told = 0
         self.perhaps = int(sifts)  # messages that are lost or not
 
     def reads(self) -> None:
-        """It asks for the next, and with that reaches the server again."""
+        """It asks for the next, and reaches the server again unless it still has some from before the restart."""
         if self.restarts < self.log.restarts:
-            self.restarts, self.away_to = self.log.restarts, len(self.log.sent)
+            self.restarts, self.is_back = self.log.restarts, False
             self.perhaps += self.log.replay != "all"  # a new server does not know what the one before had
+        if not self.is_back:
+            self.away_to = len(self.log.sent)
 
     def may_be_gone(self, place: int) -> bool:
         log = self.log
@@ -123,6 +126,7 @@ class Owed:
             self.lost += bool(promised)
             self.perhaps += not promised  # it may have been gone before, and then is no loss
         self.next, self.given = place + 1, self.given + 1
+        self.is_back = self.is_back or log.sent[place].restarts == log.restarts
         self.bound(sequence + 1)
 
     def fell_behind(self, lost: int) -> None:

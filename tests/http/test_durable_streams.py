@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,13 @@ def test_its_own_tests(ds: Durable) -> None:
     skipped = [test["fullName"] for test in tests if test["status"] not in ("passed", "failed")]
     assert all("subscription" in name for name in skipped), skipped
     assert (report["numPassedTests"], len(skipped)) == RAN
+
+
+def test_streams_made_at_once_share_the_group_that_is_made_for_them(ds: Durable) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        for n in range(10):
+            made = threads.map(lambda k, n=n: ds.create(f"/at-once-{n}/in/{k}", "1").status, range(8))  # type: ignore[misc]
+            assert set(made) == {201}
 
 
 # ---------------------------------------------------------------- kept

@@ -9,11 +9,12 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 
 from mqfs.errors import Damaged, MqfsError, NotFound
-from mqfs.model import Draft, Kind, Record
+from mqfs.model import Draft, Kind, Record, Wait
 from mqfs.store.api import Bucket
 from mqfs.store.commit_thread import Done, Job, run
 from mqfs.store.store import DiskStore
@@ -44,7 +45,7 @@ class Known:
     given: set[int] = attrs.Factory(set)
     floors: dict[int, int] = attrs.Factory(lambda: dict.fromkeys(STREAMS, 0))
     dropped: set[int] = attrs.Factory(set)
-    made: bool = False  # make() returned
+    made: bool = False  # its maker has the answer
     removing: bool = False
     removed: bool = False
     changes: int = 0  # CHANGE and ACK records appended
@@ -141,7 +142,7 @@ class Script:
         if self.slow:
             self.turns = self.store.committer = Turns(disk, self._write_on)
         for known in self.known.values():
-            if not known.removed:
+            if known.made and not known.removed:
                 self._state(self.store.open(known.number), known)
 
     def _state(self, bucket: Bucket, known: Known) -> None:
@@ -154,7 +155,9 @@ class Script:
 
     def _use_any(self, choice: float) -> None:
         assert self.store is not None
-        known = self.random.choice(self._alive())
+        if not (alive := self._alive()):
+            return
+        known = self.random.choice(alive)
         self._use(self.store.open(known.number), known, choice)
 
     def _alive(self) -> list[Known]:
@@ -167,7 +170,10 @@ class Script:
         alive = self._alive()
         choice = self.random.random()
         if not alive or (choice < 0.02 and len(self.known) < 5):
-            self._make()
+            if self.turns is not None and self.known and choice < 0.7 and not alive:
+                self.turns.turn()
+            else:
+                self._make()
             return
         if choice < 0.03:
             try:
@@ -185,13 +191,27 @@ class Script:
         self._use_any(choice)
 
     def _make(self) -> None:
+        """One group, or some together."""
+        for _ in range(self.random.randint(1, 3)):
+            self._make_one()
+
+    def _make_one(self) -> None:
         assert self.store is not None
         number = self.store.number()
         assert number not in self.numbers
         self.numbers.add(number)
         known = self.known[number] = Known(number)
-        self._state(self.store.make(number, b"0"), known)
-        known.made = True
+
+        def made(wait: Wait[Any]) -> None:
+            def take() -> None:
+                self._state(wait.result(), known)
+                known.made = True
+
+            self._try(take)
+
+        wait: Wait[Any] = Wait()
+        wait.subscribe(made)
+        wait.follow_call(lambda: self.store.make_soon(number, b"0"))  # type: ignore[union-attr]
 
     def _use(self, bucket: Bucket, known: Known, choice: float) -> None:
         assert self.store is not None

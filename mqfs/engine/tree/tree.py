@@ -92,6 +92,8 @@ class Tree:
         self.closing, self.unserved, self._prepare = False, Unserved(), prepare
         self.processes: ProcessWatcher | None = None  # set by a front end that knows the reading process
         self.groups: dict[int, Group] = {}
+        # While the disk is waited for: the owner, and calls of others who would make the same.
+        self._making: dict[tuple[Group, str], tuple[int, list[Callable[[], None]]]] = {}
         meters = Meters(quotas, clock, self.timers, self.kept_quotas) if quotas is not None else None
         self.open_files = OpenFiles(meters)
         self.waits = UserLimits("reads and writes that wait", "PARKED")  # of a face's clients
@@ -247,11 +249,16 @@ class Tree:
             return group.mkdir(user, name, mode)
         if isinstance(group, Folder):
             raise errors.NotPermitted(f"cannot make groups in {group.name}")
+        if (making := self._making.get((group, name))) is not None:  # then it is there, or this call makes it
+            retried: Wait[Node] = Wait()
+            making[1].append(lambda: retried.follow_call(lambda: self.mkdir(user, group, name, mode)))
+            return retried
         self._require_new(user, group, name)
         self.unserved.require_known(group.number, f"make {name!r}")
-        mine = used = len(self.groups) + 1
+        mine = used = len(self.groups) + len(self._making) + 1
         if used > limits.GROUPS // 2:  # below, no user can have too many: they are not counted
             mine = sum(other.state.uid == user.uid for other in self.groups.values()) + 1
+            mine += sum(uid == user.uid for uid, _ in self._making.values())
         require_share("groups", limits.GROUPS, user.uid, mine, used)
         if depth(group) >= limits.PATH_GROUPS:
             raise errors.OverLimit(
@@ -260,12 +267,28 @@ class Tree:
         try:
             number = self.store.number()
             state = self._new_state(number, group.number, name, mode, user)
-            made = Group(self, self.store.make(number, state.encode()), state)
+            step = self.store.make_soon(number, state.encode())
         except OSError as error:
             raise errors.DiskFailed(f"cannot make group {name!r}: {error.strerror or error}") from error
-        made.parent = group
-        self.groups[number] = group.groups[name] = made
-        group.catalog_version += 1
+        if not isinstance(step, Wait):
+            return self._add_made(group, step, state)
+        self._making[group, name] = user.uid, []
+        made: Wait[Node] = Wait()
+
+        def then(done: Wait[Bucket]) -> None:
+            _, retries = self._making.pop((group, name))
+            made.follow_call(lambda: self._add_made(group, done.result(), state))
+            for retry in retries:
+                retry()
+
+        step.subscribe(then)
+        return made
+
+    def _add_made(self, parent: Group, bucket: Bucket, state: State) -> Step[Node]:
+        """Serve a new group."""
+        made = self.groups[bucket.id] = parent.groups[state.name] = Group(self, bucket, state)
+        made.parent = parent
+        parent.catalog_version += 1
         made.start()
         return made.log.after_metadata_sync(made) if made.settings.sync == SYNC_REPLICA else made
 
@@ -273,7 +296,7 @@ class Tree:
         if group.removed:
             raise errors.NotFound(f"group {group.name!r}: removed")
         permit(user, group, mask)
-        if self._find(group, name) is not None:
+        if (group, name) in self._making or self._find(group, name) is not None:
             raise errors.Exists(f"{name!r}: exists already in group {group.name!r}")
         check_name(name)
 
@@ -329,7 +352,7 @@ class Tree:
         require_unsticky(user, group.state, victim.state, name)
         require_unprotected(group)
         require_unprotected(victim)
-        if victim.groups or victim.streams:
+        if victim.groups or victim.streams or any(group is victim for group, _ in self._making):
             raise errors.NotEmpty(f"group {name!r}: has streams or groups (remove them first)")
         self.unserved.require_empty(victim.number, name)
         if victim.ring is not None:

@@ -12,6 +12,7 @@ import time
 from datetime import datetime
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import attrs
 
@@ -24,7 +25,17 @@ from mqfs.http.call import Call
 from mqfs.http.dialects import durable_reads
 from mqfs.http.dialects.durable_messages import BYTES, JSON, media_type, split
 from mqfs.http.dialects.durable_reads import SAME_SITE, parse_offset, print_offset
-from mqfs.http.dialects.durable_state import CATALOG, Catalog, Config, Producer, State, catalog_of, frames, is_header
+from mqfs.http.dialects.durable_state import (
+    CATALOG,
+    Catalog,
+    Config,
+    Lock,
+    Producer,
+    State,
+    catalog_of,
+    frames,
+    is_header,
+)
 from mqfs.http.route import APPEND, Route
 from mqfs.http.routes import Table
 from mqfs.http.target import Path, Target
@@ -35,6 +46,7 @@ from mqfs.syntax.names import check_name
 _COUNT = re.compile("0|[1-9][0-9]{0,15}")
 _MOST = 2**53 - 1  # of numbers that a client in JavaScript has
 _NEEDED = "data message\nreplay all\ndeliver all\n"
+_MAKING: WeakKeyDictionary[Tree, Lock] = WeakKeyDictionary()  # a group is seen by others when it has its settings
 
 
 def resolve(root: tuple[str, ...], tree: Tree, user: User, path: Path) -> Target:
@@ -339,12 +351,15 @@ async def _in_its_group(call: Call) -> Call:
     """The call in the group of its stream; groups that are not there are made. Raises Busy where that one keeps too
     little."""
     while call.target.kind == "nothing":
-        group, name = call.target.node, call.target.name
-        made: Any = await call.front.await_step(
-            call.tree.mkdir(call.user, group, name, groups.mode(call, group, groups.GROUP_MODE))
-        )
-        await groups.write(call, call.tree.walk(call.user, made, "ctl"), _NEEDED.encode())
-        call = attrs.evolve(call, target=call.front.table.resolve(call.tree, call.user, call.path))
+        async with _MAKING.setdefault(call.tree, Lock()).held(call):
+            call = attrs.evolve(call, target=call.front.table.resolve(call.tree, call.user, call.path))
+            if call.target.kind == "nothing":
+                group, name = call.target.node, call.target.name
+                made: Any = await call.front.await_step(
+                    call.tree.mkdir(call.user, group, name, groups.mode(call, group, groups.GROUP_MODE))
+                )
+                await groups.write(call, call.tree.walk(call.user, made, "ctl"), _NEEDED.encode())
+                call = attrs.evolve(call, target=call.front.table.resolve(call.tree, call.user, call.path))
     if call.target.kind == "stream":
         call = attrs.evolve(call, target=Target("new stream", call.target.node.group, call.target.name))
     settings = call.group.settings
