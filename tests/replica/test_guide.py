@@ -103,7 +103,9 @@ def hosts() -> Iterator[list[Host]]:
         names, file = ("one", "two", "three"), folder / "hosts"
         lines = [f"{machine.address} {name}\n" for name, machine in zip(names, network.machines, strict=True)]
         file.write_text("127.0.0.1 localhost\n" + "".join(lines))
-        holder = stack.enter_context(subprocess.Popen(["unshare", "--mount", "sh", "-c", HOLD, str(file)]))
+        holder = stack.enter_context(
+            subprocess.Popen(["unshare", "--mount", "--propagation", "slave", "sh", "-c", HOLD, str(file)])
+        )
         stack.callback(holder.kill)
         eventually(lambda: Path(f"/proc/{holder.pid}/root/etc/hosts").read_text() == file.read_text())
         yield [

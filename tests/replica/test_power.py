@@ -17,6 +17,8 @@ import random
 import shutil
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -138,10 +140,11 @@ def cut_one_store(
 ) -> tuple[Counter[str], list[str]]:
     """Cut the power of one store so often; returns counts, and lines about what is wrong."""
     with short_folder() as folder, contextlib.ExitStack() as stack:
-        disks = [MachineDisk(folder, letter, kind) for letter in "abc"]
-        for disk in disks:
-            stack.callback(disk.close)
-            disk.on()
+        with ThreadPoolExecutor(3) as threads:
+            disks = list(threads.map(partial(MachineDisk, folder, kind=kind), "abc"))
+            for disk in disks:
+                stack.callback(disk.close)
+            list(threads.map(MachineDisk.on, disks))
         home = folder / ("disks" if where == "all" else "homes")
         home.mkdir(exist_ok=True)
         more = {"engines": folder / "disks", "interval": interval, "servers": 2}
@@ -161,7 +164,7 @@ def cut_one_store(
 
 @pytest.mark.timeout(7_200)
 def test_a_power_cut_of_all_three_engines_loses_nothing_answered() -> None:
-    luck, cuts, total = random.Random(seed()), size(100), Counter[str]()
+    luck, cuts, total = random.Random(seed()), size(100, 100), Counter[str]()
     while total["cuts"] < cuts:
         way = luck.choice(["ext4", "ext4", "xfs"]), luck.choice(["engine", "all"]), luck.choice(["always", "2m"])
         count, found = cut_one_store(*way, min(CUTS_A_STORE if whole() else 1, cuts - total["cuts"]), luck)
