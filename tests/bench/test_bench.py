@@ -11,20 +11,36 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.eventually import HANG_S, eventually
+from tests.support.forked import ROOMS
 from tests.support.server import COMMAND, Server, environment, mqfs, short_folder, start
+from tests.support.spark_pythons import forked_python
 
+FORKED: dict[str, str] = {}  # the environment of a bench whose processes are forked
 LATENCIES = ["count", "p50", "p90", "p99", "p99.9", "max"]
 
 
-def bench(*arguments: str, cwd: Path, **more: str) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def python() -> Iterator[str]:
+    """Of the processes of a bench: a short one takes a second of a processor for what they import."""
+    with forked_python(*ROOMS) as program:
+        yield program
+
+
+@pytest.fixture(autouse=True)
+def forks(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORKED, "FORKED_PYTHON", python)
+
+
+def bench(*arguments: str, cwd: Path) -> dict[str, Any]:
     """A run that is to succeed; its JSON."""
-    done = mqfs("bench", "--json", "-", *arguments, cwd=cwd, **more)
+    done = mqfs("bench", "--json", "-", *arguments, cwd=cwd, **FORKED)
     assert (done.returncode, done.stderr) == (0, "")
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["checked"] == {"lost": 0, "twice": 0, "out_of_order": 0, "damaged": 0, "unacknowledged": 0}
@@ -94,7 +110,7 @@ def test_a_rate_is_kept(tmp_path: Path) -> None:
 
 def test_a_table_and_a_file(tmp_path: Path) -> None:
     arguments = ("--messages", "100", "--round-trips", "10", "--json", "found.json")
-    done = mqfs("bench", *arguments, cwd=tmp_path)
+    done = mqfs("bench", *arguments, cwd=tmp_path, **FORKED)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("64 bytes, 1 publishing, 1 receiving all; auto, sync always\n")
     for wanted in (r"published +100 ", r"received +100 ", r"p50 +p90 +p99 +p99.9 +max", r"round trip.* +\d"):
@@ -153,7 +169,7 @@ def end(process: subprocess.Popen[str], number: int = signal.SIGINT) -> tuple[st
 @pytest.mark.parametrize("transport", ["9p", "file", "embedded", "ring"])
 def test_ctrl_c_shows_what_was_measured(transport: str, takers: str, tmp_path: Path) -> None:
     arguments = ("--transport", transport, takers, "2", "--rate", "2000", "--sync", "off", "--json", "-")
-    process = started(tmp_path, *arguments, "--seconds", "1000", "--store", str(tmp_path))
+    process = started(tmp_path, *arguments, "--seconds", "1000", "--store", str(tmp_path), **FORKED)
     try:
         published = (p.stat().st_size > 60_000 for p in tmp_path.glob("mqfs-bench-*/store/buckets/*/*/*.log"))
         eventually(lambda: max(published, default=False) or grown(tmp_path), "it publishes")
@@ -198,7 +214,7 @@ def test_progress_where_somebody_looks(tmp_path: Path) -> None:
 
 
 def test_a_picture(tmp_path: Path) -> None:
-    done = mqfs("bench", "--messages", "200", "--plot", "found.png", cwd=tmp_path)
+    done = mqfs("bench", "--messages", "200", "--plot", "found.png", cwd=tmp_path, **FORKED)
     assert (done.returncode, done.stderr) == (0, "")
     picture = (tmp_path / "found.png").read_bytes()
     assert picture.startswith(b"\x89PNG\r\n\x1a\n")

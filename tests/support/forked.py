@@ -190,7 +190,9 @@ def become(request: list[Any], descriptors: list[int]) -> NoReturn:
     time.tzset()
     if "PYTHONUNBUFFERED" not in environment:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-    how, what, *sys.argv[1:] = words
+    # Programs that it starts may be forked, too: those that need no other descriptors than standard ones.
+    sys.executable = os.environ.pop("FORKED_PYTHON", sys.executable)
+    how, what, *sys.argv[1:] = words[1:] if words[0] == "-P" else words
     code: Any = 0
     try:
         if how == "-m":

@@ -22,11 +22,12 @@ MODULES = (
 
 
 @contextmanager
-def forked_python() -> Iterator[str]:
-    """The program for PYSPARK_PYTHON; what it starts is forked from a process of ours."""
+def forked_python(*modules: str) -> Iterator[str]:
+    """A program in the place of `python`, for PYSPARK_PYTHON without `modules`: what it runs is forked from a process
+    of ours that has imported these."""
     with tempfile.TemporaryDirectory(prefix="mqfs-") as folder:
         with listening(folder) as listener:
-            forker = Forker({**os.environ, "PYTHONPATH": str(ROOT)}, *MODULES, listener=listener)
+            forker = Forker({**os.environ, "PYTHONPATH": str(ROOT)}, *(modules or MODULES), listener=listener)
         try:
             yield str(fork_client.write(Path(folder, "python")))
         finally:
