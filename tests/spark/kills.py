@@ -97,8 +97,7 @@ class Campaign:
         assert self.driver is not None
         before = max(self.copied(), 0)
         enough = before + self.random.randint(0, 3 * self.batch)
-        # To look every few milliseconds would take as much of the processor as to copy.
-        eventually(lambda: self._ended() or self.copied() > enough, "some batches", lambda _: time.sleep(0.05))
+        eventually(lambda: self._ended() or self.copied() > enough, "some batches")
         time.sleep(self.random.random() * 0.3)  # anywhere in a batch; nothing is waited for
         if self.driver.poll() is not None:
             self.end()

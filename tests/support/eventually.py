@@ -18,20 +18,26 @@ def patient(seconds: float) -> float:
 
 
 def eventually(value: Callable[[], T], what: str = "it", pause: Callable[[float], object] = time.sleep) -> T:
-    """The first value that is true. `pause` is called between two looks, with a few milliseconds."""
-    deadline = time.monotonic() + HANG_S
+    """The first value that is true. `pause` is called between two looks, with some milliseconds."""
+    began = time.monotonic()
     while not (found := value()):
-        assert time.monotonic() < deadline, f"still waiting for {what} after {HANG_S:.0f} s"
-        pause(0.005)
+        pause(before_next_look(began, what))
     return found
+
+
+def before_next_look(began: float, what: str) -> float:
+    """Seconds until the next look: a look costs its time, often of a server too, so a long wait has few. What is waited
+    for is seen at most a tenth of the wait too late."""
+    waited = time.monotonic() - began
+    assert waited < HANG_S, f"still waiting for {what} after {HANG_S:.0f} s"
+    return min(max(waited / 10, 0.005), 0.05)
 
 
 async def eventually_async(value: Callable[[], T], what: str = "it") -> T:
     """The same, in a program of trio or of asyncio."""
     import anyio  # not at the top: what imports this may run as a user who has little
 
-    deadline = time.monotonic() + HANG_S
+    began = time.monotonic()
     while not (found := value()):
-        assert time.monotonic() < deadline, f"still waiting for {what} after {HANG_S:.0f} s"
-        await anyio.sleep(0.005)
+        await anyio.sleep(before_next_look(began, what))
     return found
