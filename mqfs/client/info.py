@@ -19,8 +19,6 @@ from mqfs.syntax.quoting import command_lines, quote_word, split
 T = TypeVar("T")
 
 _SECOND_NS = 10**9
-_DURATIONS = {"ttl", "lease", "dedup", "idle"}
-_SWITCHES = {"protect", "sender"}
 
 
 @attrs.frozen(kw_only=True)
@@ -84,7 +82,7 @@ class Settings:
             BadCommand: A duration is invalid.
         """
         values = attrs.asdict(self, recurse=False)
-        return [f"{key} {_word_of(key, value)}" for key, value in values.items() if value is not None]
+        return [f"{key} {_word_of(_KINDS[key], value)}" for key, value in values.items() if value is not None]
 
     @classmethod
     def parse(cls, lines: Sequence[str]) -> Settings:
@@ -99,35 +97,39 @@ class Settings:
         Raises:
             BadCommand: A value is none that ctl prints.
         """
-        known = {field.name for field in attrs.fields(cls)}
         rows = (row.partition(" ") for row in lines)
-        return cls(**{key: _value_of(key, text) for key, _, text in rows if key in known})
+        return cls(**{key: _value_of(_KINDS[key], text) for key, _, text in rows if key in _KINDS})
 
 
-def _word_of(key: str, value: Any) -> str:
-    if key == "words":
-        return " ".join(map(quote_word, value))
-    if key == "backoff":
-        return " ".join(map(format_duration, value))
+# The type of each field, as it is written above: it says how the value is printed and read.
+_KINDS = {field.name: str(field.type).removesuffix(" | None") for field in attrs.fields(Settings)}
+
+
+def _word_of(kind: str, value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
-    if key in _DURATIONS or (key == "sync" and value not in ("always", "off", "replica")):
+    if kind.startswith("tuple"):
+        return " ".join(_word_of(_part(kind), word) for word in value)
+    if kind.startswith("Duration") and repr(value) not in kind:  # else it is a word of `sync`
         return format_duration(value)
-    return quote_word(str(value)) if key == "dead" else str(value)
+    return quote_word(str(value)) if kind == "str" else str(value)
 
 
-def _value_of(key: str, text: str) -> Any:
-    if key in _DURATIONS or (key == "sync" and text not in ("always", "off", "replica")):
-        return parse_duration(text) / _SECOND_NS
-    if key == "backoff":
-        return tuple(parse_duration(word) / _SECOND_NS for word in text.split())
-    if key in _SWITCHES:
+def _value_of(kind: str, text: str) -> Any:
+    if kind == "bool":
         return text == "on"
-    if key == "words":
-        return tuple(split(text))
-    if key == "dead":
+    if kind.startswith("tuple"):
+        return tuple(_value_of(_part(kind), quote_word(word)) for word in split(text))
+    if kind.startswith("Duration") and repr(text) not in kind:
+        return parse_duration(text) / _SECOND_NS
+    if kind == "str":
         return split(text)[0]
     return int(text) if text.isdigit() else text
+
+
+def _part(kind: str) -> str:
+    """The type of what is in a tuple."""
+    return kind.removeprefix("tuple[").partition(",")[0]
 
 
 def seconds(duration: Duration | None) -> float:

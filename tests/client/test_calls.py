@@ -9,10 +9,12 @@ import sys
 import threading
 from pathlib import Path
 
+import attrs
 import pytest
 
 import mqfs
 from mqfs import Client, Settings, errors, testing
+from mqfs.engine.language import settings as ctl
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server
 
@@ -117,6 +119,12 @@ def test_an_error_names_what_the_caller_wrote_and_hides_the_protocols_frames(tre
         group.ctl("replay everything")
     frames = [str(frame.path) for frame in refused.traceback if "ninep" in str(frame.path)]
     assert len(frames) <= 2, frames
+
+
+def test_every_setting_of_ctl_is_one_of_the_library_read_and_printed_alike() -> None:
+    assert {field.name for field in attrs.fields(Settings)} == ctl.SETTINGS.keys()
+    lines = ctl.parse_settings(["deliver one", "sync 5ms", "protect on", "dead 'a b'", "words . + #"]).lines()
+    assert ctl.parse_settings(Settings.parse(lines).lines()).lines() == lines
 
 
 def test_settings_are_typed_and_read_back(tree: Client, name: str) -> None:
