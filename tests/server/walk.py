@@ -357,7 +357,7 @@ def file_requests(group: str) -> Iterator[Ask]:
     for key, row in settings.SETTINGS.items():
         yield from (ctl(group, f"{key} {value}") for value in row.choices or VALUES[key])
         yield from (ctl(group, line) for line in RESTORED if line.startswith(f"{key} "))
-    assert settings._ACTIONS.keys() == ACTIONS.keys(), "actions of ctl without a sample"
+    assert settings.USAGE.keys() == ACTIONS.keys(), "actions of ctl without a sample"
     for some in ACTIONS.values():
         yield from (ctl(group, line) for line in some)
     yield file("many lines", group, "ctl", "clear s\n" * 8_000)

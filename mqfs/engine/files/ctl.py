@@ -5,10 +5,10 @@ From the open file down: CtlHandle (the write), Plan (what its lines change), Lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice, pairwise
 from operator import attrgetter
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from mqfs import errors, limits
 from mqfs.engine.core.log import AckSteps
@@ -189,10 +189,7 @@ class Plan:
             self._changes.settings = settings
             return
         try:
-            if action.verb in CONSUMER_ACTIONS:
-                self._consumer_lines().check(settings, action)
-            else:
-                getattr(self, f"_check_{action.verb}")(settings, action)
+            _LINES[action.verb].check(self, settings, action)
         except errors.MqfsError as error:
             prefix = f"line {action.line}: " if action.line else ""
             if not error.detail.startswith(f"{action.verb}:") and not isinstance(error, errors.NotFound):
@@ -205,10 +202,8 @@ class Plan:
     def add(self, settings: Settings, action: Action | None) -> None:
         """A line that was checked. Those that write messages do so later, and what is cleared is a loss."""
         self._changes.settings = settings
-        if action is not None and action.verb in CONSUMER_ACTIONS:
-            self._consumer_lines().add(action)
-        elif action is not None and (change := getattr(self, f"_{action.verb}", None)) is not None:
-            change(action)
+        if action is not None and (add := _LINES[action.verb].add) is not None:
+            add(self, action)
 
     def prepare(self, steps: Steps) -> Work[None]:
         """Add lines that were checked."""
@@ -250,14 +245,13 @@ class Plan:
             raise errors.BadCommand("eof: not with 'deliver one' (expected 'deliver all')")
         self._group.retention.reserve_room(RECORD_BYTES)  # it is written when lines before it hold already
 
-    def _check_clear(self, settings: Settings, action: Action) -> None:
-        if action.stream is not None:
-            self._require_stream(action)
-        self._changes.require_unprotected(settings, action)
-
     def _check_redrive(self, settings: Settings, action: Action) -> None:
         if action.stream is not None:
             self._require_stream(action)
+
+    def _check_clear(self, settings: Settings, action: Action) -> None:
+        self._check_redrive(settings, action)
+        self._changes.require_unprotected(settings, action)
 
     def _check_drop(self, settings: Settings, action: Action) -> None:
         stream = self._require_stream(action)
@@ -414,6 +408,31 @@ class Plan:
             group.held.dropped(list(self._late[stream]))
         yield from carrying_out
         yield from losses.bound()
+
+
+class Line(NamedTuple):
+    """What a plan does with an action."""
+
+    check: Callable[[Plan, Settings, Action], None]  # raises what would stop it
+    add: Callable[[Plan, Action], None] | None = None  # none: `write_messages` or Losses do it, or `_plan_drops`
+
+
+_LINES = {  # each action of settings.USAGE
+    "eof": Line(Plan._check_eof),
+    "clear": Line(Plan._check_clear),
+    "redrive": Line(Plan._check_redrive),
+    "drop": Line(Plan._check_drop),
+    "unschedule": Line(Plan._check_unschedule),
+    "bind": Line(Plan._check_bind, Plan._bind),
+    "unbind": Line(Plan._check_unbind, Plan._unbind),
+    **dict.fromkeys(
+        CONSUMER_ACTIONS,
+        Line(
+            lambda plan, settings, action: plan._consumer_lines().check(settings, action),
+            lambda plan, action: plan._consumer_lines().add(action),
+        ),
+    ),
+}
 
 
 def _patterns_of(view: View | None) -> list[str]:

@@ -101,8 +101,8 @@ def _switch(**more: Any) -> Any:
     )
 
 
-def _duration(default: int = 0) -> Any:
-    return attrs.field(default=default, metadata=_row(parse_duration, print_duration))
+def _duration(default: int = 0, **more: Any) -> Any:
+    return attrs.field(default=default, metadata=_row(parse_duration, print_duration, **more))
 
 
 _SYNC = {"always": SYNC_ALWAYS, "off": SYNC_OFF, "replica": SYNC_REPLICA}
@@ -202,7 +202,7 @@ def read(text: str, settings: Settings) -> Iterator[tuple[Settings, Action | Non
             words = split_line(line)
             if not words:
                 continue
-            action = _action(words, number if is_one_of_several else 0) if words[0] in _ACTIONS else None
+            action = _action(words, number if is_one_of_several else 0) if words[0] in USAGE else None
             if action is None:
                 settings = _setting(words, settings)
         except BadCommand as error:
@@ -243,23 +243,7 @@ def _parse_settings(text: str) -> Settings:
     return steps[-1][0] if steps else Settings()
 
 
-_ACTIONS = {
-    "eof": (1, 1),
-    "clear": (0, 1),
-    "drop": (2, 1 << 30),
-    "unschedule": (1, 1),
-    "redrive": (0, 2),
-    "consumer": (1, 11),
-    "remove": (1, 1),
-    "limit": (2, 3),
-    "rate": (2, 2),
-    "breaker": (2, 2),
-    "pause": (1, 2),
-    "resume": (1, 1),
-    "bind": (2, 2),
-    "unbind": (1, 2),
-}
-USAGE = {
+USAGE = {  # of each action: [] may be left out, ... is any number; this is its grammar
     "eof": "eof STREAM",
     "clear": "clear [STREAM]",
     "drop": "drop STREAM SEQUENCE...",
@@ -275,13 +259,17 @@ USAGE = {
     "bind": "bind NAME PATTERN|PROGRAM",
     "unbind": "unbind NAME [PATTERN|PROGRAM]",
 }
+_COUNTS = {  # the fewest and the most words after the verb
+    verb: (len(usage.partition("[")[0].split()) - 1, 1 << 30 if "..." in usage else len(usage.split()) - 1)
+    for verb, usage in USAGE.items()
+}
 
 
 def _setting(words: list[str], settings: Settings) -> Settings:
     key, given = words[0], words[1:]
     row = SETTINGS.get(key)
     if row is None:
-        raise BadCommand(unknown("command", key, [*SETTINGS, *_ACTIONS]))
+        raise BadCommand(unknown("command", key, [*SETTINGS, *USAGE]))
     if len(given) not in row.words:
         raise BadCommand(f"{key}: {len(given)} values (expected {row.expected or 'one'})")
     if row.choices and given[0] not in row.choices:
@@ -319,7 +307,7 @@ def evolve(settings: Settings, key: str, value: Any) -> Settings:
 
 def _action(words: list[str], line: int) -> Action:
     verb, arguments = words[0], words[1:]
-    least, most = _ACTIONS[verb]
+    least, most = _COUNTS[verb]
     if not least <= len(arguments) <= most:
         raise BadCommand(f"{verb}: {len(arguments)} values (expected {USAGE[verb]})")
     name = arguments[0] if arguments else None

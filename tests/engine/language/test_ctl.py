@@ -121,6 +121,22 @@ def test_the_nearest_word_is_named(hand: Hand, path: str, line: str, said: str) 
 
 
 @pytest.mark.parametrize(
+    ("verb", "least", "most"),
+    [("eof", 1, 1), ("clear", 0, 1), ("drop", 2, None), ("redrive", 0, 2), ("consumer", 1, 11), ("pause", 1, 2)],
+)
+def test_an_action_takes_as_many_words_as_its_usage_says(verb: str, least: int, most: int | None) -> None:
+    def refusal(count: int) -> str:
+        with pytest.raises(BadCommand) as refused:
+            parse(" ".join([verb, *["7"] * count]), Settings())
+        return str(refused.value)
+
+    for count in {least, 100 if most is None else most}:
+        assert parse(" ".join([verb, *["7"] * count]), Settings())[0][1] is not None
+    for count in {least - 1, least if most is None else most + 1} - {-1, least}:
+        assert refusal(count) == f"{verb}: {count} values (expected {USAGE[verb]})"
+
+
+@pytest.mark.parametrize(
     "command", [*(field.name for field in attrs.fields(Settings) if field.metadata), *USAGE, "x" * 1_000]
 )
 def test_the_whole_list_of_commands_fits_an_error(command: str) -> None:
