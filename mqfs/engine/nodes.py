@@ -27,18 +27,17 @@ class MetaFile(NamedTuple):
 
     number: int
     mode: int  # until it is changed: who cannot write by it never can
-    is_text: bool = False  # open for reading it is a snapshot: a row of `_MAKE` in files/status.py
 
 
 META_FILES = {
-    "ctl": MetaFile(group_state.CTL, 0o644, is_text=True),
+    "ctl": MetaFile(group_state.CTL, 0o644),
     "order": MetaFile(group_state.ORDER, 0o444),
     ".cursor": MetaFile(group_state.CURSOR, 0o666),
     ".put": MetaFile(group_state.PUT, 0o666),
     ".batch": MetaFile(group_state.BATCH, 0o666),
-    ".stats": MetaFile(group_state.STATS, 0o444, is_text=True),
-    ".who": MetaFile(group_state.WHO, 0o444, is_text=True),
-    ".errors": MetaFile(group_state.ERRORS, 0o444, is_text=True),
+    ".stats": MetaFile(group_state.STATS, 0o444),
+    ".who": MetaFile(group_state.WHO, 0o444),
+    ".errors": MetaFile(group_state.ERRORS, 0o444),
 }
 FOLDERS = {".consumers": group_state.CONSUMERS, ".kept": group_state.KEPT, ".txn": group_state.TXN}
 _KEPT_BIT = 1 << 31  # in the number of `.kept/STREAM`: stream numbers stay below
@@ -91,10 +90,6 @@ class Meta(Own):
     def __init__(self, group: Group, name: str) -> None:
         self.group, self.name = group, name
         self.number, self.default_mode = META_FILES[name].number, META_FILES[name].mode
-
-    @property
-    def is_text(self) -> bool:
-        return META_FILES[self.name].is_text
 
     def unlink(self, pid: int) -> None:
         """Nothing is done, so that `rm -r` works. Raises NotPermitted where a process does it again at once: GNU

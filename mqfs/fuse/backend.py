@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 from mqfs import errors
 from mqfs.clock import ProcessWatcher
-from mqfs.engine.nodes import Meta, SnapshotNode
-from mqfs.engine.tree.attributes import Listing, disk_space
+from mqfs.engine.tree.attributes import Listing, disk_space, is_snapshot
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import Stat, Step, User
 from mqfs.quotas import UserLimits
@@ -126,7 +125,7 @@ class LocalTree:
         return disk_space(self.tree.store.path)
 
     def is_snapshot(self, node: Any) -> bool:
-        return isinstance(node, SnapshotNode) or (isinstance(node, Meta) and node.is_text)
+        return is_snapshot(node)
 
     def listing(self, user: User, node: Any, account: Hashable) -> Listing:
         self.tree.access(user, node, os.R_OK)

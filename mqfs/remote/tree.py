@@ -19,7 +19,9 @@ import attrs
 
 from mqfs import limits
 from mqfs.clock import ProcessWatcher
+from mqfs.engine.files.status import TEXTS
 from mqfs.engine.language.permissions import require
+from mqfs.engine.nodes import FOLDERS, META_FILES
 from mqfs.errors import Exists, MqfsError, NotDirectory, NotFound, NotPermitted, Stale
 from mqfs.model import QTDIR, Qid, Stat, Step, User
 from mqfs.ninep.client.machine import check, stat_of_attributes
@@ -39,9 +41,6 @@ from mqfs.serving.await_step import await_step
 ATTRIBUTES = 0x7FF  # all that Tgetattr has
 AT_REMOVEDIR = 0x200
 SET_MODE, SET_UID, SET_GID = 1, 2, 4
-TEXTS = frozenset(("ctl", ".stats", ".who", ".errors"))  # open for reading they are snapshots
-OWN_FILES = TEXTS | {"order", ".cursor", ".put", ".batch"}
-OWN_FOLDERS = frozenset((".consumers", ".kept", ".txn"))
 
 
 class RemoteNode:
@@ -77,7 +76,7 @@ class RemoteNode:
         parent = self.parent
         if parent is None or self.directory or self.name.startswith(".") or self.name in ("ctl", "order"):
             return False
-        return parent.name not in OWN_FOLDERS and (parent.parent is None or parent.parent.name != ".txn")
+        return parent.name not in FOLDERS and (parent.parent is None or parent.parent.name != ".txn")
 
 
 @attrs.frozen
@@ -354,7 +353,7 @@ class RemoteTree:
         return self.node(group, name, made.qid)
 
     def unlink(self, user: User, group: RemoteNode, name: str) -> Step[None]:
-        if name in OWN_FILES:
+        if name in META_FILES:
             self._require_once(user.pid, group, name)
         return self.session.call(partial(self._remove, user, group, name, 0))
 

@@ -374,19 +374,14 @@ def refusals(group: Group, user: User) -> Work[str]:
 
 # ------------------------------------------------------------ text
 
-# Files whose text is made when they are opened.
+# Files whose text is made when they are opened: those of META_FILES that are snapshots, open for reading.
+
+TEXTS: dict[str, Callable[[Group, User], Work[str]]] = {".stats": stats, ".who": who, ".errors": refusals, "ctl": ctl}
 
 
 class TextHandle(PreparedFile):
     """A text made when the file is opened: `.stats`, `.who`, `.errors`; seekable. `ctl` is made again by a read of its
     beginning."""
-
-    _MAKE: dict[str, Callable[[Group, User], Work[str]]] = {  # noqa: RUF012 - a table, never altered
-        ".stats": stats,
-        ".who": who,
-        ".errors": refusals,
-        "ctl": ctl,
-    }
 
     parkable = True
     _begun = False  # its beginning was read
@@ -396,7 +391,7 @@ class TextHandle(PreparedFile):
         super().on_opened()
 
     def _make(self, *, refuse: bool) -> None:
-        self.make(self._MAKE[self.node.name](self.group, self.user), refuse=refuse)
+        self.make(TEXTS[self.node.name](self.group, self.user), refuse=refuse)
 
     def keep_made(self, made: str, *, refuse: bool) -> None:
         data = made.encode()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits
 from mqfs.engine.core.portions import Work, in_order
+from mqfs.engine.files.status import TEXTS
 from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import ADMIN, R, W, X, require, require_owner, require_scope
 from mqfs.engine.nodes import (
@@ -142,6 +143,11 @@ def depth(group: Group) -> int:
 def require_unprotected(group: Group) -> None:
     if group.settings.protect:
         raise errors.NotPermitted(f"group {group.name!r}: protected (write 'protect off' to its ctl first)")
+
+
+def is_snapshot(node: Node) -> bool:
+    """Whether it is, open for reading, of one moment, and has a size."""
+    return isinstance(node, SnapshotNode) or (isinstance(node, Meta) and node.name in TEXTS)
 
 
 def disk_space(path: str) -> os.statvfs_result:

@@ -13,7 +13,7 @@ import pytest
 
 from mqfs import errors, limits
 from mqfs.engine.core.portions import Work, in_order
-from mqfs.engine.files.status import TextHandle
+from mqfs.engine.files.status import TEXTS
 from mqfs.engine.nodes import Folder
 from mqfs.engine.tree.attributes import Listing, set_attributes
 from mqfs.model import Wait
@@ -459,7 +459,7 @@ def test_an_error_is_for_later_reads_too(error: Exception, monkeypatch: pytest.M
         yield
         raise error
 
-    monkeypatch.setitem(TextHandle._MAKE, ".stats", fail)
+    monkeypatch.setitem(TEXTS, ".stats", fail)
     queues, clock = group_of()
     clock.hasty = True
     handle = queues.open(".stats")
