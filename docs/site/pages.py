@@ -3,7 +3,7 @@
 The manual is mdoc (man/), the changelog and the benchmarks stand where their readers look for them; tables have one
 source each: the page of errors is `mqfs.errors`, `<!-- claims -->` `mqfs.state.acks.LIFE`, `<!-- options -->`
 mqfs.server.options.Options, `<!-- awaited -->` mqfs.aio and `<!-- campaigns -->` campaigns.csv. Nothing is written to
-the sources.
+the sources. A page links to the files of a clone, man/mqfs.4; in the site that is a link to its page.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import attrs
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 import mqfs
 from mqfs import aio, errors
@@ -30,7 +31,11 @@ from mqfs.server.options import Options
 from mqfs.state import acks
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXTS = {"CHANGELOG.md": "reference/changelog.md", "benchmarks/README.md": "reference/benchmarks.md"}
+TEXTS = {
+    "CHANGELOG.md": "reference/changelog.md",
+    "benchmarks/README.md": "reference/benchmarks.md",
+    "mqfs/errors.py": "reference/errors.md",
+}
 # Of a manual page; else reference/cli.
 PLACES = {
     "mqfs.4": "reference/tree.md",
@@ -53,8 +58,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: object) -> str:
-    return re.sub(r"<!-- (\w+) -->", lambda found: TABLES[found[1]](), markdown)
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    text = re.sub(r"<!-- (\w+) -->", lambda found: TABLES[found[1]](), markdown)
+    return turned(text, f"docs/{page.file.src_uri}", page.file.src_uri)
 
 
 def generated() -> dict[str, str]:
@@ -129,9 +135,14 @@ def _example(given: dict[str, Any]) -> str:
 
 
 def moved(source: str, page: str) -> str:
-    """A text that stands elsewhere as that page, its links to what the site has turned with it."""
+    """A text that stands elsewhere as that page."""
+    return turned((ROOT / source).read_text(), source, page)
 
-    def turned(link: re.Match[str]) -> str:
+
+def turned(text: str, source: str, page: str) -> str:
+    """The text of a source as that page: links to files of the project, of which the site has a page, lead to it."""
+
+    def turn(link: re.Match[str]) -> str:
         target, anchor = normpath(f"{dirname(source)}/{link[1]}".lstrip("/")), link[2] or ""
         if target.startswith("man/"):
             target = place(target.removeprefix("man/"))
@@ -139,7 +150,7 @@ def moved(source: str, page: str) -> str:
             target = TEXTS.get(target, target.removeprefix("docs/"))
         return f"]({relpath(target, dirname(page))}{anchor})"
 
-    return re.sub(r"\]\((?!http)([^)#]+)(#[^)]*)?\)", turned, (ROOT / source).read_text())
+    return re.sub(r"\]\((?!\w+:)([^)#]+)(#[^)]*)?\)", turn, text)
 
 
 def home() -> str:

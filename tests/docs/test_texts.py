@@ -16,8 +16,9 @@ FRAGMENTS = sorted(path for path in (ROOT / "changelog.d").iterdir() if path.nam
 INDEX = re.compile(r"pip install ['\"]?mqfs|\bmqfs\[|\bpypi\b", re.IGNORECASE)
 
 
-@pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links(page: Path) -> None:  # those of docs/ are checked where the site is built
+@pytest.mark.parametrize("page", [*MARKDOWN, *SITE], ids=lambda page: str(page.relative_to(ROOT)))
+def test_links(page: Path) -> None:
+    """In a clone. Those of the site, anchors too, are checked where it is built."""
     for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), target
 
