@@ -358,12 +358,12 @@ class Node(Protocol):
 
 
 class Handle(Protocol):
-    """An open file: all that a face does with it. One owner at a time; not shared between faces."""
+    """An open file: all that a front end does with it. One owner at a time; not shared between front ends."""
 
-    reader_pid: int  # the process that reads, set before `read` by a face that knows it; 0: not known
+    reader_pid: int  # the process that reads, set before `read` by a front end that knows it; 0: not known
     sequential: bool  # offsets mean nothing: opened to read and write, or a cursor (FUSE: FOPEN_STREAM)
     parkable: bool  # a read may wait: streams, order, cursors (FUSE: direct I/O; 9P: never a second Tread to fill up)
-    whole_below: int  # of a file of commands, set by a face: a shorter write is whole, its last line too
+    whole_below: int  # of a file of commands, set by a front end: a shorter write is whole, its last line too
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]: ...
 

@@ -34,5 +34,16 @@ def test_fragments_of_the_changelog() -> None:  # none, after a release
         assert all(row.startswith(("- ", "  ")) for row in fragment.read_text().splitlines()), fragment.name
 
 
+def test_the_map_has_each_folder_and_module() -> None:
+    text = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+    rows = [row.split("|") for row in text.splitlines() if row.startswith("| `")]
+    named = {name for row in rows for name in re.findall("`(.+?)`", row[1])}
+    modules = [path for path in (ROOT / "mqfs").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+    there = {f"{path.name}/" if path.is_dir() else path.name for path in modules if path.name[:2] != "__"}
+    assert named == there
+    for begin in re.findall("`(.+?)`", " ".join(row[3] for row in rows)):
+        assert (ROOT / "mqfs" / begin).exists(), begin
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150

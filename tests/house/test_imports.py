@@ -1,4 +1,4 @@
-"""Folders are layers: no circle at run time. Imports for types alone stay within a room.
+"""Folders are layers: no circle at run time. Imports for types alone stay within a folder.
 
 Front ends know little of the engine: what more they import is listed in today.json.
 """
@@ -94,8 +94,8 @@ def for_types(tree: ast.Module) -> Iterator[str]:
             yield from (one.module or "" for one in node.body if isinstance(one, ast.ImportFrom))
 
 
-def test_imports_for_types_stay_in_a_room() -> None:
-    """Else a lower room would know a higher one."""
+def test_imports_for_types_stay_in_a_folder() -> None:
+    """Else a lower folder would know a higher one."""
     strange = [
         f"{name_of(path)}: {module}"
         for path in sources("mqfs")

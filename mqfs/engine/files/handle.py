@@ -30,7 +30,7 @@ class OpenFile:
     publishes = False  # what is written to it are messages
     reader_pid = 0
     held = 0  # bytes of memory that count as its user's
-    opening: Step[object] = None  # what a face may wait for before it says that the file is open
+    opening: Step[object] = None  # what a front end may wait for before it says that the file is open
     partial = b""  # an unfinished line
     whole_below = 0  # of a file of commands: a shorter write is whole, its last line too
 

@@ -1,4 +1,4 @@
-"""A stream, open: writing to it, and under `deliver all` reading it. Claiming handles are in consumer.py.
+"""A stream, open: writing to it, and under `deliver all` reading it. Claiming handles are in claiming.py.
 
 A handle has its unfinished line, and its position in the stream.
 """

@@ -1,4 +1,4 @@
-"""Who may do what: the POSIX class rule, for every face alike."""
+"""Who may do what: the POSIX class rule, for every front end alike."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ def set_attributes(user: User, node: Node, mode: int | None, uid: int | None, gi
 
 # ------------------------------------------------------------ listing
 
-# Open directories, of all faces: what each held when it was read from its beginning.
+# Open directories, of all front ends: what each held when it was read from its beginning.
 #
 # So files that are removed meanwhile make a reader skip none and repeat none. The names are charged to the user's share
 # of the server's memory.

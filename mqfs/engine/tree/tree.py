@@ -1,4 +1,4 @@
-"""The tree: groups in groups, and every call a face makes on names.
+"""The tree: groups in groups, and every call a front end makes on names.
 
 Names are walked, opened, made, removed and renamed here, with their permissions. Open files and parked calls are
 counted, and maintenance runs. It performs nothing on a log itself: that is the group's.
@@ -96,7 +96,7 @@ class Tree:
         self._making: dict[tuple[Group, str], tuple[int, list[Callable[[], None]]]] = {}
         meters = Meters(quotas, clock, self.timers, self.kept_quotas) if quotas is not None else None
         self.open_files = OpenFiles(meters)
-        self.waits = UserLimits("reads and writes that wait", "PARKED")  # of a face's clients
+        self.waits = UserLimits("reads and writes that wait", "PARKED")  # of a front end's clients
         self.memory = UserLimits("bytes in the server's memory", "HELD_BYTES")
         self._load(owner, umask, progress)
         if audit.changes:
