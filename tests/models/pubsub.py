@@ -237,10 +237,10 @@ class Model:
             if full == "block" and not again and any(b[1] == stream for b in self.blocked):
                 self.blocked.append((wait, stream, bodies, result, key))
                 return WAIT
-            if (depth or size) and (gone := self.replaces(stream, key)) is not None:
-                new, total = new - 1, total - len(gone["body"])
             if (size and total > size) or (depth and new > depth and full != "drop-old"):
                 return "TooLong"
+            if (depth or size) and (gone := self.replaces(stream, key)) is not None:
+                new, total = new - 1, total - len(gone["body"])
             while not self.fits_with_unshown(stream, new, total):
                 if full == "reject":
                     return "StreamFull"

@@ -79,15 +79,21 @@ def depth_reached(stream: Stream) -> errors.StreamFull:
     return errors.StreamFull(f"stream {stream.name!r}: depth reached with {kept.count} messages, {kept.size} bytes")
 
 
+def require_fit(settings: Settings, messages: int, size: int) -> None:
+    """Raises TooLong for what would not fit below `depth` if there were nothing else."""
+    depth = settings.depth
+    too_large = (depth.size and size > depth.size) or (depth.messages and messages > depth.messages)
+    if too_large and (settings.full != "drop-old" or depth.size):
+        raise errors.TooLong("message exceeds the stream's depth")
+
+
 def has_room(stream: Stream, messages: int, size: int) -> bool:
     """Whether so much more fits below `depth`, nothing being taken away. Raises TooLong for what never would. Under
     `replay key` what is too much is cut after the append: only then it is known which messages were replaced."""
     kept, newest = stream.kept, stream.group.retention.newest
     settings = kept.log.settings
     depth = settings.depth
-    too_large = (depth.size and size > depth.size) or (depth.messages and messages > depth.messages)
-    if too_large and (settings.full != "drop-old" or depth.size):
-        raise errors.TooLong("message exceeds the stream's depth")
+    require_fit(settings, messages, size)
     messages, size = messages + kept.held_count, size + kept.held_size
     if not retained.fits(depth, kept, messages, size):
         kept.update_low_watermark()

@@ -103,6 +103,7 @@ class Publisher:
         size = request.size
         if settings.depth is not NO_DEPTH:
             if self.retention.newest is not None:
+                admission.require_fit(settings, messages, size)  # also without what it takes the place of
                 gone, gone_size = self.retention.newest.replaced_in(stream, request.headers)
                 messages, size = messages - gone, size - gone_size
             verdict = admission.by_depth(stream, settings, self.counts, messages, size)

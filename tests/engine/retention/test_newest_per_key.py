@@ -12,7 +12,7 @@ import pytest
 
 from mqfs import limits
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import DiskFailed, DiskFull, Exists, Interrupted, StreamFull
+from mqfs.errors import DiskFailed, DiskFull, Exists, Interrupted, StreamFull, TooLong
 from mqfs.model import Wait
 from mqfs.store import compaction
 from mqfs.store.segment.liveness import Liveness
@@ -302,6 +302,16 @@ def test_with_a_depth_a_message_takes_the_place_of_its_key(queues: Queues) -> No
     queues.put(b"2", key="d")
     queues.put(b"1", key="e")
     assert shown(queues) == [b"2", b"2", b"1"], "the oldest key went: c"
+
+
+@pytest.mark.parametrize("full", ["drop-old", "reject"])
+def test_a_message_above_the_depth_is_refused_whatever_it_replaces(queues: Queues, full: str) -> None:
+    """It was accepted, and cut at once, where the bytes of the message before made up for what was too much."""
+    queues.ctl("depth 10B", f"full {full}")
+    queues.put(b"xx", key="k")
+    with pytest.raises(TooLong):
+        queues.put(b"eleven byte", key="k")
+    assert shown(queues) == [b"xx"]
 
 
 @pytest.mark.parametrize("clean", [True, False])
