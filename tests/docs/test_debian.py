@@ -108,7 +108,9 @@ class Booted:
     def run(self, *words: str, codes: Container[int] = (0,)) -> str:
         command = ["nsenter", "-a", "-t", self.first, *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
-        assert done.returncode in codes, f"{words}: {done.returncode}: {done.stdout}{done.stderr}"
+        if done.returncode not in codes:
+            journal = self.run("journalctl", "--no-pager", "-n", "40", codes=range(256))
+            raise AssertionError(f"{words}: {done.returncode}: {done.stdout}{done.stderr}{journal}")
         return done.stdout
 
     def main_pid(self, unit: str) -> int:
@@ -200,7 +202,9 @@ def look_at_services(booted: Booted) -> None:
     eventually(lambda: booted.main_pid("mqfs") not in (0, second) and is_active(booted, "mqfs"), "it is started again")
     booted.run("sh", "-ec", "cd /srv; echo hello >mq/s; mkdir mq/a; echo hello >mq/a/s; mq-cat -e mq/a | grep -x hello")
     assert is_active(booted, "srv-mq.mount"), "by its line of fstab, at boot"
-    booted.run("systemctl", "restart", "srv-mq.mount")
+    booted.run("systemctl", "stop", "srv-mq.mount")
+    eventually(lambda: booted.run("pgrep", "-f", "mount.mqfs", codes=(0, 1)) == "", "its server has ended")
+    booted.run("systemctl", "start", "srv-mq.mount")
     assert booted.run("mq-cat", "-e", "/srv/mq/a") == "hello\n"
     booted.run("systemctl", "stop", "srv-mq.mount")
     assert booted.run("findmnt", "/srv/mq", codes=[1]) == ""
