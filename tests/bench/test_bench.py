@@ -28,7 +28,7 @@ LATENCIES = ["count", "p50", "p90", "p99", "p99.9", "max"]
 
 @pytest.fixture(scope="module")
 def python() -> Iterator[str]:
-    """Of the processes of a bench: a short one takes a second of a processor for what they import."""
+    """Fork the processes of a bench: a short one takes a second of a processor for what they import."""
     with forked_python(*ROOMS) as program:
         yield program
 

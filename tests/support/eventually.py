@@ -26,8 +26,8 @@ def eventually(value: Callable[[], T], what: str = "it", pause: Callable[[float]
 
 
 def before_next_look(began: float, what: str) -> float:
-    """Seconds until the next look: a look costs its time, often of a server too, so a long wait has few. What is waited
-    for is seen at most a tenth of the wait too late."""
+    """Seconds until the next look: a look costs its time, often of a server too, so a long wait has few. The end of it
+    is seen at most a tenth of the wait too late."""
     waited = time.monotonic() - began
     assert waited < HANG_S, f"still waiting for {what} after {HANG_S:.0f} s"
     return min(max(waited / 10, 0.005), 0.05)
