@@ -38,7 +38,7 @@ from mqfs.ring import MISSING
 from mqfs.ring.server import attach_socket
 from mqfs.ring.server.registry import RingRegistry
 from mqfs.server import logs, service, tracing, web
-from mqfs.server.options import LIVE, Options, name_space, service_address
+from mqfs.server.options import LIVE, Options, name_space
 from mqfs.server.progress import Progress
 from mqfs.server.web import Served
 from mqfs.serving import memory
@@ -149,10 +149,7 @@ def check_words(options: Options) -> None:
         replica.check(options)
     elif options.standby:
         raise BadConfig("--standby: nothing to follow (expected --replica URL)")
-    dials = [*options.listen, *(address for address, _ in web.addresses(options))]
-    if options.service is not None and "!" in options.service:
-        dials.append(options.service)
-    encrypted = [text for text in dials if isinstance(parse_address(text), TlsAddress)]
+    encrypted = [text for text, _ in web.addresses(options) if isinstance(parse_address(text), TlsAddress)]
     if encrypted and options.tls_cert is None:
         raise BadConfig(f"{encrypted[0]}: no certificate (expected --tls-cert FILE)")
     if options.require_token and options.token_file is None:
@@ -165,7 +162,7 @@ def check_words(options: Options) -> None:
 
 def check_standard_files(options: Options) -> None:
     """Check that standard input and output are open where 9P is to be spoken on them. Raises BadConfig."""
-    if options.is_on_standard_files:
+    if web.is_on_standard_files(options):
         try:
             os.fstat(0)
             os.fstat(1)
@@ -226,8 +223,7 @@ class Server:
         self.terminal = Terminal() if owns_process else None
         self.contained = False  # whether a fault of maintenance was logged with its traceback
         self.attach_listeners: list[Listener] = []
-        self.http_listeners: dict[Listener, Served] = {}
-        self.addresses: list[str] = []  # with the ports that were chosen
+        self.listeners: dict[Listener, Served] = {}
         self.refused: MqfsError | OSError | None = None  # why it could not start
         self.early: list[int] = []  # signals to stop, from before it served
         self.replica: Replica | None = None
@@ -238,18 +234,18 @@ class Server:
         numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if self.owns_process else ()
         with trio.open_signal_receiver(*numbers) if numbers else contextlib.nullcontext(no_signals()) as signals:
             await self.check_mountpoint()  # first: nothing was made where these are refused
-            listeners = self.listen()
+            self.listen()
             try:
                 if self.options.replica is None:
-                    await self.serve_store(self.open_store(), listeners, signals)
+                    await self.serve_store(self.open_store(), signals)
                 else:
                     from mqfs.server.replica import Replica  # here, so that without --replica nothing of it is imported
 
                     self.replica = Replica(self, start_ninep)
-                    if (store := await self.replica.begin(listeners, signals)) is not None:
-                        await self.serve_store(store, listeners, signals)
+                    if (store := await self.replica.begin(signals)) is not None:
+                        await self.serve_store(store, signals)
             finally:
-                self.close_all(listeners)
+                self.close_all()
                 if self.replica is not None:
                     self.replica.stop()
         if self.refused is not None:
@@ -258,10 +254,10 @@ class Server:
             return EXIT_FENCED
         return 1 if self.crashed else 0
 
-    async def serve_store(self, store: Store, listeners: list[Listener], signals: AsyncIterator[int]) -> None:
+    async def serve_store(self, store: Store, signals: AsyncIterator[int]) -> None:
         """Serve it, and close it."""
         try:
-            await self.serve(store, listeners, signals)
+            await self.serve(store, signals)
         except StoppedEarly as early:
             log.info("%s: start ended: %s", signal.Signals(self.early[0]).name, early)
         finally:
@@ -276,45 +272,33 @@ class Server:
             mount.others_allowed(self.options.allow_other)
             await trio.to_thread.run_sync(mount.check_mountpoint, self.options.mount)
 
-    def listen(self) -> list[Listener]:
-        """Listen on all addresses, or none. Early clients wait until they are served."""
-        dials = list(self.options.listen)
-        if self.options.service is not None:
-            make_name_space(self.options.service)
-            dials.append(service_address(self.options.service))
-        listeners: list[Listener] = []
+    def listen(self) -> None:
+        """Listen on all addresses, or none. Early clients wait until they are served. Raises BadAddress."""
+        options = self.options
+        identified = self.tokens is not None or options.tls_client_ca is not None
+        if options.service is not None:
+            make_name_space(options.service)
         try:
-            for name, sock in self.passed:
-                self._adopt(name, sock.dup(), listeners)  # a standby listens twice
-            for text in dials:
-                listeners.append(self.listen_at(text))
-                self.listen_for_rings(listeners[-1])
-            for text, served in web.addresses(self.options):
-                self.http_listeners[self.listen_at(text)] = served
+            for name, sock in self.passed:  # a standby listens twice
+                self._serve_at(adopt(sock.dup(), insecure=options.insecure), Served(service.PASSED[name]))
+            for text, served in web.addresses(options):  # off loopback only as safely as the options say
+                self._serve_at(listen(text, insecure=options.insecure, identified=identified), served)
         except BaseException:
-            self.close_all(listeners)
+            self.close_all()
             raise
-        return listeners
 
-    def listen_at(self, address: str) -> Listener:
-        """Listen, where off loopback only as safely as the options say. Raises BadAddress."""
-        identified = self.tokens is not None or self.options.tls_client_ca is not None
-        listener = listen(address, insecure=self.options.insecure, identified=identified)
-        self.addresses.append(str(listener.address))
-        return listener
-
-    def _adopt(self, name: str, sock: socket.socket, listeners: list[Listener]) -> None:
-        """Serve at a socket that was passed to this process. Raises BadAddress."""
-        listener = adopt(sock, insecure=self.options.insecure)
-        self.addresses.append(str(listener.address))
-        if name == "9p":
-            listeners.append(listener)
+    def _serve_at(self, listener: Listener, served: Served) -> None:
+        self.listeners[listener] = served
+        if served.protocol == service.NINEP:
             self.listen_for_rings(listener)
-        else:
-            self.http_listeners[listener] = Served("fq", self.options.fq_group) if name == "fq" else web.HTTP
 
-    def close_all(self, listeners: list[Listener]) -> None:
-        for listener in (*listeners, *self.http_listeners, *self.attach_listeners):
+    @property
+    def addresses(self) -> list[str]:
+        """Where it serves, with the ports that were chosen."""
+        return [str(listener.address) for listener in self.listeners]
+
+    def close_all(self) -> None:
+        for listener in (*self.listeners, *self.attach_listeners):
             listener.close()
 
     def listen_for_rings(self, listener: Listener) -> None:
@@ -337,7 +321,7 @@ class Server:
         line = tracing.printer("store", self.traced)
         return DiskStore(self.options.store, post, tracing.trace_disk(line) if line else None)
 
-    async def serve(self, store: Store, listeners: list[Listener], signals: AsyncIterator[int]) -> None:
+    async def serve(self, store: Store, signals: AsyncIterator[int]) -> None:
         """Run the front ends over the tree until the stop; then end in order."""
         user = User(os.geteuid(), os.getegid(), frozenset(os.getgroups()), os.getpid(), "server")
         rings = RingRegistry(store, trio.lowlevel.current_trio_token().run_sync_soon)
@@ -357,7 +341,7 @@ class Server:
             attaching = attach_socket.AttachSocket(rings, self.attach_listeners, self.fairness)
             try:
                 await nursery.start(functools.partial(self.guard, "the attach socket", attaching.run, only=False))
-                await self.start_front_ends(tree, listeners, nursery, ends)
+                await self.start_front_ends(tree, nursery, ends)
                 log.info("ready")
                 self.notify("READY=1")
                 self.notices.tick(status(tree))
@@ -412,30 +396,25 @@ class Server:
             log.info("%s: stopping", signal.Signals(self.early[0]).name)
             self.stopping.set()
 
-    async def start_front_ends(
-        self, tree: Tree, listeners: list[Listener], nursery: trio.Nursery, ends: list[End]
-    ) -> None:
+    async def start_front_ends(self, tree: Tree, nursery: trio.Nursery, ends: list[End]) -> None:
         """Serve the sockets, the mount, or standard input and output; `ends` gets a function that ends each."""
         options = self.options
-        nine = await start_ninep(self, tree, listeners, nursery)
+        nine = await start_ninep(self, tree, nursery)
         ends.append(nine.stop)
-        if self.http_listeners:
-            await self.start_http(tree, nursery, ends)
+        await self.start_http(tree, nursery, ends)
         if options.mount is not None:
-            only = self.ends_with_mount or not (listeners or self.http_listeners)
+            only = self.ends_with_mount or not self.listeners
             await self.start_mount(tree, nursery, ends, options.mount, only)
-        elif not listeners and not self.http_listeners:
+        elif not self.listeners:
             log.info("9P on standard input and output (--mount DIR and --listen ADDRESS serve elsewhere)")
             nursery.start_soon(self.guard, "9P on standard input", nine.serve_descriptors)
 
     async def start_http(self, tree: Tree, nursery: trio.Nursery, ends: list[End]) -> None:
-        """Serve HTTP and fq."""
-        from mqfs.server.web import make_servers  # here, so that without them nothing of them is needed
-
-        for name, server in make_servers(
+        """Serve HTTP and fq, where they have listeners."""
+        for name, server in web.make_servers(
             self.options,
             tree,
-            self.http_listeners,
+            self.listeners,
             tokens=self.tokens,
             tls=self.tls,
             fairness=self.fairness,
@@ -580,7 +559,7 @@ def status(tree: Tree) -> str:
     return f"serving {count:,} group{'s' if count != 1 else ''}"
 
 
-async def start_ninep(server: Server, tree: Tree, listeners: list[Listener], nursery: trio.Nursery) -> NinepServer:
+async def start_ninep(server: Server, tree: Tree, nursery: trio.Nursery) -> NinepServer:
     """Serve 9P at its sockets."""
     trace = sys.stderr if "9p" in server.traced else None
     nine = NinepServer(
@@ -591,8 +570,9 @@ async def start_ninep(server: Server, tree: Tree, listeners: list[Listener], nur
         fairness=server.fairness,
         trace=trace,
     )
-    for listener in listeners:
-        nine.add(listener)
-        log.info("9P at %s", listener.address)
+    for listener, served in server.listeners.items():
+        if served.protocol == service.NINEP:
+            nine.add(listener)
+            log.info("9P at %s", listener.address)
     await nursery.start(server.guard, "9P", nine.run)
     return nine

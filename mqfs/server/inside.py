@@ -20,6 +20,7 @@ import trio
 from mqfs.errors import BadConfig
 from mqfs.server.app import Server, check_words
 from mqfs.server.options import Options
+from mqfs.server.web import is_on_standard_files
 
 
 class InsideServer:
@@ -41,7 +42,7 @@ class InsideServer:
         if self._thread is not None:
             raise BadConfig("serve failed: started before (expected a new one)")
         options = self._options
-        if options.is_on_standard_files:
+        if is_on_standard_files(options):
             self._folder = tempfile.mkdtemp(prefix="mqfs-")
             options = attrs.evolve(options, listen=(f"unix!{self._folder}/socket",))
         self._thread = threading.Thread(target=self._run, args=(options,), name="mqfs-server", daemon=True)

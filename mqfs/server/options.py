@@ -75,12 +75,6 @@ class Options:
         alone="on",
     )
 
-    @property
-    def is_on_standard_files(self) -> bool:
-        """Whether nothing says where to serve: then 9P is spoken on standard input and output."""
-        listens = self.listen or self.http or self.http_ntfy or self.http_durable or self.fq
-        return self.mount is None and self.service is None and not listens
-
 
 LIVE = {field.name for field in attrs.fields(Options) if field.metadata.get("live")}
 KINDS = {field.name.replace("_", "-"): field.metadata["kind"] for field in attrs.fields(Options)}  # by key

@@ -27,7 +27,6 @@ from mqfs.replica.replicator import Replicator
 from mqfs.replica.takeover import Primary, Stopped
 from mqfs.server import service, tracing
 from mqfs.server.options import Options
-from mqfs.serving.accept import Listener
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from mqfs.syntax.duration import parse_duration
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from mqfs.server.app import Server
 
 log = logging.getLogger("mqfs")
-StartNinep = Callable[["Server", Tree, list[Listener], trio.Nursery], Awaitable[NinepServer]]
+StartNinep = Callable[["Server", Tree, trio.Nursery], Awaitable[NinepServer]]
 PROMOTE = "promote"  # the socket in a store
 
 
@@ -85,7 +84,7 @@ class Replica:
 
     # ------------------------------------------------------------ start
 
-    async def begin(self, listeners: list[Listener], signals: AsyncIterator[int]) -> DiskStore | None:
+    async def begin(self, signals: AsyncIterator[int]) -> DiskStore | None:
         """The store, when this server is the primary and all of it is in the replicated log; until then, where it is a
         standby, refuse clients. None: it is to stop, or the server knows why it was refused."""
         server, store = self._server, None
@@ -94,7 +93,7 @@ class Replica:
             nursery.start_soon(self._watch)
             nursery.start_soon(_cancel_after, server.stopping, nursery.cancel_scope)
             try:
-                if (primary := await self._become_primary(listeners)) is not None:
+                if (primary := await self._become_primary()) is not None:
                     store = self._open_store(primary)
                     await self._copy_all(store)
             except (MqfsError, OSError) as error:
@@ -111,14 +110,14 @@ class Replica:
             self._server.notices.start(self.refusal or "what the store has is copied into the replicated log")
             await trio.sleep(service.EVERY_S)
 
-    async def _become_primary(self, listeners: list[Listener]) -> Primary | None:
+    async def _become_primary(self) -> Primary | None:
         assert self.options.replica is not None
         self.log = replicated = await trio.to_thread.run_sync(engines.open_log, self.options.replica)
         for line in replicated.promises():
             log.info("replica %s: %s", replicated.name, line)
         try:
             if self.options.standby:
-                return await self._stand_by(replicated, listeners)
+                return await self._stand_by(replicated)
             return await trio.to_thread.run_sync(
                 takeover.become_primary, replicated, self.path, self._address(), abandon_on_cancel=True
             )
@@ -154,14 +153,14 @@ class Replica:
 
     # ------------------------------------------------------------ standby
 
-    async def _stand_by(self, replicated: ReplicatedLog, listeners: list[Listener]) -> Primary | None:
+    async def _stand_by(self, replicated: ReplicatedLog) -> Primary | None:
         failover_s = _seconds(self.options, "failover")
         self._standby = standby = takeover.Standby(replicated, self.path, self._address(), failover_s)
         promotion, ended = Promotion(self.path, standby), trio.Event()
         primary: Primary | None = None
         refused: MqfsError | OSError | None = None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._refuse_clients, listeners, ended)
+            nursery.start_soon(self._refuse_clients, ended)
             promoting = trio.CancelScope()
             nursery.start_soon(promotion.run, promoting)
             try:
@@ -178,14 +177,13 @@ class Replica:
             raise refused
         return primary
 
-    async def _refuse_clients(self, listeners: list[Listener], ended: trio.Event) -> None:
+    async def _refuse_clients(self, ended: trio.Event) -> None:
         """Answer clients until then; the addresses are listened at again after it."""
         server, tree = self._server, StandbyTree(self)
         async with trio.open_nursery() as nursery:
             ends: list[Callable[[], Awaitable[None]]] = []
-            ends.append((await self._start_ninep(server, tree, listeners, nursery)).stop)
-            if server.http_listeners:
-                await server.start_http(tree, nursery, ends)
+            ends.append((await self._start_ninep(server, tree, nursery)).stop)
+            await server.start_http(tree, nursery, ends)
             log.info("standby")
             server.notify("READY=1")
             await ended.wait()
@@ -193,10 +191,9 @@ class Replica:
                 await end()
             nursery.cancel_scope.cancel()
         tree.close()
-        server.close_all(listeners)
-        server.http_listeners, server.attach_listeners = {}, []
-        server.addresses.clear()
-        listeners[:] = server.listen()
+        server.close_all()
+        server.listeners, server.attach_listeners = {}, []
+        server.listen()
 
     # ------------------------------------------------------------ end
 

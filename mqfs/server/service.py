@@ -17,7 +17,8 @@ from mqfs.errors import BadConfig
 
 FIRST = 3  # the descriptor of the first socket that is passed
 MOST_SOCKETS = 1_024
-NAMES = ("9p", "http", "fq")  # FileDescriptorName of a socket: the protocol that is spoken there
+NINEP, HTTP, FQ = "9P", "HTTP", "fq"  # protocols
+PASSED = {"9p": NINEP, "http": HTTP, "fq": FQ}  # FileDescriptorName of a socket: what is spoken there
 EXTENSION_S = 60.0  # that a start may take longer than the last group that was recovered
 EVERY_S = 1.0  # between two notices of a long start
 
@@ -94,8 +95,8 @@ def passed_sockets() -> list[tuple[str, socket.socket]]:
         raise BadConfig(f"variable LISTEN_FDS {count!r}: invalid number (expected 0 to {MOST_SOCKETS})")
     found = []
     for number, name in zip(range(int(count)), [*names.split(":"), *[""] * int(count)], strict=False):
-        if name not in NAMES:
-            raise BadConfig(f"socket {name!r}: unknown name (expected FileDescriptorName={', '.join(NAMES)})")
+        if name not in PASSED:
+            raise BadConfig(f"socket {name!r}: unknown name (expected FileDescriptorName={', '.join(PASSED)})")
         found.append((name, _listening(name, FIRST + number)))
     return found
 

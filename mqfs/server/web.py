@@ -17,7 +17,8 @@ from mqfs.http.gate import Proxies, parse_proxy
 from mqfs.http.routes import TREE, Table
 from mqfs.http.server import HttpServer
 from mqfs.net.address import Address, TlsAddress, UnixAddress, is_loopback, parse_address
-from mqfs.server.options import Options
+from mqfs.server.options import Options, service_address
+from mqfs.server.service import FQ, HTTP, NINEP
 from mqfs.serving.accept import Listener
 from mqfs.syntax.names import check_name
 
@@ -32,9 +33,9 @@ def make_servers(
     """Those that have listeners, by name. `shared`: what both take, as HttpServer has it. Raises BadConfig."""
     found: list[tuple[str, HttpServer | FqServer]] = []
     shared = {**shared, "tcp_user": options.tcp_user}
-    if of_http := {listener: served for listener, served in listeners.items() if served.protocol != "fq"}:
+    if of_http := {listener: served for listener, served in listeners.items() if served.protocol not in (NINEP, FQ)}:
         found.append(("HTTP", _http(options, tree, of_http, shared)))
-    if of_fq := [listener for listener, served in listeners.items() if served.protocol == "fq"]:
+    if of_fq := [listener for listener, served in listeners.items() if served.protocol == FQ]:
         found.append(("fq", _fq(options, tree, of_fq, shared, _page(of_http))))
     return found
 
@@ -53,7 +54,7 @@ def _http(options: Options, tree: Tree, listeners: Mapping[Listener, Served], sh
 def _page(listeners: Mapping[Listener, Served]) -> tuple[str, int] | None:
     """Scheme and port of the page for browsers, where there is one."""
     for listener, served in listeners.items():
-        if served is HTTP and not isinstance(listener.address, UnixAddress):
+        if served == Served(HTTP) and not isinstance(listener.address, UnixAddress):
             return "https" if isinstance(listener.address, TlsAddress) else "http", listener.address.port
     return None
 
@@ -95,13 +96,10 @@ def _node(options: Options, listeners: Iterable[Listener], store: str) -> bytes:
 
 
 class Served(NamedTuple):
-    """A service at an address. `group`: the one that a dialect is of, or the exchanges of fq."""
+    """A service at an address. `group`: the one that a dialect is of."""
 
     protocol: str
     group: str = ""
-
-
-HTTP = Served("HTTP")
 
 
 def check(options: Options) -> None:
@@ -168,10 +166,16 @@ def split_group(text: str) -> tuple[str, str]:
 
 
 def addresses(options: Options) -> list[tuple[str, Served]]:
-    """Each address of HTTP and fq, with what is served there."""
-    found = [(text, HTTP) for text in options.http]
+    """Each address, with what is served there."""
+    dials = [*options.listen, *([service_address(options.service)] if options.service is not None else [])]
+    found = [(text, Served(NINEP)) for text in dials] + [(text, Served(HTTP)) for text in options.http]
     for protocol, texts in (("ntfy", options.http_ntfy), ("Durable Streams", options.http_durable)):
         for text in texts:
             group, address = split_group(text)
             found.append((address, Served(protocol, group)))
-    return found + [(text, Served("fq", options.fq_group)) for text in options.fq]
+    return found + [(text, Served(FQ)) for text in options.fq]
+
+
+def is_on_standard_files(options: Options) -> bool:
+    """Whether nothing says where to serve: then 9P is spoken on standard input and output."""
+    return options.mount is None and not addresses(options)
