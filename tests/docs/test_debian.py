@@ -39,6 +39,7 @@ for name in null zero full random urandom tty fuse; do touch dev/$name && mount 
 mkdir dev/pts dev/shm && mount -t devpts -o newinstance,ptmxmode=0666 devpts dev/pts
 ln -s pts/ptmx dev/ptmx && ln -s /proc/self/fd dev/fd
 mkdir -p .old && pivot_root . .old && umount -l .old
+mount --make-rshared / # as at a boot: else name spaces of services keep what is unmounted
 exec env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --unit=multi-user.target
 """
 LEFT = ("opt/venvs", "etc/mqfs.toml", "usr/bin/mqfs", "usr/sbin/mount.mqfs", "lib/systemd/system/mqfs.service")
