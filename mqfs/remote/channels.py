@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mqfs.remote.tree import RemoteNode, RemoteTree
 
 CHANNELS = 256  # of `.put`, open without a writer
+REOPEN_PAUSES_S = 0.3, 0.7  # before a file that cannot be opened again is given up
 
 _mount_id = secrets.token_hex(8)
 _numbers = counter(1)
@@ -53,15 +54,23 @@ class PutChannel:
         self.fid, self.link = -1, None  # type: int, Link | None
         self.dedup_s = float("inf")
 
+    def open(self, link: Link) -> Procedure[None]:
+        """Raises why it cannot be opened."""
+        fid, _ = yield from self.tree.opened_with(link, self.user, self.node, os.O_WRONLY, lambda fid: [])
+        self.dedup_s = min(self.dedup_s, (yield from self._read_dedup(link)))
+        self.fid, self.link = fid, link
+
     def reopen(self, link: Link) -> Procedure[None]:
         """See `Reopened`."""
         self.link = None
-        try:
-            fid, _ = yield from self.tree.opened_with(link, self.user, self.node, os.O_WRONLY, lambda fid: [])
-            self.dedup_s = min(self.dedup_s, (yield from self._read_dedup(link)))
-        except MqfsError:
-            return
-        self.fid, self.link = fid, link
+        for pause_s in (*REOPEN_PAUSES_S, 0.0):
+            try:
+                yield from self.open(link)
+            except MqfsError:
+                if pause_s:  # a server that stops may refuse it: then this connection ends
+                    yield pause_s
+            else:
+                return
 
     def _read_dedup(self, link: Link) -> Procedure[float]:
         """For how long the group remembers an id."""
@@ -106,11 +115,9 @@ class PutChannels:
         if channel is None or channel.link is not link:
             try:
                 node, _ = yield from self._tree.lookup_as(user, group, ".put", link)
+                channel = PutChannel(self._tree, user, node)
+                yield from channel.open(link)
             except MqfsError:
-                return None
-            channel = PutChannel(self._tree, user, node)
-            yield from channel.reopen(link)
-            if channel.link is None:
                 return None
             if key in self._by_key and self._by_key[key].link is link:  # made meanwhile
                 drop(link, channel.fid)

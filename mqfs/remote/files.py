@@ -48,7 +48,7 @@ from mqfs.ninep.server.resumable import (
     WRITABLE,
 )  # fmt: skip
 from mqfs.remote.ahead import ReadAhead, open_state
-from mqfs.remote.channels import PutChannel, next_id, with_id
+from mqfs.remote.channels import REOPEN_PAUSES_S, PutChannel, next_id, with_id
 from mqfs.remote.link import Link
 from mqfs.remote.session import CommandRequest, OneRequest, Procedure, ServerStopsError, drop
 
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 CLAIM_VERBS = frozenset(("ack", "nack", "release", "dead", "touch"))
 SETUP_VERBS = frozenset(("format", "select", "cover", "until", "prefetch", "seek"))  # said again after a restart
 ONCE_VERBS = frozenset(("eof", "clear", "drop", "redrive"))  # of ctl: not to be done twice
-REOPEN_PAUSES_S = 0.3, 0.7  # before a file that cannot be opened again is given up
 MARGIN_S = 1.0  # before an id is forgotten
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from mqfs.ninep.client import connection
 from tests.fuse.served_by import Child
 from tests.support.campaign import seed, whole
 from tests.support.eventually import HANG_S, eventually
@@ -289,6 +290,24 @@ def test_virtual_files_open_across_a_restart_are_read_anew(elsewhere: Elsewhere)
         assert kept.read(64) == b"one\n"
         (group / "s").write_bytes(b"two\n")
         assert b'"two' in cursor.read(4096), "from its position, in its format"
+
+
+def test_a_write_waits_for_a_group_that_comes_a_moment_after_its_server(elsewhere: Elsewhere) -> None:
+    """As one that stops refuses to open it. Neither the file is given up at once, nor the `.put` of its writes."""
+    group = elsewhere.group("g", "replay all")
+    with ThreadPoolExecutor(1) as threads, open(group / "s", "wb", buffering=0) as file:
+        file.write(b"1")
+        with connection.connect(elsewhere.server.address, timeout=HANG_S) as tree:
+            tree.rename("g", "h")
+        elsewhere.server.kill()
+        written = threads.submit(file.write, b"2")
+        elsewhere.server.start()
+        with connection.connect(elsewhere.server.address, timeout=HANG_S) as tree:
+            eventually(lambda: "connected again" in elsewhere.mount.text())
+            time.sleep(0.2)  # the moment, not something waited for
+            tree.rename("h", "g")
+        assert written.result(HANG_S) == 1
+        assert (group / ".kept" / "s").read_bytes() == b"12"
 
 
 def test_locks_are_held_over_a_restart(elsewhere: Elsewhere) -> None:
