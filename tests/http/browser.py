@@ -34,6 +34,11 @@ def chromium(profile: Path) -> Iterator[webdriver.Chrome]:
         "--disable-dev-shm-usage",
         "--disable-background-networking",
         "--disable-component-update",
+        "--disable-extensions",
+        "--disable-gpu",
+        # A page that is left, and one that may come, have no process.
+        "--disable-features=SpareRendererForSitePerProcess,BackForwardCache",
+        "--renderer-process-limit=1",
         "--no-first-run",
         "--host-resolver-rules=MAP * 127.0.0.1",  # a name of another site leads here, too; nothing else is asked
         f"--user-data-dir={profile}",
@@ -63,7 +68,7 @@ class Page:
     def until(self, value: Callable[[], T | None]) -> T:
         """The first value that is true; an element may be drawn again meanwhile."""
         wait = WebDriverWait(
-            self.driver, HANG_S, 0.02, (NoSuchElementException, StaleElementReferenceException, IndexError)
+            self.driver, HANG_S, 0.05, (NoSuchElementException, StaleElementReferenceException, IndexError)
         )
         return wait.until(lambda _: value())
 
