@@ -449,6 +449,7 @@ def point_of(moments: list[Moment], number: int, form: str) -> tuple[Point, Mome
 
 
 @EACH
+@pytest.mark.timeout(7_200)
 @pytest.mark.parametrize("form", ["time", "message"])
 def test_a_restore_has_what_the_primary_had_at_a_frame(
     tmp_path: Path, url: str, form: str, monkeypatch: pytest.MonkeyPatch
