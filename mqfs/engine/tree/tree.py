@@ -11,13 +11,13 @@ import os
 import stat as modes
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from mqfs import errors, limits
 from mqfs.clock import Clock, ProcessWatcher
 from mqfs.engine import nodes
 from mqfs.engine.core.faults import Faults
-from mqfs.engine.core.portions import Work
+from mqfs.engine.core.portions import Work, exhaust
 from mqfs.engine.core.timers import Timers
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.files.handle import OpenFile
@@ -238,8 +238,10 @@ class Tree:
         if name in group.consumers:
             raise errors.Exists(f"consumer {name!r}: exists already")
         check_name(name)
-        group.commands.admit(user.uid, len(name))
         make: Callable[[], Any] = partial(group.consumers.make, name, user, mode)
+        if (newest := group.retention.newest) is None or newest.is_complete:
+            return cast(Step[Node], exhaust(make()))
+        group.commands.admit(user.uid, len(name))
         return group.commands.run(make, user.uid, len(name))
 
     def mkdir(self, user: User, group: Group | Folder, name: str, mode: int) -> Step[Node]:
