@@ -30,7 +30,9 @@ def package(kind: str, source: Path, to: Path) -> Path:
     """Build one; its file."""
     done = subprocess.run(
         [source / "script" / "package", kind, to],
-        env=environment(MQFS_VENV=sys.prefix, SOURCE_DATE_EPOCH=EPOCH, DPKG_DEB_COMPRESSOR_TYPE="gzip"),
+        env=environment(
+            MQFS_VENV=sys.prefix, SOURCE_DATE_EPOCH=EPOCH, DPKG_DEB_COMPRESSOR_TYPE="gzip", DPKG_DEB_COMPRESSOR_LEVEL="1"
+        ),
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=HANG_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
