@@ -31,7 +31,8 @@ def package(kind: str, source: Path, to: Path) -> Path:
     done = subprocess.run(
         [source / "script" / "package", kind, to],
         env=environment(
-            MQFS_VENV=sys.prefix, SOURCE_DATE_EPOCH=EPOCH, DPKG_DEB_COMPRESSOR_TYPE="gzip", DPKG_DEB_COMPRESSOR_LEVEL="1"
+            MQFS_VENV=sys.prefix, SOURCE_DATE_EPOCH=EPOCH,
+            DPKG_DEB_COMPRESSOR_TYPE="gzip", DPKG_DEB_COMPRESSOR_LEVEL="1",
         ),
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=HANG_S,
     )  # fmt: skip
