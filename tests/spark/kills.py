@@ -144,7 +144,7 @@ class Campaign:
         assert found == list(range(self.messages)), "out of order"
 
     def close(self) -> None:
-        if self.driver is not None and self.driver.poll() is None:
+        if self.driver is not None:  # it may have ended by itself, unlike what its Pythons are forked from
             kill(list(session(self.driver.pid)))
             self.driver.wait()
         self.away.close()
