@@ -241,6 +241,8 @@ class Model:
                 return "TooLong"
             if (depth or size) and (gone := self.replaces(stream, key)) is not None:
                 new, total = new - 1, total - len(gone["body"])
+            elif full == "drop-old" and key and bodies == [b""]:
+                new = 0  # it removes a key that is not there, and takes nothing's place
             while not self.fits_with_unshown(stream, new, total):
                 if full == "reject":
                     return "StreamFull"
