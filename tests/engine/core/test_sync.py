@@ -54,7 +54,7 @@ class Case:
         self.disk, self.post = Failing(), post
         self.store = DiskStore(str(path), post, self.disk)
         self.tree = Tree(self.store, ManualClock(), owner=ROOT, defaults=["replay all"])
-        self.group: Any = self.tree.mkdir(ROOT, self.tree.root, "g", 0o777)
+        self.group: Any = self.settled(self.tree.mkdir(ROOT, self.tree.root, "g", 0o777))
         self.stream = self.settled(self.tree.create(ROOT, self.group, "s", 0o666))
         self.writer = self.tree.open(ROOT, self.stream, os.O_WRONLY)
         self.reader = self.tree.open(ROOT, self.stream, os.O_RDONLY)

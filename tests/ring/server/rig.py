@@ -85,7 +85,7 @@ class Rig:
         self.tree = Tree(self.store, SystemClock(), owner=ME, prepare=self.rings.resume)
         if "g" not in self.tree.root.groups:
             self.tree.mkdir(ME, self.tree.root, "g", 0o777)
-            self.run()
+            self.until(lambda: "g" in self.tree.root.groups)
             for name in streams.split():
                 self.create(name)
             if lines:
