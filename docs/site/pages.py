@@ -135,7 +135,7 @@ def _example(given: dict[str, Any]) -> str:
 
 
 def moved(source: str, page: str) -> str:
-    """A text that stands elsewhere as that page."""
+    """The text of a file elsewhere, as that page."""
     return turned((ROOT / source).read_text(), source, page)
 
 

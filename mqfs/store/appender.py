@@ -45,7 +45,7 @@ def _no_state() -> bytes:
 
 
 def _ignore() -> None:
-    """Nobody wants to know."""
+    """Of a log whose owner asks for nothing."""
 
 
 class Appender:

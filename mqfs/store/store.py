@@ -106,6 +106,8 @@ class DiskStore:
 
     def open_new(self, number: int, error: OSError | None) -> DiskBucket:
         """The bucket of a folder that was just made, or not and why. Raises DiskFull, DiskFailed."""
+        if self._closed:  # while the folder was made: the next start has the group
+            raise errors.DiskFailed(f"group {number}: the store was closed")
         with refusing(f"group {number}"):
             if error is not None:
                 raise error

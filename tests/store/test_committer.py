@@ -224,3 +224,18 @@ def test_at_no_moment_of_a_roll_a_sync_leaves_out_the_old_segment(tmp_path: Path
                 sys.settrace(None)
         assert steps > 1_000
         store.close()
+
+
+def test_a_group_that_is_made_while_the_store_closes_is_there_at_the_next_start(tmp_path: Path) -> None:
+    posts: Calls = queue.SimpleQueue()
+    store = DiskStore(f"{tmp_path}/store", posts.put)
+    number = store.number()
+    step: Any = store.make_soon(number, b"0")
+    answer = posts.get(timeout=HANG_S)
+    store.close()
+    answer()
+    with pytest.raises(DiskFailed, match="the store was closed"):
+        step.result()
+    again = DiskStore(f"{tmp_path}/store")
+    assert again.groups() == [number]
+    again.close()
