@@ -45,7 +45,7 @@ def _no_state() -> bytes:
 
 
 def _ignore() -> None:
-    """Of a log whose owner asks for nothing."""
+    """Do nothing: no index follows the log."""
 
 
 class Appender:
