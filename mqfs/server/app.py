@@ -539,6 +539,7 @@ class Server:
                 tick_at = trio.current_time() + TICK_S
                 for step in (tree.tick, rings.tick, functools.partial(memory.give_back, tree.memory)):
                     self.contain(step)
+                    await trio.lowlevel.checkpoint()
                 self.contain(self.audit.tick)
                 self.notices.tick(status(tree), committer.progress())
                 if self.tokens is not None:

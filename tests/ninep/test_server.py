@@ -303,9 +303,9 @@ def test_client_that_does_not_read_is_held_up_and_nobody_else(server: Running, t
     with server.connect() as client:
         assert "s" in client.list()
         (held,) = (c for c in server.server.connections if c.session.fids.by_number.get(1) is not None)
-        eventually(lambda: held.session.congested)
+        eventually(lambda: tree.memory.used >= limits.REPLY_BYTES)
+        assert held.session.congested
         assert server.call(lambda: held.session.held) < limits.REPLY_BYTES + limits.MSIZE_DEFAULT
-        assert tree.memory.used >= limits.REPLY_BYTES
         sock.settimeout(HANG_S)
         for tag in range(asked):
             reply = raw.reply()

@@ -218,12 +218,12 @@ def many_that_are_due(client: Client) -> Act:
 
 
 def many_that_expire(client: Client) -> Act:
-    return puts(client, 2 * LARGE, "ttl")
+    return puts(client, LARGE, "ttl")
 
 
 def puts(client: Client, count: int, key: str) -> Act:
     """All at the same time, during the round trips of the other."""
-    due = time.time() + count / 3_000
+    due = time.time() + count / 1_500
     with client.open("theirs/own/.put", "w") as put:
         for _ in range(count):
             value = due if key == "at" else f"{max(int((due - time.time()) * 1e3), 1)}ms"
@@ -235,6 +235,31 @@ def puts(client: Client, count: int, key: str) -> Act:
             return json.loads(stats.receive(1 << 20))["streams"]["empty"]["messages"]
 
     return lambda: eventually(lambda: messages() == (count if key == "at" else 0), "all of them")
+
+
+def many_groups_in_which_many_expire(client: Client) -> Act:
+    """A slice for each group is not one piece."""
+    paths = [f"theirs/own/{number}" for number in range(20)]
+    with connect(f"unix!{client.socket.getpeername()}", msize=limits.MSIZE_MOST) as other:
+        for path in paths:
+            other.mkdir(path)
+            write(other, f"{path}/ctl", "replay all\nttl 2s\n")
+            create(other, f"{path}/s")
+            with other.open(f"{path}/.batch", "w") as batch:
+                batch.write(frame("s", b"x") * LARGE)
+
+    def gone() -> bool:
+        return not any(client.stat(f"{path}/.kept/s").size for path in paths)
+
+    return lambda: eventually(gone, "none kept")
+
+
+def many_groups_of_a_ttl(client: Client) -> Act:
+    """All are looked at once a second."""
+    for number in range(2_000):
+        client.mkdir(f"theirs/own/{number}")
+        write(client, f"theirs/own/{number}/ctl", "ttl 1h\n")
+    return lambda: time.sleep(2)
 
 
 def a_queue_of_fq_bound_again(client: Client) -> Act:
@@ -445,7 +470,8 @@ WORK = (
     metrics_of_many_groups, totals_of_many_consumers, stats_of_many_users,
     many_streams_to_trim, many_streams_to_clear, many_streams_to_forget,
     a_cursor_that_finds_nothing, a_view_that_finds_nothing, a_stream_of_what_is_for_others, order_of_what_is_secret,
-    many_that_are_due, many_that_expire, a_queue_of_fq_bound_again,
+    many_that_are_due, many_that_expire, many_groups_in_which_many_expire, many_groups_of_a_ttl,
+    a_queue_of_fq_bound_again,
 )  # fmt: skip
 # On one server, one after the other: to make the streams takes most of the time.
 OVER_STREAMS = (many_names, a_cursor_over_many_streams, many_names_of_kept, many_names_over_http)

@@ -13,6 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from mqfs import limits
+from mqfs.clock import Clock
 from mqfs.engine.core.faults import Faults
 
 if TYPE_CHECKING:
@@ -62,9 +63,12 @@ class Timers:
         heapq.heapify(self._heap)
         self._most = 2 * len(self._heap) + _SPARE
 
-    def run(self, now_ns: int) -> None:
-        """Ring what is due, then let blocked writers of those groups continue."""
+    def run(self, clock: Clock) -> None:
+        """Ring what is due, then let blocked writers of those groups continue. After a slice the rest is left: an alarm
+        of each of many groups is as long as the work of one."""
         groups: dict[Group, None] = {}
+        now_ns = clock.engine_ns()
+        until = now_ns + int(limits.SLICE_S * 1e9)
         while self._heap and self._heap[0][0] <= now_ns:
             due_ns, _, _, alarm = heapq.heappop(self._heap)
             if alarm.due_ns != due_ns or alarm.group.removed:
@@ -73,6 +77,8 @@ class Timers:
             groups[alarm.group] = None
             if not self.faults.contain(alarm.group, alarm.what, partial(alarm.ring, now_ns)):
                 alarm.at(now_ns + _AGAIN_NS)
+            if clock.engine_ns() >= until:
+                break
         for group in groups:
             self.faults.contain(group, "letting writers continue", group.unblock)
 

@@ -18,7 +18,7 @@ from mqfs.clock import Clock, ProcessWatcher
 from mqfs.engine import nodes
 from mqfs.engine.core.faults import Faults
 from mqfs.engine.core.portions import Work, exhaust
-from mqfs.engine.core.timers import Timers
+from mqfs.engine.core.timers import LOOKING, Alarm, Timers
 from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.files.metering import Meters
@@ -114,7 +114,7 @@ class Tree:
         self.root = self.groups[ROOT]
         if self.open_files.meters is not None:
             self.open_files.meters.root = self.root
-        self._maintenance.restart_clocks()
+        self._maintenance.begin(self.root)
         for number in sorted(self.groups):
             adopt(self.groups[number], self.groups)
         self._begin(self.groups.values())
@@ -418,14 +418,14 @@ class Tree:
 
     def tick(self) -> None:
         """Once a second: what has expired, streams that are idle, room to be given back, writers that may go on."""
-        self._maintenance.tick(self.root, self.groups)
+        self._maintenance.tick(self.groups)
         self.unserved.read_again(self.store, self.clock.engine_ns(), self._build_late)
         if self.kept_quotas is not None:
             self.kept_quotas.tick()
 
     def run_timers(self) -> None:
         """Ring the timers that are due: delayed messages, leases, retries."""
-        self.timers.run(self.clock.engine_ns())
+        self.timers.run(self.clock)
 
     def close(self) -> None:
         """Answer all parked calls: reads with end-of-file, writers without room with an error. Claims are released."""
@@ -455,25 +455,42 @@ class Maintenance:
     def __init__(self, store: Store, clock: Clock, faults: Faults, timers: Timers) -> None:
         self._store, self._clock, self._faults, self._timers = store, clock, faults, timers
         self.dirty: set[Group] = set()
+        self._turn: list[Group] = []  # those that are still to be looked at
         self._full: set[int] = set()  # the groups that were reported as without room
         self._ahead_ns = clock.wall_ns() - clock.engine_ns()  # what the wall clock is before the engine's
 
-    def restart_clocks(self) -> None:
-        """The engine's clock was resumed."""
+    def begin(self, root: Group) -> None:
+        """The tree is loaded, and the engine's clock was resumed."""
         self._ahead_ns = self._clock.wall_ns() - self._clock.engine_ns()
+        self._root = root
+        self._alarm = Alarm(self._timers, root, LOOKING, "maintenance", lambda _: self._look_at_groups())
 
-    def tick(self, root: Group, groups: Mapping[int, Group]) -> None:
+    def tick(self, groups: Mapping[int, Group]) -> None:
         """Once a second: what has expired, streams that are idle, room to be given back, writers that may go on."""
-        self._timers.run(self._clock.engine_ns())
-        self._faults.contain(root, "noting a step of the clock", partial(self._look_at_clocks, root, groups))
-        for group in list(self.dirty):
-            if not group.settings.ttl and not group.settings.idle:
-                self.dirty.discard(group)
-            succeeded = self._faults.contain(group, "maintenance", partial(self._maintain, group))
-            if not succeeded and group.log.end.failed is None:  # what has failed for good is not tried again
-                self.dirty.add(group)
-        self._store.tick()
+        self._faults.contain(self._root, "noting a step of the clock", partial(self._look_at_clocks, groups))
+        if not self._turn:
+            self._turn = list(self.dirty)
+            self._alarm.at(self._clock.engine_ns())
+        self._timers.run(self._clock)
         self._report_full(groups)
+
+    def _look_at_groups(self) -> None:
+        """A slice of them, the rest later; then a portion of what the store has to do."""
+        until = self._clock.engine_ns() + int(limits.SLICE_S * 1e9)
+        while self._turn:
+            if not (group := self._turn.pop()).removed:
+                self._look_at(group)
+            if self._clock.engine_ns() >= until:
+                self._alarm.at(self._clock.engine_ns() + 1)
+                return
+        self._store.tick()
+
+    def _look_at(self, group: Group) -> None:
+        if not group.settings.ttl and not group.settings.idle:
+            self.dirty.discard(group)
+        succeeded = self._faults.contain(group, "maintenance", partial(self._maintain, group))
+        if not succeeded and group.log.end.failed is None:  # what has failed for good is not tried again
+            self.dirty.add(group)
 
     def _report_full(self, groups: Mapping[int, Group]) -> None:
         """One line a group, in the log and in `.errors`, when the disk has no room for it, and one when it has."""
@@ -494,12 +511,12 @@ class Maintenance:
         group.retention.trim()
         group.unblock()
 
-    def _look_at_clocks(self, root: Group, groups: Mapping[int, Group]) -> None:
+    def _look_at_clocks(self, groups: Mapping[int, Group]) -> None:
         """Record a step of the wall clock in one log: at the next start the newest record sets the clock."""
         ahead = self._clock.wall_ns() - self._clock.engine_ns()
         if abs(ahead - self._ahead_ns) >= 10**9:
             self._ahead_ns = ahead
-            root.log.times.note_step()
+            self._root.log.times.note_step()
             for group in groups.values():
                 group.held.schedules.on_clock_step()
 
