@@ -55,8 +55,6 @@ class OverHttp(RuleBasedStateMachine):
         self.set(sync="off")
         for name in ("a", "b"):
             self.create(name)
-        if settings["replay"] == "key":
-            settings["full"] = "drop-old"  # else the server does not look at what a batch replaces
         self.set(**settings)
 
     # ------------------------------------------------------------ answers
@@ -229,10 +227,6 @@ class OverHttp(RuleBasedStateMachine):
             setting = dict([data.draw(SETTINGS)])
             if self.model.set["replay"] == "key" and setting.get("replay") == "all":
                 return  # the log may still have older messages of a key
-            if self.model.set["replay"] == "key" and setting.get("full", "drop-old") != "drop-old":
-                return
-            if setting.get("replay") == "key" and self.model.set["full"] != "drop-old":
-                return
             self.set(**setting)
         elif what == "rename":
             new = data.draw(NAMES)

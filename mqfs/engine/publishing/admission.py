@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import attrs
@@ -55,9 +55,10 @@ class WriteRequest:
         return sum(map(len, self.bodies))
 
 
-def by_depth(stream: Stream, settings: Settings, counts: Counts, messages: int, size: int) -> Admission:
+def by_depth(stream: Stream, settings: Settings, counts: Counts, request: WriteRequest) -> Admission:
     """What `depth` says. Raises StreamFull (`full reject`), and TooLong for what would never fit."""
-    if has_room(stream, messages, size):
+    messages = len(request.bodies)
+    if has_room(stream, messages, request.size, (request.headers,)):
         return Admission.APPEND
     return when_full(settings, counts, messages, lambda: depth_reached(stream))
 
@@ -87,9 +88,10 @@ def require_fit(settings: Settings, messages: int, size: int) -> None:
         raise errors.TooLong("message exceeds the stream's depth")
 
 
-def has_room(stream: Stream, messages: int, size: int) -> bool:
-    """Whether so much more fits below `depth`, nothing being taken away. Raises TooLong for what never would. Under
-    `replay key` what is too much is cut after the append: only then it is known which messages were replaced."""
+def has_room(stream: Stream, messages: int, size: int, heads: Iterable[bytes]) -> bool:
+    """Whether so much more fits below `depth`, nothing being taken away but what messages with these headers replace.
+    Raises TooLong for what would not fit alone. Under `replay key`, `full drop-old` what is too much is cut after the
+    append: only then it is known what was replaced."""
     kept, newest = stream.kept, stream.group.retention.newest
     settings = kept.log.settings
     depth = settings.depth
@@ -97,8 +99,11 @@ def has_room(stream: Stream, messages: int, size: int) -> bool:
     messages, size = messages + kept.held_count, size + kept.held_size
     if not retained.fits(depth, kept, messages, size):
         kept.update_low_watermark()
-    if newest is not None and (settings.full == "drop-old" or not newest.is_complete):
-        return True
+    if newest is not None:
+        if settings.full == "drop-old" or not newest.is_complete:
+            return True
+        gone, gone_size = newest.replaced_in(stream, heads)
+        messages, size = messages - gone, size - gone_size
     return retained.fits(depth, kept, messages, size)
 
 

@@ -6,7 +6,8 @@ messages come from put.py and transactions.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, TypeVar
@@ -68,6 +69,7 @@ class AtomicBatch:
     size: int = attrs.field(init=False)  # bytes of the messages in the log
     messages: int = attrs.field(init=False)
     _waited: bool = False
+    _found_heads: defaultdict[int, set[bytes]] | None = None
 
     def __attrs_post_init__(self) -> None:
         self.size = sum(source.stored_bytes for source in self.sources)
@@ -153,7 +155,16 @@ class AtomicBatch:
         """The streams in which `depth` leaves no room."""
         if self.publisher.log.settings.depth is NO_DEPTH:
             return []
-        return [s for s, tally in self.tallies.items() if not has_room(s, tally.messages, tally.size)]
+        heads, all_of = self._heads(), self.tallies.items()
+        return [s for s, tally in all_of if not has_room(s, tally.messages, tally.size, heads.get(s.number, ()))]
+
+    def _heads(self) -> Mapping[int, Set[bytes]]:
+        """The headers of its messages by stream, where they say what is replaced."""
+        if self._found_heads is None and self.publisher.retention.newest is not None:
+            self._found_heads = defaultdict(set)
+            for draft in RecordBatch(self.sources).messages():
+                self._found_heads[draft.stream].add(draft.headers)
+        return self._found_heads or {}
 
     def _takes_room(self) -> bool:
         """Whether the log has room for it. With `full drop-old` it has."""

@@ -100,13 +100,8 @@ class Publisher:
             return verdict
         if stream.blocked:
             return Admission.WAIT  # others came first
-        size = request.size
         if settings.depth is not NO_DEPTH:
-            if self.retention.newest is not None:
-                admission.require_fit(settings, messages, size)  # also without what it takes the place of
-                gone, gone_size = self.retention.newest.replaced_in(stream, request.headers)
-                messages, size = messages - gone, size - gone_size
-            verdict = admission.by_depth(stream, settings, self.counts, messages, size)
+            verdict = admission.by_depth(stream, settings, self.counts, request)
         if verdict not in (Admission.APPEND, Admission.CUT):
             return verdict
         if self.consumers.bounded and admission.lacking_backlog(settings, {stream: messages}) is not None:
@@ -114,7 +109,7 @@ class Publisher:
         if not self.retention.take_room(need):
             return admission.when_full(settings, self.counts, messages, self.retention.bound_reached)
         if verdict is Admission.CUT:
-            stream.kept.cut_to_depth(messages, size)
+            stream.kept.cut_to_depth(messages, request.size)
         return Admission.APPEND
 
     def require_expected(self, expected: Mapping[Stream, int]) -> None:

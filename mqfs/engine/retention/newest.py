@@ -266,13 +266,17 @@ class NewestPerKey:
         portions = list(self._log.metrics.listing({stream.number: kept.state.floor}, self._log.end.next))
         return [(s, s) for one in portions for s in one.columns(one.messages)[0] if not kept.is_deleted(s)]
 
-    def replaced_in(self, stream: Stream, head: bytes) -> tuple[int, int]:
-        """(messages, bytes) that go when a message with these headers comes."""
-        kept = stream.kept
+    def replaced_in(self, stream: Stream, heads: Iterable[bytes]) -> tuple[int, int]:
+        """(messages, bytes) that go when messages with these headers come."""
+        kept, messages, size = stream.kept, 0, 0
         kept.update_low_watermark()
-        sequence = kept.rows.newest.get(headers.key_of(head), 0)
-        first = kept.rows.firsts.get(sequence, sequence)
-        return kept.rows.tally(first, sequence + 1) if kept.state.floor <= first and sequence < kept.tail else (0, 0)
+        for key in {headers.key_of(head) for head in heads}:
+            sequence = kept.rows.newest.get(key, 0)
+            first = kept.rows.firsts.get(sequence, sequence)
+            if kept.state.floor <= first and sequence < kept.tail:
+                gone, gone_size = kept.rows.tally(first, sequence + 1)
+                messages, size = messages + gone, size + gone_size
+        return messages, size
 
     # ------------------------------------------------------------ what goes
 

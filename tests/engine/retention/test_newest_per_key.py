@@ -18,6 +18,7 @@ from mqfs.store import compaction
 from mqfs.store.segment.liveness import Liveness
 from mqfs.store.store import DiskStore, folder_of
 from tests.store.script import PATH
+from tests.support.batches import frame
 from tests.support.clock import ManualClock
 from tests.support.hand import ROOT
 from tests.support.lying_disk import LyingDisk
@@ -302,6 +303,36 @@ def test_with_a_depth_a_message_takes_the_place_of_its_key(queues: Queues) -> No
     queues.put(b"2", key="d")
     queues.put(b"1", key="e")
     assert shown(queues) == [b"2", b"2", b"1"], "the oldest key went: c"
+
+
+def test_a_batch_takes_the_places_of_its_keys(queues: Queues) -> None:
+    queues.ctl("depth 3", "full reject")
+    batch = queues.at(".batch", os.O_WRONLY)
+    for key in "abc":
+        queues.put(b"1", key=key)
+    batch.write(frame("s", b"2", key="b") + frame("s", b"2", key="a"))
+    with pytest.raises(StreamFull):
+        batch.write(frame("s", b"3", key="b") + frame("s", b"1", key="d"))
+    with pytest.raises(StreamFull):
+        batch.write(frame("s", b"3", key="b") + frame("s", b"4", key="b"))
+    assert shown(queues) == [b"1", b"2", b"2"]
+    queues.ctl("full block")
+    wait = batch.write(frame("s", b"1", key="d"))
+    assert isinstance(wait, Wait)
+    queues.ctl("clear s")
+    assert wait.settled
+    assert shown(queues) == [b"1"]
+
+
+def test_a_message_in_the_place_of_another_counts_for_a_backlog(queues: Queues) -> None:
+    queues.ctl("depth 3", "full reject")
+    queues.put(b"1", key="a")
+    queues.consumer("w", "backlog", "1")
+    assert drain(queues.at(".consumers/w", os.O_RDWR)) == [b"1"]
+    queues.put(b"1", key="b")
+    with pytest.raises(StreamFull):
+        queues.put(b"2", key="a")
+    assert shown(queues) == [b"1", b"1"]
 
 
 @pytest.mark.parametrize("full", ["drop-old", "reject"])

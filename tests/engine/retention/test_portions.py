@@ -114,7 +114,7 @@ def test_a_trim_leaves_all_messages_that_wait_for_their_time(queues: Queues) -> 
     assert queues.group.log.upkeep.size < before - 200_000
     for number in range(3):
         queues.clock.forward(1)
-        queues.tree.tick()
+        portions(queues)
         assert queues.shows(".kept/s") == [b"".join(b"%d" % n for n in range(number + 1))]
 
 
