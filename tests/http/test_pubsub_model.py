@@ -225,8 +225,8 @@ class OverHttp(RuleBasedStateMachine):
         what = data.draw(CHURN)
         if what == "set":
             setting = dict([data.draw(SETTINGS)])
-            if self.model.set["replay"] == "key" and setting.get("replay") == "all":
-                return  # the log may still have older messages of a key
+            if self.model.set["replay"] == "key" and setting.get("replay") in ("all", "last"):
+                return  # the log may still have messages that were replaced or removed a key
             self.set(**setting)
         elif what == "rename":
             new = data.draw(NAMES)

@@ -239,7 +239,8 @@ class Model:
                 return WAIT
             if (size and total > size) or (depth and new > depth and full != "drop-old"):
                 return "TooLong"
-            if (depth or size) and (gone := self.replaces(stream, key)) is not None:
+            gone = self.replaces(stream, key) if depth or size else None
+            if gone is not None:
                 new, total = new - 1, total - len(gone["body"])
             elif full == "drop-old" and key and bodies == [b""]:
                 new = 0  # it removes a key that is not there, and takes nothing's place
@@ -252,7 +253,7 @@ class Model:
                     if not again:
                         self.blocked.append((wait, stream, bodies, result, key))
                     return WAIT
-                kept = self.kept(stream)
+                kept = [m for m in self.kept(stream) if m is not gone]
                 if not kept:
                     break
                 self.cut(kept[0])

@@ -127,8 +127,8 @@ class Machine(RuleBasedStateMachine):
         what = data.draw(st.sampled_from(["create", "clear", "drop", "tick", "tick", "set", "set", "rename", "remove"]))
         if what == "set":
             setting = dict([data.draw(SETTINGS)])
-            if self.model.set["replay"] == "key" and setting.get("replay") == "all":
-                return  # the log may still have older messages of a key
+            if self.model.set["replay"] == "key" and setting.get("replay") in ("all", "last"):
+                return  # the log may still have messages that were replaced or removed a key
             self.set(**setting)
         elif what == "rename":
             self.rename(name, data.draw(NAMES))

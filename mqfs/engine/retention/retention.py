@@ -318,6 +318,6 @@ def renew_newest(retention: Retention, group: Group, before: Settings) -> None:
         retention.newest.end()
     retention.tail = 0
     for stream in group.numbers.values():
-        stream.kept.tail, stream.kept.rows = 0, NOTHING
+        stream.kept.tail, stream.kept.rows, stream.kept.newest = 0, NOTHING, -1
         stream.kept.recount()
     retention.newest = NewestPerKey(group) if is_per_key(settings) else None

@@ -305,6 +305,17 @@ def test_with_a_depth_a_message_takes_the_place_of_its_key(queues: Queues) -> No
     assert shown(queues) == [b"2", b"2", b"1"], "the oldest key went: c"
 
 
+@pytest.mark.parametrize("looked", [True, False])
+def test_the_last_message_may_be_one_that_removed_a_key(queues: Queues, looked: bool) -> None:
+    """Whoever had looked at what is kept: the message before it, too, was seen under `replay last` then."""
+    queues.put(b"1")
+    queues.put(b"", key="k")
+    if looked:
+        assert shown(queues) == [b"1"]
+    queues.ctl("replay last")
+    assert shown(queues) == [b""]
+
+
 def test_a_batch_takes_the_places_of_its_keys(queues: Queues) -> None:
     queues.ctl("depth 3", "full reject")
     batch = queues.at(".batch", os.O_WRONLY)
