@@ -23,9 +23,9 @@ from mqfs.model import Kind
 from mqfs.records.record import HEAD, HEAD_BYTES, INNER, padded
 from mqfs.replica import checkpoint, state
 from mqfs.replica.checkpoint import Checkpoint
+from mqfs.replica.following import Diverged, Follower, copy_from, store_of
 from mqfs.replica.frame import decode
 from mqfs.replica.log import NoAnswer, ReplicatedLog
-from mqfs.replica.standby import Diverged, Follower, copy_from, store_of
 from mqfs.state.group import ROOT, place_of
 from mqfs.store.disk import Disk, remove_tree
 from mqfs.store.replication import Entry, Removed, Run
@@ -54,7 +54,7 @@ class _NotReached(BadReplica):
 
 
 class Ending:
-    """What a follower is to leave out, and when it is there. See the calls in standby.py."""
+    """What a follower is to leave out, and when it is there. See the calls in following.py."""
 
     def __init__(self, point: Point, *, names: bool) -> None:
         """`names`: whether the names of the groups are wanted."""

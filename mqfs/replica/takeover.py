@@ -22,10 +22,10 @@ import attrs
 
 from mqfs import limits
 from mqfs.errors import BadReplica
-from mqfs.replica import standby, state
+from mqfs.replica import following, state
 from mqfs.replica.checkpoint import Checkpointer
+from mqfs.replica.following import Diverged, Follower
 from mqfs.replica.log import Append, Fenced, Look, NoAnswer, Position, Refused, ReplicatedLog, Report, Writer
-from mqfs.replica.standby import Diverged, Follower
 from mqfs.replica.state import State
 from mqfs.store.disk import Disk
 from mqfs.store.standby import StandbyStore
@@ -76,8 +76,8 @@ class Driver:
             later = data is None and self._log.newest(request.number) is not None
             self.writer.on_found(data, later=later)
             if data is None and not later:
-                end, at = standby.end_before(self._log, self.writer.position), self.writer.position
-                self._on_silence(standby.lost(end, at) if end else "not appended, and no other record is there")
+                end, at = following.end_before(self._log, self.writer.position), self.writer.position
+                self._on_silence(following.lost(end, at) if end else "not appended, and no other record is there")
             return
         try:
             self._log.append(request.data, request.after, request.own, takeover=request.takeover)
@@ -117,11 +117,11 @@ def become_primary(replicated: ReplicatedLog, path: str, address: str, stop: thr
     """Take over with the store at that path, which is made where there is none. Raises BadReplica, BadStore, NoAnswer,
     Stopped."""
     for _ in range(_ATTEMPTS):
-        store = standby.store_of(replicated)
+        store = following.store_of(replicated)
         if store is None:
             primary = _begin_log(replicated, path, address, stop)
         else:
-            primary = take_over(standby.open_follower(replicated, path, store), replicated, address, stop)
+            primary = take_over(following.open_follower(replicated, path, store), replicated, address, stop)
         if primary is not None:
             return primary
     raise BadReplica(f"{replicated.name}: not taken over: other servers did (expected one without --standby)")
@@ -138,7 +138,7 @@ def take_over(
         return _append_takeover(replicated, follower.path, writer, follower.state, address, stop)
     except Diverged as why:
         follower.close()
-        standby.discard(follower.path, why, primary=follower.state.primary)
+        following.discard(follower.path, why, primary=follower.state.primary)
         return None
     finally:
         follower.close()
@@ -249,14 +249,14 @@ class Standby:
         return None
 
     def _follow(self) -> Primary | None:
-        store = standby.store_of(self._log)
+        store = following.store_of(self._log)
         if store is None:
             if self._promoted.is_set():
                 return become_primary(self._log, self._path, self._address, self._stop)
             _state_before_the_log(self._log, self._path)
             self._stop.wait(1.0)  # the primary has not begun
             return None
-        follower = standby.open_follower(self._log, self._path, store)
+        follower = following.open_follower(self._log, self._path, store)
         try:
             self._heard = time.monotonic()
             while not self._is_due() and not self._stop.is_set():
@@ -295,7 +295,7 @@ class Standby:
         if at == self._copied_at:
             raise BadReplica(f"{self._log.name}: cannot be followed after frame {at}: {why}")
         self._copied_at = at
-        standby.discard(self._path, why, primary=follower.state.primary)
+        following.discard(self._path, why, primary=follower.state.primary)
 
 
 Post = Callable[[Callable[[], None]], None]

@@ -20,9 +20,9 @@ from mqfs import errors, limits
 from mqfs.model import Kind
 from mqfs.replica import checkpoint, state
 from mqfs.replica.engines import open_log
+from mqfs.replica.following import Outdated, discard, open_follower, store_of
 from mqfs.replica.log import ReplicatedLog, Report
 from mqfs.replica.restore import Point, restore
-from mqfs.replica.standby import Outdated, discard, open_follower, store_of
 from mqfs.replica.takeover import Standby, become_primary
 from mqfs.store.check import check
 from mqfs.store.disk import Disk

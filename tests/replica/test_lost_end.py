@@ -19,8 +19,8 @@ from mqfs import limits
 from mqfs.errors import BadReplica
 from mqfs.replica import replicator
 from mqfs.replica.engines import open_log
+from mqfs.replica.following import has_groups
 from mqfs.replica.frame import decode
-from mqfs.replica.standby import has_groups
 from mqfs.replica.takeover import Primary, Standby, become_primary
 from tests.replica.primary import LocalPrimary, bodies_of
 from tests.replica.test_copies import LocalStandby, are_equal, files
