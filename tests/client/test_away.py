@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import mqfs
-from mqfs import Outgoing, errors, limits
+from mqfs import Outgoing, errors, limits, ring
 from mqfs.client import Group
 from mqfs.client.types import parse_answer
 from tests.support.eventually import HANG_S
@@ -314,6 +314,22 @@ def test_transports(server: Server) -> None:
         client.group("deep/er", create=True)
         with server.connect(aname="deep") as inner:
             assert inner.group().groups() == ["er"]
+
+
+@pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_rings_of_groups_that_were_removed_are_let_go_of(server: Server, by_itself: bool) -> None:
+    """A client that publishes to one group after the other held the memory and two descriptors of each to its end."""
+    held = []
+    with server.connect(transport="ring") as client, server.connect() as other:
+        for number in range(64):
+            group = client.group(f"of{number}", create=True)
+            group.create("s")
+            group.publish("s", b"x")
+            group.remove("s")
+            (client if by_itself else other).remove_group(f"of{number}")
+            held.append(len(os.listdir("/proc/self/fd")))
+    assert max(held) - held[0] < 120
 
 
 @pytest.mark.root

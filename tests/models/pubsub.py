@@ -345,8 +345,10 @@ class Model:
     def cancel(self, wait: int) -> None:
         self.undo(wait)
         self.parked = [p for p in self.parked if p[0] != wait]
-        self.blocked = [b for b in self.blocked if b[0] != wait]
-        self.unblock()
+        behind = [b for b in self.blocked if b[0] != wait]
+        if behind != self.blocked:  # a reader that waits no more makes no room
+            self.blocked = behind
+            self.unblock()
 
     # -------------------------------------------------------- reading
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -56,7 +57,8 @@ class RingLink(NinepTransport):
     ) -> None:
         self._required, self._limit = required, reconnect
         self._above = aname.strip("/")
-        self._rings: dict[str, RingGroup] = {}
+        self._rings = weakref.WeakValueDictionary[str, RingGroup]()
+        self._sweep_in = _SWEEP
         self._making = threading.Lock()
         where = parse_address(address)
         assert isinstance(where, UnixAddress)
@@ -73,9 +75,12 @@ class RingLink(NinepTransport):
 
     def direct(self, path: str) -> Direct:
         with self._making:
-            if path not in self._rings:
-                self._rings[path] = self._group(path)
-            return self._rings[path]
+            self._sweep_in -= 1
+            if not self._sweep_in:
+                self._sweep_in = max(sum(group.let_go() for group in self._rings.values()), _SWEEP)
+            if (group := self._rings.get(path)) is None:
+                group = self._rings[path] = self._group(path)
+            return group
 
     def _group(self, path: str) -> RingGroup:
         name = "/".join(filter(None, (self._above, path)))
@@ -97,6 +102,7 @@ class RingLink(NinepTransport):
 # A publish is repeated over generations of the ring. Messages with options, views, and groups without a ring are left
 # to the files.
 
+_SWEEP = 32  # groups at least are asked for between two looks for rings of groups that were removed
 SLICE_S = 0.1  # of a wait, between two checks whether the client was closed
 RETENTION_S = 1.0  # between two questions whether anything retains the messages of a group
 ANSWER_S = 5.0  # in which a server that took over a ring has committed its messages
@@ -272,6 +278,10 @@ class RingGroup:
                     raise
                 attachment.still_valid(at)
         return None
+
+    def let_go(self) -> bool:
+        """See `RingAttachment`."""
+        return self._attachment.let_go()
 
     def close(self) -> None:
         self._attachment.close()

@@ -116,9 +116,7 @@ class RingAttachment:
         with self._lock:
             self.require()
             at = self.now
-            if at is not None and at.socket.is_lost and at.socket is not self._lost_socket:
-                self._lost_socket = at.socket
-                self.times_away += 1
+            self._note_loss(at)
             if at is not None and at.ring.retired:
                 at.is_replaced = True
             if at is not None and not at.is_replaced and not at.socket.is_lost:
@@ -138,6 +136,23 @@ class RingAttachment:
                     raise
                 self._refused = time.monotonic() + REST_S, error
                 raise Refused(error) from None
+
+    def _note_loss(self, at: Attached | None) -> None:
+        if at is not None and at.socket.is_lost and at.socket is not self._lost_socket:
+            self._lost_socket = at.socket
+            self.times_away += 1
+
+    def let_go(self) -> bool:
+        """Hold no generation that has ended: its memory is there as long as somebody holds it. Whether one is held."""
+        if self._lock.acquire(blocking=False):
+            try:
+                at = self.now
+                if at is not None and at.ring.retired:
+                    self._note_loss(at)
+                    at.is_replaced, self.now = True, None
+            finally:
+                self._lock.release()
+        return self.now is not None
 
     def _attach(self) -> Attached:
         """Attach to the current generation, once the one before it has ended."""
