@@ -242,9 +242,8 @@ class Model:
             gone = self.replaces(stream, key) if depth or size else None
             if gone is not None:
                 new, total = new - 1, total - len(gone["body"])
-            elif full == "drop-old" and key and bodies == [b""]:
-                new = 0  # it removes a key that is not there, and takes nothing's place
-            while not self.fits_with_unshown(stream, new, total):
+            cut_after = full == "drop-old" and self.set["replay"] == "key"  # once it is known what was replaced
+            while not cut_after and not self.fits_with_unshown(stream, new, total):
                 if full == "reject":
                     return "StreamFull"
                 if full == "drop-new":
@@ -253,7 +252,7 @@ class Model:
                     if not again:
                         self.blocked.append((wait, stream, bodies, result, key))
                     return WAIT
-                kept = [m for m in self.kept(stream) if m is not gone]
+                kept = self.kept(stream)
                 if not kept:
                     break
                 self.cut(kept[0])
@@ -281,8 +280,7 @@ class Model:
             self.next += 1
             self.log.append(m)
             self.hand_over()
-        depth = self.set["depth"]
-        while depth and self.set["full"] == "drop-old" and len(self.kept(stream)) > depth:
+        while self.set["full"] == "drop-old" and not self.fits(stream, 0, 0):
             self.cut(self.kept(stream)[0])
 
     def confirm(self) -> None:
