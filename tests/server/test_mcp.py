@@ -104,6 +104,25 @@ def test_tools_that_only_look(server: Server) -> None:
     anyio.run(work)
 
 
+def test_the_page_names_each_argument_with_its_default(server: Server) -> None:
+    async def work() -> None:
+        async with agent(server, "page") as one:
+            tools = (await one.client.list_tools()).tools
+        page = (ROOT / "docs" / "howto" / "agents.md").read_text()
+        rows = [row.split("|") for row in page.splitlines() if row.startswith("| `")]
+        assert {row[1].strip(): row[2].strip() for row in rows} == {
+            f"`{tool.name}`": ", ".join(
+                typed(name, argument) for name, argument in tool.input_schema["properties"].items()
+            )
+            for tool in tools
+        }
+
+    def typed(name: str, argument: dict[str, Any]) -> str:
+        return f"`{name}={json.dumps(argument['default'])}`" if "default" in argument else f"`{name}`"
+
+    anyio.run(work)
+
+
 def test_limits_and_wrong_arguments(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         async with agent(server, "limits") as one:
