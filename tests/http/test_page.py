@@ -172,6 +172,16 @@ def test_make_publish_and_follow(web: Web, page: Page) -> None:
     page.shows(".messages dl", "acme & sons")
 
 
+def test_the_first_that_is_made_is_a_group(page: Page) -> None:
+    """Where the page begins: in the root group, which has no stream without a message."""
+    page.open("/")
+    page.type("named", "first")
+    page.press("Make")
+    page.shows("#notice", "group first made")
+    page.until(lambda: page.driver.find_element(By.LINK_TEXT, "first").click() or True)
+    page.shows("h1", "first")
+
+
 def test_what_is_published_is_shown_at_once(web: Web, page: Page) -> None:
     group = web.group("replay all")
     web.put(f"{group}/orders")

@@ -142,7 +142,8 @@ function makeForm(names, view) {
   const overField = field("over", over);
   overField.hidden = true;
   const kind = el("select", { onchange: () => (overField.hidden = kind.value !== "consumer") },
-    ["stream", "group", "consumer"].map((text) => el("option", { text })));
+    // A stream of the root group is made by its first message only.
+    [...(names.length ? ["stream"] : []), "group", "consumer"].map((text) => el("option", { text })));
   const make = doing(line, async () => {
     const within = kind.value === "consumer" ? [...names, ".consumers", name.value] : [...names, name.value];
     const query = kind.value === "consumer" && over.value ? `?over=${encodeURIComponent(over.value)}` : "";
