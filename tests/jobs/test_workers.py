@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
@@ -18,7 +18,9 @@ from pathlib import Path
 import attrs
 import pytest
 
+from mqfs.state.acks import Op
 from tests.support import ROOT, campaign
+from tests.support.ack_steps import ack_steps
 from tests.support.eventually import HANG_S, eventually, patient
 from tests.support.server import Server, environment, short_folder
 
@@ -137,6 +139,16 @@ class Jobs:
         consumer = stats.streams[queue].consumer
         return stats.held + (consumer.lag if consumer is not None else 0)
 
+    def acknowledged(self) -> list[Counter[int]]:
+        """How often each message was, of each consumer, in the log of the server, which is stopped."""
+        found = defaultdict[tuple[Path, int], Counter[int]](Counter)
+        assert self.server.stop() == 0
+        for bucket in self.server.store.glob("buckets/*/*"):
+            for step in ack_steps(bucket):
+                if step.op is Op.ACK and step.last:
+                    found[bucket, step.consumer][step.last] += 1
+        return [*found.values()]
+
     def close(self) -> None:
         for worker in self._workers:
             with suppress(ProcessLookupError):
@@ -208,6 +220,9 @@ def test_no_job_is_lost_by_kills(jobs: Jobs, library: Library) -> None:
     assert {*by_job} == {*range(count)}
     pairs = [pair for of_job in by_job.values() for pair in pairwise(of_job)]
     assert [pair for pair in pairs if not was_unacked(*pair, jobs, runs, library.claimed)] == []
+    acknowledged = jobs.acknowledged()
+    assert max(len(of_consumer) for of_consumer in acknowledged) >= count  # huey moves what is not due to its schedule
+    assert {times for of_consumer in acknowledged for times in of_consumer.values()} == {1}
     late = []
     for number, at in due.items():
         served = max([at, *(end for begin, end in jobs.outages if begin <= at <= end)])

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mqfs.model import Kind
-from mqfs.records.record import padded, row_at
 from mqfs.state.acks import LIFE, AckState, Op, State, Transition
+from tests.support.ack_steps import ack_steps
 from tests.support.queues import Queues, read, say, waits
 
-STEP = struct.Struct("<BxxxIQQq")
 NAMED = ("replay all", "backoff 2s 2s", "retries 3", "lease 1h", "consumer w s")
 BOUNDED = ("replay all", "full drop-old", "consumer w s backlog 1")
 SHARED = (*NAMED, "consumer other s")
@@ -65,15 +62,7 @@ class Life:
     def steps(self) -> list[Op]:
         """Those of all ACK records in the log."""
         (bucket,) = self.path.glob(f"buckets/*/{self.q.group.number}")
-        found = []
-        for log in sorted(bucket.glob("*.log")):
-            data, at = log.read_bytes(), 0
-            while (row := row_at(data, at)) is not None:
-                if row.kind == Kind.ACK:
-                    body = data[at + row.size - row.body : at + row.size]
-                    found += [Op(step[0]) for step in STEP.iter_unpack(body)]
-                at += padded(row.size)
-        return found
+        return [step.op for step in ack_steps(bucket)]
 
     def lose_what_was_read(self) -> None:
         self.reader.push_back(b"x")
