@@ -131,7 +131,7 @@ def rabbitmq(base: Path, synced: bool) -> Iterator[str]:
     }
     with (
         running(["epmd", "-port", str(mapper), "-address", "127.0.0.1"], answers(mapper)),
-        running([RABBITMQ], answers(port), environment, 60),
+        running([RABBITMQ], answers(port), environment, 300),
     ):
         yield f"127.0.0.1:{port}"
 
