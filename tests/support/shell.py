@@ -28,7 +28,8 @@ class Shell:
     def __init__(self, folder: Path, path: str = "/usr/bin:/bin", *, inside: Sequence[str] = (), **more: str) -> None:
         """`inside`: the command that runs bash, for one in a network of its own."""
         known = {"PATH": path, "HOME": str(folder), "TERM": "dumb", "LC_ALL": "C.UTF-8", "SHELL": "/bin/bash"}
-        known["SPARK_SUBMIT_OPTS"] = SHORT_LIVED
+        # A page says nothing of partitions, and Spark would shuffle its few rows by 200 tasks.
+        known["SPARK_SUBMIT_OPTS"] = f"{SHORT_LIVED} -Dspark.sql.shuffle.partitions=2"
         program, *words = [*inside, "bash", "--norc", "--noprofile", "--noediting"]
         self.terminal = pexpect.spawn(
             program,
