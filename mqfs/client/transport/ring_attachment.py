@@ -143,7 +143,7 @@ class RingAttachment:
             self.times_away += 1
 
     def let_go(self) -> bool:
-        """Hold no generation that has ended: its memory is there as long as somebody holds it. Whether one is held."""
+        """Hold no generation that has ended: its memory is there as long as one holds it. Whether one is held."""
         if self._lock.acquire(blocking=False):
             try:
                 at = self.now
