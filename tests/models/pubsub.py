@@ -343,9 +343,9 @@ class Model:
     def cancel(self, wait: int) -> None:
         self.undo(wait)
         self.parked = [p for p in self.parked if p[0] != wait]
-        behind = [b for b in self.blocked if b[0] != wait]
-        if behind != self.blocked:  # a reader that waits no more makes no room
-            self.blocked = behind
+        firsts = {b[1]: b[0] for b in reversed(self.blocked)}.values()
+        self.blocked = [b for b in self.blocked if b[0] != wait]
+        if wait in firsts:  # who stands behind others, or reads, makes no room by going
             self.unblock()
 
     # -------------------------------------------------------- reading
