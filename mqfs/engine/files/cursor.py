@@ -372,8 +372,12 @@ class Cursor(LongResponses, Searcher):
         end = group.log.end.next if self.until is None else self.until
         reader, headed = group.log.reader, not group.ranks
         found = reader.read_run(first, end, count, streams.keys(), headed)
-        if found is None or any(streams[n].shared or streams[n].state.floor > first for n in found.streams):
+        if found is None:
             return None
+        for stream in map(streams.__getitem__, found.streams):
+            stream.kept.bound_after_start()
+            if stream.shared or stream.state.floor > first:
+                return None
         names = {number: streams[number].name for number in found.streams}
         head = self.names.news(first, group.log.end.last_ns, names)
         if head and len(head) + sum(map(len, found.pieces)) > count:

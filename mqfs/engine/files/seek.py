@@ -78,6 +78,8 @@ def _back(group: Group, count: int, streams: Collection[Stream], shows: Callable
     """The sequence of the count-th message before the end, or of the oldest; only those of which the log does not tell
     are read."""
     expired = group.retention.expiry.expired_before()
+    for stream in streams:
+        stream.kept.bound_after_start()
     floors = {stream.number: max(stream.state.floor, expired) for stream in streams}
     gone, exclusives = group.state.dropped.keys() | group.retention.lapsed.keys(), group.ranks.all_exclusives()
     first = oldest = group.log.end.next

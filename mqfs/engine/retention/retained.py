@@ -134,13 +134,14 @@ class KeptRange:
             settings, owner = self.log.settings, self._owner
             is_bounded = settings.full == "drop-old" and owner.name != settings.dead
             if before == UNKNOWN and is_bounded and not owner.outlasts_readers:
-                # Read from a log after a kill: what `depth` had cut since the newest state is still in it.
-                cut = self._retention.counts.cut
+                # Read from a log after a kill: what `depth` had cut since the newest state is still in it. No new loss.
+                retention = self._retention
+                before_it = retention.counts.cut, retention.evictions, retention.evicted_before, self.evicted_before
                 if self._retention.newest is not None and settings.depth is not NO_DEPTH:
                     self._retention.newest.follow_to_end()  # so that no key is cut for one that is superseded
                     self.kept_from()
                 self.cut_to_depth()
-                self._retention.counts.cut = cut
+                retention.counts.cut, retention.evictions, retention.evicted_before, self.evicted_before = before_it
             return
         everything = not before or floor >= self.log.end.next
         count, size = (before, self.size) if everything else self.counted(old, floor)
@@ -263,9 +264,16 @@ class KeptRange:
         if newest is not None:
             self.newest, self.mtime_ns = newest.sequence, max(self.mtime_ns, newest.time_ns)
 
+    def bound_after_start(self) -> None:
+        """Before its messages are shown the first time since the start: what `depth` had cut may be in the log yet."""
+        if self.count == UNKNOWN and self.log.settings.depth is not NO_DEPTH:
+            self.update_low_watermark()
+
     def visible(self, record: Record, unacked: bool = False) -> bool:
         """Whether a message found in the log is still to be seen. `unacked`: a consumer over the stream is known that
         did not ack it."""
+        if self.count == UNKNOWN:
+            self.bound_after_start()
         sequence, retention = record.sequence, self._retention
         if sequence < self.state.floor or sequence in self.log.state.dropped or retention.expiry.is_expired(record):
             return False

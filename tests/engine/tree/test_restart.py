@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 
 from mqfs.engine.tree.tree import Tree
+from mqfs.model import Wait
 from mqfs.store.store import DiskStore
 from tests.support.clock import ManualClock
 from tests.support.hand import ROOT
+from tests.support.queues import Queues
 
 
 @pytest.mark.parametrize("depth", ["depth 2", "depth 6B"])
@@ -53,3 +56,41 @@ def test_a_removed_group_stays_removed_whether_its_copy_knew_it_or_not(tmp_path:
         assert len(list(Path(left, "buckets").glob("*/*"))) == 2
         tree.close()
         store.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("order", ""),
+        ("view", ""),
+        (".cursor", "seek first\n"),
+        (".cursor", "seek -3\n"),
+        (".cursor", "format record\nseek first\n"),
+        (".kept/s", ""),
+        ("s", ""),
+    ],
+)
+def test_what_a_depth_cut_before_a_kill_is_not_seen_again(tmp_path: Path, name: str, lines: str) -> None:
+    """Who came first after the start, and read several streams at once, saw it."""
+    queues = Queues("replay all", "depth 2", "bind view prefix:s", "bind view prefix:t", path=tmp_path / "store")
+    queues.stream("t")
+    for body in (b"1", b"2", b"3", b"4"):
+        queues.put(body)
+        queues.put(body, "t")
+
+    def shown() -> object:
+        with contextlib.closing(queues.at(name, os.O_RDWR if lines else os.O_RDONLY)) as handle:
+            if lines:
+                handle.write(lines.encode())
+            pieces: list[bytes] = []
+            while not isinstance(step := handle.read(1_000, sum(map(len, pieces))), Wait) and step:
+                pieces.append(step)
+            if isinstance(step, Wait):
+                step.cancel()
+            return b"".join(pieces).count(b"sender") if "record" in lines else pieces
+
+    before = shown()
+    queues.restart(clean=False)
+    assert shown() == before
+    queues.put(b"5")
+    assert queues.row()["messages"] == 2
