@@ -179,6 +179,8 @@ class Machine(RuleBasedStateMachine):
         self.same(mine, self.subject.read(wait, key, count))
         if mine == WAIT:
             self.waits.add(wait)
+            if self.model.blocked:
+                self.tick(1)  # until then a writer may wait for the room of an end mark that this reader passed
 
     def write(self, data: st.DataObject, body: bytes) -> None:
         key = self.pick(data, "both", "writer")
