@@ -21,6 +21,7 @@ from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, p
 from mqfs.engine.language.permissions import R, allowed
 from mqfs.engine.language.settings import in_line, parse_depth
 from mqfs.engine.nodes import Meta
+from mqfs.engine.retention.retained import bound_after_start
 from mqfs.engine.routing.filter import MessageFilter, cover, select, split_select
 from mqfs.engine.stream import Stream
 from mqfs.errors import unknown
@@ -375,7 +376,7 @@ class Cursor(LongResponses, Searcher):
         if found is None:
             return None
         for stream in map(streams.__getitem__, found.streams):
-            stream.kept.bound_after_start()
+            bound_after_start(stream.kept)
             if stream.shared or stream.state.floor > first:
                 return None
         names = {number: streams[number].name for number in found.streams}

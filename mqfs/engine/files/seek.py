@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from mqfs import errors, limits
 from mqfs.engine.group import Group
 from mqfs.engine.language.message_formats import parse_seek
+from mqfs.engine.retention.retained import bound_after_start
 from mqfs.engine.routing.filter import MessageFilter
 from mqfs.engine.stream import Stream
 from mqfs.model import Kind, Listed, Record
@@ -79,7 +80,7 @@ def _back(group: Group, count: int, streams: Collection[Stream], shows: Callable
     are read."""
     expired = group.retention.expiry.expired_before()
     for stream in streams:
-        stream.kept.bound_after_start()
+        bound_after_start(stream.kept)
     floors = {stream.number: max(stream.state.floor, expired) for stream in streams}
     gone, exclusives = group.state.dropped.keys() | group.retention.lapsed.keys(), group.ranks.all_exclusives()
     first = oldest = group.log.end.next

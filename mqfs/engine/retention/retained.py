@@ -264,16 +264,11 @@ class KeptRange:
         if newest is not None:
             self.newest, self.mtime_ns = newest.sequence, max(self.mtime_ns, newest.time_ns)
 
-    def bound_after_start(self) -> None:
-        """Before its messages are shown the first time since the start: what `depth` had cut may be in the log yet."""
-        if self.count == UNKNOWN and self.log.settings.depth is not NO_DEPTH:
-            self.update_low_watermark()
-
     def visible(self, record: Record, unacked: bool = False) -> bool:
         """Whether a message found in the log is still to be seen. `unacked`: a consumer over the stream is known that
         did not ack it."""
         if self.count == UNKNOWN:
-            self.bound_after_start()
+            bound_after_start(self)
         sequence, retention = record.sequence, self._retention
         if sequence < self.state.floor or sequence in self.log.state.dropped or retention.expiry.is_expired(record):
             return False
@@ -346,6 +341,12 @@ class KeptRange:
             self.evicted_before = max(self.evicted_before, clearing.newest + 1)
             self._retention.note_eviction(1, self.evicted_before)
         self._count_gone(clearing.cut)
+
+
+def bound_after_start(kept: KeptRange) -> None:
+    """Before messages are shown the first time since the start: what `depth` had cut may be in the log yet."""
+    if kept.count == UNKNOWN and kept.log.settings.depth is not NO_DEPTH:
+        kept.update_low_watermark()
 
 
 # ------------------------------------------------------------ cuts
