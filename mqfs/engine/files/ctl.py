@@ -256,7 +256,8 @@ class Plan:
     def _check_drop(self, settings: Settings, action: Action) -> None:
         stream = self._require_stream(action)
         self._changes.require_unprotected(settings, action)
-        group, floor, targets = self._group, stream.kept.kept_from(), self._group.held.targets
+        stream.kept.update_low_watermark()  # once the newest is dropped, under `replay last` the one before it counts
+        group, floor, targets = self._group, stream.state.floor, self._group.held.targets
         sizes, late = self._drops.setdefault(stream, {}), self._late.setdefault(stream, {})
         self._dropped -= len(sizes)
         for sequence in action.sequences:

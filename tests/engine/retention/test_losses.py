@@ -356,6 +356,19 @@ def cost_of_drops(lines: int) -> float:
     return min(costs)
 
 
+def test_dropping_the_last_message_brings_none_back(tmp_path: Path) -> None:
+    """Under `replay last` the one before it was seen again, where the stream was not looked at in between."""
+    queues = Queues("replay last", path=tmp_path / "store")
+    queues.put(b"1")
+    queues.put(b"2")
+    reader = queues.at("s")
+    assert reader.read(10) == b"2"
+    last = queues.put(b"3")
+    assert reader.read(10, 1) == b"3"
+    queues.ctl(f"drop s {last}")
+    assert isinstance(queues.at("s").read(10), Wait)
+
+
 def test_drops_of_a_stream_are_put_in_force_together() -> None:
     """Each line had all that were dropped counted again."""
     assert cost_of_drops(40) < 2 * cost_of_drops(1)
