@@ -318,7 +318,7 @@ def test_transports(server: Server) -> None:
 
 @pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
 @pytest.mark.parametrize("by_itself", [True, False])
-def test_rings_of_groups_that_were_removed_are_let_go_of(server: Server, by_itself: bool) -> None:
+def test_rings_of_groups_that_were_removed_are_released(server: Server, by_itself: bool) -> None:
     """A client that publishes to one group after the other held the memory and two descriptors of each to its end."""
     held = []
     with server.connect(transport="ring") as client, server.connect() as other:

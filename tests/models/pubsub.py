@@ -345,7 +345,7 @@ class Model:
         self.parked = [p for p in self.parked if p[0] != wait]
         firsts = {b[1]: b[0] for b in reversed(self.blocked)}.values()
         self.blocked = [b for b in self.blocked if b[0] != wait]
-        if wait in firsts:  # who stands behind others, or reads, makes no room by going
+        if wait in firsts:  # a writer behind others, or a reader, makes no room by going
             self.unblock()
 
     # -------------------------------------------------------- reading

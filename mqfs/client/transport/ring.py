@@ -58,6 +58,7 @@ class RingLink(NinepTransport):
         self._required, self._limit = required, reconnect
         self._above = aname.strip("/")
         self._rings = weakref.WeakValueDictionary[str, RingGroup]()
+        self._attachments = weakref.WeakSet[RingAttachment]()  # subscriptions have theirs longer than their group
         self._sweep_in = _SWEEP
         self._making = threading.Lock()
         where = parse_address(address)
@@ -77,7 +78,7 @@ class RingLink(NinepTransport):
         with self._making:
             self._sweep_in -= 1
             if not self._sweep_in:
-                self._sweep_in = max(sum(group.let_go() for group in self._rings.values()), _SWEEP)
+                self._sweep_in = max(sum(attachment.release_retired() for attachment in self._attachments), _SWEEP)
             if (group := self._rings.get(path)) is None:
                 group = self._rings[path] = self._group(path)
             return group
@@ -87,13 +88,14 @@ class RingLink(NinepTransport):
         attachment = RingAttachment(
             self, self._socket_path, name, required=self._required, reconnect=self._limit, timeout=self._timeout
         )
+        self._attachments.add(attachment)
         return RingGroup(self, path, attachment)
 
     def close(self) -> None:
         with self._making:
-            groups = list(self._rings.values())
-        for group in groups:
-            group.close()
+            attachments = list(self._attachments)
+        for attachment in attachments:
+            attachment.close()
         super().close()
 
 
@@ -278,13 +280,6 @@ class RingGroup:
                     raise
                 attachment.still_valid(at)
         return None
-
-    def let_go(self) -> bool:
-        """See `RingAttachment`."""
-        return self._attachment.let_go()
-
-    def close(self) -> None:
-        self._attachment.close()
 
 
 __all__ = ["RingGroup"]

@@ -142,7 +142,7 @@ class RingAttachment:
             self._lost_socket = at.socket
             self.times_away += 1
 
-    def let_go(self) -> bool:
+    def release_retired(self) -> bool:
         """Hold no generation that has ended: its memory is there as long as one holds it. Whether one is held."""
         if self._lock.acquire(blocking=False):
             try:

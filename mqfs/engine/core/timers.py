@@ -64,8 +64,8 @@ class Timers:
         self._most = 2 * len(self._heap) + _SPARE
 
     def run(self, clock: Clock) -> None:
-        """Ring what is due, then let blocked writers of those groups continue. After a slice the rest is left: an alarm
-        of each of many groups is as long as the work of one."""
+        """Ring what is due, then let blocked writers of those groups continue. After a slice the rest is left
+        for later: many groups may have an alarm at once."""
         groups: dict[Group, None] = {}
         now_ns = clock.engine_ns()
         until = now_ns + int(limits.SLICE_S * 1e9)
