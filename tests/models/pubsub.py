@@ -534,8 +534,8 @@ class Model:
         else:
             self.settle_kept()
             h["since"] = self.since()
-            mine = [m for m in self.kept() if m["stream"] in self.selection(h) and not self.left_out(h, m)]
-            told = [m for m in mine if not m["end"]]
+            mine = [m for m in self.kept() if m["stream"] in self.selection(h)]
+            told = [m for m in mine if not m["end"] and not self.left_out(h, m)]
             if value == "end":
                 h["pos"] = self.next
             elif value == "first":
