@@ -19,7 +19,9 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[0] = str(ROOT)
+sys.path.insert(0, str(ROOT))
+
+from processes import TICKS, cpu_s  # noqa: E402
 
 from mqfs.fq import codec  # noqa: E402
 from mqfs.fq.codec import Message  # noqa: E402
@@ -27,15 +29,9 @@ from tests.fq.client import Client  # noqa: E402
 from tests.support.eventually import eventually  # noqa: E402
 from tests.support.server import Server  # noqa: E402
 
-TICKS = os.sysconf("SC_CLK_TCK")
 SIZE = 64
 AT_ONCE = 100
 KIND = "backlog=1000000"
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def rate(pid: int, address: str | tuple[str, int], kind: str, count: int) -> str:
@@ -44,12 +40,12 @@ def rate(pid: int, address: str | tuple[str, int], kind: str, count: int) -> str
     with Client(address, f"rate-{kind}", f"{kind}:public,{KIND}") as reads, Client(address, kind="mem") as writes:
         reads.bind("rate")
         reader = threading.Thread(target=reads.receive, args=(count,))
-        began, cpu = time.perf_counter(), cpu_seconds(pid)
+        began, cpu = time.perf_counter(), cpu_s(pid)
         reader.start()
         for _ in range(count // AT_ONCE):
             writes.data.sendall(block)
         reader.join()
-        by_cpu, by_clock = count / max(cpu_seconds(pid) - cpu, 1 / TICKS), count / (time.perf_counter() - began)
+        by_cpu, by_clock = count / max(cpu_s(pid) - cpu, 1 / TICKS), count / (time.perf_counter() - began)
         return f"{kind:4} 1 to 1, {SIZE} B: {by_cpu:,.0f} a second of CPU, {by_clock:,.0f} by the clock"
 
 

@@ -19,6 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from processes import cpu_s, resident_mb  # noqa: E402
+
 from mqfs.bridge.folder import Folder  # noqa: E402
 from mqfs.bridge.names import MULTI, Topics  # noqa: E402
 from tests.bridge.rig import Bridge, Rig, rig  # noqa: E402
@@ -26,7 +28,6 @@ from tests.support.eventually import eventually  # noqa: E402
 
 HOUR_MS = 3_600_000
 LANES = 16
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def of_fsq(count: int) -> float:
@@ -66,16 +67,7 @@ def into_the_group(count: int) -> tuple[float, float, float]:
         used, seconds = cpu_s(bridge.process.pid), 30
         time.sleep(seconds)
         idle = (cpu_s(bridge.process.pid) - used) / seconds
-        return rate, idle, memory_mib(bridge.process.pid)
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def memory_mib(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+        return rate, idle, resident_mb(bridge.process.pid)
 
 
 def latencies_ms(count: int) -> list[float]:

@@ -12,10 +12,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import click
+from processes import cpu_s
 
 import mqfs
 
@@ -29,17 +29,13 @@ class Row(NamedTuple):
     server: float
 
 
-def cpu_of(pid: int) -> float:
-    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])) / 100
-
-
 def measured(read: Callable[[], int], count: int, pid: int) -> Row:
-    began, server, ours = time.perf_counter(), cpu_of(pid), resource.getrusage(resource.RUSAGE_SELF)
+    began, server, ours = time.perf_counter(), cpu_s(pid), resource.getrusage(resource.RUSAGE_SELF)
     found = read()
     seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
     assert found == count, f"{found} of {count} messages"
     mine = after.ru_utime + after.ru_stime - ours.ru_utime - ours.ru_stime
-    return Row(seconds, mine, cpu_of(pid) - server)
+    return Row(seconds, mine, cpu_s(pid) - server)
 
 
 @click.command(help=__doc__)

@@ -24,9 +24,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
+from processes import TICKS, cpu_s, resident_mb
+
 ROOT = Path(__file__).resolve().parents[1]
 CPU = max(os.sched_getaffinity(0))
-TICKS = os.sysconf("SC_CLK_TCK")
 HEAD = "HTTP/1.1\r\nHost: localhost\r\n"
 MQFS = """
 import sys
@@ -86,12 +87,6 @@ def ask(sock: socket.socket, request: bytes) -> bytes:
     return answer
 
 
-def cpu_s(pid: int) -> float:
-    """The processor time of a process, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
 def own_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
@@ -135,12 +130,12 @@ def events(followers: int, batches: int) -> tuple[float, float]:
     kind = "Content-Type: application/x-ndjson\r\n"
     request = f"POST /b/.batch {HEAD}{kind}Content-Length: {len(rows)}\r\n\r\n".encode() + rows
     with mqfs() as (pid, port, sock):
-        idle = memory(pid)
+        idle = 1_024 * resident_mb(pid)
         socks = [connect(port) for _ in range(followers)]
         for one in socks:
             ask(one, f"GET /b/s?format=sse&since=end {HEAD}\r\n".encode())
             one.setblocking(False)
-        size = (memory(pid) - idle) / followers
+        size = (1_024 * resident_mb(pid) - idle) / followers
         by_number = {one.fileno(): one for one in socks}
         ready = select.epoll()
         for number in by_number:
@@ -202,11 +197,6 @@ def synchronous(count: int) -> float:
                 socks[number].sendall(request)
                 got += 1
         return got / (time.perf_counter() - began)
-
-
-def memory(pid: int) -> int:
-    """KiB."""
-    return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0])
 
 
 def rounds(server: Callable[[], contextmanager], count: int) -> float:  # type: ignore[type-arg,valid-type]

@@ -8,7 +8,6 @@ The server is the real one, with a store on disk; the readers are threads of a f
 from __future__ import annotations
 
 import argparse
-import os
 import resource
 import shutil
 import subprocess
@@ -21,22 +20,12 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from processes import cpu_s, resident_mb  # noqa: E402
+
 from mqfs.fuse.mount import mounted, unmount  # noqa: E402
 
 PROCESSES = 10
 IDLE_S = 5.0
-
-
-def resident_mb(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Cost(NamedTuple):

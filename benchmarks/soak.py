@@ -32,6 +32,8 @@ import click
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
+from processes import resident_mb  # noqa: E402
+
 import mqfs  # noqa: E402
 from mqfs.errors import FellBehind  # noqa: E402
 from mqfs.fuse.mount import mounted, unmount  # noqa: E402
@@ -164,9 +166,7 @@ def serve(place: Place) -> subprocess.Popen[bytes]:
 
 def usage(pid: int) -> tuple[float, int]:
     """Resident memory in MB, and open descriptors."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    resident = next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS:"))
-    return resident, len(os.listdir(f"/proc/{pid}/fd"))
+    return resident_mb(pid), len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def last_line(path: Path) -> tuple[int, int]:
