@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/replica.py [--rounds 3] [--seconds 3] [--only NAME]...        needs root
 
 The machines are network namespaces of this one, so three nats-servers, a primary and two standbys share its processors:
-each figure is beside its peer of the same run. `nats-py` publishes one by one to a stream of the same cluster, whose
-records are synced before they count, as the log's are.
+each figure is beside its peer of the same run, and below it the processor time of a write in each of them. `nats-py`
+publishes one by one to a stream of the same cluster, whose records are synced before they count, as the log's are.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -26,7 +27,9 @@ from pathlib import Path
 import click
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from processes import cpu_s  # noqa: E402
 
 from mqfs.ninep.client.connection import Client, connect  # noqa: E402
 from tests.replica.faulty_proxy import FaultyProxy  # noqa: E402
@@ -54,8 +57,10 @@ class Rate:
         self._end.set()
         for thread in threads:
             thread.join()
-        self.rate = len(self.times) / (time.perf_counter() - began)
+        self.seconds = time.perf_counter() - began
+        self.rate = len(self.times) / self.seconds
         self.median_ms = statistics.median(self.times) * 1e3
+        self.cost = ""
 
     def _run(self, call: Callable[[], object]) -> None:
         while not self._end.is_set():
@@ -75,6 +80,24 @@ class Bench:
         for address in (self.primary.address, alone.address):
             make_groups(address, replica=address != alone.address)
 
+    def used(self) -> dict[str, float]:
+        """The processor time, in seconds, of all that take part."""
+        pids: dict[str, list[subprocess.Popen[bytes] | None]] = {
+            "primary": [self.primary.process],
+            "standbys": [node.process for node in self.nodes.all[1:]],
+            "nats-servers": [node.nats.process for node in self.nodes.all],
+            "the other": [self.alone.process],
+        }
+        found = {name: sum(cpu_s(one.pid) for one in some if one is not None) for name, some in pids.items()}
+        own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return {**found, "client": sum(one.ru_utime + one.ru_stime for one in own)}
+
+    def cost(self, before: dict[str, float], seconds: float, count: float) -> str:
+        """The processor time of a write since then, by who had it."""
+        spent = {name: used - before[name] for name, used in self.used().items()}
+        parts = ", ".join(f"{name} {used / count * 1e6:,.0f}" for name, used in spent.items() if used > 0)
+        return f"us a write: {parts}; {sum(spent.values()) / seconds / len(os.sched_getaffinity(0)):.0%} busy"
+
     def _is_served(self) -> bool:
         with contextlib.suppress(Exception), connect(self.primary.address, timeout=2):
             return True
@@ -83,19 +106,21 @@ class Bench:
     def ours(self, address: str, group: str, writers: int) -> Rate:
         trees = [connect(address) for _ in range(writers)]
         files = [tree.open(f"{group}/s", "w") for tree in trees]
+        before = self.used()
         found = Rate(writers, lambda number: lambda: files[number].write(KIB), self.seconds)
+        found.cost = self.cost(before, found.seconds, len(found.times))
         for tree in trees:
             tree.close()
         return found
 
-    def theirs(self, connections: int) -> tuple[float, float]:
-        """Rate, and median in milliseconds, of nats-py."""
-        node = self.primary
+    def theirs(self, connections: int) -> tuple[float, float, str]:
+        """Rate, median in milliseconds, and cost, of nats-py."""
+        node, before, began = self.primary, self.used(), time.perf_counter()
         hosts = node.url.partition("://")[2].partition("/")[0]
         peer = node.machine.inside(sys.executable, __file__, "--peer", hosts, "--seconds", str(self.seconds))
         done = subprocess.run([*peer, "--connections", str(connections)], capture_output=True, text=True, check=True)
         rate, median_ms = json.loads(done.stdout)
-        return rate, median_ms
+        return rate, median_ms, self.cost(before, time.perf_counter() - began, rate * self.seconds)
 
     # ------------------------------------------------------------ aims
 
@@ -103,8 +128,8 @@ class Bench:
         """`sync replica` beside the engine's own publish, one at a time."""
         ours, theirs = list[float](), list[float]()
         for _ in range(self.rounds):
-            ours.append(self.ours(self.primary.address, "replica", 1).median_ms)
-            theirs.append(self.theirs(1)[1])
+            ours.append((own := self.ours(self.primary.address, "replica", 1)).median_ms)
+            theirs.append((peer := self.theirs(1))[1])
         mine, other = statistics.median(ours), statistics.median(theirs)
         show(
             "sync replica, p50 over the engine's own",
@@ -113,24 +138,26 @@ class Bench:
             "<= 1 ms",
             mine - other <= 1,
         )
+        show_costs(own.cost, peer[2])
 
     def writers(self) -> None:
         """16 writers of 1 KiB beside nats-py one by one from 16 connections."""
         ours, theirs = list[float](), list[float]()
         for _ in range(self.rounds):
-            ours.append(self.ours(self.primary.address, "replica", WRITERS).rate)
-            theirs.append(self.theirs(WRITERS)[0])
+            ours.append((own := self.ours(self.primary.address, "replica", WRITERS)).rate)
+            theirs.append((peer := self.theirs(WRITERS))[0])
         mine, other = statistics.median(ours), statistics.median(theirs)
         show("16 writers of 1 KiB", f"{mine:,.0f}/s, {other:,.0f}/s", mine / other, ">= 3", mine >= 3 * other)
+        show_costs(own.cost, peer[2])
 
     def others(self) -> None:
         """Groups without `sync replica` beside a server without a replica."""
         for group in ("always", "off"):
             ours, theirs = list[float](), list[float]()
             for _ in range(self.rounds):
-                ours.append(self.ours(self.primary.address, group, 4).rate)
+                ours.append((own := self.ours(self.primary.address, group, 4)).rate)
                 self.wait_until_copied()
-                theirs.append(self.ours(self.alone.address, group, 4).rate)
+                theirs.append((peer := self.ours(self.alone.address, group, 4)).rate)
             mine, other = statistics.median(ours), statistics.median(theirs)
             show(
                 f"sync {group}, with and without",
@@ -139,6 +166,7 @@ class Bench:
                 ">= 0.95",
                 mine >= 0.95 * other,
             )
+            show_costs(own.cost, peer.cost)
 
     def wait_until_copied(self) -> None:
         with connect(self.primary.address) as tree:
@@ -148,7 +176,10 @@ class Bench:
     def lag(self) -> None:
         """How far a standby is behind 20 MB/s."""
         with connect(self.primary.address) as tree:
-            batch, body = tree.open("off/.batch", "w"), b"y" * 15_000
+            tree.mkdir("lag")  # of which nothing is trimmed: the size of its files is all that was written
+            tree.open("lag/ctl", "w").write(b"replay all\nsync off\n")
+            tree.create("lag/s").close()
+            batch, body = tree.open("lag/.batch", "w"), b"y" * 15_000
             data = b"".join(frame("s", body) for _ in range(8))
             standby = self.nodes.all[1].store
             sent, copied, began = [(0.0, size_of(standby))], list[tuple[float, int]](), time.perf_counter()
@@ -169,6 +200,12 @@ class Bench:
 
 def show(what: str, figures: str, value: float, aim: str, met: bool) -> None:
     print(f"{what:44} {figures:28} {value:8.2f}  {aim:8} {'met' if met else 'MISSED'}", flush=True)
+
+
+def show_costs(*costs: str) -> None:
+    """The last round's, ours and the peer's."""
+    for cost in costs:
+        print(f"    {cost}", flush=True)
 
 
 def stats(tree: Client, group: str) -> dict[str, float]:

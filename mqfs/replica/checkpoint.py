@@ -21,8 +21,10 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -37,6 +39,7 @@ from mqfs.replica.state import Have, decode_have, decode_position, encode_have, 
 from mqfs.store.store import folder_of
 
 _ATTEMPTS = 8  # at a checkpoint, while segments go
+_AHEAD = 3  # parts of a checkpoint that are asked for at once
 
 
 class Part(NamedTuple):
@@ -215,12 +218,16 @@ def newest(log: ReplicatedLog) -> Checkpoint | None:
 
 def runs(objects: Objects, checkpoint: Checkpoint) -> Iterator[Run]:
     """All bytes of a checkpoint, checked. Raises NoAnswer, BadReplica."""
-    for segment in checkpoint.segments:
-        at = 0
-        for size, crc, name in segment.parts:
-            data = objects.get(name)
-            if data is None or len(data) != size or value(data) != crc:
-                reason = "missing" if data is None else "wrong check sum"
-                raise BadReplica(f"{name}: {reason} (expected {size} bytes of {checkpoint.name})")
-            yield Run(segment.group, segment.first, at, data)
-            at += size
+    names = iter([part.name for segment in checkpoint.segments for part in segment.parts])
+    with ThreadPoolExecutor(_AHEAD, "parts") as pool:
+        asked = deque(pool.submit(objects.get, name) for name in islice(names, _AHEAD))
+        for segment in checkpoint.segments:
+            at = 0
+            for size, crc, name in segment.parts:
+                data = asked.popleft().result()
+                asked.extend(pool.submit(objects.get, following) for following in islice(names, 1))
+                if data is None or len(data) != size or value(data) != crc:
+                    reason = "missing" if data is None else "wrong check sum"
+                    raise BadReplica(f"{name}: {reason} (expected {size} bytes of {checkpoint.name})")
+                yield Run(segment.group, segment.first, at, data)
+                at += size

@@ -14,7 +14,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -53,8 +53,8 @@ class Follower:
         """Hold the store's lock. `found`: its state."""
         assert found.position.store is not None
         self._log, self.path, self.state = replicated, path, found
-        self.reader = Reader(attrs.evolve(found.position))
         self.store = StandbyStore(path, str(found.position.store))
+        self.reader = Reader(attrs.evolve(found.position), f"{path}/staging")
         self.takeovers: list[Owner] = []  # that were read
         self._noted = time.monotonic()
         self._closed = False
@@ -81,9 +81,10 @@ class Follower:
             self.note()  # a takeover at once: a start has to tell one that came since from one that was followed
         return -1 if ended else len(records)
 
-    def _feed(self, record: LogRecord) -> Sequence[Frame] | range | None:
+    def _feed(self, record: LogRecord) -> Iterable[Frame] | None:
         try:
-            return self.reader.feed(record)
+            with refusing(self.path):
+                return self.reader.feed(record)
         except FramesMissing as error:  # they were trimmed since `check_history`, or some of them
             raise Outdated(str(error)) from None
         except BadReplica as error:
@@ -94,8 +95,8 @@ class Follower:
         state.write(self.path, self.state)
         self._noted = time.monotonic()
 
-    def _apply(self, batch: Sequence[Frame] | range, ending: Ending | None) -> None:
-        for frame in self._read_again(batch) if isinstance(batch, range) else batch:
+    def _apply(self, batch: Iterable[Frame], ending: Ending | None) -> None:
+        for frame in batch:
             if frame.owner is not None:
                 self.takeovers.append(frame.owner)
             entries: Sequence[Run | Trimmed | Removed] = of_store(frame.entries)
@@ -103,14 +104,6 @@ class Follower:
                 entries = ending.cut(entries)
             self.store.apply(entries)
             state.note(self.state.have, entries)
-
-    def _read_again(self, numbers: range) -> Iterator[Frame]:
-        """The frames of a batch that did not fit into memory; they were checked when they were read first."""
-        for number in numbers:
-            data = self._log.get(number)
-            if data is None:
-                raise Outdated(f"frame {number} was trimmed")
-            yield decode(data)
 
     def catch_up(self) -> None:
         """Step until the end of the log, as far as it is seen."""

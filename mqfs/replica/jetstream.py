@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import os
+import queue
 import re
 import threading
 import urllib.parse
@@ -39,6 +41,8 @@ _WRONG_LAST = (10071, 10164)
 _NO_STREAM = 10059  # a quorum says so: it does not come back
 _HEADER_BYTES = 1_024  # of an append, at most
 _BATCH = 256  # records of one read
+_ARRIVED = 32  # records that wait to be read; further ones are left to nats-py
+_PENDING_BYTES = 32 << 20  # that wait there: beyond, and after a gap, the consumer begins again
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _EXPECT = "nats://HOST[:PORT][,HOST...]/NAME"
 
@@ -69,6 +73,10 @@ class _Loop:
         except (nats.errors.Error, OSError, asyncio.CancelledError) as error:
             raise NoAnswer(_reason(error)) from None
 
+    def begin(self, work: Coroutine[Any, Any, object]) -> None:
+        """Have it done, whatever comes of it."""
+        asyncio.run_coroutine_threadsafe(work, self.loop)
+
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -92,11 +100,9 @@ def _reason(error: BaseException) -> str:
 class JetStreamLog:
     """See `ReplicatedLog` in log.py."""
 
-    pace_s = 0.0
-
     def __init__(self, url: str, *, create: bool = True) -> None:
         """Connect. `create`: make the stream where there is none. Raises BadReplica."""
-        self._create = create
+        self._create, self.pace_s = create, limits.REPLICA_PACE_S
         servers, self._stem, replicas, credentials = parse(url)
         self.name = f"{url.partition('://')[0]}://{','.join(map(_without_user, servers))}/{self._stem}"
         if credentials is not None and not os.access(credentials, os.R_OK):
@@ -104,8 +110,9 @@ class JetStreamLog:
         self._stream, self._prefix = f"mqfs-{self._stem}", f"mqfs.{self._stem}"
         self._loop = _Loop()
         self._following: Any = None  # the subscription of `read`
+        self._arrived: queue.SimpleQueue[LogRecord] = queue.SimpleQueue()  # of that subscription
         self._follows = 0  # the number before its next record
-        self._reports: dict[str, Report] = {}
+        self._reports: dict[str, Report] | None = None  # None: not asked for yet, and not sent here
         try:
             self._client: Client = self._connect(servers, credentials)
         except Exception as error:  # also what nats-py thinks of a file of credentials
@@ -115,7 +122,6 @@ class JetStreamLog:
         try:
             self._check_version()
             self._open_stream(replicas or (3 if len(servers) >= 3 else 1))
-            self._loop.call(self._client.subscribe(f"{self._prefix}.standby", cb=self._on_report))
             self.objects = JetStreamObjects(self._loop, self._js, self._stream, self._replicas)
         except NoAnswer as error:
             self.close()
@@ -211,19 +217,28 @@ class JetStreamLog:
     def read(self, after: int, wait_s: float) -> Sequence[LogRecord]:
         if self._following is None or self._follows != after:
             self._follow(after)
-        records = self._loop.call(self._next(wait_s), wait_s + limits.REPLICA_CALL_S)
+        records = self._take(wait_s)
         if not records and self.newest(after) is not None:
-            self._stop_following()  # the consumer went, or the next record was trimmed
+            records = self._take(limits.REPLICA_CALL_S)  # it is on its way
+            if not records:
+                self._stop_following()  # the consumer went, or the next record was trimmed
         self._follows = records[-1].number if records else after
         return records
 
     def _follow(self, after: int) -> None:
         self._stop_following()
+        arrived = self._arrived = queue.SimpleQueue()
+
+        async def on_record(message: Msg) -> None:
+            while arrived.qsize() >= _ARRIVED:
+                await asyncio.sleep(0.01)
+            arrived.put(LogRecord(message.metadata.sequence.stream, message.data))
+
         config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1)
         self._following = self._loop.call(
             self._js.subscribe(
-                f"{self._prefix}.>", stream=self._stream, config=config, ordered_consumer=True,
-                pending_bytes_limit=64 << 20,
+                f"{self._prefix}.>", stream=self._stream, config=config, ordered_consumer=True, cb=on_record,
+                pending_bytes_limit=_PENDING_BYTES,
             )
         )  # fmt: skip
         self._follows = after
@@ -236,15 +251,13 @@ class JetStreamLog:
             except NoAnswer:
                 pass  # it ends with the connection
 
-    async def _next(self, wait_s: float) -> list[LogRecord]:
-        """All that arrived; waits for the first record at most that long."""
+    def _take(self, wait_s: float) -> list[LogRecord]:
+        """What arrived; waits for the first record at most that long."""
         records: list[LogRecord] = []
-        while len(records) < _BATCH:
-            try:
-                message = await self._following.next_msg(timeout=0.001 if records else max(wait_s, 0.001))
-            except nats.errors.TimeoutError:
-                break
-            records.append(LogRecord(message.metadata.sequence.stream, message.data))
+        with contextlib.suppress(queue.Empty):
+            records.append(self._arrived.get(timeout=wait_s))
+            while len(records) < _BATCH:
+                records.append(self._arrived.get_nowait())
         return records
 
     def trim(self, before: int) -> None:
@@ -253,17 +266,20 @@ class JetStreamLog:
     def report(self, name: str, report: Report) -> None:
         if self._client.is_connected:
             line = b"%b %b" % (name.encode(), report.encode())
-            self._loop.call(self._client.publish(f"{self._prefix}.standby", line))
+            self._loop.begin(self._client.publish(f"{self._prefix}.standby", line))
 
     async def _on_report(self, message: Msg) -> None:
         begin, _, rest = message.data.partition(b" ")
         name, report = begin.decode(errors="replace"), Report.decode(rest)
-        if _NAME.fullmatch(name) and report is not None:
+        if self._reports is not None and _NAME.fullmatch(name) and report is not None:
             self._reports[name] = report
             if len(self._reports) > limits.REPLICA_REPORTS:
                 del self._reports[min(self._reports, key=self._reports.__getitem__)]
 
     def reports(self) -> dict[str, Report]:
+        if self._reports is None:
+            self._loop.call(self._client.subscribe(f"{self._prefix}.standby", cb=self._on_report))
+            self._reports = {}
         return dict(self._reports)
 
     def promises(self) -> Sequence[str]:

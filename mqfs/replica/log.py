@@ -1,4 +1,5 @@
-"""The replicated log: what an engine must do, its one writer, and its readers. The machines here do no I/O.
+"""The replicated log: what an engine must do, its one writer, and its readers. The machines here do no I/O, but for a
+file with the rest of a batch that is too large for memory.
 
     number    17 frame   18 frame   19 own, epoch 4   20 frame   21 frame
     writer    epoch 3 ended here ^   epoch 4 ------------------------->
@@ -15,8 +16,10 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from tempfile import TemporaryFile
+from typing import IO, NamedTuple, Protocol
 
 import attrs
 
@@ -87,7 +90,7 @@ class ReplicatedLog(Protocol):
     """A log on an engine. All calls raise NoAnswer, and BadReplica where no later attempt can succeed. One thread."""
 
     name: str  # the URL without credentials
-    pace_s: float  # between two appends that no writer waits for: an object store charges for each
+    pace_s: float  # between two groups of appends that no writer waits for
     objects: Objects
 
     def append(self, data: bytes, after: int, own: int, *, takeover: bool) -> None:
@@ -112,7 +115,7 @@ class ReplicatedLog(Protocol):
         ...
 
     def report(self, name: str, report: Report) -> None:
-        """Say how far the standby `name` is."""
+        """Say how far the standby `name` is. It is repeated, so one may get lost, or be left out where it costs."""
         ...
 
     def reports(self) -> dict[str, Report]:
@@ -173,30 +176,45 @@ class Position:
 class Reader:
     """Frames in order, as batches that are applied together."""
 
-    def __init__(self, position: Position) -> None:
-        """`position`: after the last frame that was applied."""
+    def __init__(self, position: Position, folder: str | None = None) -> None:
+        """`position`: after the last frame that was applied. `folder`: where the rest of a batch lies that is too large
+        for memory, in a file without a name; None: where temporary files are."""
         self.position = position  # after the last record that was read
         self.complete = attrs.evolve(position)  # after the last frame that ends a batch
+        self._folder = folder
         self._parts: list[Frame] = []
-        self._first = self._bytes = 0  # the number of the first frame of the batch, and its bytes so far
+        self._rest: IO[bytes] | None = None  # frames behind them, each after its size
+        self._bytes = 0
 
-    def feed(self, record: LogRecord) -> list[Frame] | range | None:
-        """The frames of the batch that this record ends; None where it ends none. Of a batch that is too large for
-        memory their numbers, to be read again. A takeover ends what the primary before it did not finish: that was
-        never acknowledged, and is in none. Raises BadReplica."""
+    def feed(self, record: LogRecord) -> Iterable[Frame] | None:
+        """The frames of the batch that this record ends, to be taken once, before the next call; None where it ends
+        none. A takeover ends what the primary before it did not finish: that was never acknowledged, and is in none.
+        Raises BadReplica, OSError."""
         frame = self.position.advance(record)
-        if frame.owner is not None or not self._bytes:
-            self._parts, self._first, self._bytes = [], frame.number, 0
+        if frame.owner is not None:
+            self._take()
         self._bytes += len(record.data)
         if self._bytes <= limits.REPLICA_BATCH_BYTES:
             self._parts.append(frame)
+        else:
+            self._rest = self._rest or TemporaryFile(dir=self._folder)  # noqa: SIM115 - `_frames_of` closes it
+            self._rest.write(len(record.data).to_bytes(4, "little") + record.data)
         if frame.more:
             return None
-        fits = self._bytes <= limits.REPLICA_BATCH_BYTES
-        batch = self._parts if fits else range(self._first, frame.number + 1)
-        self._parts, self._bytes = [], 0
         self.complete = attrs.evolve(self.position)
-        return batch
+        return self._take()
+
+    def _take(self) -> Iterable[Frame]:
+        parts, rest = self._parts, self._rest
+        self._parts, self._rest, self._bytes = [], None, 0
+        return parts if rest is None else chain(parts, _frames_of(rest))
+
+
+def _frames_of(file: IO[bytes]) -> Iterator[Frame]:
+    with file:
+        file.seek(0)
+        while size := file.read(4):
+            yield decode(file.read(int.from_bytes(size, "little")))
 
 
 # ------------------------------------------------------------ writer

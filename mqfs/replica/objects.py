@@ -17,6 +17,7 @@ import time
 import urllib.parse
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -41,6 +42,7 @@ from mqfs.replica.log import LogRecord, NoAnswer, Refused, Report
 _FATAL = (PermissionDeniedError, UnauthenticatedError, NotSupportedError)
 _DIGITS = 20
 _PROBES = 3  # of the condition, where there is no answer
+_AHEAD = 8  # frames that are asked for at once, where there are that many: an object store answers each slowly
 
 
 class StoreObjects:
@@ -218,8 +220,12 @@ class ObjectLog:
         scheme, folder, *_ = split(url)
         self.objects = FileObjects(folder, create=create) if scheme == "file" else StoreObjects(url)
         self.name = url
-        self.pace_s = 0.0 if scheme == "file" else limits.REPLICA_OBJECT_S
+        self.pace_s = limits.REPLICA_PACE_S if scheme == "file" else limits.REPLICA_OBJECT_S
         self._is_file = scheme == "file"
+        self._reported_s = 0.0
+        self._pool = ThreadPoolExecutor(_AHEAD, "frames")
+        self._asked: dict[int, Future[bytes | None]] = {}  # by the number of the frame
+        self._found = 0  # frames in a row that were there when they were asked for
         try:
             self.objects.list("standby/")  # an engine that cannot be reached is an error now
             if create and not self._is_file:
@@ -258,8 +264,7 @@ class ObjectLog:
     def read(self, after: int, wait_s: float) -> Sequence[LogRecord]:
         until, pause_s = time.monotonic() + wait_s, 0.05
         while True:
-            data = self.objects.get(_name(after + 1))
-            if data is not None:
+            if (data := self._get_ahead(after + 1)) is not None:
                 return [LogRecord(after + 1, data)]
             if (left_s := until - time.monotonic()) <= 0:
                 break
@@ -267,6 +272,19 @@ class ObjectLog:
             pause_s = min(2 * pause_s, 1.0)
         later = self.objects.list("log/", _name(after))  # none, but where frames were trimmed
         return [LogRecord(_number(name), data) for name in later[:1] if (data := self.objects.get(name)) is not None]
+
+    def _get_ahead(self, number: int) -> bytes | None:
+        """That frame, while further ones are asked for: the more, the more of them were there."""
+        wanted = range(number, number + min(max(self._found, 1), _AHEAD))
+        asked, self._asked = self._asked, {}
+        try:
+            self._asked = {n: asked.get(n) or self._pool.submit(self.objects.get, _name(n)) for n in wanted}
+            data = self._asked.pop(number).result()
+        except BaseException:
+            self._found, self._asked = 0, {}
+            raise
+        self._found, self._asked = (self._found + 1, self._asked) if data is not None else (0, {})
+        return data
 
     def trim(self, before: int) -> None:
         for name in self.objects.list("log/"):
@@ -277,7 +295,9 @@ class ObjectLog:
                 self.objects.delete(name)
 
     def report(self, name: str, report: Report) -> None:
-        self.objects.put(f"standby/{name}", report.encode())
+        if self._is_file or time.monotonic() - self._reported_s >= self.pace_s:
+            self._reported_s = time.monotonic()
+            self.objects.put(f"standby/{name}", report.encode())
 
     def reports(self) -> dict[str, Report]:
         names = self.objects.list("standby/")
@@ -293,7 +313,7 @@ class ObjectLog:
         ]
 
     def close(self) -> None:
-        pass
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _name(number: int) -> str:

@@ -55,6 +55,7 @@ class Replicator:
         can go back."""
         self._log, self._post, self._on_end, self._standbys = primary.log, post, on_end, standbys
         self._stop = threading.Event()
+        self._closing = False  # the store is closed: what it has is copied without a pause, then the thread ends
         self._driver = Driver(primary.log, primary.writer, self._stop)
         self._wake = threading.Event()
         self._idle: list[Callable[[], None]] = []
@@ -71,20 +72,21 @@ class Replicator:
         """Begin. `when_idle` is called once on the store's thread, when all that is there now is in the log."""
         self._replication = replication
         replication.silent_s = lambda: self._driver.silent_s
-        if self._log.pace_s:
-            replication.on_awaited = self._wake.set
         self._idle.append(when_idle)
         self._wake.set()
         self._thread.start()
         self._keeper.start()
 
     def stop(self) -> None:
-        """End both threads; an append under way is given up, which a start finds out. The store is closed already: all
-        that it wrote is on disk."""
-        self._stop.set()
+        """Copy the rest, and end both threads. The store is closed already: all that it wrote is on disk. Where the
+        engine does not answer, the rest, or an append under way, is given up, which a start finds out."""
+        self._closing = True
         self._wake.set()
         if self._thread.ident is not None:
+            self._thread.join(0.0 if self._driver.silent_s else limits.REPLICA_CALL_S)
+            self._stop.set()
             self._thread.join()
+        self._stop.set()
         self._keeper.stop()
         self._log.close()
 
@@ -93,7 +95,10 @@ class Replicator:
             while not self._stop.is_set():
                 self._wake.wait(limits.REPLICA_BEAT_S)
                 self._wake.clear()
+                closing = self._closing
                 self._copy()
+                if closing:
+                    break
         except Stopped:
             pass
         except Fenced:
@@ -155,12 +160,12 @@ class Replicator:
             self._keeper.end(self._driver.writer.position)
 
     def _pace(self) -> None:
-        """Wait until the engine may be asked again, where it charges for that; not where a caller waits for it."""
+        """Gather what is written meanwhile into fewer frames; not where a caller waits for it."""
         assert self._replication is not None
         while (wait_s := self._appended_s + self._log.pace_s - time.monotonic()) > 0:
             if self._stop.is_set():
                 raise Stopped
-            if self._replication.is_awaited:
+            if self._replication.expected or self._idle or self._closing:
                 break
             self._wake.wait(wait_s)
             self._wake.clear()
@@ -207,7 +212,7 @@ class Replicator:
             return False
 
     def _call(self, do: Callable[[], None]) -> None:
-        """Have it done on the store's thread, and wait for that."""
+        """Have it done on the store's thread, and wait for that; not at the end, when the store is closed."""
         done = threading.Event()
 
         def run() -> None:
@@ -218,7 +223,7 @@ class Replicator:
 
         self._post(run)
         while not done.wait(0.2):
-            if self._stop.is_set():
+            if self._stop.is_set() or self._closing:
                 return
 
 

@@ -223,7 +223,6 @@ class Standby:
         self._name = uuid.uuid5(uuid.NAMESPACE_URL, where).hex[:16]  # the same at its next start
         self._promoted, self._stop = threading.Event(), threading.Event()
         self._heard = time.monotonic()  # when a frame came last, or the engine did not answer
-        self._reported_s = 0.0
         self._copied_at = -1  # number of the frame at which the store was set aside
         self.primary = ""  # its address
 
@@ -275,10 +274,8 @@ class Standby:
     def _step(self, follower: Follower) -> None:
         if follower.step(min(1.0, self._failover_s / 4)):
             self._heard = time.monotonic()
-        if time.monotonic() - self._reported_s >= self._log.pace_s:  # also again: the one before may be lost
-            self._reported_s = time.monotonic()
-            at = follower.state.position
-            self._log.report(self._name, Report(at.number, at.crc))
+        at = follower.state.position
+        self._log.report(self._name, Report(at.number, at.crc))  # also again: the one before may be lost
         if follower.state.position.address != self.primary:
             self.primary = follower.state.position.address
             log.info("standby of %s, whose primary is %s", self._log.name, self.primary or "unnamed")

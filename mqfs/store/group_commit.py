@@ -85,6 +85,7 @@ class GroupCommit:
         if copy is None:
             self.sync(then)
         else:
+            copy.expect(mark)  # now: it goes there while this disk syncs
             self.sync(lambda error: then(error) if error is not None else copy.after(mark, then))
 
     def _ask(self, due: float) -> None:

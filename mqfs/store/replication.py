@@ -89,8 +89,8 @@ class LogCopy:
     """How far one log is copied."""
 
     __slots__ = (
-        "_dirty", "_ended", "_lacking", "_position", "_replication", "_since", "_waiting", "chain", "commit", "copied",
-        "settled",
+        "_dirty", "_ended", "_expected", "_lacking", "_position", "_replication", "_since", "_waiting", "chain",
+        "commit", "copied", "settled",
     )  # fmt: skip
 
     def __init__(self, replication: Replication, chain: Chain, commit: GroupCommit) -> None:
@@ -101,6 +101,7 @@ class LogCopy:
         self._position = 0  # in the first of them
         self._dirty = False  # it is in the list of logs with something to copy
         self._since = 0.0  # when the oldest bytes that are not copied were written; monotonic
+        self._expected = 0  # callers wait for what was written up to that mark, or will
         self._waiting: deque[tuple[int, Committed]] = deque()
         self._ended: OSError | None = None
 
@@ -133,6 +134,12 @@ class LogCopy:
         """A segment was removed, which was responsible for those sequences."""
         self._replication.note_event(Trimmed(self.chain.group, first, end))
 
+    def expect(self, mark: int) -> None:
+        """A caller is about to wait for what was written up to that mark."""
+        if mark > self.copied and self._replication.failed is None:
+            self._expected = mark
+            self._replication.expect(self)
+
     def after(self, mark: int, then: Committed) -> None:
         """Call `then` when what was written up to that mark is copied."""
         failed = self._replication.failed or self._ended
@@ -142,13 +149,6 @@ class LogCopy:
             then(None)
         else:
             self._waiting.append((mark, then))
-            if self._replication.on_awaited is not None:
-                self._replication.on_awaited()
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether a caller waits."""
-        return bool(self._waiting)
 
     @property
     def lag_bytes(self) -> int:
@@ -185,6 +185,8 @@ class LogCopy:
         """The copy has what was written up to that mark; it was taken at that moment."""
         self.copied, self.settled = max(self.copied, mark.written), max(self.settled, mark.first)
         self._since = taken_s if self.lag_bytes else 0.0
+        if self._expected <= self.copied:
+            self._replication.expected.discard(self)
 
     def next_answer(self) -> Committed | None:
         """The next caller whose bytes are copied; None where there is none."""
@@ -217,11 +219,12 @@ class _Series(NamedTuple):
 class Replication:
     """The copies of all logs of a store. `begin` comes before any log is opened; `take` is called by one thread,
     `confirm` and `fail` on the store's. `notify`: called there once, until it is taken, when there is something to
-    copy; it returns at once."""
+    copy, and when a caller is about to wait for it; it returns at once."""
 
     def __init__(self, context: DiskStore, notify: Callable[[], None]) -> None:
-        self._context, self._on_written = context, notify
+        self._context, self.notify = context, notify
         self._copies: dict[int, LogCopy] = {}
+        self.expected: set[LogCopy] = set()  # for which callers wait
         self._have: Mapping[int, tuple[int, int]] = {}
         self._dirty: deque[LogCopy] = deque()
         self._events: deque[Entry] = deque()
@@ -230,7 +233,6 @@ class Replication:
         self._taken: _Series | None = None  # all of it, and not confirmed
         self._answering: deque[LogCopy] = deque()
         self.failed: OSError | None = None
-        self.on_awaited: Callable[[], None] | None = None  # called there when a caller begins to wait
         self.silent_s: Callable[[], float] = float  # how long the engine of the copy has not answered
 
     # ------------------------------------------------------------ the store's thread
@@ -257,7 +259,8 @@ class Replication:
 
     def detach(self, group: int) -> None:
         """The log is closed for good."""
-        self._copies.pop(group, None)
+        if (copy := self._copies.pop(group, None)) is not None:
+            self.expected.discard(copy)
 
     def note(self, copy: LogCopy) -> None:
         """The log has something to copy."""
@@ -272,7 +275,7 @@ class Replication:
     def _notify(self) -> None:
         if not self._is_notified:
             self._is_notified = True
-            self._on_written()
+            self.notify()
 
     def confirm(self) -> None:
         """The portions that were taken are in the copy. Where more of the series is to come nothing counts yet."""
@@ -305,10 +308,11 @@ class Replication:
             for copy in list(self._copies.values()):
                 copy.commit.fail(error)
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether a caller waits for the copy of any log."""
-        return any(copy.is_awaited for copy in list(self._copies.values()))
+    def expect(self, copy: LogCopy) -> None:
+        """A caller is about to wait for that one."""
+        if copy not in self.expected:
+            self.expected.add(copy)
+            self.notify()
 
     @property
     def lag_bytes(self) -> int:

@@ -4,6 +4,7 @@ not come, reads that are old. The real machines of mqfs/replica/log.py run in it
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from copy import deepcopy
 
 import attrs
@@ -111,8 +112,7 @@ class Server:
         self.payload = None
 
 
-def payloads(batch: list[Frame] | range | None) -> list[bytes]:
-    assert not isinstance(batch, range)
+def payloads(batch: Iterable[Frame] | None) -> list[bytes]:
     return [entry.data for frame in batch or () for entry in frame.entries if isinstance(entry, Run)]
 
 

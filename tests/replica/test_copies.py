@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from mqfs import errors, limits
-from mqfs.model import Kind
+from mqfs.model import Draft, Kind
 from mqfs.replica import checkpoint, state
 from mqfs.replica.engines import open_log
 from mqfs.replica.following import Outdated, discard, open_follower, store_of
@@ -575,6 +575,27 @@ def test_a_log_that_is_gone_is_begun_again_with_the_whole_store(tmp_path: Path) 
     second.stop()
     restore(open_log(url), str(tmp_path / "r"), Point())
     assert bodies_of(tmp_path / "r", 1) == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("url", ["file", "nats", "s3"], indirect=True)
+def test_what_no_writer_waits_for_comes_in_few_frames(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("REPLICA_PACE_S", "REPLICA_OBJECT_S"):
+        monkeypatch.setattr(limits, name, 3600.0)
+    primary = LocalPrimary(tmp_path / "a", url)
+    at, bucket = primary.primary.writer.position, primary.bucket(1)
+    before, bodies = at.number, [b"%d" % number for number in range(200)]
+    for body in bodies[:150]:
+        bucket.writer.append_batch([Draft(Kind.MESSAGE, 16, body, b"")], time.time_ns())
+    primary.append(1, b"awaited")
+    primary.wait(1, 1)  # and it does not wait for an hour
+    assert at.number - before <= 2
+    for body in bodies[150:]:
+        bucket.writer.append_batch([Draft(Kind.MESSAGE, 16, body, b"")], time.time_ns())
+    primary.stop()  # nor is the rest left behind
+    restore(open_log(url), str(tmp_path / "r"), Point())
+    assert bodies_of(tmp_path / "r", 1) == [*bodies[:150], b"awaited", *bodies[150:]]
 
 
 def test_an_engine_that_is_away_holds_nothing_up_and_gets_the_rest_later(tmp_path: Path) -> None:
