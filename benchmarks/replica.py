@@ -1,4 +1,5 @@
-"""What a replica costs, beside the engine alone: three machines, each with a nats-server, and an object store.
+"""What a replica costs, beside the engine alone: three machines, each with a nats-server, and an object store. And what
+a mount of a server elsewhere costs, beside a mount of its own.
 
     .venv/bin/python benchmarks/replica.py [--rounds 3] [--seconds 3] [--only NAME]...        needs root
 
@@ -21,7 +22,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -36,7 +38,7 @@ from tests.replica.faulty_proxy import FaultyProxy  # noqa: E402
 from tests.replica.nodes import Nodes, nodes  # noqa: E402
 from tests.support.batches import frame  # noqa: E402
 from tests.support.eventually import eventually  # noqa: E402
-from tests.support.server import Server, mqfs  # noqa: E402
+from tests.support.server import COMMAND, Server, mqfs, unmount  # noqa: E402
 
 KIB = b"x" * 1_024
 WRITERS = 16
@@ -281,6 +283,40 @@ def objects(folder: Path, seconds: float) -> None:
         shutil.rmtree(folder / "restored")
 
 
+# ------------------------------------------------------------ mounts
+
+
+def mounts(folder: Path, rounds: int, seconds: float) -> None:
+    """`mqfs mount` beside `serve --mount`, of one server: writes of 1 KiB, and reads of what was retained."""
+    elsewhere, place = folder / "elsewhere", folder / "mount"
+    elsewhere.mkdir()
+    place.mkdir()
+    with Server.at(folder, mount=True) as server:
+        try:
+            with Server(cwd=place, program=[*COMMAND, "mount", server.address, str(elsewhere)]):
+                make_groups(server.address, replica=False)
+                paths = elsewhere, server.path
+                compare_mounts(
+                    "written, sync always", [path / "always/s" for path in paths], os.O_WRONLY, rounds, seconds
+                )
+                compare_mounts("written, sync off", [p / "off/s" for p in paths], os.O_WRONLY, rounds, seconds)
+                compare_mounts("read", [p / "off/s" for p in paths], os.O_RDONLY, rounds, seconds / 10)
+        finally:
+            unmount(elsewhere)
+
+
+def compare_mounts(what: str, paths: Sequence[Path], mode: int, rounds: int, seconds: float) -> None:
+    rates: list[list[float]] = [[] for _ in paths]
+    for _ in range(rounds):
+        for path, found in zip(paths, rates, strict=True):
+            file = os.open(path, mode)
+            call = partial(os.write, file, KIB) if mode == os.O_WRONLY else partial(os.read, file, 4_096)
+            found.append(Rate(1, lambda number, call=call: call, seconds).rate)  # type: ignore[misc]
+            os.close(file)
+    mine, other = map(statistics.median, rates)
+    show(f"a mount elsewhere, {what}", f"{mine:,.0f}/s, {other:,.0f}/s", mine / other, ">= 0.5", mine >= other / 2)
+
+
 # ------------------------------------------------------------ nats-py
 
 
@@ -313,27 +349,30 @@ async def publish(hosts: str, connections: int, seconds: float) -> tuple[float, 
 @click.command(help=__doc__)
 @click.option("--rounds", default=3)
 @click.option("--seconds", default=3.0, help="Length of one measurement.")
-@click.option("--only", multiple=True, help="latency, writers, others, lag, objects")
+@click.option("--only", multiple=True, help="latency, writers, others, lag, objects, mounts")
 @click.option("--peer", hidden=True)
 @click.option("--connections", default=1, hidden=True)
 def main(rounds: int, seconds: float, only: tuple[str, ...], peer: str | None, connections: int) -> None:
     if peer is not None:
         print(json.dumps(asyncio.run(publish(peer, connections, seconds))))
         return
-    names = only or ("latency", "writers", "others", "lag", "objects")
+    names = only or ("latency", "writers", "others", "lag", "objects", "mounts")
     with tempfile.TemporaryDirectory(prefix="mqfs-") as name:
         folder = Path(name)
-        if set(names) - {"objects"}:
+        if set(names) - {"objects", "mounts"}:
             (folder / "alone").mkdir()
             (folder / "three").mkdir()
             with nodes(folder / "three", disk="", clocks=False) as made, Server.at(folder / "alone") as alone:
                 bench = Bench(made, alone, rounds, seconds)
                 for one in names:
-                    if one != "objects":
+                    if one not in ("objects", "mounts"):
                         getattr(bench, one)()
         if "objects" in names:
             (folder / "objects").mkdir()
             objects(folder / "objects", seconds)
+        if "mounts" in names:
+            (folder / "mounts").mkdir()
+            mounts(folder / "mounts", rounds, seconds)
 
 
 if __name__ == "__main__":
