@@ -7,8 +7,9 @@ eight tenths of the rate, the mount and HTTP one each; HTTP is read as events. W
 the one that it holds is shown. The ring's reader counts what it lost.
 
 The first third warms up. Level: the medians of the second and of the last third differ by less than LEVEL_MB, and the
-descriptors not at all. Ends with 1 where it is not. That each message arrives or is counted, for 30 minutes, beside
-readers that are stopped and servers that are killed: `MQFS_SOAK=1 script/test -n0 tests/client/test_losses_timed.py`.
+descriptors, of segments apart, not at all. Ends with 1 where it is not. That each message arrives or is counted, for 30
+minutes, beside readers that are stopped and servers that are killed:
+`MQFS_SOAK=1 script/test -n0 tests/client/test_losses_timed.py`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -164,9 +166,13 @@ def serve(place: Place) -> subprocess.Popen[bytes]:
     return server
 
 
-def usage(pid: int) -> tuple[float, int]:
-    """Resident memory in MB, and open descriptors."""
-    return resident_mb(pid), len(os.listdir(f"/proc/{pid}/fd"))
+def usage(pid: int, place: Place) -> tuple[float, int]:
+    """Resident memory in MB, and open descriptors but for those of segments, which come and go."""
+    names = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):
+            names.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return resident_mb(pid), sum(not name.startswith(f"{place.folder}/store/buckets/") for name in names)
 
 
 def last_line(path: Path) -> tuple[int, int]:
@@ -197,7 +203,7 @@ def watch(server: subprocess.Popen[bytes], place: Place, minutes: float, rate: f
             ended = [role for role, process, _ in running if process.poll() is not None]
             assert not ended, f"{ended} ended"
             assert server.poll() is None, "the server ended"
-            samples.append(usage(server.pid))
+            samples.append(usage(server.pid, place))
             if len(samples) % 15 == 1:
                 click.echo(f"{passed:6.0f} s  {samples[-1][0]:7.1f} MB  {samples[-1][1]} descriptors")
         return judge(samples, {role: last_line(out) for role, _, out in running}, passed)

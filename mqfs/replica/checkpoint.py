@@ -39,7 +39,7 @@ from mqfs.replica.state import Have, decode_have, decode_position, encode_have, 
 from mqfs.store.store import folder_of
 
 _ATTEMPTS = 8  # at a checkpoint, while segments go
-_AHEAD = 3  # parts of a checkpoint that are asked for at once
+_AHEAD = 2  # parts of a checkpoint that are asked for at once
 
 
 class Part(NamedTuple):
@@ -218,14 +218,15 @@ def newest(log: ReplicatedLog) -> Checkpoint | None:
 
 def runs(objects: Objects, checkpoint: Checkpoint) -> Iterator[Run]:
     """All bytes of a checkpoint, checked. Raises NoAnswer, BadReplica."""
-    names = iter([part.name for segment in checkpoint.segments for part in segment.parts])
+    names = iter(part.name for segment in checkpoint.segments for part in segment.parts)
     with ThreadPoolExecutor(_AHEAD, "parts") as pool:
         asked = deque(pool.submit(objects.get, name) for name in islice(names, _AHEAD))
         for segment in checkpoint.segments:
             at = 0
             for size, crc, name in segment.parts:
                 data = asked.popleft().result()
-                asked.extend(pool.submit(objects.get, following) for following in islice(names, 1))
+                if (following := next(names, None)) is not None:
+                    asked.append(pool.submit(objects.get, following))
                 if data is None or len(data) != size or value(data) != crc:
                     reason = "missing" if data is None else "wrong check sum"
                     raise BadReplica(f"{name}: {reason} (expected {size} bytes of {checkpoint.name})")

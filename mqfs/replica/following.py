@@ -96,14 +96,15 @@ class Follower:
         self._noted = time.monotonic()
 
     def _apply(self, batch: Iterable[Frame], ending: Ending | None) -> None:
-        for frame in batch:
-            if frame.owner is not None:
-                self.takeovers.append(frame.owner)
-            entries: Sequence[Run | Trimmed | Removed] = of_store(frame.entries)
-            if ending is not None:
-                entries = ending.cut(entries)
-            self.store.apply(entries)
-            state.note(self.state.have, entries)
+        with refusing(self.path):  # the rest of a large batch lies in a file
+            for frame in batch:
+                if frame.owner is not None:
+                    self.takeovers.append(frame.owner)
+                entries: Sequence[Run | Trimmed | Removed] = of_store(frame.entries)
+                if ending is not None:
+                    entries = ending.cut(entries)
+                self.store.apply(entries)
+                state.note(self.state.have, entries)
 
     def catch_up(self) -> None:
         """Step until the end of the log, as far as it is seen."""
@@ -115,6 +116,7 @@ class Follower:
         """Give up the lock; all that was applied is on disk. May be called again."""
         if not self._closed:
             self._closed = True
+            self.reader.close()
             self.store.close()
 
 

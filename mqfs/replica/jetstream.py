@@ -40,15 +40,13 @@ LEAST_VERSION = (2, 11, 0)  # the condition of another subject; 2.9.15 to 2.9.20
 _WRONG_LAST = (10071, 10164)
 _NO_STREAM = 10059  # a quorum says so: it does not come back
 _HEADER_BYTES = 1_024  # of an append, at most
-_BATCH = 256  # records of one read
-_ARRIVED = 32  # records that wait to be read; further ones are left to nats-py
-_PENDING_BYTES = 32 << 20  # that wait there: beyond, and after a gap, the consumer begins again
+_ARRIVED = 32  # records that wait to be read: nats-py has no more sent than it was asked for, and what fits its limit
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _EXPECT = "nats://HOST[:PORT][,HOST...]/NAME"
 
 
 class _Loop:
-    """asyncio on a thread of its own, for the calls of one other thread."""
+    """asyncio on a thread of its own, for the calls of others."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -219,7 +217,7 @@ class JetStreamLog:
             self._follow(after)
         records = self._take(wait_s)
         if not records and self.newest(after) is not None:
-            records = self._take(limits.REPLICA_CALL_S)  # it is on its way
+            records = self._take(1.0)  # it is on its way
             if not records:
                 self._stop_following()  # the consumer went, or the next record was trimmed
         self._follows = records[-1].number if records else after
@@ -227,20 +225,15 @@ class JetStreamLog:
 
     def _follow(self, after: int) -> None:
         self._stop_following()
-        arrived = self._arrived = queue.SimpleQueue()
-
-        async def on_record(message: Msg) -> None:
-            while arrived.qsize() >= _ARRIVED:
-                await asyncio.sleep(0.01)
-            arrived.put(LogRecord(message.metadata.sequence.stream, message.data))
-
+        self._arrived = queue.SimpleQueue()
         config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1)
         self._following = self._loop.call(
             self._js.subscribe(
-                f"{self._prefix}.>", stream=self._stream, config=config, ordered_consumer=True, cb=on_record,
-                pending_bytes_limit=_PENDING_BYTES,
+                f"{self._prefix}.>", stream=self._stream, config=config, ordered_consumer=True,
+                pending_bytes_limit=64 << 20,
             )
         )  # fmt: skip
+        self._loop.begin(_pass_on(self._following, self._arrived))
         self._follows = after
 
     def _stop_following(self) -> None:
@@ -256,7 +249,7 @@ class JetStreamLog:
         records: list[LogRecord] = []
         with contextlib.suppress(queue.Empty):
             records.append(self._arrived.get(timeout=wait_s))
-            while len(records) < _BATCH:
+            while len(records) < _ARRIVED:
                 records.append(self._arrived.get_nowait())
         return records
 
@@ -297,6 +290,17 @@ class JetStreamLog:
         except NoAnswer:
             pass
         self._loop.close()
+
+
+async def _pass_on(following: Any, arrived: queue.SimpleQueue[LogRecord]) -> None:
+    """Hand over the records of a subscription, until it ends. Without a callback: nats-py tells the server to send more
+    when they are taken, not when they arrive."""
+    with contextlib.suppress(nats.errors.Error):
+        while True:
+            message = await following.next_msg(timeout=None)
+            arrived.put(LogRecord(message.metadata.sequence.stream, message.data))
+            while arrived.qsize() >= _ARRIVED:
+                await asyncio.sleep(0.002)
 
 
 async def _first_answer(connecting: Coroutine[Any, Any, Client], said: Sequence[str]) -> Client:

@@ -184,20 +184,23 @@ class Reader:
         self._folder = folder
         self._parts: list[Frame] = []
         self._rest: IO[bytes] | None = None  # frames behind them, each after its size
+        self._given: IO[bytes] | None = None  # the same of the batch before
         self._bytes = 0
 
     def feed(self, record: LogRecord) -> Iterable[Frame] | None:
         """The frames of the batch that this record ends, to be taken once, before the next call; None where it ends
         none. A takeover ends what the primary before it did not finish: that was never acknowledged, and is in none.
         Raises BadReplica, OSError."""
+        if self._given is not None:
+            self._given.close()
         frame = self.position.advance(record)
         if frame.owner is not None:
-            self._take()
+            self.close()
         self._bytes += len(record.data)
         if self._bytes <= limits.REPLICA_BATCH_BYTES:
             self._parts.append(frame)
         else:
-            self._rest = self._rest or TemporaryFile(dir=self._folder)  # noqa: SIM115 - `_frames_of` closes it
+            self._rest = self._rest or TemporaryFile(dir=self._folder)  # noqa: SIM115 - `close`
             self._rest.write(len(record.data).to_bytes(4, "little") + record.data)
         if frame.more:
             return None
@@ -205,16 +208,22 @@ class Reader:
         return self._take()
 
     def _take(self) -> Iterable[Frame]:
-        parts, rest = self._parts, self._rest
+        parts, self._given = self._parts, self._rest
         self._parts, self._rest, self._bytes = [], None, 0
-        return parts if rest is None else chain(parts, _frames_of(rest))
+        return parts if self._given is None else chain(parts, _frames_of(self._given))
+
+    def close(self) -> None:
+        """Forget what is not whole."""
+        for file in (self._rest, self._given):
+            if file is not None:
+                file.close()
+        self._parts, self._rest, self._given, self._bytes = [], None, None, 0
 
 
 def _frames_of(file: IO[bytes]) -> Iterator[Frame]:
-    with file:
-        file.seek(0)
-        while size := file.read(4):
-            yield decode(file.read(int.from_bytes(size, "little")))
+    file.seek(0)
+    while size := file.read(4):
+        yield decode(file.read(int.from_bytes(size, "little")))
 
 
 # ------------------------------------------------------------ writer

@@ -225,7 +225,7 @@ class ObjectLog:
         self._reported_s = 0.0
         self._pool = ThreadPoolExecutor(_AHEAD, "frames")
         self._asked: dict[int, Future[bytes | None]] = {}  # by the number of the frame
-        self._found = 0  # frames in a row that were there when they were asked for
+        self._found = self._next = 0  # frames in a row that were there when they were asked for, and the one after them
         try:
             self.objects.list("standby/")  # an engine that cannot be reached is an error now
             if create and not self._is_file:
@@ -275,15 +275,15 @@ class ObjectLog:
 
     def _get_ahead(self, number: int) -> bytes | None:
         """That frame, while further ones are asked for: the more, the more of them were there."""
-        wanted = range(number, number + min(max(self._found, 1), _AHEAD))
         asked, self._asked = self._asked, {}
-        try:
-            self._asked = {n: asked.get(n) or self._pool.submit(self.objects.get, _name(n)) for n in wanted}
-            data = self._asked.pop(number).result()
-        except BaseException:
-            self._found, self._asked = 0, {}
-            raise
-        self._found, self._asked = (self._found + 1, self._asked) if data is not None else (0, {})
+        found, self._found = self._found if number == self._next else 0, 0  # after an error, too
+        future = asked.pop(number, None)
+        data = future.result() if future is not None else None
+        if data is None and (data := self.objects.get(_name(number))) is None:
+            return None
+        self._found, self._next = found + 1, number + 1
+        for n in range(number + 1, number + min(self._found, _AHEAD)):
+            self._asked[n] = asked.get(n) or self._pool.submit(self.objects.get, _name(n))
         return data
 
     def trim(self, before: int) -> None:

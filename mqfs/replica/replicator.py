@@ -72,33 +72,39 @@ class Replicator:
         """Begin. `when_idle` is called once on the store's thread, when all that is there now is in the log."""
         self._replication = replication
         replication.silent_s = lambda: self._driver.silent_s
+        replication.on_closed = self._finish
         self._idle.append(when_idle)
         self._wake.set()
         self._thread.start()
         self._keeper.start()
 
     def stop(self) -> None:
-        """Copy the rest, and end both threads. The store is closed already: all that it wrote is on disk. Where the
-        engine does not answer, the rest, or an append under way, is given up, which a start finds out."""
+        """End both threads. The store is closed already."""
+        self._finish()
+        self._log.close()
+
+    def _finish(self) -> None:
+        """The store is closed, and all that it wrote is on disk: copy the rest. Where the engine does not answer, or
+        lacks some of what was there at the start, it is given up, as an append under way, which a start finds out."""
         self._closing = True
         self._wake.set()
         if self._thread.ident is not None:
-            self._thread.join(0.0 if self._driver.silent_s else limits.REPLICA_CALL_S)
-            self._stop.set()
-            self._thread.join()
+            self._thread.join(0.0 if self._driver.silent_s or self._idle else limits.REPLICA_CALL_S)
         self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
         self._keeper.stop()
-        self._log.close()
 
     def _run(self) -> None:
         try:
-            while not self._stop.is_set():
-                self._wake.wait(limits.REPLICA_BEAT_S)
+            self._reports()  # from now on they are sent
+            closing = False
+            while not closing and not self._stop.is_set():
+                if not self._closing:
+                    self._wake.wait(limits.REPLICA_BEAT_S)
                 self._wake.clear()
                 closing = self._closing
                 self._copy()
-                if closing:
-                    break
         except Stopped:
             pass
         except Fenced:
@@ -128,7 +134,7 @@ class Replicator:
             copied, begun = True, portion.more
             if not begun:
                 self._confirm()
-        if not copied and time.monotonic() - self._appended_s >= 0.9 * limits.REPLICA_BEAT_S:
+        if not copied and not self._closing and time.monotonic() - self._appended_s >= 0.9 * limits.REPLICA_BEAT_S:
             self._append([], more=False)
         while self._idle:
             self._call(self._idle.pop())
@@ -175,7 +181,8 @@ class Replicator:
         assert self._replication is not None
         at = self._driver.writer.position
         self._wait_for_standbys(Report(at.number, at.crc))
-        self._call(self._replication.confirm)
+        if not self._closing:
+            self._call(self._replication.confirm)
 
     def _wait_for_standbys(self, last: Report) -> None:
         """Until enough standbys have the last frame; nothing is appended meanwhile. Raises Fenced where another server
@@ -184,7 +191,7 @@ class Replicator:
             return
         since, warned, pause_s = time.monotonic(), False, 0.0005
         looked = since
-        while list(self._reports().values()).count(last) < self._standbys:
+        while list(self._reports().values()).count(last) < self._standbys and not self._closing:
             now = time.monotonic()
             if not warned and now - since > _CONFIRM_WARNING_S:
                 warned, name = True, self._log.name
@@ -200,6 +207,8 @@ class Replicator:
             pause_s = min(2 * pause_s, 0.05 + self._log.pace_s / 2)
 
     def _reports(self) -> dict[str, Report]:
+        if not self._standbys:
+            return {}
         try:
             return self._log.reports()
         except (NoAnswer, BadReplica):

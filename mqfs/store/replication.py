@@ -136,7 +136,7 @@ class LogCopy:
 
     def expect(self, mark: int) -> None:
         """A caller is about to wait for what was written up to that mark."""
-        if mark > self.copied and self._replication.failed is None:
+        if mark > self.copied and self._replication.failed is None and self._ended is None:
             self._expected = mark
             self._replication.expect(self)
 
@@ -234,6 +234,7 @@ class Replication:
         self._answering: deque[LogCopy] = deque()
         self.failed: OSError | None = None
         self.silent_s: Callable[[], float] = float  # how long the engine of the copy has not answered
+        self.on_closed: Callable[[], None] = lambda: None  # called when the store is closed, but for its lock
 
     # ------------------------------------------------------------ the store's thread
 

@@ -248,6 +248,8 @@ class DiskStore:
         if self._reserved != self._next_number:
             with contextlib.suppress(OSError):
                 write_label(self.disk, self.path, self.uuid, self._next_number)
+        if self.replication is not None:
+            self.replication.on_closed()  # nothing is written any more; and no other server begins meanwhile
         self.disk.close(self._lock)
 
 

@@ -239,7 +239,8 @@ def _count_steps(rows: DataFrame, request: Replay, step: int) -> DataFrame:
             F.sum(size + 160).alias("bytes"), F.min(F.unix_micros("timestamp")).alias("time"),
             F.max(F.octet_length("value")).alias("largest"),
         )
-        .orderBy("time" if request.speed else "group", "group", "first")
+        .repartition(1)  # they are few, and `toLocalIterator` runs a job for each partition
+        .sortWithinPartitions("time" if request.speed else "group", "group", "first")
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from mqfs.replica.log import Append, LogRecord, Look, NoAnswer, Position, Reader
 from mqfs.replica.objects import ObjectLog
 from tests.replica.model import payloads
 from tests.replica.servers import NatsServer
-from tests.support.eventually import eventually
+from tests.support.eventually import HANG_S, eventually
 from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -299,3 +299,17 @@ def test_what_is_appended_survives_a_killed_engine(tmp_path: Path) -> None:
     assert [record.number for record in everything(log)] == [1, 2, 3]
     log.close()
     server.kill()
+
+
+@pytest.mark.parametrize("url", ["nats"], indirect=True)
+def test_a_reader_that_pauses_while_much_is_appended_misses_nothing(log: ReplicatedLog, url: str) -> None:
+    """The engine keeps what the reader has no room for."""
+    reader, data = open_log(url), bytes(limits.REPLICA_FRAME_BYTES)
+    log.append(data, 0, 0, takeover=False)
+    numbers = [record.number for record in reader.read(0, HANG_S)]
+    for number in range(1, 120):
+        log.append(data, number, 0, takeover=False)
+    while len(numbers) < 120:
+        numbers += [record.number for record in reader.read(numbers[-1], HANG_S)]
+    assert numbers == [*range(1, 121)]
+    reader.close()
