@@ -14,7 +14,7 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def resident_mb(pid: int) -> float:
-    """Its resident memory, in MB of 2^20 bytes."""
+def resident_mb(pid: int, field: str = "VmRSS") -> float:
+    """Its resident memory, in MB of 2^20 bytes; with the field RssAnon without the pages of files and shared memory."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS:")), 0.0)
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{field}:")), 0.0)
