@@ -132,8 +132,10 @@ class JetStreamLog:
         said = list[str]()
 
         async def note(error: Exception) -> None:
-            """Later an error is seen by the call that it fails; of a connection nats-py only tries again."""
-            said[:] = [_reason(error)]
+            """Later an error is seen by the call that it fails; of a connection nats-py only tries again. What a server
+            said says more than that it ended the connection, which may come first."""
+            if not (said and isinstance(error, OSError)):
+                said[:] = [_reason(error)]
 
         more: dict[str, Any] = {} if credentials is None else {"user_credentials": credentials}
         connecting = nats.connect(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
+import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -61,6 +65,28 @@ def test_a_wrong_password_of_nats_is_one_line(guarded: NatsServer, tmp_path: Pat
     assert "Authorization Violation" in one_line(f"nats://{where}")
     assert "/none': cannot be read" in one_line(f"nats://{where}?credentials={tmp_path}/none")
     open_log(f"nats://shop:right@{where}").close()
+
+
+def test_what_a_server_said_comes_before_how_it_ended() -> None:
+    """It says why on the first connection; the others it resets."""
+
+    def serve(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            for is_first in chain([True], repeat(False)):
+                connection, _ = listener.accept()
+                if is_first:
+                    connection.sendall(b"INFO {}\r\n-ERR 'Authorization Violation'\r\n")
+                    while connection.recv(4_096):
+                        pass
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        assert "Authorization Violation" in one_line(f"nats://127.0.0.1:{listener.getsockname()[1]}/shop")
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 def test_a_bucket_that_refuses_the_key_is_one_line(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
