@@ -20,6 +20,7 @@ import re
 import threading
 import urllib.parse
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
 import nats
@@ -71,9 +72,9 @@ class _Loop:
         except (nats.errors.Error, OSError, asyncio.CancelledError) as error:
             raise NoAnswer(_reason(error)) from None
 
-    def begin(self, work: Coroutine[Any, Any, object]) -> None:
-        """Have it done, whatever comes of it."""
-        asyncio.run_coroutine_threadsafe(work, self.loop)
+    def begin(self, work: Coroutine[Any, Any, object]) -> Future[object]:
+        """Have it done, whatever comes of it, unless it is cancelled."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result()
@@ -109,6 +110,7 @@ class JetStreamLog:
         self._loop = _Loop()
         self._following: Any = None  # the subscription of `read`
         self._arrived: queue.SimpleQueue[LogRecord] = queue.SimpleQueue()  # of that subscription
+        self._passing: Future[object] = Future()  # what fills it
         self._follows = 0  # the number before its next record
         self._reports: dict[str, Report] | None = None  # None: not asked for yet, and not sent here
         try:
@@ -235,11 +237,12 @@ class JetStreamLog:
                 pending_bytes_limit=64 << 20,
             )
         )  # fmt: skip
-        self._loop.begin(_pass_on(self._following, self._arrived))
+        self._passing = self._loop.begin(_pass_on(self._following, self._arrived))
         self._follows = after
 
     def _stop_following(self) -> None:
         following, self._following = self._following, None
+        self._passing.cancel()
         if following is not None:
             try:
                 self._loop.call(following.unsubscribe())
