@@ -287,7 +287,7 @@ def objects(folder: Path, seconds: float) -> None:
 
 
 def mounts(folder: Path, rounds: int, seconds: float) -> None:
-    """`mqfs mount` beside `serve --mount`, of one server: writes of 1 KiB, and reads of what was retained."""
+    """`mqfs mount` beside `serve --mount` of the same server: writes of 1 KiB, and reads of what was retained."""
     elsewhere, place = folder / "elsewhere", folder / "mount"
     elsewhere.mkdir()
     place.mkdir()
@@ -296,11 +296,10 @@ def mounts(folder: Path, rounds: int, seconds: float) -> None:
             with Server(cwd=place, program=[*COMMAND, "mount", server.address, str(elsewhere)]):
                 make_groups(server.address, replica=False)
                 paths = elsewhere, server.path
-                compare_mounts(
-                    "written, sync always", [path / "always/s" for path in paths], os.O_WRONLY, rounds, seconds
-                )
-                compare_mounts("written, sync off", [p / "off/s" for p in paths], os.O_WRONLY, rounds, seconds)
-                compare_mounts("read", [p / "off/s" for p in paths], os.O_RDONLY, rounds, seconds / 10)
+                always, off = ([path / sync / "s" for path in paths] for sync in ("always", "off"))
+                compare_mounts("written, sync always", always, os.O_WRONLY, rounds, seconds)
+                compare_mounts("written, sync off", off, os.O_WRONLY, rounds, seconds)
+                compare_mounts("read", off, os.O_RDONLY, rounds, seconds / 10)
         finally:
             unmount(elsewhere)
 

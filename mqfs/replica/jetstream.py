@@ -73,7 +73,7 @@ class _Loop:
             raise NoAnswer(_reason(error)) from None
 
     def begin(self, work: Coroutine[Any, Any, object]) -> Future[object]:
-        """Have it done, whatever comes of it, unless it is cancelled."""
+        """Start it; its result is not waited for."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def close(self) -> None:

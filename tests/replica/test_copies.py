@@ -588,6 +588,9 @@ def test_what_no_writer_waits_for_comes_in_few_frames(
     before, bodies = at.number, [b"%d" % number for number in range(200)]
     for body in bodies[:150]:
         bucket.writer.append_batch([Draft(Kind.MESSAGE, 16, body, b"")], time.time_ns())
+        synced = list[object]()
+        bucket.upkeep.sync(synced.append)
+        primary.run(lambda synced=synced: bool(synced))  # type: ignore[misc]
     primary.append(1, b"awaited")
     primary.wait(1, 1)  # and it does not wait for an hour
     assert at.number - before <= 2
