@@ -132,7 +132,25 @@ class PowerCampaign(Campaign):
             shutil.rmtree(servers[1].store)
             for node in servers:
                 node.url = f"{node.url.rpartition('/')[0]}/shop{self.replaced + 1}"
+            self._make_engine_whole()
         assert self.nodes.promote(servers[0]), self.state()
+
+    def _make_engine_whole(self) -> None:
+        """Before a new log is made: a server of the engine that only now remembers older days may forget it."""
+        began = time.monotonic()
+
+        def is_over() -> str:
+            if all(node.is_healthy() for node in self.nodes.all):
+                return "whole"
+            return "torn" if time.monotonic() - began > PATIENCE_S else ""
+
+        if self.wait(is_over, "an engine that is whole") == "torn":
+            with contextlib.ExitStack() as held:
+                for node in self.nodes.all:
+                    held.enter_context(node.without("nats"))
+                for node in self.nodes.all:
+                    shutil.rmtree(node.nats.folder)
+            self.wait(lambda: all(node.is_healthy() for node in self.nodes.all), "an engine made anew")
 
 
 def cut_one_store(

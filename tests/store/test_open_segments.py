@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,11 @@ import pytest
 
 from mqfs import limits
 from mqfs.model import Kind
+from mqfs.store.segment.file import Segment
 from mqfs.store.store import DiskStore
 from tests.support.campaign import size
 from tests.support.eventually import HANG_S
+from tests.support.temp_store import lowered
 
 
 def test_segments_that_are_on_disk_are_not_opened_to_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,3 +39,21 @@ def test_segments_that_are_on_disk_are_not_opened_to_be_synced(tmp_path: Path, m
             assert synced.get() is None
     assert [bucket.end.failed for bucket in buckets] == [None] * 3
     store.close()
+
+
+def test_removed_segments_leave_nothing_in_memory(tmp_path: Path) -> None:
+    """Neither those that are trimmed, nor those of removed groups."""
+    with lowered(SEGMENT_BYTES=4_096, SEGMENT_FIRST_BYTES=4_096):
+        store = DiskStore(str(tmp_path / "store"))
+        for number in [store.number() for _ in range(10)]:
+            bucket = store.make(number, b"{}")
+            bucket.writer.state = lambda: b"{}"
+            for _ in range(100):
+                bucket.writer.append(Kind.MESSAGE, 16, 0, b"x" * 900)
+                bucket.upkeep.trim({16: bucket.end.next}, frozenset())
+                store.tick()
+            store.remove(number)
+        store.tick()
+        gc.collect()
+        assert sum(type(one) is Segment for one in gc.get_objects()) <= len(bucket.chain.segments)
+        store.close()

@@ -450,9 +450,13 @@ class Descriptors:
         segment.listed = descriptors
 
     def rest(self) -> None:
-        """Give up the indexes of sealed segments that were not used since they were looked at last: some at a time."""
+        """Give up the indexes of sealed segments that were not used since they were looked at last, and forget segments
+        that hold nothing more, as removed ones: some at a time."""
         for _ in range(min(len(self._open), _RESTED)):
             segment = self._open.popleft()
+            if segment.is_idle:
+                self._list(segment, 0)
+                continue
             self._open.append(segment)
             if segment.sealed and not segment.recent and not isinstance(segment.index, OpenIndex):
                 segment.drop_index_cache()  # not one that the disk does not have
