@@ -449,3 +449,10 @@ class RemoteError(MqfsError):
 
     def wire_text(self) -> str:
         return str(self)
+
+
+def only(error: BaseException) -> BaseException:
+    """The error in the groups that nurseries make of it; a group of several as it is."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

@@ -17,7 +17,7 @@ import trio
 
 from mqfs import limits
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import MqfsError
+from mqfs.errors import MqfsError, only
 from mqfs.fq import codec
 from mqfs.fq.codec import COMMANDS, DATA, HOP_BYTES, HTTP, MAGIC_BYTES, NAME_BYTES, OLD_PEER, PEER, Malformed
 from mqfs.fq.connection import Client
@@ -93,7 +93,7 @@ class FqServer:
             with scope:
                 return await self._serve(channel, peer)
         except Exception as error:
-            why = _only(error)
+            why = only(error)
             if isinstance(why, Malformed | trio.TooSlowError):
                 log.info("%s: connection ended: %s", peer.where, why if why.args else "no sign of the client")
             elif not isinstance(why, Gone):
@@ -205,13 +205,6 @@ class FqServer:
             await client.end_delivery()
             client.queue.members.remove(client)
             await self.exchanges.leave(client.queue)
-
-
-def _only(error: BaseException) -> BaseException:
-    """The error in the groups that nurseries make of it."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
 
 
 async def _receive(channel: SocketStream, data: bytes, size: int, deadline: float) -> bytes:

@@ -256,7 +256,7 @@ class Promotion:
             folder = stack.enter_context(_folder(self._path))
             where = f"{folder}/{PROMOTE}"
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(where)
+                os.unlink(f"{self._path}/{PROMOTE}")
             sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             await sock.bind(where)
             os.chmod(where, 0o600)

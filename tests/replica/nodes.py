@@ -79,7 +79,8 @@ class ClusterNode:
                 self._note_end(code)
                 self.process = None
             if self.process is None and not self._held["mqfs"]:
-                self._start()
+                with contextlib.suppress(OSError):  # its disk has no power now
+                    self._start()
 
     def _start(self) -> None:
         where = ["--listen", self.address, "--listen", f"tcp!{self.machine.address}!{NINEP}", "--insecure"]

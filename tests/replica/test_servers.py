@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from mqfs import errors
 from tests.support.campaign import size
 from tests.support.eventually import HANG_S, eventually
 from tests.support.ports import free_port
-from tests.support.server import Server, environment, mqfs, short_folder
+from tests.support.server import SERVE, Server, environment, mqfs, short_folder, start
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 EACH = pytest.mark.parametrize("url", ["file", "nats"], indirect=True)
@@ -140,6 +141,33 @@ def test_a_standby_is_promoted_by_hand(places: tuple[Path, Path], url: str) -> N
         refused = mqfs("promote", str(standby.store), cwd=places[1])
         assert refused.returncode == 1
         assert "no standby serves it" in refused.stderr
+
+
+@pytest.mark.parametrize("mistake", ["a file", "in a file", "a folder where its socket is", "an address that is taken"])
+def test_a_standby_that_cannot_go_on_says_it_in_one_line(places: tuple[Path, Path], mistake: str) -> None:
+    """When it begins, or when it takes over, and listens again."""
+    folder, replica = places
+    store = folder / "store"
+    if mistake == "a file":
+        store.touch()
+    elif mistake == "in a file":
+        store.touch()
+        store /= "store"
+    elif mistake == "a folder where its socket is":
+        (store / "promote").mkdir(parents=True)
+    where = f"unix!{folder}/gone/socket"
+    (folder / "gone").mkdir()
+    command = [*SERVE, "--store", str(store), "--listen", where, "--replica", f"file://{replica}", "--standby"]
+    with start(command, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True) as standby:
+        if mistake == "an address that is taken":
+            eventually((store / "promote").exists)
+            shutil.rmtree(folder / "gone")
+            (folder / "gone").touch()
+            mqfs("promote", str(store), cwd=folder)
+        text = standby.communicate(timeout=HANG_S)[1]
+    assert standby.returncode == 1
+    assert "Traceback" not in text
+    assert text.splitlines()[-1].startswith(f"mqfs: {where if 'address' in mistake else store}")
 
 
 @EACH
