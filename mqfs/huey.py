@@ -49,6 +49,7 @@ _SETTINGS = {
 _ANY = "any"
 _REVOCATIONS = ("r:", "rt:")  # keys that begin so
 _SOON_S = 0.05  # that a task is waited for before the revocation of the one before is looked for
+_FRESH_S = 0.001  # for which it is known whether anything is revoked, once a task was claimed
 _DUE = "eta"  # a row's header: when its task is due, UNIX seconds
 _SEQUENCE = "delayed"  # a row's header: the sequence of the delayed message
 _HIGHEST = 9  # priority of mqfs
@@ -82,7 +83,7 @@ class Values(BaseStorage):  # type: ignore[misc]
         self._zone = UTC if utc else None
         self._read_timeout = read_timeout
         self._lock = threading.Lock()
-        self._later = threading.local()  # `key`: what `delete_soon` is to delete
+        self._later = threading.local()  # `key`: what `delete_soon` is to delete; `unrevoked`: until when nothing was
         self._has_mark = False  # a revocation was made here
         self._client: Client | None = None
         self._claims: Claims | None = None
@@ -163,9 +164,15 @@ class Values(BaseStorage):  # type: ignore[misc]
         return {key: value for key, value in values.items() if value is not EmptyData}
 
     def _is_any_revoked(self) -> bool:
+        if time.monotonic() < getattr(self._later, "unrevoked", 0.0):
+            return False
         self._open_group("data")
         assert self._client is not None
-        return self._client._link.look_up([f"{self.name}/revoked/{_ANY}"])()[0]
+        return self._client._link.look_up([self._mark])()[0]
+
+    @property
+    def _mark(self) -> str:
+        return f"{self.name}/revoked/{_ANY}"
 
     def _mark_revoked(self) -> None:
         """Have workers look for revocations."""
@@ -267,7 +274,14 @@ class MqfsStorage(Values):
         with self._lock:
             if self._claims is None:
                 self._claims = tasks.take(QUEUE, renew=True)
+                self._claims._look_up = (self._mark,)
             claims = self._claims
+        claim = self._next(claims)
+        is_known = claim is not None and claim._there == [False]
+        self._later.unrevoked = time.monotonic() + _FRESH_S if is_known else 0.0
+        return claim
+
+    def _next(self, claims: Claims) -> Claim | None:
         try:
             if getattr(self._later, "key", None) is not None:
                 with contextlib.suppress(TimeoutError):

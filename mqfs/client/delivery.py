@@ -99,6 +99,7 @@ class Claim(OfMessage):
         self._sequence = message.sequence
         self.settled = False
         self._claims, self._file = claims, file
+        self._there: list[bool] | None = None  # see `Claims._look_up`
         self._renewing: threading.Event | None = None
 
     def __repr__(self) -> str:
@@ -229,6 +230,7 @@ class Claims(Waiting[Claim]):
         self._ready: deque[Claim] = deque()  # claimed, and not given out yet
         self._prefetch = prefetch
         self._refusals: list[bytes] = []
+        self._look_up: Sequence[str] = ()  # files asked for with each read: its claim says which there are, if known
         self._file = self._open()
         self._acks = DeferredAcks(self, hold_s) if prefetch > 1 else SentAcks(self)  # known to the connection: last
 
@@ -360,28 +362,40 @@ class Claims(Waiting[Claim]):
             self._acks.raise_failure()
             raise EOFError
         try:
-            self._acks.before_read()
-            self._acks.raise_failure()
-            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            self._has_begun = False
-            data = self._file.receive(limits.MESSAGE_BYTES, timeout=left)
+            found = self._begin_look_up()
+            try:
+                self._acks.before_read()
+                self._acks.raise_failure()
+                left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+                self._has_begun = False
+                data = self._file.receive(limits.MESSAGE_BYTES, timeout=left)
+            finally:
+                there = found()
             if not data:
                 self._on_end_of_file(deadline)
             elif not self._is_refusal(data):  # else `_command` has raised it
-                self._receive(data)
+                self._receive(data, there)
         except Interrupted as error:
             self._interrupted(error)
         except Disconnected as error:
             self._require_reconnect(error)
             self._reopen(deadline)
 
-    def _receive(self, data: bytes) -> None:
+    def _begin_look_up(self) -> Callable[[], list[bool] | None]:
+        if not self._look_up:
+            return lambda: None
+        self._has_begun = True
+        return self._file.look_up(self._look_up)
+
+    def _receive(self, data: bytes, there: list[bool] | None = None) -> None:
         deliveries = self._decoder.deliveries
         messages = self._decoder.feed(data)
         if messages:
             self._acks.received()
         for message in messages:
-            self._ready.append(Claim(self, self._file, message, deliveries.pop(message.sequence, 1)))
+            claim = Claim(self, self._file, message, deliveries.pop(message.sequence, 1))
+            claim._there = there
+            self._ready.append(claim)
 
     def _assemble(self, message: Message) -> Message:
         """The message of a claim: a multipart body is claimed by its last part; read those before it."""

@@ -58,6 +58,11 @@ class File(Protocol):
         """Begin the read of the next `receive`, where that saves a round trip. Raises Disconnected."""
         ...
 
+    def look_up(self, paths: Sequence[str]) -> Callable[[], list[bool] | None]:
+        """As `begin_read`, and ask in the same round trip which of these files there are. Returns a function, to be
+        called after `receive`: the answers; None: they are older than what was read. Both raise Disconnected."""
+        ...
+
     def ask(self, data: bytes, timeout: float | None = None) -> bytes:
         """One write and then the read of its short answer, in one round trip. After TimeoutError nothing is written."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,7 +17,7 @@ from huey.tests import base, test_api, test_priority, test_storage
 import mqfs
 from mqfs.huey import MqfsHuey, MqfsStorage
 from mqfs.ninep.client.machine import ClientMachine
-from tests.support.eventually import eventually
+from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server, short_folder
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -69,8 +70,8 @@ class TestQueue(OverMqfs, test_api.TestQueue):  # type: ignore[misc]
 def make(server: Server, name: str) -> Iterator[Make]:
     made: list[MqfsHuey] = []
 
-    def make(**options: Any) -> MqfsHuey:
-        made.append(MqfsHuey(name, address=server.address, read_timeout=0.01, **options))
+    def make(read_timeout: float = 0.01, **options: Any) -> MqfsHuey:
+        made.append(MqfsHuey(name, address=server.address, read_timeout=read_timeout, **options))
         return made[-1]
 
     yield make
@@ -171,9 +172,10 @@ def test_what_cannot_be_executed_is_a_dead_letter(make: Make) -> None:
     assert len(huey) == 0
 
 
-def test_a_revocation_holds_at_once(make: Make) -> None:
-    """By another program, for a task that a worker has already; also one that is made while the task is executed, which
-    ends with it."""
+def test_a_revocation_holds_at_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another program, for a task that a worker has already, but for a millisecond; also one that is made while the
+    task is executed, which ends with it."""
+    monkeypatch.setattr("mqfs.huey._FRESH_S", 0.0)
     worker, other = make(), make()
     done: list[int] = []
 
@@ -200,8 +202,24 @@ def test_a_revocation_holds_at_once(make: Make) -> None:
     assert not other.is_revoked(held.id)
 
 
-def test_a_task_takes_three_requests(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To claim it, to look for revocations, to acknowledge it."""
+def test_a_revocation_holds_for_a_worker_that_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has asked for a task, and whether any is revoked, before one is revoked and then published."""
+    monkeypatch.setattr("mqfs.huey._FRESH_S", HANG_S)
+    worker, other = make(HANG_S), make()
+    done: list[int] = []
+    note = worker.task(name="note")(done.append)
+    with ThreadPoolExecutor(1) as thread:
+        begun = thread.submit(lambda: worker.execute(taken(worker)))
+        eventually(lambda: worker.storage._claims and worker.storage._claims._turn.locked(), "a worker that waits")
+        other.revoke_all(note.task_class)
+        note(1)
+        begun.result()
+    assert not done
+
+
+def test_a_task_takes_one_round_trip(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is claimed and looked for among the revocations at once, and the one before is acknowledged meanwhile."""
+    monkeypatch.setattr("mqfs.huey._FRESH_S", HANG_S)
     huey, sent = make(), list[str]()
     note = huey.task(name="note")(lambda: None)
     for _ in range(3):
@@ -211,8 +229,9 @@ def test_a_task_takes_three_requests(make: Make, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ClientMachine, "call", lambda self, it: sent.append(type(it).__name__) or call(self, it))
     huey.execute(huey.dequeue())
     task = huey.dequeue()
-    assert sent == ["Tread", "Twalk", "Twrite", "Tread"]
+    assert sent == ["Tread", "Twalk", "Twrite", "Tread", "Twalk"]
     huey.execute(task)
+    assert sent[5:] == ["Twrite"]
 
 
 def test_a_value_is_popped_by_one(make: Make) -> None:

@@ -344,6 +344,9 @@ class EmbeddedFile:
     def begin_read(self) -> None:
         pass
 
+    def look_up(self, paths: Sequence[str]) -> Callable[[], list[bool]]:
+        return lambda: self._link.look_up(paths)()
+
     def ask(self, data: bytes, timeout: float | None = None) -> bytes:
         try:
             self._link.do(lambda: self.handle.write(data), timeout)

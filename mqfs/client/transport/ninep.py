@@ -104,7 +104,7 @@ class NinepTransport:
 
     def look_up(self, paths: Sequence[str]) -> Callable[[], list[bool]]:
         client = self.connection()
-        return client.begin([client.caller.exists(path) for path in paths])
+        return client.begin([client.caller.exists(path) for path in paths])[1]
 
     def direct(self, path: str) -> Direct | None:
         return None

@@ -100,12 +100,13 @@ def _attach(
 class Slot:
     """A request that was sent."""
 
-    __slots__ = ("about", "done", "flushing", "on_done", "reply", "request", "tag", "wake")
+    __slots__ = ("about", "done", "flushing", "number", "on_done", "reply", "request", "tag", "wake")
 
     def __init__(self, tag: int, request: Fcall | None, about: Slot | None = None) -> None:
         self.tag, self.request, self.about = tag, request, about  # None: the flush of the request `about`
         self.reply: Fcall | None = None
         self.done = False  # answered; or flushed or lost, without a reply
+        self.number = 0  # of the reply: those of a connection are counted as they come
         self.flushing = False
         self.wake: queue.SimpleQueue[None] | None = None  # of a thread that follows
         self.on_done: Callable[[], None] | None = None  # of an async program, see `Client.watch`
@@ -133,6 +134,7 @@ class Client:
         self._lock = threading.Lock()  # guards the machine and the fields below
         self._sending = threading.Lock()  # requests leave in order; acquired before the other
         self._slots: dict[int, Slot] = {}  # by tag
+        self._replies = 0  # so far
         self._followers: dict[Slot, None] = {}  # of threads that wait while another one receives
         self._receiving = False
         self._watched: dict[Slot, None] = {}  # by async programs
@@ -301,6 +303,8 @@ class Client:
                 self._watched.pop(old, None)
                 old.finish(None)
             self._watched.pop(slot, None)
+            self._replies += 1
+            slot.number = self._replies
             slot.finish(reply)
 
     # ------------------------------------------------------------ requests that no thread waits for
@@ -388,9 +392,9 @@ class Client:
         except StopIteration as done:
             return cast(T, done.value)
 
-    def begin(self, procedures: Sequence[Procedure[T]]) -> Callable[[], list[T]]:
-        """Send the first request of each procedure, all at once. Returns a function, to be called, that carries on: the
-        results, or the first error."""
+    def begin(self, procedures: Sequence[Procedure[T]]) -> tuple[list[Slot], Callable[[], list[T]]]:
+        """Send the first request of each procedure, all at once. Returns them, and a function, to be called, that
+        carries on: the results, or the first error."""
         self._clunk_dropped()
         with self._lock:
             requests = [next(procedure) for procedure in procedures]
@@ -409,7 +413,7 @@ class Client:
                 raise failed[0]
             return results
 
-        return finish
+        return slots, finish
 
     def together(self, procedures: Iterable[Procedure[T]]) -> list[T | MqfsError]:
         """The result or the error of each procedure. Up to WINDOW of them run at once, in any order."""
@@ -548,6 +552,19 @@ class File(io.RawIOBase):
         with self._beginning:
             if not self._is_closing and self.channel.kept is None:
                 self._begun = self._begun or self._begin(limits.MESSAGE_BYTES)
+
+    def look_up(self, paths: Sequence[str]) -> Callable[[], list[bool] | None]:
+        """Begin the read, and behind it ask which of these files there are. Returns a function, to be called after
+        `receive`: the answers; None: the read was answered after them. Raises Disconnected."""
+        self.begin_read()
+        read = None if self._begun is None else self._begun[2]
+        slots, finish = self.client.begin([self.client.caller.exists(path) for path in paths])
+
+        def answers() -> list[bool] | None:
+            found = finish()
+            return found if read is None or 0 < read.number < slots[0].number else None
+
+        return answers
 
     def _reply(self, slot: Slot, deadline: float | None) -> Fcall:
         try:
