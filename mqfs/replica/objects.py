@@ -32,7 +32,7 @@ from obstore.exceptions import (
     UnauthenticatedError,
     UnknownConfigurationKeyError,
 )
-from obstore.store import from_url
+from obstore.store import ObjectStore, from_url
 
 from mqfs import limits
 from mqfs.errors import BadReplica
@@ -41,6 +41,7 @@ from mqfs.replica.log import LogRecord, NoAnswer, Refused, Report
 
 _FATAL = (PermissionDeniedError, UnauthenticatedError, NotSupportedError)
 _DIGITS = 20
+_PARTS = "segment/"  # names of objects of up to REPLICA_PART_BYTES
 _PROBES = 3  # of the condition, where there is no answer
 _AHEAD = 8  # frames that are asked for at once, where there are that many: an object store answers each slowly
 
@@ -50,30 +51,40 @@ class StoreObjects:
 
     def __init__(self, url: str) -> None:
         scheme, _, bucket, prefix = split(url)
-        self._prefix = f"{prefix}/"
-        retry: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=limits.REPLICA_CALL_S)}
-        client: Any = {"timeout": timedelta(seconds=limits.REPLICA_CALL_S), "allow_http": True}
+        self._url, self._prefix = f"{scheme}://{bucket}", f"{prefix}/"
+        self._frames = self._open(limits.REPLICA_CALL_S)
+        # A part of a checkpoint is longer than a frame, and may take so many times as long.
+        self._parts = self._open(limits.REPLICA_CALL_S * limits.REPLICA_PART_BYTES / limits.REPLICA_FRAME_BYTES)
+
+    def _open(self, answer_s: float) -> ObjectStore:
+        """The store, whose answers may take that long."""
+        within = timedelta(seconds=answer_s)
+        retry: Any = {"max_retries": 2, "retry_timeout": within}
+        client: Any = {"timeout": within, "allow_http": True}
         try:
-            self._store = from_url(f"{scheme}://{bucket}", client_options=client, retry_config=retry)
+            return from_url(self._url, client_options=client, retry_config=retry)
         except (BaseError, ValueError, UnknownConfigurationKeyError) as error:
-            raise BadReplica(f"{scheme}://{bucket}: cannot be opened: {_reason(error)}") from None
+            raise BadReplica(f"{self._url}: cannot be opened: {_reason(error)}") from None
+
+    def _store(self, name: str) -> ObjectStore:
+        return self._parts if name.startswith(_PARTS) else self._frames
 
     def create(self, name: str, data: bytes) -> None:
         """Make it if it does not exist, durably. Raises Refused where it exists."""
         with self._calling(name):
             try:
-                obstore.put(self._store, self._prefix + name, data, mode="create", use_multipart=False)
+                obstore.put(self._store(name), self._prefix + name, data, mode="create", use_multipart=False)
             except (AlreadyExistsError, PreconditionError):
                 raise Refused from None
 
     def put(self, name: str, data: bytes) -> None:
         with self._calling(name):
-            obstore.put(self._store, self._prefix + name, data, use_multipart=False)
+            obstore.put(self._store(name), self._prefix + name, data, use_multipart=False)
 
     def get(self, name: str) -> bytes | None:
         with self._calling(name):
             try:
-                return bytes(obstore.get(self._store, self._prefix + name).bytes())
+                return bytes(obstore.get(self._store(name), self._prefix + name).bytes())
             except (NotFoundError, FileNotFoundError):
                 return None
 
@@ -81,18 +92,18 @@ class StoreObjects:
         """Its first bytes."""
         with self._calling(name):
             try:
-                return bytes(obstore.get_range(self._store, self._prefix + name, start=0, length=size))
+                return bytes(obstore.get_range(self._store(name), self._prefix + name, start=0, length=size))
             except (NotFoundError, FileNotFoundError):
                 return None
 
     def list(self, prefix: str, after: str = "") -> Sequence[str]:
         with self._calling(prefix):
-            chunks = obstore.list(self._store, self._prefix + prefix, offset=self._prefix + after if after else None)
+            chunks = obstore.list(self._frames, self._prefix + prefix, offset=self._prefix + after if after else None)
             return sorted(found["path"].removeprefix(self._prefix) for chunk in chunks for found in chunk)
 
     def delete(self, name: str) -> None:
         with self._calling(name), contextlib.suppress(NotFoundError, FileNotFoundError):
-            obstore.delete(self._store, self._prefix + name)
+            obstore.delete(self._frames, self._prefix + name)
 
     @contextlib.contextmanager
     def _calling(self, name: str) -> Iterator[None]:

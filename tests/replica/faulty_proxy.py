@@ -4,6 +4,8 @@
 lost            neither is it, and there is no answer
 no answer       the store has done it
 slow            it has, and its answer takes long
+
+It may be at the end of a slow line, where a request takes as long as its bytes and those of its answer need.
 """
 
 from __future__ import annotations
@@ -21,10 +23,18 @@ FAULTS = ("500", "503", "412", "lost", "no answer", "slow")
 
 
 class FaultyProxy:
-    """At `port`, before `host:port`. `rate`: how many of the requests meet a fault."""
+    """At `port`, before `host:port`. `rate`: how many of the requests meet a fault. `bytes_s`: of its line."""
 
-    def __init__(self, upstream: str, seed: int, rate: float, slow_s: float, faults: Sequence[str] = FAULTS) -> None:
-        self.faults = faults
+    def __init__(
+        self,
+        upstream: str,
+        seed: int,
+        rate: float,
+        slow_s: float,
+        faults: Sequence[str] = FAULTS,
+        bytes_s: float = float("inf"),
+    ) -> None:
+        self.faults, self.bytes_s = faults, bytes_s
         self.upstream, self.luck, self.rate, self.slow_s = upstream, random.Random(seed), rate, slow_s
         self.count: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -67,6 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(int(fault), [], b"<Error><Code>Fault</Code></Error>")
         else:
             status, headers, data = self._ask(body)
+            time.sleep((len(body) + len(data)) / self.faulty.bytes_s)
             if fault == "no answer":
                 self._hang_up()
                 return

@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from mqfs import limits
 from mqfs.errors import BadReplica
 from mqfs.replica import state
 from mqfs.replica.engines import open_log
+from mqfs.replica.log import NoAnswer
 from mqfs.replica.restore import Point, restore
 from mqfs.replica.takeover import Standby, become_primary
 from tests.replica.faulty_proxy import FaultyProxy
@@ -94,6 +96,21 @@ def test_a_bucket_that_refuses_the_key_is_one_line(s3: str, monkeypatch: pytest.
     monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{proxy.port}")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     assert "403 Forbidden" in one_line("s3://bucket/shop")
+    proxy.close()
+
+
+def test_parts_of_a_checkpoint_pass_a_slow_line(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes longer than a frame may."""
+    monkeypatch.setattr(limits, "REPLICA_CALL_S", 0.5)
+    proxy = FaultyProxy(s3.removeprefix("http://"), 1, rate=0.0, slow_s=0.0, bytes_s=limits.REPLICA_PART_BYTES / 2.0)
+    monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{proxy.port}")
+    objects, part = open_log("s3://bucket/slow").objects, bytes(limits.REPLICA_PART_BYTES)
+    names = ["segment/1/a", "segment/1/b"]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda name: objects.put(name, part), names))
+        assert list(threads.map(objects.get, names)) == [part, part]
+    with pytest.raises(NoAnswer):
+        objects.put("log/1", part)
     proxy.close()
 
 
