@@ -194,10 +194,15 @@ def test_what_is_published_is_shown_at_once(web: Web, page: Page) -> None:
 
 
 def test_a_name_is_refused_as_it_was_typed(web: Web, page: Page) -> None:
+    """No success of an earlier press is shown beside it."""
     page.open(f"{web.group()}/")
+    page.type("named", "a")
+    page.press("Make")
+    page.shows("#notice", "stream a made")
     page.type("named", "a/b")
     page.press("Make")
     page.shows("main [role=alert]", "invalid name 'a/b'")
+    assert not page.texts("#notice")
 
 
 def test_first_steps_work_as_they_are_written(web: Web, page: Page) -> None:

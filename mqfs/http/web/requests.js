@@ -1,6 +1,6 @@
 // Requests to the routes of mqfs-http(5), and what they need: a token, polling, rates, an event stream.
 
-import { $, SAMPLES, button, clock, el, pathOf, perSecond, say, spark, visible } from "./elements.js";
+import { $, SAMPLES, button, clock, el, notice, pathOf, perSecond, say, spark, visible } from "./elements.js";
 
 const POLL_MS = 2000;
 
@@ -86,10 +86,11 @@ export function inWords(error) {
   return error.status === 403 ? `${error.message} (the button Token changes the user)` : error.message;
 }
 
-/** Do something on a press; `line` shows how it failed. */
+/** Do something on a press; `line` shows how it failed. What an earlier one showed goes. */
 export const doing = (line, action) => async (event) => {
   event?.preventDefault();
   say(line, "");
+  notice("");
   try {
     await action(event);
   } catch (error) {
