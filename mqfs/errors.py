@@ -17,6 +17,7 @@ from mqfs import limits
 
 _QUOTED = 32  # characters of an unknown word that are repeated
 _SHORT_LIST = 100  # characters of a list of words that is shown beside the nearest of them
+NOT_INSTALLED = "not installed (expected the extra {0}: pip install '.[{0}]' in a clone, or 'FILE.whl[{0}]')"
 _LONGEST_LIST = 175  # with the rest of the text it has to fit limits.ERROR_BYTES
 
 

@@ -16,7 +16,8 @@ inbox=$url/.consumers/$name
 ask() { curl -fsS -H "Authorization: Bearer $MQFS_TOKEN" "$@"; }
 
 left=${JOBS:-0}
-while job=$(ask -X POST "$inbox/claim?wait=20s&lease=1m"); do
+while :; do
+    job=$(ask -X POST "$inbox/claim?wait=20s&lease=1m") # where it fails this ends, with what curl says
     [ -n "$job" ] || continue
     token=$(printf %s "$job" | jq -r .token)
     to=$(printf %s "$job" | jq -r '.headers["reply-to"] // empty')

@@ -147,13 +147,13 @@ def _disk(store: str) -> Iterator[Finding]:
     if not os.path.isdir(folder):  # a link that leads to itself, too
         yield Finding(BAD, "disk", f"{folder}: not a directory", "a directory, or a path that does not exist")
         return
-    kind = _filesystem(folder)
+    kind, missing = _filesystem(folder), "" if os.path.lexists(store) else f"{store}: does not exist yet; "
     if kind in NETWORK:
-        yield Finding(BAD, "disk", f"{folder} is on {kind}: locks and syncs of others", "a local disk")
+        yield Finding(BAD, "disk", f"{missing}{folder} is on {kind}: locks and syncs of others", "a local disk")
     elif kind in VOLATILE:
-        yield Finding(WARN, "disk", f"{folder} is on {kind}: lost when the machine ends", "a local disk")
+        yield Finding(WARN, "disk", f"{missing}{folder} is on {kind}: lost when the machine ends", "a local disk")
     else:
-        yield Finding(OK, "disk", f"{folder} is on {kind}")
+        yield Finding(OK, "disk", f"{missing}{folder} is on {kind}")
     free = shutil.disk_usage(folder).free
     level = OK if free >= ROOM_BYTES else WARN if free >= LITTLE_BYTES else BAD
     yield Finding(level, "room", f"{free >> 20} MiB free", "" if level == OK else f"{ROOM_BYTES >> 20} MiB or more")

@@ -2,13 +2,15 @@
 
     send to a stream        a publish
     wait on a stream        a claim of a consumer with the stream's name; `ack`, `nack` and `dead` settle it by its id
-    list, tail, history     what is there, settled messages too; each stream is a resource
+    read                    more of a claimed body than one answer shows
+    list, tail, history     what is there, settled messages too; a stream is a resource, mqfs://stream/NAME
 
 Claims belong to this process: where it ends, or its agent, they are requeued at once.
 """
 
 from __future__ import annotations
 
+import codecs
 import os
 from collections.abc import Awaitable, Callable
 from functools import wraps
@@ -18,7 +20,8 @@ import click
 
 from mqfs.client import Message, aio
 from mqfs.client.aio import AsyncClaim, AsyncClaims, AsyncGroup
-from mqfs.errors import BadConfig, BadRequest, MqfsError, NotFound, OverLimit
+from mqfs.errors import NOT_INSTALLED, BadConfig, BadName, BadRequest, MqfsError, NotFound, OverLimit, TooLong
+from mqfs.model import NEVER
 from mqfs.syntax.escape import stream_name
 
 P = ParamSpec("P")
@@ -28,8 +31,9 @@ GROUP = "agents"
 SETTINGS = ("replay all", "ttl 7d", "retries 5")
 OPEN, CLAIMS = 64, 256  # streams waited on, claims
 MESSAGES, BODY_BYTES = 100, 65_536  # of one answer: of all bodies together
-MOST_S = 3600.0
-INSTRUCTIONS = """Messages between programs, kept on disk for a week. `wait` claims a message of a stream: it is yours
+SENT_BYTES = 1_000_000  # of a body
+MOST_S = 3_600
+INSTRUCTIONS = """Messages between programs, kept on disk. `wait` claims a message of a stream: it is yours
 alone until you `ack` it when its work is done, `nack` it to have it delivered again, or give it up with `dead`.
 Unsettled claims go to others when you end. `tail` and `history` look without claiming."""
 
@@ -47,7 +51,7 @@ def mcp(address: str | None, group: str, read_only: bool) -> int:
         from mcp.server.mcpserver import MCPServer
         from mcp.server.mcpserver.exceptions import ToolError
     except ImportError:
-        raise BadConfig("mcp: not installed (expected pip install 'mqfs[mcp]')") from None
+        raise BadConfig(f"mcp: {NOT_INSTALLED.format('mcp')}") from None
     import asyncio
 
     async def run() -> None:
@@ -57,7 +61,7 @@ def mcp(address: str | None, group: str, read_only: bool) -> int:
             server = MCPServer("mqfs", instructions=INSTRUCTIONS, log_level="WARNING")
             looks: list[Callable[..., Awaitable[Any]]] = [desk.list, desk.tail, desk.history]
             works: list[Callable[..., Awaitable[Any]]] = (
-                [] if read_only else [desk.send, desk.wait, desk.ack, desk.nack, desk.dead]
+                [] if read_only else [desk.send, desk.wait, desk.read, desk.ack, desk.nack, desk.dead]
             )
             for tool in (*works, *looks):
                 server.add_tool(_answered(tool, ToolError))
@@ -107,20 +111,32 @@ class Desk:
         self, stream: str, body: str, headers: dict[str, str] | None = None, delay_s: float = 0, id: str = ""
     ) -> dict[str, Any]:
         """Send a message to a stream, which is made where it is missing. `delay_s`: seconds until it is delivered."""
-        receipt = await self._group.publish(stream, body, headers=headers or None, delay=delay_s or None, id=id)
-        return {"stream": stream, "sequence": receipt.sequence or None}  # unknown where a write has several requests
+        if len(data := body.encode(errors="replace")) > SENT_BYTES:
+            raise TooLong(f"body of {len(data)} bytes (expected at most {SENT_BYTES}, or the name of a file)")
+        receipt = await self._group.publish(_named(stream), data, headers=headers or None, delay=delay_s or None, id=id)
+        return {"stream": stream, "sequence": receipt.sequence}
 
     async def wait(self, stream: str, seconds: float = 30) -> dict[str, Any] | None:
-        """Wait for the next message of a stream, and claim it. Returns null where none came in that many seconds."""
+        """Wait for the next message of a stream, and claim it. Returns null where none came in that many seconds, at
+        most 3600. The stream is made where it is missing."""
+        _require("seconds", seconds, 0, MOST_S)
         if len(self._claims) >= CLAIMS:
             raise OverLimit(f"{CLAIMS} claims are open (expected ack, nack or dead of some)")
         try:
-            claim = await (await self._handle(stream)).get(min(max(seconds, 0.0), MOST_S))
+            claim = await (await self._handle(_named(stream))).get(seconds)
         except TimeoutError:
             return None
         name = f"{stream}:{claim.sequence}"
         self._claims[name] = claim
         return {"claim": name, "deliveries": claim.deliveries, **_shown(claim.message)}
+
+    async def read(self, claim: str, start: int) -> dict[str, Any]:
+        """Read on in the body of a claimed message that is longer than `wait` shows: from its `next` on. The answer has
+        the `next` of another call; null: that was the end."""
+        body = self._claim(claim).body
+        _require("start", start, 0, len(body))
+        text, end = _text(body, start, BODY_BYTES)
+        return {"body": text, "next": end if end < len(body) else None}
 
     async def ack(self, claim: str) -> str:
         """Acknowledge a claimed message: its work is done, and it is not delivered again."""
@@ -139,14 +155,18 @@ class Desk:
 
     async def _settle(self, name: str, how: Callable[[AsyncClaim], Awaitable[None]]) -> None:
         """Settle a claim; after a wrong argument it is still held."""
-        claim = self._claims.pop(name, None)
-        if claim is None:
-            raise BadRequest(f"unknown claim {name!r} (expected one that `wait` returned, and that is not settled)")
+        claim = self._claim(name)
+        del self._claims[name]
         try:
             await how(claim)
         except BadRequest:
             self._claims[name] = claim
             raise
+
+    def _claim(self, name: str) -> AsyncClaim:
+        if name not in self._claims:
+            raise BadRequest(f"unknown claim {name!r} (expected one that `wait` returned, and that is not settled)")
+        return self._claims[name]
 
     async def _handle(self, stream: str) -> AsyncClaims:
         handle = self._handles.get(stream)
@@ -170,14 +190,18 @@ class Desk:
         ]
 
     async def tail(self, stream: str, count: int = 10) -> Rows:
-        """Show the last messages of a stream that are kept, claimed or not. Fewer have longer bodies."""
-        count = min(max(count, 1), MESSAGES)
+        """Show the last messages of a stream that are kept, claimed or not, at most 100. Fewer have longer bodies."""
+        _require("count", count, 1, MESSAGES)
+        if stream not in await self._group.streams():
+            raise NotFound(f"stream {stream!r} (expected one that `list` shows)")
         return [_shown(m, BODY_BYTES // count) async for m in self._group.history(-count, pattern=stream)]
 
     async def history(self, pattern: str = "#", after: int = 0, count: int = 100) -> Rows:
-        """Show kept messages of the streams that match a pattern (`*` a word, `#` any), above a sequence."""
-        count, found = min(max(count, 1), MESSAGES), list[dict[str, Any]]()
-        async for message in self._group.history(first=max(after, 0) + 1, pattern=pattern):
+        """Show at most 100 kept messages of streams that match a pattern (`*` a word, `#` any), above a sequence."""
+        _require("count", count, 1, MESSAGES)
+        _require("after", after, 0, NEVER)
+        found = list[dict[str, Any]]()
+        async for message in self._group.history(first=after + 1, pattern=pattern):
             found.append(_shown(message, BODY_BYTES // count))
             if len(found) >= count:
                 break
@@ -188,14 +212,33 @@ class Desk:
         return await self.tail(stream)
 
 
+def _named(stream: str) -> str:
+    if not stream:
+        raise BadName("stream '': no name")
+    return stream
+
+
+def _require(what: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise BadRequest(f"{what} {value} (expected {least} to {most})")
+
+
 def _shown(message: Message, most: int = BODY_BYTES) -> dict[str, Any]:
-    """`most`: bytes of its body. Of a longer one `bytes` says how long it is."""
+    """`most`: bytes of its body. Of a longer one `bytes` says how long it is, and `next` where the rest begins."""
     body = bytes(message.body)
+    text, end = _text(body, 0, most)
     return {
         "stream": message.topic,
         "sequence": message.sequence,
         "time_ns": message.time_ns,
         "headers": dict(message.headers),
-        "body": body[:most].decode(errors="replace"),
-        **({"bytes": len(body)} if len(body) > most else {}),
+        "body": text,
+        **({"bytes": len(body), "next": end} if end < len(body) else {}),
     }
+
+
+def _text(body: bytes, start: int, most: int) -> tuple[str, int]:
+    """Of the body from `start` on what is text within `most` bytes, and where that ends: no character is cut."""
+    decoder, end = codecs.getincrementaldecoder("utf-8")("replace"), min(start + most, len(body))
+    text = decoder.decode(body[start:end], final=end == len(body))
+    return text, end - len(decoder.getstate()[0])

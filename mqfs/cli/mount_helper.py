@@ -25,7 +25,7 @@ import attrs
 from mqfs import limits
 from mqfs.errors import BadAddress, BadConfig, BadStore, MqfsError
 from mqfs.net.address import parse_addresses
-from mqfs.server.options import KINDS, join, read_file
+from mqfs.server.options import KINDS, Options, join, read_file
 from mqfs.syntax.duration import parse_duration
 
 USAGE, FAILED = 1, 32  # of mount(8)
@@ -38,6 +38,7 @@ IGNORED = {
 }  # fmt: skip
 OF_A_SERVER = {"user", "token-file", "patience", "allow-other"}  # `mqfs mount`
 NOT_HERE = {"store", "mount", "service", "trace"}
+FILES = {"config", *(f.name.replace("_", "-") for f in attrs.fields(Options) if f.metadata.get("metavar") == "FILE")}
 
 
 @attrs.frozen
@@ -87,6 +88,8 @@ def parse(arguments: list[str]) -> Request:
         elif "-s" not in given:
             raise BadConfig(f"{text!r}: unknown option (expected some of {' '.join(sorted(known))})")
     user = options.pop("uid", "")
+    if not is_address(source):
+        source = os.path.realpath(source)  # the child works in /
     return Request(source, os.path.realpath(words[1]), options, user, "-f" in given)
 
 
@@ -96,6 +99,9 @@ def _add(options: dict[str, Any], key: str, value: str | None) -> None:
     if (kind == "flag") != (value is None):
         expected = key.replace("_", "-") if kind == "flag" else f"{key.replace('_', '-')}=VALUE"
         raise BadConfig(f"{key.replace('_', '-')}: {'a' if value else 'no'} value (expected {expected})")
+    _, is_socket, path = (value or "").rpartition("unix!")
+    if (is_socket or key.replace("_", "-") in FILES) and not path.startswith("/"):
+        raise BadConfig(f"{key.replace('_', '-')}={value}: a relative path (expected one from / on)")
     if kind == "list":
         options[key] = (*options.get(key, ()), value)
     else:
@@ -118,8 +124,10 @@ def serve_store(request: Request, notify: Callable[[str], None]) -> int:
 
     values = dict(request.options)
     file = read_file(values.pop("config")) if "config" in values else {}
-    own = {"store": os.path.realpath(request.source), "mount": request.directory}
+    own = {"store": request.source, "mount": request.directory}
     options = join({"log_level": "warning", **file}, {**values, **own})
+    if not os.path.exists(request.source):
+        print(f"{request.source}: is made, a new store", file=sys.stderr, flush=True)  # or the name is mistyped
     until = time.monotonic() + limits.SHUTDOWN_S
     while True:
         try:

@@ -297,7 +297,7 @@ class Group(Services):
         Raises:
             BadRequest: Both `first` and `since`.
             TypeError: A sequence that is not an integer.
-            ImportError: There is no pyarrow: `pip install 'mqfs[arrow]'`.
+            ImportError: There is no pyarrow: install the extra `arrow`.
         """
         from mqfs.client import arrow
 

@@ -10,6 +10,7 @@ import base64
 import json
 import re
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -21,6 +22,7 @@ MARK = "ce-specversion"  # what tells that a message is an event
 EVENT, BATCH = "application/cloudevents+json", "application/cloudevents-batch+json"
 CONTENT_TYPE = "content-type"
 _NEEDED = ("id", "source", "specversion", "type")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d")
 _NAME = re.compile(r"[a-z0-9]{1,64}")
 _PLAIN = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")  # sent as they are
 
@@ -76,6 +78,9 @@ def _from_object(value: Any) -> Event:
     data, coded = value.pop("data", None), value.pop("data_base64", None)
     if data is not None and coded is not None:
         raise BadRequest("data and data_base64: both given (expected one)")
+    for name in (*_NEEDED, "time"):
+        if not isinstance(value.get(name, ""), str):
+            raise BadRequest(f"attribute {name!r} (expected a string)")
     attributes = {name: _text(name, given) for name, given in value.items() if given is not None}
     kind = attributes.pop("datacontenttype", "")
     _check(attributes)
@@ -127,3 +132,12 @@ def _check(attributes: Mapping[str, str]) -> None:
         raise BadRequest(f"attribute 'specversion' {attributes['specversion'][:80]!r} (expected 1.0)")
     if wrong := [name for name in attributes if not _NAME.fullmatch(name)]:
         raise BadRequest(f"attribute {wrong[0][:80]!r}: invalid name (expected lower-case letters and digits)")
+    if "time" in attributes and not _is_time(attributes["time"]):
+        raise BadRequest(f"attribute 'time' {attributes['time'][:80]!r} (expected RFC 3339, as 2026-01-31T08:00:00Z)")
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return _TIME.match(text) is not None and datetime.fromisoformat(text.upper()).tzinfo is not None
+    except ValueError:
+        return False

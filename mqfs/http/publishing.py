@@ -33,6 +33,9 @@ FRAMES = "application/vnd.mqfs.frames"
 NAMED = "mqfs-h-"
 TEMPORARY = 0o1622  # the mode of a stream for one reply
 TRACING = ("traceparent", "tracestate")
+_TRACEPARENT = re.compile(
+    r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"
+)  # else W3C Trace Context has both ignored
 _KEYS = {"idempotency-key", "if-match", "if-none-match", *TRACING}
 _TAG = re.compile(r'"([0-9]{1,19})"')
 _MARKS = "mqfs-", cloud_events.PREFIX
@@ -272,7 +275,8 @@ def _expected(call: Call) -> int | None:
 
 def _from_headers(given: dict[str, str]) -> dict[str, str]:
     own = {name.removeprefix(NAMED): value for name, value in given.items() if name.startswith(NAMED)}
-    return {**cloud_events.from_headers(given), **own, **{name: given[name] for name in TRACING if name in given}}
+    tracing = TRACING if _TRACEPARENT.fullmatch(given.get("traceparent", "")) else ()
+    return {**cloud_events.from_headers(given), **own, **{name: given[name] for name in tracing if name in given}}
 
 
 def _from_query(call: Call) -> dict[str, str]:

@@ -17,7 +17,7 @@ import attrs
 
 from mqfs.errors import BadAddress, Disconnected
 
-ADDRESS_FORMS = "unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"
+ADDRESS_FORMS = "unix!PATH, tcp!HOST!PORT, tls!HOST!PORT or HOST:PORT"
 DEFAULT_PORT = 564
 SOCKET_NAME = "mqfs.sock"  # in the current folder, or that of the user's sockets
 _UNIX_PATH_BYTES = 107  # sun_path, less its NUL

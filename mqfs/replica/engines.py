@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import cast
 
-from mqfs.errors import BadConfig, BadReplica
+from mqfs.errors import NOT_INSTALLED, BadConfig, BadReplica
 from mqfs.replica.log import ReplicatedLog
 
 _OBJECTS = ("mqfs.replica.objects", "ObjectLog", "objects")
@@ -32,6 +32,5 @@ def open_log(url: str, *, create: bool = True) -> ReplicatedLog:
     try:
         engine = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
-        expected = f"expected pip install '.[{extra}]' in a clone"
-        raise BadReplica(f"--replica: no module {error.name!r} ({expected})") from None
+        raise BadReplica(f"--replica: {error.name}: {NOT_INSTALLED.format(extra)}") from None
     return cast(ReplicatedLog, engine(url, create=create))

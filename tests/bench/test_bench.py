@@ -252,7 +252,8 @@ WRONG = [
     (("--transport", "pigeon"), "--transport 'pigeon': unknown (expected auto, ring, 9p, file, embedded)"),
     (
         ("--at", "nowhere"),
-        "--at: invalid address 'nowhere': unknown network (expected unix!PATH, tcp!HOST!PORT or tls!HOST!PORT)",
+        "--at: invalid address 'nowhere': unknown network "
+        "(expected unix!PATH, tcp!HOST!PORT, tls!HOST!PORT or HOST:PORT)",
     ),
     (("--at", "unix!x", "--transport", "file"), "--at: not with --transport file (expected auto, ring or 9p)"),
     (("--at", "unix!x", "--store", "."), "--at, --mount and --store: more than one given"),

@@ -36,8 +36,9 @@ def test_a_line_of_fstab(space: tuple[MountSpace, Path]) -> None:
     options = r"default=replay\040all,default=depth\0405,nofail,_netdev,x-systemd.automount,noexec"
     fstab.write_text(f"{store} {mount} mqfs {options} 0 0\n")
     for turn in range(2):
-        for _ in range(2):  # the second time there is nothing to do
-            assert at.run("mount", "-a", "-T", fstab) == (0, "")
+        for again in range(2):  # the second time there is nothing to do
+            said = "" if turn or again else f"mount.mqfs: {store}: is made, a new store\n"
+            assert at.run("mount", "-a", "-T", fstab) == (0, said)
         assert at.run("findmnt", "-n", "-o", "SOURCE,FSTYPE", mount) == (0, f"{store} fuse.mqfs\n")
         group = at.path(mount) / "a"
         if turn == 0:
@@ -79,7 +80,7 @@ def test_it_serves_elsewhere_too_and_ends_with_its_mount(space: tuple[MountSpace
     options = f"listen=unix!{folder}/s,uid=nobody"
     (folder / "of-nobody").mkdir()
     os.chown(folder / "of-nobody", 65534, 65534)
-    assert at.run("mount", "-t", "mqfs", "-o", f"listen=unix!{folder}/s", folder / "two", folder / "mq") == (0, "")
+    assert at.run("mount", "-t", "mqfs", "-o", f"listen=unix!{folder}/s", folder / "two", folder / "mq")[0] == 0
     (pid,) = at.servers()
     assert (folder / "s").is_socket()
     os.kill(pid, signal.SIGKILL)
@@ -99,6 +100,8 @@ def test_it_serves_elsewhere_too_and_ends_with_its_mount(space: tuple[MountSpace
         ("default=replay never", 1, "--default: "),
         ("config=/nowhere", 1, "--config /nowhere: No such file"),
         ("uid=who", 1, "uid=who: unknown user"),
+        ("listen=unix!s", 1, "listen=unix!s: a relative path (expected one from / on)"),
+        ("token-file=t", 1, "token-file=t: a relative path (expected one from / on)"),
     ],
 )
 def test_wrong_options(space: tuple[MountSpace, Path], options: str, code: int, text: str) -> None:
@@ -118,12 +121,13 @@ def test_a_directory_that_is_not_there(space: tuple[MountSpace, Path]) -> None:
 
 
 def test_reading_the_command_line() -> None:
-    options = r"rw,default=bind v a\,b,default=ttl 5s,listen=unix!s,allow_other,uid=7"
+    options = r"rw,default=bind v a\,b,default=ttl 5s,listen=unix!/s,allow_other,uid=7"
     words = ["/st", "/m", "-n", "-v", "-o", options, "-f"]
-    values = {"default": ("bind v a,b", "ttl 5s"), "listen": ("unix!s",), "allow_other": True}
+    values = {"default": ("bind v a,b", "ttl 5s"), "listen": ("unix!/s",), "allow_other": True}
     assert parse(words) == Request("/st", "/m", values, "7", fake=True)
     assert parse(["tls!h!1,tls!i!1", "/m", "-o", "token-file=/t"]).options == {"token_file": "/t"}
     assert parse(["/st", "/m", "-s", "-o", "fancy"]).options == {}
+    assert parse(["st", "m"]) == Request(f"{os.getcwd()}/st", f"{os.getcwd()}/m", {})
     for wrong in (["/st"], ["/st", "/m", "-q"], ["/st", "/m", "-r"], ["tcp!h!1", "/m", "-o", "listen=unix!s"]):
         with pytest.raises(BadConfig, match=r"expected"):
             parse(wrong)

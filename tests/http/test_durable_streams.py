@@ -91,6 +91,19 @@ def test_its_own_tests(ds: Durable) -> None:
     assert (report["numPassedTests"], len(skipped)) == RAN
 
 
+def test_what_differs_from_a_stream_that_is_there_is_named(ds: Durable) -> None:
+    """And the errors of the group are the clients' own."""
+    assert ds.create("/differs/a", Stream_TTL="60").status == 201
+    for more, text in (
+        ({"Content_Type": "text/html", "Stream_TTL": "60"}, "content type text/plain"),
+        ({"Stream_TTL": "61"}, "another expiry"),
+        ({"Stream_Closed": "true"}, "another expiry, no end"),
+    ):
+        refused = ds.create("/differs/a", **more)
+        assert (refused.status, refused.body) == (409, f"stream 'a': is there, with {text}\n".encode())
+    assert ds.tree.get("/ds/differs/.errors").body == b""
+
+
 def test_streams_made_at_once_share_the_group_that_is_made_for_them(ds: Durable) -> None:
     with ThreadPoolExecutor(8) as threads:
         for n in range(10):

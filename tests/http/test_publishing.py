@@ -13,6 +13,8 @@ from mqfs.ninep.client import connection as ninep
 from tests.http.web import Web, statuses
 from tests.support.eventually import eventually
 
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
 
 def records(web: Web, group: str, name: str) -> list[tuple[bytes, dict[str, str]]]:
     """Bodies and headers of a stream."""
@@ -33,16 +35,24 @@ def test_a_message_is_as_if_written_to_the_file(web: Web, data: str, body: bytes
     assert records(web, group, "web") == records(web, group, "file")
 
 
+@pytest.mark.parametrize("parent", ["banana", "00-1-2-00", TRACE + "-x"])
+def test_a_trace_that_is_none_is_left_out(web: Web, group: str, parent: str) -> None:
+    """As W3C Trace Context wants it, with its state."""
+    web.ask("POST", f"{group}/s", "x", traceparent=parent, tracestate="a=b")
+    [(_, found)] = records(web, group, "s")
+    assert not {"traceparent", "tracestate"} & found.keys()
+
+
 def test_options_as_headers_and_in_the_query(web: Web, group: str) -> None:
     headers = {
         "Mqfs_Priority": "7", "Mqfs_Ttl": "1h", "Mqfs_Id": "a1", "Mqfs_Key": "k", "Mqfs_H_Kind": "ä",
-        "traceparent": "00-1-2-00",
+        "traceparent": TRACE,
     }  # fmt: skip
     web.ask("POST", f"{group}/s", "x", **{name: text.encode().decode("latin-1") for name, text in headers.items()})
     web.post(f"{group}/s?priority=2&key=k%202&h-Kind=b%20c", "y", Mqfs_Priority="7")
     found = [headers for _, headers in records(web, group, "s")]
     assert {name: text for name, text in found[0].items() if name != "sender"} == {
-        "priority": "7", "ttl": "1h", "id": "a1", "key": "k", "kind": "ä", "traceparent": "00-1-2-00",
+        "priority": "7", "ttl": "1h", "id": "a1", "key": "k", "kind": "ä", "traceparent": TRACE,
     }  # fmt: skip
     assert (found[1]["priority"], found[1]["key"], found[1]["Kind"]) == ("2", "k 2", "b c")
 

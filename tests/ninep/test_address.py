@@ -23,8 +23,8 @@ def test_parts() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "expected unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
-        ("/tmp/9p", "expected unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
+        ("", "expected unix!PATH, tcp!HOST!PORT, tls!HOST!PORT or HOST:PORT"),
+        ("/tmp/9p", "expected unix!PATH, tcp!HOST!PORT, tls!HOST!PORT or HOST:PORT"),
         ("unix!", "no path"),
         ("unix!" + "x" * 108, "at most 107 bytes"),
         ("tcp!", "no host"),

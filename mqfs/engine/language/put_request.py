@@ -46,9 +46,9 @@ def parse(data: bytes) -> tuple[PutRequest, bytes]:
     try:
         value, end = _decoder.raw_decode(head)
     except (ValueError, RecursionError) as error:
-        raise errors.BadCommand(
-            f".put: invalid JSON: {error} (expected an object of at most {limits.PUT_BYTES} bytes)"
-        ) from None
+        if len(data) > limits.PUT_BYTES and _is_cut(error, head):
+            raise errors.TooLong(f"headers and key (expected at most {limits.PUT_BYTES} bytes of JSON)") from None
+        raise errors.BadCommand(f".put: invalid JSON: {error} (expected an object)") from None
     if not isinstance(value, dict):
         raise errors.BadCommand('.put: no JSON object (expected one such as {"stream":"mail"})')
     if head[end : end + 1] not in _BLANKS:
@@ -57,6 +57,13 @@ def parse(data: bytes) -> tuple[PutRequest, bytes]:
     if len(body) > limits.MESSAGE_BYTES:
         raise errors.TooLong(f"message of {len(body)} bytes (expected at most {limits.MESSAGE_BYTES})")
     return _read(value), body
+
+
+def _is_cut(error: Exception, head: str) -> bool:
+    """Whether the object goes on where the head ends: in a string, or in the last word of it."""
+    if not isinstance(error, json.JSONDecodeError):
+        return False
+    return error.msg.startswith("Unterminated") or error.pos >= len(head) - len("false")
 
 
 def _read(value: dict[str, Any]) -> PutRequest:

@@ -205,10 +205,11 @@ class Catalog:
             if self._is_loaded:
                 return
             records = list[int]()
-            async for record in _messages(call, CATALOG, "first"):
-                records.append(record.sequence)
-                if (found := decode_config(record.body)) is not None and found[0] in self.group.numbers:
-                    self._set(*found)
+            if CATALOG in self.group.streams:
+                async for record in _messages(call, CATALOG, "first"):
+                    records.append(record.sequence)
+                    if (found := decode_config(record.body)) is not None and found[0] in self.group.numbers:
+                        self._set(*found)
             self._is_loaded = True
             if len(records) > 2 * len(self._configs) + limits.DURABLE_RECORDS:
                 await self._compact(attrs.evolve(call, user=SERVER), records)

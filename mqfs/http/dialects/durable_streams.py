@@ -335,10 +335,14 @@ async def _compared(call: Call, catalog: Catalog, stream: Any, asked: Config, cl
     config, state = catalog.config(stream), await catalog.state(call, stream)
     if config.deleted:
         return _gone(stream.name, 409)
-    same = media_type(config.kind) == media_type(asked.kind) and state.closed == closes
-    keys = ("ttl", "expires", "source", "asked")
-    if not same or any(getattr(config, key) != getattr(asked, key) for key in keys):
-        return _conflict(f"stream {stream.name!r}: is there, with another content type, expiry, source or end")
+    differences = {
+        f"content type {config.kind}": media_type(config.kind) != media_type(asked.kind),
+        "another expiry": (config.ttl, config.expires) != (asked.ttl, asked.expires),
+        "another source": (config.source, config.asked) != (asked.source, asked.asked),
+        "its end" if state.closed else "no end": state.closed != closes,
+    }
+    if found := [what for what, differs in differences.items() if differs]:
+        return _conflict(f"stream {stream.name!r}: is there, with {', '.join(found)}")
     return Answer(200, kind=config.kind, headers=_places(config, state))
 
 

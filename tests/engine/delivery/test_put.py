@@ -40,6 +40,16 @@ def test_the_answer_is_the_last_ones_sequence() -> None:
     assert handle.read(64) == b"2\n"
 
 
+@pytest.mark.parametrize("more", [{"key": "x" * 70_000}, {"headers": {f"h{n}": "" for n in range(9_000)}}])
+def test_an_object_that_is_too_long_says_so(more: dict[str, Any]) -> None:
+    """And not that its JSON is invalid, as that was cut; one that is wrong says that, however long the body."""
+    handle = Queues("replay all").at(".put", os.O_WRONLY)
+    with pytest.raises(errors.TooLong, match=r"headers and key \(expected at most 65536 bytes of JSON\)"):
+        handle.write(json.dumps({"stream": "s", **more}).encode() + b" body")
+    with pytest.raises(errors.BadCommand, match=r"\.put: invalid JSON: Expecting"):
+        handle.write(b'{"stream":nonsense} ' + b"x" * limits.PUT_BYTES)
+
+
 def test_it_may_be_opened_for_writing_only() -> None:
     q = Queues("replay all")
     handle = q.at(".put", os.O_WRONLY)
@@ -362,7 +372,7 @@ def test_single_goes_to_one_of_those_who_wait() -> None:
         (b'{"stream":"s","headers":{"stream":"t"}} x', errors.BadRequest),
         (b'{"stream":"s","headers":{"k":"\\ud800"}} x', errors.BadRequest),
         (b'{"stream":"s","headers":{"' + b"k" * 256 + b'":"v"}} x', errors.BadRequest),
-        (b'{"stream":"s","headers":{"k":"' + b"v" * 70_000 + b'"}} x', errors.BadRequest),
+        (b'{"stream":"s","headers":{"k":"' + b"v" * 70_000 + b'"}} x', errors.TooLong),
         (b'{"stream":"s","x":' + b"[" * 100_000 + b"]" * 100_000 + b"} x", errors.BadRequest),
         (b'\xff{"stream":"s"} x', errors.BadRequest),
         (b'{"stream":"nowhere"} x', errors.NotFound),
