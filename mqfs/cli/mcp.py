@@ -238,7 +238,7 @@ def _shown(message: Message, most: int = BODY_BYTES) -> dict[str, Any]:
 
 
 def _text(body: bytes, start: int, most: int) -> tuple[str, int]:
-    """Of the body from `start` on what is text within `most` bytes, and where that ends: no character is cut."""
+    """The text of the body from `start` on, within `most` bytes, and where it ends: no character is cut."""
     decoder, end = codecs.getincrementaldecoder("utf-8")("replace"), min(start + most, len(body))
     text = decoder.decode(body[start:end], final=end == len(body))
     return text, end - len(decoder.getstate()[0])

@@ -60,7 +60,7 @@ def parse(data: bytes) -> tuple[PutRequest, bytes]:
 
 
 def _is_cut(error: Exception, head: str) -> bool:
-    """Whether the object goes on where the head ends: in a string, or in the last word of it."""
+    """Whether the object continues behind the head: in a string, or in its last word."""
     if not isinstance(error, json.JSONDecodeError):
         return False
     return error.msg.startswith("Unterminated") or error.pos >= len(head) - len("false")
