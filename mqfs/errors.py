@@ -452,7 +452,7 @@ class RemoteError(MqfsError):
         return str(self)
 
 
-def only(error: BaseException) -> BaseException:
+def ungrouped(error: BaseException) -> BaseException:
     """The error in the groups that nurseries make of it; a group of several as it is."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]

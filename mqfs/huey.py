@@ -49,7 +49,7 @@ _SETTINGS = {
 _ANY = "any"
 _REVOCATIONS = ("r:", "rt:")  # keys that begin so
 _SOON_S = 0.05  # that a task is waited for before the revocation of the one before is looked for
-_FRESH_S = 0.001  # for which it is known whether anything is revoked, once a task was claimed
+_FRESH_S = 0.005  # for which an answer holds that nothing is revoked, if it came behind a claim
 _DUE = "eta"  # a row's header: when its task is due, UNIX seconds
 _SEQUENCE = "delayed"  # a row's header: the sequence of the delayed message
 _HIGHEST = 9  # priority of mqfs
@@ -84,7 +84,7 @@ class Values(BaseStorage):  # type: ignore[misc]
         self._read_timeout = read_timeout
         self._lock = threading.Lock()
         self._later = threading.local()  # `key`: what `delete_soon` is to delete; `unrevoked`: until when nothing was
-        self._has_mark = False  # a revocation was made here
+        self._has_mark = False  # there was a revocation, made here or elsewhere
         self._client: Client | None = None
         self._claims: Claims | None = None
         self._groups: dict[str, Group] = {}
@@ -164,11 +164,13 @@ class Values(BaseStorage):  # type: ignore[misc]
         return {key: value for key, value in values.items() if value is not EmptyData}
 
     def _is_any_revoked(self) -> bool:
-        if time.monotonic() < getattr(self._later, "unrevoked", 0.0):
-            return False
+        if self._has_mark or time.monotonic() < getattr(self._later, "unrevoked", 0.0):
+            return self._has_mark
         self._open_group("data")
         assert self._client is not None
-        return self._client._link.look_up([self._mark])()[0]
+        if self._client._link.look_up([self._mark])()[0]:
+            self._has_mark = True
+        return self._has_mark
 
     @property
     def _mark(self) -> str:
@@ -184,7 +186,7 @@ class Values(BaseStorage):  # type: ignore[misc]
         """Delete a revocation that mostly is not there, before the next call of this thread does anything else than to
         look for those of the next task."""
         self._finish_deletion()
-        self._later.key = key
+        self._later.key, self._later.unrevoked = key, 0.0
 
     def _finish_deletion(self) -> None:
         key = getattr(self._later, "key", None)
@@ -274,11 +276,12 @@ class MqfsStorage(Values):
         with self._lock:
             if self._claims is None:
                 self._claims = tasks.take(QUEUE, renew=True)
-                self._claims._look_up = (self._mark,)
             claims = self._claims
+        claims._look_up = "" if self._has_mark else self._mark
         claim = self._next(claims)
-        is_known = claim is not None and claim._there == [False]
-        self._later.unrevoked = time.monotonic() + _FRESH_S if is_known else 0.0
+        self._later.unrevoked = 0.0
+        if claim is not None and claim._found is False:
+            self._later.unrevoked = claim._asked_at + _FRESH_S
         return claim
 
     def _next(self, claims: Claims) -> Claim | None:

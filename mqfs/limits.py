@@ -97,7 +97,9 @@ OPEN_BUCKETS = 512  # segments kept open at once; well under the usual 1,024 fil
 DOWNTIME_DAYS = 7  # the most the engine clock advances over a restart on another boot
 
 # Memory of a process
-LARGE_BYTES = 8 << 20  # malloc returns blocks of this size to the OS at once: few are so large
+# malloc returns blocks of this size to the OS at once: above a request, and below the columns of an index, which grow and
+# leave holes.
+LARGE_BYTES = 5 << 18
 KEPT_BYTES = 32 << 20  # of freed memory kept for the next requests: some of the largest ones
 GARBAGE = 1_000, 5, 1_000  # new objects between collections: of the youngest, the next, and all, each counted in those
 GARBAGE_CONNECTIONS = 16  # connections between collections of what is young: about a thousand objects
@@ -232,6 +234,7 @@ REPLICA_WARNING_S = 60.0  # between two lines of the log about an engine that do
 REPLICA_SILENT_S = 15.0  # without an answer of the engine, before /.ready and the page say so
 REPLICA_BEAT_S = 1.0  # between two frames of a primary that has nothing to append: a standby misses it after some
 REPLICA_CALL_S = 5.0  # that an engine may take to answer; then the outcome is looked up
+REPLICA_PART_S = 20.0  # the same with a part of a checkpoint, of which two are under way: by a line of 7 Mbit/s
 REPLICA_PACE_S = 0.05  # between two groups of frames that no writer waits for: fewer take less processor time
 REPLICA_OBJECT_S = 0.7  # the same in an object store: it charges for each, and for reports of standbys
 REPLICA_STATE_S = 10.0  # between two notes of how far the disk is: a start reads the frames since

@@ -99,7 +99,8 @@ class Claim(OfMessage):
         self._sequence = message.sequence
         self.settled = False
         self._claims, self._file = claims, file
-        self._there: list[bool] | None = None  # see `Claims._look_up`
+        self._found: bool | None = None  # see `Claims._look_up`
+        self._asked_at = 0.0  # when that was asked, monotonic
         self._renewing: threading.Event | None = None
 
     def __repr__(self) -> str:
@@ -230,7 +231,7 @@ class Claims(Waiting[Claim]):
         self._ready: deque[Claim] = deque()  # claimed, and not given out yet
         self._prefetch = prefetch
         self._refusals: list[bytes] = []
-        self._look_up: Sequence[str] = ()  # files asked for with each read: its claim says which there are, if known
+        self._look_up = ""  # a file that is asked for with each read: its claim says whether there is one, if known
         self._file = self._open()
         self._acks = DeferredAcks(self, hold_s) if prefetch > 1 else SentAcks(self)  # known to the connection: last
 
@@ -362,7 +363,7 @@ class Claims(Waiting[Claim]):
             self._acks.raise_failure()
             raise EOFError
         try:
-            found = self._begin_look_up()
+            asked_at, answer = time.monotonic(), self._begin_look_up() if self._look_up else None
             try:
                 self._acks.before_read()
                 self._acks.raise_failure()
@@ -370,31 +371,31 @@ class Claims(Waiting[Claim]):
                 self._has_begun = False
                 data = self._file.receive(limits.MESSAGE_BYTES, timeout=left)
             finally:
-                there = found()
+                found = None
+                with suppress(MqfsError):  # then it is not known
+                    found = answer() if answer is not None else None
             if not data:
                 self._on_end_of_file(deadline)
             elif not self._is_refusal(data):  # else `_command` has raised it
-                self._receive(data, there)
+                self._receive(data, found, asked_at)
         except Interrupted as error:
             self._interrupted(error)
         except Disconnected as error:
             self._require_reconnect(error)
             self._reopen(deadline)
 
-    def _begin_look_up(self) -> Callable[[], list[bool] | None]:
-        if not self._look_up:
-            return lambda: None
+    def _begin_look_up(self) -> Callable[[], bool | None]:
         self._has_begun = True
         return self._file.look_up(self._look_up)
 
-    def _receive(self, data: bytes, there: list[bool] | None = None) -> None:
+    def _receive(self, data: bytes, found: bool | None = None, asked_at: float = 0.0) -> None:
         deliveries = self._decoder.deliveries
         messages = self._decoder.feed(data)
         if messages:
             self._acks.received()
         for message in messages:
             claim = Claim(self, self._file, message, deliveries.pop(message.sequence, 1))
-            claim._there = there
+            claim._found, claim._asked_at = found, asked_at
             self._ready.append(claim)
 
     def _assemble(self, message: Message) -> Message:

@@ -58,9 +58,9 @@ class File(Protocol):
         """Begin the read of the next `receive`, where that saves a round trip. Raises Disconnected."""
         ...
 
-    def look_up(self, paths: Sequence[str]) -> Callable[[], list[bool] | None]:
-        """As `begin_read`, and ask in the same round trip which of these files there are. Returns a function, to be
-        called after `receive`: the answers; None: they are older than what was read. Both raise Disconnected."""
+    def look_up(self, path: str) -> Callable[[], bool | None]:
+        """As `begin_read`, and ask in the same round trip whether there is this file. Returns a function, to be called
+        after `receive`: the answer; None: it is older than what was read. Both raise Disconnected."""
         ...
 
     def ask(self, data: bytes, timeout: float | None = None) -> bytes:

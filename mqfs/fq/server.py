@@ -17,7 +17,7 @@ import trio
 
 from mqfs import limits
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import MqfsError, only
+from mqfs.errors import MqfsError, ungrouped
 from mqfs.fq import codec
 from mqfs.fq.codec import COMMANDS, DATA, HOP_BYTES, HTTP, MAGIC_BYTES, NAME_BYTES, OLD_PEER, PEER, Malformed
 from mqfs.fq.connection import Client
@@ -93,7 +93,7 @@ class FqServer:
             with scope:
                 return await self._serve(channel, peer)
         except Exception as error:
-            why = only(error)
+            why = ungrouped(error)
             if isinstance(why, Malformed | trio.TooSlowError):
                 log.info("%s: connection ended: %s", peer.where, why if why.args else "no sign of the client")
             elif not isinstance(why, Gone):

@@ -53,8 +53,7 @@ class StoreObjects:
         scheme, _, bucket, prefix = split(url)
         self._url, self._prefix = f"{scheme}://{bucket}", f"{prefix}/"
         self._frames = self._open(limits.REPLICA_CALL_S)
-        # A part of a checkpoint is longer than a frame, and may take longer in proportion.
-        self._parts = self._open(limits.REPLICA_CALL_S * limits.REPLICA_PART_BYTES / limits.REPLICA_FRAME_BYTES)
+        self._parts = self._open(limits.REPLICA_PART_S)
 
     def _open(self, answer_s: float) -> ObjectStore:
         """The store, whose answers may take that long."""

@@ -25,7 +25,7 @@ from mqfs import limits
 from mqfs.clock import SystemClock
 from mqfs.engine.language.settings import parse_settings
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, BadStore, MqfsError, only
+from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, BadStore, MqfsError
 from mqfs.http.gate import BrowserRules
 from mqfs.model import User
 from mqfs.net import identity, tokens
@@ -122,10 +122,7 @@ def run(
     memory.keep()
     memory.defer_collector()
     server = Server(options, notify, reread=reread, passed=passed, ends_with_mount=ends_with_mount)
-    try:
-        return trio.run(server.run)
-    except BaseExceptionGroup as group:
-        raise only(group) from None
+    return trio.run(server.run)
 
 
 def check_words(options: Options) -> None:

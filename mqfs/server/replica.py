@@ -18,7 +18,7 @@ import trio
 
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import BadConfig, BadReplica, DiskFailed, MqfsError, Standby
+from mqfs.errors import BadConfig, BadReplica, DiskFailed, MqfsError, Standby, ungrouped
 from mqfs.model import User
 from mqfs.ninep.server.server import Server as NinepServer
 from mqfs.replica import engines, takeover
@@ -156,6 +156,12 @@ class Replica:
     async def _stand_by(self, replicated: ReplicatedLog) -> Primary | None:
         failover_s = _seconds(self.options, "failover")
         self._standby = standby = takeover.Standby(replicated, self.path, self._address(), failover_s)
+        try:
+            return await self._follow(standby)
+        except BaseExceptionGroup as group:  # of what it does meanwhile: its store or an address cannot be used
+            raise ungrouped(group)
+
+    async def _follow(self, standby: takeover.Standby) -> Primary | None:
         promotion, ended = Promotion(self.path, standby), trio.Event()
         primary: Primary | None = None
         refused: MqfsError | OSError | None = None

@@ -107,6 +107,7 @@ def test_options_go_with_an_event(web: Web, group: str) -> None:
         (KIND, json.dumps({**GIVEN, "Upper": "1"})),
         (KIND, json.dumps({**GIVEN, "nested": {}})),
         (KIND, json.dumps({**GIVEN, "type": 5})),
+        (KIND, json.dumps({**GIVEN, "subject": 5})),
         (KIND, json.dumps({**GIVEN, "time": "yesterday"})),
         (KIND, json.dumps({**GIVEN, "time": "2026-01-31"})),
         (KIND, json.dumps({**GIVEN, "time": "2026-01-31T08:00:00"})),
@@ -124,6 +125,12 @@ def test_what_is_refused(web: Web, group: str, kind: str, body: str) -> None:
     reply = web.post(f"{group}/s", body, Content_Type=kind)
     assert reply.status in (400, 413), reply.body
     assert web.get(f"{group}/.stats").json["written"] == 0
+
+
+@pytest.mark.parametrize("time", [None, "2016-12-31T23:59:60Z", "2026-01-31t08:00:00.123456+02:00"])
+def test_times(web: Web, group: str, time: str | None) -> None:
+    web.put(f"{group}/s")
+    assert web.post(f"{group}/s", json.dumps({**GIVEN, "time": time}), Content_Type=KIND).status == 201
 
 
 def test_an_attribute_that_is_missing_is_named(web: Web, group: str) -> None:

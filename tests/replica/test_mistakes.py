@@ -101,8 +101,8 @@ def test_a_bucket_that_refuses_the_key_is_one_line(s3: str, monkeypatch: pytest.
 
 def test_parts_of_a_checkpoint_pass_a_slow_line(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes longer than a frame may."""
-    monkeypatch.setattr(limits, "REPLICA_CALL_S", 0.5)
-    proxy = FaultyProxy(s3.removeprefix("http://"), 1, rate=0.0, slow_s=0.0, bytes_s=limits.REPLICA_PART_BYTES / 2.0)
+    monkeypatch.setattr(limits, "REPLICA_CALL_S", 2.0)
+    proxy = FaultyProxy(s3.removeprefix("http://"), 1, rate=0.0, slow_s=0.0, bytes_s=limits.REPLICA_PART_BYTES / 5.0)
     monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{proxy.port}")
     objects, part = open_log("s3://bucket/slow").objects, bytes(limits.REPLICA_PART_BYTES)
     names = ["segment/1/a", "segment/1/b"]

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from mqfs import limits
-from mqfs.errors import Interrupted
+from mqfs.errors import Interrupted, MqfsError
+from mqfs.http.publishing import frame
 from mqfs.http.wire import RequestParser
 from mqfs.model import Wait
 from mqfs.serving import memory
+from tests.support.queues import BIG, Queues
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +37,39 @@ def test_what_waited_is_freed_when_it_is_settled(settle: Callable[[Wait[bytes]],
     freed = weakref.finalize(wait._then, int)
     settle(wait)
     assert not freed.alive
+
+
+REQUESTS: dict[str, list[bytes | None]] = {  # writes; None: a read
+    "s": [b"x", None],
+    ".batch": [frame("s", b"x") * 3, None],
+    ".put": [b'{"stream":"s","id":"a","headers":{"a":"b"}} x', None],
+    ".cursor": [b"select s\nseek first\nformat json\n", None],
+    ".consumers/w": [b"format record\n", None, b"ack\n"],
+    "ctl": [b"ttl 1d\n", None],
+    ".stats": [None],
+    "nothing": [],
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+def test_a_request_leaves_no_garbage(name: str, on_disk: bool, tmp_path: Path) -> None:
+    """Else it lies there until all is collected, once in an hour under load."""
+    queues = Queues("replay all", "consumer w s", path=tmp_path / "store" if on_disk else None)
+
+    def request() -> None:
+        queues.at("s", os.O_WRONLY).write(b"x")
+        with suppress(MqfsError):
+            handle = queues.at(name, os.O_RDWR)
+            for data in REQUESTS[name]:
+                with suppress(MqfsError):
+                    handle.read(BIG) if data is None else handle.write(data)
+            handle.close()
+
+    request()
+    gc.collect()
+    request()
+    assert gc.collect() == 0
 
 
 def test_a_parser_of_requests_is_freed_when_it_is_closed() -> None:

@@ -344,8 +344,8 @@ class EmbeddedFile:
     def begin_read(self) -> None:
         pass
 
-    def look_up(self, paths: Sequence[str]) -> Callable[[], list[bool]]:
-        return lambda: self._link.look_up(paths)()
+    def look_up(self, path: str) -> Callable[[], bool]:
+        return lambda: self._link.look_up([path])()[0]
 
     def ask(self, data: bytes, timeout: float | None = None) -> bytes:
         try:

@@ -214,8 +214,7 @@ class BatchHandle(FramesFile):
         numbers = array("I", [stream.number for stream in streams])
         source = Source(packed.messages, len(packed.data), numbers, lambda: [packed.data])
         expected = {self.stream(name): sequence for name, sequence in packed.expected.items()}
-        unit = AtomicBatch(self.group.publisher, [source], tallies, value, expected=expected)
-        unit.done = lambda: self._tell(unit)
+        unit = AtomicBatch(self.group.publisher, [source], tallies, value, expected=expected, done=self._tell)
         return unit.write()
 
     def stream(self, name: str) -> Stream:

@@ -61,7 +61,7 @@ class AtomicBatch:
     changes: Sequence[Change] = ()
     ids: Mapping[PutId, int] = attrs.Factory(dict)  # of messages, by their place; a known one makes all of it a repeat
     expected: Mapping[Stream, int] = attrs.Factory(dict)  # the newest message that each stream is to have before it
-    done: Callable[[], None] | None = None  # called when it is appended, or discarded
+    done: Callable[[AtomicBatch], None] | None = None  # called when it is appended, or discarded
     undo: Callable[[], None] | None = None  # called when it will not be
     first: int = 0  # sequence of its first message, once it is appended
     discarded: bool = False
@@ -195,7 +195,7 @@ class AtomicBatch:
         if self.first:
             self._deliver_or_hold(self.first)
         if self.done is not None:
-            self.done()
+            self.done(self)
         publisher.mark_dirty()
         log = publisher.log
         return log.after_metadata_sync(self.value) if self.changes or self.ids else log.after_data_sync(self.value)

@@ -186,7 +186,7 @@ class Transactions:
         return AtomicBatch(
             self._host.publisher, sources, tallies, value, ranked, changes, ids,
             expected={self._host.streams[name]: sequence for name, sequence in expected.items()},
-            done=lambda: self._done(parts), undo=lambda: self._freeze(parts, False),
+            done=lambda _: self._done(parts), undo=lambda: self._freeze(parts, False),
         )  # fmt: skip
 
     def _freeze(self, parts: Sequence[StagedBatch], committing: bool) -> None:

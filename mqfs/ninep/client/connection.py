@@ -553,18 +553,18 @@ class File(io.RawIOBase):
             if not self._is_closing and self.channel.kept is None:
                 self._begun = self._begun or self._begin(limits.MESSAGE_BYTES)
 
-    def look_up(self, paths: Sequence[str]) -> Callable[[], list[bool] | None]:
-        """Begin the read, and behind it ask which of these files there are. Returns a function, to be called after
-        `receive`: the answers; None: the read was answered after them. Raises Disconnected."""
+    def look_up(self, path: str) -> Callable[[], bool | None]:
+        """Begin the read, and behind it ask whether there is this file. Returns a function, to be called after
+        `receive`: the answer; None: the read was answered after it. Raises Disconnected."""
         self.begin_read()
         read = None if self._begun is None else self._begun[2]
-        slots, finish = self.client.begin([self.client.caller.exists(path) for path in paths])
+        [asked], finish = self.client.begin([self.client.caller.exists(path)])
 
-        def answers() -> list[bool] | None:
-            found = finish()
-            return found if read is None or 0 < read.number < slots[0].number else None
+        def answer() -> bool | None:
+            [found] = finish()
+            return found if read is None or 0 < read.number < asked.number else None
 
-        return answers
+        return answer
 
     def _reply(self, slot: Slot, deadline: float | None) -> Fcall:
         try:
