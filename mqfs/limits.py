@@ -97,8 +97,8 @@ OPEN_BUCKETS = 512  # segments kept open at once; well under the usual 1,024 fil
 DOWNTIME_DAYS = 7  # the most the engine clock advances over a restart on another boot
 
 # Memory of a process
-# malloc returns blocks of this size to the OS at once: above a request, and below the columns of an index, which grow and
-# leave holes.
+# malloc returns blocks of this size to the OS at once: above a request, and below the columns of an index, which grow
+# and leave holes.
 LARGE_BYTES = 5 << 18
 KEPT_BYTES = 32 << 20  # of freed memory kept for the next requests: some of the largest ones
 GARBAGE = 1_000, 5, 1_000  # new objects between collections: of the youngest, the next, and all, each counted in those

@@ -111,10 +111,10 @@ class Desk:
         self, stream: str, body: str, headers: dict[str, str] | None = None, delay_s: float = 0, id: str = ""
     ) -> dict[str, Any]:
         """Send a message to a stream, which is made where it is missing. `delay_s`: seconds until it is delivered."""
-        if len(data := body.encode(errors="replace")) > SENT_BYTES:
-            raise TooLong(f"body of {len(data)} bytes (expected at most {SENT_BYTES}, or the name of a file)")
-        receipt = await self._group.publish(_named(stream), data, headers=headers or None, delay=delay_s or None, id=id)
-        return {"stream": stream, "sequence": receipt.sequence}
+        if (size := len(body.encode(errors="surrogatepass"))) > SENT_BYTES:
+            raise TooLong(f"body of {size} bytes (expected at most {SENT_BYTES}, or the name of a file)")
+        receipt = await self._group.publish(_named(stream), body, headers=headers or None, delay=delay_s or None, id=id)
+        return {"stream": stream, "sequence": receipt.sequence or None}  # null: discarded, as the stream is full
 
     async def wait(self, stream: str, seconds: float = 30) -> dict[str, Any] | None:
         """Wait for the next message of a stream, and claim it. Returns null where none came in that many seconds, at
@@ -128,7 +128,9 @@ class Desk:
             return None
         name = f"{stream}:{claim.sequence}"
         self._claims[name] = claim
-        return {"claim": name, "deliveries": claim.deliveries, **_shown(claim.message)}
+        shown, (_, end) = _shown(claim.message), _text(claim.body, 0, BODY_BYTES)
+        more = {"next": end} if "bytes" in shown else {}
+        return {"claim": name, "deliveries": claim.deliveries, **shown, **more}
 
     async def read(self, claim: str, start: int) -> dict[str, Any]:
         """Read on in the body of a claimed message that is longer than `wait` shows: from its `next` on. The answer has
@@ -192,9 +194,10 @@ class Desk:
     async def tail(self, stream: str, count: int = 10) -> Rows:
         """Show the last messages of a stream that are kept, claimed or not, at most 100. Fewer have longer bodies."""
         _require("count", count, 1, MESSAGES)
-        if stream not in await self._group.streams():
+        found = [_shown(m, BODY_BYTES // count) async for m in self._group.history(-count, pattern=stream)]
+        if not found and stream not in await self._group.streams():
             raise NotFound(f"stream {stream!r} (expected one that `list` shows)")
-        return [_shown(m, BODY_BYTES // count) async for m in self._group.history(-count, pattern=stream)]
+        return found
 
     async def history(self, pattern: str = "#", after: int = 0, count: int = 100) -> Rows:
         """Show at most 100 kept messages of streams that match a pattern (`*` a word, `#` any), above a sequence."""
@@ -224,16 +227,15 @@ def _require(what: str, value: float, least: float, most: float) -> None:
 
 
 def _shown(message: Message, most: int = BODY_BYTES) -> dict[str, Any]:
-    """`most`: bytes of its body. Of a longer one `bytes` says how long it is, and `next` where the rest begins."""
+    """`most`: bytes of its body. Of a longer one `bytes` says how long it is."""
     body = bytes(message.body)
-    text, end = _text(body, 0, most)
     return {
         "stream": message.topic,
         "sequence": message.sequence,
         "time_ns": message.time_ns,
         "headers": dict(message.headers),
-        "body": text,
-        **({"bytes": len(body), "next": end} if end < len(body) else {}),
+        "body": _text(body, 0, most)[0],
+        **({"bytes": len(body)} if len(body) > most else {}),
     }
 
 

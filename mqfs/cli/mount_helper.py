@@ -24,7 +24,7 @@ import attrs
 
 from mqfs import limits
 from mqfs.errors import BadAddress, BadConfig, BadStore, MqfsError
-from mqfs.net.address import parse_addresses
+from mqfs.net.address import UnixAddress, parse_address, parse_addresses
 from mqfs.server.options import KINDS, Options, join, read_file
 from mqfs.syntax.duration import parse_duration
 
@@ -99,13 +99,23 @@ def _add(options: dict[str, Any], key: str, value: str | None) -> None:
     if (kind == "flag") != (value is None):
         expected = key.replace("_", "-") if kind == "flag" else f"{key.replace('_', '-')}=VALUE"
         raise BadConfig(f"{key.replace('_', '-')}: {'a' if value else 'no'} value (expected {expected})")
-    _, is_socket, path = (value or "").rpartition("unix!")
-    if (is_socket or key.replace("_", "-") in FILES) and not path.startswith("/"):
+    if value is not None and not _path_of(key.replace("_", "-"), value).startswith("/"):
         raise BadConfig(f"{key.replace('_', '-')}={value}: a relative path (expected one from / on)")
     if kind == "list":
         options[key] = (*options.get(key, ()), value)
     else:
         options[key] = True if kind == "flag" else value
+
+
+def _path_of(key: str, value: str) -> str:
+    """The path in the value of an option; "/" where there is none."""
+    if key in FILES:
+        return value
+    try:
+        address = parse_address(value.rpartition("=")[2]) if KINDS.get(key) == "list" else None
+    except BadAddress:
+        return "/"
+    return address.path if isinstance(address, UnixAddress) else "/"
 
 
 # ---------------------------------------------------------------- the child
@@ -126,12 +136,17 @@ def serve_store(request: Request, notify: Callable[[str], None]) -> int:
     file = read_file(values.pop("config")) if "config" in values else {}
     own = {"store": request.source, "mount": request.directory}
     options = join({"log_level": "warning", **file}, {**values, **own})
-    if not os.path.exists(request.source):
-        print(f"{request.source}: is made, a new store", file=sys.stderr, flush=True)  # or the name is mistyped
+    is_new = not os.path.exists(request.source)
+
+    def note(state: str) -> None:
+        if is_new and state == "READY=1":
+            print(f"{request.source}: a new store was made", file=sys.stderr, flush=True)  # the name may be mistyped
+        notify(state)
+
     until = time.monotonic() + limits.SHUTDOWN_S
     while True:
         try:
-            return run(options, notify=notify, ends_with_mount=True)
+            return run(options, notify=note, ends_with_mount=True)
         except BadStore as error:
             if "in use by process" not in error.detail or time.monotonic() > until:
                 raise

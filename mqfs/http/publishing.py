@@ -33,9 +33,8 @@ FRAMES = "application/vnd.mqfs.frames"
 NAMED = "mqfs-h-"
 TEMPORARY = 0o1622  # the mode of a stream for one reply
 TRACING = ("traceparent", "tracestate")
-_TRACEPARENT = re.compile(
-    r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"
-)  # else W3C Trace Context has both ignored
+_IDS = "(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+_TRACEPARENT = re.compile(f"00-{_IDS}|(?!00|ff)[0-9a-f]{{2}}-{_IDS}(-.*)?")  # else both are ignored: W3C Trace Context
 _KEYS = {"idempotency-key", "if-match", "if-none-match", *TRACING}
 _TAG = re.compile(r'"([0-9]{1,19})"')
 _MARKS = "mqfs-", cloud_events.PREFIX

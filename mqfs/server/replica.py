@@ -159,7 +159,7 @@ class Replica:
         try:
             return await self._follow(standby)
         except BaseExceptionGroup as group:  # of what it does meanwhile: its store or an address cannot be used
-            raise ungrouped(group)
+            raise ungrouped(group) from group
 
     async def _follow(self, standby: takeover.Standby) -> Primary | None:
         promotion, ended = Promotion(self.path, standby), trio.Event()

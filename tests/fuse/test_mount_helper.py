@@ -37,7 +37,7 @@ def test_a_line_of_fstab(space: tuple[MountSpace, Path]) -> None:
     fstab.write_text(f"{store} {mount} mqfs {options} 0 0\n")
     for turn in range(2):
         for again in range(2):  # the second time there is nothing to do
-            said = "" if turn or again else f"mount.mqfs: {store}: is made, a new store\n"
+            said = "" if turn or again else f"mount.mqfs: {store}: a new store was made\n"
             assert at.run("mount", "-a", "-T", fstab) == (0, said)
         assert at.run("findmnt", "-n", "-o", "SOURCE,FSTYPE", mount) == (0, f"{store} fuse.mqfs\n")
         group = at.path(mount) / "a"
@@ -101,6 +101,7 @@ def test_it_serves_elsewhere_too_and_ends_with_its_mount(space: tuple[MountSpace
         ("config=/nowhere", 1, "--config /nowhere: No such file"),
         ("uid=who", 1, "uid=who: unknown user"),
         ("listen=unix!s", 1, "listen=unix!s: a relative path (expected one from / on)"),
+        ("listen=unix:s", 1, "listen=unix:s: a relative path (expected one from / on)"),
         ("token-file=t", 1, "token-file=t: a relative path (expected one from / on)"),
     ],
 )

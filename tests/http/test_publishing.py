@@ -35,7 +35,7 @@ def test_a_message_is_as_if_written_to_the_file(web: Web, data: str, body: bytes
     assert records(web, group, "web") == records(web, group, "file")
 
 
-@pytest.mark.parametrize("parent", ["banana", "00-1-2-00", TRACE + "-x"])
+@pytest.mark.parametrize("parent", ["banana", "00-1-2-00", TRACE + "-x", f"00-{0:032}-{1:016}-01", "ff" + TRACE[2:]])
 def test_a_trace_that_is_none_is_left_out(web: Web, group: str, parent: str) -> None:
     """As W3C Trace Context wants it, with its state."""
     web.ask("POST", f"{group}/s", "x", traceparent=parent, tracestate="a=b")

@@ -243,8 +243,8 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("once", ["never revoked", "revoked before"])
 def test_a_task_takes_one_round_trip(make: Make, monkeypatch: pytest.MonkeyPatch, once: str) -> None:
-    """It is claimed and looked for among the revocations at once, and the one before is acknowledged meanwhile. From the
-    first revocation on those of the task and of its kind are looked for, and the task's again when it has ended."""
+    """It is claimed and looked for among the revocations at once, and the one before is acknowledged meanwhile. From
+    the first revocation on those of the task and of its kind are looked for, and the task's again when it has ended."""
     monkeypatch.setattr("mqfs.huey._FRESH_S", HANG_S)
     huey = make(HANG_S)
     if once == "revoked before":

@@ -9,6 +9,7 @@ clock    of each mqfs server the machine's and an error, which can change while 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import mmap
 import os
@@ -79,8 +80,11 @@ class ClusterNode:
                 self._note_end(code)
                 self.process = None
             if self.process is None and not self._held["mqfs"]:
-                with contextlib.suppress(OSError):  # its disk has no power now
+                try:
                     self._start()
+                except OSError as error:
+                    if error.errno != errno.EIO:  # its disk has no power now
+                        raise
 
     def _start(self) -> None:
         where = ["--listen", self.address, "--listen", f"tcp!{self.machine.address}!{NINEP}", "--insecure"]

@@ -76,7 +76,7 @@ class PowerCampaign(Campaign):
     def __init__(self, made: Nodes, luck: random.Random, load: Load, disks: list[MachineDisk], where: str) -> None:
         super().__init__(made, luck, load)
         self.disks, self.where = disks, where
-        self.replaced = 0
+        self.replaced = self.wiped = 0
 
     def state(self) -> str:
         """And what the engines say."""
@@ -145,11 +145,9 @@ class PowerCampaign(Campaign):
             return "torn" if time.monotonic() - began > PATIENCE_S else ""
 
         if self.wait(is_over, "an engine that is whole") == "torn":
-            with contextlib.ExitStack() as held:
-                for node in self.nodes.all:
-                    held.enter_context(node.without("nats"))
-                for node in self.nodes.all:
-                    shutil.rmtree(node.nats.folder)
+            for node in [node for node in self.nodes.all if not node.is_healthy()]:
+                node.wipe_nats()
+                self.wiped += 1
             self.wait(lambda: all(node.is_healthy() for node in self.nodes.all), "an engine made anew")
 
 
@@ -175,7 +173,8 @@ def cut_one_store(
                 campaign.cut()
             found = [line for line in campaign.finish() if not any(words in line for words in LOST)]
         finally:
-            print(f"{kind}, {where}, {interval}, {cuts} cuts, logs replaced {campaign.replaced}: {campaign.report()}")
+            made_anew = f"logs replaced {campaign.replaced}, engines wiped {campaign.wiped}"
+            print(f"{kind}, {where}, {interval}, {cuts} cuts, {made_anew}: {campaign.report()}")
         count = Counter(cuts=cuts, replaced=campaign.replaced, acknowledged=campaign.load.acknowledged)
         return count, [f"{kind}, {where}, {interval}: {line}" for line in found]
 

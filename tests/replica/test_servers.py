@@ -132,7 +132,7 @@ def test_a_paused_primary_ends_when_it_wakes(places: tuple[Path, Path], url: str
 def test_a_standby_is_promoted_by_hand(places: tuple[Path, Path], url: str) -> None:
     with Node.of(places[0], url) as primary, Node.of(places[1], url, "--standby", "--failover", "1h") as standby:
         primary.publish(0, 5)
-        eventually((standby.store / "promote").exists)
+        wait_until_equal(primary, standby)
         done = mqfs("promote", str(standby.store), cwd=places[1])
         assert (done.returncode, done.stdout) == (0, f"{standby.store}: primary\n"), done.stderr + standby.text()
         assert primary.process.wait(HANG_S) == 75
@@ -163,7 +163,7 @@ def test_a_standby_that_cannot_go_on_says_it_in_one_line(places: tuple[Path, Pat
             eventually((store / "promote").exists)
             shutil.rmtree(folder / "gone")
             (folder / "gone").touch()
-            mqfs("promote", str(store), cwd=folder)
+            eventually(lambda: "no standby" not in mqfs("promote", str(store), cwd=folder).stderr)
         text = standby.communicate(timeout=HANG_S)[1]
     assert standby.returncode == 1
     assert "Traceback" not in text
