@@ -394,7 +394,7 @@ class BadFid(MqfsError):
 class BadAddress(MqfsError):
     """The address is malformed or cannot be used.
 
-    Write unix!PATH, tcp!HOST!PORT or tls!HOST!PORT, and see that no other server has it.
+    Write unix!PATH, tcp!HOST!PORT, tls!HOST!PORT or HOST:PORT, and see that no other server has it.
     """
 
     errno, text, http = _errno.EINVAL, "bad address", 400

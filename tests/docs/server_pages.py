@@ -412,7 +412,10 @@ def lines_of_fstab(at: Scene, block: Block) -> None:
     fstab.write_text(f"{block.text}\n")
     with MountSpace(at.folder) as space:
         first, second = (line.split()[1] for line in fstab.read_text().splitlines())
-        assert space.run("mount", "-T", fstab, first) == (0, "")
+        assert space.run("mount", "-T", fstab, first) == (
+            0,
+            f"mount.mqfs: {at.folder}/var/lib/mqfs: a new store was made\n",
+        )
         assert "replay all\n" in (space.path(mount) / "ctl").read_text()
         code, text = space.run("mount", "-T", fstab, second)
         assert (code, "mqfs.token: No such file" in text) == (1, True), text

@@ -46,13 +46,13 @@ def refused(cwd: Path, code: int, *arguments: str, **more: str) -> str:
         (["bridge", "fq", "h:1", "e", "p", "a"], "missing option --node (see mqfs bridge fq --help)"),
         (["bridge", "fsq", "--separator", "x", "d", "a", "g"], "--separator 'x' (expected two characters"),
         (["completion", "tcsh"], "SHELL 'tcsh': unknown (expected one of bash, zsh, fish)"),
-        (["serve", "--listen", "127.0.0.1"], "unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
+        (["serve", "--listen", "127.0.0.1"], "unix!PATH, tcp!HOST!PORT, tls!HOST!PORT or HOST:PORT"),
         (
             ["serve", "--listen", "tls://localhost:5640"],
             "no certificate (expected --tls-cert FILE)",
         ),
-        (["serve", "--listen", "udp!localhost!564"], "unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
-        (["serve", "--listen", "unix!"], "unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
+        (["serve", "--listen", "udp!localhost!564"], "unix!PATH, tcp!HOST!PORT, tls!HOST!PORT or HOST:PORT"),
+        (["serve", "--listen", "unix!"], "unix!PATH, tcp!HOST!PORT, tls!HOST!PORT or HOST:PORT"),
         (["serve", "--listen", "tcp!localhost!http"], "expected 0 to 65535"),
         (["serve", "--listen", "tcp!localhost!65536"], "expected 0 to 65535"),
         (["serve", "--listen", "unix!" + "x" * 200], "at most 107 bytes"),
@@ -82,7 +82,7 @@ def test_usage(tmp_path: Path, arguments: list[str], says: str) -> None:
         ("\x80", "KEY = VALUE"),
         ('store = "a\\u0000b"', "--store"),
         ("default = 'replay nothing'", "off, last, key or all"),
-        ("listen = 'udp!x'", "unix!PATH, tcp!HOST!PORT or tls!HOST!PORT"),
+        ("listen = 'udp!x'", "unix!PATH, tcp!HOST!PORT, tls!HOST!PORT or HOST:PORT"),
     ],
 )
 def test_config(tmp_path: Path, text: str, says: str) -> None:

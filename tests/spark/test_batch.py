@@ -191,7 +191,7 @@ WRONG: list[tuple[dict[str, str], str]] = [
     (A_ | {"maxOffsetsPerTrigger": "5"}, "option maxOffsetsPerTrigger: only for streaming reads"),
     (
         A_ | {"address": "nonsense"},
-        "option address: invalid value 'nonsense' (expected unix!PATH, tcp!HOST!PORT or tls!HOST!PORT)",
+        "option address: invalid value 'nonsense' (expected unix!PATH, tcp!HOST!PORT, tls!HOST!PORT or HOST:PORT)",
     ),
     (
         A_ | {"address": "unix!/nowhere/9p", "retrySeconds": "0"},

@@ -200,7 +200,7 @@ def test_one_line_for_what_is_wrong_before_spark_is_started(tmp_path: Path) -> N
         (("archive", "x", *at), "streams and --pattern: none or both given"),
         (("archive", "x", "g/a", "--pattern", "g/.*", *at), "streams and --pattern: none or both given"),
         (("archive", "x", "--pattern", "(", *at), "expected a regular expression of Python"),
-        (("archive", "x", "g/a", "--at", "nowhere"), "(expected unix!PATH, tcp!HOST!PORT or tls!HOST!PORT)"),
+        (("archive", "x", "g/a", "--at", "nowhere"), "(expected unix!PATH, tcp!HOST!PORT, tls!HOST!PORT or HOST:PORT)"),
         (("replay", "x", "--rate", "1", "--speed", "1", *at), "--rate and --speed: both given"),
         (("replay", "x", "--speed", "-1", *at), "--speed"),
         (("verify",), "verify: no source (expected --archive, --at, or both)"),
@@ -213,7 +213,7 @@ def test_one_line_for_what_is_wrong_before_spark_is_started(tmp_path: Path) -> N
         (("copy", "g/a", *at), "copy: no target (expected --to GROUP/STREAM, or --into GROUP)"),
         (
             ("copy", "g/a", "--to", "g/b", "--target", "nowhere", *at),
-            "(expected unix!PATH, tcp!HOST!PORT or tls!HOST!PORT)",
+            "(expected unix!PATH, tcp!HOST!PORT, tls!HOST!PORT or HOST:PORT)",
         ),
         (("dead-letters", "divert", "g/a", "--to", "g/dead", *at), "no --where (expected an SQL condition)"),
         (("dead-letters", "redrive", "", *at), "paths of streams, as jobs/mail,jobs/print)"),
