@@ -100,11 +100,22 @@ class Follower:
             for frame in batch:
                 if frame.owner is not None:
                     self.takeovers.append(frame.owner)
+                    if self.state.primary and frame.owner.run not in self.state.runs:
+                        self._leave_to(frame.owner)
                 entries: Sequence[Run | Trimmed | Removed] = of_store(frame.entries)
                 if ending is not None:
                     entries = ending.cut(entries)
                 self.store.apply(entries)
                 state.note(self.state.have, entries)
+
+    def _leave_to(self, owner: Owner) -> None:
+        """Another server takes over from this store, which was the primary. Raises Diverged where it has more than the
+        log: from here on that is another history."""
+        for group, here in self.store.positions().items():
+            if here > (there := self.state.have.get(group, (0, 0))):
+                text = f"group {group} ends at {here}, in the log at {there}"
+                raise Diverged(f"{owner.address or 'another server'} took over, and {text}")
+        self.state.primary = False
 
     def catch_up(self) -> None:
         """Step until the end of the log, as far as it is seen."""

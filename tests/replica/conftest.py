@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,8 +32,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NatsServe
 def s3() -> Iterator[str]:
     """A bucket of moto's S3, which the environment points to."""
     import boto3  # here, as only these tests need it
+    from moto.s3.responses import S3Response
     from moto.server import ThreadedMotoServer
 
+    put_object, lock = S3Response.put_object, threading.Lock()
+
+    def put_one(self: S3Response) -> Any:
+        """moto looks whether an object exists, and then makes it: two threads could both make one."""
+        with lock:
+            return put_object(self)
+
+    S3Response.put_object = put_one
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -46,6 +57,7 @@ def s3() -> Iterator[str]:
     os.environ.clear()
     os.environ.update(before)
     server.stop()
+    S3Response.put_object = put_object
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from tests.support.server import COMMAND, environment
 
 NATS, ROUTES, NINEP = 4222, 6222, 5640
 EXPECTED_ENDS = {0, 75, -signal.SIGKILL}  # stopped, fenced, killed
-SAYS_WHY = ("not reachable", "not usable", "no answer", "no room on the disk")  # an end with 1
+SAYS_WHY = ("not reachable", "not usable", "no answer", "no room on the disk", "Input/output error")  # an end with 1
 
 
 class ClusterNode:

@@ -172,6 +172,38 @@ def test_a_promoted_standby_has_all_and_the_old_primary_is_fenced(
 
 
 @EACH
+@pytest.mark.parametrize("has_more", [False, True], ids=["as much as the log", "more than the log"])
+def test_an_old_primary_that_follows_already_when_another_takes_over(
+    tmp_path: Path, url: str, standbys: list[LocalStandby], has_more: bool
+) -> None:
+    """As after a power cut of both: no other had taken over when it began to follow."""
+    first = LocalPrimary(tmp_path / "a", url)
+    standbys.append(LocalStandby(tmp_path / "b", url))
+    for number in range(20):
+        first.append(1, b"%d" % number)
+    first.wait(1, 20)
+    assert eventually(lambda: are_equal(tmp_path / "a", tmp_path / "b"))
+    first.replicator._stop.set()
+    first.replicator._wake.set()
+    first.replicator._thread.join()
+    if has_more:
+        first.append(1, b"only here" * 50)
+    first.kill()
+    again = LocalStandby(tmp_path / "a", url)
+    standbys.append(again)
+    eventually(lambda: again.standby.primary == "tcp!a!5640", "it follows")
+    second = standbys[0].promote(url)
+    second.append(1, b"new")
+    second.wait(1, 1)
+    assert eventually(lambda: are_equal(tmp_path / "a", tmp_path / "b"))
+    assert has_more == bool(list((tmp_path / "a/quarantine").glob("fenced-*")))
+    second.stop()
+    third = again.promote(url)
+    third.stop()
+    assert bodies_of(tmp_path / "a", 1) == [*(b"%d" % number for number in range(20)), b"new"]
+
+
+@EACH
 def test_what_a_power_cut_took_from_the_disk_is_fetched(tmp_path: Path, url: str) -> None:
     first = LocalPrimary(tmp_path / "a", url)
     first.append(1, b"old")

@@ -84,7 +84,8 @@ class Campaign:
             raise AssertionError(f"{error}: {self.state()}") from None
 
     def state(self) -> str:
-        return "; ".join(f"{node.folder.name}: {node.text()[-300:]!r}" for node in self.nodes.all)
+        said = (f"{node.folder.name}: {node.text()[-300:]!r}" for node in self.nodes.all)
+        return "; ".join([*said, *self.differences()])
 
     # ------------------------------------------------------------ faults
 
@@ -141,6 +142,22 @@ class Campaign:
         """Whether all standbys have the primary's bytes."""
         first, *others = [history.segments(node.store) for node in self.nodes.servers]
         return bool(first) and all(other == first for other in others)
+
+    def differences(self) -> list[str]:
+        """Where the stores' segments begin to differ."""
+        first, *others = [history.segments(node.store) for node in self.nodes.servers]
+        found = list[str]()
+        for other in others:
+            for name in sorted(first.keys() | other.keys()):
+                one, two = first.get(name, b""), other.get(name, b"")
+                if one != two:
+                    at = next(
+                        (n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two))
+                    )
+                    found.append(
+                        f"{name}: {len(one)} and {len(two)} bytes, from {at} on {one[at:][:64]!r}, {two[at:][:64]!r}"
+                    )
+        return found
 
     def report(self) -> str:
         load, count = self.load, history.takeovers(self.load.calls)
