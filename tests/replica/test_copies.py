@@ -491,9 +491,9 @@ def test_a_restore_has_what_the_primary_had_at_a_frame(
     pick, count = random.Random(seed()), size(500, 25)
     primary = LocalPrimary(tmp_path / "a", url, keep_s=3_600)
     moments = live(primary, pick, max(60, count + 60))
-    primary.stop()
     log = open_log(url)
-    assert checkpoint.newest(log) is not None
+    primary.run(lambda: checkpoint.newest(log) is not None)  # the end of the store gives up one that is being made
+    primary.stop()
     points = [found for number in range(len(moments)) if (found := point_of(moments, number, form)) is not None]
     for number, (point, moment) in enumerate(pick.sample(points, count)):
         path = tmp_path / f"r{number}"
