@@ -128,9 +128,10 @@ class Desk:
             return None
         name = f"{stream}:{claim.sequence}"
         self._claims[name] = claim
-        shown, (_, end) = _shown(claim.message), _text(claim.body, 0, BODY_BYTES)
-        more = {"next": end} if "bytes" in shown else {}
-        return {"claim": name, "deliveries": claim.deliveries, **shown, **more}
+        answer = {"claim": name, "deliveries": claim.deliveries, **_shown(claim.message)}
+        if "bytes" in answer:
+            answer["next"] = _text(claim.body, 0, BODY_BYTES)[1]
+        return answer
 
     async def read(self, claim: str, start: int) -> dict[str, Any]:
         """Read on in the body of a claimed message that is longer than `wait` shows: from its `next` on. The answer has

@@ -101,11 +101,15 @@ class LocalPrimary:
     def wait(self, number: int, count: int) -> None:
         self.run(lambda: len(self.acknowledged.get(number, ())) >= count or self.fenced)
 
-    def kill(self) -> None:
-        """As kill -9: nothing more is written, and the lock is free."""
+    def stop_copying(self) -> None:
+        """What is appended from now on is on this disk alone."""
         self.replicator._stop.set()
         self.replicator._wake.set()
         self.replicator._thread.join()
+
+    def kill(self) -> None:
+        """As kill -9: nothing more is written, and the lock is free."""
+        self.stop_copying()
         self.replicator._keeper._thread.join()
         self.primary.log.close()
         self.store.committer.stop()

@@ -183,9 +183,7 @@ def test_an_old_primary_that_follows_already_when_another_takes_over(
         first.append(1, b"%d" % number)
     first.wait(1, 20)
     assert eventually(lambda: are_equal(tmp_path / "a", tmp_path / "b"))
-    first.replicator._stop.set()
-    first.replicator._wake.set()
-    first.replicator._thread.join()
+    first.stop_copying()
     if has_more:
         first.append(1, b"only here" * 50)
     first.kill()

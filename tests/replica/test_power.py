@@ -153,7 +153,7 @@ class PowerCampaign(Campaign):
             for node in [node for node in self.nodes.all if not node.is_healthy()]:
                 node.wipe_nats()
                 self.wiped += 1
-            self.wait(lambda: all(node.is_healthy() for node in self.nodes.all), "an engine made anew")
+            self.wait(lambda: all(node.is_healthy() for node in self.nodes.all), "wiped servers that are whole")
 
 
 def cut_one_store(
