@@ -218,7 +218,7 @@ class Desk:
 
 def _named(stream: str) -> str:
     if not stream:
-        raise BadName("stream '': no name")
+        raise BadName("stream '': no name (expected one of a byte or more)")
     return stream
 
 

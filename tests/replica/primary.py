@@ -102,7 +102,7 @@ class LocalPrimary:
         self.run(lambda: len(self.acknowledged.get(number, ())) >= count or self.fenced)
 
     def stop_copying(self) -> None:
-        """What is appended from now on is on this disk alone."""
+        """Later appends are on this disk alone."""
         self.replicator._stop.set()
         self.replicator._wake.set()
         self.replicator._thread.join()
