@@ -96,7 +96,8 @@ class QoS(virtual.QoS):
         self._settle(delivery_tag, Claim.ack)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        self._settle(delivery_tag, Claim.release if requeue else lambda claim: claim.dead("rejected"))
+        """Requeueing counts as failed: what kills its worker each time becomes a dead letter."""
+        self._settle(delivery_tag, Claim.nack if requeue else lambda claim: claim.dead("rejected"))
 
     def _settle(self, delivery_tag: str, how: Callable[[Claim], None]) -> None:
         try:

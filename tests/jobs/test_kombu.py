@@ -58,8 +58,8 @@ def test_a_message_is_got_until_it_is_acked(connect: Connect, server: Server, na
     Producer(connection).publish(b"\xff\x00", routing_key="a/queue", content_type="application/data")
     first, second = queue.get(), queue.get()
     assert (first.payload, second.body, queue.get()) == ({"n": 1}, b"\xff\x00", None)
-    first.requeue()
     second.ack()
+    first.channel.qos.restore_unacked()
     assert got(queue) == [{"n": 1}]
     with server.connect() as client:
         consumer = client.group(f"{name}/queues", escape=True).stats().streams[mqfs.escape("a/queue")].consumer
@@ -233,6 +233,22 @@ def test_what_a_channel_had_is_requeued_when_it_ends(connect: Connect) -> None:
     again = Queue("q")(second.channel()).get()
     assert (again.payload, message.acknowledged) == ("x", False)
     again.ack()
+
+
+def test_what_is_requeued_too_often_is_a_dead_letter(connect: Connect, server: Server, name: str) -> None:
+    connection = connect()
+    queue = Queue("q")(connection.channel())
+    queue.declare()
+    Producer(connection).publish("poison", routing_key="q")
+    with server.connect() as client:
+        queues = client.group(f"{name}/queues")
+        queues.ctl("retries 3", "backoff 0s 0s")
+        tries = 0
+        while (message := queue.get()) is not None:
+            tries += 1
+            message.requeue()
+        [dead] = queues.history(pattern="dead")
+    assert (tries, dead.headers["reason"]) == (3, "nack")
 
 
 def test_without_acknowledgement(connect: Connect) -> None:
