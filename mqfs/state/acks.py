@@ -127,6 +127,12 @@ class Ranges:
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return iter(zip(self.firsts, self._lasts, strict=True))
 
+    def within(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """The parts of [first, last] that they hold."""
+        found = slice(bisect_left(self._lasts, first), bisect_right(self.firsts, last))
+        for begin, end in zip(self.firsts[found], self._lasts[found], strict=True):
+            yield max(begin, first), min(end, last)
+
     def end_of(self, sequence: int) -> int:
         """The end of the range that holds it; 0 if none does."""
         at = bisect_right(self.firsts, sequence) - 1
@@ -181,9 +187,7 @@ class AckState:
         """The parts of [first, last] that are acked."""
         if first < self.ack_floor:
             yield first, min(last, self.ack_floor - 1)
-        for begin, end in self.acked_ranges:
-            if end >= first and begin <= last:
-                yield max(begin, first), min(end, last)
+        yield from self.acked_ranges.within(first, last)
 
     def of(self, sequence: int) -> State:
         """Where a message is, as far as the log says: ready, in flight, delayed (perhaps due by now) or acked."""

@@ -92,7 +92,10 @@ class MemoryLog:
                 del self.streams[stream]
         gone += self._drop(dropped)
         if gone:
-            self.sequences = [s for s in self.sequences if s in self.records]
+            first = next((at for at, s in enumerate(self.sequences) if s in self.records), len(self.sequences))
+            del self.sequences[:first]
+            if gone > first:
+                self.sequences = [s for s in self.sequences if s in self.records]
 
     def _drop(self, dropped: Set[int]) -> int:
         """Messages dropped one by one."""

@@ -224,6 +224,68 @@ def test_messages_with_a_ttl_that_are_gone_leave_nothing() -> None:
     assert queues.group.ranks.count_expiring() < 200
 
 
+def acked_above_a_claim(path: Path, messages: int) -> Queues:
+    queues = Queues("replay all", path=path / str(messages))
+    queues.consumer()
+    first, worker = queues.worker(), queues.worker()
+    queues.write("s", *[b"x"] * (messages + 2))
+    first.read(64)
+    for _ in range(messages):
+        worker.read(64)
+        worker.write(b"ack\n")
+    return queues
+
+
+def test_what_is_acked_above_a_claim_is_passed_in_one_step(tmp_path: Path) -> None:
+    few, many = (acked_above_a_claim(tmp_path, messages) for messages in (10, 1_000))
+    assert few.stats()["oldest"] is not None
+    assert lines(lambda: few.text(".stats")) == lines(lambda: many.text(".stats"))
+
+
+def test_claims_are_counted_without_a_look_at_the_log(tmp_path: Path) -> None:
+    queues = Queues("replay all", path=tmp_path / "store")
+    queues.consumer()
+    worker = queues.worker()
+    queues.write("s", *[b"x"] * 101)
+    costs = []
+    for claims in (1, 99):
+        for _ in range(claims):
+            worker.read(64)
+        costs.append(calls(lambda: queues.text(".stats")))
+    assert queues.stats()["waiting"] == 1
+    assert (costs[1] - costs[0]) / 99 <= 2
+
+
+def looking_in_vain(readers: int) -> int:
+    """The lines of code that a message costs which is for none of the parked readers of a consumer."""
+    queues = Queues("replay all")
+    queues.stream("t")
+    queues.ctl("consumer w")
+    parked = [queues.worker("w", "select t").read(64) for _ in range(readers)]
+    cost = lines(lambda: queues.write("s", b"x"))
+    queues.write("t", *[b"x"] * readers)
+    assert all(wait.settled for wait in parked)
+    return cost
+
+
+def test_each_parked_reader_is_looked_at_once() -> None:
+    assert looking_in_vain(400) <= 4.5 * looking_in_vain(100)
+
+
+def trimming(depth: int) -> int:
+    queues = Queues("replay all", f"depth {depth}")
+    queues.write("s", *[b"x"] * depth)
+    queues.group.retention.trim(always=True)
+    queues.write("s", *[b"x"] * 10)
+    cost = lines(lambda: queues.group.retention.trim(always=True))
+    assert len(queues.kept()) == depth
+    return cost
+
+
+def test_memory_is_trimmed_without_a_walk_over_what_stays() -> None:
+    assert trimming(2_000) == trimming(100)
+
+
 def test_a_backlog_made_smaller_is_kept_in_portions() -> None:
     """One message skipped all that were above the bound, and counted those left for each of them."""
     queues = Queues("replay all", "consumer w", "consumer v")

@@ -6,7 +6,7 @@ stream that is covered no more, a body of many parts) it is counted again when i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mqfs import errors
@@ -45,10 +45,13 @@ class Backlog:
 
     def unclaimed(self, position: int = 0) -> Iterator[Record]:
         """Messages that are neither acked nor in flight, delayed ones too, from that sequence on, oldest first."""
-        position = max(position, self._own.progress.ack_floor)
-        claims = self._claims
+        progress, claims = self._own.progress, self._claims
+        position = max(position, progress.ack_floor)
         bodies = [(claim.entry.first, claim.sequence) for claim in claims.values() if claim.is_multipart]
         while True:
+            position = max(position, progress.acked_ranges.end_of(position) + 1)
+            while position in claims:
+                position += 1
             try:
                 record = self._coverage.filter.find(position)
             except errors.Damaged as error:
@@ -104,13 +107,11 @@ class Backlog:
     def count_claimed_and_delayed(self) -> tuple[int, int]:
         """(messages claimed, messages delayed)."""
         now = self._group.clock.engine_ns()
-        claimed = self._count_kept(self._claims)
-        unacked = self._own.progress.unacked.items()
-        delayed = self._count_kept(s for s, entry in unacked if not entry.claimed and entry.due_ns > now)
-        return claimed, delayed
-
-    def _count_kept(self, sequences: Iterable[int]) -> int:
-        return sum(visible_record(self._group, sequence) is not None for sequence in sequences)
+        numbers, unacked = self._group.numbers, self._own.progress.unacked.items()
+        held = [(numbers.get(claim.stream), claim.sequence) for claim in self._claims.values()]
+        claimed = sum(stream is not None and stream.kept.is_counted(sequence) for stream, sequence in held)
+        delayed = [sequence for sequence, entry in unacked if not entry.claimed and entry.due_ns > now]
+        return claimed, sum(visible_record(self._group, sequence) is not None for sequence in delayed)
 
     # ------------------------------------------------------------ the bound
 

@@ -19,7 +19,7 @@ from mqfs.engine.delivery.backlog import Backlog
 from mqfs.engine.delivery.dispatcher import Coverage, Dispatcher
 from mqfs.engine.delivery.exclusive_messages import ExclusiveClaims
 from mqfs.engine.delivery.flow import Flow
-from mqfs.engine.delivery.redelivery import Deadlines, Redelivery
+from mqfs.engine.delivery.redelivery import AGAIN_NS, Deadlines, Redelivery
 from mqfs.engine.delivery.waiting import ParkedReads
 from mqfs.engine.language.permissions import Numbered
 from mqfs.engine.language.rules import print_rules
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
-_AGAIN_NS = 10**9
 Row = tuple[int, int, int]  # a message to be claimed: sequence, stream, bytes of its body
 
 
@@ -382,4 +381,4 @@ class Consumer(Numbered):
             self.group.faults.report(self.group.number, f"consumer {self.name} was not removed: {error}")
             if self._log.end.failed is None:
                 self.removal_due = True
-                self.alarm.at(self._group.clock.engine_ns() + _AGAIN_NS)
+                self.alarm.at(self._group.clock.engine_ns() + AGAIN_NS)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
+AGAIN_NS = 10**9  # where the disk does not take it
+
 # ------------------------------------------------------------ dead letters
 
 # Messages that failed too often, put aside in a stream of their group, and sent back from there.
@@ -225,7 +227,7 @@ _AT_ONCE = 256  # claims requeued by one record: about a millisecond
 class ReturnedClaims:
     """Claims whose receiver is gone, in flight until they are requeued: in portions, since there may be many.
 
-    `requeue` is called with a portion and the reason.
+    `requeue` is called with a portion and the reason. False: those that are in flight still are tried again later.
     """
 
     __slots__ = ("_claims", "_clock", "_queue", "_requeue", "_set_alarm")
@@ -235,7 +237,7 @@ class ReturnedClaims:
         claims: dict[int, Claim],
         clock: Clock,
         set_alarm: Callable[[int], None],
-        requeue: Callable[[list[Claim], str], None],
+        requeue: Callable[[list[Claim], str], bool],
     ) -> None:
         self._claims, self._clock, self._set_alarm, self._requeue = claims, clock, set_alarm, requeue
         self._queue: list[tuple[Iterator[Claim], str]] = []
@@ -255,7 +257,10 @@ class ReturnedClaims:
             portion = list(islice(claims, _AT_ONCE))
             if len(portion) < _AT_ONCE:
                 del self._queue[0]
-            self._requeue([claim for claim in portion if self._claims.get(claim.sequence) is claim], reason)
+            if not self._requeue([claim for claim in portion if self._claims.get(claim.sequence) is claim], reason):
+                self._queue.append((iter(portion), reason))
+                self._set_alarm(self._clock.engine_ns() + AGAIN_NS)
+                return
             if self._queue and self._clock.engine_ns() >= until and not whole:
                 self._set_alarm(self._clock.engine_ns() + 1)
                 return
@@ -369,8 +374,8 @@ class Redelivery:
         """Whether claims of receivers that are gone are still in flight."""
         return bool(self._returned)
 
-    def _requeue_returned(self, claims: list[Claim], reason: str) -> None:
-        """By one record; each dead letter and each exclusive message by its own."""
+    def _requeue_returned(self, claims: list[Claim], reason: str) -> bool:
+        """By one record; each dead letter and each exclusive message by its own. False: the disk is full."""
         owner, settings = self._owner, self._log.settings
         plain: list[Claim] = []
         try:
@@ -388,14 +393,17 @@ class Redelivery:
             if steps:
                 self._log.acknowledge(owner.state, b"".join(steps))
         except errors.MqfsError:
+            if not (owner.removed or self._group.removed or self._group.tree.closing or self._log.end.failed):
+                return False
             for claim in claims:
                 claim.remove()  # not recorded: the next start requeues it
-            return
+            return True
         owner.counts.failed += len(plain) if counted else 0
         for claim in plain:
             claim.remove()
             self._dispatcher.add_requeued(claim.sequence, claim.stream)
         owner.reads.serve()
+        return True
 
     # ------------------------------------------------------------ time, and the start
 

@@ -232,7 +232,11 @@ class Consumers(dict[str, Consumer]):
                 consumer.dispatcher.add_ranked(record.sequence, rank)
         left = limits.PASSED_MESSAGES
         for consumer in routes.bounded:
-            left -= self._keep_bound(consumer, record, max(left, 1))
+            try:
+                left -= self._keep_bound(consumer, record, max(left, 1))
+            except errors.MqfsError as error:  # the message is written, and for the others
+                text = f"consumer {consumer.name!r} stays over its backlog: {error}"
+                self._group.faults.report(self._group.number, text)
         if own is not None and (rank is not None or not own.coverage.exclusives_only):
             own.reads.serve()
         for scope in routes.scopes:

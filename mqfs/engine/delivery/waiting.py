@@ -81,7 +81,12 @@ class WaitList:
             if reads is None:
                 continue
             wait, (count, offset) = next(iter(reads.items()))
-            data = reader.deliver(record, count, offset)
+            try:
+                data = reader.deliver(record, count, offset)
+            except errors.MqfsError as error:  # what it takes could not be recorded: the writer's message is there
+                self.cancel(reader, wait)
+                wait.fail(error)
+                continue
             if data is None:
                 continue
             del reads[wait]
@@ -242,27 +247,32 @@ class ParkedReads:
         return True
 
     def serve(self) -> None:
-        """Settle reads with the messages there are, the first parked first."""
+        """Settle reads with the messages there are, the first parked first. Where there is nothing for its reader, each
+        of the others is looked at once."""
         passed: set[ClaimingHandle] = set()
-        while self.parked:
-            exhausted, polling = self._dispatcher.exhausted, self.polling
-            if exhausted and not polling:
+        while self.parked and not passed and self._may_serve():
+            self._serve_one(*next(iter(self.parked.items())), passed)
+        for wait, reader in list(self.parked.items()) if passed else ():
+            if not self._may_serve():
                 break
-            parked = self.parked.items()
-            fit = ((w, r) for w, r in parked if r not in passed and (not exhausted or r in polling))
-            wait, reader = next(fit, (None, None))
-            if wait is None or reader is None:
-                break
-            try:
-                result: bytes | errors.MqfsError | None = reader.next_data(wait)
-            except errors.MqfsError as error:
-                result = error
-            if result is None:
-                passed.add(reader)
-            else:
-                self.cancel(wait)
-                reader.respond(wait, result)
+            if wait in self.parked and reader not in passed:
+                self._serve_one(wait, reader, passed)
         self._wake_pollers()
+
+    def _may_serve(self) -> bool:
+        return bool(self.polling) or not self._dispatcher.exhausted
+
+    def _serve_one(self, wait: Wait[bytes], reader: ClaimingHandle, passed: set[ClaimingHandle]) -> None:
+        try:
+            found = not self._dispatcher.exhausted or reader in self.polling
+            result: bytes | errors.MqfsError | None = reader.next_data(wait) if found else None
+        except errors.MqfsError as error:
+            result = error
+        if result is None:
+            passed.add(reader)
+        else:
+            self.cancel(wait)
+            reader.respond(wait, result)
 
     def watch(self, file: object, then: Callable[[], None] | None) -> None:
         """Call `then` once when there may be a message for that open file; None: no more."""

@@ -95,7 +95,7 @@ def visible(stream: Stream) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
         yield stream.kept.rows.messages()
         return
     floor = max(stream.state.floor, retention.expiry.expired_before())
-    hidden = log.state.dropped.keys() | retention.lapsed.keys() | retention.all_exclusives()
+    hidden = log.state.dropped.keys() | retention.lapsed.keys() | stream.group.ranks.all_exclusives()
     acked = stream.kept.acked_by_all(floor, None)
     for portion in reversed(list(log.metrics.listing({stream.number: floor}, log.end.next))):
         sequences, sizes = portion.columns(portion.messages)

@@ -144,7 +144,7 @@ class StreamHandle(Reader, Writer):
 
     def __init__(self, node: Stream, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
-        self.had = 0  # messages of the stream that fell below the floor or were had, counted as Stream.gone is
+        self.had = 0  # messages of the stream that fell below the floor or were had, counted as trimmed_count is
         if reads:
             self._start()
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mqfs import errors
 from mqfs.engine.language.settings import NO_DEPTH
 from mqfs.model import Buffer, Columns, Kind, Record
 from mqfs.records.batch import tally
+from mqfs.records.record import HEAD_BYTES
 
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
-HEAD_BYTES = 32  # of a record
+_ASKED_AGAIN = 64  # messages, whether any reader waits still
 
 
 def ingest(group: Group, data: Buffer, base: int, rows: Columns) -> None:
@@ -52,25 +52,18 @@ def count_unstored(group: Group, rows: Columns) -> None:
 
 
 def _deliver(group: Group, streams: list[Stream], data: Buffer, base: int, rows: Columns) -> None:
-    """Deliver them one by one. A served reader has left the wait list, and cannot rejoin before this returns. Where a
-    consumer cannot record its claim the others are served all the same; then raises the first error."""
-    failed: errors.MqfsError | None = None
+    """Deliver them one by one. A served reader has left the wait list, and cannot rejoin before this returns."""
     for n, number in enumerate(rows.streams):
-        if not group.publisher.fanout.is_awaited(streams):
+        if not n % _ASKED_AGAIN and not group.publisher.fanout.is_awaited(streams):
             break
         stream = group.numbers.get(number)
         if stream is None:
             continue
         begin = rows.positions[n] - base + HEAD_BYTES + rows.headers[n]
         body = bytes(data[begin : begin + rows.bodies[n]])
-        try:
-            group.publisher.fanout.deliver(
-                stream, Record(rows.sequences[n], rows.times[n], number, int(Kind.MESSAGE), 0, b"", body)
-            )
-        except errors.MqfsError as error:
-            failed = failed or error
-    if failed is not None:
-        raise failed
+        group.publisher.fanout.deliver(
+            stream, Record(rows.sequences[n], rows.times[n], number, int(Kind.MESSAGE), 0, b"", body)
+        )
 
 
 def has_live_readers(group: Group, rows: Columns) -> bool:

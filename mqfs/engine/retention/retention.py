@@ -72,10 +72,6 @@ class Retention:
         """The lowest sequence of the stream that a reader present now, or a consumer, has not had."""
         return min([self._log.end.next, *(interest(stream) for interest in self.interests)])
 
-    def all_exclusives(self) -> set[int]:
-        """The sequences of all messages for one receiver."""
-        return self._host.ranks.all_exclusives()
-
     def retention_changed(self, change: Change | None = None) -> None:
         """A change of the group may have made messages unwanted. The log has it, and the state."""
         self._dirty = True

@@ -84,13 +84,9 @@ class View(Numbered):
         return any(p.selects(name, record.body, record.sequence, most) for p in self.programs)
 
 
-# ------------------------------------------------------------ catalog
-
-# The names of a group, as routing needs them: a Protocol that the group is.
-
-
 class NamedStream(Protocol):
-    """A stream: its name, and the views that it was found to be in, with the routing version of then."""
+    """A stream, or in mqfs/fq a name that none has yet: with the views that it was found to be in, and the routing
+    version of then."""
 
     number: int
     views: tuple[int, frozenset[str], frozenset[str]] | None

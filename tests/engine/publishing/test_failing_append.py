@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from mqfs import errors
 from mqfs.engine.core.portions import exhaust
 from mqfs.engine.files import status
+from mqfs.model import Wait
 from tests.engine.publishing.test_crash import Lying
 from tests.support.campaign import seed
 from tests.support.hand import ROOT
@@ -178,3 +180,74 @@ def names_after() -> Any:
     u = scene(LyingDisk())
     u.ctl(*LINES)
     return seen(u)["names"]
+
+
+# What a message does to those who wait for it: they are served one after the other, and each may record something.
+RECEIVERS: dict[str, Deed] = {
+    "backlog, oldest": lambda u: u.ctl("consumer bounded s backlog 1 full drop-old"),
+    "backlog, newest": lambda u: u.ctl("consumer bounded s backlog 1 full drop-new"),
+    "a claim": lambda u: u.worker("claims").read(64),
+}
+
+
+def publish(u: Lying, how: str) -> None:
+    if how == "put":
+        u.put(b"new", ttl="1h")
+    elif how == "batch":
+        u.say("commit job.1 p")
+    else:
+        u.write("s", b"new")
+
+
+@pytest.mark.parametrize("how", ["write", "put", "batch"])
+@pytest.mark.parametrize("receiver", RECEIVERS)
+def test_a_write_that_is_in_the_log_is_answered_and_delivered(receiver: str, how: str) -> None:
+    for call in range(1, 50):
+        disk = LyingDisk()
+        u = Lying(disk)
+        u.ctl("replay all", "sync off", "consumer claims s")
+        u.stream("s")
+        u.write("s", b"first")
+        if how == "batch":
+            u.stage("p", "s", b"new")
+        u.worker("claims").read(64)
+        RECEIVERS[receiver](u)
+        u.ctl("consumer last s")
+        last = u.worker("last")
+        last.read(64)
+        wait = last.read(64)
+        before = u.kept()
+        disk.fail_at, disk.fail_with = disk.calls + call, errno.ENOSPC
+        try:
+            publish(u, how)
+        except errors.MqfsError:
+            assert u.kept() == before
+        else:
+            assert len(u.kept()) == len(before) + 1
+            assert isinstance(wait, Wait)
+            assert wait.settled
+        if not disk.failed:
+            assert call > 1
+            return
+
+
+def test_a_read_of_a_message_for_one_taker_fails_where_the_claim_cannot_be_recorded() -> None:
+    """It is written all the same, and the next read takes it."""
+    for call in range(2, 50):
+        disk = LyingDisk()
+        u = Lying(disk)
+        u.ctl("replay all", "sync off")
+        u.stream("s")
+        taker = u.at("s", os.O_RDWR)
+        wait, other = taker.read(64), u.at("s").read(64)
+        disk.fail_at, disk.fail_with = disk.calls + call, errno.ENOSPC
+        u.put(b"only", single=True)
+        assert wait.settled
+        if not disk.failed:
+            assert wait.result() == b"only"
+            assert call > 2
+            return
+        with pytest.raises(errors.DiskFull):
+            wait.result()
+        assert taker.read(64) == b"only"
+        assert not other.settled
