@@ -64,8 +64,7 @@ class Campaign:
 
     def primary(self) -> ClusterNode:
         """The one that answered last."""
-        run = max(list(self.load.calls), key=lambda call: call.ended if call.outcome == "ok" else 0).run
-        return next(node for node in self.nodes.all if run.startswith(node.folder.name))
+        return next(node for node in self.nodes.all if self.load.run.startswith(node.folder.name))
 
     def any_standby(self) -> ClusterNode | None:
         """One that can be promoted now; who is the primary may have changed a moment ago."""
@@ -92,7 +91,7 @@ class Campaign:
     def inflict(self, name: str) -> None:
         """One fault, for a while; then all is as before, and calls are answered again."""
         self.count[name] = self.count.get(name, 0) + 1
-        primary, before = self.primary(), self.run_now()
+        primary, before = self.primary(), [*self.load.runs][-1]
         node = primary if self.luck.random() < 0.7 else self.luck.choice(self.nodes.all)
         hurts, began = node is primary, time.monotonic()
         with FAULTS[name](self, node):
@@ -112,13 +111,10 @@ class Campaign:
     def pause(self, most_s: float) -> None:
         self._closing.wait(most_s)
 
-    def run_now(self) -> str:
-        return history.runs_in_order(list(self.load.calls))[-1]
-
     def note_takeover(self, name: str, before: str, began: float) -> None:
         """How long no server answered, where another one does since."""
-        ended = (call.ended for call in list(self.load.calls) if call.run != before and call.outcome == "ok")
-        if first := min((one for one in ended if one > began), default=0.0):
+        run, first = [*self.load.runs.items()][-1]
+        if run != before and first > began:
             self.takeovers_s.setdefault(name, []).append(first - began)
 
     # ------------------------------------------------------------ end

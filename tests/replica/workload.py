@@ -66,6 +66,8 @@ class Load:
         self.nodes, self.unit, self.pick = nodes, unit, random.Random(seed)
         self.ending, self.draining = threading.Event(), threading.Event()
         self.calls: list[Call] = []  # list.append is atomic
+        self.runs: dict[str, float] = {}  # when each run answered first
+        self.run = ""  # that answered last
         self.units: dict[bytes, tuple[str, list[bytes]]] = {}  # id of a transaction: outcome, bodies
         self.seen: dict[int, bytes] = {}
         self.faults: list[str] = []
@@ -181,6 +183,8 @@ class LoadClient(threading.Thread):
             do()
             outcome = "ok"
             self.acknowledged += len(bodies)
+            self.load.runs.setdefault(run, time.monotonic())
+            self.load.run = run
         except REFUSALS:
             outcome = "failed"
             time.sleep(0.05)
@@ -213,6 +217,7 @@ class Batch(LoadClient):
             bodies = [self.body() for _ in range(self.load.unit)]
             data = b"".join(frame("batches", body) for body in bodies)
             self.attempt(self.load.calls, bodies, lambda data=data: batch.write(data), run)  # type: ignore[misc]
+            time.sleep(0.05)  # the disks of a long campaign hold what all write
 
 
 class Unit(LoadClient):
