@@ -1,4 +1,7 @@
-"""The front ends of a server process that begin with HTTP: HTTP itself and fq, made of its options and listeners."""
+"""The front ends of a server process that begin with HTTP: HTTP itself and fq, made of its options and listeners.
+
+What a new front end needs: docs/contributing/hacking.md.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The language of `ctl`: settings and actions, read from lines and printed back.
 
-Performs nothing. Printed settings, written back, give the same settings.
+Performs nothing. Printed settings, written back, give the same settings. What else a new setting needs, in the library,
+the tools and the documents: docs/contributing/hacking.md.
 """
 
 from __future__ import annotations
