@@ -58,6 +58,7 @@ UNIT_MESSAGES = 1_048_576  # of one atomic batch: others wait for them, and the 
 PARTS = 4_096  # staged batches at once in the whole tree; shared: some 70 KiB of memory each if small
 PART_BUFFER_BYTES = 64 << 10  # of a staged batch in memory: the rest is on disk, and small ones have none
 STAGED_BYTES = 8 << 30  # of all staged batches together, on disk; in a memory store MEMORY_BYTES; shared
+STAGED_ID_BYTES = 600  # of memory (HELD_BYTES) for an id in a staged batch until its commit: it takes 300 to 550
 TRANSACTION_IDLE_S = 24 * 3_600  # without a write a staged batch is dropped: jobs that take longer are rare
 PRODUCERS = 16_384  # remembered in one group: about 100 B each in the state record; shared
 PRODUCER_KEPT_S = 7 * 24 * 3_600  # without a commit for this long a producer may be forgotten where there are too many

@@ -572,8 +572,8 @@ def _id(state: State, c: Change) -> None:
 def _commit(state: State, c: Change) -> None:
     """A transaction of that producer was appended, with this record."""
     mine = state.producers.setdefault(c["uid"], {})
-    mine.pop(c["producer"], None)
-    mine[c["producer"]] = Commit(c["number"], c["engine"])
+    known = mine.pop(c["producer"], None)
+    mine[c["producer"]] = Commit(max(c["number"], known.number if known is not None else 0), c["engine"])
 
 
 def _forget_producers(state: State, c: Change) -> None:

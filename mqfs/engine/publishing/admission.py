@@ -156,18 +156,23 @@ class DeduplicationWindow:
 
     def note(self, put_id: PutId, sequence: int) -> Change:
         """The change by which an id is remembered. Raises OverLimit."""
-        try:
-            self._require_room(put_id.uid)
-        except errors.OverLimit:
-            self.forget()
-            self._require_room(put_id.uid)
+        self.require_room({put_id.uid: 1})
         until = self._clock.engine_ns() + self._log.settings.dedup
         return {"do": "id", "id": put_id.text, "uid": put_id.uid, "until": until, "sequence": sequence}
 
-    def _require_room(self, uid: int) -> None:
+    def require_room(self, more: Mapping[int, int]) -> None:
+        """So many ids more can be remembered, `more` by user. Raises OverLimit."""
+        try:
+            self._require_room(more)
+        except errors.OverLimit:
+            self.forget()
+            self._require_room(more)
+
+    def _require_room(self, more: Mapping[int, int]) -> None:
         ids = self._log.state.ids
-        mine, used = len(ids.get(uid, ())) + 1, sum(map(len, ids.values())) + 1
-        require_share("ids within 'dedup'", limits.DEDUP_IDS, uid, mine, used)
+        used = sum(map(len, ids.values())) + sum(more.values())
+        for uid, count in more.items():
+            require_share("ids within 'dedup'", limits.DEDUP_IDS, uid, len(ids.get(uid, ())) + count, used)
 
     def forget(self) -> None:
         """Those whose time is over."""

@@ -6,7 +6,7 @@ messages come from put.py and transactions.py.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from itertools import islice, pairwise
@@ -58,17 +58,20 @@ class AtomicBatch:
     tallies: dict[Stream, StreamTotals]
     value: int
     ranked: bool = False  # some have headers that say how they are served
-    changes: Sequence[Change] = ()
+    commit: Callable[[], Sequence[Change]] | None = None  # what records it now; nothing where it was committed already
     ids: Mapping[PutId, int] = attrs.Factory(dict)  # of messages, by their place; a known one makes all of it a repeat
     expected: Mapping[Stream, int] = attrs.Factory(dict)  # the newest message that each stream is to have before it
     done: Callable[[AtomicBatch], None] | None = None  # called when it is appended, or discarded
     undo: Callable[[], None] | None = None  # called when it will not be
     first: int = 0  # sequence of its first message, once it is appended
     discarded: bool = False
+    changes: Sequence[Change] = ()  # of `commit`
     lacking: Stream | None = None  # in which it waits for room
     size: int = attrs.field(init=False)  # bytes of the messages in the log
     messages: int = attrs.field(init=False)
     _waited: bool = False
+    _looked: int = -1  # with how many changes of the group it was looked whether this is a repeat
+    _repeats: bool = False
     _found_heads: defaultdict[int, set[bytes]] | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -140,7 +143,16 @@ class AtomicBatch:
         return None
 
     def _is_repeat(self) -> bool:
-        return any(map(self.publisher.ids.find_duplicate, self.ids))
+        """Whether it was committed, or one of its ids came: also while it waited, then by a change of the group. Raises
+        OverLimit where there is no room to remember it."""
+        if self._looked != self.publisher.log.changes:
+            ids, self.changes = self.publisher.ids, self.commit() if self.commit is not None else ()
+            is_committed = self.commit is not None and not self.changes
+            self._repeats = is_committed or any(map(ids.find_duplicate, self.ids))
+            if self.ids and not self._repeats:
+                ids.require_room(Counter(put_id.uid for put_id in self.ids))
+            self._looked = self.publisher.log.changes
+        return self._repeats
 
     def _stopped(self) -> Stream | None:
         """A stream in which others came first, or for which a consumer's bound leaves no room."""
@@ -197,8 +209,8 @@ class AtomicBatch:
         if self.done is not None:
             self.done(self)
         publisher.mark_dirty()
-        log = publisher.log
-        return log.after_metadata_sync(self.value) if self.changes or self.ids else log.after_data_sync(self.value)
+        sync = publisher.log.after_metadata_sync if self.commit is not None else publisher.log.after_data_sync
+        return sync(self.value)
 
     def _deliver_or_hold(self, first: int) -> None:
         publisher, time_ns = self.publisher, self.publisher.log.end.last_ns
@@ -265,24 +277,27 @@ def require_fit(messages: int, size: int) -> None:
 class Staging:
     """Where the parts of a tree are staged, and what all of them take together and of each user."""
 
-    def __init__(self, store: Store, kept_quotas: KeptQuotas | None) -> None:
-        self.store, self.kept_quotas = store, kept_quotas
+    def __init__(self, store: Store, kept_quotas: KeptQuotas | None, memory: UserLimits) -> None:
+        self.store, self.kept_quotas, self.memory = store, kept_quotas, memory
         self.parts = UserLimits("parts", "PARTS")
         self.bytes = UserLimits("bytes in parts of transactions", "STAGED_BYTES" if store.path else "MEMORY_BYTES")
 
-    def take(self, uid: int, size: int) -> None:
-        """Give a user more. Raises OverLimit, OverQuota."""
-        self.bytes.acquire(uid, size)
+    def take(self, uid: int, size: int, ids: int) -> None:
+        """Give a user more: `size` bytes, and memory for that number of ids. Raises OverLimit, OverQuota."""
+        self.bytes.check(uid, size)
+        self.memory.change(uid, 0, ids * limits.STAGED_ID_BYTES)
         try:
             if self.kept_quotas is not None:
                 self.kept_quotas.stage(uid, size)
         except errors.OverQuota:
-            self.bytes.release(uid, size)
+            self.memory.release(uid, ids * limits.STAGED_ID_BYTES)
             raise
+        self.bytes.release(uid, -size)
 
-    def give(self, uid: int, size: int, *, charged: bool = True) -> None:
-        """Take bytes back from a user; `charged`: its quota has them."""
+    def give(self, uid: int, size: int, ids: int, *, charged: bool = True) -> None:
+        """Take the same back; `charged`: the user's quota has the bytes."""
         self.bytes.release(uid, size)
+        self.memory.release(uid, ids * limits.STAGED_ID_BYTES)
         if charged:
             self.charge(uid, -size)
 
@@ -338,11 +353,12 @@ class StagedBatch:
         require_fit(self.messages + packed.messages, self.staged.size + len(packed.data))
         expected = dict(self.expected)
         batch_frames.merge_expected(expected, packed.expected)
-        self._staging.take(self.attributes.uid, len(packed.data))
+        fresh_ids = int(put_id is not None and put_id not in self.ids)
+        self._staging.take(self.attributes.uid, len(packed.data), fresh_ids)
         try:
             self.staged.append(packed.data)
         except OSError as error:
-            self._staging.give(self.attributes.uid, len(packed.data))
+            self._staging.give(self.attributes.uid, len(packed.data), fresh_ids)
             raise errors.DiskFull(f"part {self.name!r}: {error}") from error
         self.expected = expected
         if put_id is not None:

@@ -86,13 +86,16 @@ class Publisher:
         return request.id is not None and self.ids.find_duplicate(request.id) > 0
 
     def admit(self, stream: Stream, request: WriteRequest) -> Admission:
-        """What `depth`, the bounds of consumers and that of the log say of a write. Raises StreamFull, TooLong."""
+        """What `depth`, the bounds of consumers and that of the log say of a write. Raises what refuses it;
+        then nothing was cut for it."""
         if request.unit is not None:
             return request.unit.admit()
         if self._is_duplicate(request):
             return Admission.APPEND
         if request.expect is not None:
             self.require_expected({stream: request.expect})
+        if request.id is not None:
+            self.ids.require_room({request.id.uid: 1})
         settings, verdict, messages = self.log.settings, Admission.APPEND, len(request.bodies)
         need = request.total + RECORD_BYTES * messages
         if request.kind != MESSAGE:

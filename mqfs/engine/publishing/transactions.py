@@ -8,7 +8,8 @@ the server. The commit is a record of the batch that it appends: after a crash b
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
@@ -67,7 +68,7 @@ class Transactions:
         """It is committed, or not wanted."""
         del self.parts[part.name]
         part.dropped = True
-        self._staging.give(part.attributes.uid, part.staged.size, charged=not part.committing)
+        self._staging.give(part.attributes.uid, part.staged.size, len(part.ids), charged=not part.committing)
         self._staging.parts.release(part.attributes.uid)
         try:
             part.staged.close()
@@ -115,24 +116,29 @@ class Transactions:
         producer, number = parse_id(word)
         if not names:
             self._require_writer(user)
-        known = self._log.state.producers.get(user.uid, {}).get(producer)
-        if known is not None and number <= known.number:
+        if self._is_committed(user, producer, number):
             for part in [self._mine(user, name) for name in dict.fromkeys(names) if name in self.parts]:
                 self.drop(part)
             return self._log.after_metadata_sync(value)
-        if known is None:
-            check_control(producer)
         if len(set(names)) != len(names):
             raise errors.BadCommand("commit: a part is named twice (expected each once)")
         parts = [self._mine(user, name) for name in names]
-        return self._unit(user, parts, self._changes(user, producer, number), value).write()
+        return self._unit(user, parts, partial(self._changes, user, producer, number), value).write()
+
+    def _is_committed(self, user: User, producer: str, number: int) -> bool:
+        known = self._log.state.producers.get(user.uid, {}).get(producer)
+        return known is not None and number <= known.number
 
     def _changes(self, user: User, producer: str, number: int) -> list[Change]:
-        """The changes to append with the batch. Raises OverLimit where no more producers are remembered."""
+        """The changes to append with the batch, as of now; none where that ID was committed while it waited. Raises
+        OverLimit where no more producers are remembered."""
+        if self._is_committed(user, producer, number):
+            return []
         now = self._host.clock.engine_ns()
         commit: Change = {"do": "commit", "producer": producer, "number": number, "uid": user.uid, "engine": now}
         if producer in self._log.state.producers.get(user.uid, {}):
             return [commit]
+        check_control(producer)
         try:
             self._require_room(user.uid)
         except errors.OverLimit:
@@ -160,7 +166,9 @@ class Transactions:
         if not any(allowed(user, stream.state, W) for stream in self._host.streams.values()):
             raise errors.Denied("commit: no part given, and no stream that the user may write to")
 
-    def _unit(self, user: User, parts: Sequence[StagedBatch], changes: Sequence[Change], value: int) -> AtomicBatch:
+    def _unit(
+        self, user: User, parts: Sequence[StagedBatch], commit: Callable[[], list[Change]], value: int
+    ) -> AtomicBatch:
         """Raises NotFound, Denied, OverLimit. From then on the parts are not to be changed."""
         tallies: dict[Stream, StreamTotals] = {}
         sources: list[Source] = []
@@ -184,7 +192,7 @@ class Transactions:
         self._freeze(parts, True)
         ranked = any(part.ranked for part in parts)
         return AtomicBatch(
-            self._host.publisher, sources, tallies, value, ranked, changes, ids,
+            self._host.publisher, sources, tallies, value, ranked, commit, ids,
             expected={self._host.streams[name]: sequence for name, sequence in expected.items()},
             done=lambda _: self._done(parts), undo=lambda: self._freeze(parts, False),
         )  # fmt: skip

@@ -86,7 +86,8 @@ class Tree:
         self.defaults = settings.lines(given=True)
         self._new_state, self.locks = partial(new_state, clock, self.defaults), Locks()
         self.kept_quotas = KeptQuotas(quotas) if quotas is not None and quotas.bound_kept else None
-        self.staging = Staging(store, self.kept_quotas)
+        self.memory = UserLimits("bytes in the server's memory", "HELD_BYTES")
+        self.staging = Staging(store, self.kept_quotas, self.memory)
         self._maintenance = Maintenance(store, clock, self.faults, self.timers)
         self.dirty_groups = self._maintenance.dirty
         self.closing, self.unserved, self._prepare = False, Unserved(), prepare
@@ -97,7 +98,6 @@ class Tree:
         meters = Meters(quotas, clock, self.timers, self.kept_quotas) if quotas is not None else None
         self.open_files = OpenFiles(meters)
         self.waits = UserLimits("reads and writes that wait", "PARKED")  # of a front end's clients
-        self.memory = UserLimits("bytes in the server's memory", "HELD_BYTES")
         self._load(owner, umask, progress)
         if audit.changes:
             audit_calls(self)
