@@ -20,7 +20,7 @@ import attrs
 from mqfs.errors import BadStore
 from mqfs.replica.frame import Entry, Removed, Run
 from mqfs.replica.log import Position
-from mqfs.store.disk import Disk, read_file, write_file
+from mqfs.store.disk import Disk, read_file, replace_file
 from mqfs.store.store import refusing
 
 NAME = "replica"
@@ -88,8 +88,7 @@ def write(path: str, state: State, disk: Disk | None = None) -> None:
         "primary": state.primary,
     }
     with refusing(path):
-        write_file(disk, f"{path}/staging/{NAME}", json.dumps(text).encode())
-        disk.rename(f"{path}/staging/{NAME}", f"{path}/{NAME}")
+        replace_file(disk, f"{path}/{NAME}", f"{path}/staging/{NAME}", json.dumps(text).encode())
         disk.sync_folder(path)
 
 

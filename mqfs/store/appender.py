@@ -26,7 +26,7 @@ from mqfs.model import Buffer, Columns, Draft, Kind
 from mqfs.records.batch import RecordBatch, finalize
 from mqfs.records.record import HEAD_BYTES, INNER, MORE, SETTLED, Row, encode, padded, row_at, settled
 from mqfs.store.chain import Chain
-from mqfs.store.disk import Disk, read_all, write_all
+from mqfs.store.disk import Disk, read_all, removed_on_error, write_all
 from mqfs.store.group_commit import GroupCommit
 from mqfs.store.recovery import last_sequence
 from mqfs.store.segment.file import Segment
@@ -481,12 +481,13 @@ def write_head(
         position += len(records[-1])
     staged = f"{context.staging}/{group}-{first:020d}.log"
     fd = context.disk.open(staged, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-    try:
-        write_all(context.disk, fd, b"".join(records), 0)
-        context.disk.rename(staged, f"{folder}/{first:020d}.log")
-    except BaseException:
-        context.disk.close(fd)
-        raise
+    with removed_on_error(context.disk, staged):
+        try:
+            write_all(context.disk, fd, b"".join(records), 0)
+            context.disk.rename(staged, f"{folder}/{first:020d}.log")
+        except BaseException:
+            context.disk.close(fd)
+            raise
     return rows, position, fd
 
 

@@ -23,7 +23,7 @@ from mqfs.model import Kind
 from mqfs.records.record import INNER, MORE, Row, decode, encode, padded
 from mqfs.store.appender import Appender
 from mqfs.store.chain import Chain
-from mqfs.store.disk import write_all, write_file
+from mqfs.store.disk import removed_on_error, write_all, write_file
 from mqfs.store.group_commit import GroupCommit
 from mqfs.store.recovery import last_sequence
 from mqfs.store.segment.file import Segment
@@ -303,12 +303,10 @@ class CompactionJob:
     def work(self) -> Work:
         self.fd = self.disk.open(self.staged, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
-            yield from self._copy()
-            yield from self._sync()
-            self.removal.replace(self.run, self.written, self._put_in_place)
-        except (OSError, errors.DiskFailed):
-            self._give_up()
-            raise
+            with removed_on_error(self.disk, self.staged, self.staged + ".idx"):
+                yield from self._copy()
+                yield from self._sync()
+                self.removal.replace(self.run, self.written, self._put_in_place)
         finally:
             self.chain.context.committer.cancel(self)
             self.disk.close(self.fd)
@@ -411,13 +409,9 @@ class CompactionJob:
     def _put_in_place(self) -> None:
         first = self.run[0]
         self.disk.rename(self.staged, first.path)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), removed_on_error(self.disk, self.staged + ".idx"):
             self.disk.rename(self.staged + ".idx", first.idx.path)  # else the old one, which does not fit, is replaced
 
-    def _give_up(self) -> None:
-        for path in (self.staged, self.staged + ".idx"):
-            if self.disk.exists(path):
-                self.disk.unlink(path)
 
 
 def _row(index: Index, ordinal: int) -> Row:

@@ -11,6 +11,7 @@ import fcntl
 import mmap
 import os
 import stat
+from collections.abc import Iterator
 
 Buffer = bytes | mmap.mmap
 
@@ -136,6 +137,25 @@ def write_file(disk: Disk, path: str, data: bytes, *, sync: bool = True) -> None
             disk.fdatasync(fd)
     finally:
         disk.close(fd)
+
+
+def replace_file(disk: Disk, path: str, staged: str, data: bytes, *, sync: bool = True) -> None:
+    """Write a file and put it in place of another; its name is not synced."""
+    with removed_on_error(disk, staged):
+        write_file(disk, staged, data, sync=sync)
+        disk.rename(staged, path)
+
+
+@contextlib.contextmanager
+def removed_on_error(disk: Disk, *paths: str) -> Iterator[None]:
+    """Of what is not put in place nothing is left, if the disk allows that: a full one has use for the room."""
+    try:
+        yield
+    except BaseException:
+        for path in paths:
+            with contextlib.suppress(OSError):
+                remove_tree(disk, path)
+        raise
 
 
 def remove_tree(disk: Disk, path: str) -> None:

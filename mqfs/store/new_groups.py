@@ -103,6 +103,9 @@ class _Making:
             if number in self._failed:
                 with contextlib.suppress(OSError):  # its maker gets an error: it is not to be there
                     self._disk.rename(self._final(number), self._made(number))
+        for number in self._failed:
+            with contextlib.suppress(OSError):
+                remove_tree(self._disk, self._made(number))
         return self._failed
 
     def _each(self, step: Callable[[int], None]) -> None:

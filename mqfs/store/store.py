@@ -19,7 +19,7 @@ from mqfs.store.api import Bucket, Committed, Histogram
 from mqfs.store.appender import Appender, DiskRangeWriter, read_heads
 from mqfs.store.chain import Chain
 from mqfs.store.commit_thread import CommitThread, Inline, Post
-from mqfs.store.disk import Disk, read_file, remove_tree, write_all, write_file
+from mqfs.store.disk import Disk, read_file, remove_tree, replace_file, write_all, write_file
 from mqfs.store.group_commit import GroupCommit
 from mqfs.store.log_reader import DiskLogReader
 from mqfs.store.memory import MemoryOnlyLog
@@ -62,7 +62,9 @@ class DiskStore:
             self._lock = take_lock(self.disk, self.path)
         try:
             with refusing(self.path):
-                self.uuid, self._next_number = begin(self.disk, self.path)
+                self.uuid, number = begin(self.disk, self.path)
+                # The label has no check of its own: a number that is in use is never given.
+                self._next_number = max([number, *(used + 1 for used, _ in group_folders(self.disk, self.path))])
         except BaseException:
             self.disk.close(self._lock)
             raise
@@ -87,8 +89,6 @@ class DiskStore:
 
     def number(self) -> int:
         if self._next_number >= self._reserved:
-            # The label has no check of its own: a number that is in use is never given.
-            self._next_number = max([self._next_number, *(number + 1 for number in self.groups())])
             with refusing("no group number"):
                 write_label(self.disk, self.path, self.uuid, self._next_number + limits.GROUP_NUMBER_BLOCK)
             self._reserved = self._next_number + limits.GROUP_NUMBER_BLOCK
@@ -225,7 +225,7 @@ class DiskStore:
                 bucket.writer.ask_for_room()
 
     def close_later(self, fd: int) -> None:
-        """See `StoreContext`."""
+        """Close a descriptor that nobody uses any more: it may take a disk time, so on the committer's thread."""
         self._closing.add(fd)
         self.committer.request(("close", fd), lambda: self._close(fd), lambda error: None, 0.0)
 
@@ -393,9 +393,7 @@ def group_folders(disk: Disk, path: str) -> Iterable[tuple[int, str]]:
 
 def write_label(disk: Disk, path: str, uuid_: str, number: int) -> None:
     """Replace the label, durably."""
-    staged = f"{path}/staging/mqfs"
-    write_file(disk, staged, label(uuid_, number))
-    disk.rename(staged, f"{path}/mqfs")
+    replace_file(disk, f"{path}/mqfs", f"{path}/staging/mqfs", label(uuid_, number))
     disk.sync_folder(path)
 
 

@@ -28,7 +28,7 @@ from google_crc32c import extend, value
 from mqfs.model import Columns
 from mqfs.records.batch import postings
 from mqfs.records.record import HEAD_BYTES, Row, decode
-from mqfs.store.disk import Buffer, Disk, read_all, read_file, write_all, write_file
+from mqfs.store.disk import Buffer, Disk, read_all, read_file, replace_file, write_all
 
 OTHER = struct.Struct("<QIIIHBB")
 OTHER_SIZE = OTHER.size
@@ -550,8 +550,7 @@ class IndexFile:
 
     def save(self, data: bytes, *, sync: bool = False) -> None:
         """Replace the file; with `sync`, by one that is on disk. Raises OSError."""
-        write_file(self._disk, self._staged, data, sync=sync)
-        self._disk.rename(self._staged, self.path)
+        replace_file(self._disk, self.path, self._staged, data, sync=sync)
         self.checked = True
 
 
