@@ -1,7 +1,7 @@
 """A group's own files and directories: `ctl`, `.stats`, `.consumers`, `.kept/STREAM`, `.consumers/.STREAM`, ...
 
-Their names and modes are here, their numbers in state/group.py. Streams, views and consumers are files too, with classes
-of their own. What else a new file needs: docs/contributing/hacking.md.
+Their names and modes are here, their numbers in state/group.py. Streams, views and consumers are files too, with
+classes of their own. What else a new file needs: docs/contributing/hacking.md.
 """
 
 from __future__ import annotations
