@@ -106,10 +106,16 @@ class LogCopy:
         self._ended: OSError | None = None
 
     def begin(self, have: tuple[int, int] | None) -> None:
-        """The copy has all before that: the name of a segment, and bytes of it; None: it has nothing."""
+        """The copy has all before that: the name of a segment, and bytes of it; None: it has nothing. Raises BadReplica
+        where that segment and all after it are lost here: quarantined, because its state fails its check."""
         first, position = have or (0, 0)
         self.settled = first
         segments = [segment for segment in self.chain.segments if segment.first >= first]
+        if not segments:
+            raise errors.BadReplica(
+                f"group {self.chain.group}: segment {first} is in the replica, and not whole here "
+                "(move the store away, and start from the replica)"
+            )
         self._lacking.extend(segments)
         if segments and segments[0].first == first:
             self._position = min(position, segments[0].used)
@@ -253,8 +259,9 @@ class Replication:
 
     def attach(self, chain: Chain, commit: GroupCommit) -> None:
         """A log was opened or made."""
-        copy = self._copies[chain.group] = commit.copy = LogCopy(self, chain, commit)
+        copy = LogCopy(self, chain, commit)
         copy.begin(self._have.get(chain.group))
+        self._copies[chain.group] = commit.copy = copy
         if self.failed is not None:
             commit.fail(self.failed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 from collections.abc import Iterator
 
@@ -12,7 +13,7 @@ from mqfs import errors
 from mqfs.model import Kind
 from mqfs.store.replication import Entry, Portion, Removed, Run, Trimmed
 from mqfs.store.standby import StandbyStore
-from mqfs.store.store import DiskStore
+from mqfs.store.store import DiskStore, folder_of
 from tests.store.script import PATH, Script
 from tests.support.campaign import size, tree_seed
 from tests.support.lying_disk import LyingDisk, Stopped
@@ -393,3 +394,28 @@ def test_a_copy_of_another_store_and_a_gap_are_refused() -> None:
         target.apply([Run(1, 1, 72, b"x" * 8)])
     target.apply([Run(9, 1, 72, b"x" * 8)])  # of a group that is gone: its removal comes again, too
     assert set(target.positions()) == {1}
+
+
+def test_a_newest_segment_that_the_copy_has_and_the_store_lost() -> None:
+    """It is not whole here: nothing is copied over what is whole there, and the other groups are served."""
+    disk, copied = LyingDisk(), Copied()
+    store = DiskStore(PATH, disk=disk, replica=copied.notify)
+    store.replication.begin({})  # type: ignore[union-attr]
+    filled(store, 200)
+    filled(store)
+    logs = sorted(name for name in disk.listdir(folder_of(PATH, 1)) if name.endswith(".log"))
+    assert len(logs) > 1
+    have = positions([copied.all_of(store)])
+    store.close()
+    fd = disk.open(f"{folder_of(PATH, 1)}/{logs[-1]}", os.O_RDWR)
+    disk.pwrite(fd, bytes(disk.size(fd)), 0)
+    disk.unlink(f"{folder_of(PATH, 1)}/{logs[-1][:-4]}.idx")
+    again = DiskStore(PATH, disk=disk, replica=copied.notify)
+    again.replication.begin(have)  # type: ignore[union-attr]
+    again.replication.open_all()  # type: ignore[union-attr]
+    with pytest.raises(errors.BadReplica, match=r"group 1: segment [0-9]+ is in the replica, and not whole here"):
+        again.open(1)
+    bucket = again.open(2)
+    bucket.writer.append(Kind.MESSAGE, 16, 9, b"more")
+    assert [entry.group for entry in copied.all_of(again)] == [2]
+    again.close()
