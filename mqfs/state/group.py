@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import attrs
@@ -397,12 +398,8 @@ class State(Attributes):
 
     def anchor_at(self, sequence: int) -> Anchor | None:
         """The anchor by which the wall time of a message becomes engine time."""
-        best = None
-        for first, anchor in self.anchors:
-            if first > sequence and best is not None:
-                break
-            best = anchor
-        return best
+        found = bisect_right(self.anchors, sequence, key=itemgetter(0))
+        return self.anchors[max(found - 1, 0)][1] if self.anchors else None
 
 
 def _consumer_row(c: ConsumerState) -> list[Any]:

@@ -515,14 +515,12 @@ class Expiry:
         known_at, known = self._before
         if known_at == limit:
             return known
-        floor = 0
-        anchors = self._log.state.anchors
-        for i, (_, anchor) in enumerate(anchors):
-            if anchor.engine_ns > limit and i:
+        floor, behind, anchors = 0, self._log.end.next, self._log.state.anchors
+        for first, anchor in reversed(anchors):  # the newest of that time or before tells
+            if anchor.engine_ns <= limit or anchor is anchors[0][1]:
+                floor = min(self._log.reader.first_at_time(anchor.wall_ns + limit - anchor.engine_ns + 1), behind)
                 break
-            floor = self._log.reader.first_at_time(anchor.wall_ns + limit - anchor.engine_ns + 1)
-            if i + 1 < len(anchors):
-                floor = min(floor, anchors[i + 1][0])
+            behind = first
         self._before = (limit, floor)
         return floor
 
