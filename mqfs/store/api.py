@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import accumulate
 from typing import Any, Protocol
 
-from mqfs.model import Buffer, Columns, Draft, Head, Listed, Qid, Record, RecordRun, Split, Step
+from mqfs.model import Buffer, Columns, Draft, Head, Listed, Record, RecordRun, Split, Step
 
 Committed = Callable[[OSError | None], None]
 Wanted = Callable[[int, int], int]  # stream, sequence -> the last message up to that one which is wanted; 0: none
@@ -291,15 +291,7 @@ class SpoolFile(Protocol):
         ...
 
 
-class Spool(Protocol):
-    """Where staged bytes are kept until they are committed or dropped."""
-
-    def stage(self, number: int) -> SpoolFile:
-        """A new file, under a number that no group and no other file has."""
-        ...
-
-
-class Store(Spool, Protocol):
+class Store(Protocol):
     """Where groups keep their logs."""
 
     uuid: str
@@ -313,6 +305,11 @@ class Store(Spool, Protocol):
 
     def number(self) -> int:
         """A new group number, never given before and never again. The first is 1."""
+
+    def stage(self, number: int) -> SpoolFile:
+        """A new file for what is staged until it is committed or dropped, under a number that no group and no other
+        file has."""
+        ...
 
     def make(self, number: int, state: bytes) -> Bucket:
         """A new bucket whose first record is that state; durable when this returns."""
@@ -343,18 +340,6 @@ class Store(Spool, Protocol):
     def close(self) -> None:
         """Leave everything on disk and marked as cleanly stopped."""
         ...
-
-
-class Node(Protocol):
-    """A file or directory of the tree: a group, a stream, a meta file. Faces hold it as fid or inode."""
-
-    name: str
-
-    @property
-    def qid(self) -> Qid: ...
-
-    @property
-    def parent(self) -> Any: ...
 
 
 class Handle(Protocol):

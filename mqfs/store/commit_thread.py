@@ -53,7 +53,7 @@ class _Task(NamedTuple):
 
 
 class CommitThread:
-    """Runs jobs on its own thread, the earliest due first."""
+    """Runs the jobs that are due on its own thread, in the order in which they were requested first."""
 
     def __init__(self, post: Post) -> None:
         self._post = post

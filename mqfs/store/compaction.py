@@ -184,10 +184,6 @@ class Compaction:
         self._work: Work | None = None
         self._looked: object = None  # what there was at the last begin
 
-    @property
-    def is_under_way(self) -> bool:
-        return self._work is not None
-
     def tick(self, until: float) -> None:
         """A portion, until that moment of the monotonic clock. Raises OSError, MqfsError."""
         if self._work is None:
@@ -411,7 +407,6 @@ class CompactionJob:
         self.disk.rename(self.staged, first.path)
         with contextlib.suppress(OSError), removed_on_error(self.disk, self.staged + ".idx"):
             self.disk.rename(self.staged + ".idx", first.idx.path)  # else the old one, which does not fit, is replaced
-
 
 
 def _row(index: Index, ordinal: int) -> Row:

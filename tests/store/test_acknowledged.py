@@ -228,14 +228,14 @@ def test_a_segment_may_go_while_others_are_weighed(monkeypatch: pytest.MonkeyPat
     used.bucket.upkeep.trim({17: 0}, frozenset())
     for _ in range(5):
         used.bucket.upkeep.tick(0.0)  # one portion
-    assert used.bucket.upkeep.compaction.is_under_way
+    assert used.bucket.upkeep.compaction._work is not None
     logs = used.logs()
     used.bucket.upkeep.trim({17: int(logs[4][:-4])}, frozenset())
     assert used.logs() == logs[4:]
     used.kept = [sequence for sequence in used.kept if sequence >= int(logs[4][:-4])]
     for _ in range(100):
         used.bucket.upkeep.tick(0.0)
-    assert not used.bucket.upkeep.compaction.is_under_way
+    assert used.bucket.upkeep.compaction._work is None
     assert used.logs() == logs[4:]
     check(used, used.disk.copy())
     assert list(used.bucket.upkeep.compaction.compact()) == []

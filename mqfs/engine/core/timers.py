@@ -33,7 +33,7 @@ class Timers:
         self._most = 0  # rows, before those are dropped
         self._numbers = count()
         self.on_sooner: Callable[[], None] | None = None  # called when `next_due_ns` became sooner
-        self.piece_s: Callable[[bool], float] = lambda _: limits.LOOKING_S  # see Turns
+        self.piece_s: Callable[[bool], float] = lambda _: limits.LOOKING_S  # see mqfs/serving/fairness.py
 
     @property
     def next_due_ns(self) -> int | None:
