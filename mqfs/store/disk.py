@@ -148,7 +148,7 @@ def replace_file(disk: Disk, path: str, staged: str, data: bytes, *, sync: bool 
 
 @contextlib.contextmanager
 def removed_on_error(disk: Disk, *paths: str) -> Iterator[None]:
-    """Of what is not put in place nothing is left, if the disk allows that: a full one has use for the room."""
+    """Remove what was not put in place, if the disk allows that: a full one needs the room."""
     try:
         yield
     except BaseException:

@@ -225,7 +225,7 @@ class DiskStore:
                 bucket.writer.ask_for_room()
 
     def close_later(self, fd: int) -> None:
-        """Close a descriptor that nobody uses any more: it may take a disk time, so on the committer's thread."""
+        """Close an unused descriptor on the committer's thread: a disk may take its time."""
         self._closing.add(fd)
         self.committer.request(("close", fd), lambda: self._close(fd), lambda error: None, 0.0)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import time
 import tracemalloc
+from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,8 @@ from mqfs.errors import DiskFull
 from mqfs.model import Draft, Kind
 from mqfs.store.disk import Disk
 from mqfs.store.memory import MemoryStore
-from mqfs.store.segment.index import OpenIndex
+from mqfs.store.segment.index import OpenIndex, Row, with_headers
+from mqfs.store.segment.liveness import Liveness
 from mqfs.store.store import DiskStore
 from tests.support.calls import calls_once
 from tests.support.temp_store import abandon, lowered
@@ -213,3 +216,49 @@ def test_a_start_costs_as_much_as_there_is_in_a_unit(tmp_path: Path) -> None:
     """Eight times as many: eight times as much, or not much more, and not sixty-four times."""
     few, many = (start_s(f"{tmp_path}/{messages}", messages) for messages in (5_000, 40_000))
     assert many < 24 * few
+
+
+class CountedFloors(dict):  # type: ignore[type-arg]
+    """Floors that count how often all of them are gone through."""
+
+    walks = 0
+
+    def values(self) -> Any:
+        self.walks += 1
+        return super().values()
+
+
+def test_a_look_for_what_changed_goes_through_no_floors() -> None:
+    floors, liveness = CountedFloors({16: 1, 17: 2}), Liveness()
+    liveness.update(floors, frozenset(), None)
+    before, walks = liveness.version(), floors.walks
+    assert [liveness.version() for _ in range(5)] == [before] * 5
+    assert floors.walks == walks
+    for changed in ({16: 2, 17: 2}, {16: 2, 17: 2, 18: 0}, {16: 2, 17: 3, 18: 0}):
+        liveness.update(changed, frozenset(), None)
+        assert liveness.version() != before
+        before = liveness.version()
+
+
+class LookedAt:
+    """A column of header bytes that remembers how far it was looked at."""
+
+    def __init__(self, count: int) -> None:
+        self.column, self.most = array("H", [5]) * count, 0
+
+    def __getitem__(self, at: int) -> int:
+        self.most = max(self.most, at)
+        return self.column[at]
+
+
+def test_what_of_a_stream_has_headers_is_found_in_portions() -> None:
+    """Its caller may stop at the first."""
+    index: Any = OpenIndex()
+    for sequence in range(20_000):
+        index.append(Row(sequence, 0, 0, 0, 16, 5, int(Kind.MESSAGE), 0))
+    index.collect()
+    index.headers = looked = LookedAt(20_000)
+    found = with_headers(index, 16, 0, 20_000)
+    assert next(found) == 0
+    assert looked.most < 5_000
+    assert list(found) == list(range(1, 20_000))

@@ -1,4 +1,4 @@
-"""What is staged and not put in place is removed at once, whatever ended it; and what new numbers cost."""
+"""Files that are staged and not put in place are removed at once, whatever ended it; and the cost of new numbers."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from mqfs.store.api import Bucket
 T = TypeVar("T")
 
 FLOORS: Change = {"do": "floor", "floors": []}  # stands for many
+NOT_REPLICATED = "not replicated"
 AckSteps = tuple[ConsumerState, bytes]  # of one consumer, as state.acks.step makes them
 
 
@@ -178,14 +179,7 @@ class GroupLog:
     def after_sync(self, value: T) -> Step[T]:
         """`value`, once everything appended so far is on disk; DiskFailed where it failed."""
         wait: Wait[T] = Wait()
-
-        def then(error: OSError | None) -> None:
-            if error is None:
-                wait.resolve(value)
-            else:
-                wait.fail(errors.DiskFailed(f"the disk failed: {error}"))
-
-        self.upkeep.sync(then)
+        self.upkeep.sync(answering(wait, value, "the disk failed"))
         return wait.result() if wait.settled else wait
 
     # ------------------------------------------------------------ what may be shown
@@ -195,14 +189,7 @@ class GroupLog:
         if self.shown is None or not self._holds():
             return self.after_sync(value)  # nothing is promised that the group could not keep: it takes no messages
         wait: Wait[T] = Wait()
-
-        def then(error: OSError | None) -> None:
-            if error is None:
-                wait.resolve(value)
-            else:
-                wait.fail(errors.DiskFailed(f"not replicated: {error.strerror or error}"))
-
-        self.hold(0, then)
+        self.hold(0, answering(wait, value, NOT_REPLICATED))
         return wait.result() if wait.settled else wait
 
     def _holds(self) -> bool:
@@ -238,6 +225,18 @@ class GroupLog:
         """The group does not wait for the copy any more: what is held is shown when it is on disk."""
         for entry in list(self.shown.end.held) if self.shown is not None else ():
             self.upkeep.sync(lambda error, entry=entry: self._settle(entry, error))  # type: ignore[misc]
+
+
+def answering(wait: Wait[T], value: T, why: str) -> Answer:
+    """A callback that resolves a Wait with `value`, or fails it with DiskFailed: `why` and the error."""
+
+    def then(error: OSError | None) -> None:
+        if error is None:
+            wait.resolve(value)
+        else:
+            wait.fail(errors.DiskFailed(f"{why}: {error.strerror or error}"))
+
+    return then
 
 
 def draft_of(change: Change) -> Draft:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -15,7 +14,7 @@ from mqfs.engine.core.log import Counts, GroupLog
 from mqfs.engine.language.settings import Settings
 from mqfs.engine.retention import retained
 from mqfs.quotas import require_share
-from mqfs.state.group import ANYONE, Change, Known
+from mqfs.state.group import ANYONE, Change
 
 if TYPE_CHECKING:
     from mqfs.engine.delivery.consumer import Consumer
@@ -132,6 +131,9 @@ def lacking_backlog(settings: Settings, messages: Mapping[Stream, int]) -> Strea
 # state, for a time and up to a number.
 
 
+_FORGOTTEN = 16_384  # at once: some milliseconds
+
+
 class PutId(NamedTuple):
     """Whose id it is, and its text."""
 
@@ -157,16 +159,21 @@ class DeduplicationWindow:
     def note(self, put_id: PutId, sequence: int) -> Change:
         """The change by which an id is remembered. Raises OverLimit."""
         self.require_room({put_id.uid: 1})
+        return self.change(put_id, sequence)
+
+    def change(self, put_id: PutId, sequence: int) -> Change:
+        """As `note`, where there is room."""
         until = self._clock.engine_ns() + self._log.settings.dedup
         return {"do": "id", "id": put_id.text, "uid": put_id.uid, "until": until, "sequence": sequence}
 
     def require_room(self, more: Mapping[int, int]) -> None:
         """So many ids more can be remembered, `more` by user. Raises OverLimit."""
-        try:
-            self._require_room(more)
-        except errors.OverLimit:
-            self.forget()
-            self._require_room(more)
+        while True:
+            try:
+                return self._require_room(more)
+            except errors.OverLimit:
+                if not self.forget(sum(more.values())):
+                    raise
 
     def _require_room(self, more: Mapping[int, int]) -> None:
         ids = self._log.state.ids
@@ -174,16 +181,15 @@ class DeduplicationWindow:
         for uid, count in more.items():
             require_share("ids within 'dedup'", limits.DEDUP_IDS, uid, len(ids.get(uid, ())) + count, used)
 
-    def forget(self) -> None:
-        """Those whose time is over."""
-        now = self._clock.engine_ns()
-        ids = self._log.state.ids
+    def forget(self, most: int = _FORGOTTEN) -> int:
+        """Forget ids whose time is over, the oldest first and at most that number of each user. Returns how many."""
+        now, ids, count = self._clock.engine_ns(), self._log.state.ids, 0
         for uid, mine in list(ids.items()):
-            _forget_old(mine, now)
+            for _ in range(most):
+                if not mine or next(iter(mine.values())).until_ns > now:
+                    break
+                mine.popitem(last=False)
+                count += 1
             if not mine:
                 del ids[uid]
-
-
-def _forget_old(mine: OrderedDict[str, Known], now: int) -> None:
-    while mine and (first := next(iter(mine)), mine[first].until_ns)[1] <= now:
-        del mine[first]
+        return count

@@ -81,7 +81,7 @@ class AtomicBatch:
     # ------------------------------------------------------------ looking
 
     def write(self) -> Step[int]:
-        """Append it as one unit, or do with it what `full` says; see Group.write."""
+        """Append it as one unit, or do with it what `full` says; see Publisher.write."""
         self.lacking = self._guarded(self._admit)
         if self.lacking is None:
             return self._guarded(self._append)
@@ -201,7 +201,7 @@ class AtomicBatch:
                 publisher.log.append_batch((), self.changes)
         elif self.messages or self.changes:
             end = publisher.log.stored.end.next
-            noted = [publisher.ids.note(put_id, end + place) for put_id, place in self.ids.items()]
+            noted = [publisher.ids.change(put_id, end + place) for put_id, place in self.ids.items()]
             first = publisher.log.append_batch(RecordBatch(self.sources), [*self.changes, *noted])
             self.first = first if self.messages else 0
         if self.first:

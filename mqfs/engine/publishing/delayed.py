@@ -71,7 +71,7 @@ class DelayedMessages:
     @property
     def floor(self) -> int:
         """The lowest sequence that one may have; 0 where there is none."""
-        return min(self._streams, default=0) if self._known else 1
+        return next(iter(self._streams), 0) if self._known else 1  # they come in ascending order
 
     def put(
         self,
@@ -119,10 +119,6 @@ class DelayedMessages:
         """One was published, and another of the same stream and size, about, waits from now on: that was recorded."""
         self._count(new, self._streams[sequence], self._sizes[sequence])
         self._forget(sequence)
-
-    def of(self, stream: int) -> int:
-        """How many are for that stream."""
-        return sum(number == stream for number in self._streams.values())
 
     def bytes_of(self, stream: int) -> int:
         """What a quota of its owner is charged for those."""

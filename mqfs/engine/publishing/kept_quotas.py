@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
 
 PORTION = 256  # streams looked at in a row: about a millisecond
+_TICK = 8 * PORTION  # of all owners in a second; with more each waits for its turn
 STRETCHES = 64  # of one stream; more are joined
 
 
@@ -94,8 +95,8 @@ class KeptBytes:
             size = 0
         self.charge(stream, stored(stream.kept.count, size) + group.held.bytes_of(stream.number))
 
-    def look(self, owner: int, first: Iterable[Stream] = ()) -> None:
-        """Look at the next streams, before them at `first`."""
+    def look(self, owner: int, first: Iterable[Stream] = ()) -> int:
+        """Look at the next streams, before them at `first`. Returns how many."""
         streams = [stream for stream in first if stream in self._sizes]
         streams += [stream for stream, _ in zip(self._sizes, range(PORTION), strict=False)]
         for stream in dict.fromkeys(streams):
@@ -107,6 +108,7 @@ class KeptBytes:
             group = cast(Any, stream).group
             if stream.removed and not group.removed and (left := group.held.bytes_of(stream.number)):
                 self.charge(stream, left)  # its delayed messages are kept until they are due
+        return len(streams)
 
 
 class KeptQuotas:
@@ -115,6 +117,7 @@ class KeptQuotas:
     def __init__(self, quotas: Quotas) -> None:
         self.quotas = quotas
         self.owners: dict[int, KeptBytes] = {}
+        self._turn: list[int] = []  # owners that are still to be looked at
 
     def total_of(self, owner: int) -> int:
         """About what a user keeps."""
@@ -164,5 +167,7 @@ class KeptQuotas:
 
     def tick(self) -> None:
         """Once a second."""
-        for owner, kept in self.owners.items():
-            kept.look(owner)
+        self._turn, looked = self._turn or list(self.owners), 0
+        while self._turn and looked < _TICK:
+            owner = self._turn.pop()
+            looked += self.owners[owner].look(owner) + 1

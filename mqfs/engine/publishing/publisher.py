@@ -162,7 +162,7 @@ class Publisher:
 
     def _append_batch(self, stream: Stream, request: WriteRequest) -> None:
         """Messages, and with one of `.put` that its id is known."""
-        changes = [self.ids.note(request.id, self.log.stored.end.next)] if request.id is not None else []
+        changes = [self.ids.change(request.id, self.log.stored.end.next)] if request.id is not None else []
         drafts = [Draft(request.kind, stream.number, body, request.headers) for body in request.bodies]
         first = self.append(drafts, changes)
         if request.on_sequence is not None:

@@ -17,6 +17,7 @@ from mqfs import errors, limits
 from mqfs.clock import Clock, ProcessWatcher
 from mqfs.engine import nodes
 from mqfs.engine.core.faults import Faults
+from mqfs.engine.core.log import NOT_REPLICATED, answering
 from mqfs.engine.core.portions import Work, exhaust
 from mqfs.engine.core.timers import LOOKING, Alarm, Timers
 from mqfs.engine.delivery.consumer import Consumer
@@ -360,18 +361,12 @@ class Tree:
         if victim.ring is not None:
             victim.ring.changed([{"do": "remove"}])
         removed: Wait[None] = Wait()
-
-        def then(error: OSError | None) -> None:
-            if error is None:
-                removed.resolve(None)
-            else:
-                removed.fail(errors.DiskFailed(f"not replicated: {error.strerror or error}"))
-
         try:
-            self.store.remove(victim.number, then)
+            self.store.remove(victim.number, answering(removed, None, NOT_REPLICATED))
         except OSError as error:
             raise errors.DiskFailed(f"cannot remove group {name!r}: {error.strerror or error}") from error
         del group.groups[name], self.groups[victim.number]
+        group.catalog_version += 1
         self.dirty_groups.discard(victim)
         victim.removed = True
         victim.end()
@@ -401,6 +396,7 @@ class Tree:
         node.log.change({"do": "rename", "stream": 0, "name": new})
         del group.groups[name]
         group.groups[new] = node
+        group.catalog_version += 1
         return node.log.after_metadata_sync(None)
 
     def setattr(
@@ -447,6 +443,7 @@ class Tree:
 # Periodic maintenance of all groups of a tree, contained group by group.
 
 log = logging.getLogger("mqfs.engine")
+_STREAMS = 256  # looked at in one step
 
 
 class Maintenance:
@@ -456,6 +453,7 @@ class Maintenance:
         self._store, self._clock, self._faults, self._timers = store, clock, faults, timers
         self.dirty: set[Group] = set()
         self._turn: list[Group] = []  # those that are still to be looked at
+        self._idle: set[Group] = set()  # whose streams are being looked at
         self._full: set[int] = set()  # the groups that were reported as without room
         self._ahead_ns = clock.wall_ns() - clock.engine_ns()  # what the wall clock is before the engine's
 
@@ -506,8 +504,8 @@ class Maintenance:
                 log.warning("group %d: the disk has room again", number)
 
     def _maintain(self, group: Group) -> None:
-        if group.settings.idle:
-            self._remove_idle(group)
+        if group.settings.idle and group not in self._idle:
+            group.portions.run(self._remove_idle(group))
         group.retention.trim()
         group.unblock()
 
@@ -520,13 +518,20 @@ class Maintenance:
             for group in groups.values():
                 group.held.schedules.on_clock_step()
 
-    def _remove_idle(self, group: Group) -> None:
+    def _remove_idle(self, group: Group) -> Work[None]:
         limit = self._clock.engine_ns() - group.settings.idle
-        if group.settings.protect or group.log.end.failed is not None:
-            return
-        for stream in list(group.streams.values()):
-            if stream.opens or stream.unused_since_ns > limit:
-                continue
-            stream.kept.update_low_watermark()
-            if not stream.kept.count and not group.held.of(stream.number):
-                group.remove_stream(stream)
+        self._idle.add(group)
+        try:
+            for count, stream in enumerate(list(group.streams.values())):
+                if count % _STREAMS == _STREAMS - 1:
+                    yield
+                if group.settings.protect or group.log.end.failed is not None:
+                    return
+                if stream.removed or stream.opens or stream.unused_since_ns > limit:
+                    continue
+                stream.kept.update_low_watermark()
+                empty = not stream.kept.count and not group.held.bytes_of(stream.number)
+                if empty and not self._faults.contain(group, "maintenance", partial(group.remove_stream, stream)):
+                    return
+        finally:
+            self._idle.discard(group)

@@ -95,11 +95,6 @@ class NonMessageRecords:
         wanted = re.escape(bytes([kind]))
         return [found.start() for found in re.finditer(wanted, self.packed[_KIND_AT::OTHER_SIZE])]
 
-    def cut(self, count: int, last_ns: int) -> None:
-        """Keep the first `count`, of which the newest is of that time."""
-        del self.packed[count * OTHER_SIZE :]
-        self.last_ns = last_ns
-
     def between(self, begin: int, end: int) -> bytes:
         """The bytes of the numbers [begin, end)."""
         return bytes(self.packed[begin * OTHER_SIZE : end * OTHER_SIZE])
@@ -176,8 +171,10 @@ def with_headers(index: Index, stream: int | None, sequence: int, end: int) -> I
     if stream is not None:
         posting = index.posting(stream)
         at = bisect_left(posting, begin)
-        mine = posting[at : bisect_left(posting, to, at)]
-        yield from [sequences[ordinal] for ordinal in mine if headers[ordinal]]
+        stop = bisect_left(posting, to, at)
+        for begin in range(at, stop, _HEADED_AT_ONCE):
+            mine = posting[begin : min(begin + _HEADED_AT_ONCE, stop)]
+            yield from [sequences[ordinal] for ordinal in mine if headers[ordinal]]
         return
     for at in range(begin, to, _HEADED_AT_ONCE):
         heads = memoryview(headers)[at : min(at + _HEADED_AT_ONCE, to)].tobytes()  # type: ignore[arg-type]
@@ -250,11 +247,6 @@ class OpenIndex:
         for name, _ in COLUMNS:
             getattr(rest, name).extend(getattr(self, name)[count:])
         return rest
-
-    def cut(self, count: int) -> None:
-        """Keep the first `count` messages."""
-        for name, _ in COLUMNS:
-            del getattr(self, name)[count:]
 
     def collect(self) -> None:
         """Make the postings."""

@@ -36,7 +36,7 @@ class LivenessCache:
 class Liveness:
     """The low watermarks of the streams, and the messages dropped one by one."""
 
-    __slots__ = ("_updates", "dropped", "floors", "is_known", "wanted")
+    __slots__ = ("_raised", "_updates", "dropped", "floors", "is_known", "wanted")
 
     def __init__(self) -> None:
         self.floors: Mapping[int, int] = {}
@@ -44,14 +44,16 @@ class Liveness:
         self.is_known = False  # nothing is removed before the first `update`
         self.wanted: Wanted | None = None  # None: all that is neither
         self._updates = 0  # with one
+        self._raised = 0, 0  # the number of floors, and their sum
 
     def update(self, floors: Mapping[int, int], dropped: Set[int], wanted: Wanted | None) -> None:
         self.floors, self.dropped, self.wanted, self.is_known = floors, dropped, wanted, True
         self._updates += wanted is not None
+        self._raised = len(floors), sum(floors.values())
 
-    def version(self) -> tuple[int, int, int, int]:
+    def version(self) -> tuple[tuple[int, int], int, int]:
         """Changes when a watermark rises or a message is dropped."""
-        return len(self.floors), sum(self.floors.values()), len(self.dropped), self._updates
+        return self._raised, len(self.dropped), self._updates
 
     def is_live(self, stream: int, sequence: int) -> bool:
         floor = self.floors.get(stream)

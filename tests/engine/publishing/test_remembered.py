@@ -98,7 +98,7 @@ def test_commits_that_waited_make_no_more_producers_than_are_remembered(
 
 
 def looks(u: Units, ids: int) -> int:
-    """The calls of a retry of a commit with so many ids, which waits."""
+    """The calls of a retry of a commit with that number of ids, which waits."""
     u.part("p")
     for number in range(ids):
         put(u, str(number), part="p")
