@@ -91,6 +91,7 @@ class ClusterNode:
         replica = ["--replica", self.url, "--standby", *self.options]
         serve = [*COMMAND, "serve", "--store", str(self.store), *where, *replica]
         self.runs += 1
+        (self.store / "promote").unlink(missing_ok=True)  # of a run that was killed
         for aside in self.store.glob("quarantine/fenced-*"):  # as a person does, whose disk it fills
             shutil.rmtree(aside)
         with open(self.log, "ab") as log:
