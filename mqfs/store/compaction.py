@@ -202,7 +202,8 @@ class Compaction:
 
     def cancel(self) -> None:
         if self._work is not None:
-            self._work.close()
+            with contextlib.suppress(errors.Interrupted):
+                self._work.throw(errors.Interrupted("compaction: cancelled"))
             self._work = None
 
     def compact(self) -> Work:
