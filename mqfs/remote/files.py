@@ -119,7 +119,6 @@ class OpenFile:
         def requests(fid: int) -> list[Fcall]:
             return [*(one._replace(fid=fid) for one in said), open_state(fid)]  # type: ignore[attr-defined]
 
-        self.link = None
         for pause_s in (*REOPEN_PAUSES_S, 0.0):
             try:
                 fid, replies = yield from self.tree.opened_with(link, self.user, self.node, self.access, requests)
@@ -292,9 +291,11 @@ class OpenFile:
 
     def _renew(self, link: Link, repeated: bool) -> Procedure[None]:
         """Another fid of the file. What the old one has claimed goes back with it."""
+        if repeated:  # it went back with the connection
+            return
         old = self.fid
         yield from self.reopen(link)
-        if not repeated:
+        if self in self.session.files:  # else `close` dropped it
             drop(link, old)
 
     # ------------------------------------------------------------ poll

@@ -43,6 +43,7 @@ class Link:
         self._outgoing_bytes = 0
         self._writing = trio.Event()
         self.roots: dict[int, int] = {}  # the fid of each attached user
+        self.clunking: set[int] = set()  # fids of which the Tclunk is not answered
         self.heard_s = time.monotonic()
         self.lost = ""
 

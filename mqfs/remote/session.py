@@ -158,7 +158,7 @@ class OneRequest(Wait[T]):
     """As `Call`, of one request: reads and writes."""
 
     __slots__ = (
-        "_finish", "_held", "_is_short", "_make", "_recover", "_session", "_tag", "cancelled", "link", "repeated",
+        "_fid", "_finish", "_held", "_is_short", "_make", "_recover", "_session", "_tag", "cancelled", "link", "repeated",
     )  # fmt: skip
 
     def __init__(
@@ -189,6 +189,7 @@ class OneRequest(Wait[T]):
             self.fail(error)
             return
         if isinstance(request, tuple):
+            self._fid = cast(m.Tread | m.Twrite, request).fid
             self._tag = link.send_one(cast(Fcall, request), self._answered)
         else:
             self.resolve(cast(T, request))
@@ -215,8 +216,12 @@ class OneRequest(Wait[T]):
         except MqfsError as error:
             self.fail(error)
         except ServerStopsError:
-            self.repeated = True
-            self._session.wait_for_link(self)
+            assert self.link is not None
+            if self._fid in self.link.clunking:  # not the server ended this one, we did: the file has another fid
+                self.start(self.link)
+            else:
+                self.repeated = True
+                self._session.wait_for_link(self)
         else:
             self.follow(result)
 
@@ -261,6 +266,7 @@ class Session:
         self.address, self.patience_s = address, patience_s
         self._user, self._token = user, token
         self.link: Link | None = None
+        self._attached: Link | None = None  # the same, and before it: while the files are opened again
         self.pending: dict[Any, None] = {}  # calls that wait for a connection, in the order of asking
         self.files: dict[Any, None] = {}
         self.down_since_s = time.monotonic()
@@ -384,11 +390,13 @@ class Session:
                 link = await self._reconnect()
 
     async def _serve(self, link: Link) -> None:
+        self._attached = link
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._resume, link)
             await link.run()
             nursery.cancel_scope.cancel()
-        self.link, self.down_since_s = None, time.monotonic()
+        self.link = self._attached = None
+        self.down_since_s = time.monotonic()
         if not self.closing:
             log.warning("%s: connection lost: %s", link.where, link.lost)
 
@@ -434,13 +442,13 @@ class Session:
     async def _tick(self) -> None:
         while True:
             await trio.sleep(TICK_S)
-            now, link = time.monotonic(), self.link
-            if link is None:
+            now, link = time.monotonic(), self._attached
+            if self.link is None:
                 if not self._impatient and now - self.down_since_s > self.patience_s:
                     self._end_patience()
                 elif now - self.down_since_s > INTERRUPT_S:
                     self._end_cancelled()
-            elif link.unanswered and now - link.heard_s > ASK_S:
+            if link is not None and link.unanswered and now - link.heard_s > ASK_S:
                 if now - link.heard_s > SILENT_S:
                     link.lose(f"no answer in {SILENT_S:g} s")
                 else:
@@ -466,8 +474,8 @@ class Session:
         pending, self.pending = self.pending, {}
         for call in pending:
             call.fail(Closed("the mount ends"))
-        if self.link is not None:
-            self.link.lose("the mount ends")
+        if self._attached is not None:
+            self._attached.lose("the mount ends")
 
 
 async def _after(seconds: float, then: Callable[[], None]) -> None:
@@ -531,8 +539,15 @@ def arrive(link: Link, start: int, names: list[str], reply: Fcall) -> Procedure[
 
 
 def drop(link: Link, fid: int) -> None:
-    """Clunk a fid, which may be none, without waiting."""
-    link.send_one(m.Tclunk(0, fid), lambda reply: None if reply is None else link.machine.free_fid(fid))
+    """Clunk a fid, which may be none, without waiting. What is unanswered about it is answered before."""
+
+    def clunked(reply: Fcall | None) -> None:
+        link.clunking.discard(fid)
+        if reply is not None:
+            link.machine.free_fid(fid)
+
+    link.clunking.add(fid)
+    link.send_one(m.Tclunk(0, fid), clunked)
 
 
 ATTACH = ",mount"  # the aname: see ninep/server/resumable.py

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import random
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from mqfs.ninep.client import connection
-from tests.fuse.served_by import Child
+from tests.fuse.served_by import READ, Child, calls
 from tests.support.campaign import seed, whole
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import COMMAND, Server, short_folder, unmount
@@ -233,6 +235,96 @@ def test_a_claim_stays_while_the_shell_that_opened_its_file_lives(elsewhere: Els
     script = f"{take}; echo ack 1 >&3 && echo ack >&3 && echo $a $b"
     done = subprocess.run(["bash", "-c", script], cwd=group, capture_output=True, text=True, timeout=HANG_S, check=True)
     assert (done.stdout, done.stderr) == ("one two\n", "")
+
+
+def test_a_reader_that_waits_goes_on_when_the_others_of_its_open_file_end(elsewhere: Elsewhere) -> None:
+    """Then the mount opens the file again, so that what they claimed goes back."""
+    group = elsewhere.group("g", "deliver one", "replay all")
+    (group / "s").touch()
+    program = """
+fd = os.open(mq + "/s", os.O_RDWR)
+if os.fork() == 0:
+    print(os.getpid())
+    print(os.read(fd, 64))
+    signal.pause()
+input()
+if os.fork() == 0:
+    print(os.getpid())
+    print(os.read(fd, 64))
+"""
+    with Child(group, program) as opener:
+        first = int(opener.line())
+        (group / "s").write_bytes(b"job")
+        assert opener.line() == "b'job'"
+        opener.tell()
+        second = int(opener.line())
+        eventually(lambda: calls(second, READ))
+        opener.process.wait(HANG_S)
+        os.kill(first, signal.SIGKILL)
+        time.sleep(0.3)  # the moment, not something waited for
+        (group / "s").write_bytes(b"next")
+        assert opener.line() == "b'next'"
+
+
+class Frozen:
+    """A socket before a server's that freezes: one more connection gets the answer to its attach, then none gets any."""
+
+    def __init__(self, path: Path, server: str) -> None:
+        self.path, self.server = path, server.removeprefix("unix!")
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.listen()
+        self.answers: Iterator[Iterable[int]] = itertools.repeat(itertools.count())  # of each connection
+        self.open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                ours, _ = self.listener.accept()
+                theirs = socket.socket(socket.AF_UNIX)
+                theirs.connect(self.server)
+                self.open += (ours, theirs)
+                threading.Thread(target=self._pass, args=(ours, theirs, itertools.count()), daemon=True).start()
+                threading.Thread(target=self._pass, args=(theirs, ours, next(self.answers)), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, times: Iterable[int]) -> None:
+        with contextlib.suppress(OSError):
+            for _ in times:
+                if not (data := source.recv(1 << 16)):
+                    break
+                target.sendall(data)
+
+    def freeze(self) -> None:
+        self.answers = itertools.chain([range(2)], itertools.repeat(()))  # Rversion, Rattach
+        self.end()
+
+    def end(self) -> None:
+        for one in self.open:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_server_that_attaches_and_then_freezes_is_given_up() -> None:
+    with short_folder() as folder, Server.at(folder) as server:
+        (folder / "mq").mkdir()
+        frozen = Frozen(folder / "frozen", server.address)
+        program = [*COMMAND, "mount", f"unix!{frozen.path},{server.address}", str(folder / "mq")]
+        (folder / "mount").mkdir()
+        with Server(cwd=folder / "mount", program=program) as mount:
+            try:
+                stream = folder / "mq" / "s"
+                stream.touch()
+                with open(stream, "rb", buffering=0) as file:
+                    assert "frozen mounted" in mount.text()
+                    frozen.freeze()
+                    stream.write_bytes(b"1")
+                    assert file.read(64) == b"1"
+                assert "frozen: connection lost: no answer" in mount.text()
+            finally:
+                frozen.listener.close()
+                frozen.end()
+                unmount(folder / "mq")
 
 
 def test_a_claim_of_a_server_that_ended_is_stale(elsewhere: Elsewhere) -> None:
