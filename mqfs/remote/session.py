@@ -158,7 +158,8 @@ class OneRequest(Wait[T]):
     """As `Call`, of one request: reads and writes."""
 
     __slots__ = (
-        "_fid", "_finish", "_held", "_is_short", "_make", "_recover", "_session", "_tag", "cancelled", "link", "repeated",
+        "_fid", "_finish", "_held", "_is_short", "_make", "_recover", "_session", "_tag",
+        "cancelled", "link", "repeated",
     )  # fmt: skip
 
     def __init__(
@@ -539,7 +540,7 @@ def arrive(link: Link, start: int, names: list[str], reply: Fcall) -> Procedure[
 
 
 def drop(link: Link, fid: int) -> None:
-    """Clunk a fid, which may be none, without waiting. What is unanswered about it is answered before."""
+    """Clunk a fid, which may be none, without waiting. The server answers its parked requests before that."""
 
     def clunked(reply: Fcall | None) -> None:
         link.clunking.discard(fid)

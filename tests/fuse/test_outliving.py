@@ -267,7 +267,7 @@ if os.fork() == 0:
 
 
 class Frozen:
-    """A socket before a server's that freezes: one more connection gets the answer to its attach, then none gets any."""
+    """A socket before a server's. Once frozen, one more connection is answered its attach, and the next nothing."""
 
     def __init__(self, path: Path, server: str) -> None:
         self.path, self.server = path, server.removeprefix("unix!")
