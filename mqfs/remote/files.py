@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,7 @@ CLAIM_VERBS = frozenset(("ack", "nack", "release", "dead", "touch"))
 SETUP_VERBS = frozenset(("format", "select", "cover", "until", "prefetch", "seek"))  # said again after a restart
 ONCE_VERBS = frozenset(("eof", "clear", "drop", "redrive"))  # of ctl: not to be done twice
 MARGIN_S = 1.0  # before an id is forgotten
+LINES_AT_ONCE = 1_024  # of a write under way: a connection has limits.TAGS unanswered requests
 
 
 class OpenFile:
@@ -379,7 +380,8 @@ class OpenFile:
         return call
 
     def _publish(self, body: bytes, size: int) -> Step[int]:
-        """One message, under an id. Where `.put` refuses for the id's sake, by the file's own fid without one."""
+        """One message, under an id. Where `.put` refuses for the id's sake, by the file's own fid without one. `size`:
+        the result; 0: of a part of a write, which holds its memory as a whole."""
         channel, began_s = self.channel, time.monotonic()
         assert channel is not None
         data = b'{"stream":%s,"id":"%s"} %s' % (self.quoted_name, next_id(), body)
@@ -397,7 +399,8 @@ class OpenFile:
                 return self._write_request(body, size, is_repeatable=False)
             raise error
 
-        call: OneRequest[int] = OneRequest(self.session, make, lambda reply: size, recover=recover, held=len(data))
+        held = len(data) if size else 0
+        call: OneRequest[int] = OneRequest(self.session, make, lambda reply: size, recover=recover, held=held)
         self.session.begin(call)
         return call
 
@@ -416,8 +419,18 @@ class OpenFile:
         *lines, rest = (self.partial + data).split(b"\n")
         if len(rest) > limits.LINE_BYTES or any(len(line) >= limits.MESSAGE_BYTES for line in lines):
             raise TooLong(f"line too long (expected at most {limits.MESSAGE_BYTES} bytes)")
-        self.partial = rest
-        return all_of([self._publish(line + b"\n", 0) for line in lines], len(data))
+        if not lines:
+            self.partial = rest
+            return len(data)
+        held = len(self.partial) + len(data)
+        self.session.hold(held)
+
+        def finish(error: MqfsError | None) -> None:
+            self.session.hold(-held)
+            if error is None:
+                self.partial = rest
+
+        return in_turn((self._publish(line + b"\n", 0) for line in lines), len(data), finish)
 
     # ------------------------------------------------------------ commands
 
@@ -511,25 +524,34 @@ class OpenFile:
             drop(self.link, self.fid)
 
 
-def all_of(steps: list[Step[int]], size: int) -> Step[int]:
-    """A step of that size which is done when all are."""
-    waits = [step for step in steps if isinstance(step, Wait)]
-    if not waits:
-        return size
+def in_turn(steps: Iterator[Step[int]], size: int, finish: Callable[[MqfsError | None], None]) -> Step[int]:
+    """A step of that size which is done when all are: they are begun in order, LINES_AT_ONCE under way, and after an
+    error no more. `finish` is called with the first error before that."""
     whole: Wait[int] = Wait()
-    left = len(waits)
+    under_way, failure = 0, None  # type: int, MqfsError | None
 
-    def settled(wait: Wait[int]) -> None:
-        nonlocal left
-        left -= 1
-        try:
-            wait.result()
-        except MqfsError as error:
-            if not whole.settled:
-                whole.fail(error)
-        if not left and not whole.settled:
+    def advance() -> None:
+        nonlocal under_way
+        while failure is None and under_way < LINES_AT_ONCE and (step := next(steps, None)) is not None:
+            if isinstance(step, Wait):
+                under_way += 1
+                step.subscribe(answered)
+        if under_way or whole.settled:
+            return
+        finish(failure)
+        if failure is None:
             whole.resolve(size)
+        else:
+            whole.fail(failure)
 
-    for wait in waits:
-        wait.subscribe(settled)
+    def answered(step: Wait[int]) -> None:
+        nonlocal under_way, failure
+        under_way -= 1
+        try:
+            step.result()
+        except MqfsError as error:
+            failure = failure or error
+        advance()
+
+    advance()
     return whole

@@ -216,6 +216,14 @@ def test_two_end_marks_in_a_row_are_two_ends_of_file(elsewhere: Elsewhere) -> No
         assert [file.read(64) for _ in range(4)] == [b"1", b"", b"", b"2"]
 
 
+def test_a_write_has_more_lines_than_a_connection_has_tags(elsewhere: Elsewhere) -> None:
+    group, lines = elsewhere.group("g", "replay all", "data line"), b"".join(b"%d\n" % n for n in range(40_000))
+    (group / "s").touch()
+    with open(group / "s", "wb", buffering=0) as file:
+        assert file.write(lines) == len(lines)
+    assert (group / ".kept" / "s").read_bytes() == lines
+
+
 def test_a_large_kept_stream_is_read_in_one_call(elsewhere: Elsewhere) -> None:
     """A reply of 9P has less than that; the kernel takes a short one for the end."""
     group, body = elsewhere.group("g", "replay all"), bytes(700_000)
