@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mqfs.errors import Interrupted, MqfsError, NotFound, Stale
+from mqfs.errors import Interrupted, MqfsError, NotFound, OverLimit, Stale
 from mqfs.model import Step, Wait
 from mqfs.ninep.client.machine import check
 from mqfs.ninep.codec import messages as m
@@ -52,13 +53,18 @@ class ReadAhead:
                 data = self._take(count, offset)
                 if len(self.inbox) + self.asked <= self.window // 2:
                     self.window = min(self.window * 2, AHEAD)
-                    self._ask()
+                    with contextlib.suppress(OverLimit):  # then the next read asks
+                        self._ask()
                 return data
         if file.failed is not None:
             return file.after_failure()
         wait: Wait[bytes] = Wait(self._cancel)
         self.waiting[wait] = count, offset
-        self._ask()
+        try:
+            self._ask()
+        except OverLimit:
+            del self.waiting[wait]
+            raise
         return wait
 
     def _take(self, count: int, offset: int) -> bytes:
@@ -69,7 +75,8 @@ class ReadAhead:
         return self.file.last.first(data, count, offset)
 
     def _ask(self) -> None:
-        """Ask for so much that the window is full, one message at least for each reader that waits."""
+        """Ask for so much that the window is full, one message at least for each reader that waits. Raises OverLimit:
+        then nothing was asked."""
         file = self.file
         link = file.link
         if link is None or link.lost:
@@ -78,9 +85,13 @@ class ReadAhead:
         missing = max(wanted, len(self.waiting)) - len(self.inbox) - self.asked
         if missing <= 0:
             return
+        answer, resume = partial(self._answered, link), file.resume
+        try:
+            link.send([(file.next_request(), answer) for _ in range(missing)])
+        except OverLimit:
+            file.resume = resume
+            raise
         self.asked += missing
-        answer = partial(self._answered, link)
-        link.send([(file.next_request(), answer) for _ in range(missing)])
 
     def _answered(self, link: Link, reply: Any) -> None:
         file = self.file
@@ -172,7 +183,10 @@ class ReadAhead:
         if self.file.failed is not None:
             self.end(self.file.failed)
         elif self.waiting or self.notify is not None:
-            self._ask()
+            try:
+                self._ask()
+            except OverLimit as error:
+                self.end(error)
 
     def end(self, why: MqfsError | None) -> None:
         """Answer all that wait: with end-of-file, or why the file could not be opened again."""

@@ -57,7 +57,11 @@ class PutChannel:
     def open(self, link: Link) -> Procedure[None]:
         """Raises why it cannot be opened."""
         fid, _ = yield from self.tree.opened_with(link, self.user, self.node, os.O_WRONLY, lambda fid: [])
-        self.dedup_s = min(self.dedup_s, (yield from self._read_dedup(link)))
+        try:
+            self.dedup_s = min(self.dedup_s, (yield from self._read_dedup(link)))
+        except MqfsError:
+            drop(link, fid)
+            raise
         self.fid, self.link = fid, link
 
     def reopen(self, link: Link) -> Procedure[None]:

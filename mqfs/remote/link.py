@@ -11,7 +11,7 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import trio
@@ -49,15 +49,14 @@ class Link:
 
     # ------------------------------------------------------------ requests
 
-    def send(self, requests: Iterable[tuple[Fcall, Answer]]) -> list[int]:
-        """Send requests, in one piece; their tags. On a lost connection they are answered with None."""
-        call, answers, tags = self.machine.call, self._answers, list[int]()
-        for request, answer in requests:
-            if self.lost:
-                answer(None)
-            else:
-                tags.append(tag := call(request))
-                answers[tag] = answer
+    def send(self, requests: Sequence[tuple[Fcall, Answer]]) -> list[int]:
+        """Send requests, in one piece; their tags. On a lost connection they are answered with None. Raises OverLimit:
+        then none was sent."""
+        if self.lost:
+            _answer_all([(answer, None) for _, answer in requests])
+            return []
+        tags = self.machine.call_all([request for request, _ in requests])
+        self._answers.update(zip(tags, (answer for _, answer in requests), strict=True))
         self._push()
         return tags
 
@@ -144,11 +143,7 @@ class Link:
             answer = self._answers.pop(tag if about is None else about, None)
             if answer is not None:
                 answered.append((answer, reply if about is None else None))
-        for answer, result in answered:  # after that: an answer may ask again, under a tag that is free by now
-            try:
-                answer(result)
-            except Exception:
-                log.exception("answer not handled")
+        _answer_all(answered)  # after that: an answer may ask again, under a tag that is free by now
         return True
 
     async def run(self) -> None:
@@ -196,8 +191,7 @@ class Link:
         self._socket.close()
         self._outgoing.clear()
         answers, self._answers = self._answers, {}
-        for answer in answers.values():
-            answer(None)
+        _answer_all([(answer, None) for answer in answers.values()])
 
     def new_fid(self) -> int:
         """Raises OverLimit."""
@@ -206,3 +200,12 @@ class Link:
             self.machine.free_fid(fid)
             raise OverLimit("too many open files of this mount (expected at most 60000)")
         return fid
+
+
+def _answer_all(answered: Iterable[tuple[Answer, Fcall | None]]) -> None:
+    """One that fails does not keep the others from their answers."""
+    for answer, reply in answered:
+        try:
+            answer(reply)
+        except Exception:
+            log.exception("answer not handled")

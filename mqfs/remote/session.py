@@ -108,7 +108,10 @@ class Call(Wait[T]):
             return
         self._left, self._replies = len(requests), list[Any]([None]) * len(requests)
         answer = partial(self._answered, self._attempt)
-        self._tags = self.link.send((request, partial(answer, number)) for number, request in enumerate(requests))
+        try:
+            self._tags = self.link.send([(request, partial(answer, number)) for number, request in enumerate(requests)])
+        except OverLimit as error:
+            self._step(partial(self._procedure.throw, error))
 
     def _answered(self, attempt: int, number: int, reply: Fcall | None) -> None:
         if attempt != self._attempt or self.settled:
@@ -350,7 +353,14 @@ class Session:
             fid = link.new_fid()
             name = user_name(user.uid)
             (reply,) = yield [m.Tattach(0, fid, m.NOFID, name, ATTACH, user.uid)]
-            check(reply)
+            try:
+                check(reply)
+            except MqfsError:
+                link.machine.free_fid(fid)
+                raise
+            if user.uid in link.roots:  # attached meanwhile
+                drop(link, fid)
+                return link.roots[user.uid]
             if len(link.roots) >= USERS:
                 old = link.roots.pop(next(iter(link.roots)))
                 drop(link, old)

@@ -363,3 +363,12 @@ def test_tags_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         caller.call(Tclunk(0, 1))
     with pytest.raises(errors.OverLimit):
         caller.call(Tclunk(0, 1))
+
+
+def test_of_requests_without_tags_for_all_none_is_sent(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TAGS", 3)
+    with server.connect() as one:
+        with pytest.raises(errors.OverLimit):
+            one.send([Tclunk(0, 90 + number) for number in range(4)])
+        assert [one.wait(slot) for slot in one.send([Tclunk(0, 90 + number) for number in range(3)])]
+        assert one.list() == META

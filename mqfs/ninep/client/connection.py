@@ -191,7 +191,7 @@ class Client:
     # ------------------------------------------------------------ requests out, replies in
 
     def send(self, requests: Sequence[Fcall]) -> list[Slot]:
-        """Send requests without waiting for their replies. Raises Disconnected."""
+        """Send requests without waiting for their replies: all, or none. Raises Disconnected, OverLimit."""
         self._clunk_dropped()
         return self._send(requests)
 
@@ -205,7 +205,7 @@ class Client:
             with self._lock:
                 if self.lost:
                     raise self._disconnected()
-                slots = [Slot(self.caller.call(request), request) for request in requests]
+                slots = list(map(Slot, self.caller.call_all(requests), requests))
                 if aborted is not None and not (aborted.done or aborted.flushing):
                     aborted.flushing = True
                     slots.append(Slot(self.caller.flush(aborted.tag), None, aborted))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat as modes
+from collections.abc import Sequence
 from typing import Any
 
 from mqfs import limits
@@ -74,6 +75,12 @@ class ClientMachine:
         else:
             self._out.append(encode(request._replace(tag=tag), self.dialect.unix))  # type: ignore[attr-defined]
         return tag
+
+    def call_all(self, requests: Sequence[Fcall]) -> list[int]:
+        """Queue all requests, or none; their tags. Raises OverLimit."""
+        if len(requests) > len(self._free_tags) + limits.TAGS - self._next_tag:
+            raise OverLimit(f"{limits.TAGS} unanswered requests (expected fewer)")
+        return [self.call(request) for request in requests]
 
     def flush(self, tag: int) -> int:
         """Queue a Tflush of a request: its tag. The request may still be answered, but not after the Rflush."""

@@ -1,0 +1,186 @@
+"""The tree of a server elsewhere without a mount: what a connection holds, and what it may ask at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+import trio
+
+from mqfs import limits
+from mqfs.errors import OverLimit
+from mqfs.model import User
+from mqfs.ninep.client import connection
+from mqfs.ninep.codec.messages import Fcall, Tclunk
+from mqfs.remote.link import Link
+from mqfs.remote.session import WRITTEN_BYTES, Session
+from mqfs.remote.tree import RemoteTree
+from mqfs.serving.await_step import await_step
+from tests.support.server import Server, short_folder
+
+ROOT = User(os.geteuid(), os.getegid())
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with short_folder() as folder, Server.at(folder) as it:
+        yield it
+
+
+def serve(server: Server, program: Callable[[RemoteTree, Link], Awaitable[None]], user: str = "") -> None:
+    """Run a program with the tree of a connection."""
+
+    async def run() -> None:
+        session = Session(server.address, patience_s=60.0, user=user)
+        link = await session.connect()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(session.run, link)
+            try:
+                await program(await RemoteTree.of(session), link)
+            finally:
+                session.close()
+            nursery.cancel_scope.cancel()
+
+    trio.run(run)
+
+
+def make(server: Server, group: str, *ctl: str) -> None:
+    with connection.connect(server.address) as client:
+        client.mkdir(group)
+        with client.open(f"{group}/ctl", "w") as file:
+            file.write("".join(f"{line}\n" for line in ctl).encode())
+        client.create(f"{group}/s").close()
+
+
+def fids_in_use(link: Link) -> int:
+    """Beside the root's of the mount. None may be free twice."""
+    free = link.machine._free_fids
+    assert len(set(free)) == len(free)
+    return link.machine._next_fid - 1 - len(link.machine._free_fids)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as other users")
+def test_an_open_for_writing_that_may_not_read_ctl_keeps_no_fid(server: Server) -> None:
+    make(server, "closed")
+    with connection.connect(server.address) as client:
+        client.chmod("closed/ctl", 0o600)
+        client.chmod("closed/s", 0o666)
+        client.chmod("closed", 0o777)
+
+    async def program(tree: RemoteTree, link: Link) -> None:
+        group, _ = await await_step(tree.lookup(ROOT, tree.root, "closed"))
+        stream, _ = await await_step(tree.lookup(ROOT, group, "s"))
+        for _ in range(50):
+            file = await await_step(tree.open(ROOT, stream, os.O_WRONLY))
+            assert file.channel is None
+            file.close()
+        await await_step(tree.lookup(ROOT, group, "s"))  # its answer: the last clunk's was before
+        assert fids_in_use(link) == 0
+
+    serve(server, program, user="nobody")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as other users")
+def test_calls_of_a_user_at_once_attach_it_once(server: Server) -> None:
+    async def program(tree: RemoteTree, link: Link) -> None:
+        users = [User(uid, uid) for uid in range(20_000, 20_020)]
+        steps = [tree.lookup(user, tree.root, "ctl") for user in users for _ in range(3)]
+        for step in steps:
+            await await_step(step)
+        await await_step(tree.statfs())
+        assert len(link.roots) == len(users)
+        assert fids_in_use(link) == len(users)
+
+    serve(server, program)
+
+
+def test_a_file_that_is_closed_while_its_claim_goes_back_is_closed_once(server: Server) -> None:
+    make(server, "queue", "deliver one", "ack next")
+
+    async def program(tree: RemoteTree, link: Link) -> None:
+        group, _ = await await_step(tree.lookup(ROOT, tree.root, "queue"))
+        stream, _ = await await_step(tree.lookup(ROOT, group, "s"))
+        kept = await await_step(tree.open(ROOT, stream, os.O_RDWR))
+        await await_step(kept.write(b"1"))
+        await await_step(tree.statfs())
+        before = fids_in_use(link)
+        file = await await_step(tree.open(ROOT, stream, os.O_RDWR))
+        assert await await_step(file.read(64)) == b"1"
+        file._give_back()  # as at the end of the process, which the kernel closes it for
+        file.close()
+        assert await await_step(kept.read(64)) == b"1"
+        await await_step(tree.statfs())
+        assert fids_in_use(link) == before
+
+    serve(server, program)
+
+
+def full(link: Link, left: int) -> None:
+    """Leave `left` tags of the connection."""
+    while len(link.machine._free_tags) + limits.TAGS - link.machine._next_tag > left:
+        link.machine._tag()
+
+
+def test_without_tags_all_fails_and_nothing_stays(server: Server) -> None:
+    make(server, "full", "replay all")
+
+    async def program(tree: RemoteTree, link: Link) -> None:
+        group, _ = await await_step(tree.lookup(ROOT, tree.root, "full"))
+        stream, _ = await await_step(tree.lookup(ROOT, group, "s"))
+        reader = await await_step(tree.open(ROOT, stream, os.O_RDONLY))
+        writer = await await_step(tree.open(ROOT, stream, os.O_WRONLY))
+        await await_step(tree.statfs())  # its answer: all others were before
+        full(link, 2)
+        lookup = tree.lookup(ROOT, group, "s")  # of three requests
+        with pytest.raises(OverLimit):
+            await await_step(lookup)
+        assert (tree.session.working, link.unanswered) == (0, 0)
+        assert reader.ahead is not None
+        reader.ahead.window = 3
+        with pytest.raises(OverLimit):
+            reader.read(64)
+        assert (reader.ahead.asked, len(reader.ahead.waiting)) == (0, 0)
+        reader.ahead.window = 1
+        waiting = reader.read(64)
+        await await_step(writer.write(b"1"))
+        assert await await_step(waiting) == b"1"
+
+    serve(server, program)
+
+
+def test_a_lost_connection_answers_all_though_one_fails(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    async def program(tree: RemoteTree, link: Link) -> None:
+        answers: list[Fcall | None] = []
+
+        def fail(reply: Fcall | None) -> None:
+            raise AssertionError("an answer that fails")
+
+        link.send([(Tclunk(0, 900), fail), (Tclunk(0, 901), answers.append)])
+        link.lose("the test ends it")
+        assert answers == [None]
+        assert "answer not handled" in caplog.text
+
+    serve(server, program)
+
+
+def test_lines_without_room_are_written_not_at_all(server: Server) -> None:
+    make(server, "lines", "replay all", "data line")
+
+    async def program(tree: RemoteTree, link: Link) -> None:
+        group, _ = await await_step(tree.lookup(ROOT, tree.root, "lines"))
+        stream, _ = await await_step(tree.lookup(ROOT, group, "s"))
+        file = await await_step(tree.open(ROOT, stream, os.O_WRONLY))
+        await await_step(file.write(b"a"))
+        tree.session.hold(WRITTEN_BYTES - 20)
+        with pytest.raises(OverLimit):
+            file.write(b"b\nc\nd\nfghijklmnopqrstuvw")
+        tree.session.hold(20 - WRITTEN_BYTES)
+        assert await await_step(file.write(b"b\nc\nd\nf")) == 7
+        tree.session.hold(WRITTEN_BYTES)  # nothing of it is held any more
+        tree.session.hold(-WRITTEN_BYTES)
+        file.close()
+
+    serve(server, program)
+    with connection.connect(server.address) as client, client.open("lines/.kept/s") as kept:
+        assert kept.receive() == b"ab\nc\nd\nf"
