@@ -161,13 +161,20 @@ class Claim(OfMessage):
         Raises:
             Stale: See `ack`.
         """
-        self._claims._command(self._file, f"touch {self.sequence}")
+        self._command("touch")
 
     def _settle(self, verb: str, more: str = "") -> None:
         if self.settled:
             raise Stale(f"cannot {verb} message {self.sequence}: the claim is settled")
-        self._claims._command(self._file, f"{verb} {self.sequence} {more}".rstrip())
+        self._command(verb, more)
         self._claims._settled(self)
+
+    def _command(self, verb: str, more: str = "") -> None:
+        try:
+            self._claims._command(self._file, f"{verb} {self.sequence} {more}".rstrip())
+        except Stale:
+            self._claims._open_claims.discard(self)
+            raise
 
     def __enter__(self) -> Claim:
         if self._claims.renew_s and self._renewing is None:
@@ -263,6 +270,7 @@ class Claims(Waiting[Claim]):
         if self._interrupt_requested:  # meanwhile
             file.interrupt()
         self._ready.clear()  # requeued by the loss of the file that claimed them
+        self._open_claims.clear()  # and so were these
 
     # ------------------------------------------------------------ commands
 
@@ -351,7 +359,7 @@ class Claims(Waiting[Claim]):
                     continue
                 self._open_claims.add(claim)
                 if claim.message.headers:
-                    claim.message = self._assemble(claim.message)
+                    self._assemble(claim)
                 return claim
         finally:
             self._turn.release()
@@ -398,17 +406,23 @@ class Claims(Waiting[Claim]):
             claim._found, claim._asked_at = found, asked_at
             self._ready.append(claim)
 
-    def _assemble(self, message: Message) -> Message:
-        """The message of a claim: a multipart body is claimed by its last part; read those before it."""
-        number, total = place_of(message)
+    def _assemble(self, claim: Claim) -> None:
+        """Read the parts of a multipart body, which is claimed by its last one. Where that fails no one gets the claim:
+        the delivery has failed."""
+        number, total = place_of(claim.message)
         if total < 2 or number != total:
-            return message
-        first = message.sequence - total + 1
+            return
+        first, until = claim.sequence - total + 1, str(claim.sequence)
         group = self._path.rpartition("/.consumers/")[0]
-        until = str(message.sequence)
-        with CursorSubscription(self._link, group, message.stream, start=str(first), until=until) as parts:
-            whole = next(parts, message)
-        return whole if whole.sequence == first else message
+        try:
+            with CursorSubscription(self._link, group, claim.stream, start=str(first), until=until) as parts:
+                whole = next(parts, claim.message)
+        except BaseException:
+            with suppress(MqfsError):
+                claim.nack()
+            raise
+        if whole.sequence == first:
+            claim.message = whole
 
     def _begin_read(self) -> None:
         self._has_begun = True

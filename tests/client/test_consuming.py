@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import threading
+import weakref
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+import mqfs
 from mqfs import Claim, Client, errors
 from mqfs.client import Group
 from tests.support.eventually import HANG_S
+from tests.support.server import Server
 
 
 def work(tree: Client, name: str, *ctl: str) -> Group:
@@ -251,3 +256,72 @@ def test_a_claim_is_void_once_its_handle_is_closed(tree: Client, name: str, verb
             pass
     assert [message.body for message in group.history(pattern="t")] == [b"x"]
     assert group.consumer("w").info().waiting == 2
+
+
+# ---------------------------------------------------------------- claims that are lost
+
+
+def is_stale(claim: Claim, verb: str) -> bool:
+    """What settling it raises. No traceback of that is kept, which would hold the claim."""
+    try:
+        if verb == "fail":
+            with claim:
+                raise ZeroDivisionError
+        getattr(claim, verb)()
+    except errors.Stale:
+        return True
+    except ZeroDivisionError as error:
+        return "nack of message" in error.__notes__[0]
+    return False
+
+
+@pytest.mark.parametrize("prefetch", [1, 8])
+@pytest.mark.parametrize("verb", ["ack", "nack", "release", "dead", "touch", "fail"])
+def test_a_lost_claim_is_not_held(tree: Client, name: str, verb: str, prefetch: int) -> None:
+    """A worker whose leases end would hold the bodies of all that it ever lost."""
+    group = work(tree, name)
+    group.publish("s", b"x")
+    with group.consume("c", prefetch=prefetch) as claims:
+        claim = claims.get(HANG_S)
+        lost = weakref.ref(claim)
+        group.consumer("c").seek(1)  # all claims are void
+        assert is_stale(claim, verb)
+        del claim
+        gc.collect()
+        assert lost() is None
+
+
+def test_a_claim_of_a_lost_connection_is_not_held(server: Server, name: str) -> None:
+    with server.connect(reconnect=HANG_S) as client:
+        group = client.group(name, create=True, ctl=["replay all", "retries 9"])
+        group.publish("s", b"x")
+        with group.consume("c") as claims:
+            lost = weakref.ref(claims.get(HANG_S))
+            gc.collect()
+            assert lost() is not None, "it is open"
+            server.kill()
+            server.start()
+            assert claims.get(HANG_S).deliveries == 2
+            gc.collect()
+            assert lost() is None
+
+
+def test_a_claim_whose_body_cannot_be_read_has_failed(tmp_path: Path) -> None:
+    """It is not in flight to a program that never got it."""
+    with mqfs.open(tmp_path / "store") as tree:
+        group = work(tree, "g", "retries 3")
+        group.publish("s", bytes(range(251)) * 12_000)
+        group.publish("s", b"next")
+        log = max((tmp_path / "store" / "buckets").glob("*/*/*.log"), key=lambda path: path.stat().st_size)
+        with log.open("r+b") as file:
+            file.seek(500_000)
+            file.write(b"damage")
+        held, failures = list[Claim](), 0
+        with group.consume("c") as claims:
+            while not held or held[-1].body != b"next":
+                try:
+                    held.append(claims.get(HANG_S))
+                except errors.DiskFailed:
+                    failures += 1
+                assert group.stats().consumers["c"].claimed == len(held)
+            assert 1 <= group.stats().consumers["c"].failed <= failures
