@@ -11,10 +11,11 @@ is a dead letter of the group: `mq redrive` brings it back.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dramatiq import Broker, Consumer, Message, MessageProxy, Middleware
@@ -147,7 +148,8 @@ class MqfsBroker(Broker):
             self.flush(queue_name)
 
     def join(self, queue_name: str, *, timeout: int | None = None) -> None:
-        """Wait until all messages of a queue are processed, delayed ones too.
+        """Wait until all messages of a queue are processed, and those of all queues of the group that are delayed: the
+        server counts these of the group alone.
 
         Args:
             queue_name: The queue.
@@ -174,11 +176,11 @@ class MqfsBroker(Broker):
 
 
 class MqfsMessage(MessageProxy):
-    """A message with its claim."""
+    """A message with its claim. `free`: of the consumer that claimed it, which may have been replaced since."""
 
-    def __init__(self, message: Message[Any], claim: Claim) -> None:
+    def __init__(self, message: Message[Any], claim: Claim, free: threading.Semaphore) -> None:
         super().__init__(message)
-        self.claim = claim
+        self.claim, self.free = claim, free
 
 
 class MqfsConsumer(Consumer):
@@ -189,40 +191,54 @@ class MqfsConsumer(Consumer):
         self._free = threading.Semaphore(prefetch)
 
     def ack(self, message: MessageProxy) -> None:
-        self._settle(message, "ack")
+        self._settle(message, Claim.ack)
 
     def nack(self, message: MessageProxy) -> None:
-        self._settle(message, "dead")
+        self._settle(message, lambda claim: claim._give_up("dead"))
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
         for message in messages:
-            self._settle(message, "release")
+            with contextlib.suppress(ConnectionClosed):  # `close` requeues it
+                self._settle(message, Claim.release)
 
-    def _settle(self, message: MessageProxy, verb: str) -> None:
+    def _settle(self, message: MessageProxy, how: Callable[[Claim], None]) -> None:
         assert isinstance(message, MqfsMessage)
         try:
-            getattr(message.claim, verb)()
+            how(message.claim)
         except (Disconnected, Stale) as error:  # the claim is void: nothing that dramatiq could try again
-            log.warning("%s of message %s failed, it is delivered again: %s", verb, message.message_id, error)
-        self._free.release()
+            log.warning("message %s was not settled, it is delivered again: %s", message.message_id, error)
+        except MqfsError as error:  # a full disk, say: dramatiq tries it again after this one alone
+            raise ConnectionClosed(str(error)) from error
+        message.free.release()
 
     def __next__(self) -> MqfsMessage | None:
         if not self._free.acquire(timeout=self._timeout_s):
             return None
+        message = None
+        try:
+            message = self._receive()
+        finally:
+            if message is None:
+                self._free.release()
+        return message
+
+    def _receive(self) -> MqfsMessage | None:
+        """A message; None: none came in time, or what came is none."""
         try:
             claim = self._claims.get(self._timeout_s)
         except TimeoutError:
-            self._free.release()
             return None
         except Disconnected as error:
             raise ConnectionClosed(str(error)) from error
         except EOFError:
             raise StopIteration from None
         try:
-            return MqfsMessage(Message.decode(claim.body), claim)
+            return MqfsMessage(Message.decode(claim.body), claim, self._free)
         except DecodeError as error:
-            claim.dead(f"not a message of dramatiq: {error}")
-            self._free.release()
+            try:
+                claim._give_up(f"not a message of dramatiq: {error}")
+            except MqfsError as other:
+                log.warning("message %d was not given up, it is delivered again: %s", claim.sequence, other)
             return None
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ from huey.storage import BaseStorage
 
 from mqfs.client import Claim, Claims, Client, Group, Message, connect
 from mqfs.client.large import PIECE_BYTES, place_of
-from mqfs.errors import Conflict, FellBehind, NotFound, Stale, TooLong
+from mqfs.errors import Conflict, FellBehind, MqfsError, NotFound, Stale, TooLong
 from mqfs.syntax.escape import stream_name
 from mqfs.syntax.quoting import quote_word
 
@@ -391,7 +391,10 @@ class MqfsHuey(Huey):  # type: ignore[misc]
         try:
             task = self.deserialize_task(claim.body)
         except Exception as error:
-            claim.dead(f"not a task of this program: {error!r}")
+            try:
+                claim._give_up(f"not a task of this program: {error!r}")
+            except MqfsError as other:
+                error.add_note(f"message {claim.sequence} is no dead letter: {other} (it is delivered again)")
             raise
         task.claim = claim
         return task

@@ -9,7 +9,8 @@ All is in three groups below the one that the URL names, `celery` where it names
 
     queues/QUEUE                a stream of work, `deliver one`: a delivery is a claim, which ends with the connection
     bindings/EXCHANGE KEY QUEUE a stream without messages for each binding
-    temporary/QUEUE             for each queue that is to end: its message has how many seconds without a consumer
+    temporary/QUEUE             for each queue that is to end: its message has how many seconds without a consumer, and
+                                whether it had one; if not, they count from that message on
 
 A task with an ETA lies in the server until then. A worker that is killed loses its claims at once, and others begin its
 tasks.
@@ -49,6 +50,7 @@ class Source:
     def __init__(self, claims: Claims, arrived: threading.Event) -> None:
         self.claims = claims
         self.is_ready = False  # `get` hardly waits
+        self.is_cancelled = False  # it is to be closed once what it delivered is settled
         self._is_armed, self._arrived = False, arrived
         self._again_at, self._again_s = inf, 0.0  # while the server is away: when to try to reach it, and for how long
 
@@ -97,20 +99,37 @@ class QoS(virtual.QoS):
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Requeueing counts as failed: what kills its worker each time becomes a dead letter."""
-        self._settle(delivery_tag, Claim.nack if requeue else lambda claim: claim.dead("rejected"))
+        self._settle(delivery_tag, Claim.nack if requeue else lambda claim: claim._give_up("rejected"))
 
     def _settle(self, delivery_tag: str, how: Callable[[Claim], None]) -> None:
+        """After other errors than those of a lost claim it is still to be settled."""
+        claim = self.channel.claims.get(delivery_tag)
         try:
-            if (claim := self.channel.claims.pop(delivery_tag, None)) is not None:
+            if claim is not None:
                 how(claim)
-        finally:
-            super().ack(delivery_tag)
-            self.channel.connection.arrived.set()  # a thread that waits may consume again
+        except (Stale, Disconnected):
+            self._forget(delivery_tag)
+            raise
+        self._forget(delivery_tag)
+
+    def _forget(self, delivery_tag: str) -> None:
+        super().ack(delivery_tag)
+        self.channel.forget(delivery_tag)
+        self.channel.connection.arrived.set()  # a thread that waits may consume again
 
     def restore_unacked(self) -> list[Any]:
+        """Raises, once all were tried, why one was not restored."""
+        failures = []
         for delivery_tag in list(self.channel.claims):
-            self._settle(delivery_tag, Claim.release)
+            try:
+                self._settle(delivery_tag, Claim.release)
+            except Stale:
+                pass  # it is requeued
+            except MqfsError as error:
+                failures.append(error)
         self._flush()
+        if failures:
+            raise failures[0]
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
@@ -128,6 +147,7 @@ class Channel(virtual.Channel):
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         self.claims: dict[str, Claim] = {}  # of what was delivered, by delivery tag
         self._sources: dict[str, Source] = {}
+        self._ending = threading.Lock()  # of sources
         self._without_ack: set[str] = set()
         self._turn = 0  # so that no queue waits for another
         super().__init__(connection, **kwargs)
@@ -165,21 +185,35 @@ class Channel(virtual.Channel):
         self.connection.queues.create(queue)
         expires_ms = (kwargs.get("arguments") or {}).get("x-expires")
         if expires_ms or kwargs.get("auto_delete"):
-            row = json.dumps({"expires_s": expires_ms / 1000 if expires_ms else TEMPORARY_S})
-            self.connection.temporary.publish(queue, row)
+            self._note_use(queue, expires_ms / 1000 if expires_ms else TEMPORARY_S, False)
             self._remove_expired(queue)
 
+    def _note_use(self, queue: str, expires_s: float, is_used: bool) -> None:
+        """Say of a queue that is to end that it has a consumer, or has none from now on."""
+        self.connection.temporary.publish(queue, json.dumps({"expires_s": expires_s, "used": is_used}))
+
+    def _note_consumer(self, queue: str) -> None:
+        """Say that a queue has a consumer, if it is to end."""
+        temporary = self.connection.temporary
+        if temporary._link.look_up([f"{temporary.path}/{stream_name(queue)}"])()[0]:
+            rows = [message.json() for message in temporary.history(pattern=queue) if message.topic == queue]
+            if rows and not rows[-1].get("used"):
+                self._note_use(queue, rows[-1]["expires_s"], True)
+
     def _remove_expired(self, new: str = "") -> None:
-        """Remove the queues without a consumer whose time has passed, but not a `new` one."""
+        """Remove the queues without a consumer whose time has passed, but not a `new` one. The end of a consumer is
+        seen here: that of a program which was killed, too."""
         self.connection.look_at = time.monotonic() + TEMPORARY_S
         self.connection.temporary.publish("", json.dumps({"expires_s": 0}))  # its time is now, by the server's clock
-        rows = {m.topic: (m.time_ns, m.json()["expires_s"]) for m in self.connection.temporary.history()}
+        rows = {message.topic: (message.time_ns, message.json()) for message in self.connection.temporary.history()}
         (now_ns, _), present = rows.pop(""), self.connection.queues.stats().streams
         rows.pop(new, None)
-        for queue, (made_ns, expires_s) in rows.items():
+        for queue, (since_ns, row) in rows.items():
             stats = present.get(stream_name(queue))
             is_used = stats is not None and stats.consumer is not None and stats.consumer.handles > 0
-            if not is_used and now_ns - made_ns > expires_s * 1e9:
+            if is_used != row.get("used", False):
+                self._note_use(queue, row["expires_s"], is_used)
+            elif not is_used and now_ns - since_ns > row["expires_s"] * 1e9:
                 self._delete(queue)
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
@@ -243,18 +277,38 @@ class Channel(virtual.Channel):
         if source is None:
             claims = self.connection.queues.take(queue)
             source = self._sources[queue] = Source(claims, self.connection.arrived)
+            self._note_consumer(queue)
         return source
 
     def basic_consume(self, queue: str, no_ack: bool, *args: Any, **kwargs: Any) -> None:
         super().basic_consume(queue, no_ack, *args, **kwargs)
         (self._without_ack.add if no_ack else self._without_ack.discard)(queue)
-        self._source(queue)  # from now on the queue is in use
+        with self._ending:
+            self._source(queue).is_cancelled = False  # from now on the queue is in use
 
     def basic_cancel(self, consumer_tag: str) -> None:
         queue = self._tag_to_queue.get(consumer_tag)
         super().basic_cancel(consumer_tag)
-        if queue in self._sources:
-            self._sources[queue].give_back()
+        if queue is not None and (source := self._sources.get(queue)) is not None:
+            source.give_back()
+            source.is_cancelled = queue not in self._active_queues
+            self._end_cancelled()
+
+    def forget(self, delivery_tag: str) -> None:
+        """A message is settled."""
+        self.claims.pop(delivery_tag, None)
+        self._end_cancelled()
+
+    def _end_cancelled(self) -> None:
+        """Close what no tag consumes any more, once all that it delivered is settled: a queue that is to end, ends."""
+        with self._ending:
+            cancelled = {source.claims: queue for queue, source in self._sources.items() if source.is_cancelled}
+            if cancelled:
+                for claim in [*self.claims.values()]:
+                    cancelled.pop(claim._claims, None)
+            ended = [self._sources.pop(queue) for queue in cancelled.values()]
+        for source in ended:
+            source.claims.close()
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         message = super().basic_get(queue, no_ack, **kwargs)
@@ -270,7 +324,7 @@ class Channel(virtual.Channel):
                 if (payload.get("headers") or {}).get("eta"):
                     payload["headers"]["eta"] = None  # is past; a worker would give it to its timer, which may take 1 s
             except (ValueError, KeyError, TypeError) as error:
-                claim.dead(f"not a message of kombu: {error!r}")
+                claim._give_up(f"not a message of kombu: {error!r}")
                 continue
             self.claims[tag] = claim
             return payload

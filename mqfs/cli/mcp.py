@@ -20,7 +20,18 @@ import click
 
 from mqfs.client import Message, aio
 from mqfs.client.aio import AsyncClaim, AsyncClaims, AsyncGroup
-from mqfs.errors import NOT_INSTALLED, BadConfig, BadName, BadRequest, MqfsError, NotFound, OverLimit, TooLong
+from mqfs.errors import (
+    NOT_INSTALLED,
+    BadConfig,
+    BadName,
+    BadRequest,
+    Disconnected,
+    MqfsError,
+    NotFound,
+    OverLimit,
+    Stale,
+    TooLong,
+)
 from mqfs.model import NEVER
 from mqfs.syntax.escape import stream_name
 
@@ -157,14 +168,13 @@ class Desk:
         return "dead letter"
 
     async def _settle(self, name: str, how: Callable[[AsyncClaim], Awaitable[None]]) -> None:
-        """Settle a claim; after a wrong argument it is still held."""
-        claim = self._claim(name)
-        del self._claims[name]
+        """Settle a claim. After other errors than those of a lost one it is still held."""
         try:
-            await how(claim)
-        except BadRequest:
-            self._claims[name] = claim
+            await how(self._claim(name))
+        except (Stale, Disconnected):
+            self._claims.pop(name, None)
             raise
+        self._claims.pop(name, None)
 
     def _claim(self, name: str) -> AsyncClaim:
         if name not in self._claims:

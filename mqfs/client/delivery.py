@@ -5,6 +5,7 @@ A `Claims` holds its `.consumers/NAME` open. The tree chooses the next message a
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -24,6 +25,8 @@ from mqfs.errors import Denied, Disconnected, Exists, Interrupted, MqfsError, No
 from mqfs.records import headers
 from mqfs.syntax.duration import format_duration
 from mqfs.syntax.quoting import command_lines, quote_word
+
+log = logging.getLogger("mqfs.client")
 
 REASON_CHARACTERS = 500
 _AT_ONCE = 1_024  # claims of one command, which is at most 64 KiB
@@ -154,6 +157,17 @@ class Claim(OfMessage):
             Stale: See `ack`.
         """
         self._settle("dead", quote_word(" ".join(reason.split())[:REASON_CHARACTERS]) if reason.strip() else "")
+
+    def _give_up(self, reason: str) -> None:
+        """Make it a dead letter; requeue it as failed where that is refused, as by a full log: a library of jobs calls
+        no more for it. Raises Stale, Disconnected, and why it was not requeued."""
+        try:
+            self.dead(reason)
+        except (Stale, Disconnected):
+            raise
+        except MqfsError as error:
+            log.warning("message %d of %s: requeued, not a dead letter: %s", self.sequence, self.stream, error)
+            self.nack()
 
     def touch(self) -> None:
         """Renew the lease.

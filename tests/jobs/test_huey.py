@@ -18,6 +18,7 @@ import mqfs
 from mqfs.huey import MqfsHuey, MqfsStorage
 from mqfs.ninep.client.machine import ClientMachine
 from tests.support.eventually import HANG_S, eventually
+from tests.support.full_log import FILLER, FULL, fill_log
 from tests.support.server import Server, short_folder
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -123,6 +124,24 @@ def test_what_a_worker_has_is_requeued_when_it_ends(make: Make) -> None:
     first.storage.close()
     task = taken(second)
     assert (second.execute(task), second.dequeue(), len(first)) == (1, None, 0)
+
+
+def test_what_is_no_task_and_cannot_be_a_dead_letter_comes_again(make: Make, server: Server, name: str) -> None:
+    """Its own error is raised, not that of the refusal."""
+    with server.connect() as client:
+        ctl = ["deliver one", "replay off", *FULL, "backoff 1ms 1ms", "retries 0"]
+        group = client.group(f"{name}/tasks", create=True, ctl=ctl)
+        huey = make()
+        huey.task(name="note")(lambda n: n)
+        group.publish("queue", b"garbage")
+        fill_log(group)
+        for _ in range(2):
+            with pytest.raises(Exception, match=r"pickl|load"):
+                huey.dequeue()
+        group.purge(FILLER)
+        with pytest.raises(Exception, match=r"pickl|load"):
+            huey.dequeue()
+        assert (group.stats().dead_letters, group.stats().streams["queue"].consumer.claimed) == (1, 0)
 
 
 def test_a_task_is_scheduled_once(make: Make) -> None:

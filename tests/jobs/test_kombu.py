@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import warnings
@@ -15,6 +16,9 @@ from kombu.transport.virtual import UndeliverableWarning
 
 import mqfs
 import mqfs.kombu
+from mqfs.client.types import File
+from tests.support.eventually import eventually
+from tests.support.full_log import FILLER, FULL, fill_log
 from tests.support.server import Server, short_folder
 
 pytestmark = pytest.mark.process
@@ -336,3 +340,162 @@ def test_urls() -> None:
         Connection("mqfs://there/jobs").connect()
     with Connection("mqfs://127.0.0.1:1/jobs") as connection, pytest.raises(connection.connection_errors):
         connection.transport.establish_connection()
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def test_a_rejected_message_that_cannot_be_a_dead_letter_comes_again(
+    connect: Connect, server: Server, name: str
+) -> None:
+    """It takes no place of those that `prefetch_count` allows."""
+    bodies = list[Any]()
+    with server.connect() as client:
+        ctl = [*mqfs.kombu._QUEUES, *FULL, "backoff 1ms 1ms", "retries 0"]
+        group = client.group(f"{name}/queues", create=True, ctl=ctl, escape=True)
+        connection = connect()
+        queue = Queue("q")(connection.channel())
+        queue.declare()
+        Producer(connection).publish(1, routing_key="q")
+        fill_log(group)
+
+        def work(body: Any, message: Any) -> None:
+            bodies.append(body)
+            message.reject()
+
+        with Consumer(connection, [queue], callbacks=[work], prefetch_count=1):
+            drain(connection, 3, bodies)
+            group.purge(FILLER)
+            drain(connection, 4, bodies)
+        assert group.stats().dead_letters == 1
+
+
+class Refusing:
+    """Handles of a channel whose commands a full disk refuses, as long as it is so."""
+
+    def __init__(self, channel: Any, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+        """`lines`: beginnings of those that are refused."""
+        self.is_full = True
+        for source in channel._sources.values():
+            monkeypatch.setattr(source.claims, "_command", self._through(source.claims._command, lines))
+
+    def _through(self, command: Callable[[File, str], None], lines: tuple[str, ...]) -> Callable[[File, str], None]:
+        def through(file: File, line: str) -> None:
+            if self.is_full and line.startswith(lines):
+                raise mqfs.DiskFull("no room")
+            command(file, line)
+
+        return through
+
+
+@pytest.mark.parametrize("verb", ["ack", "reject", "requeue"])
+def test_what_a_full_disk_refuses_can_be_tried_again(
+    connect: Connect, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = connect()
+    queue = Queue("q")(connection.channel())
+    queue.declare()
+    Producer(connection).publish(1, routing_key="q")
+    message = queue.get()
+    disk = Refusing(message.channel, monkeypatch, "ack", "nack", "dead", "release")
+    with pytest.raises(mqfs.DiskFull):
+        getattr(message, verb)()
+    disk.is_full = False
+    getattr(message, verb)()
+    assert not message.channel.claims
+    if verb == "requeue":
+        assert eventually(lambda: got(queue)) == [1]
+    assert got(queue) == []
+
+
+def test_one_message_that_is_not_restored_holds_no_other_back(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = connect()
+    queue = Queue("q")(connection.channel())
+    queue.declare()
+    for number in range(3):
+        Producer(connection).publish(number, routing_key="q")
+    messages = [queue.get() for _ in range(3)]
+    channel = messages[0].channel
+    disk = Refusing(channel, monkeypatch, f"release {channel.claims[messages[0].delivery_tag].sequence}")
+    with pytest.raises(mqfs.DiskFull):
+        channel.basic_recover(requeue=True)
+    assert [*channel.claims] == [messages[0].delivery_tag]
+    disk.is_full = False
+    channel.basic_recover(requeue=True)
+    assert got(queue) == [0, 1, 2]
+
+
+# ---------------------------------------------------------------- consumers that end
+
+
+def handles(server: Server, name: str, queue: str) -> int:
+    with server.connect() as client:
+        consumer = client.group(f"{name}/queues", escape=True).stats().streams[queue].consumer
+    return 0 if consumer is None else consumer.handles
+
+
+def test_a_consumer_that_is_cancelled_uses_its_queue_no_more(connect: Connect, server: Server, name: str) -> None:
+    """Once what it has is acknowledged, which may be afterwards."""
+    connection, messages = connect(), list[Any]()
+    channel = connection.channel()
+    queue = Queue("q")(channel)
+    queue.declare()
+    for number in range(3):
+        Producer(connection).publish(number, routing_key="q")
+    callbacks = [lambda body, message: messages.append(message)]
+    with Consumer(channel, queue, callbacks=callbacks, prefetch_count=2):
+        drain(connection, 2, messages)
+    messages[0].ack()
+    assert handles(server, name, "q") == 1, "a message is not settled"
+    messages[1].ack()
+    eventually(lambda: handles(server, name, "q") == 0)
+    assert got(queue) == [2]
+
+
+def test_a_queue_is_used_as_long_as_one_tag_consumes_it(connect: Connect, server: Server, name: str) -> None:
+    channel = connect().channel()
+    queue = Queue("q")(channel)
+    one, other = Consumer(channel, queue), Consumer(channel, queue)
+    one.consume()
+    other.consume()
+    one.cancel()
+    assert handles(server, name, "q") == 1
+    other.cancel()
+    eventually(lambda: handles(server, name, "q") == 0)
+
+
+def test_a_channel_over_many_queues_one_after_another_holds_none(connect: Connect) -> None:
+    connection = connect()
+    channel = connection.channel()
+    for number in range(5):
+        queue = Queue(f"reply-{number}", auto_delete=True)(channel)
+        queue.declare()
+        with Consumer(channel, queue):
+            pass
+    assert channel._sources == {}
+
+
+def test_the_time_of_a_queue_counts_from_its_last_use(connect: Connect, server: Server, name: str) -> None:
+    """Not from its declaration: it has long passed when a consumer of a queue in use connects again."""
+    connection, other = connect(), connect()
+    queue = Queue("q", expires=3_600)(connection.channel())
+    queue.declare()
+
+    def look() -> list[str]:
+        Queue("look", auto_delete=True)(other.channel()).declare()
+        with server.connect() as client:
+            return client.group(f"{name}/queues").streams()
+
+    consumer = Consumer(connection, [queue])
+    consumer.consume()
+    with server.connect() as client:  # its time is past at once
+        rows = client.group(f"{name}/temporary")
+        [row] = rows.history(pattern="q")
+        rows.publish("q", json.dumps({**row.json(), "expires_s": -1}))
+    assert look() == ["look", "q"], "it is used"
+    connection.release()
+    eventually(lambda: handles(server, name, "q") == 0)
+    assert look() == ["look", "q"], "it was used until now"
+    assert look() == ["look"]

@@ -16,6 +16,7 @@ from mcp import Client, StdioServerParameters
 
 from mqfs.cli import mcp
 from tests.support import ROOT
+from tests.support.full_log import FILLER, FULL, fill_log
 from tests.support.server import Server, environment, short_folder
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -77,6 +78,26 @@ def test_agents_work(server: Server) -> None:
             assert [m["body"] for m in json.loads(resource.contents[0].text)] == ["bad"]
 
     anyio.run(work)
+
+
+def test_a_claim_that_cannot_be_a_dead_letter_is_still_held(server: Server) -> None:
+    with server.connect() as client:
+        group = client.group("full", create=True, ctl=["replay all", *FULL, "backoff 1ms 1ms"])
+
+        async def work() -> None:
+            async with agent(server, "full") as one:
+                await one("send", stream="s", body="x")
+                claim = (await one("wait", stream="s"))["claim"]
+                fill_log(group)
+                with pytest.raises(ValueError, match="not moved to the dead letters"):
+                    await one("dead", claim=claim, reason="bad")
+                await one("nack", claim=claim)
+                assert (await one("wait", stream="s"))["deliveries"] == 2
+                group.remove(FILLER)
+                await one("dead", claim=claim, reason="bad")
+                assert await one("wait", stream="s", seconds=0) is None
+
+        anyio.run(work)
 
 
 def test_a_waiting_agent_is_woken_and_an_ended_one_loses_its_claims(server: Server) -> None:
