@@ -13,6 +13,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from itertools import islice
 from typing import Literal, TypeAlias
 
 from mqfs.client.delivery import Claim, Claims
@@ -195,17 +196,19 @@ class Listener:
     # ------------------------------------------------------------ messages
 
     def wants(self, message: Message) -> bool:
-        """Whether its filters pass a message that no other listener of the handler got."""
-        if self._filters and not all(passes(message) for passes in self._filters):
-            return False
+        """Whether its filters pass a message."""
+        return not self._filters or all(passes(message) for passes in self._filters)
+
+    def _is_first(self, message: Message) -> bool:
+        """Whether no other listener of the handler got a message: this one is about to."""
         return self._deduplication is None or self._deduplication.is_first(message)
 
     def begin(self, start: int) -> None:
         """Call the handler with the messages from that sequence on, those that wait already too."""
         with self._shared.changed:
-            early = [message for message in self._waiting or () if message.sequence >= start]
+            mine = (m for m in self._waiting or () if m.sequence >= start and self._is_first(m))
+            early = list(islice(mine, 1 if self._once else None))
             if self._once and early:
-                early = early[:1]
                 self.close()
             self._start, self._waiting = start, deque(early) if early else None
             for _ in range(min(len(early), self._concurrency)):
@@ -216,10 +219,12 @@ class Listener:
         with self._shared.changed:
             if self.closed or message.sequence < self._start:
                 return True
+            if self._waiting is not None and len(self._waiting) >= QUEUED:
+                return False
+            if self._start >= 0 and not self._is_first(message):  # before `begin` it may fail, and get none
+                return True
             if self._waiting is None:
                 self._waiting = deque()
-            if len(self._waiting) >= QUEUED:
-                return False
             self._waiting.append(message)
             if self._start >= 0:
                 if self._running < self._concurrency:

@@ -278,7 +278,11 @@ class Registry:
                 Taking(self.shared, new, single, concurrency)
             else:
                 self._share(same, new)
-                self._start(new, existing)
+                try:
+                    self._start(new, existing)
+                except BaseException:
+                    new.unsubscribe(wait=False)
+                    raise
             with self.shared.changed:
                 if not new.closed:
                     self._by_handler[_key(handler)] = (*self._by_handler.get(_key(handler), ()), new)

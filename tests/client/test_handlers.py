@@ -6,7 +6,7 @@ import queue
 import threading
 import tracemalloc
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import anyio
 import pytest
@@ -16,9 +16,11 @@ from mqfs import Client, Message
 from mqfs.client import Group, Registration
 from mqfs.client.callbacks import QUEUED
 from mqfs.client.dispatching import COVERED
+from mqfs.client.types import File
 from tests.client.opening import Opening
 from tests.support.calls import calls_once
-from tests.support.eventually import HANG_S
+from tests.support.eventually import HANG_S, eventually, patient
+from tests.support.server import Server
 
 MANY = 10_000
 HANDLER_BYTES = 2_048
@@ -109,6 +111,73 @@ def test_a_slow_handler_stops_no_other_and_loses_nothing(tree: Client, name: str
     assert quick.bodies(count) == wanted
     gate.set()
     assert slow.bodies(count) == wanted
+
+
+def test_a_slow_handler_with_two_registrations_loses_nothing(tree: Client, name: str) -> None:
+    """What the full queue of one refuses is not one that it got."""
+    group = kept(tree, name)
+    gate, slow, quick = threading.Event(), Collector(), Collector()
+
+    def wait(message: Message) -> None:
+        assert gate.wait(HANG_S)
+        slow(message)
+
+    for pattern in ("s", "#"):
+        group.on(pattern, wait)
+    group.on("s", quick)
+    count = 3 * QUEUED
+    group.publish_many(("s", str(number)) for number in range(count))
+    assert len(quick.bodies(count)) == count
+    gate.set()
+    got = [slow.got.get(timeout=patient(60)).body for _ in range(count)]
+    assert sorted(map(int, got)) == [*range(count)]
+
+
+class LostCursor:
+    """A cursor whose server is killed before the second command of a registration."""
+
+    def __init__(self, file: File, kill: Callable[[], None]) -> None:
+        self._file, self._kill, self._asked = file, kill, 0
+
+    def ask(self, data: bytes) -> bytes:
+        self._asked += 1
+        if self._asked == 2:
+            self._kill()
+        return self._file.ask(data)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("patterns", [(), ("a.*",), ("#",), ("a.*", "#")])
+def test_a_registration_that_fails_leaves_nothing(
+    server: Server, patterns: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no part in the messages of the handler's other registrations, and no thread."""
+    with server.connect(reconnect=HANG_S) as client:
+        group, handler = client.group("g", create=True, ctl=["replay all"]), Collector()
+        for pattern in patterns:
+            group.on(pattern, handler)
+        before, cursor = set(threading.enumerate()), group._origin.cursor
+
+        def kill() -> None:
+            server.kill()
+            server.start()
+
+        with monkeypatch.context() as lost:
+            lost.setattr(group._origin, "cursor", lambda: LostCursor(cursor(), kill))
+            with pytest.raises(mqfs.Disconnected):
+                group.on("a.b", handler)
+        for first in range(0, QUEUED + 200, 100):
+            group.publish_many(("a.b", str(number)) for number in range(first, first + 100))
+            if patterns:
+                got = [handler.got.get(timeout=patient(60)).body for _ in range(100)]
+                assert got == [str(number).encode() for number in range(first, first + 100)]
+        names = {"mqfs-dispatcher", "mqfs-listener"}
+        eventually(lambda: not [t for t in threading.enumerate() if t not in before and t.name in names])
+        assert handler.got.empty()
+        assert group.unsubscribe(handler=handler) == len(patterns)
 
 
 def test_handlers_come_and_go(tree: Client, name: str) -> None:
