@@ -248,20 +248,22 @@ class Publisher:
         known: bool = False,
     ) -> tuple[int, Callable[[], None] | None]:
         """Publish without the files: how many messages, and a function that waits for the commit of all so far."""
+        first = 0
         try:
             try:
                 done, later = direct.publish_many(messages, known=known)
-            except NotFound:
+            except NotFound as error:
                 if not create or known:  # the group is gone
                     raise
-                for stream in dict.fromkeys(stream for stream, _ in messages):
+                first = getattr(error, "published", 0)  # a stream was removed after these
+                for stream in dict.fromkeys(stream for stream, _ in messages[first:]):
                     self.make(stream)
-                done, later = direct.publish_many(messages)
+                done, later = direct.publish_many(messages[first:])
         except MqfsError as error:
-            done = before + getattr(error, "published", 0)
+            done = before + first + getattr(error, "published", 0)
             error.add_note(f"publish_many failed at message {done}; those before it are published")
             raise
-        return done, later or wait
+        return first + done, later or wait
 
     def _write(self, batch: list[Outgoing], create: bool, before: int) -> int:
         files: dict[str | None, File] = {}

@@ -152,8 +152,8 @@ class Direct(Protocol):
 
     def publish_many(self, messages: Sequence[object], *, known: bool = False) -> tuple[int, Callable[[], None] | None]:
         """Publish pairs of a stream and bytes in order: how many, the rest being left to the files, and a function that
-        waits for their commit. NotFound has published none; other errors carry the number as `published`. `known`: none
-        where some are no such pairs, or of a stream that it has not published to yet."""
+        waits for their commit. Errors carry the number as `published`: of NotFound, too, where a stream was removed
+        meanwhile. `known`: none where some are no such pairs, or of a stream that it has not published to yet."""
         ...
 
     def end(self) -> int:

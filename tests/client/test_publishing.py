@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
-from mqfs import Client, Message, Outgoing, errors
+from mqfs import Client, Message, Outgoing, errors, ring
 from mqfs.client import Group
+from mqfs.client.transport.ring import RingGroup
+from mqfs.client.transport.ring_attachment import Attached
 from tests.support.eventually import HANG_S, eventually, patient
+from tests.support.server import Server
 
 LARGEST = 1_044_480
 
@@ -282,3 +287,41 @@ def test_stretches_of_the_past(tree: Client, name: str) -> None:
     with pytest.raises(errors.BadRequest):
         got(1, since=0.0)
     assert [m.body for m in group.history(first, first)] == [b"0"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("create", [True, False])
+def test_a_stream_that_is_removed_under_a_batch_repeats_nothing(
+    shared: Server, name: str, create: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That ends the generation of the ring, in which the first messages are."""
+    if ring.MISSING:
+        pytest.skip(ring.MISSING)
+    with shared.connect(transport="ring") as client, shared.connect(transport="9p") as other:
+        group = kept(client, name)
+        group.publish_many([("s", "before"), ("t", "before")])
+        publish_all, removed = RingGroup._publish_all, []
+
+        def interrupted(self: RingGroup, at: Attached, messages: Sequence[Any], known: bool) -> int | None:
+            if removed or known:  # text is not bytes: that leaves it to the second attempt
+                return publish_all(self, at, messages, known)
+            publish_all(self, at, messages[:50], known)
+            other.group(name).remove("t")
+            removed.append("t")
+            try:
+                return publish_all(self, at, messages[50:], known)
+            except errors.MqfsError as error:
+                error.published = 50 + getattr(error, "published", 0)  # type: ignore[attr-defined]
+                raise
+
+        monkeypatch.setattr(RingGroup, "_publish_all", interrupted)
+        batch = [("s" if number < 50 else "t", str(number)) for number in range(100)]
+        if create:
+            assert group.publish_many(batch) == 100
+        else:
+            with pytest.raises(errors.NotFound) as raised:
+                group.publish_many(batch, create=False)
+            assert "failed at message 50" in raised.value.__notes__[0]
+        numbers = [str(number).encode() for number in range(100 if create else 50)]
+        assert bodies(group, "s") == [b"before", *numbers[:50]]
+        assert bodies(group) == [b"before", *numbers]
