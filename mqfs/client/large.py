@@ -11,6 +11,7 @@ import json
 import secrets
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import IO, Any
@@ -178,8 +179,10 @@ class StagedUploads:
         self._link, self._path = link, path
         self._turn = threading.Lock()  # numbers are committed in their order
         self._producer, self._number = f"library-{secrets.token_hex(8)}", 0
+        self.dropped: deque[str] = deque()  # parts of writers that were collected, to be aborted with the next call
 
     def part(self, name: str) -> None:
+        self._abort_dropped()
         self._link.mkdir(f"{self._path}/.txn/{name}")
 
     def open(self, part: str) -> File:
@@ -200,12 +203,25 @@ class StagedUploads:
 
     def abort(self, *parts: str) -> None:
         """Drop parts, where they exist."""
-        for part in parts:
-            with suppress(MqfsError):
-                self._command(f"abort {part}")
+        self.dropped.extend(parts)
+        self._abort_dropped()
+
+    def _abort_dropped(self) -> None:
+        """Where the server is away, the next call does it."""
+        with suppress(IndexError):
+            while True:
+                part = self.dropped.popleft()
+                try:
+                    self._command(f"abort {part}")
+                except NotFound:
+                    pass
+                except MqfsError:
+                    self.dropped.append(part)
+                    return
 
     def close(self) -> None:
         """Remove this producer from the server: no commit is repeated from now on."""
+        self._abort_dropped()
         with self._turn:
             if self._number:
                 with suppress(MqfsError):
@@ -244,6 +260,7 @@ class BodyWriter(io.RawIOBase):
         self._count = 0  # parts before the buffer
         token = secrets.token_hex(8)
         self._head, self._rest = f"{token}-1", f"{token}-2"
+        self._staged: list[str] = []  # parts that the server has
         self._file: File | None = None
 
     def __repr__(self) -> str:
@@ -294,9 +311,13 @@ class BodyWriter(io.RawIOBase):
             self._first = piece
             return
         if self._file is None:
-            self._units.part(self._rest)
-            self._file = self._units.open(self._rest)
+            self._file = self._open_part(self._rest)
         self._put(self._file, piece, f"{self._count}/{self._count}" if last else str(self._count))
+
+    def _open_part(self, name: str) -> File:
+        self._staged.append(name)
+        self._units.part(name)
+        return self._units.open(name)
 
     def _put(self, file: File, piece: bytes, place: str) -> None:
         data = self._request(piece, place)
@@ -340,8 +361,7 @@ class BodyWriter(io.RawIOBase):
         self._stage(last=True)
         assert self._file is not None
         self._file.close()
-        self._units.part(self._head)
-        file = self._units.open(self._head)
+        file = self._open_part(self._head)
         try:
             self._put(file, self._first, f"1/{self._count}")
         finally:
@@ -359,7 +379,7 @@ class BodyWriter(io.RawIOBase):
         if self._file is not None:
             with suppress(MqfsError):
                 self._file.close()
-            self._units.abort(self._rest, self._head)
+        self._units.abort(*self._staged)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is None:
@@ -368,9 +388,10 @@ class BodyWriter(io.RawIOBase):
             self.abort()
 
     def __del__(self) -> None:
-        """Drop a body that was not closed."""
-        with suppress(Exception):
-            self.abort()
+        """Drop a body that was not closed: soon. Any thread may collect it, with the locks of its client held."""
+        with suppress(AttributeError):  # it was not made
+            if not self.closed:
+                self._units.dropped.extend(self._staged)
 
 
 def is_long(body: Any) -> bool:

@@ -10,6 +10,7 @@ import random
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,8 @@ import mqfs
 from mqfs import Client, errors
 from mqfs.client import Group, large
 from mqfs.client.large import LargeMessage, StagedUploads
-from tests.support.eventually import HANG_S, eventually
+from mqfs.client.types import File
+from tests.support.eventually import HANG_S, eventually, patient
 from tests.support.server import Server
 
 LARGEST = 1_044_480
@@ -162,6 +164,53 @@ def test_a_writer_that_is_forgotten_publishes_nothing(tree: Client, name: str, s
     del file
     gc.collect()
     assert list(group.history()) == []
+    group.publish("s", bytes(size))
+    group.publish("s", bytes(3_000_000))
+    assert group._link.names(f"{group.path}/.txn") == ["ctl"]
+    assert [message.size for message in group.history()] == [size, 3_000_000]
+
+
+def test_a_writer_may_be_collected_while_its_client_is_busy(tree: Client, name: str) -> None:
+    """By any thread, with the lock held that a call to the server takes."""
+    group, collected = kept(tree, name), threading.Event()
+    files = [group.writer("s")]
+    files[0].write(bytes(3_000_000))
+    link: Any = group._link
+
+    def collect() -> None:
+        with link.lock if hasattr(link, "lock") else link.connection()._lock:
+            files.clear()
+            gc.collect()
+        collected.set()
+
+    threading.Thread(target=collect, daemon=True).start()
+    assert collected.wait(patient(60)), "it waits for the lock"
+    group.close()
+    assert group._link.names(f"{group.path}/.txn") == ["ctl"]
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_a_part_that_cannot_be_opened_is_dropped(
+    tree: Client, name: str, head: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where too many files are open. `head`: the part that is opened last."""
+    group, opened = kept(tree, name), list[str]()
+    link: Any = group._link
+    open_file = link.open
+
+    def refused(path: str, mode: str) -> File:
+        if path.endswith("/.put") and "/.txn/" in path:
+            opened.append(path)
+            if len(opened) == 1 + head:
+                raise errors.OverLimit("too many open files")
+        file: File = open_file(path, mode)
+        return file
+
+    with monkeypatch.context() as full:
+        full.setattr(link, "open", refused)
+        with pytest.raises(errors.OverLimit):
+            group.publish("s", bytes(3_000_000))
+    assert len(opened) == 1 + head
     assert group._link.names(f"{group.path}/.txn") == ["ctl"]
 
 
