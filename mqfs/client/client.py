@@ -191,12 +191,12 @@ class Client:
             for stream in group.streams():
                 with suppress(NotFound):
                     group.remove(stream)
+        self._link.remove(path)
         with self._lock:
             groups = [self._groups.pop((path, escape), None) for escape in (False, True)]
         for known in groups:
             if known is not None:
                 known.close()
-        self._link.remove(path)
 
     def close(self) -> None:
         """End the handlers, and close the connection or the store."""

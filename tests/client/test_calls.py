@@ -274,6 +274,28 @@ def test_a_group_is_removed_with_all_that_is_in_it(tree: Client, name: str) -> N
         tree.group(name)
 
 
+@pytest.mark.parametrize(("line", "error"), [("replay all", errors.NotEmpty), ("protect on", errors.NotPermitted)])
+def test_a_group_that_is_not_removed_is_as_before(
+    tree: Client, name: str, line: str, error: type[errors.MqfsError]
+) -> None:
+    """Its handlers are called, and those of one that is removed end."""
+    group, got = tree.group(name, create=True, ctl=[line]), queue.SimpleQueue[bytes]()
+    if error is errors.NotEmpty:
+        group.create("s")
+    registration = group.on("#", lambda message: got.put(message.body))
+    with pytest.raises(error):
+        tree.remove_group(name)
+    assert tree.group(name) is group
+    assert registration.active
+    group.publish("s", b"x")
+    assert got.get(timeout=HANG_S) == b"x"
+    group.ctl("protect off")
+    group.remove("s")
+    tree.remove_group(name)
+    registration.join(HANG_S)
+    assert not registration.active
+
+
 def test_a_worker_reports_errors(tree: Client, name: str) -> None:
     group = tree.group(name, create=True, settings=Settings(replay="all", retries=1))
     group.publish("s", b"x")
