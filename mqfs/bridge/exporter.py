@@ -174,7 +174,7 @@ class SinglesExporter:
         return sum(map(self._drain, streams)) > 0
 
     def _drain(self, stream: str) -> bool:
-        """Export what waits in a stream, at most SINGLES; whether there was anything."""
+        """Export what waits in a stream, at most SINGLES of the group's own; whether there was anything."""
         try:
             with self._link.repeat(lambda: self._link.group.take(stream, create=False, reconnect=False)) as handle:
                 return self._export(handle)
@@ -185,7 +185,7 @@ class SinglesExporter:
         """Closing the handle releases claims of a folder's messages, so it stays open while others are looked for."""
         claims: list[Claim] = []
         with suppress(TimeoutError):
-            for _ in range(SINGLES):
+            while len(claims) < SINGLES:
                 claim = handle.get(0.0)
                 if not _is_foreign(claim.message):
                     self._writer.write(claim.message, SINGLE)

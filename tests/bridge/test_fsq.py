@@ -13,7 +13,9 @@ from contextlib import suppress
 
 import pytest
 
+from mqfs.bridge.exporter import SINGLES
 from mqfs.bridge.folder import Folder
+from mqfs.bridge.importer import NAME_HEADER
 from mqfs.bridge.names import MULTI, SINGLE, Origin, Topics
 from mqfs.client import Group
 from mqfs.errors import Disconnected
@@ -287,6 +289,24 @@ def test_singles_of_the_group_are_for_fsq_s_workers_where_no_reader_waits(make: 
     assert sorted(event["body"] for event in node.of("done")) == ["0", "1", "2", "3", "4"]
     assert len(node.of("refused")) == 1
     eventually(lambda: r.files() == [], "no file is left")
+
+
+@pytest.mark.parametrize("deliver", ["all", "one"])
+def test_singles_of_the_group_are_exported_past_those_of_a_folder(make: Make, deliver: str) -> None:
+    r = make("replay off", f"deliver {deliver}")
+    r.node()
+    foreign = 3 * SINGLES
+    for number in range(foreign):
+        headers = {NAME_HEADER: name_of("jobs", kind=SINGLE)}
+        r.group.publish("jobs", str(number), single=deliver == "all", ttl="1h", headers=headers)
+    r.group.publish("jobs", "own", single=deliver == "all", ttl="1h")
+    r.bridge("--out")
+    eventually(lambda: len([file for file in r.files() if "+s+" in file]) == 1, "its file")
+    with r.group.take("jobs") as claims:
+        held = [claims.get(60) for _ in range(foreign)]
+        assert sorted(int(claim.body) for claim in held) == [*range(foreign)]
+        with pytest.raises(TimeoutError):
+            claims.get(0.0)
 
 
 def test_a_worker_of_the_group_is_preferred_to_those_of_the_folder(make: Make) -> None:
