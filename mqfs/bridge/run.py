@@ -21,7 +21,7 @@ from mqfs.bridge.names import Origin, Topics
 from mqfs.bridge.singles import SinglesImporter
 from mqfs.errors import BadConfig, Interrupted
 from mqfs.syntax.duration import parse_duration, print_duration
-from mqfs.syntax.patterns import Words, compile_pattern, has_wildcard
+from mqfs.syntax.patterns import compile_selection
 
 log = logging.getLogger("mqfs.bridge")
 
@@ -74,7 +74,7 @@ class Bridge:
         )
         stats = self._link.stats()
         self._origin = Origin(stats["store"], stats["group"])
-        self._selects = _selecting(options.patterns, self._link.words())
+        self._selects = compile_selection(options.patterns, self._link.words())
         self._singles: Singles = {}  # found, not imported
         self._found = threading.Event()  # there may be some
         self._check()
@@ -191,9 +191,3 @@ def default_state(folder: str, origin: Origin) -> str:
     base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     digest = hashlib.sha256(f"{folder}\0{origin.store}\0{origin.group}".encode()).hexdigest()[:16]
     return f"{base}/mqfs/fsq-{digest}"
-
-
-def _selecting(patterns: tuple[str, ...], words: Words) -> Callable[[str], bool]:
-    """Whether a stream is selected; with no patterns each is. Raises BadCommand."""
-    matches = [compile_pattern(text, words) if has_wildcard(text, words) else text.__eq__ for text in patterns]
-    return lambda stream: not matches or any(match(stream) for match in matches)

@@ -23,7 +23,7 @@ from mqfs.client.waiting import Ready, Waiting
 from mqfs.errors import BadRequest, Disconnected, DiskFailed, FellBehind, Interrupted, NotFound
 from mqfs.records import headers
 from mqfs.syntax.names import check_file_name
-from mqfs.syntax.patterns import DOTTED, Words, compile_pattern, has_wildcard
+from mqfs.syntax.patterns import DOTTED, Words, compile_selection, has_wildcard
 from mqfs.syntax.quoting import command_lines, quote_word
 
 REPORT_S = 0.05  # of a `get` that is to report lost messages which no other follows
@@ -237,11 +237,9 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
 
     def _selected(self, streams: dict[str, dict[str, int]]) -> list[dict[str, int]]:
         """The rows of the selected streams; of all, where a name may be a view's."""
-        names, words = self._names, self._words
-        patterns = [compile_pattern(name, words) for name in names if has_wildcard(name, words)]
-        plain = {name for name in names if not has_wildcard(name, words)}
-        if self._names and plain <= streams.keys():  # none of them is a view
-            streams = {n: row for n, row in streams.items() if n in plain or any(match(n) for match in patterns)}
+        selects = compile_selection(self._names, self._words)
+        if all(has_wildcard(name, self._words) or name in streams for name in self._names):  # none of them is a view
+            streams = {name: row for name, row in streams.items() if selects(name)}
         return list(streams.values())
 
     def _reopen(self, deadline: float | None) -> None:
@@ -374,7 +372,7 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
             self._report()
 
     def _count(self, sequence: int) -> None:
-        """Count as lost the messages below `sequence` and `_gone` that were not read."""
+        """Count as lost the messages below `sequence` and `_lost_below` that were not read."""
         if self._lost_below:
             if self._start.isdigit():
                 first = max(int(self._start), self._counted_below)

@@ -18,7 +18,7 @@ from mqfs import limits
 from mqfs.client.callbacks import Listener, Shared
 from mqfs.client.delivery import Claim, Claims
 from mqfs.errors import Denied, Disconnected, MqfsError, NotFound, OverLimit, Stale
-from mqfs.syntax.patterns import Words, compile_pattern, has_wildcard
+from mqfs.syntax.patterns import Words, compile_selection, has_wildcard
 
 LOOK_S = 1.0  # between two looks for new streams
 
@@ -41,8 +41,7 @@ class Streams:
         plain = self.plain()
         if self.names and len(plain) == len(self.names):
             return sorted(plain)
-        matches = [compile_pattern(name, self.words) for name in self.names if name not in plain]
-        return [n for n in self.existing() if not self.names or n in plain or any(match(n) for match in matches)]
+        return [*filter(compile_selection(self.names, self.words), self.existing())]
 
 
 class Taking:

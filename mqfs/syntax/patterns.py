@@ -8,7 +8,7 @@ check of a pattern, the match of one and the match of many. Knows nothing of str
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from mqfs import limits
@@ -113,6 +113,16 @@ def compile_pattern(pattern: str, words_of: Words = DOTTED) -> Callable[[str], b
         expression += rf"(?>(?:{word})*?{ending})"
     match = re.compile(expression).fullmatch
     return lambda name: match(name + separator) is not None
+
+
+def compile_selection(names: Collection[str], words_of: Words = DOTTED) -> Callable[[str], bool]:
+    """Whether a name is one of these, or matches a pattern of them; where there are none each does. Raises
+    BadCommand."""
+    if not names:
+        return lambda name: True
+    plain = frozenset(name for name in names if not has_wildcard(name, words_of))
+    matches = [compile_pattern(name, words_of) for name in names if name not in plain]
+    return lambda name: name in plain or any(match(name) for match in matches)
 
 
 def _plain(pattern: str, words_of: Words) -> tuple[str, ...]:

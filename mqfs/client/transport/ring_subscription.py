@@ -35,7 +35,7 @@ from mqfs.errors import (
 from mqfs.model import Kind
 from mqfs.records import headers
 from mqfs.syntax.duration import parse_duration
-from mqfs.syntax.patterns import Words, compile_pattern, has_wildcard
+from mqfs.syntax.patterns import Words, compile_selection, has_wildcard
 
 SLICE_S = 0.05  # of a wait, between two checks for `close` and `interrupt`
 LOGGED_S = 0.1  # that a `get` waits at least for the log to have what the server wrote itself
@@ -593,14 +593,10 @@ class RingFilter:
 
 
 def _selector(names: Sequence[str], words: Words) -> Callable[[str], bool]:
-    if not names:
-        return lambda name: True
     try:
-        matches = [compile_pattern(name, words) for name in names if has_wildcard(name, words)]
+        return compile_selection(names, words)
     except BadCommand as error:
         raise BadRing(str(error)) from None
-    plain = frozenset(name for name in names if not has_wildcard(name, words))
-    return lambda name: name in plain or any(match(name) for match in matches)
 
 
 __all__ = ["NotInRing", "RingFilter", "RingSubscription"]
