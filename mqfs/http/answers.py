@@ -64,13 +64,18 @@ class Format:
     end: bytes = b""
 
 
-_BREAK = re.compile("\r\n|\n|\r")
+BREAK = re.compile("\r\n|\n|\r")
+
+
+def media_type(kind: str) -> str:
+    """A content type without its parameters, for comparison."""
+    return kind.partition(";")[0].strip().lower()
 
 
 def event(text: str, *, name: str = "", sequence: int | None = None) -> bytes:
     """One event: the text is split at every line end that a client knows."""
     head = (f"id: {sequence}\n" if sequence is not None else "") + (f"event: {name}\n" if name else "")
-    return (head + "".join(f"data: {line}\n" for line in _BREAK.split(text)) + "\n").encode()
+    return (head + "".join(f"data: {line}\n" for line in BREAK.split(text)) + "\n").encode()
 
 
 def _json_event(line: bytes) -> bytes:

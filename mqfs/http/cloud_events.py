@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from mqfs.errors import BadRequest
+from mqfs.http.answers import media_type
 from mqfs.http.json_values import elements
 
 PREFIX = "ce-"
@@ -37,11 +38,7 @@ class Event(NamedTuple):
 
 def is_structured(given: Mapping[str, str]) -> bool:
     """Whether the body of a request with those headers is an event, or a batch."""
-    return media_type(given) in (EVENT, BATCH)
-
-
-def media_type(given: Mapping[str, str]) -> str:
-    return given.get(CONTENT_TYPE, "").partition(";")[0].strip().lower()
+    return media_type(given.get(CONTENT_TYPE, "")) in (EVENT, BATCH)
 
 
 def from_headers(given: Mapping[str, str]) -> dict[str, str]:
@@ -99,8 +96,7 @@ def _from_object(value: Any) -> Event:
 
 
 def _is_json(kind: str) -> bool:
-    word = kind.partition(";")[0].strip().lower()
-    return word.endswith(("/json", "+json"))
+    return media_type(kind).endswith(("/json", "+json"))
 
 
 def _text(name: str, value: Any) -> str:

@@ -52,7 +52,7 @@ def _large(body: object) -> int:
 
 
 class Connection:
-    """A channel, and the requests that come through it. It is also what its calls wait by (call.Front)."""
+    """A channel, and the requests that come through it. It is also what its calls wait by (Call.front)."""
 
     def __init__(self, server: HttpServer, channel: SocketStream, peer: Peer, rebindable: bool, table: Table) -> None:
         self.server, self.channel, self.rebindable, self.table = server, channel, rebindable, table

@@ -20,7 +20,7 @@ from mqfs import limits
 from mqfs.engine.language.batch_frames import HEAD
 from mqfs.errors import Again, BadCommand, BadRequest, NotFound, OverLimit, TooLong
 from mqfs.http import cloud_events
-from mqfs.http.answers import JSON, Answer, NoReply, base64_body
+from mqfs.http.answers import JSON, Answer, NoReply, base64_body, media_type
 from mqfs.http.call import WHOLE, Call, TimedOut
 from mqfs.http.groups import is_there, make_stream, write
 from mqfs.http.reading import message_of
@@ -55,7 +55,7 @@ async def publish(call: Call) -> Answer:
     group = stream.group
     if cloud_events.is_structured(call.request.headers):
         call.tree.access(call.user, stream, os.W_OK)
-        if cloud_events.media_type(call.request.headers) == cloud_events.BATCH:
+        if media_type(call.request.headers.get("content-type", "")) == cloud_events.BATCH:
             return published(call, await _publish_events(call, stream, given), None, place)
         (event,) = cloud_events.from_body(body, batch=False)
         given, body = given | {"headers": event.headers | given.get("headers", {})}, event.body
@@ -309,7 +309,7 @@ async def batch(call: Call) -> Answer:
 async def _prepared(call: Call, handle: Any) -> bytes:
     """The frames of a body for an open `.batch`, checked in portions: each stream as soon as it is named, so that a
     body that may not be written is not read to its end."""
-    kind = call.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = media_type(call.request.headers.get("content-type", ""))
     if kind != FRAMES and kind not in _JSON_LINES:
         raise BadRequest(f"content type {kind!r} (expected {_JSON_LINES[0]} or {FRAMES})")
     data = call.body

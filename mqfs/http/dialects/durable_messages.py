@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from collections.abc import Iterator, Sequence
 
 from mqfs import limits
 from mqfs.errors import TooLong
+from mqfs.http.answers import BREAK, media_type
 from mqfs.http.json_values import elements, is_json
 
 JSON = "application/json"
 BYTES = "application/octet-stream"
-_BREAK = re.compile("\r\n|\n|\r")
-
-
-def media_type(kind: str) -> str:
-    """A content type without its parameters, for comparison."""
-    return kind.partition(";")[0].strip().lower()
 
 
 def is_text(kind: str) -> bool:
@@ -57,7 +51,7 @@ def data_event(kind: str, messages: Sequence[bytes]) -> bytes:
         return b""
     data = join(kind, messages)
     text = data.decode(errors="replace") if is_text(kind) else base64.b64encode(data).decode()
-    lines = (f"data:{' ' if line.startswith(' ') else ''}{line}\n" for line in _BREAK.split(text))
+    lines = (f"data:{' ' if line.startswith(' ') else ''}{line}\n" for line in BREAK.split(text))
     return f"event: data\n{''.join(lines)}\n".encode()
 
 

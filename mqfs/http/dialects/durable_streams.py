@@ -20,10 +20,10 @@ from mqfs import limits
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadRequest, Busy, MqfsError, NotFound, StreamFull
 from mqfs.http import groups, publishing, target
-from mqfs.http.answers import Answer, Headers, Unsupported
+from mqfs.http.answers import Answer, Headers, Unsupported, media_type
 from mqfs.http.call import Call
 from mqfs.http.dialects import durable_reads
-from mqfs.http.dialects.durable_messages import BYTES, JSON, media_type, split
+from mqfs.http.dialects.durable_messages import BYTES, JSON, split
 from mqfs.http.dialects.durable_reads import SAME_SITE, parse_offset, print_offset
 from mqfs.http.dialects.durable_state import (
     CATALOG,
