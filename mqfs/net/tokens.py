@@ -124,11 +124,6 @@ class Tokens:
                 end(ended)
 
 
-def read_file(path: str, audit: Audit = audit.OFF, *, required: bool = False) -> Tokens:
-    """The tokens of a file with no access for group and others. Raises BadConfig."""
-    return Tokens(path, audit, required=required)
-
-
 def read_entries(path: str) -> list[Entry]:
     """Raises BadConfig."""
     entries = [
@@ -243,4 +238,4 @@ class Proof:
         return self.grant
 
 
-__all__ = ["Proof", "Tokens", "read_file"]
+__all__ = ["Proof", "Tokens"]

@@ -214,7 +214,7 @@ class Server:
         self.audit = Audit(options.audit)
         self.tokens = None
         if options.token_file is not None:
-            self.tokens = tokens.read_file(options.token_file, self.audit, required=options.require_token)
+            self.tokens = tokens.Tokens(options.token_file, self.audit, required=options.require_token)
         key, client_ca = options.tls_key, options.tls_client_ca
         self.tls = None if options.tls_cert is None else ServerTls(options.tls_cert, key, client_ca)
         self.fairness = Fairness()

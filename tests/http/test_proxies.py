@@ -233,7 +233,7 @@ def test_wrong_tokens_are_counted_for_the_client(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.touch(0o600)
     gate = Gate()
-    proxy = Peer("http tcp 1", 0, fixed=True, host="127.0.0.1", tokens=tokens.read_file(str(file)))
+    proxy = Peer("http tcp 1", 0, fixed=True, host="127.0.0.1", tokens=tokens.Tokens(str(file)))
     bad, good = proxy.charged_to("9.9.9.1"), proxy.charged_to("9.9.9.2")
     for _ in range(20):
         with pytest.raises(Unauthorized):

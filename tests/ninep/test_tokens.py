@@ -46,7 +46,7 @@ def token_file(folder: Path, text: str, mode: int = 0o600) -> Path:
 
 @pytest.mark.parametrize("by_byte", [False, True], ids=["whole", "byte by byte"])
 def test_the_dialogue(tmp_path: Path, by_byte: bool) -> None:
-    known = tokens.read_file(
+    known = tokens.Tokens(
         str(
             token_file(
                 tmp_path, line_of(1001, SECRET) + "# a comment\n\n" + line_of(1002, OTHER) + line_of(1002, NEWER)
@@ -119,7 +119,7 @@ def test_over_a_unix_socket_the_system_says_who_it_is(tmp_path: Path) -> None:
 def test_a_file_that_is_wrong(tmp_path: Path, text: str, mode: int, why: str) -> None:
     path = token_file(tmp_path, text, mode)
     with pytest.raises(BadConfig) as caught:
-        tokens.read_file(str(path))
+        tokens.Tokens(str(path))
     assert why in str(caught.value)
     done = run("serve", "--token-file", str(path), "--listen", f"unix!{tmp_path}/9p", cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -236,7 +236,7 @@ def test_a_token_does_not_go_to_who_has_the_port(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_answer_is_good_for_one_challenge(tmp_path: Path) -> None:
-    known = tokens.read_file(str(token_file(tmp_path, line_of(1001, SECRET))))
+    known = tokens.Tokens(str(token_file(tmp_path, line_of(1001, SECRET))))
     key, own = digest(SECRET.encode()), challenge.new_nonce()
     proofs = [tokens.Proof(known, "", NONUNAME) for _ in range(2)]
     nonce, other = (challenge.parse_line(proof.read(1_024, 0)) for proof in proofs)

@@ -316,12 +316,12 @@ def test_an_id_twice_is_refused(tmp_path: Path) -> None:
     file.touch(0o600)
     file.write_text(f"{ME} sha256:a:{'0' * 64}\n" * 2)
     with pytest.raises(BadConfig, match="ID a twice"):
-        tokens.read_file(str(file))
+        tokens.Tokens(str(file))
 
 
 def test_a_secret_is_known_whole_and_until_it_expires(tmp_path: Path) -> None:
     made, secret = new(tmp_path, "--expires", "3s", "--scope", "write", "--path", "/a/b")
-    known = tokens.read_file(str(tmp_path / "tokens"))
+    known = tokens.Tokens(str(tmp_path / "tokens"))
     grant = known.user(secret.encode())
     assert grant is not None
     assert (grant.uid, grant.id, grant.scope, grant.path) == (int(ME), made, "write", ("a", "b"))
