@@ -22,7 +22,7 @@ from dramatiq import Broker, Consumer, Message, MessageProxy, Middleware
 from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, QueueNotFound
 
 from mqfs.client import Claim, Claims, connect
-from mqfs.errors import Disconnected, MqfsError, NotFound, Stale
+from mqfs.errors import Disconnected, MqfsError, Stale
 from mqfs.syntax.escape import stream_name
 
 GROUP = "dramatiq"
@@ -62,10 +62,7 @@ class MqfsBroker(Broker):
         super().__init__(middleware)
         self.actor_options.add("broker_priority")  # 0 to 4, higher ones first
         self._client = connect(address, token=token)
-        try:
-            self.group = self._client.group(group, escape=True)
-        except NotFound:
-            self.group = self._client.group(group, escape=True, create=True, ctl=SETTINGS)
+        self.group = self._client._require(group, SETTINGS)
 
     def close(self) -> None:
         """Close the connection; what its consumers claimed is requeued."""

@@ -107,12 +107,7 @@ class Values(BaseStorage):  # type: ignore[misc]
             if name not in self._groups:
                 if self._client is None:
                     self._client = self._connect()
-                path = f"{self.name}/{name}"
-                try:
-                    group = self._client.group(path, escape=True)
-                except NotFound:
-                    group = self._client.group(path, escape=True, create=True, ctl=_SETTINGS[name])
-                self._groups[name] = group
+                self._groups[name] = self._client._require(f"{self.name}/{name}", _SETTINGS[name])
             return self._groups[name]
 
     @property

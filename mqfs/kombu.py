@@ -414,11 +414,7 @@ class Transport(virtual.Transport):
     def group(self, name: str, *ctl: str) -> Group:
         """A group of this connection; it is made, with those settings, where it is missing."""
         assert self._tree is not None
-        path = f"{self._root}/{name}"
-        try:
-            return self._tree.group(path, escape=True)
-        except NotFound:
-            return self._tree.group(path, escape=True, create=True, ctl=ctl)
+        return self._tree._require(f"{self._root}/{name}", ctl)
 
     def table(self) -> frozenset[tuple[str, ...]]:
         """All bindings: exchange, routing key, queue. They are read again after a mark, which shared memory shows."""

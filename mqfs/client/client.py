@@ -165,6 +165,13 @@ class Client:
                 raise
         return group
 
+    def _require(self, path: str, settings: Sequence[str]) -> Group:
+        """A group of a library of jobs, for any names; it is made, with those settings, where it is missing."""
+        try:
+            return self.group(path, escape=True)
+        except NotFound:
+            return self.group(path, escape=True, create=True, ctl=settings)
+
     def _unmake(self, made: Sequence[str]) -> None:
         """Remove groups that were made a moment ago: with the default settings they would lose messages silently."""
         for path in reversed(made):
