@@ -13,7 +13,6 @@ gets it. Cancelling a wait loses no message; other calls run to their end. Handl
 from __future__ import annotations
 
 import inspect
-import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Sequence
@@ -21,7 +20,7 @@ from contextlib import suppress
 from functools import partial, wraps
 from math import inf
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
 from weakref import WeakSet
 
 import anyio
@@ -37,6 +36,7 @@ from mqfs.client.info import Consumer, Settings
 from mqfs.client.large import BodyWriter
 from mqfs.client.message import Message
 from mqfs.client.types import Body, Patterns, Subscription
+from mqfs.client.waiting import Waiting
 from mqfs.errors import Disconnected, MqfsError
 
 P = ParamSpec("P")
@@ -134,24 +134,10 @@ class InLoop:
         self.loop.call(self.handler, *args)
 
 
-class _Source(Protocol[T_co]):
-    """The common part of subscriptions and claims."""
-
-    _closed: threading.Event
-
-    def get(self, timeout: float | None = None) -> T_co: ...
-
-    def _has_next(self) -> bool: ...
-
-    def _when_ready(self, call: Callable[[], None]) -> tuple[float, float] | None: ...
-
-    def interrupt(self) -> None: ...
-
-
 class Waiter(Generic[T]):
     """Wait for the items of a source, one task at a time."""
 
-    def __init__(self, source: _Source[T], loop: Loop, most: int = FETCHED) -> None:
+    def __init__(self, source: Waiting[T], loop: Loop, most: int = FETCHED) -> None:
         """`most`: items received at once."""
         self._source, self._loop, self._most = source, loop, most
         self._ready: deque[T | Exception] = deque()  # received, and not returned or raised yet
@@ -235,7 +221,7 @@ class AsyncSubscription:
 
     def __init__(self, subscription: Subscription, loop: Loop) -> None:
         self.sync, self._loop = subscription, loop
-        self._waiting: Waiter[Message] = Waiter(cast("_Source[Message]", subscription), loop)
+        self._waiting: Waiter[Message] = Waiter(cast("Waiting[Message]", subscription), loop)
 
     @like(Subscription.get)
     async def get(self, timeout: float | None = None) -> Message:

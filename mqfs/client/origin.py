@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from mqfs.client.subscription import CursorSubscription
-from mqfs.client.types import Direct, File, Filters, Link, Patterns, Subscription, parse_answer, read_whole
+from mqfs.client.types import File, Filters, Link, Patterns, Subscription, parse_answer, read_whole
 from mqfs.errors import MqfsError
+
+if TYPE_CHECKING:
+    from mqfs.client.transport.ring import RingGroup
 
 log = logging.getLogger("mqfs.client")
 
@@ -96,5 +99,5 @@ class Origin:
             return 0
 
     @property
-    def _direct(self) -> Direct | None:
+    def _direct(self) -> RingGroup | None:
         return self._link.direct(self._path)

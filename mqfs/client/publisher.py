@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby, islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -19,9 +19,12 @@ from mqfs import limits
 from mqfs.client.large import BodyWriter, StagedUploads, is_long
 from mqfs.client.message import Receipt
 from mqfs.client.outgoing import Item, Outgoing, head_of, outgoing, plain_pair, require_items, way_of
-from mqfs.client.types import Body, Direct, File, Link, bytes_of, is_empty
+from mqfs.client.types import Body, File, Link, bytes_of, is_empty
 from mqfs.errors import BadRequest, Denied, Disconnected, Exists, MqfsError, NotFound, TooLong
 from mqfs.syntax.names import check_file_name
+
+if TYPE_CHECKING:
+    from mqfs.client.transport.ring import RingGroup
 
 T = TypeVar("T")
 
@@ -31,7 +34,7 @@ _BATCH = 1_024  # messages passed to the link at once: bounds the memory of an e
 
 
 def _cannot(_stream: str, _body: object, _committed: bool) -> None:
-    """See `Direct.publish_now`."""
+    """See `RingGroup.publish_now`."""
 
 
 class Publisher:
@@ -240,7 +243,7 @@ class Publisher:
 
     def _directly(
         self,
-        direct: Direct,
+        direct: RingGroup,
         messages: Sequence[Any],
         create: bool,
         before: int,

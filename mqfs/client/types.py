@@ -11,12 +11,15 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-from mqfs.client.message import Message, Receipt
+from mqfs.client.message import Message
 from mqfs.errors import MqfsError
 from mqfs.ninep.codec.dialect import raised
 from mqfs.ninep.codec.messages import Rerror
+
+if TYPE_CHECKING:
+    from mqfs.client.transport.ring import RingGroup
 
 READ_BYTES = 131_072  # of one read: what is made of them fits the cache
 TEMPORARY = 0o1622  # the mode of a stream for replies: everybody may write to it, and it goes with its last open file
@@ -130,41 +133,6 @@ class Subscription(Protocol):
     ) -> None: ...
 
 
-class Direct(Protocol):
-    """A group's plain messages without its files. A result of None leaves the call to the files."""
-
-    def publish_now(self, stream: str, body: object, committed: bool) -> Receipt | None:
-        """`publish`, if the body is bytes and nothing but the commit is to be waited or asked for. None: it is not, and
-        nothing was published."""
-        ...
-
-    def publish(self, stream: str, body: bytes, committed: bool) -> int | None:
-        """Publish a message (`committed`: and wait for its commit); its sequence. Raises NotFound."""
-        ...
-
-    def is_retaining(self, stream: str) -> bool | None:
-        """Whether anything retained the messages of a stream when that was last asked; None: unknown."""
-        ...
-
-    def publish_ephemeral(self, stream: str, body: bytes) -> bool:
-        """Publish a message that is not in the log. False: that cannot be done here. Raises NotFound."""
-        ...
-
-    def publish_many(self, messages: Sequence[object], *, known: bool = False) -> tuple[int, Callable[[], None] | None]:
-        """Publish pairs of a stream and bytes in order: how many, the rest being left to the files, and a function that
-        waits for their commit. Errors carry the number as `published`: of NotFound, too, where a stream was removed
-        meanwhile. `known`: none where some are no such pairs, or of a stream that it has not published to yet."""
-        ...
-
-    def end(self) -> int:
-        """The next sequence, by now; 0: not known."""
-        ...
-
-    def subscribe(
-        self, patterns: Patterns, *, existing: bool, filters: Filters, reconnect: bool | float
-    ) -> Subscription | None: ...
-
-
 class Link(Protocol):
     """A tree."""
 
@@ -204,7 +172,7 @@ class Link(Protocol):
         """Many writes in order, several under way at once; the error of each, or None."""
         ...
 
-    def direct(self, path: str) -> Direct | None:
+    def direct(self, path: str) -> RingGroup | None:
         """A faster transport of a group's messages, where one may exist. Sends nothing yet."""
         ...
 

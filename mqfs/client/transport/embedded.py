@@ -13,10 +13,10 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mqfs import limits
-from mqfs.client.types import READ_BYTES, TEMPORARY, Direct, File
+from mqfs.client.types import READ_BYTES, TEMPORARY, File
 from mqfs.clock import SystemClock
 from mqfs.engine.core.portions import exhaust
 from mqfs.engine.tree.tree import Tree
@@ -27,6 +27,9 @@ from mqfs.ninep.client.connection import flags_of
 from mqfs.store.api import Store
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
+
+if TYPE_CHECKING:
+    from mqfs.client.transport.ring import RingGroup
 
 T = TypeVar("T")
 
@@ -200,7 +203,7 @@ class EmbeddedTransport:
             return False
         return True
 
-    def direct(self, path: str) -> Direct | None:
+    def direct(self, path: str) -> RingGroup | None:
         return None
 
     def write_all(self, writes: Sequence[tuple[File, bytes]]) -> list[MqfsError | None]:

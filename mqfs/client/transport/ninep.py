@@ -9,14 +9,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from mqfs import limits
-from mqfs.client.types import TEMPORARY, Direct, File
+from mqfs.client.types import TEMPORARY, File
 from mqfs.errors import Disconnected, MqfsError, TooLong
 from mqfs.ninep.client import connection
 from mqfs.ninep.client.connection import Client, Slot
 from mqfs.ninep.codec.messages import Twrite
+
+if TYPE_CHECKING:
+    from mqfs.client.transport.ring import RingGroup
 
 WINDOW_BYTES = 1 << 20  # writes under way at once: bounds the copies here and the queue in the server
 WINDOW = 256
@@ -106,7 +109,7 @@ class NinepTransport:
         client = self.connection()
         return client.begin([client.caller.exists(path) for path in paths])[1]
 
-    def direct(self, path: str) -> Direct | None:
+    def direct(self, path: str) -> RingGroup | None:
         return None
 
     def write_all(self, writes: Sequence[tuple[File, bytes]]) -> list[MqfsError | None]:

@@ -19,7 +19,7 @@ from mqfs.client.message import Receipt
 from mqfs.client.transport.ninep import NinepTransport
 from mqfs.client.transport.ring_attachment import LOOK_S, Attached, RingAttachment
 from mqfs.client.transport.ring_subscription import NotInRing, RingSubscription
-from mqfs.client.types import Direct, Filters, Link, Patterns, Subscription
+from mqfs.client.types import Filters, Link, Patterns, Subscription
 from mqfs.errors import Again, BadRing, Busy, Disconnected, MqfsError, NotFound, Stale, TooLong
 from mqfs.model import Kind
 from mqfs.net import identity
@@ -74,7 +74,7 @@ class RingLink(NinepTransport):
             now = super().connection(timeout)
         return now
 
-    def direct(self, path: str) -> Direct:
+    def direct(self, path: str) -> RingGroup:
         with self._making:
             self._sweep_in -= 1
             if not self._sweep_in:
@@ -113,7 +113,7 @@ _new = tuple.__new__  # a Receipt of a tuple, at a third of the cost of its own
 
 
 class RingGroup:
-    """See `Direct`."""
+    """A group's plain messages without its files. A result of None leaves the call to the files."""
 
     def __init__(self, link: Link, path: str, attachment: RingAttachment) -> None:
         self._link, self._path, self._attachment = link, path, attachment
@@ -122,7 +122,7 @@ class RingGroup:
     # ------------------------------------------------------------ publishing
 
     def is_retaining(self, stream: str) -> bool | None:
-        """See `Direct`."""
+        """Whether anything retained the messages of a stream when that was last asked; None: unknown."""
         at = self._attachment.now
         known = None if at is None else at.retained.get(stream)
         if at is not None and known is False and time.monotonic() >= self._ask_at:
@@ -133,7 +133,8 @@ class RingGroup:
         return known
 
     def publish_now(self, stream: str, body: object, committed: bool) -> Receipt | None:
-        """See `Direct`."""
+        """`publish`, if the body is bytes and nothing but the commit is to be waited or asked for. None: it is not, and
+        nothing was published."""
         at = self._attachment.now
         if at is None or at.is_replaced:
             return None
@@ -151,12 +152,12 @@ class RingGroup:
         return _new(Receipt, (sequence, 0, None, False, retained))
 
     def publish_ephemeral(self, stream: str, body: bytes) -> bool:
-        """See `Direct`."""
+        """Publish a message that is not in the log. False: that cannot be done here. Raises NotFound."""
         at = self._attachment.usable()
         return at is not None and at.ephemeral and self.publish(stream, body, False, EPHEMERAL) is not None
 
     def publish(self, stream: str, body: bytes, committed: bool, flags: int = 0) -> int | None:
-        """See `Direct`."""
+        """Publish a message (`committed`: and wait for its commit); its sequence. Raises NotFound."""
         if len(body) > limits.MESSAGE_BYTES:
             raise TooLong(f"message of {len(body)} bytes (expected at most {limits.MESSAGE_BYTES})")
         while True:
@@ -181,7 +182,9 @@ class RingGroup:
                 return sequence
 
     def publish_many(self, messages: Sequence[object], *, known: bool = False) -> tuple[int, Callable[[], None] | None]:
-        """See `Direct`."""
+        """Publish pairs of a stream and bytes in order: how many, the rest being left to the files, and a function that
+        waits for their commit. Errors carry the number as `published`: of NotFound, too, where a stream was removed
+        meanwhile. `known`: none where some are no such pairs, or of a stream that it has not published to yet."""
         done, wait = 0, None
         if known and ((now := self._attachment.now) is None or now.is_replaced):
             return done, wait
@@ -255,14 +258,14 @@ class RingGroup:
     # ------------------------------------------------------------ subscribing
 
     def end(self) -> int:
-        """See `Direct`."""
+        """The next sequence, by now; 0: not known."""
         at = self._attachment.now
         return 0 if at is None or at.is_replaced else at.next
 
     def subscribe(
         self, patterns: Patterns, *, existing: bool, filters: Filters, reconnect: bool | float
     ) -> Subscription | None:
-        """See `Direct`."""
+        """A subscription to what comes; None: there is no ring, or it cannot be had there."""
         attachment = self._attachment
         while (at := attachment.usable()) is not None and at.deliver == "all":
             try:
