@@ -143,6 +143,8 @@ class StandbyStore:
 
     def _open(self, run: Run, folder: str, path: str) -> int:
         """The descriptor of its file, which is made where it is missing."""
+        if len(self._files) >= _OPEN_FILES:
+            self.sync()  # first: the folders that it syncs have no more to come
         if not self._disk.is_folder(folder):
             self._make_folder(run.group, folder)
         if not self._disk.exists(path):
@@ -150,8 +152,6 @@ class StandbyStore:
             if before and before[-1] < run.first:
                 self._done.append((run.group, before[-1]))
             self._folders.add(folder)
-        if len(self._files) >= _OPEN_FILES:
-            self.sync()
         fd = self._files[path] = self._disk.open(path, os.O_RDWR | os.O_CREAT)
         return fd
 

@@ -200,6 +200,24 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
         DiskStore(f"{tmp_path}/foreign/file")
 
 
+def test_a_newest_segment_that_a_replica_has_is_not_written_anew(tmp_path: Path) -> None:
+    """What was appended to another one would be copied over what is whole there."""
+    path = str(tmp_path / "store")
+    fill(path)
+    newest = max((tmp_path / "store/buckets/01/1").glob("*.log"))
+    data = bytearray(newest.read_bytes())
+    data[8] ^= 1
+    newest.write_bytes(data)
+    (tmp_path / "store/replica").write_text("{}")
+    problems, lines = run(path, fix=True)
+    assert problems
+    assert newest.read_bytes() == data
+    assert any("start from the replica" in line for line in lines)
+    (tmp_path / "store/replica").unlink()
+    run(path, fix=True)
+    assert run(path) == (0, [line for line in run(path)[1] if line.startswith("note: ")])
+
+
 @pytest.mark.parametrize("name", ["lock", "staging", "mqfs", "buckets"])
 def test_links_are_not_followed(tmp_path: Path, name: str) -> None:
     """Whoever may write beside a store of root makes it empty or change nothing of his choice."""

@@ -383,6 +383,14 @@ def test_what_is_trimmed_goes_from_the_copy() -> None:
     assert logs == {name for name in disk.listdir(f"{PATH}/buckets/01/1") if name.endswith(".log")} < set(before)
 
 
+def test_each_of_many_new_segments_is_on_disk_after_a_sync() -> None:
+    made, groups = LyingDisk(), range(1, 200)
+    target = StandbyStore(COPY, "one", made)
+    target.apply([Run(group, 1, 0, b"x" * 64) for group in groups])
+    target.sync()
+    assert set(StandbyStore(COPY, "one", made.after_power_loss(None)).positions()) == set(groups)
+
+
 def test_a_copy_of_another_store_and_a_gap_are_refused() -> None:
     made = LyingDisk()
     StandbyStore(COPY, "one", made).close()
