@@ -13,7 +13,6 @@ import os
 import select
 import socket
 import stat
-import struct
 import subprocess
 import sys
 import time
@@ -21,12 +20,12 @@ from collections.abc import Iterator
 
 from mqfs import limits
 from mqfs.errors import MqfsError, Unsupported
+from mqfs.net.sockets import peer, reachable
 from mqfs.ring.server import fd_keeper
 
 log = logging.getLogger("mqfs")
 
 PATIENCE_S = 1.0
-_CREDENTIALS = struct.Struct("3i")
 _PACKET_BYTES = 256
 
 
@@ -188,20 +187,18 @@ def _there(store_path: str) -> bool:
 
 
 def _connect(store_path: str) -> socket.socket:
-    """Through a descriptor of the folder: a path may be longer than a socket's address. Raises OSError."""
-    folder = os.open(store_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Raises OSError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.settimeout(PATIENCE_S)
-        sock.connect(f"/proc/self/fd/{folder}/{fd_keeper.NAME}")
-        uid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
+        with reachable(f"{store_path}/{fd_keeper.NAME}") as where:
+            sock.connect(where)
+        _, uid, _ = peer(sock)
         if uid != os.geteuid():
             raise PermissionError(f"{store_path}/{fd_keeper.NAME}: socket of user {uid} (expected {os.geteuid()})")
     except BaseException:
         sock.close()
         raise
-    finally:
-        os.close(folder)
     return sock
 
 
