@@ -65,7 +65,7 @@ class PutChannel:
         self.fid, self.link = fid, link
 
     def reopen(self, link: Link) -> Procedure[None]:
-        """See `Reopened`."""
+        """Open it on a new connection; where that fails, so do its writes."""
         self.link = None
         for pause_s in (*REOPEN_PAUSES_S, 0.0):
             try:
@@ -92,10 +92,10 @@ class PutChannel:
         raise BadCommand("ctl: no dedup")
 
     def on_ready(self) -> None:
-        """See `Reopened`."""
+        """All files are open again."""
 
     def on_closed(self) -> None:
-        """See `Reopened`."""
+        """The mount ends."""
 
     def close(self) -> None:
         self.tree.session.files.pop(self, None)

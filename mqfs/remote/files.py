@@ -113,7 +113,7 @@ class OpenFile:
         self.session.files[self] = None
 
     def reopen(self, link: Link) -> Procedure[None]:
-        """See `Reopened`."""
+        """Open it on a new connection, or keep why it cannot be."""
         setup = "".join(f"{line}\n" for line in self.setup.values()).encode()
         said: list[Fcall] = [m.Twrite(0, 0, 0, setup)] if setup else []
 
@@ -139,7 +139,7 @@ class OpenFile:
                 return
 
     def on_ready(self) -> None:
-        """See `Reopened`."""
+        """All files are open again."""
         self._is_watching = False
         if self.ahead is not None:
             self.ahead.on_ready()
@@ -148,7 +148,7 @@ class OpenFile:
             notify()  # the kernel asks again
 
     def on_closed(self) -> None:
-        """See `Reopened`."""
+        """The mount ends."""
         if self.ahead is not None:
             self.ahead.end(None)
 

@@ -19,6 +19,7 @@ from mqfs.errors import MqfsError
 from mqfs.model import Step, Wait
 from mqfs.ninep.client.machine import check
 from mqfs.ninep.codec import linux_messages as linux
+from mqfs.ninep.codec.linux_messages import READ_LOCK, UNLOCK, WRITE_LOCK
 from mqfs.ninep.codec.messages import Fcall
 from mqfs.remote.link import Link
 from mqfs.remote.session import Procedure, Session
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqfs.mount")
 FLOCK_BYTE = 1 << 62  # of a file: POSIX locks end below it
-READ_LOCK, WRITE_LOCK, UNLOCK = 0, 1, 2
 ASK_S, ASK_MOST_S = 0.01, 0.2  # between two requests for a lock that another client holds, doubling
 
 

@@ -34,6 +34,7 @@ from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec import messages as m
 from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Fcall
+from mqfs.ninep.server.resumable import MARK
 from mqfs.remote.link import Link
 
 log = logging.getLogger("mqfs.mount")
@@ -352,7 +353,7 @@ class Session:
         if (fid := link.roots.get(user.uid)) is None:
             fid = link.new_fid()
             name = user_name(user.uid)
-            (reply,) = yield [m.Tattach(0, fid, m.NOFID, name, ATTACH, user.uid)]
+            (reply,) = yield [m.Tattach(0, fid, m.NOFID, name, MARK, user.uid)]
             try:
                 check(reply)
             except MqfsError:
@@ -377,7 +378,7 @@ class Session:
         dial = partial(connection.connect, self.address, user=self._user, timeout=CONNECT_S, token=self._token)
         try:
             try:
-                client = dial(aname=ATTACH, dialect=Dialect.LINUX, msize=limits.MSIZE_MOST)
+                client = dial(aname=MARK, dialect=Dialect.LINUX, msize=limits.MSIZE_MOST)
             except MqfsError as error:
                 if type(error) is not Disconnected:  # 9P2000.L has numbers only: plain 9P says why
                     dial().close()
@@ -559,6 +560,3 @@ def drop(link: Link, fid: int) -> None:
 
     link.clunking.add(fid)
     link.send_one(m.Tclunk(0, fid), clunked)
-
-
-ATTACH = ",mount"  # the aname: see ninep/server/resumable.py

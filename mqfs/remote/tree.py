@@ -27,6 +27,7 @@ from mqfs.model import QTDIR, Qid, Stat, Step, User
 from mqfs.ninep.client.machine import check, stat_of_attributes
 from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec import messages as m
+from mqfs.ninep.codec.linux_messages import AT_REMOVEDIR, GETATTR_BASIC, SET_GID, SET_MODE, SET_UID
 from mqfs.ninep.codec.messages import Fcall
 from mqfs.ninep.codec.wire import READ_OVERHEAD
 from mqfs.quotas import UserLimits
@@ -37,10 +38,6 @@ from mqfs.remote.link import Link
 from mqfs.remote.locks import RemoteLocks
 from mqfs.remote.session import Procedure, Session, arrive, drop, near, walk
 from mqfs.serving.await_step import await_step
-
-ATTRIBUTES = 0x7FF  # all that Tgetattr has
-AT_REMOVEDIR = 0x200
-SET_MODE, SET_UID, SET_GID = 1, 2, 4
 
 
 class RemoteNode:
@@ -156,7 +153,7 @@ class RemoteTree:
         """The tree of a session that runs."""
 
         def ask(link: Link, repeated: bool) -> Procedure[Stat]:
-            (reply,) = yield [linux.Tgetattr(0, link.machine.root, ATTRIBUTES)]
+            (reply,) = yield [linux.Tgetattr(0, link.machine.root, GETATTR_BASIC)]
             return stat_of_attributes(check(reply), "/")  # type: ignore[arg-type]
 
         return cls(session, await await_step(session.call(ask)))
@@ -232,7 +229,7 @@ class RemoteTree:
         """As `lookup`, in a procedure; None: as the mount itself."""
         if not directory.directory:
             raise NotDirectory(f"{directory.name!r}: a file, not a group")
-        (found,) = yield from self._at(link, user, directory, lambda fid: [linux.Tgetattr(0, fid, ATTRIBUTES)], name)
+        (found,) = yield from self._at(link, user, directory, lambda fid: [linux.Tgetattr(0, fid, GETATTR_BASIC)], name)
         node = self.node(directory, name, found.qid)
         node.found = stat_of_attributes(found, name)
         return node, node.found
@@ -243,10 +240,10 @@ class RemoteTree:
 
     def _stat(self, node: RemoteNode, file: OpenFile | None, link: Link, repeated: bool) -> Procedure[Stat]:
         if file is not None and file.link is link:
-            (reply,) = yield [linux.Tgetattr(0, file.fid, ATTRIBUTES)]
+            (reply,) = yield [linux.Tgetattr(0, file.fid, GETATTR_BASIC)]
             return stat_of_attributes(check(reply), node.name)  # type: ignore[arg-type]
         try:
-            (found,) = yield from self._at(link, None, node, lambda fid: [linux.Tgetattr(0, fid, ATTRIBUTES)])
+            (found,) = yield from self._at(link, None, node, lambda fid: [linux.Tgetattr(0, fid, GETATTR_BASIC)])
         except (NotFound, Stale):
             if (other := self._open_file(node, link)) is not None and file is None:
                 return (yield from self._stat(node, other, link, repeated))
@@ -314,7 +311,7 @@ class RemoteTree:
         exclusive = flags & os.O_EXCL if not repeated else 0  # it may have been made by the first attempt
         create = partial(_create, name, access | os.O_CREAT | exclusive, mode, user.gid)
         fid, _ = yield from self._new_fid(link, user, group, create)
-        replies = yield [linux.Tgetattr(0, fid, ATTRIBUTES), open_state(fid)]  # a create may wait for the disk
+        replies = yield [linux.Tgetattr(0, fid, GETATTR_BASIC), open_state(fid)]  # a create may wait for the disk
         try:
             found: Any = check(replies[0])
             state = check(replies[1])

@@ -14,14 +14,13 @@ import pytest
 from mqfs.ninep.client import connection
 from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec.dialect import Dialect
+from mqfs.ninep.codec.linux_messages import READ_LOCK, UNLOCK, WRITE_LOCK
 from mqfs.remote.locks import FLOCK_BYTE
 from tests.fuse.served_by import Child, calls
 from tests.fuse.test_locks import HOLDER, KINDS, held
 from tests.fuse.test_outliving import Elsewhere
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import short_folder
-
-READ_LOCK, WRITE_LOCK, UNLOCK = 0, 1, 2
 
 
 class Other:

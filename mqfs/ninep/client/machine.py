@@ -20,7 +20,7 @@ from mqfs.ninep.client.channel import Channel, Procedure
 from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec import messages as m
 from mqfs.ninep.codec.dialect import NUMBERS, TYPES, Dialect, raised
-from mqfs.ninep.codec.messages import NOFID, NOTAG, Fcall
+from mqfs.ninep.codec.messages import DMTMP, KEEP16, KEEP32, KEEP64, NOFID, NOTAG, Fcall
 from mqfs.ninep.codec.wire import (
     IO_OVERHEAD,
     R_READ,
@@ -39,9 +39,7 @@ from mqfs.ninep.codec.wire import (
 )
 
 O_NONBLOCK = 0o4000
-KEEP16, KEEP32, KEEP64 = 0xFFFF, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF
 _SECOND_NS = 10**9
-_DMTMP = 0x0400_0000
 
 
 class ClientMachine:
@@ -277,7 +275,7 @@ class ClientMachine:
             if self.dialect.linux:
                 yield linux.Tmkdir(0, fid, name, mode, os.getegid())
             else:
-                yield m.Tcreate(0, fid, name, m_dmdir(mode), os.O_RDONLY)
+                yield m.Tcreate(0, fid, name, _directory_mode(mode), os.O_RDONLY)
 
         yield from self._with_fid(group, make)
 
@@ -311,7 +309,7 @@ class ClientMachine:
 
         def give(fid: int) -> Procedure[None]:
             if self.dialect.linux:
-                yield linux.Tsetattr(0, fid, 1, mode, 0, 0, 0, 0, 0, 0, 0)
+                yield linux.Tsetattr(0, fid, linux.SET_MODE, mode, 0, 0, 0, 0, 0, 0, 0)
             else:
                 yield m.Twstat(0, fid, unchanged()._replace(mode=_permissions(mode) | kind << 24))
 
@@ -322,7 +320,7 @@ class ClientMachine:
     def stat(self, path: str) -> Procedure[Stat]:
         def ask(fid: int) -> Procedure[Stat]:
             if self.dialect.linux:
-                reply = yield linux.Tgetattr(0, fid, 0x7FF)
+                reply = yield linux.Tgetattr(0, fid, linux.GETATTR_BASIC)
                 return stat_of_attributes(reply, path.rstrip("/").rpartition("/")[2] or "/")
             reply = yield m.Tstat(0, fid)
             return stat_of_dir(reply.stat)
@@ -389,10 +387,10 @@ def unchanged() -> m.Dir:
 
 def _permissions(mode: int) -> int:
     """Those of a file in 9P2000, where DMTMP is the sticky bit: it is temporary."""
-    return mode & 0o777 | (_DMTMP if mode & modes.S_ISVTX else 0)
+    return mode & 0o777 | (DMTMP if mode & modes.S_ISVTX else 0)
 
 
-def m_dmdir(mode: int) -> int:
+def _directory_mode(mode: int) -> int:
     return mode | QTDIR << 24
 
 

@@ -6,6 +6,11 @@ from typing import Annotated, NamedTuple
 
 from mqfs.ninep.codec.messages import U8, U16, U32, U64, Ident, LateU32, Mode, Name, Text
 
+AT_REMOVEDIR = 0x200  # of Tunlinkat
+GETATTR_BASIC = 0x7FF  # all that Tgetattr has
+SET_MODE, SET_UID, SET_GID = 1, 2, 4  # of Tsetattr: which fields are valid
+READ_LOCK, WRITE_LOCK, UNLOCK = 0, 1, 2  # types of Tlock and Tgetlock
+
 
 class Entry(NamedTuple):
     """One entry of a directory in 9P2000.L. `offset` is where the next one begins."""

@@ -29,6 +29,8 @@ LateU32 = Annotated[int, "u32", "late"]  # older clients leave it out
 
 NOTAG = 0xFFFF
 NOFID = 0xFFFF_FFFF
+KEEP16, KEEP32, KEEP64 = 0xFFFF, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF  # of a Twstat: fields that stay
+DMTMP = 0x0400_0000  # of a mode: a temporary file
 
 
 class Fcall(Protocol):

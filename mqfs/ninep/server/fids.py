@@ -18,13 +18,13 @@ from mqfs.model import QTDIR, Grant, Step, User
 from mqfs.net import identity
 from mqfs.net.tokens import Proof
 from mqfs.ninep.codec.linux_messages import Entry
-from mqfs.ninep.codec.messages import Dir
+from mqfs.ninep.codec.messages import DMTMP, Dir
 from mqfs.ninep.codec.wire import ENTRY, stat_bytes
 from mqfs.quotas import UserLimits
 from mqfs.state.file_locks import Key
 from mqfs.store.api import Handle
 
-DMTMP, STICKY = 0x0400_0000, 0o1000  # a temporary file: in 9P2000, and elsewhere
+STICKY = 0o1000  # DMTMP of others
 
 log = logging.getLogger("mqfs.ninep")
 

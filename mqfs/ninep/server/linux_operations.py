@@ -18,6 +18,16 @@ from mqfs.engine.tree.attributes import disk_space
 from mqfs.errors import BadFid, BadRequest, Exists, NoAttribute, NotDirectory, NotPermitted, Unsupported
 from mqfs.model import Step, User
 from mqfs.ninep.codec import linux_messages as linux
+from mqfs.ninep.codec.linux_messages import (
+    AT_REMOVEDIR,
+    GETATTR_BASIC,
+    READ_LOCK,
+    SET_GID,
+    SET_MODE,
+    SET_UID,
+    UNLOCK,
+    WRITE_LOCK,
+)  # fmt: skip
 from mqfs.ninep.codec.messages import Fcall
 from mqfs.ninep.codec.wire import READ_OVERHEAD
 from mqfs.ninep.server.fids import Fid
@@ -30,9 +40,6 @@ if TYPE_CHECKING:
 
 # Flags of Tlopen and Tlcreate: Linux's numbers on every machine
 O_EXCL, O_NONBLOCK, O_DIRECTORY = 0o200, 0o4000, 0o200000
-AT_REMOVEDIR = 0x200
-GETATTR_BASIC = 0x7FF
-SET_MODE, SET_UID, SET_GID = 1, 2, 4
 V9FS_MAGIC = 0x0102_1997
 BLOCK_BYTES, STAT_BLOCK_BYTES = 4_096, 512
 
@@ -228,7 +235,6 @@ def xattrcreate(session: Session, request: linux.Txattrcreate) -> Fcall:
 # ---------------------------------------------------------------- locks
 
 
-READ_LOCK, WRITE_LOCK, UNLOCK = 0, 1, 2
 GRANTED, BLOCKED = 0, 1
 
 

@@ -16,7 +16,7 @@ from mqfs.model import QTDIR, Qid, Step, User
 from mqfs.net import identity
 from mqfs.net.tokens import Proof
 from mqfs.ninep.codec import messages as m
-from mqfs.ninep.codec.messages import NOFID, Fcall
+from mqfs.ninep.codec.messages import KEEP32, KEEP64, NOFID, Fcall
 from mqfs.ninep.codec.wire import IO_OVERHEAD
 from mqfs.ninep.server import resumable
 from mqfs.ninep.server.fids import Fid, file_mode, stat
@@ -32,7 +32,6 @@ OTRUNC, OCEXEC, ORCLOSE = 0x10, 0x20, 0x40
 OAPPEND = 0x80  # Linux in 9P2000.u; every write appends here
 DMDIR, DMAPPEND = 0x8000_0000, 0x4000_0000
 DM_SPECIAL = 0x03B0_0000  # .u: symbolic link, link, device, named pipe, socket
-KEEP16, KEEP32, KEEP64 = 0xFFFF, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF
 FILLS = (",v9fs", "!v9fs")  # after the aname (mount(8) accepts no comma in it): this client repeats reads
 
 
