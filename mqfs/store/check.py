@@ -245,8 +245,8 @@ class Checker:
         if self.fix and (bad or not whole) and self.disk.exists(f"{self.path}/replica"):
             # It would be another than the copies have: what is appended to it would overwrite theirs.
             self.report(
-                f"note: group {number}: {newest.name} is left as it is, for a replica has it (move the store away and start "
-                f"from the replica; where there is none any more remove {self.path}/replica)"
+                f"note: group {number}: {newest.name} is left as it is, for a replica has it (move the store away and "
+                f"start from the replica; where there is none any more remove {self.path}/replica)"
             )
         elif self.fix and (bad or not whole):
             self._write_newest(number, newest, bound, whole, state)

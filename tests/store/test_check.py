@@ -200,8 +200,8 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
         DiskStore(f"{tmp_path}/foreign/file")
 
 
-def test_a_newest_segment_that_a_replica_has_is_not_written_anew(tmp_path: Path) -> None:
-    """What was appended to another one would be copied over what is whole there."""
+def test_a_newest_segment_that_a_replica_has_is_left_as_it_is(tmp_path: Path) -> None:
+    """Records behind a rewritten one would be copied over those that are whole there."""
     path = str(tmp_path / "store")
     fill(path)
     newest = max((tmp_path / "store/buckets/01/1").glob("*.log"))

@@ -19,13 +19,14 @@ import time
 from collections.abc import Iterator
 
 from mqfs import limits
-from mqfs.errors import MqfsError, Unsupported
+from mqfs.errors import BadStore, MqfsError, Unsupported
 from mqfs.net.sockets import peer, reachable
 from mqfs.ring.server import fd_keeper
 
 log = logging.getLogger("mqfs")
 
 PATIENCE_S = 1.0
+ANSWER_S = 30.0  # at a start, of a keeper whose machine is short of memory
 _PACKET_BYTES = 256
 
 
@@ -48,16 +49,27 @@ class KeeperLink:
 
     @staticmethod
     def held(store_path: str) -> dict[tuple[int, int], int]:
-        """The descriptors held by a live keeper, by (group, generation); none without one."""
+        """The descriptors held by a live keeper, by (group, generation); none without one. Raises BadStore where it
+        does not answer: its rings may hold messages that are nowhere else."""
         found: dict[tuple[int, int], int] = {}
-        try:
-            with _connect(store_path) as sock:
-                for name, fd in _listed(sock):
-                    group, _, generation = name.partition(b".")
-                    found[int(group), int(generation)] = fd
-        except (OSError, ValueError):
-            pass
-        return found
+        deadline = time.monotonic() + ANSWER_S
+        while True:
+            try:
+                with _connect(store_path) as sock:
+                    for name, fd in _listed(sock):
+                        group, _, generation = name.partition(b".")
+                        found[int(group), int(generation)] = fd
+                return found
+            except TimeoutError:
+                while found:
+                    os.close(found.popitem()[1])
+                if time.monotonic() > deadline:
+                    raise BadStore(
+                        f"{store_path}/{fd_keeper.NAME}: the process that keeps the rings does not answer (expected it "
+                        f"within {ANSWER_S:g} s; to start without what only rings have kill it)"
+                    ) from None
+            except (OSError, ValueError):
+                return found
 
     def keep(self, group: int, generation: int, fd: int) -> None:
         """Have it hold a ring."""
@@ -212,6 +224,7 @@ def _listed(sock: socket.socket) -> Iterator[tuple[bytes, int]]:
             return  # the end; or no answer of ours
         os.set_inheritable(fds[0], False)
         yield name, fds[0]
+    raise TimeoutError
 
 
 def _remove_old(path: str) -> None:

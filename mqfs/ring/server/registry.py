@@ -375,9 +375,10 @@ def _first_untaken(held: Ring) -> int:
     """The sequence of the first record that the last server may not have taken; 0 where that is corrupt."""
     taker = held.consumer(kept=True, hold=True)
     try:
+        following = held.next  # first: a client may publish meanwhile
         data = taker.range(1, 0)
         if not data:
-            return held.next
+            return following
         rows = ring.scan(data)
         return rows.sequences[0] if len(rows.sequences) else 0
     except errors.Damaged:

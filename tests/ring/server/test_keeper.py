@@ -9,12 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mqfs import limits, ring
+from mqfs import errors, limits, ring
+from mqfs.ring.server import keeper_link
 from mqfs.ring.server.keeper_link import KeeperLink
 from tests.support.anyone import NOBODY, plain_environment, python_for_anyone
 from tests.support.eventually import HANG_S, eventually
@@ -97,6 +99,24 @@ def test_rings_outlive_a_killed_server(store: Path, link: KeeperLink) -> None:
     link.quit()
     assert KeeperLink.held(str(store)) == {}
     assert list(store.iterdir()) == []
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_keeper_that_does_not_answer_at_once(store: Path, monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
+    """Its rings are waited for, and never taken for none."""
+    kill(server(store))
+    [keeper] = keepers(store)
+    os.kill(keeper, signal.SIGSTOP)
+    later = threading.Timer(2 * keeper_link.PATIENCE_S, os.kill, (keeper, signal.SIGCONT))
+    later.start()
+    monkeypatch.setattr(keeper_link, "ANSWER_S", HANG_S if answers else 0.1)
+    if answers:
+        assert taken(store) == {(3, 30): b"of group 3", (4, 40): b"of group 4"}
+    else:
+        with pytest.raises(errors.BadStore, match="does not answer"):
+            taken(store)
+    later.join()
 
 
 @pytest.mark.process
