@@ -135,6 +135,8 @@ class Locks:
             self.release(key, wanted.owner)
         if self.conflict(key, wanted) is None:
             self._put(key, wanted)
+            if not wanted.exclusive:  # its owner may have had an exclusive one there
+                self._serve(key, wanted.start, wanted.end)
             return None
         if not wait:
             return False

@@ -72,6 +72,17 @@ def test_a_lock_that_waits_can_be_interrupted(mq: Path, served: Served, kind: st
     eventually(lambda: served.sizes()["locks"] == 0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lock_that_becomes_shared_lets_shared_ones_in(mq: Path, kind: str) -> None:
+    lock, fd = getattr(fcntl, kind), os.open(mq / "s", os.O_RDWR)
+    lock(fd, fcntl.LOCK_EX)
+    with Child(mq, HOLDER.format(kind=kind).replace("LOCK_EX", "LOCK_SH")) as waiting:
+        eventually(lambda: calls(waiting.process.pid, KINDS[kind]))
+        lock(fd, fcntl.LOCK_SH)
+        assert waiting.line() == "held"
+    os.close(fd)
+
+
 def test_any_close_ends_a_process_s_posix_locks_but_not_its_flocks(mq: Path) -> None:
     one, two = os.open(mq / "s", os.O_RDWR), os.open(mq / "s", os.O_RDWR)
     try_it = 'fd = os.open(mq + "/s", os.O_RDWR)\nfor k in (fcntl.lockf, fcntl.flock):\n try: k(fd, 6); print("got")\n'
