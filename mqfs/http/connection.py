@@ -180,7 +180,7 @@ class Connection:
         except Gone:
             raise
         except Exception:
-            log.exception("%s: %s %s failed", self.peer.where, request.method, request.target)
+            log.exception("%s: %s %s failed", self.peer.where, request.method, request.shown)
             answer = Answer(500, b"internal server error (see the server log)\n")
         if not request.complete:
             self._closing = self._unread = True
@@ -452,6 +452,6 @@ def repeatable(call: Call, route: Route, data: bytes) -> RepeatedPublish | None:
     found, end = _LENGTH.search(data), data.find(_HEAD_END) + len(_HEAD_END)
     if found is None or found.end() > end or keys(call) or not is_plain(call.group) or request.expects_continue:
         return None
-    if is_structured(request.headers):
+    if is_structured(request.headers) or call.option("reply") is not None:
         return None
     return RepeatedPublish(call, data[: found.start(1)], data[found.end(1) : end])

@@ -148,18 +148,18 @@ class Table:
 
     @_by_key.default
     def _index(self) -> dict[Any, Route]:
-        return {(route.method, route.kind, route.verb): route for route in self.routes}
+        own = {(route.method, route.kind, route.verb): route for route in self.routes}
+        gets = [route for route in self.routes if route.method == "GET" and not route.changes]
+        heads = {("HEAD", route.kind, route.verb): route for route in gets}
+        return own | heads | own  # a HEAD of its own comes before that of a GET
 
     def methods(self, target: Target) -> tuple[str, ...]:
-        """The methods of a target. A HEAD is a GET without the body."""
-        found = [route.method for route in self.routes if (route.kind, route.verb) == (target.kind, target.verb)]
-        return tuple(dict.fromkeys([*found, *(["HEAD"] if "GET" in found else [])]))
+        """The methods of a target. A HEAD is a GET without the body; a GET that changes something has none."""
+        return tuple(method for method, *key in self._by_key if key == [target.kind, target.verb])
 
     def find(self, method: str, target: Target, path: Path) -> Route:
         """Raises NotFound where there is nothing, NotAllowed where there is no such method."""
         route = self._by_key.get((method, target.kind, target.verb))
-        if route is None and method == "HEAD":
-            route = self._by_key.get(("GET", target.kind, target.verb))
         if route is not None:
             return route
         if target.kind == "bare group":

@@ -17,7 +17,7 @@ import trio
 
 from mqfs import limits
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import OverLimit, printable
+from mqfs.errors import OverLimit
 from mqfs.http.answers import Answer
 from mqfs.http.claims import Claims
 from mqfs.http.connection import Connection
@@ -178,13 +178,12 @@ class HttpServer(Acceptor):
     # ------------------------------------------------------------ answers
 
     def note(self, peer: Peer, request: Request, answer: Answer) -> None:
-        """Count an answer that begins, and trace it. The query may have secrets."""
+        """Count an answer that begins, and trace it."""
         self.requests[request.method, answer.status] += 1
         if self._trace is not None:
-            path = printable(request.target.partition("?")[0])
             size = f" {len(answer.body)} bytes" if isinstance(answer.body, bytes) else ""
             where = peer.where.removeprefix("http ")
-            self._trace(f"{where} {request.method} {path} {request.size} bytes -> {answer.status}{size}")
+            self._trace(f"{where} {request.method} {request.shown} {request.size} bytes -> {answer.status}{size}")
 
     @property
     def streams(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 import httptools
 
 from mqfs import limits
-from mqfs.errors import BadRequest, MqfsError
+from mqfs.errors import BadRequest, MqfsError, printable
 from mqfs.http.answers import BadVersion, TooManyHeaders, UnknownCoding
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -53,6 +53,11 @@ class Request:
     def replace(self, body: bytes) -> None:
         """Another body comes with the same head."""
         self._body, self.size = BytesIO(body), len(body)
+
+    @property
+    def shown(self) -> str:
+        """Its target for a log: without the query, which may have secrets."""
+        return printable(self.target.partition("?")[0])
 
     @property
     def announced(self) -> int:

@@ -19,6 +19,7 @@ import trio.testing
 
 from mqfs.engine.group import Group
 from mqfs.engine.tree.tree import Tree
+from mqfs.http.routes import TREE, Table
 from mqfs.http.server import HttpServer
 from mqfs.net.peer import Peer
 from mqfs.serving.accept import listen
@@ -45,8 +46,8 @@ class Reply(NamedTuple):
 class HttpSubject:
     """Group `g` of a tree in memory, or of that store. `answers`: what came to requests that waited."""
 
-    def __init__(self, store: Store | None = None) -> None:
-        self.store = store or MemoryStore()
+    def __init__(self, store: Store | None = None, table: Table = TREE) -> None:
+        self.store, self._table = store or MemoryStore(), table
         self.clock = ManualClock()
         self.answers: list[tuple[int, Reply]] = []
         self._waiting: dict[int, tuple[socket.socket, bytes]] = {}
@@ -61,7 +62,7 @@ class HttpSubject:
         self.tree = Tree(self.store, self.clock, owner=USER)
         self.group = cast(Group, self.tree.mkdir(USER, self.tree.root, "g", 0o755))
         self._server, self._end = HttpServer(self.tree), trio.Event()
-        self._server.add(listen(f"unix!{self._address}"))
+        self._server.add(listen(f"unix!{self._address}"), self._table)
         self._token = trio.lowlevel.current_trio_token()
         # nothing waits for a thread, or by the clock
         with lowered(NAMES_S=1 << 40, TURN_LONG_S=1 << 40, TURN_SHARED_S=-1):

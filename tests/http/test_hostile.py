@@ -12,11 +12,14 @@ from urllib.parse import quote
 
 import pytest
 
+from mqfs.http.answers import Answer
+from mqfs.http.call import Call
 from mqfs.http.dialects import ntfy, qpubs
 from mqfs.http.dialects.ntfy import PARTS
 from mqfs.http.openapi import option
 from mqfs.http.route import Route
-from mqfs.http.routes import ROUTES, TREE
+from mqfs.http.routes import ROUTES, TREE, Table
+from tests.http.subject import HttpSubject
 from tests.http.web import Web
 from tests.support.eventually import HANG_S
 from tests.support.server import short_folder
@@ -128,6 +131,23 @@ def test_no_value_is_a_fault_of_the_server(faces: Web, face: str) -> None:
     connection.close()
     assert "Traceback" not in faces.server.text()
     assert found[400] > 10, found
+
+
+async def fault(call: Call) -> Answer:
+    raise ZeroDivisionError("division by zero")
+
+
+def test_a_fault_of_the_server_is_logged_without_the_query(caplog: pytest.LogCaptureFixture) -> None:
+    """A client of ntfy may give its token there."""
+    subject = HttpSubject(table=Table((Route("GET", "health", "/.health", fault, "Fail.", options=("*",)),)))
+    try:
+        reply = subject.ask(0, "GET", "../.health?auth=c2VjcmV0&x=1")
+    finally:
+        subject.end()
+    assert (reply.status, reply.body) == (500, b"internal server error (see the server log)\n")
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == ["GET /.health failed"]
+    assert "ZeroDivisionError" in caplog.text
+    assert "c2VjcmV0" not in caplog.text
 
 
 def memory_of(web: Web) -> int:

@@ -237,6 +237,15 @@ def test_a_page_of_another_site_publishes_nothing(ntfy: Ntfy, topic: str) -> Non
     assert len(ntfy.poll(topic)) == 1
 
 
+def test_a_head_publishes_nothing(ntfy: Ntfy, topic: str) -> None:
+    """A monitor of addresses asks so."""
+    for verb in ("publish", "send", "trigger"):
+        reply = ntfy.ask("HEAD", f"/{topic}/{verb}?message=x")
+        assert (reply.status, reply.headers["Allow"]) == (405, "GET"), verb
+    assert ntfy.ask("HEAD", "/v1/health").status == 200
+    assert ntfy.poll(topic) == []
+
+
 def test_a_priority_is_that_of_claims(ntfy: Ntfy) -> None:
     for priority in (1, 2, 3, 4, 5):
         assert ntfy.post("/claimed", "x", P=str(priority)).status == 200

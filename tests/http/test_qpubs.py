@@ -143,6 +143,13 @@ def test_a_page_of_another_site_emits_nothing(pubs: Web, place: str) -> None:
     assert pubs.get(f"{place.removeprefix('/.qpubs')}/.stats").json["written"] == 0
 
 
+def test_a_head_emits_nothing(pubs: Web, place: str) -> None:
+    for verb in ("emit", "ignore"):
+        reply = pubs.ask("HEAD", f"{place}/{verb}?name=x&value=1")
+        assert (reply.status, reply.headers["Allow"]) == (405, "GET, POST"), verb
+    assert pubs.get(f"{place.removeprefix('/.qpubs')}/.stats").json["written"] == 0
+
+
 def test_without_the_option_there_is_nothing(web: Web, group: str) -> None:
     assert web.post(f"/.qpubs{group}/emit?name=x&value=1").status == 404
     assert web.get(f"{group}/.stats").json["written"] == 0

@@ -162,6 +162,16 @@ def test_a_key_in_the_query_holds(web: Web, group: str) -> None:
     assert web.get(f"{group}/s").body == b"x"
 
 
+def test_each_request_gets_its_reply(web: Web, group: str) -> None:
+    with web.server.connect() as client, publisher(web, f"{group}/s?reply=60s") as it:
+        there = client.group(group[1:])
+        there.create("s")
+        worker = there.work("w", lambda claim: there.reply(claim.message, claim.body[::-1]), over="s")
+        answers = [it.send(body) for body in (b"abc", b"def", b"ghi")]
+        worker.stop()
+    assert [(statuses(one), one[-3:]) for one in answers] == [([200], b"cba"), ([200], b"fed"), ([200], b"ihg")]
+
+
 def test_a_connection_that_is_to_close(web: Web, group: str) -> None:
     with publisher(web, f"{group}/s") as it:
         it.send(b"1")
