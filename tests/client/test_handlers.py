@@ -157,6 +157,7 @@ def test_a_registration_that_fails_leaves_nothing(
     """It has no part in the messages of the handler's other registrations, and no thread."""
     with server.connect(reconnect=HANG_S) as client:
         group, handler = client.group("g", create=True, ctl=["replay all"]), Collector()
+        group.create("a.b")
         for pattern in patterns:
             group.on(pattern, handler)
         before, cursor = set(threading.enumerate()), group._origin.cursor
