@@ -86,6 +86,9 @@ def put(stream: str, body: Sequence[str], **options: Any) -> None:
         raise ToolError("--delay and --at: both given (expected one)", USAGE)
     if body and options["lines"]:
         raise ToolError("-l and BODY: both given (expected one)", USAGE)
+    for name in ("id", "expect"):  # of one message
+        if options["lines"] and options[name] is not None:
+            raise ToolError(f"-l and --{name}: both given (expected one)", USAGE)
     fields = {key: options[key] for key in ("delay", "at", "ttl", "priority", "id", "key", "single", "expect")}
     metadata = Metadata(**fields, headers=trace_headers(os.environ) | headers_of(options["headers"]))
     bodies = bodies_of(body, lines=options["lines"], newline=not options["no_newline"])

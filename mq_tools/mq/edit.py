@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from itertools import islice
 
 from mq_tools.cursor import Cursor, Message, quote
 from mq_tools.errors import ToolError, reason
@@ -25,7 +26,7 @@ _OWN = ("sender", "id", "held", "single", "ttl")  # set by the server, or anothe
 def edit_dead_letters(group: str, stream: str | None, count: int) -> Iterator[tuple[int, str]]:
     """Edit at most `count` dead letters (of that stream), the oldest first: the sequence of each, and what became of
     it. Raises ToolError."""
-    for letter in _letters(group, stream)[:count]:
+    for letter in _letters(group, stream, count):
         body = _edited(letter)
         if body is None:
             yield letter.sequence, "unchanged, left"
@@ -35,7 +36,7 @@ def edit_dead_letters(group: str, stream: str | None, count: int) -> Iterator[tu
         yield letter.sequence, f"sent to {letter.headers['stream']}"
 
 
-def _letters(group: str, stream: str | None) -> list[Message]:
+def _letters(group: str, stream: str | None, count: int) -> list[Message]:
     lines = read_text(os.path.join(group, "ctl")).splitlines()
     dead = next(line.split(" ", 1)[1] for line in lines if line.startswith("dead "))
     name = dead[1:-1].replace("''", "'") if dead.startswith("'") else dead
@@ -43,10 +44,10 @@ def _letters(group: str, stream: str | None) -> list[Message]:
         return []
     cursor = Cursor(group)
     try:
-        found = list(by_cursor(cursor, name))
+        origins = ((letter, letter.headers.get("stream")) for letter in by_cursor(cursor, name))
+        return list(islice((letter for letter, origin in origins if origin and stream in (None, origin)), count))
     finally:
         cursor.close()
-    return [letter for letter in found if "stream" in letter.headers and stream in (None, letter.headers["stream"])]
 
 
 def _edited(letter: Message) -> bytes | None:
@@ -71,7 +72,9 @@ def _edited(letter: Message) -> bytes | None:
 
 
 def _send(group: str, letter: Message, body: bytes) -> None:
-    keys: dict[str, object] = {"stream": letter.headers["stream"], "id": f"edit of {letter.stream} {letter.sequence}"}
+    """Publish the changed message. Raises ToolError, also where it has no receiver: the dead letter stays."""
+    origin = letter.headers["stream"]
+    keys: dict[str, object] = {"stream": origin, "id": f"edit of {letter.stream} {letter.sequence}", "kept": True}
     if "priority" in letter.headers:
         keys["priority"] = int(letter.headers["priority"])
     left_out = (*_LETTER, *_OWN, "priority")
@@ -81,3 +84,11 @@ def _send(group: str, letter: Message, body: bytes) -> None:
     path = os.path.join(group, ".put")
     with open_file(path, os.O_RDWR) as fd:
         write(fd, json.dumps(keys, ensure_ascii=False).encode() + b"\n" + body, path)
+        answer = os.read(fd, 100).split()
+    if not answer:
+        raise ToolError(f"dead letter {letter.sequence}: discarded: stream {origin!r} is full (the dead letter stays)")
+    if answer[-1] == b"0":
+        raise ToolError(
+            f"dead letter {letter.sequence}: no receiver of {origin!r} (expected a consumer or a reader;"
+            " the dead letter stays)"
+        )

@@ -29,7 +29,10 @@ def request(stream: TreePath, body: bytes, headers: Mapping[str, str], timeout_s
         path = stream.file(".put")
         with open_file(path, os.O_RDWR) as fd:
             write(fd, head.encode("utf-8", "surrogateescape") + b"\n" + body, path)
-            if os.read(fd, 100).split()[-1:] == [b"0"]:
+            answer = os.read(fd, 100).split()
+            if not answer:
+                raise ToolError(f"{stream.path}: discarded: stream is full")
+            if answer[-1] == b"0":
                 raise ToolError(f"{stream.path}: no reply possible (expected a consumer or a reader)")
         try:
             return os.read(replies, READ_BYTES)

@@ -123,6 +123,14 @@ def test_put_metadata(server: Server) -> None:
     assert "for one\n" not in [row["body"] for row in kept(group)], "no mere reader sees it"
 
 
+@pytest.mark.parametrize("option", ["id", "expect"])
+def test_put_lines_takes_no_option_of_one_message(server: Server, option: str) -> None:
+    group = server.group(f"put lines {option}", "replay all", "dedup 1h", streams=["s"])
+    text = refused(2, "put", "-l", f"--{option}", 0, group / "s", input=b"1\n2\n")
+    assert text == f"-l and --{option}: both given (expected one)"
+    assert kept(group) == []
+
+
 def test_put_without_a_body_removes_a_key(server: Server) -> None:
     group = server.group("put keys", "replay key", streams=["s"])
     for key, body in (("a", b"1"), ("b", b"2"), ("a", b"")):
@@ -342,6 +350,32 @@ def test_a_dead_letter_is_edited_and_sent(server: Server, tmp_path: Path) -> Non
         assert text in refused(1, "redrive", "--edit", group, env=environment(EDITOR=command))
 
 
+@pytest.mark.parametrize(
+    ("more", "change", "text"),
+    [
+        (["replay all", "depth 1", "full drop-new"], "depth 1", ": discarded: stream 's' is full"),
+        (["replay off"], "remove w", ": no receiver of 's' (expected a consumer or a reader"),
+    ],
+    ids=["discarded", "not-retained"],
+)
+def test_a_dead_letter_stays_where_the_edited_message_has_no_receiver(
+    server: Server, tmp_path: Path, more: list[str], change: str, text: str
+) -> None:
+    group = server.group(
+        f"edit {more[0]}", *more, "retries 1", "consumer w s", "consumer d dead", streams=["s", "dead"]
+    )
+    said("put", "-N", group / "s", "one")
+    mq_work("-n", 1, group / ".consumers" / "w", "false")
+    if change.startswith("remove"):
+        said("ctl", group, "remove d")
+    said("ctl", group, change)
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\necho two > "$1"\n')
+    editor.chmod(0o755)
+    assert text in refused(1, "redrive", "--edit", group, env=environment(EDITOR=str(editor)))
+    assert [row["body"] for row in kept(group, "dead")] == ["one"]
+
+
 def test_put_on_a_condition(server: Server) -> None:
     group = server.group("expected", "replay all", streams=["s"])
     said("put", "--expect", 0, group / "s", "one")
@@ -386,6 +420,13 @@ def test_request(server: Server, deliver: str) -> None:
         replier.kill()
         replier.wait()
     assert [name for name in os.listdir(group) if name.startswith("reply")] == []
+
+
+def test_a_request_that_is_discarded_does_not_wait(server: Server) -> None:
+    group = server.group("asked full", "replay all", "depth 1", "full drop-new", streams=["s"])
+    said("put", group / "s", "x")
+    text = refused(1, "request", "--timeout", f"{HANG_S:.0f}s", group / "s", "abc")
+    assert text == f"{group}/s: discarded: stream is full"
 
 
 def test_redrive(server: Server) -> None:

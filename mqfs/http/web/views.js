@@ -337,7 +337,10 @@ export async function showDead(names, view) {
         if (key === "priority" || key === "single" || key === "key") query.set(key, key === "single" ? "yes" : value);
         else if (!NOT_SENT.has(key)) query.set(`h-${key}`, value);
       }
-      await ask("POST", `${pathOf([...group, stream])}?${query}`, { body: text.value });
+      const answer = await ask("POST", `${pathOf([...group, stream])}?${query}`, { body: text.value });
+      const { sequence, retained } = await answer.json();
+      if (sequence === null) throw new Problem(0, `discarded: ${stream} is full (the dead letter stays)`);
+      if (!retained) throw new Problem(0, `no receiver of ${stream} (the dead letter stays)`);
       await command(group, `drop ${quote(dead)} ${message.sequence}`);
       notice(`${message.sequence} sent to ${stream}`);
       await load();
