@@ -200,11 +200,26 @@ class DiskStore:
             self._removing.pop(number, None)
             self.full.pop(number, None)
 
+        self._empty(gone)
+
+    def _empty(self, gone: str) -> None:
+        """Remove a folder of files, in portions: commits go between them."""
+
+        def remove_some() -> None:
+            until = time.monotonic() + PORTION_S
+            for name in self.disk.listdir(gone):
+                self.disk.unlink(f"{gone}/{name}")
+                if time.monotonic() > until:
+                    return
+            self.disk.rmdir(gone)
+
         def removed(error: OSError | None) -> None:
             if error is not None:
                 log.warning("%s stays until the next start: %s", gone, error)
+            elif not self._closed and self.disk.exists(gone):
+                self._empty(gone)
 
-        self.committer.request(gone, lambda: remove_tree(self.disk, gone), removed, 0.0)
+        self.committer.request(gone, remove_some, removed, 0.0)
 
     def tick(self) -> None:
         self.descriptors.rest()

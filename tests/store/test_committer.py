@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import queue
 import sys
 import threading
@@ -19,7 +20,7 @@ from mqfs.model import Kind
 from mqfs.store.api import Bucket
 from mqfs.store.commit_thread import CommitThread
 from mqfs.store.disk import Disk
-from mqfs.store.store import DiskStore
+from mqfs.store.store import PORTION_S, DiskStore
 from tests.support.eventually import HANG_S
 from tests.support.temp_store import SMALL, lowered
 
@@ -239,3 +240,36 @@ def test_a_group_that_is_made_while_the_store_closes_is_there_at_the_next_start(
     again = DiskStore(f"{tmp_path}/store")
     assert again.groups() == [number]
     again.close()
+
+
+class UnlinkingDisk(Disk):
+    """Each removal of a file takes longer than a portion."""
+
+    def __init__(self) -> None:
+        self.unlinked = 0
+
+    def unlink(self, path: str) -> None:  # type: ignore[override]
+        self.unlinked += 1
+        time.sleep(2 * PORTION_S)
+        Disk.unlink(path)
+
+
+def test_commits_go_between_the_files_of_a_removed_group(tmp_path: Path) -> None:
+    disk, told = UnlinkingDisk(), list[object]()
+    with lowered(SEGMENT_BYTES=2_048, SEGMENT_FIRST_BYTES=512):
+        store, bucket, calls = made(tmp_path, disk)
+        large = store.make(store.number(), b"{}")
+        large.writer.state = lambda: b"{}"
+        for _ in range(200):
+            large.writer.append(Kind.MESSAGE, 16, 0, b"x" * 100)
+        disk.unlinked = 0
+        store.remove(large.id)
+        bucket.writer.append(Kind.MESSAGE, 16, 0, b"x")
+        bucket.upkeep.sync(told.append)
+        while not told:
+            calls.get(timeout=HANG_S)()
+        assert disk.unlinked <= 2
+        while os.listdir(store.staging):
+            calls.get(timeout=HANG_S)()
+        assert disk.unlinked > 10
+        store.close()
