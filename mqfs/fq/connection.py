@@ -22,8 +22,9 @@ from mqfs.fq.delivery import Delivery
 from mqfs.fq.exchanges import Counts, Exchanges
 from mqfs.fq.publishing import Publisher, address, origin
 from mqfs.fq.queues import Queue
-from mqfs.model import User
+from mqfs.model import Step, User, Wait
 from mqfs.net.peer import Peer
+from mqfs.serving.await_step import await_step
 from mqfs.serving.fairness import FairQueue, TimeSlice
 from mqfs.serving.stream import Gone, SocketStream
 
@@ -165,8 +166,15 @@ class Client:
     async def _receive(self, channel: SocketStream, parser: MessageParser) -> None:
         """Publish what it sends, until the end of the connection. If its commands have ended, wait no longer for what
         it sent before."""
-        publisher, time_slice = Publisher(self.exchanges, self.user, self.counts, self.node), TimeSlice(self.fair_queue)
-        channel.before_wait = publisher.before_wait = time_slice.pause
+        time_slice = TimeSlice(self.fair_queue)
+        channel.before_wait = time_slice.pause
+
+        async def await_room(step: Step[int]) -> int:
+            if isinstance(step, Wait):
+                time_slice.pause()
+            return await await_step(step)
+
+        publisher = Publisher(self.exchanges, self.user, self.counts, self.node, await_room)
         origin_of = self._origins(relayed=self.is_peer)
         held = 0
         try:

@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from mqfs import limits
 from mqfs.engine.tree.tree import Tree
@@ -17,9 +17,8 @@ from mqfs.errors import MqfsError, TooLong
 from mqfs.fq.codec import HOP_BYTES, Message
 from mqfs.fq.exchanges import Counts, Exchange, Exchanges
 from mqfs.fq.queues import Queue
-from mqfs.model import Step, User, Wait
+from mqfs.model import Step, User
 from mqfs.records import headers
-from mqfs.serving.await_step import await_step
 from mqfs.store.api import Handle
 from mqfs.syntax.escape import escape
 
@@ -43,13 +42,20 @@ def origin(sender: bytes, hops: bytes) -> bytes:
 
 
 class Publisher:
-    """Publish the messages of one connection for data."""
+    """Publish the messages of one connection. `await_step`: how it waits for room, without its user's turn."""
 
-    def __init__(self, exchanges: Exchanges, user: User, counts: Counts, node: bytes) -> None:
+    def __init__(
+        self,
+        exchanges: Exchanges,
+        user: User,
+        counts: Counts,
+        node: bytes,
+        await_step: Callable[[Step[int]], Awaitable[int]],
+    ) -> None:
         self._exchanges, self._tree, self._user = exchanges, exchanges.tree, user
         self._counts, self._node = counts, node
         self._handles: dict[Exchange, Handle] = {}
-        self.before_wait: Callable[[], object] = bool  # called where it has to wait for room
+        self._await_step = await_step
 
     async def publish(self, messages: Iterable[Message], origin_of: Callable[[Message], bytes | None]) -> None:
         """Append the messages that a queue wants. Waits where a queue whose policy is `block` has no room.
@@ -115,10 +121,7 @@ class Publisher:
         """Append one batch. A refusal is in `.errors`, and its messages count as without a route."""
         dropped = {queue: lost for queue, count in queued.items() if (lost := _dropped(exchange, queue, count))}
         try:
-            step: Step[int] = self._handle(exchange).write(b"".join(frames))
-            if isinstance(step, Wait):
-                self.before_wait()
-            await await_step(step)
+            await self._await_step(self._handle(exchange).write(b"".join(frames)))
         except MqfsError as error:
             self._count("no_route", len(frames), exchange)
             if not isinstance(error, TooLong):

@@ -78,7 +78,7 @@ class Web:
         self._users.require_name(call.user, str(texts["sender"]))
         route, exchange, sender = (str(text).encode() for text in texts.values())
         counts = Counts()
-        publisher = Publisher(self._exchanges, call.user, counts, self._node)
+        publisher = Publisher(self._exchanges, call.user, counts, self._node, call.front.await_step)
         head = origin(sender, self._node + address(call.account))
         message = Message(exchange, route, secrets.token_bytes(ID_BYTES), call.body)
         try:
@@ -96,7 +96,7 @@ class Web:
         return Answer(302, headers=[("Location", f"{scheme}://{host}:{port}/.web/")])
 
     async def _stats(self, call: Call) -> Answer:
-        return as_json(stats(self._exchanges, call.user))
+        return as_json(await stats(self._exchanges, call.user, call.front.pause))
 
     def _point(self, verb: str, do: Callable[[Call], Awaitable[None]], done: str, *options: str) -> tuple[Route, Route]:
         """The routes of a command, which is a GET for fq's clients."""
@@ -153,28 +153,28 @@ def _problem(error: MqfsError, plain: bool) -> tuple[str, bytes]:
 # ---------------------------------------------------------------- `/stats.json`: counters, as fq names them
 
 
-def stats(exchanges: Exchanges, user: User) -> dict[str, Any]:
+async def stats(exchanges: Exchanges, user: User, pause: Callable[[], Awaitable[None]]) -> dict[str, Any]:
     """Counters of this run: of the exchanges that a user may read, the queues bound to one of them, and the user's own
-    queues that are bound to none."""
-    shown = [exchange for exchange in exchanges if _may_read(exchanges, user, exchange)]
-    names = {exchange.name for exchange in shown}
-    queues = [
-        queue
-        for queue in exchanges.queues.values()
-        if queue.exchanges & names or (not queue.exchanges and owns(user, queue.owner))
-    ]
-    return {
-        "version": __version__,
-        "exchanges": {
-            **{_text(exchange.name): _exchange(exchange) for exchange in shown},
-            "_aggregate": {
-                **_counts(exchanges.counts),
-                "no_exchange": exchanges.counts.no_exchange,
-                "size_dropped": exchanges.counts.size_dropped,
-            },
-        },
-        "queues": {_text(queue.name): _queue(queue, shown) for queue in queues},
+    queues that are bound to none. `pause`: awaited for each, as there may be many."""
+    shown: dict[bytes, Exchange] = {}
+    counters: dict[str, Any] = {}
+    for exchange in exchanges:
+        await pause()
+        if not exchange.group.removed and _may_read(exchanges, user, exchange):
+            shown[exchange.name] = exchange
+            counters[_text(exchange.name)] = _exchange(exchange)
+    counters["_aggregate"] = {
+        **_counts(exchanges.counts),
+        "no_exchange": exchanges.counts.no_exchange,
+        "size_dropped": exchanges.counts.size_dropped,
     }
+    queues: dict[str, Any] = {}
+    for queue in list(exchanges.queues.values()):
+        await pause()
+        bound = [shown[name] for name in queue.exchanges & shown.keys()]
+        if bound or (not queue.exchanges and owns(user, queue.owner)):
+            queues[_text(queue.name)] = _queue(queue, bound)
+    return {"version": __version__, "exchanges": counters, "queues": queues}
 
 
 def _may_read(exchanges: Exchanges, user: User, exchange: Exchange) -> bool:
@@ -217,8 +217,8 @@ def _route(binding: Binding, exchange: Exchange) -> dict[str, Any]:
     }
 
 
-def _queue(queue: Queue, exchanges: list[Exchange]) -> dict[str, Any]:
-    consumers = [exchange.consumer(queue) for exchange in exchanges if exchange.name in queue.exchanges]
+def _queue(queue: Queue, bound: list[Exchange]) -> dict[str, Any]:
+    consumers = [exchange.consumer(queue) for exchange in bound if not exchange.group.removed]
     return {
         "private": queue.wish.private,
         "type": queue.wish.type or "disk",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import re
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -54,6 +58,36 @@ def test_submit(server: Server, address: str, options: list[str], sender: bytes)
         (message,) = client.receive()
         assert (message.route, message.sender, message.payload) == (b"a", sender, body)
         assert message.hops[4:] == b"\x7f\0\0\x01"
+
+
+def test_submit_waits_for_room_without_the_turn_of_its_user(server: Server, address: str) -> None:
+    """The reader is of the same address as those that wait, and another user is busy meanwhile."""
+    threads, each = 8, 40
+    where, ended = ("127.0.0.1", port(server)), threading.Event()
+    with Client(where, "narrow", "mem:public,block,backlog=4") as reader, Client(address, "busy") as busy:
+        reader.bind("narrow", "prefix:")
+
+        def publish() -> None:
+            connection = http.client.HTTPConnection(*where, timeout=HANG_S)
+            with contextlib.closing(connection):
+                for _ in range(each):
+                    connection.request("POST", "/submit", b"x" * 1_000, {"X-Fq-Exchange": "narrow", "X-Fq-Route": "a"})
+                    assert json.load(connection.getresponse()) == counted(routed=1)
+
+        def hurry() -> None:
+            while not ended.is_set():
+                busy.publish("none", "a", *[b"y"] * 200)
+                busy.counts()
+
+        with ThreadPoolExecutor(threads + 1) as pool:
+            other, done = pool.submit(hurry), [pool.submit(publish) for _ in range(threads)]
+            try:
+                assert len(reader.receive(threads * each)) == threads * each
+                for one in done:
+                    one.result(HANG_S)
+            finally:
+                ended.set()
+            other.result(HANG_S)
 
 
 def test_submit_to_nobody(server: Server, address: str) -> None:
