@@ -42,9 +42,15 @@ class Lifetimes:
     single_ms: int
 
     def expires_ms(self, message: Message, kind: str) -> int:
-        own = message.headers.get(TTL)
-        ttl_ms = parse_duration(own) // _MS if own else self.multi_ms if kind == MULTI else self.single_ms
-        return message.time_ns // _MS + ttl_ms
+        """UNIX time in ms. A single without a lifetime waits for its worker in the group: where the default one is over
+        before it is exported, it has one to two more. A repeat has the same, nearly always."""
+        sent_ms, own = message.time_ns // _MS, message.headers.get(TTL)
+        if own:
+            return sent_ms + parse_duration(own) // _MS
+        if kind == MULTI:
+            return sent_ms + self.multi_ms
+        late_ms = time.time_ns() // _MS - sent_ms
+        return sent_ms + self.single_ms * (1 if late_ms < self.single_ms else late_ms // self.single_ms + 2)
 
 
 class FileWriter:
@@ -55,20 +61,18 @@ class FileWriter:
         self._stopping = link.stopping
         self._buckets: set[str] = set()  # with files that are not synced
 
-    def write(self, message: Message, kind: str) -> None:
-        """Write a message's file, unless it is expired or there."""
+    def write(self, message: Message, kind: str) -> bool:
+        """Write a message's file, unless it is there; False: the message is expired. Raises BadRequest where its topic
+        cannot be in a name."""
         expires_ms = self._lifetimes.expires_ms(message, kind)
         if expires_ms <= time.time_ns() // _MS:
-            return
+            return False
         topic = self._topics.topic_of(message.stream, message.headers.get(TOPIC_HEADER))
-        try:
-            name, rest = self._topics.name(topic, kind, expires_ms, self._origin.unique(message.sequence))
-        except BadRequest as error:
-            log.warning("message %d: passed over: %s", message.sequence, error.detail)
-            return
+        name, rest = self._topics.name(topic, kind, expires_ms, self._origin.unique(message.sequence))
         bucket = self._folder.publish(name, rest, _pieces(message), self._stopping)
         if bucket is not None:
             self._buckets.add(bucket)
+        return True
 
     def remove_leftovers(self) -> None:
         """Remove what killed bridges of this group have begun, and no bridge will write again: it has expired."""
@@ -140,11 +144,17 @@ class MultiExporter:
             for number in range(BATCH):
                 message = self._get(messages, self._poll_s if number == 0 else 0.0)
                 if self._selects(message.stream) and not _is_foreign(message):
-                    self._writer.write(message, MULTI)
+                    self._write(message)
                 self._next = message.sequence + (message.parts if isinstance(message, LargeMessage) else 1)
         if self._next != before:
             self._writer.settle()
             position.write(f"seek {self._next}\n".encode())
+
+    def _write(self, message: Message) -> None:
+        try:
+            self._writer.write(message, MULTI)
+        except BadRequest as error:
+            log.warning("message %d: passed over: %s", message.sequence, error.detail)
 
     def _get(self, messages: CursorSubscription, timeout: float) -> Message:
         while True:
@@ -187,13 +197,21 @@ class SinglesExporter:
         with suppress(TimeoutError):
             while len(claims) < SINGLES:
                 claim = handle.get(0.0)
-                if not _is_foreign(claim.message):
-                    self._writer.write(claim.message, SINGLE)
+                if not _is_foreign(claim.message) and self._write(claim):
                     claims.append(claim)
         self._writer.settle()
         for claim in claims:
             claim.ack()
         return bool(claims)
+
+    def _write(self, claim: Claim) -> bool:
+        """Whether its file is there, so that it may be acknowledged."""
+        try:
+            return self._writer.write(claim.message, SINGLE)
+        except BadRequest as error:
+            log.warning("single %d: dead letter: %s", claim.message.sequence, error.detail)
+            claim.dead(error.detail)
+            return False
 
 
 def _has_singles(row: dict[str, Any]) -> Any:

@@ -18,6 +18,7 @@ import errno
 import fcntl
 import logging
 import os
+import secrets
 import select
 import stat
 import struct
@@ -26,6 +27,8 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO
+
+import attrs
 
 from mqfs import limits
 from mqfs.bridge.names import Name, bucket_number
@@ -178,26 +181,24 @@ class Folder:
         """
         text = str(name)
         bucket = self.bucket_of(text)
+        staged = str(attrs.evolve(name, topic=secrets.token_hex(8)))  # another bridge may write the same one now
         with self.directory("messages", bucket) as messages, self.directory("staging") as staging:
             if _is_there(text, messages):
                 return None
-            self._write(text, staging, [b"\0"], body)
-            if rest:
-                with self.directory("topics", bucket) as topics:
-                    self._write(text, topics, [rest.encode()])
-                    self._sync_directory(topics)
-            while True:
-                try:
-                    os.rename(text, text, src_dir_fd=staging, dst_dir_fd=messages)
-                    return bucket
-                except OSError as error:
-                    if error.errno != errno.EBUSY or stopping.wait(BUSY_S):
-                        raise
+            try:
+                if rest:
+                    with self.directory("topics", bucket) as topics:
+                        self._write(staged, staging, [rest.encode()])
+                        _move(staged, staging, text, topics, stopping)
+                        self._sync_directory(topics)
+                self._write(staged, staging, [b"\0"], body)
+                _move(staged, staging, text, messages, stopping)
+            except BaseException:
+                self.unstage(staged)
+                raise
+        return bucket
 
     def _write(self, name: str, directory: int, *pieces: Iterable[bytes]) -> None:
-        """Write a new file in place of one of that name."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=directory)  # of a bridge that was killed
         with os.fdopen(_open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, directory), "wb") as file:
             for some in pieces:
                 file.writelines(some)
@@ -287,6 +288,16 @@ class Folder:
     def unstage(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError), self.directory("staging") as directory:
             os.unlink(name, dir_fd=directory)
+
+
+def _move(staged: str, staging: int, name: str, directory: int, stopping: threading.Event) -> None:
+    while True:
+        try:
+            os.rename(staged, name, src_dir_fd=staging, dst_dir_fd=directory)
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or stopping.wait(BUSY_S):
+                raise
 
 
 def _is_there(name: str, directory: int) -> bool:

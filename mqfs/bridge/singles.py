@@ -15,7 +15,7 @@ from mqfs import limits
 from mqfs.bridge.folder import Folder, NotPlain
 from mqfs.bridge.importer import Arrival, Singles, append_large, outgoing
 from mqfs.bridge.link import LATER, GroupLink
-from mqfs.errors import BadCommand, Interrupted, MqfsError, TooLong
+from mqfs.errors import BadCommand, Interrupted, MqfsError, StreamFull, TooLong
 from mqfs.syntax.patterns import Words, compile_pattern, has_wildcard
 from mqfs.syntax.quoting import split
 
@@ -139,7 +139,12 @@ class SinglesImporter:
             append_large(self._link, arrival, file)
             return
         file.seek(1)
-        self._link.group.publish_many([outgoing(arrival, file.read(), single=not self._deliver_one)])
+        one = outgoing(arrival, file.read(), single=not self._deliver_one)
+        receipt = self._link.group.publish(
+            one.stream, one.body, ttl=one.ttl, headers=one.headers, id=one.id, single=one.single
+        )
+        if not receipt.sequence:  # its file is the only copy
+            raise StreamFull(f"stream {one.stream!r}: full, the single was discarded (its file stays)")
 
 
 class Readers:

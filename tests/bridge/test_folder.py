@@ -33,7 +33,8 @@ def test_a_file_is_on_disk_before_it_has_its_name(folder: Folder, monkeypatch: p
     fsync, rename = os.fsync, os.rename
 
     def note_fsync(file: int) -> None:
-        calls.append("sync " + os.path.relpath(os.readlink(f"/proc/self/fd/{file}"), folder.path))
+        path = os.path.relpath(os.readlink(f"/proc/self/fd/{file}"), folder.path)
+        calls.append("sync " + (path if path.startswith(("messages", "topics")) else os.path.dirname(path)))
         fsync(file)
 
     def note_rename(old: str, new: str, **more: int) -> None:
@@ -46,8 +47,35 @@ def test_a_file_is_on_disk_before_it_has_its_name(folder: Folder, monkeypatch: p
     assert folder.publish(name, rest, [BODY[1:]], threading.Event()) == "0"
     folder.settle(["0"])
     assert Path(folder.message_path("0", str(name))).read_bytes() == BODY
-    topic = [f"sync topics/0/{name}", "sync topics/0"] if rest else []
-    assert calls == [f"sync staging/{name}", *topic, "rename", "sync messages/0"]
+    topic = ["sync staging", "rename", "sync topics/0"] if rest else []
+    assert calls == [*topic, "sync staging", "rename", "sync messages/0"]
+    assert folder.staged() == []
+
+
+def test_two_bridges_that_write_the_same_message(folder: Folder) -> None:
+    name = Name("s", True, 1 << 41, MULTI, "1" * 32)
+
+    def body(*, other: bool) -> Iterator[bytes]:
+        yield b"one "
+        if other:
+            assert folder.publish(name, "rest", body(other=False), threading.Event()) == "0"
+        yield b"two"
+
+    folder.publish(name, "rest", body(other=True), threading.Event())
+    assert Path(folder.message_path("0", str(name))).read_bytes() == b"\0one two"
+    assert folder.read_rest("0", name) == "rest"
+    assert folder.staged() == []
+
+
+def test_nothing_stays_of_a_body_that_failed(folder: Folder) -> None:
+    def body() -> Iterator[bytes]:
+        yield b"one"
+        raise OSError("the source is away")
+
+    name = Name("s", False, 1 << 41, MULTI, "1" * 32)
+    with pytest.raises(OSError, match="away"):
+        folder.publish(name, "", body(), threading.Event())
+    assert (folder.staged(), folder.files("0")) == ([], [JOB])
 
 
 def test_a_single_is_of_who_has_its_lock(folder: Folder) -> None:

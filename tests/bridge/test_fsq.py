@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -19,6 +20,7 @@ from mqfs.bridge.importer import NAME_HEADER
 from mqfs.bridge.names import MULTI, SINGLE, Origin, Topics
 from mqfs.client import Group
 from mqfs.errors import Disconnected
+from mqfs.syntax.escape import escape
 from tests.bridge.rig import Bridge, Make, Rig, digest, numbers, rig
 from tests.support.eventually import HANG_S, eventually
 
@@ -257,6 +259,46 @@ def test_a_single_stays_in_the_folder_until_a_reader_waits_for_it(make: Make) ->
     eventually(lambda: not [file for file in r.files() if "+s+" in file], "its file is removed")
     node.subscribe()
     assert node.of("done") == []
+
+
+def test_a_single_that_is_discarded_stays_in_the_folder(make: Make) -> None:
+    r = make("depth 1", "full drop-new")
+    node = r.node()
+    bridge = r.bridge("--in")
+    r.group.publish("jobs", b"old")
+    with r.group.consume("workers") as claims:
+        claims.get(60).ack()
+        node.publish("jobs", "job", single=True)
+        with ThreadPoolExecutor(1) as pool:
+            job = pool.submit(claims.get, 60)
+            eventually(lambda: "full, the single was discarded" in bridge.text(), "the warning")
+            assert len([file for file in r.files() if "+s+" in file]) == 1
+            r.group.ctl("depth 0")
+            job.result().ack()
+            assert job.result().body == b"job"
+    eventually(lambda: not [file for file in r.files() if "+s+" in file], "its file is removed")
+
+
+@pytest.mark.parametrize("deliver", ["all", "one"])
+def test_a_single_that_waited_longer_than_the_default_lifetime_is_exported(make: Make, deliver: str) -> None:
+    r = make("replay off", f"deliver {deliver}")
+    r.node().kill()
+    r.group.publish("jobs", "job", single=deliver == "all")
+    old = time.time() + 1.5
+    eventually(lambda: time.time() > old, "it to be old")
+    r.bridge("--out", "--single-ttl", "1s")
+    eventually(lambda: [file for file in r.files() if "+s+" in file], "its file")
+
+
+def test_a_single_whose_topic_is_no_name_is_a_dead_letter(make: Make) -> None:
+    r = make("replay all")
+    r.node().kill()
+    r.group.publish(escape(b"a/b"), "job", single=True, ttl="1h")
+    r.bridge("--out", "--raw-topics")
+    with r.group.take("dead") as claims:
+        letter = claims.get(60)
+    assert (letter.body, letter.message.headers["stream"]) == (b"job", escape(b"a/b"))
+    assert r.files() == []
 
 
 def test_a_stream_of_a_work_queue_gets_one_for_each_reader(make: Make) -> None:
