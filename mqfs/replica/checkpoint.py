@@ -1,7 +1,11 @@
 """Checkpoints of a store beside its replicated log: where a standby or `mqfs restore` begins.
 
     checkpoint/00000000000000000417-1700000000   after frame 417, and when: the segments, in parts
+    checkpoint/00000000000000000000-2596996162   before frame 1: what the store had when its log began
     segment/3/7-40-0-8388608-9ab01234            epoch 3, group 7, segment 40, part 0, its bytes, its CRC-32C
+
+One of before frame 1 has a check sum in place of a time. The frame says it, in place of that of a frame before it: of
+several servers that begin a log at once, one has frame 1, and the checkpoints of the others count for nothing.
 
 A checkpoint has what the log had at a frame, read from the segment files of a running store: bytes behind that are not
 read, and a segment that is compacted meanwhile holds the same messages. Where a segment goes while it is read, the
@@ -20,6 +24,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -33,8 +38,8 @@ from google_crc32c import value
 
 from mqfs import limits
 from mqfs.errors import BadReplica
-from mqfs.replica.frame import Run
-from mqfs.replica.log import Objects, Position, ReplicatedLog
+from mqfs.replica.frame import Run, decode
+from mqfs.replica.log import Objects, Position, ReplicatedLog, Stopped
 from mqfs.replica.state import Have, decode_have, decode_position, encode_have, encode_position
 from mqfs.store.store import folder_of
 
@@ -64,7 +69,7 @@ class Checkpoint:
 
     @property
     def time_s(self) -> int:
-        """When it was whole, in UNIX seconds."""
+        """When it was whole, in UNIX seconds; not of one of before frame 1."""
         return int(self.name.rpartition("-")[2])
 
 
@@ -79,15 +84,17 @@ class Overtaken(Exception):
 class Checkpointer:
     """Makes the checkpoints of one store."""
 
-    def __init__(self, log: ReplicatedLog, path: str) -> None:
+    def __init__(self, log: ReplicatedLog, path: str, stop: threading.Event | None = None) -> None:
+        """`path`: of the store. `stop`: no part is sent any more when it is set."""
         self._log, self._objects, self._path = log, log.objects, path
+        self._stop = stop or threading.Event()
         self._known: dict[str, tuple[int, int, Segment]] = {}  # complete segments, by path: inode and bytes
         self._names: set[str] = set()  # of parts that the newest checkpoint has
 
     def make(self, position: Position, have: Have, follow: Callable[[], int] | None = None) -> Checkpoint:
         """A checkpoint of what the log has after that position. `follow` waits for a batch that begins after the call
-        and returns the number of its last frame; None: the store is not written to. Raises Overtaken, NoAnswer,
-        BadReplica, OSError."""
+        and returns the number of its last frame; None: the store is not written to. Position 0 gets the check sum that
+        frame 1 is to have. Raises Overtaken, Stopped, NoAnswer, BadReplica, OSError."""
         if not self._names and (before := newest(self._log)) is not None:
             self._names = _names_of(before)
         for _ in range(_ATTEMPTS):
@@ -96,8 +103,12 @@ class Checkpointer:
                 segments = list(chain.from_iterable(groups))
             except _SegmentWent:
                 continue
-            whole = position.number if follow is None else follow()
-            name = f"checkpoint/{position.number:020d}-{ceil(time.time())}"
+            whole = max(1, position.number) if follow is None else follow()
+            tail = ceil(time.time())
+            if not position.number:
+                tail = _sum_of(have, segments)
+                position = attrs.evolve(position, crc=tail)
+            name = f"checkpoint/{position.number:020d}-{tail}"
             return self._finish(Checkpoint(name, position, have, segments, whole))
         raise BadReplica("checkpoint: not made: segments are removed faster than they are read")
 
@@ -150,15 +161,17 @@ class Checkpointer:
             if (name := f"segment/{older}/{tail}") in self._names:
                 return Part(len(data), crc, name)
         name = f"segment/{epoch}/{tail}"
+        if self._stop.is_set():
+            raise Stopped
         self._objects.put(name, data)
         self._names.add(name)
         return Part(len(data), crc, name)
 
     def prune(self, keep_s: float, now_s: float) -> None:
         """Remove frames and checkpoints that no restore to the last `keep_s` seconds needs. Raises NoAnswer."""
-        names = list_names(self._log)
-        times = {name: int(name.rpartition("-")[2]) for name in names}
-        base = max((name for name in names if times[name] <= now_s - keep_s), default="")
+        names = _all_names(self._log)
+        times = {name: int(name.rpartition("-")[2]) for name in names if not _is_first(name)}
+        base = max((name for name, time_s in times.items() if time_s <= now_s - keep_s), default="")
         if not base:
             return
         kept = [load(self._log, name) for name in names if name >= base]
@@ -191,9 +204,28 @@ def _encode(made: Checkpoint) -> bytes:
     return json.dumps(body).encode()
 
 
-def list_names(log: ReplicatedLog) -> list[str]:
-    """The names of all checkpoints, the oldest first."""
+def _sum_of(have: Have, segments: Sequence[Segment]) -> int:
+    """A check sum over a checkpoint, never 0: a frame 1 with that has none before it."""
+    return int(value(json.dumps([encode_have(have), segments]).encode())) or 1
+
+
+def _all_names(log: ReplicatedLog) -> list[str]:
     return [name for name in log.objects.list("checkpoint/") if name[11:31].isdecimal() and name[32:].isdecimal()]
+
+
+def _is_first(name: str) -> bool:
+    """Whether it is one of before frame 1."""
+    return not int(name[11:31])
+
+
+def list_names(log: ReplicatedLog) -> list[str]:
+    """The names of all checkpoints that count, the oldest first."""
+    names = _all_names(log)
+    if not names or not _is_first(names[0]):
+        return names
+    first = log.get(1)
+    named = decode(first).previous_crc if first is not None else 0
+    return [name for name in names if not _is_first(name) or int(name[32:]) == named]
 
 
 def load(log: ReplicatedLog, name: str) -> Checkpoint | None:

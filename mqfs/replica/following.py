@@ -263,6 +263,8 @@ def copy_again(replicated: ReplicatedLog, path: str, store: uuid.UUID) -> Follow
     base = checkpoint.newest(replicated)
     if base is None and replicated.get(2) is None and replicated.newest(2) is not None:
         raise NoAnswer("no checkpoint, and the first frames were trimmed")  # an engine not yet whole
+    if base is None and ((first := replicated.get(1)) is None or decode(first).previous_crc):
+        raise NoAnswer("the checkpoint with which it begins is not there")
     return copy_from(replicated, path, store, base)
 
 

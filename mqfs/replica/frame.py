@@ -5,7 +5,7 @@
     8   u32       CRC-32C of all bytes but these four
     12  u32       size of the frame
     16  u32       flags: bit 0 MORE, the next frame belongs to this one; bit 1 OWN, a takeover
-    20  u32       CRC field of the frame before it, 0 of the first
+    20  u32       CRC field of the frame before it; of the first that of a checkpoint before it, 0: there is none
     24  u64 u64   epoch, number
     40  u64       number of the frame before it, 0 of the first
     48  i64       wall time, UNIX nanoseconds

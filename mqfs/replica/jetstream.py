@@ -259,7 +259,8 @@ class JetStreamLog:
         return records
 
     def trim(self, before: int) -> None:
-        self._loop.call(self._js.purge_stream(self._stream, seq=before, subject=f"{self._prefix}.log"))
+        if before > 1:  # without a number all are purged
+            self._loop.call(self._js.purge_stream(self._stream, seq=before, subject=f"{self._prefix}.log"))
 
     def report(self, name: str, report: Report) -> None:
         if self._client.is_connected:

@@ -40,6 +40,10 @@ class Fenced(Exception):
     """Another server took over: nothing that is not acknowledged may be any more."""
 
 
+class Stopped(Exception):
+    """The server stops."""
+
+
 class LogRecord(NamedTuple):
     number: int
     data: bytes

@@ -11,6 +11,7 @@ far the disk is, and makes checkpoints.
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 import threading
@@ -23,12 +24,12 @@ import attrs
 
 from mqfs import limits
 from mqfs.errors import BadReplica, DiskFailed, MqfsError
-from mqfs.replica import state
+from mqfs.replica import checkpoint, state
 from mqfs.replica.checkpoint import Checkpointer, Overtaken
 from mqfs.replica.frame import HEAD_BYTES, RUN_BYTES, Entry, Run
-from mqfs.replica.log import Fenced, NoAnswer, Position, Report
+from mqfs.replica.log import Fenced, NoAnswer, Position, Report, Stopped
 from mqfs.replica.state import End, Have
-from mqfs.replica.takeover import Driver, Post, Primary, Stopped
+from mqfs.replica.takeover import Driver, Post, Primary
 from mqfs.store.replication import Portion, Replication
 from mqfs.store.store import folder_of
 
@@ -263,7 +264,8 @@ class Keeper:
         self._begun = self._ended = 0  # batches: the last one that begins, and the last one that is in the log
         self._position, self._have = attrs.evolve(primary.writer.position), dict(primary.state.have)
         self._unsure = False  # a sync failed: what is on disk is not known
-        self._checkpoints = Checkpointer(primary.log, path)
+        self._has_base = primary.writer.position.epoch == 1  # a log that this server began
+        self._checkpoints = Checkpointer(primary.log, path, stop)
         self._thread = threading.Thread(target=self._run, name="replica keeper", daemon=True)
 
     def start(self) -> None:
@@ -301,6 +303,7 @@ class Keeper:
     def _run(self) -> None:
         while not self._stop.wait(limits.REPLICA_STATE_S):
             try:
+                self._look_for_base()
                 size, frames = self._bytes, self._frames  # of what the checkpoint has, or less
                 position, have, touched = self._take()
                 self._note(position, have, touched)
@@ -317,6 +320,17 @@ class Keeper:
                 log.warning("replica %s: no checkpoint: %s", self._log.name, error)
             except Exception:
                 log.exception("the replica's keeper failed")
+
+    def _look_for_base(self) -> None:
+        """Have a checkpoint made now where there is none, and frames may not have all: a server that was killed when it
+        had just begun the log with an older store left the older segments out."""
+        if self._has_base:
+            return
+        folders = [folder_of(self._path, group) for group in list(self._have)]
+        if checkpoint.newest(self._log) is None and any(len(glob.glob("*.log", root_dir=it)) > 1 for it in folders):
+            with self._lock:
+                self._frames += limits.REPLICA_CHECKPOINT_FRAMES
+        self._has_base = True
 
     def _note(self, position: Position, have: Have, touched: set[tuple[int, int]]) -> None:
         if position.number == self._state.position.number or self._unsure:

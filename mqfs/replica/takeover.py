@@ -1,6 +1,7 @@
 """Becoming the primary: by a start, by a standby that takes over, by `mqfs promote`.
 
-    log empty                the store's older segments become a checkpoint, its newest ones frames
+    log empty                the store's older segments become a checkpoint, which the takeover names; its newest ones
+                             frames
     log ahead of the disk    after a power cut: frames are fetched and applied, then it takes over
     disk ahead of the log    and no other server took over since: the rest is appended
     fenced since             the disk may have what the log has not: set aside in quarantine/, copied again
@@ -25,7 +26,7 @@ from mqfs.errors import BadReplica
 from mqfs.replica import following, state
 from mqfs.replica.checkpoint import Checkpointer
 from mqfs.replica.following import Diverged, Follower
-from mqfs.replica.log import Append, Fenced, Look, NoAnswer, Position, Refused, ReplicatedLog, Report, Writer
+from mqfs.replica.log import Append, Fenced, Look, NoAnswer, Position, Refused, ReplicatedLog, Report, Stopped, Writer
 from mqfs.replica.state import State
 from mqfs.store.disk import Disk
 from mqfs.store.standby import StandbyStore
@@ -35,10 +36,6 @@ log = logging.getLogger("mqfs.replica")
 _ATTEMPTS = 16  # to take over while others do
 _REASONS = 10  # why an engine does not answer, that have a line of the log at once
 _CLOCK_S = 10.0  # that the clocks of two servers may differ before a line of the log says so
-
-
-class Stopped(Exception):
-    """The server stops."""
 
 
 class Driver:
@@ -180,19 +177,21 @@ def _append_takeover(
 
 def _begin_log(replicated: ReplicatedLog, path: str, address: str, stop: threading.Event | None) -> Primary | None:
     """Begin a log with what the store has: its older segments as a checkpoint. The newest of each group come as
-    frames."""
+    frames. The checkpoint is first: a log that has begun and lacks it would be followed, and taken over, without what
+    the store has."""
     is_new = not os.path.exists(f"{path}/mqfs")
     number = uuid.uuid4() if is_new else uuid.UUID(read_label(Disk(), path)[0])
     holder = StandbyStore(path, str(number))
     try:
         before = _state_before_the_log(replicated, path)
         have = {group: (first, 0) for group, (first, _) in holder.positions().items()}
-        found = State(Position(store=number), have, before.runs if before is not None else [], True)
-        writer = Writer(Position(), number, uuid.uuid4())
-        primary = _append_takeover(replicated, path, writer, found, address, stop)
-        if primary is not None and have:
-            _make_first_checkpoint(replicated, path, found)
-        return primary
+        position = Position(store=number, time_ns=time.time_ns())
+        if have:
+            log.info("replica %s: the store is copied", replicated.name)
+            position = Checkpointer(replicated, path, stop).make(position, have).position
+        found = State(position, have, before.runs if before is not None else [], True)
+        writer = Writer(attrs.evolve(position), number, uuid.uuid4())
+        return _append_takeover(replicated, path, writer, found, address, stop)
     finally:
         holder.close()
 
@@ -204,11 +203,6 @@ def _state_before_the_log(replicated: ReplicatedLog, path: str) -> State | None:
         expected = f"expected the log, or {path}/{state.NAME} moved away to begin again"
         raise BadReplica(f"{replicated.name}: empty, but had frame {before.position.number} ({expected})")
     return before
-
-
-def _make_first_checkpoint(replicated: ReplicatedLog, path: str, found: State) -> None:
-    log.info("replica %s: the store is copied", replicated.name)
-    Checkpointer(replicated, path).make(attrs.evolve(found.position), dict(found.have))
 
 
 # ------------------------------------------------------------ standby

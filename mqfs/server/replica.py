@@ -22,9 +22,9 @@ from mqfs.errors import BadConfig, BadReplica, DiskFailed, MqfsError, Standby, u
 from mqfs.model import User
 from mqfs.ninep.server.server import Server as NinepServer
 from mqfs.replica import engines, takeover
-from mqfs.replica.log import Fenced, NoAnswer, ReplicatedLog
+from mqfs.replica.log import Fenced, NoAnswer, ReplicatedLog, Stopped
 from mqfs.replica.replicator import Replicator
-from mqfs.replica.takeover import Primary, Stopped
+from mqfs.replica.takeover import Primary
 from mqfs.server import service, tracing
 from mqfs.server.options import Options
 from mqfs.store.memory import MemoryStore
