@@ -120,7 +120,10 @@ class _BatchFiles:
             for old in folder.files(f"{MESSAGES}/*/*/*/{number:010d}-*.parquet"):
                 folder.remove(old)
         made = set()
-        for piece, name in enumerate(folder.files(f"{aside}/*/*/*/*.parquet")):
+        names = folder.files(f"{aside}/*/*/*/*.parquet")
+        if not names and not batch.isEmpty():
+            raise CommandError(f"{folder.path}: batch {number} has no files (expected some in {aside})")
+        for piece, name in enumerate(names):
             where = f"{MESSAGES}/{'/'.join(name.split('/')[-4:-1])}"
             if where not in made:
                 made.add(where)

@@ -21,6 +21,7 @@ from mqfs.syntax.quoting import quote_word
 from pyspark_mqfs.catalog import path_of, split
 from pyspark_mqfs.commands.checkpoints import forget_producer, query_checkpoint
 from pyspark_mqfs.commands.copy import Copy, batch_limits, headers_map, run_query, select_messages
+from pyspark_mqfs.commands.replay import read_text, retains
 from pyspark_mqfs.commands.session import CommandError
 from pyspark_mqfs.commands.sources import Progress, Source, follow, no_progress, watch
 from pyspark_mqfs.connection import Server
@@ -87,6 +88,8 @@ def redrive(spark: SparkSession, request: Redrive, progress: Progress = no_progr
     request.check()
     group = request.source.streams[0].rpartition("/")[0]
     server = Server.of(Options(request.source.server(), COMMON, "a command"))
+    with server.link() as link:
+        link.with_retry(lambda client: _require_room(client, group))
     sent = [0]
     names: SimpleQueue[str] = SimpleQueue()  # the id of the query, known after its start
 
@@ -117,6 +120,14 @@ def redrive(spark: SparkSession, request: Redrive, progress: Progress = no_progr
             if not checkpoint.resumable:
                 forget_producer(request.source, [group], f"spark-app-redrive-{query.id}")
     return {"redriven": sent[0]}
+
+
+def _require_room(client: Client, group: str) -> None:
+    """Check that what is published is not discarded, as its dead letters are dropped then. Raises CommandError."""
+    if "full drop-new" in read_text(client, path_of(group, "ctl")).splitlines():
+        raise CommandError(f"dead-letters redrive: {group}: full drop-new (expected another 'full', or mq redrive)")
+    if not retains(client, group):
+        raise CommandError(f"dead-letters redrive: {group}: replay off without consumers (expected one, or mq redrive)")
 
 
 def _publish(letters: DataFrame, request: Redrive, name: str, number: int) -> None:

@@ -6,6 +6,7 @@ Reads and writes small files by the file system classes of Hadoop, so that HDFS 
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,8 +39,9 @@ class Folder:
         return sorted(str(status.getPath().getName()) for status in self._fs.listStatus(self._at(name)))
 
     def files(self, pattern: str) -> list[str]:
-        """The relative paths of the files that match a pattern of Hadoop."""
-        matches = self._fs.globStatus(self._at(pattern)) or []
+        """The relative paths of the files that match a pattern of Hadoop. The path of the directory is none."""
+        escaped = re.sub(r"[\[\]{}*?\\]", r"\\\g<0>", self.path)
+        matches = self._fs.globStatus(self._jvm.org.apache.hadoop.fs.Path(f"{escaped}/{pattern}")) or []
         return sorted(str(status.getPath().toUri().getPath())[len(self._root) + 1 :] for status in matches)
 
     @property

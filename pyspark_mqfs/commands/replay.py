@@ -9,6 +9,7 @@ sequence and time; not so with `plain`.
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from mqfs.errors import Exists
 from mqfs.ninep.client.connection import Client
 from mqfs.records import headers
 from pyspark_mqfs.batch_encoder import RESERVED_PREFIX
+from pyspark_mqfs.catalog import path_of
 from pyspark_mqfs.commands import archive
 from pyspark_mqfs.commands.folder import Folder
 from pyspark_mqfs.commands.session import CommandError
@@ -314,16 +316,34 @@ def _make_groups(server: Server, groups: Iterable[str]) -> None:
 
 
 def make_group(client: Client, path: str) -> None:
-    """Create a group and its parents where missing, with `replay all`."""
+    """Create a group and its parents where missing, with `replay all`. One without streams gets it, too: an earlier
+    run may have ended before that. Raises CommandError where the group retains nothing."""
     names = [name for name in path.split("/") if name]
     for end in range(1, len(names) + 1):
         above = "/".join(names[:end])
         try:
             client.mkdir(above)
         except Exists:
-            continue
+            if end < len(names) or retains(client, above):
+                continue
+            if json.loads(read_text(client, f"{above}/.stats"))["streams"]:
+                raise CommandError(f"{above}: replay off without consumers (expected 'replay all')") from None
         with client.open(f"{above}/ctl", "w") as file:
             file.write(b"replay all\n")
 
 
-__all__ = ["Replay", "make_group", "restore_originals", "run", "target_of"]
+def retains(client: Client, group: str) -> bool:
+    """Whether a group retains messages without a reader: by its settings, or for its consumers."""
+    lines = read_text(client, path_of(group, "ctl")).splitlines()
+    if "replay off" not in lines or "deliver one" in lines:
+        return True
+    return bool(json.loads(read_text(client, path_of(group, ".stats"))).get("consumers"))
+
+
+def read_text(client: Client, path: str) -> str:
+    """A whole file of the tree."""
+    with client.open(path) as file:
+        return b"".join(iter(lambda: file.receive(1 << 20), b"")).decode()
+
+
+__all__ = ["Replay", "make_group", "read_text", "restore_originals", "retains", "run", "target_of"]

@@ -83,6 +83,14 @@ def test_there_and_back(spark: Any, scene: Scene, tmp_path: Path) -> None:
     )
 
 
+def test_an_archive_at_a_path_that_looks_like_a_pattern(spark: Any, scene: Scene, tmp_path: Path) -> None:
+    scene.group("g")
+    scene.stream("g/a", b"one", b"two")
+    path = str(tmp_path / "a[b]{c,d}*?")
+    assert archive.run(spark, Archive(everything(scene), path))["messages"] == 2
+    assert len(kept(Path(path) / "messages")) == 1
+
+
 def test_history_has_the_archive_and_what_came_after(spark: Any, scene: Scene, tmp_path: Path) -> None:
     """Each message once: those in both, those that the log has no more, those that came since, of streams that are
     gone and of new ones. What neither has is a loss."""

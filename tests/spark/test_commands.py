@@ -11,7 +11,7 @@ from typing import Any
 import pexpect
 import pytest
 
-from pyspark_mqfs.commands import copy, dead_letters, report, stats
+from pyspark_mqfs.commands import copy, dead_letters, replay, report, stats
 from pyspark_mqfs.commands.copy import Copy
 from pyspark_mqfs.commands.dead_letters import Divert, Redrive
 from pyspark_mqfs.commands.session import CommandError, explain
@@ -120,6 +120,32 @@ def test_dead_letters_of_the_server(spark: Any, scene: Scene) -> None:
     assert dead_letters.redrive(spark, Redrive(Source(scene.address, ("g/dead",)))) == {"redriven": 2}
     assert bodies(scene, "g/dead") == []
     assert bodies(scene, "g/mail") == [b"one", b"two", b"one", b"two"]
+
+
+@pytest.mark.parametrize("line", ["full drop-new", "replay off"])
+def test_dead_letters_stay_where_the_group_would_not_retain_them(spark: Any, scene: Scene, line: str) -> None:
+    scene.group("g", "replay all", "depth 1")
+    scene.stream("g/mail", b"one")
+    scene.stream("g/dead")
+    scene.put("g", '{"stream":"dead","headers":{"letter.stream":"mail"}}', b"letter")
+    scene.ctl("g", line)
+    with pytest.raises(CommandError, match=line):
+        dead_letters.redrive(spark, Redrive(Source(scene.address, ("g/dead",))))
+    scene.ctl("g", "replay all")
+    assert bodies(scene, "g/dead") == [b"letter"]
+
+
+def test_a_group_whose_making_was_cut_off_is_finished(scene: Scene) -> None:
+    scene.client.mkdir("cut")  # and the connection was lost
+    replay.make_group(scene.client, "cut")
+    assert "replay all" in replay.read_text(scene.client, "cut/ctl").splitlines()
+    scene.client.mkdir("off")
+    scene.stream("off/s", b"x")
+    with pytest.raises(CommandError, match="off: replay off without consumers"):
+        replay.make_group(scene.client, "off")
+    scene.ctl("off", "consumer c s")
+    replay.make_group(scene.client, "off")
+    assert "replay off" in replay.read_text(scene.client, "off/ctl").splitlines()
 
 
 def test_stats_and_their_pictures(spark: Any, scene: Scene, tmp_path: Path) -> None:
