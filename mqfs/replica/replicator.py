@@ -60,6 +60,7 @@ class Replicator:
         self._driver = Driver(primary.log, primary.writer, self._stop)
         self._wake = threading.Event()
         self._idle: list[Callable[[], None]] = []
+        self._is_open = False  # the logs are: until then only empty frames are appended
         self._replication: Replication | None = None
         self._appended_s = time.monotonic()
         self._keeper = Keeper(primary, path, self._stop, keep_s)
@@ -69,15 +70,20 @@ class Replicator:
         """There is something to copy."""
         self._wake.set()
 
-    def start(self, replication: Replication, when_idle: Callable[[], None]) -> None:
-        """Begin. `when_idle` is called once on the store's thread, when all that is there now is in the log."""
+    def start(self, replication: Replication) -> None:
+        """Begin with empty frames: standbys are not to take over while the logs are opened, which may take long."""
         self._replication = replication
         replication.silent_s = lambda: self._driver.silent_s
         replication.on_closed = self._finish
-        self._idle.append(when_idle)
-        self._wake.set()
         self._thread.start()
         self._keeper.start()
+
+    def copy(self, when_idle: Callable[[], None]) -> None:
+        """All logs are open: copy them. `when_idle` is called once on the store's thread, when all that is there now is
+        in the log."""
+        self._idle.append(when_idle)
+        self._is_open = True
+        self._wake.set()
 
     def stop(self) -> None:
         """End both threads. The store is closed already."""
@@ -90,7 +96,8 @@ class Replicator:
         self._closing = True
         self._wake.set()
         if self._thread.ident is not None:
-            self._thread.join(0.0 if self._driver.silent_s or self._idle else limits.REPLICA_CALL_S)
+            is_given_up = self._driver.silent_s or self._idle or not self._is_open
+            self._thread.join(0.0 if is_given_up else limits.REPLICA_CALL_S)
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -124,7 +131,8 @@ class Replicator:
         """Append all there is; an empty frame where that is nothing."""
         assert self._replication is not None
         copied = begun = False  # begun: a series, whose end is not appended yet
-        while not self._stop.is_set():
+        is_open = self._is_open
+        while is_open and not self._stop.is_set():
             if not begun:
                 self._pace()
                 self._keeper.begin()
@@ -137,7 +145,7 @@ class Replicator:
                 self._confirm()
         if not copied and not self._closing and time.monotonic() - self._appended_s >= 0.9 * limits.REPLICA_BEAT_S:
             self._append([], more=False)
-        while self._idle:
+        while is_open and self._idle:
             self._call(self._idle.pop())
 
     def _take(self) -> Portion | None:

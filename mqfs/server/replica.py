@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,7 @@ class Replica:
         self.fenced = trio.Event()  # nothing is copied any more
         self._standby: takeover.Standby | None = None
         self._store: DiskStore | None = None
+        self._stop = threading.Event()  # of the thread that takes over
 
     @property
     def refusal(self) -> str:
@@ -119,7 +121,7 @@ class Replica:
             if self.options.standby:
                 return await self._stand_by(replicated)
             return await trio.to_thread.run_sync(
-                takeover.become_primary, replicated, self.path, self._address(), abandon_on_cancel=True
+                takeover.become_primary, replicated, self.path, self._address(), self._stop, abandon_on_cancel=True
             )
         except Stopped:
             return None
@@ -144,9 +146,13 @@ class Replica:
         """Have all in the log that the store has, before it is served; or another server took over."""
         assert store.replication is not None
         assert self.replicator is not None
-        store.replication.open_all()
+        self.replicator.start(store.replication)
+        for number in store.groups():
+            with contextlib.suppress(MqfsError):  # it is left to the engine, which says why
+                store.open(number)
+            await trio.lowlevel.checkpoint()  # a log that was not closed is read
         idle = trio.Event()
-        self.replicator.start(store.replication, idle.set)
+        self.replicator.copy(idle.set)
         async with trio.open_nursery() as nursery:
             for event in (idle, self.fenced):
                 nursery.start_soon(_cancel_after, event, nursery.cancel_scope)
@@ -217,6 +223,7 @@ class Replica:
 
     def stop(self) -> None:
         """After the store was closed."""
+        self._stop.set()
         if self.replicator is not None:
             self.replicator.stop()
         elif self.log is not None:

@@ -57,8 +57,9 @@ class LocalPrimary:
         self.store = DiskStore(str(path), self._posted.put, disk, self.replicator.notify)
         assert self.store.replication is not None
         self.store.replication.begin(self.primary.state.have)
+        self.replicator.start(self.store.replication)
         self.store.replication.open_all()
-        self.replicator.start(self.store.replication, self._on_idle)
+        self.replicator.copy(self._on_idle)
         self.run(lambda: self._idle or self.fenced)
 
     def _on_idle(self) -> None:

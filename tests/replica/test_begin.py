@@ -14,12 +14,14 @@ from mqfs import limits
 from mqfs.errors import BadReplica
 from mqfs.replica import checkpoint, state
 from mqfs.replica.engines import open_log
+from mqfs.replica.frame import decode
 from mqfs.replica.log import NoAnswer, Position, Stopped, Writer
 from mqfs.replica.objects import FileObjects
 from mqfs.replica.restore import Point, restore
 from mqfs.replica.state import State
 from mqfs.replica.takeover import Primary, _append_takeover, become_primary
 from mqfs.store.disk import Disk
+from mqfs.store.replication import Replication
 from mqfs.store.standby import StandbyStore
 from mqfs.store.store import read_label
 from tests.replica.primary import LocalPrimary, bodies_of
@@ -192,3 +194,33 @@ def test_a_start_that_copies_an_older_store_can_be_stopped(tmp_path: Path, monke
         become_primary(open_log(url), str(path), "", stop)
     assert len(sent) == 1
     assert open_log(url).newest(0) is None
+
+
+@EACH
+def test_empty_frames_are_appended_while_the_logs_are_opened(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a standby takes over from a primary that has many of them, and opens them as long."""
+    first = LocalPrimary(tmp_path / "a", url)
+    first.append(1, b"one")
+    first.wait(1, 1)
+    first.stop_copying()
+    first.append(1, b"two")
+    first.bucket(1).upkeep.sync()
+    first.kill()
+    log, opened, open_all = open_log(url), list[bool](), Replication.open_all
+    before = log.newest(0)
+    assert before is not None
+
+    def open_late(self: Replication) -> None:
+        eventually(lambda: log.newest(before.number + 3) is not None, "frames while no log is open")
+        records = [log.get(before.number + number) for number in range(2, 5)]
+        opened.extend(bool(data is not None and decode(data).entries) for data in records)
+        open_all(self)
+
+    monkeypatch.setattr(Replication, "open_all", open_late)
+    second = LocalPrimary(tmp_path / "a", url)
+    second.stop()
+    log.close()
+    assert opened == [False] * 3
+    check_restored(tmp_path, url, [b"one", b"two"])
