@@ -63,6 +63,12 @@ class Call:
     def body(self) -> bytes:
         return self.request.body
 
+    @property
+    def site(self) -> str:
+        """The server's URL without a path, as its client has it."""
+        scheme = "https" if self.front.is_encrypted(self.request) else "http"
+        return f"{scheme}://{self.request.headers.get('host', 'localhost')}"
+
     def own(self, name: str) -> Any:
         """A file of the group's own."""
         return self.tree.walk(self.user, self.group, name)

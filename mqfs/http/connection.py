@@ -207,7 +207,7 @@ class Connection:
             return Answer(204, headers=[("Allow", ", ".join(self.table.methods(found)))])
         route = self.table.find(request.method, found, path)
         if route.changes:
-            server.rules.check_change(request, not self.rebindable or self._is_encrypted(request))
+            server.rules.check_change(request, not self.rebindable or self.is_encrypted(request))
         call = Call(self, user, self.peer.account, request, path, found)
         call.check_options(route.options)
         await self._receive_body(request, route)
@@ -222,12 +222,13 @@ class Connection:
             raise
         return answer
 
-    def _is_encrypted(self, request: Request) -> bool:
+    def is_encrypted(self, request: Request) -> bool:
+        """Whether a request used TLS all the way; of a proxy's requests that is what it says."""
         proto = request.headers.get("x-forwarded-proto", "")
         return self.channel.encrypted if self._proxy is None else is_encrypted(proto)
 
     def _user_of(self, request: Request, path: Path) -> User:
-        given = self.table.credentials(request, path, self._is_encrypted(request))
+        given = self.table.credentials(request, path, self.is_encrypted(request))
         if given is None and path.names[:1] in OPEN:  # these need no token
             return self.peer.itself()
         if self._user is None or self._user[0] != given:

@@ -18,7 +18,7 @@ from mqfs.http.answers import LINES, NO_STORE, SANDBOX, Answer, Format, problem
 from mqfs.http.call import WHOLE, Call, TimedOut
 from mqfs.http.claims import OpenClaim
 from mqfs.http.groups import mode, write
-from mqfs.model import Wait
+from mqfs.model import Step, Wait
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.quoting import command_lines, quote_word
 
@@ -169,7 +169,7 @@ async def settle(call: Call) -> Answer:
     chosen: dict[OpenClaim, list[int]] = {}
     tokens: dict[OpenClaim, list[str]] = {}
     gone: list[str] = []
-    for token in _tokens(call.body):
+    for token in dict.fromkeys(_tokens(call.body)):
         try:
             mine, sequence = claims.find(token, call.user.uid, call.target.node)
         except Stale:
@@ -182,8 +182,7 @@ async def settle(call: Call) -> Answer:
         if str(mine.number) in unsettled:
             continue
         try:
-            lines = [f"{verb} {sequence}{suffix}" for sequence in sequences]
-            step = mine.handle.write(command_lines(*lines))
+            step = _command(cast(ConsumerHandle, mine.handle), verb, sequences, suffix)
         except Stale:
             gone += tokens[mine]
             continue
@@ -197,6 +196,17 @@ async def settle(call: Call) -> Answer:
             claims.settled(mine, sequences)
         await call.front.await_step(step)
     return _gone(call, gone) if gone else Answer(204)
+
+
+def _command(handle: ConsumerHandle, verb: str, sequences: list[int], suffix: str) -> Step[int]:
+    """Settle messages of a handle, all or none. Raises Stale, and does nothing then."""
+    sequences = sorted(sequences, key=handle.claims.__contains__)  # the first line fails where one is not claimed
+    lines = [command_lines(f"{verb} {sequence}{suffix}") for sequence in sequences]
+    fit = max(limits.CTL_BYTES // max(map(len, lines)), 1)
+    step: Step[int] = 0
+    for at in range(0, len(lines), fit):
+        step = handle.write(b"".join(lines[at : at + fit]))
+    return step
 
 
 def _suffix(call: Call, verb: str) -> str:

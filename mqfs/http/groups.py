@@ -121,11 +121,11 @@ async def remove_group(call: Call) -> Answer:
     return Answer(204)
 
 
-async def make_stream(call: Call, name: str = "") -> Any:
-    """The stream of that name, made unless it is there by now."""
+async def make_stream(call: Call, name: str = "", most: int = STREAM_MODE) -> Any:
+    """The stream of that name, made unless it is there by now. `most`: bits of its mode, of which its group has all."""
     group, name = call.target.node, name or call.target.name
     try:
-        return await call.front.await_step(call.tree.create(call.user, group, name, mode(call, group, STREAM_MODE)))
+        return await call.front.await_step(call.tree.create(call.user, group, name, mode(call, group, most)))
     except Exists:
         return call.tree.walk(call.user, group, name)
 

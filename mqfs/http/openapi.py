@@ -394,9 +394,9 @@ async def serve_streams(call: Call) -> Answer:
 
 def streams_document(call: Call, channels: Json, operations: Json, *, whole: bool) -> Json:
     """`whole`: whether there are no more streams than these."""
-    scheme = "https" if call.front.channel.encrypted else "http"
+    scheme, _, host = call.site.partition("://")
     more = "" if whole else f" Only {limits.HTTP_LISTED:,} streams are shown."
-    server = {"host": call.request.headers.get("host", "localhost"), "protocol": scheme}
+    server = {"host": host, "protocol": scheme}
     return {
         "asyncapi": "3.0.0",
         "info": {

@@ -199,17 +199,17 @@ async def append(call: Call, group: Any, file: str, data: bytes) -> int:
     return int((await ask(call, group, file, data) or [b"0"])[0])
 
 
-async def ask(call: Call, group: Any, file: str, data: bytes) -> list[bytes]:
-    """The words that answer a write to `.put` or `.batch`; none: it was discarded."""
+async def ask(call: Call, group: Any, file: str, data: bytes, most: float | None = None) -> list[bytes]:
+    """The words that answer a write to `.put` or `.batch`; none: it was discarded. `most`: seconds that it waits for
+    room, whatever the request says."""
     handle = call.tree.open(call.user, call.tree.walk(call.user, group, file), os.O_RDWR)
     try:
-        return await _ask(call, handle, data)
+        return await _ask(call, handle, data, call.seconds("wait") if most is None else most)
     finally:
         handle.close()
 
 
-async def _ask(call: Call, handle: Any, data: bytes) -> list[bytes]:
-    seconds = call.seconds("wait")
+async def _ask(call: Call, handle: Any, data: bytes, seconds: float | None) -> list[bytes]:
     step = handle.write(data)
     if isinstance(step, Wait):
         await _await_write(call, step, seconds)
@@ -300,7 +300,7 @@ async def batch(call: Call) -> Answer:
     """Many messages in one atomic batch."""
     handle = call.tree.open(call.user, call.tree.walk(call.user, call.group, ".batch"), os.O_RDWR)
     try:
-        words = await _ask(call, handle, await _prepared(call, handle))
+        words = await _ask(call, handle, await _prepared(call, handle), call.seconds("wait"))
     finally:
         handle.close()
     return published(call, int((words or [b"0"])[0]))

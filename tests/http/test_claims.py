@@ -70,6 +70,32 @@ def test_settling(web: Web, mail: str, verb: str, left: list[tuple[str, int]]) -
     assert (again.status, again.body) == (410, tokens[0].encode() + b"\n")
 
 
+def test_a_token_that_is_given_twice_is_settled(web: Web, mail: str) -> None:
+    one, two = (m["token"] for m in claim(web, mail, "max=2"))
+    assert web.post(f"{mail}/ack", f"{one}\n{two}\n{one}\n").status == 204
+    assert waiting(web, mail) == [("m3", 1), ("m4", 1)]
+
+
+def test_many_dead_letters_of_one_long_reason(web: Web) -> None:
+    """All or none, though they are more commands than one write may have."""
+    group, count = web.group(), 200
+    mail = f"{group}/.consumers/mail"
+    web.put(f"{group}/s")
+    web.put(mail)
+    batch = '{"stream":"s","body":"m"}\n' * count
+    assert web.post(f"{group}/.batch", batch, Content_Type="application/x-ndjson").status == 201
+    tokens = [m["token"] for m in claim(web, mail, f"max={count}")]
+    assert len(tokens) == count
+    with blocking.connect(web.server.address) as client, client.open(f"{mail[1:]}", "w") as consumer:
+        consumer.write(b"seek first\n")
+    dead = f"{mail}/dead?reason={'r' * 1_000}"
+    assert web.post(dead, "\n".join(tokens)).status == 410
+    again = [m["token"] for m in claim(web, mail, f"max={count}")]
+    assert web.post(dead, "\n".join(again)).status == 204
+    assert waiting(web, mail) == []
+    assert web.ask("HEAD", f"{group}/dead").headers["Mqfs-Messages"] == str(count)
+
+
 def test_the_reason_of_a_dead_letter(web: Web, mail: str) -> None:
     group = mail.split("/")[1]
     web.post(f"{mail}/dead?reason=no%20%23%20stamp", claim(web, mail)[0]["token"])

@@ -330,6 +330,19 @@ def test_the_scheme_that_a_proxy_names(tmp_path: Path) -> None:
                 assert reply.status == status
 
 
+@pytest.mark.parametrize("scheme", ["https", "http"])
+def test_the_urls_that_a_client_of_a_proxy_is_told(scheme: str) -> None:
+    with short_folder() as folder:
+        web = Web(folder, "--http-proxy", "127.0.0.1/32", "--http-durable", "ds=tcp!127.0.0.1!0")
+        with web.server:
+            port = int(web.server.text().split("Durable Streams of group 'ds' at tcp!127.0.0.1!")[1].split()[0])
+            named = {"X_Forwarded_Proto": scheme, "Host": "localhost:1234"}
+            made = Through(web, port).ask("PUT", "/s", "x", **named)
+            assert (made.status, made.headers["Location"]) == (201, f"{scheme}://localhost:1234/s")
+            (server,) = web.get("/.asyncapi.json", **named).json["servers"].values()
+            assert (server["protocol"], server["host"]) == (scheme, "localhost:1234")
+
+
 @pytest.mark.parametrize("text", ["10.0.0.1/8", "localhost", "", "10.0.0.0/33"])
 def test_what_is_no_network(tmp_path: Path, text: str) -> None:
     done = mqfs("serve", "--http", "tcp!127.0.0.1!0", "--http-proxy", text, cwd=tmp_path)

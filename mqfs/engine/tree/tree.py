@@ -335,6 +335,12 @@ class Tree:
             group.views.unbind(name)
         return group.log.after_metadata_sync(None)
 
+    def require_removable(self, user: User, stream: Stream) -> None:
+        """Check that the user may `unlink` a stream. Raises Denied, NotPermitted."""
+        permit(user, stream.group, CHANGE)
+        require_unsticky(user, stream.group.state, stream.state, stream.name)
+        require_unprotected(stream.group)
+
     def rmdir(self, user: User, group: Group | Folder, name: str) -> Step[None]:
         """Remove a group that holds no stream and no group; on disk when this returns. Of `.consumers` and `.kept` it
         does nothing; of a part in `.txn` it is an abort."""

@@ -154,7 +154,7 @@ async def _page(call: Call, stitched: Stitched, kind: str, word: str, cursor: st
     state = await stitched.state()
     if cursor is not None and not found and stitched.at_end and not state.closed:
         try:
-            while not found and not stitched.is_over and not (state := await stitched.state()).closed:
+            while not (found or stitched.is_over or (state := await stitched.state()).closed or call.tree.closing):
                 await stitched.wait(limits.DURABLE_WAIT_S)
                 found = await stitched.gather(limits.HTTP_PAGE_BYTES)
         except TimedOut:

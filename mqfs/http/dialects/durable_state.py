@@ -201,6 +201,8 @@ class Catalog:
 
     async def load(self, call: Call) -> None:
         """Read what was made before the server started."""
+        if self._is_loaded:
+            return  # whoever makes a stream may wait, with the lock
         async with self.lock.held(call):
             if self._is_loaded:
                 return
@@ -217,7 +219,7 @@ class Catalog:
     async def _compact(self, call: Call, old: list[int]) -> None:
         """Write what is still true once more, and drop the messages before it."""
         frames = (publishing.frame(CATALOG, one.encode(number)) for number, one in self._configs.items())
-        await publishing.ask(call, self.group, ".batch", b"".join(frames))
+        await publishing.ask(call, self.group, ".batch", b"".join(frames), limits.DURABLE_WAIT_S)
         for at in range(0, len(old), limits.DURABLE_RECORDS):
             words = " ".join(map(str, old[at : at + limits.DURABLE_RECORDS]))
             try:

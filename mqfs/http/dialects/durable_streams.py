@@ -11,6 +11,7 @@ import re
 import time
 from datetime import datetime
 from functools import partial
+from stat import S_ISVTX
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -45,7 +46,7 @@ from mqfs.syntax.names import check_name
 
 _COUNT = re.compile("0|[1-9][0-9]{0,15}")
 _MOST = 2**53 - 1  # of numbers that a client in JavaScript has
-_NEEDED = "data message\nreplay all\ndeliver all\n"
+_NEEDED = "data message\nreplay all\ndeliver all\ndepth 0\nttl 0\n"
 _MAKING: WeakKeyDictionary[Tree, Lock] = WeakKeyDictionary()  # a group is seen by others when it has its settings
 
 
@@ -188,6 +189,7 @@ async def append(call: Call) -> Answer:
         return found
     catalog, stream, config = found
     async with catalog.lock_of(stream).held(call):
+        call.group.log.require_writable(messages=True)  # what a repeat finds is perhaps not on the disk
         state = await catalog.state(call, stream)
         if (refused := _refused(call, config, state, producer)) is not None:
             return refused
@@ -267,7 +269,7 @@ async def _write(
     if not data:
         return
     try:
-        words = await publishing.ask(call, catalog.group, ".batch", data)
+        words = await publishing.ask(call, catalog.group, ".batch", data, limits.DURABLE_WAIT_S)
     except BaseException:  # perhaps it was appended, and only its client is gone
         catalog.forget(stream)
         raise
@@ -289,10 +291,13 @@ async def create(call: Call) -> Answer:
     call = await _in_its_group(call)
     catalog = await catalog_of(call, call.group)
     async with catalog.lock.held(call):
+        call.group.log.require_writable(messages=True)
         stream = catalog.group.streams.get(call.target.name)
         if stream is not None and catalog.config(stream).is_expired:
             await _remove_expired(call, catalog, stream)
-            stream = None
+            stream = catalog.group.streams.get(call.target.name)
+            if stream is not None and not catalog.config(stream).deleted:
+                raise Busy(f"stream {stream.name!r}: expired, and not removed (its group is protected, or sticky)")
         source, prefix = None, list[bytes]()
         if "stream-forked-from" in call.request.headers:
             if isinstance(found := await _source(call, catalog), Answer):
@@ -315,15 +320,25 @@ async def create(call: Call) -> Answer:
 
 async def _made(call: Call, catalog: Catalog, config: Config, messages: list[bytes], closes: bool) -> Answer:
     """A new stream, with its first messages."""
+    if CATALOG in catalog.group.streams:  # whoever may not write there makes no stream without what it is made with
+        call.tree.access(call.user, call.own(CATALOG), os.W_OK)
     stream = await groups.make_stream(call)
-    await groups.ensure_stream(call, CATALOG)
+    await _make_catalog(call, catalog.group)
     begin = publishing.frame(CATALOG, config.encode(stream.number))
     state = State(tail=config.fork, end=config.fork).after(None, "", close=closes)
     await _write(call, catalog, stream, state, messages, begin)
     catalog.put(stream, config)
-    scheme = "https" if call.front.channel.encrypted else "http"
-    url = f"{scheme}://{call.request.headers.get('host', 'localhost')}{call.path.text}"
+    url = f"{call.site}{call.path.text}"
     return Answer(201, kind=config.kind, headers=[*_places(config, state), ("Location", url), _type(config)])
+
+
+async def _make_catalog(call: Call, group: Any) -> None:
+    """The group's own record of its streams, where it is missing. Whoever may make a stream may write there: it has
+    the owner and the mode of the group."""
+    if CATALOG not in group.streams:
+        owner = User(group.state.uid, group.state.gid, where="durable")
+        call = attrs.evolve(call, user=owner, target=Target("new stream", group, CATALOG))
+        await groups.make_stream(call, most=0o666)
 
 
 def _type(config: Config) -> tuple[str, str]:
@@ -367,10 +382,12 @@ async def _in_its_group(call: Call) -> Call:
     if call.target.kind == "stream":
         call = attrs.evolve(call, target=Target("new stream", call.target.node.group, call.target.name))
     settings = call.group.settings
-    if (settings.data, settings.replay, settings.deliver) != ("message", "all", "all"):
-        raise Busy(
-            f"group {call.group.state.name!r}: keeps too little (expected replay all, deliver all, data message)"
-        )
+    is_kept = (settings.data, settings.replay, settings.deliver) == ("message", "all", "all")
+    if (
+        not is_kept or settings.depth.messages or settings.depth.size or settings.ttl
+    ):  # these would trim the catalog, too
+        expected = "replay all, deliver all, data message, no depth, no ttl"
+        raise Busy(f"group {call.group.state.name!r}: keeps too little (expected {expected})")
     return call
 
 
@@ -447,10 +464,11 @@ async def _remove(call: Call, catalog: Catalog, stream: Any) -> None:
     """Remove a stream, and the sources that were there for it alone."""
     while stream is not None and not stream.removed:
         if catalog.has_forks(stream):
-            call.tree.access(call.user, catalog.group, os.W_OK)
+            call.tree.require_removable(call.user, stream)
             config = attrs.evolve(catalog.config(stream), deleted=True)
-            await groups.ensure_stream(attrs.evolve(call, target=Target("new stream", catalog.group, CATALOG)), CATALOG)
-            await publishing.ask(call, catalog.group, ".batch", publishing.frame(CATALOG, config.encode(stream.number)))
+            await _make_catalog(call, catalog.group)
+            frame = publishing.frame(CATALOG, config.encode(stream.number))
+            await publishing.ask(call, catalog.group, ".batch", frame, limits.DURABLE_WAIT_S)
             return catalog.put(stream, config)
         source = catalog.source(stream)
         await call.front.await_step(call.tree.unlink(call.user, catalog.group, stream.name))
@@ -459,10 +477,13 @@ async def _remove(call: Call, catalog: Catalog, stream: Any) -> None:
 
 
 async def _remove_expired(call: Call, catalog: Catalog, stream: Any) -> None:
-    """Remove a stream at its time, as its owner, who said so. Where that may not be it stays hidden."""
-    own = User(stream.state.uid, stream.state.gid, where="durable")
+    """Remove a stream at its time, as its owner, who said so. In a sticky group others may have: they write to the
+    catalog, too, but remove nothing there. Then it is removed by a caller who may. Until then it stays hidden."""
+    state = stream.state
+    is_sticky = catalog.group.state.mode & S_ISVTX
+    user = call.user if is_sticky else User(state.uid, state.gid, where="durable")
     try:
-        await _remove(attrs.evolve(call, user=own), catalog, stream)
+        await _remove(attrs.evolve(call, user=user), catalog, stream)
     except MqfsError:
         return
 

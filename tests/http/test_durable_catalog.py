@@ -1,0 +1,216 @@
+"""The catalog of Durable Streams: who may write it, what trims it, and requests that have to wait."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from mqfs.clock import SystemClock
+from mqfs.engine.tree.tree import Tree
+from mqfs.http.dialects.durable_streams import table
+from mqfs.model import User
+from mqfs.ninep.client import connection as ninep
+from mqfs.store.store import DiskStore
+from tests.http.subject import HttpSubject
+from tests.http.test_durable_streams import Durable
+from tests.http.web import USER
+from tests.store.script import PATH
+from tests.support.eventually import eventually
+from tests.support.lying_disk import LyingDisk
+from tests.support.ports import free_port
+from tests.support.server import mqfs, short_folder
+
+LONG_AGO = "2000-01-01T00:00:00Z"
+
+
+class Users:
+    """A server and what three users say who they are by: its own, and two others."""
+
+    def __init__(self, folder: Path) -> None:
+        file = folder / "tokens"
+        file.touch(0o600)
+
+        def of(user: str, scope: str = "admin") -> dict[str, str]:
+            words = "token", "new", user, "--token-file", str(file), "--scope", scope
+            return {"Authorization": f"Bearer {mqfs(*words, cwd=folder).stdout.strip()}"}
+
+        self.owner, self.writer, self.one, self.other = of(USER), of(USER, "write"), of("nobody"), of("daemon")
+        self._prepare(folder / "store", ("shared", 0o777), ("sticky", 0o1777))
+        self.ds = Durable(folder, "--token-file", str(file), "--default", "depth 1000", at=free_port())
+
+    @staticmethod
+    def _prepare(path: Path, *groups: tuple[str, int]) -> None:
+        """Groups that are there at the start: 9P2000 makes none with the sticky bit."""
+        me = User(os.geteuid(), os.getegid())
+        store = DiskStore(str(path))
+        tree = Tree(store, SystemClock(), owner=me)
+        root = tree.mkdir(me, tree.root, "ds", 0o755)
+        for name, mode in groups:
+            ctl = tree.open(me, tree.walk(me, tree.mkdir(me, root, name, mode), "ctl"), os.O_WRONLY)  # type: ignore[arg-type]
+            ctl.write(b"replay all\n")
+            ctl.close()
+        tree.close()
+        store.close()
+
+    def share(self, path: str, mode: int) -> None:
+        """A group that all may write to."""
+        assert self.ds.create(f"{path}/first", **self.owner).status == 201
+        assert self.ds.ask("DELETE", f"{path}/first", **self.owner).status == 204
+        with ninep.connect(self.ds.server.address) as owner:
+            owner.chmod(f"ds{path}", mode)
+            owner.remove(f"ds{path}/__ds")  # it has the mode that the group had before
+
+    def names(self, path: str) -> set[str]:
+        return {entry["name"] for entry in self.ds.tree.get(f"/ds{path}/", **self.owner).json["entries"]} - {"__ds"}
+
+
+@pytest.fixture(scope="module")
+def users() -> Iterator[Users]:
+    with short_folder() as folder:
+        it = Users(folder)
+        with it.ds.server:
+            yield it
+
+
+# ---------------------------------------------------------------- who may write it
+
+
+@pytest.mark.process
+def test_all_who_may_make_streams_in_a_group_do(users: Users) -> None:
+    """Also where one of them was the first: what a stream was made with is the group's, not the maker's."""
+    ds = users.ds
+    users.share("/new", 0o777)
+    for name, user in (("a", users.one), ("b", users.other), ("c", users.owner)):
+        assert ds.create(f"/new/{name}", "[1]", Content_Type="application/json", **user).status == 201
+        assert ds.get(f"/new/{name}", **user).json == [1]
+
+
+@pytest.mark.process
+def test_who_may_not_write_the_catalog_leaves_no_stream(users: Users) -> None:
+    ds = users.ds
+    users.share("/closed", 0o777)
+    assert ds.create("/closed/b", "x", **users.owner).status == 201
+    with ninep.connect(ds.server.address) as owner:
+        owner.chmod("ds/closed/__ds", 0o644)
+    for _ in range(2):
+        assert ds.create("/closed/a", "x", **users.one).status == 403
+        assert users.names("/closed") == {"b"}
+
+
+@pytest.mark.process
+def test_a_stream_with_forks_is_deleted_by_who_may_remove_it(users: Users) -> None:
+    ds = users.ds
+    assert ds.create("/sticky/a", "x", **users.one).status == 201
+    assert ds.create("/sticky/b", "y", Stream_Forked_From="/sticky/a", **users.other).status == 201
+    for user in (users.other, users.writer):
+        assert ds.ask("DELETE", "/sticky/a", **user).status in (401, 403)
+        assert ds.get("/sticky/a", **users.one).body == b"x"
+    assert ds.ask("DELETE", "/sticky/a", **users.one).status == 204
+    assert ds.get("/sticky/a", **users.one).status == 410
+    assert ds.get("/sticky/b", **users.other).body == b"xy"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("path", "goes"), [("/shared", True), ("/sticky", False)])
+def test_an_expired_stream_is_removed(users: Users, path: str, goes: bool) -> None:
+    """For any reader; in a sticky group for who may remove it, as others may have written when it ends."""
+    ds, name = users.ds, "ends"
+    before = users.names(path)
+    assert ds.create(f"{path}/{name}", "x", **users.one).status == 201
+    number = json.loads(ds.tree.get(f"/ds{path}/__ds?format=json", **users.owner).lines[-1]["body"])
+    ended = json.dumps(number | {"expires": LONG_AGO})
+    assert ds.tree.post(f"/ds{path}/__ds", ended, **users.other).status == 201
+    ds.server.restart()
+    assert ds.get(f"{path}/{name}", **users.other).status == 404
+    assert users.names(path) - before == (set() if goes else {name})
+    assert ds.create(f"{path}/{name}", "mine", **users.other).status == (201 if goes else 409)
+    if not goes:
+        assert ds.tree.get(f"/ds{path}/{name}", **users.owner).body == b"x"
+        assert ds.get(f"{path}/{name}", **users.one).status == 404
+        assert users.names(path) == before
+
+
+# ---------------------------------------------------------------- what trims it
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("line", ["depth 100", "depth 1M", "ttl 1h"])
+def test_a_group_that_trims_its_streams_is_refused(users: Users, line: str) -> None:
+    """The catalog is one of them."""
+    ds, path = users.ds, f"/trims-{line.replace(' ', '-')}"
+    users.share(path, 0o755)
+    assert ds.tree.post(f"/ds{path}/ctl", line, **users.owner).status == 204
+    reply = ds.create(f"{path}/a", "x", **users.owner)
+    assert (reply.status, b"no depth, no ttl" in reply.body) == (409, True)
+    assert users.names(path) == set()
+
+
+# ---------------------------------------------------------------- requests that wait
+
+
+@pytest.mark.process
+def test_who_makes_a_stream_without_room_holds_up_no_one() -> None:
+    with short_folder() as folder:
+        haste = json.dumps({"GROUP_BYTES": 256 << 10, "DURABLE_WAIT_S": 3})
+        ds = Durable(folder, program=(sys.executable, "-m", "tests.http.hasty_server"), HASTE=haste)
+        with ds.server, ThreadPoolExecutor(1) as threads:
+            assert ds.create("/g/a", "x").status == 201
+            assert ds.tree.post("/ds/g/ctl", "full block").status == 204
+            while (status := ds.append("/g/a", bytes(50_000)).status) == 204:
+                pass
+            assert status == 503
+            making = threads.submit(ds.create, "/g/b", bytes(50_000))
+            eventually(lambda: ds.tree.open_files("/ds/g", ".batch"), "the stream waits for room")
+            assert ds.ask("HEAD", "/g/a").status == 200
+            assert not making.done()
+            assert making.result().status == 503
+
+
+@pytest.mark.process
+def test_a_long_poll_is_answered_where_the_server_stops() -> None:
+    with short_folder() as folder:
+        ds = Durable(folder)
+        with ds.server, ThreadPoolExecutor(1) as threads:
+            assert ds.create("/g/a", "x").status == 201
+            poll = threads.submit(ds.get, "/g/a?offset=now&live=long-poll")
+            eventually(lambda: ds.tree.open_files("/ds/g", ".cursor"), "the poll waits")
+            ds.server.stop(signal.SIGTERM)
+            assert poll.result().status == 204
+
+
+class FailingDisk(LyingDisk):
+    """Whose syncs fail from some time on."""
+
+    fails = False
+
+    def fdatasync(self, descriptor: int) -> None:  # type: ignore[override]
+        if self.fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().fdatasync(descriptor)
+
+
+def test_a_repeat_is_not_acknowledged_after_the_disk_failed() -> None:
+    disk = FailingDisk()
+    subject = HttpSubject(DiskStore(PATH, disk=disk), table("g"))
+    kind = {"Content_Type": "text/plain"}
+
+    def produce() -> int:
+        reply = subject.ask(0, "POST", "../in/s", b"x", Producer_Id="p", Producer_Epoch="0", Producer_Seq="0", **kind)
+        return int(reply.status)
+
+    try:
+        assert subject.ask(0, "PUT", "../in/s", b"", **kind).status == 201
+        disk.fails = True
+        assert [produce() for _ in range(3)] == [500, 503, 503]
+        assert subject.ask(0, "PUT", "../in/s", b"", **kind).status == 503
+        assert subject.ask(0, "GET", "../in/s").status == 200
+    finally:
+        subject.abandon()
