@@ -14,7 +14,7 @@ FRONT_ENDS = ("mqfs/bridge", "mqfs/fq", "mqfs/http", "mqfs/ninep", "mqfs/ring")
 IDENTITY = {"uid", "gid", "groups", "grant"}  # of a user
 # Parts of a group, which the tree changes for a user; and what only looks at them.
 PARTS = {"consumers", "held", "log", "publisher", "retention", "store", "transactions", "views"}
-LOOKS = {"bounds", "get", "items", "keys", "of", "values"}
+LOOKS = {"bounds", "get", "items", "keys", "of", "require_writable", "values"}
 MAKES = {"make_stream", "remove_stream", "rename_stream"}
 
 # By function: how many such places, and why none of them is a client's wish without its rights.
@@ -30,6 +30,7 @@ ALLOWED = {
     "mqfs/fq/exchanges.py Exchanges.command": (2, "its callers ask r, w and x of the group, by `require`"),
     "mqfs/fq/exchanges.py Exchanges.make_stream": (2, "asks w and x of the group before; root's are its owner's"),
     "mqfs/http/dialects/durable_state.py ": (1, "reads back what was written for clients that may only write"),
+    "mqfs/http/dialects/durable_streams.py _make_catalog": (1, "as the group's owner, for who may make streams there"),
     "mqfs/http/dialects/durable_streams.py _remove_expired": (1, "as the owner, who said when the stream ends"),
     "mqfs/http/gate.py Gate.user": (1, "the user of a token"),
     "mqfs/ninep/server/operations.py _attached": (1, "the user of a token"),
