@@ -22,7 +22,7 @@ from dramatiq import Broker, Consumer, Message, MessageProxy, Middleware
 from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, QueueNotFound
 
 from mqfs.client import Claim, Claims, connect
-from mqfs.errors import Disconnected, MqfsError, Stale
+from mqfs.errors import Disconnected, DiskFull, MqfsError, Stale, StreamFull
 from mqfs.syntax.escape import stream_name
 
 GROUP = "dramatiq"
@@ -204,7 +204,7 @@ class MqfsConsumer(Consumer):
             how(message.claim)
         except (Disconnected, Stale) as error:  # the claim is void: nothing that dramatiq could try again
             log.warning("message %s was not settled, it is delivered again: %s", message.message_id, error)
-        except MqfsError as error:  # a full disk, say: dramatiq tries it again after this one alone
+        except (DiskFull, StreamFull) as error:  # dramatiq tries it again after this one alone
             raise ConnectionClosed(str(error)) from error
         message.free.release()
 

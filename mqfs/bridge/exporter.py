@@ -31,6 +31,7 @@ log = logging.getLogger("mqfs.bridge")
 
 BATCH = 256  # multis between two acknowledgements
 SINGLES = 32  # the same; if the bridge is killed between, workers of both sides may have them
+LOOKED_AT = 1_024  # singles, in one pass over a stream: of those that came from a folder none goes back there
 _MS = 10**6
 
 
@@ -195,7 +196,9 @@ class SinglesExporter:
         """Closing the handle releases claims of a folder's messages, so it stays open while others are looked for."""
         claims: list[Claim] = []
         with suppress(TimeoutError):
-            while len(claims) < SINGLES:
+            for _ in range(LOOKED_AT):
+                if len(claims) == SINGLES:
+                    break
                 claim = handle.get(0.0)
                 if not _is_foreign(claim.message) and self._write(claim):
                     claims.append(claim)
@@ -210,7 +213,7 @@ class SinglesExporter:
             return self._writer.write(claim.message, SINGLE)
         except BadRequest as error:
             log.warning("single %d: dead letter: %s", claim.message.sequence, error.detail)
-            claim.dead(error.detail)
+            claim._give_up(error.detail)
             return False
 
 

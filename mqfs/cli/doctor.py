@@ -174,10 +174,14 @@ def _disk(store: str) -> Iterator[Finding]:
 def _keeper(store: str) -> Iterator[Finding]:
     """The process that holds the rings of a store over a kill of its server; there is none while there are no rings."""
     if os.path.lexists(f"{store}/{fd_keeper.NAME}"):
-        held = KeeperLink.held(store)
+        try:
+            held = KeeperLink.held(store)
+        except errors.BadStore as error:
+            yield Finding(BAD, "fd keeper", str(error))
+            return
         for descriptor in held.values():
             os.close(descriptor)
-        text = f"{len(held)} ring{'s' if len(held) > 1 else ''} held" if held else "no rings held, or no answer"
+        text = f"{len(held)} ring{'s' if len(held) > 1 else ''} held" if held else "no rings held"
         yield Finding(OK, "fd keeper", text)
 
 

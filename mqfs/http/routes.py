@@ -150,8 +150,9 @@ class Table:
     def _index(self) -> dict[Any, Route]:
         own = {(route.method, route.kind, route.verb): route for route in self.routes}
         gets = [route for route in self.routes if route.method == "GET" and not route.changes]
-        heads = {("HEAD", route.kind, route.verb): route for route in gets}
-        return own | heads | own  # a HEAD of its own comes before that of a GET
+        for route in gets:
+            own.setdefault(("HEAD", route.kind, route.verb), route)
+        return own
 
     def methods(self, target: Target) -> tuple[str, ...]:
         """The methods of a target. A HEAD is a GET without the body; a GET that changes something has none."""

@@ -292,7 +292,7 @@ class OpenFile:
 
     def _renew(self, link: Link, repeated: bool) -> Procedure[None]:
         """Another fid of the file. What the old one has claimed goes back with it."""
-        if repeated:  # it went back with the connection
+        if repeated or self.claimed_on is not link:  # it went back with the connection
             return
         old = self.fid
         yield from self.reopen(link)

@@ -301,11 +301,13 @@ class CompactionJob:
         self.fd = self.disk.open(self.staged, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             with removed_on_error(self.disk, self.staged, self.staged + ".idx"):
-                yield from self._copy()
-                yield from self._sync()
+                try:
+                    yield from self._copy()
+                    yield from self._sync()
+                finally:
+                    self.chain.context.committer.cancel(self)  # which writes the index
                 self.removal.replace(self.run, self.written, self._put_in_place)
         finally:
-            self.chain.context.committer.cancel(self)
             self.disk.close(self.fd)
 
     def _copy(self) -> Work:
@@ -411,6 +413,7 @@ class CompactionJob:
         """The index first, which does not fit the old log: the new one is known for sealed from the moment it is there.
         As a copy, it is then not overwritten with what it was made of."""
         first = self.run[0]
+        first.idx.checked = False
         self.disk.rename(self.staged + ".idx", first.idx.path)
         self.disk.rename(self.staged, first.path)
 

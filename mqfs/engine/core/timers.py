@@ -19,7 +19,7 @@ from mqfs.engine.core.faults import Faults
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
 
-_AGAIN_NS = 10**9  # after a failure
+AGAIN_NS = 10**9  # after a failure
 _SPARE = 64
 EXPIRY, DELAYED, SCHEDULES, CONSUMERS, PARTS, TRIMMING, PACING, LOOKING = range(8)  # turns
 
@@ -76,7 +76,7 @@ class Timers:
             alarm.due_ns = 0
             groups[alarm.group] = None
             if not self.faults.contain(alarm.group, alarm.what, partial(alarm.ring, now_ns)):
-                alarm.at(now_ns + _AGAIN_NS)
+                alarm.at(now_ns + AGAIN_NS)
             if clock.engine_ns() >= until:
                 break
         for group in groups:

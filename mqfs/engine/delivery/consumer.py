@@ -13,13 +13,13 @@ import attrs
 
 from mqfs import errors
 from mqfs.engine.core import multipart
-from mqfs.engine.core.timers import CONSUMERS, Alarm
+from mqfs.engine.core.timers import AGAIN_NS, CONSUMERS, Alarm
 from mqfs.engine.delivery import dispatcher
 from mqfs.engine.delivery.backlog import Backlog
 from mqfs.engine.delivery.dispatcher import Coverage, Dispatcher
 from mqfs.engine.delivery.exclusive_messages import ExclusiveClaims
 from mqfs.engine.delivery.flow import Flow
-from mqfs.engine.delivery.redelivery import AGAIN_NS, Deadlines, Redelivery
+from mqfs.engine.delivery.redelivery import Deadlines, Redelivery
 from mqfs.engine.delivery.waiting import ParkedReads
 from mqfs.engine.language.permissions import Numbered
 from mqfs.engine.language.rules import print_rules

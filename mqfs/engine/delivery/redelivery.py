@@ -20,6 +20,7 @@ from mqfs import errors, limits
 from mqfs.clock import Clock
 from mqfs.engine.core import multipart
 from mqfs.engine.core.portions import Work
+from mqfs.engine.core.timers import AGAIN_NS
 from mqfs.engine.delivery.dispatcher import visible_record
 from mqfs.model import Draft, Kind, Record, User
 from mqfs.records import batch, headers
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from mqfs.engine.delivery.consumer import Claim, Consumer
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
-
-AGAIN_NS = 10**9  # where the disk does not take it
 
 # ------------------------------------------------------------ dead letters
 
@@ -321,10 +320,9 @@ class Redelivery:
     def nack(self, claim: Claim, reason: str, delay_ns: int | None = None) -> None:
         """A delivery failed: requeue after that time (None: as `backoff` says), or make it a dead letter."""
         settings, failed = self._log.settings, claim.deliveries
+        if not (settings.retries and failed >= settings.retries and self.move_to_dead(claim, reason)):
+            self._requeue(claim, failed, settings.backoff_after(failed) if delay_ns is None else delay_ns)
         self._owner.counts.failed += 1
-        if settings.retries and failed >= settings.retries and self.move_to_dead(claim, reason):
-            return
-        self._requeue(claim, failed, settings.backoff_after(failed) if delay_ns is None else delay_ns)
 
     def _requeue(self, claim: Claim, failed: int, delay_ns: int) -> None:
         due_ns = self._group.clock.engine_ns() + delay_ns if delay_ns else 0

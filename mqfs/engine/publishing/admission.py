@@ -168,12 +168,11 @@ class DeduplicationWindow:
 
     def require_room(self, more: Mapping[int, int]) -> None:
         """So many ids more can be remembered, `more` by user. Raises OverLimit."""
-        while True:
-            try:
-                return self._require_room(more)
-            except errors.OverLimit:
-                if not self.forget(sum(more.values())):
-                    raise
+        try:
+            self._require_room(more)
+        except errors.OverLimit:
+            self.forget(sum(more.values()))
+            self._require_room(more)
 
     def _require_room(self, more: Mapping[int, int]) -> None:
         ids = self._log.state.ids
@@ -181,15 +180,13 @@ class DeduplicationWindow:
         for uid, count in more.items():
             require_share("ids within 'dedup'", limits.DEDUP_IDS, uid, len(ids.get(uid, ())) + count, used)
 
-    def forget(self, most: int = _FORGOTTEN) -> int:
-        """Forget ids whose time is over, the oldest first and at most that number of each user. Returns how many."""
-        now, ids, count = self._clock.engine_ns(), self._log.state.ids, 0
+    def forget(self, least: int = 0) -> None:
+        """Forget ids whose time is over, the oldest first: of each user `least`, or what is done at once."""
+        now, ids, most = self._clock.engine_ns(), self._log.state.ids, max(least, _FORGOTTEN)
         for uid, mine in list(ids.items()):
             for _ in range(most):
                 if not mine or next(iter(mine.values())).until_ns > now:
                     break
                 mine.popitem(last=False)
-                count += 1
             if not mine:
                 del ids[uid]
-        return count

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.core.log import AckSteps
-from mqfs.engine.core.timers import DELAYED, Alarm
+from mqfs.engine.core.timers import AGAIN_NS, DELAYED, Alarm
 from mqfs.engine.publishing.kept_quotas import stored
 from mqfs.engine.publishing.schedules import Schedules
 from mqfs.model import Draft, Kind, Record
@@ -25,8 +25,6 @@ from mqfs.state.group import PUT, Change
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
-
-_AGAIN_NS = 10**9  # where the disk does not take one that is due
 
 
 class DelayedMessages:
@@ -134,7 +132,7 @@ class DelayedMessages:
         while self._due and self._due[0][0] <= now_ns:
             _, sequence = self._due[0]
             if sequence in self._streams and not self._release(sequence):
-                self._alarm.at(now_ns + _AGAIN_NS)
+                self._alarm.at(now_ns + AGAIN_NS)
                 return
             heapq.heappop(self._due)
             if clock.engine_ns() >= until:

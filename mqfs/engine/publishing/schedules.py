@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from mqfs import errors, limits
-from mqfs.engine.core.timers import SCHEDULES, Alarm
+from mqfs.engine.core.timers import AGAIN_NS, SCHEDULES, Alarm
 from mqfs.engine.language.schedules import Schedule, shown
 from mqfs.model import Draft, Kind, User
 from mqfs.quotas import require_share
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.publishing.delayed import DelayedMessages
     from mqfs.engine.stream import Stream
-
-_AGAIN_NS = 10**9  # where the disk does not take one that is due
 
 
 @attrs.define(eq=False)
@@ -151,7 +149,7 @@ class Schedules:
             if self._wait_by_wall(run) and run.due_ns > now_ns:
                 continue  # the wall clock was set back
             if not self._publish(run):
-                self._alarm.at(now_ns + _AGAIN_NS)
+                self._alarm.at(now_ns + AGAIN_NS)
                 return
         if self._runs:
             self._alarm.at(max(min(run.due_ns for run in self._runs.values()), clock.engine_ns() + 1))

@@ -535,9 +535,13 @@ class Maintenance:
                     return
                 if stream.removed or stream.opens or stream.unused_since_ns > limit:
                     continue
-                stream.kept.update_low_watermark()
-                empty = not stream.kept.count and not group.held.bytes_of(stream.number)
-                if empty and not self._faults.contain(group, "maintenance", partial(group.remove_stream, stream)):
+                if not self._faults.contain(group, "maintenance", partial(_remove_if_empty, group, stream)):
                     return
         finally:
             self._idle.discard(group)
+
+
+def _remove_if_empty(group: Group, stream: Stream) -> None:
+    stream.kept.update_low_watermark()
+    if not stream.kept.count and not group.held.bytes_of(stream.number):
+        group.remove_stream(stream)

@@ -15,7 +15,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 from mqfs import limits
@@ -52,24 +51,21 @@ class KeeperLink:
         """The descriptors held by a live keeper, by (group, generation); none without one. Raises BadStore where it
         does not answer: its rings may hold messages that are nowhere else."""
         found: dict[tuple[int, int], int] = {}
-        deadline = time.monotonic() + ANSWER_S
-        while True:
-            try:
-                with _connect(store_path) as sock:
-                    for name, fd in _listed(sock):
-                        group, _, generation = name.partition(b".")
-                        found[int(group), int(generation)] = fd
-                return found
-            except TimeoutError:
-                while found:
-                    os.close(found.popitem()[1])
-                if time.monotonic() > deadline:
-                    raise BadStore(
-                        f"{store_path}/{fd_keeper.NAME}: the process that keeps the rings does not answer (expected it "
-                        f"within {ANSWER_S:g} s; to start without what only rings have kill it)"
-                    ) from None
-            except (OSError, ValueError):
-                return found
+        try:
+            with _connect(store_path, ANSWER_S) as sock:
+                for name, fd in _listed(sock):
+                    group, _, generation = name.partition(b".")
+                    found[int(group), int(generation)] = fd
+        except (TimeoutError, BlockingIOError):
+            while found:
+                os.close(found.popitem()[1])
+            raise BadStore(
+                f"{store_path}/{fd_keeper.NAME}: the process that keeps the rings does not answer (expected it within "
+                f"{ANSWER_S:g} s; to start without what only rings have kill it)"
+            ) from None
+        except (OSError, ValueError):
+            pass
+        return found
 
     def keep(self, group: int, generation: int, fd: int) -> None:
         """Have it hold a ring."""
@@ -198,11 +194,11 @@ def _there(store_path: str) -> bool:
     return os.path.lexists(f"{store_path}/{fd_keeper.NAME}")
 
 
-def _connect(store_path: str) -> socket.socket:
+def _connect(store_path: str, patience_s: float = PATIENCE_S) -> socket.socket:
     """Raises OSError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        sock.settimeout(PATIENCE_S)
+        sock.settimeout(patience_s)
         with reachable(f"{store_path}/{fd_keeper.NAME}") as where:
             sock.connect(where)
         _, uid, _ = peer(sock)
@@ -216,15 +212,13 @@ def _connect(store_path: str) -> socket.socket:
 
 def _listed(sock: socket.socket) -> Iterator[tuple[bytes, int]]:
     """The name and descriptor of each ring."""
-    deadline = time.monotonic() + PATIENCE_S
     sock.send(b"list")
-    while time.monotonic() < deadline:
+    while True:
         name, fds, _, _ = socket.recv_fds(sock, _PACKET_BYTES, 1)
         if len(fds) != 1:
             return  # the end; or no answer of ours
         os.set_inheritable(fds[0], False)
         yield name, fds[0]
-    raise TimeoutError
 
 
 def _remove_old(path: str) -> None:

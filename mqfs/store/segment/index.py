@@ -172,8 +172,8 @@ def with_headers(index: Index, stream: int | None, sequence: int, end: int) -> I
         posting = index.posting(stream)
         at = bisect_left(posting, begin)
         stop = bisect_left(posting, to, at)
-        for begin in range(at, stop, _HEADED_AT_ONCE):
-            mine = posting[begin : min(begin + _HEADED_AT_ONCE, stop)]
+        for place in range(at, stop, _HEADED_AT_ONCE):
+            mine = posting[place : min(place + _HEADED_AT_ONCE, stop)]
             yield from [sequences[ordinal] for ordinal in mine if headers[ordinal]]
         return
     for at in range(begin, to, _HEADED_AT_ONCE):

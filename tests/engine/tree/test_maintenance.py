@@ -107,7 +107,7 @@ def test_an_idle_stream_costs_the_same_beside_many_delayed_messages() -> None:
 
 
 def test_ids_are_forgotten_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission.DeduplicationWindow.forget, "__defaults__", (10,))
+    monkeypatch.setattr(admission, "_FORGOTTEN", 10)
     u = Units("dedup 10s")
     put = u.at(".put", os.O_WRONLY)
     for number in range(35):
@@ -120,15 +120,16 @@ def test_ids_are_forgotten_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert known == {}
 
 
-def test_a_full_window_forgets_no_more_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_window_forgets_a_portion(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "DEDUP_IDS", 40)
+    monkeypatch.setattr(admission, "_FORGOTTEN", 10)
     u = Units("dedup 10s")
     put = u.at(".put", os.O_WRONLY)
     for number in range(20):
         put.write(b'{"stream":"s","id":"%d"} x' % number)
     u.clock.forward(11)
     put.write(b'{"stream":"s","id":"new"} x')
-    assert [*u.group.state.ids[ROOT.uid]] == [*map(str, range(1, 20)), "new"]
+    assert [*u.group.state.ids[ROOT.uid]] == [*map(str, range(10, 20)), "new"]
 
 
 def test_what_others_have_that_is_over_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
