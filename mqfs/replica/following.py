@@ -251,6 +251,9 @@ def set_aside(path: str, why: str) -> None:
         number += 1
     to = f"{path}/quarantine/fenced-{number}"
     log.warning("%s is set aside in %s, and copied again: %s", path, to, why)
+    found = state.read(path, disk)
+    if found is not None:  # after a crash here a start sets it aside again: no takeover is its own
+        state.write(path, State(Position(store=found.position.store), {}, [], True), disk)
     if disk.exists(f"{path}/buckets"):
         disk.rename(f"{path}/buckets", to)
     disk.sync_folder(f"{path}/quarantine")

@@ -134,6 +134,7 @@ class FileObjects:
         except OSError as error:
             raise BadReplica(f"{path}: {error.strerror} (expected a directory that can be made)") from None
         self._folders: set[str] = set()
+        self._failed = ""  # why a name may not be on disk; it is seen nevertheless, and a later sync says nothing of it
 
     def create(self, name: str, data: bytes) -> None:
         """Make it if it does not exist, durably. Raises Refused where it exists."""
@@ -147,14 +148,15 @@ class FileObjects:
 
     def _make(self, name: str, data: bytes, give_name: Callable[[str, str], None]) -> None:
         staged, path = f"{self._path}/staging/{uuid.uuid4()}", f"{self._path}/{name}"
+        self._check()
         try:
             self._make_folder(os.path.dirname(path))
             with open(staged, "xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            give_name(staged, path)
-            _sync_folder(os.path.dirname(path))
+            with self._synced(os.path.dirname(path)):
+                give_name(staged, path)
         except FileExistsError:
             raise
         except OSError as error:
@@ -166,16 +168,34 @@ class FileObjects:
     def _make_folder(self, folder: str) -> None:
         if folder not in self._folders and not os.path.isdir(folder):
             self._make_folder(os.path.dirname(folder))
-            with contextlib.suppress(FileExistsError):
+            with self._synced(os.path.dirname(folder)), contextlib.suppress(FileExistsError):
                 os.mkdir(folder, 0o700)
-            _sync_folder(os.path.dirname(folder))
         self._folders.add(folder)
+
+    @contextlib.contextmanager
+    def _synced(self, folder: str) -> Iterator[None]:
+        """Sync a folder after a name was made in it. It is opened before: only the sync can fail then."""
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            yield
+            try:
+                os.fsync(fd)
+            except OSError as error:
+                self._failed = f"{folder}: not synced: {error.strerror}"
+                self._check()
+        finally:
+            os.close(fd)
+
+    def _check(self) -> None:
+        if self._failed:
+            raise BadReplica(f"{self._failed} (expected a disk that works, and a new start)")
 
     def get(self, name: str) -> bytes | None:
         return self.head(name, -1)
 
     def head(self, name: str, size: int) -> bytes | None:
         """Its first bytes."""
+        self._check()
         try:
             with open(f"{self._path}/{name}", "rb") as file:
                 return file.read(size)
@@ -199,14 +219,6 @@ class FileObjects:
             pass
         except OSError as error:
             raise NoAnswer(f"{name}: {error.strerror}") from None
-
-
-def _sync_folder(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def split(url: str) -> tuple[str, str, str, str]:

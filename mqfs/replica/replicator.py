@@ -346,8 +346,14 @@ class Keeper:
         try:
             for group, first in touched:
                 self._sync(folder_of(self._path, group), first)
-        except OSError:
-            self._unsure = True
+        except OSError as error:
+            if error.errno in (EMFILE, ENFILE):  # others come back to the process
+                with self._lock:
+                    self._touched |= touched
+            else:
+                self._unsure = True
+                words = "its state is not written any more, and after a crash it may be copied again"
+                log.error("replica %s: %s: not synced: %s: %s", self._log.name, self._path, error.strerror, words)
             raise
         self._state.position, self._state.have = position, have
         state.write(self._path, self._state)
@@ -382,8 +388,8 @@ class Keeper:
         """Note the end: the store is closed, and all is on disk."""
         if self._thread.ident is not None:
             self._thread.join()
-        position, have, _ = self._take()
+        position, have, touched = self._take()
         try:
-            self._note(position, have, set())
-        except MqfsError as error:
+            self._note(position, have, touched)
+        except (MqfsError, OSError) as error:
             log.warning("replica %s: its state was not written: %s", self._log.name, error)

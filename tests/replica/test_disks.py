@@ -1,0 +1,114 @@
+"""Disks that fail below a replicated log, and crashes between two steps: nothing counts that is not on disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from mqfs import limits
+from mqfs.errors import BadReplica
+from mqfs.replica import state
+from mqfs.replica.engines import open_log
+from mqfs.replica.following import Diverged, open_follower, set_aside, store_of
+from mqfs.store.disk import Disk
+from tests.replica.primary import LocalPrimary, bodies_of
+from tests.replica.test_copies import LocalStandby, are_equal
+from tests.support.eventually import eventually
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("REPLICA_BEAT_S", 0.2), ("REPLICA_STATE_S", 0.1), ("REPLICA_RETRY_S", 0.1)):
+        monkeypatch.setattr(limits, name, value)
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["of the folder above", "of the frame's folder"])
+def test_a_frame_whose_name_was_not_synced_never_counts(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is seen nevertheless."""
+    log, fsync, left = open_log(f"file://{tmp_path}/replica"), os.fsync, [number]
+
+    def fail(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            left[0] -= 1
+            if not left[0]:
+                raise OSError(errno.EIO, "Input/output error")
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    for _ in range(2):
+        with pytest.raises(BadReplica, match="not synced: Input/output error"):
+            log.append(b"frame", 0, 0, takeover=True)
+    with pytest.raises(BadReplica, match="not synced"):
+        log.get(1)
+    log.close()
+
+
+def test_a_segment_is_synced_again_when_there_are_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, path = f"file://{tmp_path}/replica", tmp_path / "a"
+    primary = LocalPrimary(path, url)
+    keeper = primary.replicator._keeper
+    sync, failed = type(keeper)._sync, list[str]()
+
+    def fail(self: object, folder: str, first: int) -> None:
+        if not failed:
+            failed.append(folder)
+            raise OSError(errno.EMFILE, "Too many open files")
+        sync(keeper, folder, first)
+
+    monkeypatch.setattr(type(keeper), "_sync", fail)
+    primary.append(1, b"one")
+    primary.wait(1, 1)
+    eventually(lambda: failed, "a sync that fails")
+    eventually(lambda: (found := state.read(str(path))) and found.have.get(1), "the state to have it")
+    primary.stop()
+
+
+@pytest.mark.parametrize("step", ["rename", "remove"])
+def test_a_crash_while_a_store_is_set_aside_loses_nothing_of_it(
+    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither does the copy begin behind what its disk has."""
+    url, path = f"file://{tmp_path}/replica", tmp_path / "a"
+    primary = LocalPrimary(path, url)
+    primary.append(1, b"one")
+    primary.wait(1, 1)
+    primary.stop()
+    log = open_log(url)
+
+    rename = os.rename
+
+    def crash(*arguments: object) -> None:
+        raise OSError(errno.EIO, "the power is cut")
+
+    def crash_at_buckets(begin: str, end: str) -> None:
+        if begin.endswith("/buckets"):
+            crash()
+        rename(begin, end)
+
+    with monkeypatch.context() as crashing:
+        if step == "rename":
+            crashing.setattr(Disk, "rename", staticmethod(crash_at_buckets))
+        else:
+            crashing.setattr(state, "remove", crash)
+        with pytest.raises(OSError, match="the power is cut"):
+            set_aside(str(path), str(Diverged("it is another history")))
+    store = store_of(log)
+    assert store is not None
+    open_follower(log, str(path), store).close()
+    assert [file.name for file in path.glob("quarantine/fenced-*/*/*/*.log")]
+    standby = LocalStandby(tmp_path / "b", url)
+    again = LocalStandby(path, url)
+    assert eventually(lambda: are_equal(path, tmp_path / "b"))
+    standby.stop()
+    again.stop()
+    log.close()
+    state.remove(str(path))
+    assert bodies_of(path, 1) == [b"one"]
