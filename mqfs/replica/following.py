@@ -166,6 +166,8 @@ def check_history(replicated: ReplicatedLog, position: Position) -> None:
 
 def end_before(replicated: ReplicatedLog, position: Position) -> int:
     """The number of the last record, where that is below the position: the engine confirmed more. 0: it is not."""
+    if replicated.get(position.number) is not None:
+        return 0  # without a look at the whole log
     last = replicated.newest(0)
     return last.number if last is not None and last.number < position.number else 0
 

@@ -13,7 +13,7 @@ from mqfs import limits
 from mqfs.errors import BadReplica
 from mqfs.replica import state
 from mqfs.replica.engines import open_log
-from mqfs.replica.following import Diverged, open_follower, set_aside, store_of
+from mqfs.replica.following import Diverged, end_before, open_follower, set_aside, store_of
 from mqfs.store.disk import Disk
 from tests.replica.primary import LocalPrimary, bodies_of
 from tests.replica.test_copies import LocalStandby, are_equal
@@ -112,3 +112,13 @@ def test_a_crash_while_a_store_is_set_aside_loses_nothing_of_it(
     log.close()
     state.remove(str(path))
     assert bodies_of(path, 1) == [b"one"]
+
+
+def test_a_look_at_the_end_of_a_whole_log_does_not_list_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"file://{tmp_path}/replica"
+    LocalPrimary(tmp_path / "a", url).stop()
+    log, found = open_log(url), state.read(str(tmp_path / "a"))
+    assert found is not None
+    monkeypatch.setattr(type(log), "newest", lambda *arguments: pytest.fail("the log is listed"))
+    assert end_before(log, found.position) == 0
+    log.close()
