@@ -74,7 +74,7 @@ def test_a_request_leaves_no_garbage(name: str, on_disk: bool, tmp_path: Path) -
 
 
 def garbage() -> Counter[str]:
-    """What lies there, and is collected: how many of each type."""
+    """The garbage that there is, by type; it is collected."""
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         gc.collect()
