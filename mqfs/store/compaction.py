@@ -301,13 +301,11 @@ class CompactionJob:
         self.fd = self.disk.open(self.staged, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             with removed_on_error(self.disk, self.staged, self.staged + ".idx"):
-                try:
-                    yield from self._copy()
-                    yield from self._sync()
-                finally:
-                    self.chain.context.committer.cancel(self)  # which writes the index
+                yield from self._copy()
+                yield from self._sync()
                 self.removal.replace(self.run, self.written, self._put_in_place)
         finally:
+            self.chain.context.committer.cancel(self)
             self.disk.close(self.fd)
 
     def _copy(self) -> Work:
@@ -393,12 +391,8 @@ class CompactionJob:
         data = encode_part(
             self.index, self.others.packed, 0, len(self.index), 0, self.written, identity, SEALED, last_ns
         )
-
-        def sync() -> None:
-            write_file(self.disk, self.staged + ".idx", data)
-            self.disk.fdatasync(self.fd)
-
-        self.chain.context.committer.request(self, sync, self._done, 0.0)
+        write_file(self.disk, self.staged + ".idx", data, sync=False)
+        self.chain.context.committer.request(self, lambda: self.disk.fdatasync(self.fd), self._done, 0.0)
         self.commit.sync(self._done)  # the changes that made messages unwanted, before they go
         while self.missing:
             yield True
@@ -410,12 +404,10 @@ class CompactionJob:
         self.error = self.error or error
 
     def _put_in_place(self) -> None:
-        """The index first, which does not fit the old log: the new one is known for sealed from the moment it is there.
-        As a copy, it is then not overwritten with what it was made of."""
         first = self.run[0]
-        first.idx.checked = False
-        self.disk.rename(self.staged + ".idx", first.idx.path)
         self.disk.rename(self.staged, first.path)
+        with contextlib.suppress(OSError), removed_on_error(self.disk, self.staged + ".idx"):
+            self.disk.rename(self.staged + ".idx", first.idx.path)  # else the old one, which does not fit, is replaced
 
 
 def _row(index: Index, ordinal: int) -> Row:

@@ -311,6 +311,7 @@ class Frozen:
         for one in self.open:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
+            one.close()
 
 
 def test_a_server_that_attaches_and_then_freezes_is_given_up() -> None:
@@ -328,7 +329,7 @@ def test_a_server_that_attaches_and_then_freezes_is_given_up() -> None:
                     frozen.freeze()
                     stream.write_bytes(b"1")
                     assert file.read(64) == b"1"
-                assert "frozen: connection lost: no answer" in mount.text()
+                assert "frozen: connection lost" in mount.text()
             finally:
                 frozen.listener.close()
                 frozen.end()
