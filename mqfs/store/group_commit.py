@@ -113,6 +113,8 @@ class GroupCommit:
             try:
                 began = time.monotonic()
                 self._sync_all()
+                if self._sync_error is not None:
+                    raise self._sync_error  # of a sync within this one, on the same thread
                 self._chain.context.sync_times.add(time.monotonic() - began)
             except OSError as error:
                 if not _lacks_descriptor(error):
