@@ -250,7 +250,8 @@ class DiskFull(MqfsError):
 class DiskFailed(MqfsError):
     """A read or write of the store failed, or a record did not pass its check.
 
-    See the server's log, then the disk. Run `mqfs check` on the stopped store.
+    See the server's log, then the disk. Run `mqfs check` on the stopped store. A write that failed so is not seen, but
+    one that the disk neither took whole nor let be taken back may be there after a restart.
     """
 
     errno, text, http = _errno.EIO, "input/output error", 500

@@ -7,6 +7,12 @@
 What made messages unwanted is on disk before a segment is removed. Of the segments that one replaces, the others are
 removed from the lowest on, each durably before the next: until all are gone, what is in two places is the same. Work is
 done in portions; a segment that is appended to, or that may hide damage, is left as it is.
+
+    staging/1-…40.compact, .compact.idx    both synced; then the log gets its name, then the index
+    after a kill between the two           the next start puts the index in place: `finish`
+
+Not the index first: of a torn tail only the old index says that it is one. Not without one: a copy continues a segment
+that has none, with frames of what was replaced.
 """
 
 from __future__ import annotations
@@ -23,13 +29,14 @@ from mqfs.model import Kind
 from mqfs.records.record import INNER, MORE, Row, decode, encode, padded
 from mqfs.store.appender import Appender
 from mqfs.store.chain import Chain
-from mqfs.store.disk import removed_on_error, write_all, write_file
+from mqfs.store.disk import Disk, read_all, removed_on_error, write_all, write_file
 from mqfs.store.group_commit import GroupCommit
 from mqfs.store.recovery import last_sequence
 from mqfs.store.segment.file import Segment
 from mqfs.store.segment.index import (
     SEALED,
     Index,
+    IndexFile,
     NonMessageRecords,
     OpenIndex,
     SealedIndex,
@@ -301,11 +308,13 @@ class CompactionJob:
         self.fd = self.disk.open(self.staged, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             with removed_on_error(self.disk, self.staged, self.staged + ".idx"):
-                yield from self._copy()
-                yield from self._sync()
+                try:
+                    yield from self._copy()
+                    yield from self._sync()
+                finally:
+                    self.chain.context.committer.cancel(self)  # which makes the index
                 self.removal.replace(self.run, self.written, self._put_in_place)
         finally:
-            self.chain.context.committer.cancel(self)
             self.disk.close(self.fd)
 
     def _copy(self) -> Work:
@@ -391,8 +400,12 @@ class CompactionJob:
         data = encode_part(
             self.index, self.others.packed, 0, len(self.index), 0, self.written, identity, SEALED, last_ns
         )
-        write_file(self.disk, self.staged + ".idx", data, sync=False)
-        self.chain.context.committer.request(self, lambda: self.disk.fdatasync(self.fd), self._done, 0.0)
+
+        def sync() -> None:
+            self.disk.fdatasync(self.fd)
+            write_file(self.disk, self.staged + ".idx", data)
+
+        self.chain.context.committer.request(self, sync, self._done, 0.0)
         self.commit.sync(self._done)  # the changes that made messages unwanted, before they go
         while self.missing:
             yield True
@@ -406,8 +419,21 @@ class CompactionJob:
     def _put_in_place(self) -> None:
         first = self.run[0]
         self.disk.rename(self.staged, first.path)
-        with contextlib.suppress(OSError), removed_on_error(self.disk, self.staged + ".idx"):
-            self.disk.rename(self.staged + ".idx", first.idx.path)  # else the old one, which does not fit, is replaced
+        with contextlib.suppress(OSError), removed_on_error(self.disk, self.staged + ".idx", first.idx.path):
+            self.disk.rename(self.staged + ".idx", first.idx.path)
+
+
+def finish(disk: Disk, staged: str, log_path: str) -> None:
+    """Give a compacted log its index, which a kill left staged, if it is that of the log. Raises OSError."""
+    if not disk.exists(log_path):
+        return
+    index, fd = IndexFile(disk, staged, ""), disk.open(log_path, os.O_RDONLY)
+    try:
+        index.read(lambda count: read_all(disk, fd, count, 0), disk.size(fd), NonMessageRecords())
+    finally:
+        disk.close(fd)
+    if index.is_sealed:
+        disk.rename(staged, f"{log_path.removesuffix('.log')}.idx")
 
 
 def _row(index: Index, ordinal: int) -> Row:
@@ -436,4 +462,4 @@ def _merge(messages: Iterator[Row], others: Iterator[Row]) -> Iterator[Row]:
         other = next(others, None)
 
 
-__all__ = ["Compaction", "SegmentRemoval", "trim"]
+__all__ = ["Compaction", "SegmentRemoval", "finish", "trim"]

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +20,7 @@ from mqfs.store.api import Bucket, Committed, Histogram
 from mqfs.store.appender import Appender, DiskRangeWriter, read_heads
 from mqfs.store.chain import Chain
 from mqfs.store.commit_thread import CommitThread, Inline, Post
+from mqfs.store.compaction import finish
 from mqfs.store.disk import Disk, read_file, remove_tree, replace_file, write_all, write_file
 from mqfs.store.group_commit import GroupCommit
 from mqfs.store.log_reader import DiskLogReader
@@ -204,19 +206,22 @@ class DiskStore:
 
     def _empty(self, gone: str) -> None:
         """Remove a folder of files, in portions: commits go between them."""
+        emptied = False
 
         def remove_some() -> None:
+            nonlocal emptied
             until = time.monotonic() + PORTION_S
             for name in self.disk.listdir(gone):
                 self.disk.unlink(f"{gone}/{name}")
                 if time.monotonic() > until:
                     return
             self.disk.rmdir(gone)
+            emptied = True
 
         def removed(error: OSError | None) -> None:
             if error is not None:
                 log.warning("%s stays until the next start: %s", gone, error)
-            elif not self._closed and self.disk.exists(gone):
+            elif not (emptied or self._closed):
                 self._empty(gone)
 
         self.committer.request(gone, remove_some, removed, 0.0)
@@ -357,6 +362,7 @@ class Quarantine:
 
 VERSION = 1
 FOLDERS = ("staging", "buckets", "quarantine")
+_STAGED_INDEX = re.compile(r"([0-9]+)-([0-9]{20})\.compact\.idx")
 
 
 def prepare(disk: Disk, path: str) -> None:
@@ -390,6 +396,9 @@ def begin(disk: Disk, path: str, copy_of: str = "") -> tuple[str, int]:
             disk.mkdir(f"{path}/{name}")
         elif not disk.is_folder(f"{path}/{name}"):
             raise errors.BadStore(f"{path}/{name}: not a folder")
+    for name in disk.listdir(f"{path}/staging"):
+        if compacted := _STAGED_INDEX.fullmatch(name):
+            finish(disk, f"{path}/staging/{name}", f"{folder_of(path, int(compacted[1]))}/{compacted[2]}.log")
     for name in disk.listdir(f"{path}/staging"):
         remove_tree(disk, f"{path}/staging/{name}")
     if is_new:

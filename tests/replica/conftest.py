@@ -16,6 +16,14 @@ from tests.replica.servers import NatsServer, nats_servers
 from tests.support.campaign import seed
 
 
+@pytest.fixture(autouse=True)
+def _closed_logs() -> Iterator[None]:
+    """The connection of a log that stays open is made again and again, into the tests that follow."""
+    before = set(threading.enumerate())
+    yield
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "jetstream"]
+
+
 @pytest.fixture(scope="session")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     with nats_servers(tmp_path_factory.mktemp("nats"), 1) as servers:

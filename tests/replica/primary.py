@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from mqfs.errors import BadReplica
@@ -12,6 +13,7 @@ from mqfs.model import Draft, Kind
 from mqfs.replica.engines import open_log
 from mqfs.replica.log import NoAnswer, ReplicatedLog
 from mqfs.replica.replicator import Replicator
+from mqfs.replica.restore import Point, Restored, restore
 from mqfs.replica.takeover import Primary, become_primary
 from mqfs.store.disk import Disk
 from mqfs.store.store import DiskBucket, DiskStore
@@ -119,6 +121,12 @@ class LocalPrimary:
     def stop(self) -> None:
         self.store.close()
         self.replicator.stop()
+
+
+def restored(url: str, to: Path) -> Restored:
+    """Make a store of all that the log has."""
+    with closing(open_log(url)) as log:
+        return restore(log, str(to), Point())
 
 
 def bodies_of(path: Path, number: int) -> list[bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from mqfs.store.disk import Disk
 from mqfs.store.replication import Replication
 from mqfs.store.standby import StandbyStore
 from mqfs.store.store import read_label
-from tests.replica.primary import LocalPrimary, bodies_of
+from tests.replica.primary import LocalPrimary, bodies_of, restored
 from tests.replica.test_copies import EACH, LocalStandby, are_equal
 from tests.support.eventually import HANG_S, eventually
 
@@ -113,14 +114,14 @@ def test_an_older_store_is_whole_after_a_start_that_ended_while_it_was_copied(
 
     with monkeypatch.context() as failing:
         on_each_part(failing, fail)
-        with pytest.raises(NoAnswer):
-            become_primary(open_log(url), str(path), "")
+        with closing(open_log(url)) as log, pytest.raises(NoAnswer):
+            become_primary(log, str(path), "")
     LocalPrimary(path, url).stop()
     check_restored(tmp_path, url)
 
 
 def check_restored(tmp_path: Path, url: str, bodies: list[bytes] = BODIES) -> None:
-    restore(open_log(url), str(tmp_path / "r"), Point())
+    restored(url, tmp_path / "r")
     assert bodies_of(tmp_path / "r", 1) == bodies
 
 
@@ -190,10 +191,11 @@ def test_a_start_that_copies_an_older_store_can_be_stopped(tmp_path: Path, monke
         stop.set()
 
     on_each_part(monkeypatch, end)
-    with pytest.raises(Stopped):
-        become_primary(open_log(url), str(path), "", stop)
-    assert len(sent) == 1
-    assert open_log(url).newest(0) is None
+    with closing(open_log(url)) as log:
+        with pytest.raises(Stopped):
+            become_primary(log, str(path), "", stop)
+        assert len(sent) == 1
+        assert log.newest(0) is None
 
 
 @EACH

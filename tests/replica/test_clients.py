@@ -128,6 +128,8 @@ def test_kombu_goes_on_with_the_other_url(pair: Pair) -> None:
     ports = [address.rpartition("!")[2] for address in pair.tcp.split(",")]
     with Connection(";".join(f"mqfs://127.0.0.1:{port}/jobs" for port in ports)) as broker:
         queue = broker.SimpleQueue("q")
+        with pair.connect() as client:  # else what is new may be lost with the primary
+            client.group("jobs/queues").ctl("sync replica")
         queue.put("1")
         message = queue.get(timeout=HANG_S)
         assert message.payload == "1"

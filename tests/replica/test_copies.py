@@ -28,7 +28,7 @@ from mqfs.store.check import check
 from mqfs.store.disk import Disk
 from mqfs.store.sequences import removal_body
 from mqfs.store.store import DiskStore, folder_of, read_label
-from tests.replica.primary import LocalPrimary, bodies_of
+from tests.replica.primary import LocalPrimary, bodies_of, restored
 from tests.replica.servers import NatsServer, url_of
 from tests.support.campaign import seed, size
 from tests.support.eventually import eventually
@@ -251,7 +251,7 @@ def test_what_the_log_lacks_is_appended_at_the_next_start(tmp_path: Path, url: s
     first.kill()
     second = LocalPrimary(tmp_path / "a", url)
     second.stop()
-    done = restore(open_log(url), str(tmp_path / "r"), Point())
+    done = restored(url, tmp_path / "r")
     assert done.groups == 1
     assert bodies_of(tmp_path / "r", 1) == [b"old", b"disk alone"]
 
@@ -414,9 +414,7 @@ def test_a_restore_between_the_two_records_of_a_removal_is_without_the_group(tmp
     primary.append(1, b"last")
     primary.wait(1, 2)
     primary.kill()
-    log = open_log(url)
-    done = restore(log, str(tmp_path / "r"), Point())
-    log.close()
+    done = restored(url, tmp_path / "r")
     assert done.groups == 1
     assert bodies_of(tmp_path / "r", 1) == [b"1", b"last"]
     assert check(str(tmp_path / "r"), report=print) == 0
@@ -603,7 +601,7 @@ def test_a_log_that_is_gone_is_begun_again_with_the_whole_store(tmp_path: Path) 
     second.append(1, b"two")
     second.wait(1, 1)
     second.stop()
-    restore(open_log(url), str(tmp_path / "r"), Point())
+    restored(url, tmp_path / "r")
     assert bodies_of(tmp_path / "r", 1) == [b"one", b"two"]
 
 
@@ -627,7 +625,7 @@ def test_what_no_writer_waits_for_comes_in_few_frames(
     for body in bodies[150:]:
         bucket.writer.append_batch([Draft(Kind.MESSAGE, 16, body, b"")], time.time_ns())
     primary.stop()  # nor is the rest left behind
-    restore(open_log(url), str(tmp_path / "r"), Point())
+    restored(url, tmp_path / "r")
     assert bodies_of(tmp_path / "r", 1) == [*bodies[:150], b"awaited", *bodies[150:]]
 
 
@@ -647,9 +645,7 @@ def test_an_engine_that_is_away_holds_nothing_up_and_gets_the_rest_later(tmp_pat
     server.start()
     primary.wait(1, 1)
     primary.stop()
-    log = open_log(url)
-    restore(log, str(tmp_path / "r"), Point())
-    log.close()
+    restored(url, tmp_path / "r")
     server.kill()
     assert bodies_of(tmp_path / "r", 1) == [b"one"]
 
@@ -681,9 +677,7 @@ def written_while_a_read_fails(path: Path, url: str, position: int, number: int)
 
 
 def check_restored(tmp_path: Path, url: str, primary: LocalPrimary) -> None:
-    log = open_log(url)
-    restore(log, str(tmp_path / "r"), Point())
-    log.close()
+    restored(url, tmp_path / "r")
     for group in range(1, 5):
         assert bodies_of(tmp_path / "r", group) == bodies_of(tmp_path / "a", group)
         assert set(primary.acknowledged[group]) <= set(bodies_of(tmp_path / "r", group))
@@ -725,8 +719,8 @@ def test_another_stores_log_is_refused(tmp_path: Path, url: str) -> None:
     other.append(1, b"mine")
     other.wait(1, 1)
     other.stop()
-    with pytest.raises(errors.BadReplica, match=r"of store .* \(expected "):
-        become_primary(open_log(url), str(tmp_path / "c"), "")
+    with contextlib.closing(open_log(url)) as log, pytest.raises(errors.BadReplica, match=r"of store .* \(expected "):
+        become_primary(log, str(tmp_path / "c"), "")
 
 
 @FAULTY

@@ -24,7 +24,7 @@ from mqfs.replica.log import NoAnswer
 from mqfs.replica.restore import Point, restore
 from mqfs.replica.takeover import Standby, become_primary
 from tests.replica.faulty_proxy import FaultyProxy
-from tests.replica.primary import LocalPrimary, bodies_of
+from tests.replica.primary import LocalPrimary, bodies_of, restored
 from tests.replica.servers import NatsServer, url_of
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
@@ -138,9 +138,7 @@ def test_a_clock_that_is_an_hour_off_stops_nothing_and_is_logged(
     second.stop()
     warned = "this clock or that of the primary before is wrong" in caplog.text
     assert warned == (hours > 0)
-    log = open_log(url)
-    restore(log, str(tmp_path / "r"), Point())
-    log.close()
+    restored(url, tmp_path / "r")
     assert bodies_of(tmp_path / "r", 1) == [b"one", b"two"]
 
 
@@ -172,7 +170,6 @@ def test_an_engine_that_lost_what_it_confirmed_is_reported_and_the_store_stays(
     monkeypatch.setattr(limits, "REPLICA_STATE_S", 0.1)
     url = url_of([engine], "shop")
     first = LocalPrimary(tmp_path / "a", url)
-    standby = Standby(open_log(url), str(tmp_path / "b"), "", 60.0)
     first.append(1, b"old")
     first.wait(1, 1)
     engine.kill()
@@ -199,7 +196,6 @@ def test_an_engine_that_lost_what_it_confirmed_is_reported_and_the_store_stays(
     (tmp_path / "a/replica").unlink()  # as the line says
     again = LocalPrimary(tmp_path / "a", url_of([engine], "shop2"))
     again.stop()
-    standby.stop()
     assert bodies_of(tmp_path / "a", 1) == [b"old", *(b"%d" % number for number in range(5)), b"more"]
     assert not list((tmp_path / "a/quarantine").iterdir())
 

@@ -97,7 +97,7 @@ def wait_until_equal(one: Node, two: Node) -> None:
 @EACH
 def test_a_standby_refuses_clients_and_takes_over_from_a_killed_primary(places: tuple[Path, Path], url: str) -> None:
     with Node.of(places[0], url) as primary, Node.of(places[1], url, "--standby", "--failover", "2s") as standby:
-        assert standby.get("/.health")[0] == 200
+        assert standby.get("/.health")[0] == 200, f"{primary.text()}\n{standby.text()}"
         eventually(lambda: "the primary is tcp!127.0.0.1!" in standby.get("/.ready")[1])
         assert standby.get("/.ready")[0] == standby.get("/jobs/")[0] == 503
         with pytest.raises(errors.Standby, match=r"the primary is tcp!127\.0\.0\.1!"):

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from mqfs.errors import Damaged, MqfsError, NotFound
+from mqfs.errors import Damaged, DiskFailed, MqfsError, NotFound
 from mqfs.model import Draft, Kind, Record, Wait
 from mqfs.store.api import Bucket
 from mqfs.store.commit_thread import Done, Job, run
@@ -249,8 +249,8 @@ class Script:
         known.entries.append(entry)
         try:
             sequence = bucket.writer.append(kind, stream, len(known.entries), body)
-        except MqfsError:
-            known.entries.remove(entry)  # refused: must never be seen
+        except MqfsError as error:
+            self._refused(known, [entry], error)
             raise
         self._given(known, [entry], sequence)
 
@@ -264,11 +264,19 @@ class Script:
             drafts.append(Draft(entry.kind, entry.stream, entry.body))
         try:
             sequence = bucket.writer.append_batch(drafts, len(known.entries))
-        except MqfsError:
-            for entry in entries:
-                known.entries.remove(entry)
+        except MqfsError as error:
+            self._refused(known, entries, error)
             raise
         self._given(known, entries, sequence)
+
+    def _refused(self, known: Known, entries: list[Entry], error: MqfsError) -> None:
+        """They must never be seen. But a disk that fails for good may keep all of a record but zeros at its end, which
+        are there anyway, and does not let it be taken back."""
+        assert self.store is not None
+        assert isinstance(self.store.disk, LyingDisk)
+        if not (isinstance(error, DiskFailed) and self.store.disk.fail_on):
+            for entry in entries:
+                known.entries.remove(entry)
 
     def _given(self, known: Known, entries: list[Entry], sequence: int) -> None:
         for number, entry in enumerate(entries):

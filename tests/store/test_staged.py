@@ -10,10 +10,11 @@ import pytest
 
 from mqfs.errors import DiskFailed, DiskFull, ReadOnly
 from mqfs.model import Draft, Kind
-from mqfs.store.disk import Disk
-from mqfs.store.store import DiskBucket, DiskStore, write_label
+from mqfs.store.disk import Disk, read_file
+from mqfs.store.segment.file import Descriptors, Segment
+from mqfs.store.store import DiskBucket, DiskStore, begin, write_label
 from tests.store.script import PATH
-from tests.support.lying_disk import LyingDisk
+from tests.support.lying_disk import LyingDisk, Stopped
 from tests.support.temp_store import lowered
 
 
@@ -106,6 +107,34 @@ def test_a_compaction_that_is_ended_at_each_portion(monkeypatch: pytest.MonkeyPa
         if seen and not names:
             break
     assert "compact" in seen
+
+
+def logs(disk: LyingDisk) -> dict[int, bytes]:
+    folder = f"{PATH}/buckets/01/1"
+    names = [name for name in disk.listdir(folder) if name.endswith(".log")]
+    return {int(name[:-4]): read_file(disk, f"{folder}/{name}") for name in names}
+
+
+def test_a_compacted_segment_has_its_index_when_its_server_was_killed_at_any_call() -> None:
+    """So a copy that continues with the frames before does not take it for one that is not whole."""
+    between = 0
+    for call in range(1, 1_000):
+        filled = Filled()
+        before = logs(filled.disk)
+        filled.disk.stop_at = filled.disk.calls + call
+        try:
+            compact(filled)
+        except Stopped:
+            after = filled.disk.after_kill()
+        else:
+            assert between
+            return
+        between += any(name.endswith(".idx") for name in staged(after)) and logs(after) != before
+        begin(after, PATH)
+        for first, data in logs(after).items():
+            if data != before[first]:
+                folder, staging = f"{PATH}/buckets/01/1", f"{PATH}/staging"
+                assert Segment(after, Descriptors(), folder, staging, 1, first, lambda *_: None).looks_sealed(), call
 
 
 # ---------------------------------------------------------------- numbers
