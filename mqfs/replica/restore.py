@@ -11,6 +11,7 @@ copied, whether it is whole there when the message is reached.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import uuid
@@ -30,7 +31,7 @@ from mqfs.state.group import ROOT, place_of
 from mqfs.store.disk import Disk, remove_tree
 from mqfs.store.replication import Entry, Removed, Run
 from mqfs.store.standby import StandbyStore
-from mqfs.store.store import DiskStore, read_label, write_label
+from mqfs.store.store import DiskBucket, DiskStore, read_label, refusing, take_lock, write_label
 
 SPARE_SEQUENCES = 1 << 32
 
@@ -117,15 +118,33 @@ def restore(
 ) -> Restored:
     """Make the store at `path`, a new directory: one of its own, with a new uuid and a reserve of sequences, so that
     clients that saw later messages never see their numbers again. The log is only read. `groups`: paths of those to
-    restore; none: all. `progress` gets the number of each frame. Raises BadReplica, BadStore and errors of the disk."""
+    restore; none: all. `progress` gets the number of each frame. Raises BadReplica, BadStore, DiskFull and DiskFailed,
+    and leaves the directory empty then."""
     if os.path.exists(path) and os.listdir(path):
         raise BadStore(f"{path}: not empty (expected a new directory)")
     try:
         follower = _follow(replicated, path, point, groups, progress)
-    except (NoAnswer, Diverged) as error:
-        raise BadReplica(f"{replicated.name}: not restored: {error}") from None
-    count = _make_own(path)
+        with refusing(path):
+            count = _make_own(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError, BadStore):  # what stays is served as no store, as it has the file of a copy
+            _clear(path)
+        if isinstance(error, NoAnswer | Diverged):
+            raise BadReplica(f"{replicated.name}: not restored: {error}") from None
+        raise
     return Restored(count, follower.state.position.number, follower.state.position.time_ns)
+
+
+def _clear(path: str) -> None:
+    """Remove all in it; `buckets` before `replica`, which says that it is a copy: what a kill leaves is served as no
+    store. Raises BadStore where another process has it, and OSError."""
+    disk = Disk()
+    lock = take_lock(disk, path, write=False)
+    try:
+        for name in sorted(disk.listdir(path)):
+            remove_tree(disk, f"{path}/{name}")
+    finally:
+        disk.close(lock)
 
 
 def _follow(
@@ -153,7 +172,7 @@ def _follow(
                 raise  # else the first frames were trimmed
         finally:
             follower.close()
-        remove_tree(Disk(), path)  # the checkpoint is not of before that point: an older one
+        _clear(path)  # the checkpoint is not of before that point: an older one
     expected = "expected a later --until, as --replica-keep allows"
     raise why[0] if why else BadReplica(f"{replicated.name}: begins after that point ({expected})")
 
@@ -202,22 +221,38 @@ def _is_inside(path: str, group: str) -> bool:
 
 
 def _make_own(path: str) -> int:
-    """Make it a store of its own; returns the number of its groups."""
+    """Make it a store of its own; returns the number of its groups. The file that says that it is a copy goes last: no
+    server serves it as its own before all sequences are reserved."""
     disk = Disk()
-    state.remove(path, disk)
     _, numbers = read_label(disk, path)
     write_label(disk, path, str(uuid.uuid4()), numbers)
-    store = DiskStore(path)
+    store, opened = DiskStore(path), list[DiskBucket]()
     try:
-        for number in store.groups():
-            try:
-                bucket = store.open(number)
-            except NotFound:
-                continue  # its log ends with its removal, of which no frame was there yet
-            bucket.ranges.skip_to(bucket.end.next + SPARE_SEQUENCES)
-        return len(store.groups())
+        _reserve(store, opened)
+        count = len(store.groups())
+    except BaseException:
+        for bucket in opened:
+            bucket.upkeep.abandon()  # it is removed
+        raise
     finally:
         store.close()
+    state.remove(path, disk)
+    return count
+
+
+def _reserve(store: DiskStore, opened: list[DiskBucket]) -> None:
+    """Have on disk where the sequences of each group go on. The end of a log is what a close tries only."""
+    for number in store.groups():
+        try:
+            bucket = store.open(number)
+        except NotFound:
+            continue  # its log ends with its removal, of which no frame was there yet
+        opened.append(bucket)
+        bucket.ranges.skip_to(bucket.end.next + SPARE_SEQUENCES)
+        if (segment := bucket.chain.open) is None:
+            raise BadStore(f"group {number}: its newest segment is not whole (expected another --until, or --group)")
+        bucket.writer.reserve_at_stop()
+        store.disk.fdatasync(segment.open())
 
 
 # ------------------------------------------------------------ heads

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -11,13 +14,14 @@ import attrs
 import pytest
 
 import mqfs as library
-from mqfs.errors import BadReplica
+from mqfs.errors import BadReplica, DiskFailed, DiskFull
 from mqfs.ninep.client import connection
 from mqfs.replica import state
 from mqfs.replica.checkpoint import Checkpointer, load
 from mqfs.replica.engines import open_log
 from mqfs.replica.restore import Point, restore
 from mqfs.store.check import check
+from mqfs.store.disk import Disk
 from tests.replica.test_servers import Node
 from tests.support.batches import frame
 from tests.support.campaign import size, tree_seed
@@ -150,6 +154,37 @@ def test_a_point_that_is_not_there_is_one_line(
     assert done.returncode != 0
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("step", ["allocate", "fdatasync"])
+def test_a_restore_whose_sequences_are_not_reserved_fails_and_leaves_no_store(
+    written: Written, tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients that saw later messages would see their numbers again. While it lasts it is a copy, not a store."""
+    path, kept, allocate, sync = tmp_path / "r", list[bool](), os.posix_fallocate, os.fdatasync
+
+    def reserve(self: Disk, fd: int, position: int, length: int) -> None:
+        kept.append((path / state.NAME).exists())
+        if step == "allocate" and len(kept) >= 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        allocate(fd, position, length)
+
+    def fail(fd: int) -> None:
+        if step == "fdatasync" and len(kept) >= 3:
+            raise OSError(errno.EIO, "Input/output error")
+        sync(fd)
+
+    monkeypatch.setattr(Disk, "allocate", reserve)
+    monkeypatch.setattr(Disk, "fdatasync", staticmethod(fail))
+    words = f"{path}: " + ("no room on the disk" if step == "allocate" else "[Errno 5] Input/output error")
+    log = open_log(written.url)
+    with pytest.raises((DiskFull, DiskFailed)) as failed:
+        restore(log, str(path), Point())
+    log.close()
+    assert str(failed.value) == words
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []  # nor another line
+    assert all(kept)
+    assert not list(path.iterdir())
 
 
 def test_a_message_before_all_that_the_log_has_is_refused(written: Written, tmp_path: Path) -> None:
