@@ -147,9 +147,7 @@ class Replica:
         assert store.replication is not None
         assert self.replicator is not None
         self.replicator.start(store.replication)
-        for number in store.groups():
-            with contextlib.suppress(MqfsError):  # it is left to the engine, which says why
-                store.open(number)
+        for _ in store.replication.open_all():
             await trio.lowlevel.checkpoint()  # a log that was not closed is read
         idle = trio.Event()
         self.replicator.copy(idle.set)

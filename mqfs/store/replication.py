@@ -15,11 +15,12 @@ after it, while an append sets them the other way round, so what it takes ends a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from mqfs import errors
@@ -248,14 +249,13 @@ class Replication:
         """What the copy has: of each group, the name of its newest segment and how many bytes of it."""
         self._have = dict(have)
 
-    def open_all(self) -> None:
-        """Open every log, so that all that the copy lacks is known. A log that cannot be opened is left to the
-        engine, which says why."""
+    def open_all(self) -> Iterator[int]:
+        """Open every log, one a step, and yield the numbers of the groups: all that the copy lacks is known at the end.
+        A log that cannot be opened is left to the engine, which says why."""
         for number in self._context.groups():
-            try:
+            with contextlib.suppress(errors.MqfsError):
                 self._context.open(number)
-            except errors.MqfsError:
-                continue
+            yield number
 
     def attach(self, chain: Chain, commit: GroupCommit) -> None:
         """A log was opened or made."""

@@ -60,7 +60,7 @@ class LocalPrimary:
         assert self.store.replication is not None
         self.store.replication.begin(self.primary.state.have)
         self.replicator.start(self.store.replication)
-        self.store.replication.open_all()
+        list(self.store.replication.open_all())
         self.replicator.copy(self._on_idle)
         self.run(lambda: self._idle or self.fenced)
 

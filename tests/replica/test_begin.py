@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -214,11 +214,11 @@ def test_empty_frames_are_appended_while_the_logs_are_opened(
     before = log.newest(0)
     assert before is not None
 
-    def open_late(self: Replication) -> None:
+    def open_late(self: Replication) -> Iterator[int]:
         eventually(lambda: log.newest(before.number + 3) is not None, "frames while no log is open")
         records = [log.get(before.number + number) for number in range(2, 5)]
         opened.extend(bool(data is not None and decode(data).entries) for data in records)
-        open_all(self)
+        return open_all(self)
 
     monkeypatch.setattr(Replication, "open_all", open_late)
     second = LocalPrimary(tmp_path / "a", url)

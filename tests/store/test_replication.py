@@ -68,7 +68,7 @@ class CopiedScript(Script):
         self.store = DiskStore(PATH, disk=disk, replica=self.notify)
         self.uuid = self.store.uuid
         self.store.replication.begin(positions(self.log))  # type: ignore[union-attr]
-        self.store.replication.open_all()  # type: ignore[union-attr]
+        list(self.store.replication.open_all())  # type: ignore[union-attr]
         for known in self._alive():
             self._state(self.store.open(known.number), known)
 
@@ -311,7 +311,7 @@ def test_a_removal_that_the_copy_did_not_know_is_finished_at_the_start() -> None
     assert list(again.groups()) == [1, 2]
     assert again.replication is not None
     again.replication.begin({1: (1, 10_000), 2: (1, 0)})
-    again.replication.open_all()
+    list(again.replication.open_all())
     assert list(again.groups()) == [1]
     assert again.disk.is_folder(f"{PATH}/buckets/02/2")
     assert Removed(2) in replica.all_of(again)
@@ -420,7 +420,7 @@ def test_a_newest_segment_that_the_copy_has_and_the_store_lost() -> None:
     disk.unlink(f"{folder_of(PATH, 1)}/{logs[-1][:-4]}.idx")
     again = DiskStore(PATH, disk=disk, replica=copied.notify)
     again.replication.begin(have)  # type: ignore[union-attr]
-    again.replication.open_all()  # type: ignore[union-attr]
+    list(again.replication.open_all())  # type: ignore[union-attr]
     with pytest.raises(errors.BadReplica, match=r"group 1: segment [0-9]+ is in the replica, and not whole here"):
         again.open(1)
     bucket = again.open(2)

@@ -359,7 +359,7 @@ def test_a_kill_keeps_what_was_written_and_not_shown(copied: Callable[..., Copie
     store = DiskStore(str(path), replica=lambda: None)
     copies: Any = store.replication
     copies.begin(u.standby.positions())
-    copies.open_all()
+    list(copies.open_all())
     u.standby.apply(follow(copies))
     new = u.taken_over()
     assert [row["body"] for row in new.kept()] == ["x"]
