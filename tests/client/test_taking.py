@@ -320,14 +320,16 @@ def waiting_singles(group: Group, deliver: str) -> int:
 
 
 def test_a_handler_that_was_too_slow_is_called_again(tree: Client, name: str) -> None:
-    group = work(tree, name, "lease 30ms", "retries 0")  # never a dead letter, however slow this machine is
+    group = work(tree, name, "lease 600ms", "retries 0")  # never a dead letter, however slow this machine is
     seen: list[bytes] = []
     lost: list[Exception] = []
 
     def handler(message: mqfs.Message) -> None:
         seen.append(message.body)
         if len(seen) == 1:
+            group.ctl("lease 1ms")  # it renews three times in 600 ms
             eventually(lambda: failed(group) >= 1)
+            group.ctl("lease 1h")
 
     def failed(group: Group) -> int:
         row = group.stats().streams["s"].consumer
