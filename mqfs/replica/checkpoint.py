@@ -16,8 +16,12 @@ one:
     store              segments are read: that of m7 is gone ^ begins when all are read
 
 Parts that the checkpoint before it has are not sent again. A name is never given to other bytes, and what a primary
-removes was replaced by a checkpoint that it made itself, so one that was fenced and does not know it yet takes nothing
-from its successor.
+removes was replaced by a checkpoint that it made itself, before its successor took over, so one that was fenced and
+does not know it yet takes nothing from it. Parts of which no checkpoint came, as the primary was killed, go later:
+
+    kept      checkpoint 417 of epoch 3, the oldest | checkpoint 903 of epoch 5
+    parts     segment/2/... goes, unless one of these has it | segment/3/... and later ones stay
+    by hand   a primary removes at once what it sent itself in vain
 """
 
 from __future__ import annotations
@@ -90,6 +94,9 @@ class Checkpointer:
         self._stop = stop or threading.Event()
         self._known: dict[str, tuple[int, int, Segment]] = {}  # complete segments, by path: inode and bytes
         self._names: set[str] = set()  # of parts that the newest checkpoint has
+        self._sent: set[str] = set()  # parts, since a checkpoint was made here
+        self._left: set[str] = set()  # parts that were sent here, and are in none
+        self._swept = ""  # parts up to that name were looked at
 
     def make(self, position: Position, have: Have, follow: Callable[[], int] | None = None) -> Checkpoint:
         """A checkpoint of what the log has after that position. `follow` waits for a batch that begins after the call
@@ -109,12 +116,17 @@ class Checkpointer:
                 tail = _sum_of(have, segments)
                 position = attrs.evolve(position, crc=tail)
             name = f"checkpoint/{position.number:020d}-{tail}"
-            return self._finish(Checkpoint(name, position, have, segments, whole))
+            made = self._finish(Checkpoint(name, position, have, segments, whole))
+            if follow is not None:
+                follow()  # a server that takes over from here on begins with these parts: `prune` removes none of them
+            return made
         raise BadReplica("checkpoint: not made: segments are removed faster than they are read")
 
     def _finish(self, made: Checkpoint) -> Checkpoint:
         self._objects.put(made.name, _encode(made))
         self._names = _names_of(made)
+        self._left = (self._left | self._sent) - self._names
+        self._sent = set()
         return made
 
     def _group(self, group: int, last: int, position: int, epoch: int) -> Iterator[Segment]:
@@ -163,12 +175,18 @@ class Checkpointer:
         name = f"segment/{epoch}/{tail}"
         if self._stop.is_set():
             raise Stopped
+        self._sent.add(name)  # without an answer it may be there
         self._objects.put(name, data)
         self._names.add(name)
         return Part(len(data), crc, name)
 
     def prune(self, keep_s: float, now_s: float) -> None:
-        """Remove frames and checkpoints that no restore to the last `keep_s` seconds needs. Raises NoAnswer."""
+        """Remove frames and checkpoints that no restore to the last `keep_s` seconds needs, and parts of checkpoints
+        that were not made. Raises NoAnswer, BadReplica."""
+        self._objects.sweep()
+        left = sorted(self._left)[: limits.REPLICA_SWEEP]
+        self._objects.delete(*left)
+        self._left.difference_update(left)
         names = _all_names(self._log)
         times = {name: int(name.rpartition("-")[2]) for name in names if not _is_first(name)}
         base = max((name for name, time_s in times.items() if time_s <= now_s - keep_s), default="")
@@ -181,12 +199,32 @@ class Checkpointer:
         for name in names:
             if name < base:
                 self._remove(name, needed)
+        if kept[0] is not None and all(kept):
+            self._sweep(needed, kept[0].position.epoch)
 
     def _remove(self, name: str, needed: set[str]) -> None:
         old = load(self._log, name)
-        for part in sorted(_names_of(old) - needed) if old is not None else ():
-            self._objects.delete(part)
+        if old is not None:
+            self._objects.delete(*sorted(_names_of(old) - needed))
         self._objects.delete(name)
+
+    def _sweep(self, needed: set[str], epoch: int) -> None:
+        """Remove parts of earlier epochs than that of the oldest checkpoint that is kept, where none of these needs
+        them. A primary of before that epoch makes no checkpoint any more: `follow` does not return to it. If it did
+        already, the checkpoint that comes late is older than that one, so nothing begins with it."""
+        names = self._objects.list("segment/", self._swept, limits.REPLICA_PAGE)
+        useless = [name for name in names if name not in needed and _is_before(name, epoch)]
+        removed = useless[: limits.REPLICA_SWEEP]
+        self._objects.delete(*removed)
+        if len(removed) < len(useless):
+            self._swept = removed[-1]
+        else:
+            self._swept = names[-1] if len(names) == limits.REPLICA_PAGE else ""
+
+
+def _is_before(part: str, epoch: int) -> bool:
+    digits = part.split("/")[1]
+    return part.count("/") == 2 and digits.isdecimal() and int(digits) < epoch
 
 
 def _names_of(checkpoint: Checkpoint) -> set[str]:

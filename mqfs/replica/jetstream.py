@@ -14,13 +14,18 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import json
 import os
 import queue
 import re
 import threading
+import time
 import urllib.parse
+import uuid
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
+from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Any, TypeVar, cast
 
 import nats
@@ -28,7 +33,16 @@ import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js.api import ConsumerConfig, DeliverPolicy, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.api import (
+    ConsumerConfig,
+    DeliverPolicy,
+    DiscardPolicy,
+    ObjectInfo,
+    ObjectMetaOptions,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
 from nats.js.client import JetStreamContext
 from nats.js.object_store import ObjectStore
 
@@ -42,6 +56,8 @@ _WRONG_LAST = (10071, 10164)
 _NO_STREAM = 10059  # a quorum says so: it does not come back
 _HEADER_BYTES = 1_024  # of an append, at most
 _ARRIVED = 32  # records that wait to be read: nats-py has no more sent than it was asked for, and what fits its limit
+_CHUNK_BYTES = 128 << 10  # of an object
+_SWEEP = 100  # uploads that are looked at, in one call
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _EXPECT = "nats://HOST[:PORT][,HOST...]/NAME"
 
@@ -322,6 +338,7 @@ class JetStreamObjects:
 
     def __init__(self, loop: _Loop, js: JetStreamContext, bucket: str, replicas: int) -> None:
         self._loop, self._js, self._bucket, self._replicas = loop, js, bucket, replicas
+        self._chunks = f"$O.{bucket}.C."
         self._store: ObjectStore = loop.call(self._open())
 
     async def _open(self) -> ObjectStore:
@@ -331,7 +348,47 @@ class JetStreamObjects:
             return await self._js.create_object_store(self._bucket, storage=StorageType.FILE, replicas=self._replicas)
 
     def put(self, name: str, data: bytes) -> None:
-        self._loop.call(self._store.put(name, data), 6 * limits.REPLICA_CALL_S)
+        try:
+            self._loop.call(self._put(name, data), 6 * limits.REPLICA_CALL_S)
+        except Refused:
+            raise NoAnswer(f"{name}: its chunks were removed before it had all") from None
+
+    async def _put(self, name: str, data: bytes) -> None:
+        """As nats-py does it, but for an end that comes early. Its `put` leaves the chunks there when it is cancelled;
+        and it removes them when the name has no answer, though the name may be there. Here such a name needs them."""
+        info = ObjectInfo(
+            name=name, bucket=self._bucket, nuid=uuid.uuid4().hex, size=len(data), chunks=-(-len(data) // _CHUNK_BYTES),
+            mtime=datetime.now(UTC).isoformat(), options=ObjectMetaOptions(max_chunk_size=_CHUNK_BYTES),
+            digest=f"SHA-256={base64.urlsafe_b64encode(sha256(data).digest()).decode()}",
+        )  # fmt: skip
+        before, last = await self._find(name), 0
+        try:
+            for at in range(0, len(data), _CHUNK_BYTES):
+                last = (await self._js.publish(self._chunks + info.nuid, data[at : at + _CHUNK_BYTES])).seq
+        except BaseException:
+            with contextlib.suppress(Exception):  # else `sweep` does
+                await self._purge(self._chunks + info.nuid)
+            raise
+        headers = {"Nats-Rollup": "sub"}
+        if last:
+            headers["Nats-Expected-Last-Subject-Sequence"] = str(last)
+            headers["Nats-Expected-Last-Subject-Sequence-Subject"] = self._chunks + info.nuid
+        await self._js.publish(self._mark(name), json.dumps(info.as_dict()).encode(), headers=headers)
+        if before is not None:
+            await self._purge(self._chunks + before.nuid)
+
+    async def _find(self, name: str) -> ObjectInfo | None:
+        try:
+            return await self._store.get_info(name)
+        except nats.js.errors.NotFoundError:
+            return None
+
+    def _mark(self, name: str) -> str:
+        """The subject of what is known of an object."""
+        return f"$O.{self._bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+
+    async def _purge(self, subject: str) -> None:
+        await self._js.purge_stream(f"OBJ_{self._bucket}", subject=subject)
 
     def get(self, name: str) -> bytes | None:
         return self._loop.call(self._get(name), 6 * limits.REPLICA_CALL_S)
@@ -342,27 +399,46 @@ class JetStreamObjects:
         except nats.js.errors.NotFoundError:
             return None
 
-    def list(self, prefix: str, after: str = "") -> Sequence[str]:
-        return self._loop.call(self._list(prefix, after), 6 * limits.REPLICA_CALL_S)
+    def list(self, prefix: str, after: str = "", most: int = 0) -> Sequence[str]:
+        found = (info.name for info in self._loop.call(self._infos(), 6 * limits.REPLICA_CALL_S))
+        return sorted(name for name in found if name.startswith(prefix) and name > after)[: most or None]
 
-    async def _list(self, prefix: str, after: str) -> Sequence[str]:
+    async def _infos(self) -> Sequence[ObjectInfo]:
+        """One for each object."""
         try:
-            found = await self._store.list()
+            return [info for info in await self._store.list() if not info.deleted]
         except nats.js.errors.NotFoundError:
             return []
-        names = (info.name for info in found if not info.deleted)
-        return sorted(name for name in names if name.startswith(prefix) and name > after)
 
-    def delete(self, name: str) -> None:
-        self._loop.call(self._delete(name))
+    def delete(self, *names: str) -> None:
+        for name in names:
+            self._loop.call(self._delete(name))
 
     async def _delete(self, name: str) -> None:
         try:
             await self._store.delete(name)
         except nats.js.errors.NotFoundError:
             return
-        mark = f"$O.{self._bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"  # that it was deleted
-        await self._js.purge_stream(f"OBJ_{self._bucket}", subject=mark)
+        await self._purge(self._mark(name))  # that it was deleted
+
+    def sweep(self) -> None:
+        self._loop.call(self._sweep(), 6 * limits.REPLICA_CALL_S)
+
+    async def _sweep(self) -> None:
+        found = await self._js.stream_info(f"OBJ_{self._bucket}", subjects_filter=f"{self._chunks}>")
+        named = {self._chunks + info.nuid for info in await self._infos()}  # after the chunks: they come first
+        unnamed = sorted((found.state.subjects or {}).keys() - named)
+        for subject in unnamed[:_SWEEP]:
+            if await self._age_s(subject) > limits.REPLICA_UPLOAD_S:
+                await self._purge(subject)
+
+    async def _age_s(self, subject: str) -> float:
+        """The age of its newest chunk, in seconds."""
+        try:
+            made = (await self._js.get_last_msg(f"OBJ_{self._bucket}", subject)).time
+        except nats.js.errors.NotFoundError:
+            return 0.0
+        return time.time() - made.timestamp() if made is not None else 0.0
 
 
 def parse(url: str) -> tuple[list[str], str, int, str | None]:

@@ -81,12 +81,16 @@ class Objects(Protocol):
         """All of it; None where there is none."""
         ...
 
-    def list(self, prefix: str, after: str = "") -> Sequence[str]:
-        """The names with that prefix above `after`, sorted."""
+    def list(self, prefix: str, after: str = "", most: int = 0) -> Sequence[str]:
+        """The names with that prefix above `after`, sorted: the first `most`; 0: all."""
         ...
 
-    def delete(self, name: str) -> None:
-        """Remove it; nothing where there is none."""
+    def delete(self, *names: str) -> None:
+        """Remove them; nothing where there are none."""
+        ...
+
+    def sweep(self) -> None:
+        """Remove what calls of `put` left that did not end, and are older than limits.REPLICA_UPLOAD_S: some of it."""
         ...
 
 

@@ -19,7 +19,8 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import obstore
 from obstore.exceptions import (
@@ -43,6 +44,8 @@ _FATAL = (PermissionDeniedError, UnauthenticatedError, NotSupportedError)
 _DIGITS = 20
 _PARTS = "segment/"  # names of objects of up to REPLICA_PART_BYTES
 _PROBES = 3  # of the condition, where there is no answer
+_BULK = 1_000  # names in one request to delete
+_HEAD_BYTES = 32  # of a frame, with its flags and its epoch
 _AHEAD = 8  # frames that are asked for at once, where there are that many: an object store answers each slowly
 
 
@@ -95,14 +98,29 @@ class StoreObjects:
             except (NotFoundError, FileNotFoundError):
                 return None
 
-    def list(self, prefix: str, after: str = "") -> Sequence[str]:
+    def list(self, prefix: str, after: str = "", most: int = 0) -> Sequence[str]:
         with self._calling(prefix):
             chunks = obstore.list(self._frames, self._prefix + prefix, offset=self._prefix + after if after else None)
-            return sorted(found["path"].removeprefix(self._prefix) for chunk in chunks for found in chunk)
+            found = (one["path"].removeprefix(self._prefix) for chunk in chunks for one in chunk)
+            return sorted(islice(found, most or None))  # pages come in order, and when they are asked for
 
-    def delete(self, name: str) -> None:
-        with self._calling(name), contextlib.suppress(NotFoundError, FileNotFoundError):
-            obstore.delete(self._frames, self._prefix + name)
+    def delete(self, *names: str) -> None:
+        for begin in range(0, len(names), _BULK):
+            self._delete(names[begin : begin + _BULK])
+
+    def _delete(self, names: Sequence[str]) -> None:
+        """In one request, where there is such a request; not every store has it, or takes names that are gone."""
+        paths = [self._prefix + name for name in names]
+        if len(paths) > 1:
+            with contextlib.suppress(BaseError, OSError):
+                obstore.delete(self._parts, paths)
+                return
+        for path in paths:
+            with self._calling(path), contextlib.suppress(NotFoundError, FileNotFoundError):
+                obstore.delete(self._frames, path)
+
+    def sweep(self) -> None:
+        """A request leaves nothing: an object is there whole or not at all."""
 
     @contextlib.contextmanager
     def _calling(self, name: str) -> Iterator[None]:
@@ -204,21 +222,30 @@ class FileObjects:
         except OSError as error:
             raise NoAnswer(f"{name}: {error.strerror}") from None
 
-    def list(self, prefix: str, after: str = "") -> Sequence[str]:
+    def list(self, prefix: str, after: str = "", most: int = 0) -> Sequence[str]:
         folder = prefix.rpartition("/")[0]
         found = []
         for path, _, files in os.walk(f"{self._path}/{folder}"):
             below = os.path.relpath(path, self._path)
             found += [name for file in files if (name := f"{below}/{file}").startswith(prefix) and name > after]
-        return sorted(found)
+        return sorted(found)[: most or None]
 
-    def delete(self, name: str) -> None:
-        try:
-            os.unlink(f"{self._path}/{name}")
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise NoAnswer(f"{name}: {error.strerror}") from None
+    def delete(self, *names: str) -> None:
+        for name in names:
+            try:
+                os.unlink(f"{self._path}/{name}")
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise NoAnswer(f"{name}: {error.strerror}") from None
+
+    def sweep(self) -> None:
+        """Files that were not given their name. One that a stopped process still has to name gives it NoAnswer."""
+        with os.scandir(f"{self._path}/staging") as found:
+            for file in islice(found, limits.REPLICA_PAGE):
+                with contextlib.suppress(FileNotFoundError):
+                    if time.time() - file.stat().st_mtime > limits.REPLICA_UPLOAD_S:
+                        self.delete(f"staging/{file.name}")
 
 
 def split(url: str) -> tuple[str, str, str, str]:
@@ -235,6 +262,11 @@ def split(url: str) -> tuple[str, str, str, str]:
     return parts.scheme, "", parts.netloc, path
 
 
+class _Head(NamedTuple):
+    epoch: int
+    is_takeover: bool
+
+
 class ObjectLog:
     """See `ReplicatedLog` in log.py."""
 
@@ -247,6 +279,7 @@ class ObjectLog:
         self._reported_s = 0.0
         self._pool = ThreadPoolExecutor(_AHEAD, "frames")
         self._asked: dict[int, Future[bytes | None]] = {}  # by the number of the frame
+        self._trimmed = 0  # up to that number there are takeovers alone
         self._found = self._next = 0  # frames in a row that were there when they were asked for, and the one after them
         try:
             self.objects.list("standby/")  # an engine that cannot be reached is an error now
@@ -309,12 +342,45 @@ class ObjectLog:
         return data
 
     def trim(self, before: int) -> None:
-        for name in self.objects.list("log/"):
-            if _number(name) >= before:
+        """Epochs only grow, and a takeover is the first frame of its own: some of the frames say where they begin."""
+        while names := self.objects.list("log/", _name(self._trimmed), limits.REPLICA_PAGE):
+            below = [name for name in names if _number(name) < before]
+            self.objects.delete(*self._without_takeovers(below))
+            if below:
+                self._trimmed = _number(below[-1])
+            if len(below) < len(names):
                 break
-            head = self.objects.head(name, 20)
-            if head is not None and not _is_takeover(head):
-                self.objects.delete(name)
+
+    def _without_takeovers(self, names: Sequence[str]) -> list[str]:
+        """The others. What another server removes meanwhile is none."""
+        found, at = list[str](), 0
+        while at < len(names):
+            head, begin = self._head(names[at]), at
+            if head is None:
+                at += 1
+                continue
+            at = self._end_of_epoch(names, begin, head.epoch)
+            found += names[begin + head.is_takeover : at]
+        return found
+
+    def _end_of_epoch(self, names: Sequence[str], begin: int, epoch: int) -> int:
+        """Where a later epoch begins in `names`, of which that at `begin` is of that epoch. Often none does."""
+        low, high, middle = begin + 1, len(names), len(names) - 1
+        while low < high:
+            heads = ((n, self._head(names[n])) for n in range(middle, high))
+            at, head = next((found for found in heads if found[1] is not None), (middle, None))
+            if head is not None and head.epoch <= epoch:
+                low = at + 1
+            else:
+                high = middle
+            middle = (low + high) // 2
+        return high
+
+    def _head(self, name: str) -> _Head | None:
+        data = self.objects.head(name, _HEAD_BYTES)
+        if data is None or len(data) < _HEAD_BYTES:
+            return None
+        return _Head(int.from_bytes(data[24:32], "little"), bool(int.from_bytes(data[16:20], "little") & OWN))
 
     def report(self, name: str, report: Report) -> None:
         if self._is_file or time.monotonic() - self._reported_s >= self.pace_s:
@@ -347,7 +413,3 @@ def _number(name: str) -> int:
     if len(digits) != _DIGITS or not digits.isdecimal():
         raise BadReplica(f"{name!r}: foreign object (expected log/ and {_DIGITS} digits)")
     return int(digits)
-
-
-def _is_takeover(data: bytes) -> bool:
-    return bool(int.from_bytes(data[16:20], "little") & OWN)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nats.errors
 import obstore
 import pytest
 
@@ -19,10 +22,13 @@ from mqfs.errors import BadConfig, BadReplica
 from mqfs.replica import objects
 from mqfs.replica.engines import open_log
 from mqfs.replica.frame import Run
+from mqfs.replica.jetstream import JetStreamLog
 from mqfs.replica.log import Append, LogRecord, Look, NoAnswer, Position, Reader, Refused, ReplicatedLog, Report, Writer
 from mqfs.replica.objects import ObjectLog
+from tests.replica.faulty_proxy import FaultyProxy
 from tests.replica.model import payloads
 from tests.replica.servers import NatsServer
+from tests.support.campaign import seed
 from tests.support.eventually import HANG_S, eventually
 from tests.support.ports import free_port
 
@@ -313,3 +319,168 @@ def test_a_reader_that_pauses_while_much_is_appended_misses_nothing(log: Replica
         numbers += [record.number for record in reader.read(numbers[-1], HANG_S)]
     assert numbers == [*range(1, 121)]
     reader.close()
+
+
+@pytest.mark.parametrize("url", ENGINES, indirect=True)
+def test_many_objects_are_listed_in_pages_and_deleted_at_once(log: ReplicatedLog) -> None:
+    names = [f"segment/{number:02d}" for number in range(30)]
+    for name in names:
+        log.objects.put(name, b"x")
+    pages, after = list[str](), ""
+    while page := log.objects.list("segment/", after, 8):
+        assert len(page) <= 8
+        pages, after = [*pages, *page], page[-1]
+    assert pages == names
+    log.objects.delete(*names[:20], "segment/no")
+    log.objects.delete()
+    assert log.objects.list("segment/") == names[20:]
+
+
+@pytest.mark.parametrize("url", ENGINES, indirect=True)
+def test_of_many_takeovers_all_stay_whoever_trims(log: ReplicatedLog, url: str) -> None:
+    writer, pick, takeovers = owner(log), random.Random(seed()), [1]
+    for _ in range(8):
+        for _ in range(pick.randrange(4)):
+            append(log, writer, b"x")
+        writer = owner(log, writer.position)
+        takeovers.append(writer.position.number)
+    for _ in range(5):
+        append(log, writer, b"x")
+    last = writer.position.number
+    others = [open_log(url) for _ in range(3)]
+    trims = [threading.Thread(target=other.trim, args=(last - number,)) for number, other in enumerate(others)]
+    log.trim(last // 2)
+    for thread in trims:
+        thread.start()
+    for thread in trims:
+        thread.join()
+    for other in others:
+        other.close()
+    log.trim(last)
+    assert [record.number for record in everything(log)] == [*takeovers, last]
+
+
+@pytest.mark.parametrize("takeovers", [1, 4])
+def test_a_trim_asks_for_few_of_the_frames_and_removes_many_at_once(
+    s3: str, monkeypatch: pytest.MonkeyPatch, takeovers: int
+) -> None:
+    proxy = FaultyProxy(s3.removeprefix("http://"), seed(), rate=0, slow_s=0)
+    monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{proxy.port}")
+    log = open_log(f"s3://bucket/trim{takeovers}")
+    position = Position()
+    for _ in range(takeovers):
+        writer = owner(log, position)
+        position = writer.position
+        for _ in range(200 // takeovers):
+            append(log, writer, b"x")
+    before = proxy.count.total()
+    log.trim(position.number)
+    used = proxy.count.total() - before
+    print(f"{used} requests for {position.number} frames, {takeovers} takeovers")
+    assert used <= 4 + 10 * (takeovers - 1)
+    assert len(log.objects.list("log/")) == takeovers + 1
+    for _ in range(50):
+        append(log, writer, b"x")
+    before = proxy.count.total()
+    log.trim(position.number)
+    assert proxy.count.total() - before <= 4
+    log.close()
+    proxy.close()
+
+
+def test_a_store_without_bulk_deletion_removes_each_by_itself(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    delete = obstore.delete
+
+    def delete_one(store: Any, paths: Any) -> None:
+        """As a server that does not know the request, or ends at a name that is gone."""
+        if not isinstance(paths, str):
+            raise obstore.exceptions.NotSupportedError("DeleteObjects")
+        delete(store, paths)
+
+    monkeypatch.setattr(objects.obstore, "delete", delete_one)
+    log = open_log("s3://bucket/singles")
+    log.objects.put("segment/1", b"")
+    log.objects.put("segment/2", b"")
+    log.objects.delete("segment/1", "segment/no", "segment/2")
+    assert log.objects.list("") == []
+    log.close()
+
+
+def test_files_that_were_not_given_their_name_are_swept_when_they_are_old(tmp_path: Path) -> None:
+    log = open_log(f"file://{tmp_path}/replica")
+    old, new = tmp_path / "replica/staging/old", tmp_path / "replica/staging/new"
+    for path in (old, new):
+        path.write_bytes(b"x")
+    then = time.time() - limits.REPLICA_UPLOAD_S - 1
+    os.utime(old, (then, then))
+    log.objects.sweep()
+    assert (old.exists(), new.exists()) == (False, True)
+    log.close()
+
+
+def chunks_of(log: ReplicatedLog) -> dict[str, int]:
+    """How many each upload has in JetStream's object store."""
+    assert isinstance(log, JetStreamLog)
+    info = log._loop.call(log._js.stream_info(f"OBJ_{log.objects._bucket}", "$O.*.C.>"))
+    return dict(info.state.subjects or {})
+
+
+@pytest.mark.parametrize("url", ["nats", "cluster"], indirect=True)
+def test_an_upload_that_passes_its_time_leaves_no_chunks(log: ReplicatedLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    log.objects.put("segment/1", b"x" * 300_000)
+    before = chunks_of(log)
+    monkeypatch.setattr(limits, "REPLICA_CALL_S", 0.005)
+    with pytest.raises(NoAnswer, match="no answer"):
+        log.objects.put("segment/2", bytes(32 << 20))
+    monkeypatch.undo()
+    eventually(lambda: chunks_of(log) == before)
+    assert log.objects.get("segment/1") == b"x" * 300_000
+    assert log.objects.list("segment/") == ["segment/1"]
+
+
+@pytest.mark.parametrize("url", ["nats"], indirect=True)
+def test_an_object_that_is_replaced_leaves_no_chunks(log: ReplicatedLog) -> None:
+    for size in (300_000, 0, 200_000):
+        log.objects.put("segment/1", b"x" * size)
+        assert log.objects.get("segment/1") == b"x" * size
+        assert len(chunks_of(log)) == (size > 0)
+    log.objects.delete("segment/1")
+    assert chunks_of(log) == {}
+
+
+@pytest.mark.parametrize("url", ["nats", "cluster"], indirect=True)
+def test_chunks_without_a_name_are_swept_when_they_are_old(log: ReplicatedLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(log, JetStreamLog)
+    log.objects.put("segment/1", b"x" * 300_000)
+    before = chunks_of(log)
+    log._loop.call(log._js.publish(f"{log.objects._chunks}of-a-server-that-was-killed", b"x"))
+    log.objects.sweep()
+    assert len(chunks_of(log)) == 2
+    monkeypatch.setattr(limits, "REPLICA_UPLOAD_S", 0.0)
+    log.objects.sweep()
+    assert chunks_of(log) == before
+    assert log.objects.get("segment/1") == b"x" * 300_000
+
+
+@pytest.mark.parametrize("url", ["nats", "cluster"], indirect=True)
+@pytest.mark.parametrize("loses", ["chunks", "answer"])
+def test_an_object_has_its_name_only_while_it_has_its_chunks(
+    log: ReplicatedLog, monkeypatch: pytest.MonkeyPatch, loses: str
+) -> None:
+    """A server that stood still continues when its chunks were swept; or the name has no answer, and is there."""
+    assert isinstance(log, JetStreamLog)
+    publish = log._js.publish
+
+    async def interrupted(subject: str, payload: bytes = b"", **more: Any) -> Any:
+        if ".M." in subject and loses == "chunks":
+            await log._js.purge_stream(f"OBJ_{log.objects._bucket}", subject=f"{log.objects._chunks}>")
+        answer = await publish(subject, payload, **more)
+        if ".M." in subject and loses == "answer":
+            raise nats.errors.TimeoutError
+        return answer
+
+    monkeypatch.setattr(log._js, "publish", interrupted)
+    with pytest.raises(NoAnswer):
+        log.objects.put("segment/1", b"x" * 300_000)
+    assert log.objects.get("segment/1") == (None if loses == "chunks" else b"x" * 300_000)
+    assert log.objects.list("segment/") == ([] if loses == "chunks" else ["segment/1"])
