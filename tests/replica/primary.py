@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from mqfs.errors import BadReplica
+from mqfs.errors import BadReplica, NotFound
 from mqfs.model import Draft, Kind
 from mqfs.replica.engines import open_log
 from mqfs.replica.log import NoAnswer, ReplicatedLog
@@ -85,7 +85,10 @@ class LocalPrimary:
     def bucket(self, number: int) -> DiskBucket:
         """The log of a group, which is made where it is not there."""
         state = STATE % (number, number)
-        bucket = self.store.open(number) if number in self.store.groups() else self.store.make(number, state)
+        try:
+            bucket = self.store.open(number)
+        except NotFound:
+            bucket = self.store.make(number, state)
         bucket.writer.state = lambda: state
         return bucket
 
