@@ -44,7 +44,7 @@ _QUEUES = ("deliver one", "replay off", "protect off")
 _SEPARATOR = "\x1f"  # of the parts of a binding's name
 
 
-class Source:
+class QueueClaims:
     """The claims of a queue that a channel consumes or gets from."""
 
     def __init__(self, claims: Claims, arrived: threading.Event) -> None:
@@ -146,7 +146,7 @@ class Channel(virtual.Channel):
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         self.claims: dict[str, Claim] = {}  # of what was delivered, by delivery tag
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, QueueClaims] = {}
         self._ending = threading.Lock()  # of sources
         self._without_ack: set[str] = set()
         self._turn = 0  # so that no queue waits for another
@@ -272,11 +272,11 @@ class Channel(virtual.Channel):
 
     # ------------------------------------------------------------ deliveries
 
-    def _source(self, queue: str) -> Source:
+    def _source(self, queue: str) -> QueueClaims:
         source = self._sources.get(queue)
         if source is None:
             claims = self.connection.queues.take(queue)
-            source = self._sources[queue] = Source(claims, self.connection.arrived)
+            source = self._sources[queue] = QueueClaims(claims, self.connection.arrived)
             self._note_consumer(queue)
         return source
 

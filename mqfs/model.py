@@ -40,7 +40,7 @@ class Record(NamedTuple):
     body: bytes
 
 
-class Columns(NamedTuple):
+class RecordColumns(NamedTuple):
     """The sound records of a buffer, column by column, and where they end."""
 
     end: int
@@ -53,9 +53,9 @@ class Columns(NamedTuple):
     kinds: memoryview
     flags: memoryview
 
-    def part(self, begin: int, end: int) -> Columns:
+    def part(self, begin: int, end: int) -> RecordColumns:
         """Some of the rows."""
-        return Columns(self.end, *(column[begin:end] for column in self[1:]))
+        return RecordColumns(self.end, *(column[begin:end] for column in self[1:]))
 
 
 class Head(NamedTuple):

@@ -98,10 +98,10 @@ def _load(plan: Plan, place: Place, folder: str, progress: Progress) -> Results:
         receiver = "worker" if plan.workers else "consumer"
         roles = [(receiver, i) for i in range(plan.receivers)] + [("producer", i) for i in range(plan.producers)]
         with Crew(place, load, folder, roles) as crew:
-            return Run(plan, place, load, crew, progress).execute()
+            return Measurement(plan, place, load, crew, progress).execute()
 
 
-class Run:
+class Measurement:
     """Producers and receivers, until all messages are received."""
 
     def __init__(self, plan: Plan, place: Place, load: Load, crew: Crew, progress: Progress) -> None:

@@ -19,10 +19,10 @@ from mqfs.client.types import File
 from mqfs.model import Buffer
 from mqfs.records import headers
 from mqfs.records.arrow import BODY, HEADER_LIST, SEQUENCE, STREAM, TIME, ArrowDecoder, Column, zeros
-from mqfs.records.columns import Columns
+from mqfs.records.columns import ArrowColumns
 
 
-def _header_map(data: Buffer, columns: Columns) -> pa.Array:
+def _header_map(data: Buffer, columns: ArrowColumns) -> pa.Array:
     if columns.headers is None:
         none = pa.array([], pa.string())
         return pa.MapArray.from_arrays(zeros(columns.rows + 1), none, none)

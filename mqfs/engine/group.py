@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.core.faults import Refusals, Refused
-from mqfs.engine.core.log import Counts, GroupLog
+from mqfs.engine.core.log import GroupCounts, GroupLog
 from mqfs.engine.core.portions import CommandQueue, Portions
 from mqfs.engine.core.shown import ShownLog
 from mqfs.engine.delivery.fanout import Fanout
@@ -30,7 +30,7 @@ from mqfs.engine.routing.views import ViewRegistry
 from mqfs.engine.stream import Stream
 from mqfs.model import NEVER, QTDIR, Qid, User
 from mqfs.state import group as group_state
-from mqfs.state.group import Change, State
+from mqfs.state.group import Change, GroupState
 from mqfs.store.api import Bucket, RingPort
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Group:
 
     directory = True
 
-    def __init__(self, tree: Tree, bucket: Bucket, own: State) -> None:
+    def __init__(self, tree: Tree, bucket: Bucket, own: GroupState) -> None:
         self.tree, self.state = tree, own
         self.clock, self.timers, self.faults, self.staging = tree.clock, tree.timers, tree.timers.faults, tree.staging
         self.in_memory, self.kept_quotas = not tree.store.path, tree.kept_quotas
@@ -66,7 +66,7 @@ class Group:
         self.ring: RingPort | None = None  # shared memory in which other processes publish and follow this log
         self.past_rings: set[RingPort] = set()  # that ended, and whose followers have not changed over yet
         self.refusals = Refusals()
-        self.counts = Counts()
+        self.counts = GroupCounts()
         self.catalog_version = 0  # grows with every change of names and permissions
         self.routing_version = 0  # grows when other views or consumers than before may cover a stream
         self.order_version = 0  # grows when consumers may deliver other messages than before, or in another order

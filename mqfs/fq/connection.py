@@ -19,7 +19,7 @@ from mqfs.errors import BadCommand, MqfsError, OverLimit
 from mqfs.fq import codec
 from mqfs.fq.codec import HOP_BYTES, CommandParser, Malformed, Message, MessageParser
 from mqfs.fq.delivery import Delivery
-from mqfs.fq.exchanges import Counts, Exchanges
+from mqfs.fq.exchanges import BrokerCounts, Exchanges
 from mqfs.fq.publishing import Publisher, address, origin
 from mqfs.fq.queues import Queue
 from mqfs.model import Step, User, Wait
@@ -46,7 +46,7 @@ class Client:
     node: bytes
     port: int = 0
     is_peer: bool = False
-    counts: Counts = attrs.Factory(Counts)
+    counts: BrokerCounts = attrs.Factory(BrokerCounts)
     delivery: Delivery | None = None
     scope: trio.CancelScope = attrs.Factory(trio.CancelScope)  # of its commands
     data_scope: trio.CancelScope = attrs.Factory(trio.CancelScope)

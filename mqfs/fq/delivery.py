@@ -24,7 +24,7 @@ from mqfs import limits
 from mqfs.engine.files.consumer import ConsumerHandle
 from mqfs.errors import BadCommand, MqfsError, OverQuota, Stale, StreamFull
 from mqfs.fq.codec import HOP_BYTES, ID_BYTES, NAME_BYTES, hop_list, name, payload
-from mqfs.fq.exchanges import Counts, Exchange, Exchanges
+from mqfs.fq.exchanges import BrokerCounts, Exchange, Exchanges
 from mqfs.fq.publishing import HOPS, ID, ID_HEAD, SENDER, address
 from mqfs.fq.queues import Queue
 from mqfs.model import Record, User, Wait
@@ -46,11 +46,11 @@ _ACKED_AT_ONCE = 4_096  # sequences in one command
 _QUOTA_S, _AGAIN_S = 0.1, 1.0
 
 
-class Source:
+class QueueReader:
     """A consumer that a client reads: its queue in the group of one exchange."""
 
     def __init__(
-        self, exchange: Exchange, handle: ConsumerHandle, counts: Counts, node: bytes, fair_queue: FairQueue
+        self, exchange: Exchange, handle: ConsumerHandle, counts: BrokerCounts, node: bytes, fair_queue: FairQueue
     ) -> None:
         self.exchange, self.handle, self._counts, self._node = exchange, handle, counts, node
         self.time_slice = TimeSlice(fair_queue)
@@ -131,7 +131,7 @@ class Sent:
 
     end: int
     count: int
-    source: Source
+    source: QueueReader
     sequences: list[int]
     at: float = 0.0  # when the peer's kernel had them
 
@@ -145,13 +145,13 @@ class Delivery:
         user: User,
         queue: Queue,
         channel: SocketStream,
-        counts: Counts,
+        counts: BrokerCounts,
         node: bytes,
         fair_queue: FairQueue,
     ) -> None:
         self._exchanges, self._user, self._queue, self._channel = exchanges, user, queue, channel
         self._counts, self._node, self._fair_queue = counts, node, fair_queue
-        self._sources: dict[Exchange, Source] = {}
+        self._sources: dict[Exchange, QueueReader] = {}
         self._sending = trio.Lock()
         self._written = self._count = 0  # bytes, messages
         self._confirming = False  # the client acks the messages that are safe there
@@ -198,7 +198,7 @@ class Delivery:
             exchange.group.refuse(self._user, self._queue.consumer, str(error))
             log.warning("queue %s of %s: %s", self._queue.consumer, exchange.group.name, error)
             return
-        source = self._sources[exchange] = Source(exchange, handle, self._counts, self._node, self._fair_queue)
+        source = self._sources[exchange] = QueueReader(exchange, handle, self._counts, self._node, self._fair_queue)
         self._nursery.start_soon(self._pump, source)
 
     def end(self, clean: bool) -> None:
@@ -222,7 +222,7 @@ class Delivery:
 
     # ------------------------------------------------------------ sending
 
-    async def _pump(self, source: Source) -> None:
+    async def _pump(self, source: QueueReader) -> None:
         """Send what the consumer has, until it is removed."""
         handle = source.handle
         try:
@@ -242,10 +242,10 @@ class Delivery:
         finally:
             source.time_slice.pause()  # others of its user wait for it
 
-    def _log(self, source: Source, error: MqfsError) -> None:
+    def _log(self, source: QueueReader, error: MqfsError) -> None:
         log.warning("queue %s of %s: %s", self._queue.consumer, source.exchange.group.name, error)
 
-    async def _gather(self, source: Source) -> tuple[bytes, list[int]]:
+    async def _gather(self, source: QueueReader) -> tuple[bytes, list[int]]:
         """Claim the present messages; wait for the first only. Returns those to send. Raises MqfsError; then nothing
         was claimed."""
         handle, data, sequences, claimed = source.handle, bytearray(), list[int](), 0
@@ -281,7 +281,7 @@ class Delivery:
                 self._log(source, error)
         return bytes(data), sequences
 
-    def _encode(self, source: Source, record: Record, body: bytes) -> bytes | None:
+    def _encode(self, source: QueueReader, record: Record, body: bytes) -> bytes | None:
         """A claimed message as it is sent; None: it is not."""
         if record.sequence < source.exchange.since.get(self._queue, 0) and not self._selects(source, record):
             source.skipped.append(record.sequence)
@@ -291,11 +291,11 @@ class Delivery:
             source.unreadable.append(record.sequence)
         return piece
 
-    def _selects(self, source: Source, record: Record) -> bool:
+    def _selects(self, source: QueueReader, record: Record) -> bool:
         name = source.exchange.group.numbers[record.stream].name
         return source.exchange.selects(self._queue, name, record.body, record.sequence)
 
-    async def _send(self, source: Source, data: bytes, sequences: list[int]) -> None:
+    async def _send(self, source: QueueReader, data: bytes, sequences: list[int]) -> None:
         await source.time_slice.stop()
         if not sequences:
             await trio.lowlevel.checkpoint()
@@ -365,7 +365,7 @@ class Delivery:
     def _settle(self, most: int) -> None:
         """Ack the oldest of those that the peer's kernel has, but `most`, and those that it has had for long."""
         since = trio.current_time() - limits.FQ_HELD_S
-        due: dict[Source, list[int]] = {}
+        due: dict[QueueReader, list[int]] = {}
         while self._held and (self._in_held > most or self._held[0].at <= since):
             sent = self._held.popleft()
             self._in_held -= len(sent.sequences)

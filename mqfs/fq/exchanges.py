@@ -42,7 +42,7 @@ _CACHED = 65_536  # names of an exchange whose queues are remembered
 
 
 @attrs.define(eq=False)
-class Counts:
+class BrokerCounts:
     """Counters of one client, one exchange, or all."""
 
     dropped_in: int = 0
@@ -103,7 +103,7 @@ class Exchange:
     """A group."""
 
     def __init__(self, name: bytes, group: Group) -> None:
-        self.name, self.group, self.counts = name, group, Counts()
+        self.name, self.group, self.counts = name, group, BrokerCounts()
         self.bindings: dict[int, Binding] = {}
         self.since: dict[Queue, int] = {}  # where the newest binding of each begins
         self._queues: dict[str, Queue] = {}  # by view
@@ -163,7 +163,7 @@ class Exchanges:
         self.tree, self.path = tree, tuple(root.split("/"))
         self.server_user = User(os.geteuid(), os.getegid(), frozenset(os.getgroups()), os.getpid(), "fq")
         self.queues: dict[bytes, Queue] = {}
-        self.counts = Counts()
+        self.counts = BrokerCounts()
         self._root: Group | None = None
         self._by_name: dict[bytes, Exchange] = {}
         self._routes = itertools.count(1)

@@ -15,7 +15,7 @@ from mqfs import limits
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import MqfsError, TooLong
 from mqfs.fq.codec import HOP_BYTES, Message
-from mqfs.fq.exchanges import Counts, Exchange, Exchanges
+from mqfs.fq.exchanges import BrokerCounts, Exchange, Exchanges
 from mqfs.fq.queues import Queue
 from mqfs.model import Step, User
 from mqfs.records import headers
@@ -48,7 +48,7 @@ class Publisher:
         self,
         exchanges: Exchanges,
         user: User,
-        counts: Counts,
+        counts: BrokerCounts,
         node: bytes,
         await_step: Callable[[Step[int]], Awaitable[int]],
     ) -> None:

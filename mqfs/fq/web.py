@@ -17,7 +17,7 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.errors import Denied, MqfsError, NotFound
 from mqfs.fq.codec import ID_BYTES, NAME_BYTES, Message
 from mqfs.fq.connection import Client
-from mqfs.fq.exchanges import Binding, Counts, Exchange, Exchanges
+from mqfs.fq.exchanges import Binding, BrokerCounts, Exchange, Exchanges
 from mqfs.fq.publishing import Publisher, address, origin
 from mqfs.fq.queues import Queue, Refused, owns, point, points
 from mqfs.fq.users import Users
@@ -77,7 +77,7 @@ class Web:
                 return _error(f"{what} too long")
         self._users.require_name(call.user, str(texts["sender"]))
         route, exchange, sender = (str(text).encode() for text in texts.values())
-        counts = Counts()
+        counts = BrokerCounts()
         publisher = Publisher(self._exchanges, call.user, counts, self._node, call.front.await_step)
         head = origin(sender, self._node + address(call.account))
         message = Message(exchange, route, secrets.token_bytes(ID_BYTES), call.body)
@@ -189,7 +189,7 @@ def _text(name: bytes) -> str:
     return name.decode(errors="backslashreplace")
 
 
-def _counts(counts: Counts) -> dict[str, int]:
+def _counts(counts: BrokerCounts) -> dict[str, int]:
     return {
         "messages": counts.msgs_in,
         "octets": counts.octets_in,

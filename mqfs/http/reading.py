@@ -79,7 +79,7 @@ def wish(call: Call) -> Wish:
     )
 
 
-class Source:
+class AnswerMessages:
     """The messages of one answer, framed. Positions are the cursor's."""
 
     def __init__(self, call: Call, cursor: Cursor, wish: Wish) -> None:
@@ -256,14 +256,14 @@ def exists(call: Call, name: str) -> bool:
     return True
 
 
-def open_source(call: Call, names: list[str], words: Wish, select: str = "select") -> Source:
+def open_source(call: Call, names: list[str], words: Wish, select: str = "select") -> AnswerMessages:
     """The messages of streams, views and patterns, to be answered with. `select`: "cover" waits for streams that are
     not there."""
     until = [] if words.until is None else [f"until {words.until}"]
-    return Source(call, open_cursor(call, names, words.since, words.form.cursor, *until, select=select), words)
+    return AnswerMessages(call, open_cursor(call, names, words.since, words.form.cursor, *until, select=select), words)
 
 
-async def answer(call: Call, source: Source, words: Wish) -> Answer:
+async def answer(call: Call, source: AnswerMessages, words: Wish) -> Answer:
     """An answer with an end or without one. Closes the cursor after it."""
     try:
         return await (_follow(call, source, words) if words.follow else _page(call, source, words))
@@ -275,7 +275,7 @@ async def answer(call: Call, source: Source, words: Wish) -> Answer:
         raise
 
 
-async def _page(call: Call, source: Source, words: Wish) -> Answer:
+async def _page(call: Call, source: AnswerMessages, words: Wish) -> Answer:
     """An answer with an end. One that is counted fits a page, and tells exactly where the next one begins."""
     cursor = source.cursor
     start = await source.begin()
@@ -301,11 +301,11 @@ async def _page(call: Call, source: Source, words: Wish) -> Answer:
     return Answer(200, _rest(call, source, words, start + body), words.form.kind, head, lambda _: cursor.close())
 
 
-def _places(source: Source, following: int) -> Headers:
+def _places(source: AnswerMessages, following: int) -> Headers:
     return [("Mqfs-First", str(source.first or source.cursor.position)), ("Mqfs-Next", str(following))]
 
 
-async def _rest(call: Call, source: Source, words: Wish, data: bytes) -> AsyncIterator[bytes]:
+async def _rest(call: Call, source: AnswerMessages, words: Wish, data: bytes) -> AsyncIterator[bytes]:
     """The body of an answer with an end, in pieces."""
     yield data
     while not source.at_end:
@@ -314,7 +314,7 @@ async def _rest(call: Call, source: Source, words: Wish, data: bytes) -> AsyncIt
     yield words.form.end
 
 
-async def _follow(call: Call, source: Source, words: Wish) -> Answer:
+async def _follow(call: Call, source: AnswerMessages, words: Wish) -> Answer:
     """An answer without an end."""
     cursor = source.cursor
     data = await source.begin() + source.gather(PIECE_BYTES)
@@ -329,7 +329,7 @@ async def _follow(call: Call, source: Source, words: Wish) -> Answer:
     return Answer(200, _forever(call, source, words, data), words.form.kind, head, done, endless=True)
 
 
-async def _forever(call: Call, source: Source, words: Wish, data: bytes) -> AsyncIterator[bytes]:
+async def _forever(call: Call, source: AnswerMessages, words: Wish, data: bytes) -> AsyncIterator[bytes]:
     form = words.form
     yield data
     while not source.over and not call.tree.closing:

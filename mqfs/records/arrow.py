@@ -16,7 +16,7 @@ import pyarrow as pa
 from mqfs.errors import DiskFailed
 from mqfs.model import Buffer, Kind
 from mqfs.records import record
-from mqfs.records.columns import HEADERS, SEQUENCES, TIMES, TOPICS, VALUES, Columns, NameTable
+from mqfs.records.columns import HEADERS, SEQUENCES, TIMES, TOPICS, VALUES, ArrowColumns, NameTable
 from mqfs.records.columns import columns as fill_columns
 from mqfs.records.record import HEAD_BYTES
 
@@ -34,7 +34,7 @@ class Column(NamedTuple):
     """How a column of Arrow is made."""
 
     asked: int  # the bit of columns.py
-    array: Callable[[Buffer, Columns], pa.Array]
+    array: Callable[[Buffer, ArrowColumns], pa.Array]
 
 
 class BufferPool:
@@ -145,7 +145,7 @@ class ArrowDecoder:
         self._add_names(names)
         return at + record.padded(size)
 
-    def _batch(self, data: Buffer, columns: Columns) -> pa.RecordBatch:
+    def _batch(self, data: Buffer, columns: ArrowColumns) -> pa.RecordBatch:
         if not self.schema.names:  # count() reads no column
             return pa.RecordBatch.from_struct_array(pa.array([{}] * columns.rows, pa.struct([])))
         arrays = [column.array(data, columns) for column in self._columns]
@@ -161,14 +161,14 @@ class ArrowDecoder:
 # ---------------------------------------------------------------- columns
 
 
-def _plain(kind: pa.DataType, column: str) -> Callable[[Buffer, Columns], pa.Array]:
+def _plain(kind: pa.DataType, column: str) -> Callable[[Buffer, ArrowColumns], pa.Array]:
     return lambda data, columns: pa.Array.from_buffers(
         kind, columns.rows, [None, pa.py_buffer(getattr(columns, column))]
     )
 
 
-def _bytes(kind: pa.DataType, ends: str, column: str) -> Callable[[Buffer, Columns], pa.Array]:
-    def array_of(data: Buffer, columns: Columns) -> pa.Array:
+def _bytes(kind: pa.DataType, ends: str, column: str) -> Callable[[Buffer, ArrowColumns], pa.Array]:
+    def array_of(data: Buffer, columns: ArrowColumns) -> pa.Array:
         buffers = [None, pa.py_buffer(getattr(columns, ends)), pa.py_buffer(getattr(columns, column))]
         return pa.Array.from_buffers(kind, columns.rows, buffers)
 
@@ -179,7 +179,7 @@ def zeros(count: int) -> pa.Array:
     return pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(bytes(4 * count))])
 
 
-def _headers(data: Buffer, columns: Columns) -> pa.Array:
+def _headers(data: Buffer, columns: ArrowColumns) -> pa.Array:
     """The headers of each message, null where it has none. Each pass decodes one header of every message that has one
     left: as many passes as one message has headers."""
     if columns.headers is None:

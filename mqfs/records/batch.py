@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import attrs
 
 from mqfs import limits
-from mqfs.model import MORE, Buffer, Columns, Draft, Kind
+from mqfs.model import MORE, Buffer, Draft, Kind, RecordColumns
 from mqfs.records import headers
 from mqfs.records.record import HEAD, HEAD_BYTES, encode, padded
 
@@ -32,7 +32,7 @@ _CODES = "QqIIIHBB"  # of columns
 _64_BITS = (1 << 64) - 1
 
 
-class Row(NamedTuple):
+class StreamTotal(NamedTuple):
     """What some messages hold for one stream."""
 
     place: int  # in the table of streams
@@ -47,7 +47,7 @@ class EncodedBatch(NamedTuple):
     data: bytes
     messages: int
     fresh: Sequence[str]  # names that were not known: they take the next places of the table
-    rows: Sequence[Row]  # of each stream, by its first message
+    rows: Sequence[StreamTotal]  # of each stream, by its first message
     headed: bool  # some have headers
     expected: Mapping[str, int] = MappingProxyType({})  # of a stream, the newest message that is to be there
 
@@ -74,7 +74,7 @@ def encode_batch(
         return None
     blanks, messages, fresh, rows, headed, end = done
     names = [name.decode() for name in fresh]
-    return EncodedBatch(blanks, messages, names, [Row(*row) for row in rows], bool(headed)), end
+    return EncodedBatch(blanks, messages, names, [StreamTotal(*row) for row in rows], bool(headed)), end
 
 
 def count_frames(data: bytes) -> int:
@@ -114,13 +114,13 @@ def concatenate(
         count[1] += len(body)
         count[2] = number
         headed = headed or bool(head)
-    rows = [Row(place, *count) for place, count in counts.items()]
+    rows = [StreamTotal(place, *count) for place, count in counts.items()]
     return EncodedBatch(b"".join(pieces), len(pieces) // 4, fresh, rows, headed)
 
 
 def finalize(
     blanks: bytes, numbers: array[int], sequence: int, time_ns: int, first: int, rest: int, left: int, base: int
-) -> tuple[bytes, Columns]:
+) -> tuple[bytes, RecordColumns]:
     """Whole unsequenced records to records, and the columns of these; the first lies at `base`. `numbers`: the stream
     number of each place. `sequence`: of the first. `first`, `rest`: flags of the first and of the others. `left`: the
     count of records to the end of the batch, 0 if it ends later. Raises ValueError for other bytes."""
@@ -129,12 +129,12 @@ def finalize(
     table = cast(Buffer, numbers)
     made, *columns = _native.stamp(blanks, table, sequence, time_ns & _64_BITS, first, rest, left, base)
     views = [cast(Any, memoryview(column)).cast(code) for column, code in zip(columns, _CODES, strict=True)]
-    return made, Columns(len(made), *views)
+    return made, RecordColumns(len(made), *views)
 
 
 def _stamped(
     blanks: bytes, numbers: array[int], sequence: int, time_ns: int, first: int, rest: int, left: int, base: int
-) -> tuple[bytes, Columns]:
+) -> tuple[bytes, RecordColumns]:
     columns: list[array[Any]] = [array(code) for code in _CODES]
     made: list[bytes] = []
     flags, position = first, base
@@ -147,7 +147,7 @@ def _stamped(
             column.append(value)
         position += len(made[-1])
         sequence, flags = sequence + 1, rest
-    return b"".join(made), Columns(position - base, *(memoryview(column) for column in columns))
+    return b"".join(made), RecordColumns(position - base, *(memoryview(column) for column in columns))
 
 
 def decode_batch(blanks: bytes, numbers: Sequence[int]) -> Iterator[Draft]:
@@ -193,14 +193,14 @@ def postings(streams: Buffer | array[int], begin: int) -> Iterable[tuple[int, by
     return [(stream, rows.tobytes()) for stream, rows in found.items()]
 
 
-def tally(rows: Columns) -> Sequence[Row]:
+def tally(rows: RecordColumns) -> Sequence[StreamTotal]:
     """What those rows hold for each of their streams, whose numbers are the places; by its first row."""
     if not MISSING:
-        return [Row(*row) for row in _native.tally(rows.streams, rows.bodies)]
-    found: dict[int, Row] = {}
+        return [StreamTotal(*row) for row in _native.tally(rows.streams, rows.bodies)]
+    found: dict[int, StreamTotal] = {}
     for number, (stream, body) in enumerate(zip(rows.streams, rows.bodies, strict=True)):
         _, messages, size, _ = found.get(stream, (stream, 0, 0, 0))
-        found[stream] = Row(stream, messages + 1, size + body, number)
+        found[stream] = StreamTotal(stream, messages + 1, size + body, number)
     return list(found.values())
 
 
@@ -211,7 +211,7 @@ def tally(rows: Columns) -> Sequence[Row]:
 
 
 @attrs.frozen
-class Source:
+class BatchSource:
     """Unsequenced messages. `pieces` reads them, whole ones in each piece, every time it is called."""
 
     messages: int
@@ -223,7 +223,7 @@ class Source:
 class RecordBatch(Sequence[Draft]):
     """The messages of several sources, in order, and behind them other records. Iterated, all of them are drafts."""
 
-    def __init__(self, sources: Sequence[Source], tail: Sequence[Draft] = ()) -> None:
+    def __init__(self, sources: Sequence[BatchSource], tail: Sequence[Draft] = ()) -> None:
         self._sources, self.tail = sources, tail
         self.sequence_count = sum(source.messages for source in sources)  # messages: the tail takes no sequence
         self.stored_bytes = sum(source.stored_bytes for source in sources)
@@ -254,6 +254,6 @@ class RecordBatch(Sequence[Draft]):
 
 
 __all__ = [
-    "MISSING", "EncodedBatch", "Row", "concatenate", "count_frames", "decode_batch", "encode_batch", "finalize",
+    "MISSING", "EncodedBatch", "StreamTotal", "concatenate", "count_frames", "decode_batch", "encode_batch", "finalize",
     "postings", "scan_batch", "tally",
 ]  # fmt: skip

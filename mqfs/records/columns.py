@@ -52,7 +52,7 @@ class NameTable:
 _MOST = (1 << 64) - 1
 
 
-class Columns(NamedTuple):
+class ArrowColumns(NamedTuple):
     """The wanted messages of a run, as Arrow has them; None where a column was not asked for."""
 
     end: int  # where the first record that does not pass would begin
@@ -76,7 +76,7 @@ def columns(
     *,
     strangers: bool,
     allocate: Callable[[int], bytearray] = bytearray,
-) -> Columns:
+) -> ArrowColumns:
     """The columns of the run at `begin`. KeyError for a message of a stream that is not in the table, unless there may
     be `strangers`, which are left out. `allocate` returns at least that many bytes; a column that ends early has more
     than it needs."""
@@ -85,10 +85,10 @@ def columns(
         return _columns(bytes(data), begin, table, asked, strangers)
     (end, last, rows, room), places = _native.columns(data, begin, said, asked, strangers, allocate)
     view = memoryview(room)
-    return Columns(end, last, rows, *[None if place is None else view[place[0] : place[1]] for place in places])
+    return ArrowColumns(end, last, rows, *[None if place is None else view[place[0] : place[1]] for place in places])
 
 
-def _columns(data: bytes, at: int, table: NameTable, asked: int, strangers: bool) -> Columns:
+def _columns(data: bytes, at: int, table: NameTable, asked: int, strangers: bool) -> ArrowColumns:
     last, found = 0, []
     places = {number: place for place, number in enumerate(table.numbers)}
     while (row := record.row_at(data, at)) is not None and at + padded(row.size) <= len(data):
@@ -115,7 +115,7 @@ def _columns(data: bytes, at: int, table: NameTable, asked: int, strangers: bool
     def given(bit: int, of: Mapping[int, bytearray] = made) -> bytearray | None:
         return of[bit] if asked & bit else None
 
-    return Columns(
+    return ArrowColumns(
         at, last, len(found), given(SEQUENCES), given(TIMES), given(VALUES, ends), given(VALUES),
         given(TOPICS, ends), given(TOPICS),
         _array("I", (begin for _, begin, _ in found)) if headed else None,
@@ -153,6 +153,6 @@ def filter_run(data: Buffer, numbers: array[int]) -> FilteredRun:
 
 
 __all__ = [
-    "HEADERS", "MISSING", "SEQUENCES", "TIMES", "TOPICS", "VALUES", "Columns", "FilteredRun", "NameTable", "columns",
-    "filter_run",
+    "HEADERS", "MISSING", "SEQUENCES", "TIMES", "TOPICS", "VALUES", "ArrowColumns", "FilteredRun", "NameTable",
+    "columns", "filter_run",
 ]  # fmt: skip

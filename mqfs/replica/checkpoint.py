@@ -42,7 +42,7 @@ from google_crc32c import value
 
 from mqfs import limits
 from mqfs.errors import BadReplica
-from mqfs.replica.frame import Run, decode
+from mqfs.replica.frame import LogBytes, decode
 from mqfs.replica.log import Objects, Position, ReplicatedLog, Stopped
 from mqfs.replica.state import Have, decode_have, decode_position, encode_have, encode_position
 from mqfs.store.store import folder_of
@@ -286,7 +286,7 @@ def newest(log: ReplicatedLog) -> Checkpoint | None:
     return next((made for made in found if made is not None), None)
 
 
-def runs(objects: Objects, checkpoint: Checkpoint) -> Iterator[Run]:
+def runs(objects: Objects, checkpoint: Checkpoint) -> Iterator[LogBytes]:
     """All bytes of a checkpoint, checked. Raises NoAnswer, BadReplica."""
     names = iter(part.name for segment in checkpoint.segments for part in segment.parts)
     with ThreadPoolExecutor(_AHEAD, "parts") as pool:
@@ -300,5 +300,5 @@ def runs(objects: Objects, checkpoint: Checkpoint) -> Iterator[Run]:
                 if data is None or len(data) != size or value(data) != crc:
                     reason = "missing" if data is None else "wrong check sum"
                     raise BadReplica(f"{name}: {reason} (expected {size} bytes of {checkpoint.name})")
-                yield Run(segment.group, segment.first, at, data)
+                yield LogBytes(segment.group, segment.first, at, data)
                 at += size

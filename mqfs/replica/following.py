@@ -25,9 +25,9 @@ from mqfs.replica import checkpoint, state
 from mqfs.replica.checkpoint import Checkpoint
 from mqfs.replica.frame import Entry, Frame, Owner, crc_of, decode
 from mqfs.replica.log import FramesMissing, LogRecord, NoAnswer, Position, Reader, ReplicatedLog
-from mqfs.replica.state import State
+from mqfs.replica.state import ReplicaState
 from mqfs.store.disk import Disk, remove_tree
-from mqfs.store.replication import Removed, Run, Trimmed
+from mqfs.store.replication import LogBytes, Removed, Trimmed
 from mqfs.store.standby import StandbyStore
 from mqfs.store.store import FOLDERS, read_label, refusing
 
@@ -49,7 +49,7 @@ class Follower:
     """One store that follows the log. Its calls raise NoAnswer, BadReplica, Diverged and errors of the store; after one
     of these a new one begins at the state that was written last."""
 
-    def __init__(self, replicated: ReplicatedLog, path: str, found: State) -> None:
+    def __init__(self, replicated: ReplicatedLog, path: str, found: ReplicaState) -> None:
         """Hold the store's lock. `found`: its state."""
         assert found.position.store is not None
         self._log, self.path, self.state = replicated, path, found
@@ -102,7 +102,7 @@ class Follower:
                     self.takeovers.append(frame.owner)
                     if self.state.primary and frame.owner.run not in self.state.runs:
                         self._leave_to(frame.owner)
-                entries: Sequence[Run | Trimmed | Removed] = of_store(frame.entries)
+                entries: Sequence[LogBytes | Trimmed | Removed] = of_store(frame.entries)
                 if ending is not None:
                     entries = ending.cut(entries)
                 self.store.apply(entries)
@@ -131,7 +131,7 @@ class Follower:
             self.store.close()
 
 
-def of_store(entries: Iterable[Entry]) -> list[Run | Trimmed | Removed]:
+def of_store(entries: Iterable[Entry]) -> list[LogBytes | Trimmed | Removed]:
     """The entries that are about the store's files."""
     return [entry for entry in entries if not isinstance(entry, Owner)]
 
@@ -209,7 +209,7 @@ def open_follower(replicated: ReplicatedLog, path: str, store: uuid.UUID) -> Fol
     return copy_again(replicated, path, store)
 
 
-def check_not_fenced(replicated: ReplicatedLog, found: State) -> None:
+def check_not_fenced(replicated: ReplicatedLog, found: ReplicaState) -> None:
     """Raises Diverged where another server took over since: this disk may have what the log has not."""
     newest = replicated.newest(found.position.number)
     at = attrs.evolve(found.position)
@@ -239,7 +239,7 @@ def discard(path: str, why: Diverged, *, primary: bool) -> None:
             log.warning("%s is copied again: %s", path, why)
             found = state.read(path)
             if found is not None:  # from here on its copy is not finished
-                state.write(path, State(Position(store=found.position.store), {}, found.runs, False))
+                state.write(path, ReplicaState(Position(store=found.position.store), {}, found.runs, False))
             remove_tree(Disk(), f"{path}/buckets")
         else:
             set_aside(path, str(why))
@@ -255,7 +255,7 @@ def set_aside(path: str, why: str) -> None:
     log.warning("%s is set aside in %s, and copied again: %s", path, to, why)
     found = state.read(path, disk)
     if found is not None:  # after a crash here a start sets it aside again: no takeover is its own
-        state.write(path, State(Position(store=found.position.store), {}, [], True), disk)
+        state.write(path, ReplicaState(Position(store=found.position.store), {}, [], True), disk)
     if disk.exists(f"{path}/buckets"):
         disk.rename(f"{path}/buckets", to)
     disk.sync_folder(f"{path}/quarantine")
@@ -282,9 +282,11 @@ def copy_from(
         if found != str(store):
             _make_empty(path, found)
     position = Position(store=store) if base is None else base.position
-    follower = Follower(replicated, path, State(attrs.evolve(position), {} if base is None else base.have, [], False))
+    follower = Follower(
+        replicated, path, ReplicaState(attrs.evolve(position), {} if base is None else base.have, [], False)
+    )
     try:
-        state.write(path, State(Position(store=store), {}, [], False))  # until all is there
+        state.write(path, ReplicaState(Position(store=store), {}, [], False))  # until all is there
         if base is not None:
             log.info("%s: %d segments of %s are copied", path, len(base.segments), base.name)
             for run in checkpoint.runs(replicated.objects, base):

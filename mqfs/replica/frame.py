@@ -27,7 +27,7 @@ from google_crc32c import extend, value
 
 from mqfs import limits
 from mqfs.errors import BadReplica
-from mqfs.store.replication import Removed, Run, Trimmed
+from mqfs.store.replication import LogBytes, Removed, Trimmed
 
 MAGIC = b"mqfsrep1"
 MORE, OWN = 1, 2
@@ -48,7 +48,7 @@ class Owner(NamedTuple):
     address: str
 
 
-Entry = Run | Trimmed | Removed | Owner
+Entry = LogBytes | Trimmed | Removed | Owner
 
 
 class Frame(NamedTuple):
@@ -85,7 +85,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def _encode_entry(entry: Entry) -> tuple[bytes, ...]:
-    if isinstance(entry, Run):
+    if isinstance(entry, LogBytes):
         body = _RUN.pack(entry.group, entry.first, entry.position)
         return _ENTRY.pack(len(body) + len(entry.data), 1, b""), body, entry.data
     if isinstance(entry, Trimmed):
@@ -151,7 +151,7 @@ def _decode_run(body: bytes) -> Entry | None:
     if len(body) <= _RUN.size:
         return None
     group, first, position = _RUN.unpack_from(body)
-    return Run(group, first, position, body[_RUN.size :])
+    return LogBytes(group, first, position, body[_RUN.size :])
 
 
 def _decode_trimmed(body: bytes) -> Entry | None:
@@ -182,6 +182,18 @@ _DECODERS: dict[int, Callable[[bytes], Entry | None]] = {
 }
 
 __all__ = [
-    "HEAD_BYTES", "MAGIC", "MORE", "OWN", "RUN_BYTES", "Entry", "Frame", "Owner", "Removed", "Run", "Trimmed", "crc_of",
-    "decode", "encode",
+    "HEAD_BYTES",
+    "MAGIC",
+    "MORE",
+    "OWN",
+    "RUN_BYTES",
+    "Entry",
+    "Frame",
+    "LogBytes",
+    "Owner",
+    "Removed",
+    "Trimmed",
+    "crc_of",
+    "decode",
+    "encode",
 ]  # fmt: skip

@@ -26,7 +26,7 @@ from mqfs import limits
 from mqfs.errors import BadReplica, DiskFailed, MqfsError
 from mqfs.replica import checkpoint, state
 from mqfs.replica.checkpoint import Checkpointer, Overtaken
-from mqfs.replica.frame import HEAD_BYTES, RUN_BYTES, Entry, Run
+from mqfs.replica.frame import HEAD_BYTES, RUN_BYTES, Entry, LogBytes
 from mqfs.replica.log import Fenced, NoAnswer, Position, Report, Stopped
 from mqfs.replica.state import End, Have
 from mqfs.replica.takeover import Driver, Post, Primary
@@ -250,7 +250,7 @@ def split(entries: Sequence[Entry], room: int) -> Iterator[list[Entry]]:
     piece: list[Entry] = []
     left = room
     for entry in entries:
-        size = RUN_BYTES + (len(entry.data) if isinstance(entry, Run) else 0)
+        size = RUN_BYTES + (len(entry.data) if isinstance(entry, LogBytes) else 0)
         if size > left and piece:
             yield piece
             piece, left = [], room
@@ -288,7 +288,7 @@ class Keeper:
         with self._lock:
             self._frames += 1
             for entry in entries:
-                if isinstance(entry, Run):
+                if isinstance(entry, LogBytes):
                     self._bytes += len(entry.data)
                     self._open.append(End(entry.group, entry.first, entry.position + len(entry.data)))
                 else:

@@ -29,7 +29,7 @@ from mqfs.replica.frame import decode
 from mqfs.replica.log import NoAnswer, ReplicatedLog
 from mqfs.state.group import ROOT, place_of
 from mqfs.store.disk import Disk, remove_tree
-from mqfs.store.replication import Entry, Removed, Run
+from mqfs.store.replication import Entry, LogBytes, Removed
 from mqfs.store.standby import StandbyStore
 from mqfs.store.store import DiskBucket, DiskStore, read_label, refusing, take_lock, write_label
 
@@ -78,7 +78,7 @@ class Ending:
         if self.is_over and entry.group == self.number:
             return None
         for sequence, position, is_first in self.heads.feed(entry):
-            assert isinstance(entry, Run)
+            assert isinstance(entry, LogBytes)
             if wanted < 0 or self.is_over or not self._is_wanted(entry.group):
                 continue
             self.number = entry.group
@@ -286,7 +286,7 @@ class LogHeads:
         self._rest = b""  # what is there of that, as far as it is wanted
         self._batch, self._has_message = 0, False
 
-    def feed(self, run: Run) -> Iterator[Found]:
+    def feed(self, run: LogBytes) -> Iterator[Found]:
         """The messages whose heads a run completes. A run that was there already tells nothing."""
         if run.first > self._first:
             self._first, self._next, self._rest = run.first, 0, b""
@@ -335,7 +335,7 @@ class Heads:
         if isinstance(entry, Removed):
             self._logs.pop(entry.group, None)
             self.changes += 1
-        elif isinstance(entry, Run):
+        elif isinstance(entry, LogBytes):
             log = self._logs.setdefault(entry.group, LogHeads())
             for found in log.feed(entry):
                 if log.is_renamed:

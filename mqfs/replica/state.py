@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import attrs
 
 from mqfs.errors import BadStore
-from mqfs.replica.frame import Entry, Removed, Run
+from mqfs.replica.frame import Entry, LogBytes, Removed
 from mqfs.replica.log import Position
 from mqfs.store.disk import Disk, read_file, replace_file
 from mqfs.store.store import refusing
@@ -29,7 +29,7 @@ Have = dict[int, tuple[int, int]]
 
 
 @attrs.define
-class State:
+class ReplicaState:
     position: Position
     have: Have
     runs: list[uuid.UUID]
@@ -51,8 +51,8 @@ class End(NamedTuple):
 def note(have: Have, entries: Iterable[Entry | End]) -> None:
     """The log has these entries now, too."""
     for entry in entries:
-        if isinstance(entry, Run | End):
-            end = entry.first, entry.position + (len(entry.data) if isinstance(entry, Run) else 0)
+        if isinstance(entry, LogBytes | End):
+            end = entry.first, entry.position + (len(entry.data) if isinstance(entry, LogBytes) else 0)
             have[entry.group] = max(end, have.get(entry.group, end))
         elif isinstance(entry, Removed):
             have.pop(entry.group, None)
@@ -78,7 +78,7 @@ def decode_have(found: Any) -> Have:
     return {int(group): (int(first), int(position)) for group, first, position in found}
 
 
-def write(path: str, state: State, disk: Disk | None = None) -> None:
+def write(path: str, state: ReplicaState, disk: Disk | None = None) -> None:
     """Replace the file in the store at that path, durably. Raises DiskFull, DiskFailed."""
     disk = disk or Disk()
     text = {
@@ -92,7 +92,7 @@ def write(path: str, state: State, disk: Disk | None = None) -> None:
         disk.sync_folder(path)
 
 
-def read(path: str, disk: Disk | None = None) -> State | None:
+def read(path: str, disk: Disk | None = None) -> ReplicaState | None:
     """The state of the store at that path; None where it has none. Raises BadStore."""
     disk = disk or Disk()
     if not disk.exists(f"{path}/{NAME}"):
@@ -100,7 +100,7 @@ def read(path: str, disk: Disk | None = None) -> State | None:
     try:
         found = json.loads(read_file(disk, f"{path}/{NAME}"))
         position, have = decode_position(found["position"]), decode_have(found["have"])
-        return State(position, have, [uuid.UUID(run) for run in found["runs"]], bool(found["primary"]))
+        return ReplicaState(position, have, [uuid.UUID(run) for run in found["runs"]], bool(found["primary"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         text = f"{path}/{NAME}: unreadable: {error} (move the file away: the store is copied again)"
         raise BadStore(text) from None

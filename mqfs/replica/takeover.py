@@ -27,7 +27,7 @@ from mqfs.replica import following, state
 from mqfs.replica.checkpoint import Checkpointer
 from mqfs.replica.following import Diverged, Follower
 from mqfs.replica.log import Append, Fenced, Look, NoAnswer, Position, Refused, ReplicatedLog, Report, Stopped, Writer
-from mqfs.replica.state import State
+from mqfs.replica.state import ReplicaState
 from mqfs.store.disk import Disk
 from mqfs.store.standby import StandbyStore
 from mqfs.store.store import read_label
@@ -107,7 +107,7 @@ class Primary:
 
     log: ReplicatedLog
     writer: Writer
-    state: State
+    state: ReplicaState
 
 
 def become_primary(replicated: ReplicatedLog, path: str, address: str, stop: threading.Event | None = None) -> Primary:
@@ -157,7 +157,12 @@ def _check_ends(follower: Follower) -> None:
 
 
 def _append_takeover(
-    replicated: ReplicatedLog, path: str, writer: Writer, found: State, address: str, stop: threading.Event | None
+    replicated: ReplicatedLog,
+    path: str,
+    writer: Writer,
+    found: ReplicaState,
+    address: str,
+    stop: threading.Event | None,
 ) -> Primary | None:
     found.add_run(writer.run)
     state.write(path, found)  # first: a start has to know that this takeover is its own
@@ -189,14 +194,14 @@ def _begin_log(replicated: ReplicatedLog, path: str, address: str, stop: threadi
         if have:
             log.info("replica %s: the store is copied", replicated.name)
             position = Checkpointer(replicated, path, stop).make(position, have).position
-        found = State(position, have, before.runs if before is not None else [], True)
+        found = ReplicaState(position, have, before.runs if before is not None else [], True)
         writer = Writer(attrs.evolve(position), number, uuid.uuid4())
         return _append_takeover(replicated, path, writer, found, address, stop)
     finally:
         holder.close()
 
 
-def _state_before_the_log(replicated: ReplicatedLog, path: str) -> State | None:
+def _state_before_the_log(replicated: ReplicatedLog, path: str) -> ReplicaState | None:
     """The state of a store whose log is empty. Raises BadReplica where the log was not."""
     before = state.read(path)
     if before is not None and before.position.number:

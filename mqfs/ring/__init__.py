@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mqfs import errors
-from mqfs.model import Buffer, Columns
+from mqfs.model import Buffer, RecordColumns
 
 try:
     from mqfs.ring import _native
@@ -30,25 +30,25 @@ if not MISSING:
     bell, wait_any = _native.bell, _native.wait_any
 
 
-def scan(buffer: Buffer, base: int = 0) -> Columns:
+def scan(buffer: Buffer, base: int = 0) -> RecordColumns:
     """Index the run of sound records at the head of `buffer`."""
     end, *columns = _need().scan(buffer, base)
     views: list[Any] = [memoryview(column) for column in columns]
-    return Columns(end, *(view.cast(code) for view, code in zip(views, "QqIIIHBB", strict=True)))
+    return RecordColumns(end, *(view.cast(code) for view, code in zip(views, "QqIIIHBB", strict=True)))
 
 
-def is_ordered(rows: Columns) -> bool:
+def is_ordered(rows: RecordColumns) -> bool:
     """Whether each sequence is the one after that before it, and no time is before that before it."""
     return bool(_need().ordered(rows.sequences, rows.times))
 
 
-def is_plain(rows: Columns, most: int) -> bool:
+def is_plain(rows: RecordColumns, most: int) -> bool:
     """Whether all are messages without headers that a client may publish: whole atomic batches and ephemeral ones, with
     bodies of 1 to `most` bytes."""
     return bool(_need().plain(rows.bodies, rows.headers, rows.kinds, rows.flags, most))
 
 
-def moved(rows: Columns, by: int) -> Columns:
+def moved(rows: RecordColumns, by: int) -> RecordColumns:
     """The same rows, each at a position `by` bytes further on, or back where that is negative."""
     return rows._replace(positions=memoryview(_need().shift(rows.positions, by & 0xFFFFFFFF)).cast("I"))
 
@@ -75,8 +75,8 @@ __all__ = [
     "HEAD_BYTES",
     "MISSING",
     "OWN",
-    "Columns",
     "Consumer",
+    "RecordColumns",
     "Ring",
     "attach",
     "bell",

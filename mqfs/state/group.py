@@ -282,7 +282,7 @@ ANYONE = -1  # the user of an id in an older log, which has none
 
 
 @attrs.define
-class State(Attributes):
+class GroupState(Attributes):
     """A group: enough to serve it from this and the records after it."""
 
     group: int
@@ -334,7 +334,7 @@ class State(Attributes):
         )
 
     @classmethod
-    def decode(cls, body: bytes) -> State:
+    def decode(cls, body: bytes) -> GroupState:
         """Raises ValueError."""
         try:
             d = json.loads(body)
@@ -457,18 +457,18 @@ def _dump(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _make(state: State, c: Change) -> None:
+def _make(state: GroupState, c: Change) -> None:
     n = c["stream"]
     state.streams[n] = StreamState(c["mode"], c["uid"], c["gid"], n, c["name"], c["time"])
     state.next_stream = max(state.next_stream, n + 1)
 
 
-def _remove(state: State, c: Change) -> None:
+def _remove(state: GroupState, c: Change) -> None:
     state.streams.pop(c["stream"], None)
     state.consumers.pop(c["stream"], None)
 
 
-def _rename(state: State, c: Change) -> None:
+def _rename(state: GroupState, c: Change) -> None:
     target = state if c["stream"] == 0 else state.streams.get(c["stream"])
     if target is None:
         return
@@ -478,7 +478,7 @@ def _rename(state: State, c: Change) -> None:
     target.name = c["name"]
 
 
-def _attributes(state: State, c: Change) -> None:
+def _attributes(state: GroupState, c: Change) -> None:
     file, new = c["file"], Attributes(c["mode"], c["uid"], c["gid"])
     if 0 < file < FIRST_STREAM:
         state.files[file] = new
@@ -486,24 +486,24 @@ def _attributes(state: State, c: Change) -> None:
         old.mode, old.uid, old.gid = new.mode, new.uid, new.gid
 
 
-def _ctl(state: State, c: Change) -> None:
+def _ctl(state: GroupState, c: Change) -> None:
     state.ctl = list(c["lines"])
     if "replay key" not in state.ctl:
         state.newest = None  # what it left out is seen again
 
 
-def _floor(state: State, c: Change) -> None:
+def _floor(state: GroupState, c: Change) -> None:
     for number, sequence in c["floors"]:
         stream = state.streams.get(number)
         if stream is not None:
             stream.floor = max(stream.floor, sequence)
 
 
-def _drop(state: State, c: Change) -> None:
+def _drop(state: GroupState, c: Change) -> None:
     state.dropped.update(dict.fromkeys(c["sequences"], c["stream"]))
 
 
-def _clock(state: State, c: Change) -> None:
+def _clock(state: GroupState, c: Change) -> None:
     state.anchors.append((c["sequence"], Anchor(*c["anchor"])))
     if len(state.anchors) > limits.ANCHORS:
         # The second oldest now stands for the oldest's messages: their age is slightly wrong, nothing is lost.
@@ -511,7 +511,7 @@ def _clock(state: State, c: Change) -> None:
         state.anchors[0] = (first, state.anchors[0][1])
 
 
-def _consume(state: State, c: Change) -> None:
+def _consume(state: GroupState, c: Change) -> None:
     """A consumer is made, or its options are changed."""
     number = c["number"]
     found = state.consumers.get(number)
@@ -538,11 +538,11 @@ def bounds_of(slot: Slot) -> tuple[int, int]:
     return (slot, slot) if isinstance(slot, int) else (slot[0], slot[1])
 
 
-def _forget(state: State, c: Change) -> None:
+def _forget(state: GroupState, c: Change) -> None:
     state.consumers.pop(c["number"], None)
 
 
-def _bind(state: State, c: Change) -> None:
+def _bind(state: GroupState, c: Change) -> None:
     view = state.views.get(c["name"])
     if view is None:
         view = state.views[c["name"]] = ViewState(c["number"], c["name"], c["time"])
@@ -550,7 +550,7 @@ def _bind(state: State, c: Change) -> None:
     view.patterns[c["pattern"]] = None
 
 
-def _unbind(state: State, c: Change) -> None:
+def _unbind(state: GroupState, c: Change) -> None:
     view = state.views.get(c["name"])
     if view is None:
         return
@@ -560,20 +560,20 @@ def _unbind(state: State, c: Change) -> None:
         del state.views[c["name"]]
 
 
-def _id(state: State, c: Change) -> None:
+def _id(state: GroupState, c: Change) -> None:
     mine = state.ids.setdefault(c.get("uid", ANYONE), OrderedDict())
     mine.pop(c["id"], None)
     mine[c["id"]] = Known(c["until"], c["sequence"])
 
 
-def _commit(state: State, c: Change) -> None:
+def _commit(state: GroupState, c: Change) -> None:
     """A transaction of that producer was appended, with this record."""
     mine = state.producers.setdefault(c["uid"], {})
     known = mine.pop(c["producer"], None)
     mine[c["producer"]] = Commit(max(c["number"], known.number if known is not None else 0), c["engine"])
 
 
-def _forget_producers(state: State, c: Change) -> None:
+def _forget_producers(state: GroupState, c: Change) -> None:
     """`uids`: of each producer; without them, as an older server writes it, all users with one of that name."""
     for n, producer in enumerate(c["producers"]):
         for uid in c["uids"][n : n + 1] if "uids" in c else list(state.producers):

@@ -9,19 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from mqfs.model import Kind, Record
-from mqfs.state.group import FIRST_STREAM, Attributes, Change, State, StreamState, decode_change
+from mqfs.state.group import FIRST_STREAM, Attributes, Change, GroupState, StreamState, decode_change
 
 _RETAIN = {"replay": "all", "depth": "0", "ttl": "0", "idle": "0", "keep": "disk"}  # settings that remove nothing
 
 
-def unknown(number: int, owner: Attributes) -> State:
+def unknown(number: int, owner: Attributes) -> GroupState:
     """A state for a group that lost its own: only its owner may read it."""
-    return State(owner.mode, owner.uid, owner.gid, number, 1, f"recovered-{number}" if number > 1 else "", 0)
+    return GroupState(owner.mode, owner.uid, owner.gid, number, 1, f"recovered-{number}" if number > 1 else "", 0)
 
 
 def replay(
-    start: State, records: Iterable[Record], lost: list[str], owner: Attributes, streams: Callable[[], Iterable[int]]
-) -> State:
+    start: GroupState,
+    records: Iterable[Record],
+    lost: list[str],
+    owner: Attributes,
+    streams: Callable[[], Iterable[int]],
+) -> GroupState:
     """Apply the records after a state. Where some are `lost`, which is known after the last one, retain everything:
     `streams` are the numbers of those that have messages. Raises ValueError and LookupError."""
     fresh, highest = start.next_stream, 0
@@ -45,7 +49,7 @@ def _note_removal(change: Change, removed: set[int]) -> None:
         removed.add(change["stream"])
 
 
-def retain_all(state: State, owner: Attributes, streams: Iterable[int]) -> None:
+def retain_all(state: GroupState, owner: Attributes, streams: Iterable[int]) -> None:
     """Have the state retain all messages, also those of streams that it does not know."""
     names = {stream.name for stream in state.streams.values()}
     for number in sorted(streams):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import accumulate
 from typing import Any, Protocol
 
-from mqfs.model import Buffer, Columns, Draft, Head, Listed, Record, RecordRun, Split, Step
+from mqfs.model import Buffer, Draft, Head, Listed, Record, RecordColumns, RecordRun, Split, Step
 
 Committed = Callable[[OSError | None], None]
 Wanted = Callable[[int, int], int]  # stream, sequence -> the last message up to that one which is wanted; 0: none
@@ -201,7 +201,7 @@ class RangeWriter(Protocol):
         """Have that many bytes of the disk, which the next appends use: they are not refused for want of room. 0: no
         more. Raises DiskFull, DiskFailed, ReadOnly."""
 
-    def append_range(self, data: Buffer, rows: Columns) -> None:
+    def append_range(self, data: Buffer, rows: RecordColumns) -> None:
         """Append whole batches of messages as they were encoded, at the position that `reserve_space` returned and for
         which `rows` was made. Their sequences are not below `next`."""
         ...

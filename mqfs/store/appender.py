@@ -22,7 +22,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mqfs import errors, limits
-from mqfs.model import Buffer, Columns, Draft, Kind
+from mqfs.model import Buffer, Draft, Kind, RecordColumns
 from mqfs.records.batch import RecordBatch, finalize
 from mqfs.records.record import HEAD_BYTES, INNER, MORE, SETTLED, Row, encode, padded, row_at, settled
 from mqfs.store.chain import Chain
@@ -384,7 +384,7 @@ class BatchEncoder:
     __slots__ = ("_drafts", "_marks", "_position", "_sequence", "_time_ns", "first", "messages", "others", "stamped")
 
     def __init__(self, drafts: Sequence[Draft], sequence: int, time_ns: int, position: int, marks: int) -> None:
-        self.stamped: list[Columns] = []
+        self.stamped: list[RecordColumns] = []
         self.messages: OpenIndex | None = None
         self.others = bytearray()  # rows of those that are no messages
         self.first = -1  # sequence in the first record
@@ -543,7 +543,7 @@ class DiskRangeWriter:
             raise errors.ReadOnly(str(self._end.failed))
         self._appender.hold_room(size)
 
-    def append_range(self, data: Buffer, rows: Columns) -> None:
+    def append_range(self, data: Buffer, rows: RecordColumns) -> None:
         end, commit, segment = self._end, self._commit, self._chain.open
         if end.failed is not None:
             raise errors.ReadOnly(str(end.failed))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from mqfs import errors, limits
 from mqfs.model import NEVER, Kind
 from mqfs.records.record import FLAGS_AT, INNER, MORE, Row, decode, encode, last_byte, padded, with_flags
-from mqfs.state.group import Attributes, State
+from mqfs.state.group import Attributes, GroupState
 from mqfs.state.salvage import replay, retain_all, unknown
 from mqfs.store.disk import Disk, read_file, write_file
 from mqfs.store.recovery import History, is_json, whole_states
@@ -270,7 +270,7 @@ class Checker:
             yield log
             log.drop_bytes()
 
-    def _state(self, number: int, folder: str, names: list[str], history: History) -> tuple[bool, State]:
+    def _state(self, number: int, folder: str, names: list[str], history: History) -> tuple[bool, GroupState]:
         """Whether it is whole, and the state as far as it is known; with all that has messages where it is not."""
         owner = Attributes(0o700 if number > 1 else 0o755, os.geteuid(), os.getegid())
         has_state = history.state is not None
@@ -279,7 +279,7 @@ class Checker:
             return {stream for name in names for stream in Log(self.disk, folder, name, names).index.streams}
 
         try:
-            state = unknown(number, owner) if history.state is None else State.decode(history.state)
+            state = unknown(number, owner) if history.state is None else GroupState.decode(history.state)
             replay(state, history, history.lost, owner, streams)
         except (ValueError, LookupError):
             if not history.lost:
@@ -344,7 +344,7 @@ class Checker:
 
     # ------------------------------------------------------------ repair
 
-    def _write_newest(self, number: int, log: Log, bound: int, whole: bool, state: State) -> None:
+    def _write_newest(self, number: int, log: Log, bound: int, whole: bool, state: GroupState) -> None:
         """Rewrite the newest segment, with numbers reserved past all that the damage may have hidden, and the state
         where that was not whole."""
         bodies: list[bytes] = []
@@ -537,7 +537,7 @@ class Log:
             pieces.append(data if now == had else with_flags(data, now))
         return b"".join(pieces)
 
-    # ------------------------------------------------------------ see `Source`
+    # ------------------------------------------------------------ see `LogSegment`
 
     def rows(self) -> NonMessageRecords:
         return self.others

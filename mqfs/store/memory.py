@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 
 from mqfs import errors, limits
-from mqfs.model import MORE, Buffer, Columns, Draft, Head, Kind, Listed, Record, RecordRun, Split
+from mqfs.model import MORE, Buffer, Draft, Head, Kind, Listed, Record, RecordColumns, RecordRun, Split
 from mqfs.records.record import HEAD_BYTES, INNER, encode, padded
 from mqfs.store.api import Bucket, Committed, Histogram, LogEnd, LogUpkeep, Wanted
 from mqfs.store.chain import StoredEnd
@@ -284,7 +284,7 @@ class MemoryAppender:
     def hold_room(self, size: int) -> None:
         pass
 
-    def append_range(self, data: Buffer, rows: Columns) -> None:
+    def append_range(self, data: Buffer, rows: RecordColumns) -> None:
         for n, position in enumerate(rows.positions):
             self._end.next = rows.sequences[n]
             begin = position + HEAD_BYTES
@@ -415,7 +415,7 @@ class _Writer:
     def hold_room(self, size: int) -> None:
         pass  # of the disk none is used
 
-    def append_range(self, data: Buffer, rows: Columns) -> None:
+    def append_range(self, data: Buffer, rows: RecordColumns) -> None:
         self._memory.ranges.append_range(data, rows)
         self._in_step()
 

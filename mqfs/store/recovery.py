@@ -120,7 +120,7 @@ _GAP = 4_096  # bytes between two of these records that are read along rather th
 _PIECE = 1 << 20  # bytes of one read
 
 
-class Source(Protocol):
+class LogSegment(Protocol):
     """One segment of a log: as it is served, and as it is checked."""
 
     @property
@@ -157,10 +157,10 @@ class Source(Protocol):
 class History:
     """Iterate once: `lost` is complete then."""
 
-    def __init__(self, newest_first: Iterable[Source]) -> None:
+    def __init__(self, newest_first: Iterable[LogSegment]) -> None:
         self.state: bytes | None = None  # the newest whole one
         self.lost: list[str] = []  # what is damaged, and changes the state that is read here
-        self._ranges: list[tuple[Source, int]] = []
+        self._ranges: list[tuple[LogSegment, int]] = []
         self._begun = 0  # where the state begins
         self.is_newest = True  # it is in the newest segment
         for source in newest_first:
@@ -174,7 +174,7 @@ class History:
                 return
         self.lost = ["no state is whole"]
 
-    def _newest_state(self, source: Source, rows: NonMessageRecords) -> tuple[bytes | None, int, int]:
+    def _newest_state(self, source: LogSegment, rows: NonMessageRecords) -> tuple[bytes | None, int, int]:
         """The newest state in it, the number of the record behind it, and where it begins; None, 0, 0 if none there is
         whole."""
         for unit in _states_in(rows):
@@ -196,7 +196,7 @@ class History:
             if source.index is None:
                 source.drop_index_cache()
 
-    def _read_rows(self, source: Source, rows: list[Plain]) -> Iterator[Record]:
+    def _read_rows(self, source: LogSegment, rows: list[Plain]) -> Iterator[Record]:
         """Those records, by large reads; one that does not pass is read again by itself. Raises DiskFailed."""
         at = 0
         while at < len(rows):
@@ -215,7 +215,7 @@ class History:
             at = to
 
 
-def last_sequence(source: Source) -> int:
+def last_sequence(source: LogSegment) -> int:
     """The sequence of its last record. Where records are missing, the next segment does not begin just after it."""
     rows = source.rows()
     return max([source.counts()[2], *(rows[number].sequence for number in range(len(rows))[-1:])])
@@ -231,14 +231,14 @@ def _states_in(rows: NonMessageRecords) -> Iterator[list[int]]:
         yield unit
 
 
-def whole_states(source: Source) -> set[int]:
+def whole_states(source: LogSegment) -> set[int]:
     """Where the records of its whole states begin."""
     rows = source.rows()
     units = [unit for unit in _states_in(rows) if _state(source, rows, unit) is not None]
     return {rows[number].position for unit in units for number in unit}
 
 
-def _state(source: Source, rows: NonMessageRecords, unit: list[int]) -> bytes | None:
+def _state(source: LogSegment, rows: NonMessageRecords, unit: list[int]) -> bytes | None:
     """The state in those records; None if they are not all of it: each begins where the one before ends, and so does
     what follows; where that is damaged a whole object tells."""
     pieces = [rows[number] for number in unit]
@@ -254,7 +254,7 @@ def _state(source: Source, rows: NonMessageRecords, unit: list[int]) -> bytes | 
     return body if joins or not pieces[-1].flags & MORE or is_json(body) else None
 
 
-def _record(source: Source, row: Row) -> Record | None:
+def _record(source: LogSegment, row: Row) -> Record | None:
     """The record of that row; None, and reported, if it does not pass its check. Raises DiskFailed."""
     data = source.read(row.position, row.size)
     record = decode(data)
@@ -271,7 +271,7 @@ def is_json(body: bytes) -> bool:
         return False
 
 
-def _place(source: Source, position: int) -> str:
+def _place(source: LogSegment, position: int) -> str:
     return f"the record at {position} of {source.first:020d}.log"
 
 
@@ -280,4 +280,4 @@ def _end(row: Plain) -> int:
     return row[1] + HEAD_BYTES + row[4] + row[2]
 
 
-__all__ = ["History", "Source", "is_json", "is_removed", "last_sequence", "recover", "whole_states"]
+__all__ = ["History", "LogSegment", "is_json", "is_removed", "last_sequence", "recover", "whole_states"]

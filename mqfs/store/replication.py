@@ -37,7 +37,7 @@ _PORTION_S = 0.01  # of answers to callers, between which others are served
 _ANSWERS = 16  # between two looks at the clock
 
 
-class Run(NamedTuple):
+class LogBytes(NamedTuple):
     """Bytes of a log: of the segment that begins with sequence `first`, from `position` on."""
 
     group: int
@@ -60,7 +60,7 @@ class Removed(NamedTuple):
     group: int
 
 
-Entry = Run | Trimmed | Removed
+Entry = LogBytes | Trimmed | Removed
 
 
 class Portion(NamedTuple):
@@ -347,7 +347,7 @@ class Replication:
                 break
             data = self._read(segment, begin, min(end - begin, room))
             if data:
-                entries.append(Run(group, segment.first, begin, data))
+                entries.append(LogBytes(group, segment.first, begin, data))
                 room -= len(data)
                 rest += [_Range(group, segment, begin + len(data), end)] if begin + len(data) < end else []
             count += 1
@@ -386,4 +386,4 @@ class Replication:
             disk.close(fd)
 
 
-__all__ = ["Entry", "LogCopy", "Portion", "Removed", "Replication", "Run", "Trimmed"]
+__all__ = ["Entry", "LogBytes", "LogCopy", "Portion", "Removed", "Replication", "Trimmed"]

@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from mqfs import errors, limits
 from mqfs.store.disk import Disk, read_all, remove_tree, write_all
-from mqfs.store.replication import Entry, Removed, Run, Trimmed
+from mqfs.store.replication import Entry, LogBytes, Removed, Trimmed
 from mqfs.store.segment.file import Descriptors, Segment
 from mqfs.store.store import Quarantine, begin, folder_of, group_folders, prepare, refusing, take_lock, write_label
 
@@ -88,14 +88,14 @@ class StandbyStore:
         """Write entries in their order; they are on disk after `sync`."""
         with refusing(self.path):
             for entry in entries:
-                if isinstance(entry, Run):
+                if isinstance(entry, LogBytes):
                     self._write(entry)
                 elif isinstance(entry, Trimmed):
                     self._trim(entry)
                 else:
                     self._remove(entry)
 
-    def _write(self, run: Run) -> None:
+    def _write(self, run: LogBytes) -> None:
         folder = folder_of(self.path, run.group)
         path = f"{folder}/{run.first:020d}.log"
         fd = self._files.get(path, -1)
@@ -109,7 +109,7 @@ class StandbyStore:
         if read_all(self._disk, fd, len(run.data), run.position) != run.data:
             write_all(self._disk, fd, run.data, run.position)
 
-    def _is_past(self, run: Run, folder: str, path: str) -> bool:
+    def _is_past(self, run: LogBytes, folder: str, path: str) -> bool:
         """Whether this disk went further: the segment is sealed, or was removed, or its group was."""
         if not self._disk.exists(path):
             firsts = self._firsts(folder)
@@ -123,7 +123,7 @@ class StandbyStore:
             self._sealed.add(path)
         return is_sealed
 
-    def _is_removed(self, run: Run, firsts: Sequence[int]) -> bool:
+    def _is_removed(self, run: LogBytes, firsts: Sequence[int]) -> bool:
         """Whether a segment below the newest was trimmed or merged into the one before it. Else a power cut took its
         file, and not those after it."""
         before = [first for first in firsts if first < run.first]
@@ -141,7 +141,7 @@ class StandbyStore:
         folder = folder_of(self.path, group)
         return Segment(self._disk, Descriptors(), folder, f"{self.path}/staging", group, first, aside)
 
-    def _open(self, run: Run, folder: str, path: str) -> int:
+    def _open(self, run: LogBytes, folder: str, path: str) -> int:
         """The descriptor of its file, which is made where it is missing."""
         if len(self._files) >= _OPEN_FILES:
             self.sync()  # first: the folders that it syncs have no more to come

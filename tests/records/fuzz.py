@@ -26,7 +26,7 @@ from mqfs import errors, limits, ring
 from mqfs.client import message
 from mqfs.client.transport import ring_subscription
 from mqfs.engine.language import batch_frames
-from mqfs.model import Columns
+from mqfs.model import RecordColumns
 from mqfs.records import batch, columns, headers, record
 from mqfs.records.record import HEAD_BYTES, INNER, MORE, padded, row_at
 from mqfs.ring import _native as native_ring
@@ -199,7 +199,7 @@ def postings(dice: Random) -> None:
     begin = dice.choice([0, 5, 2**31])
     both(lambda: [(stream, bytes(rows)) for stream, rows in batch.postings(streams, begin)])
     bodies = array("I", [dice.choice([0, 1, 2**32 - 1]) for _ in streams])
-    rows = Columns(0, *(memoryview(column) for column in (b"", b"", b"", bodies, streams, b"", b"", b"")))
+    rows = RecordColumns(0, *(memoryview(column) for column in (b"", b"", b"", bodies, streams, b"", b"", b"")))
     both(lambda: batch.tally(rows))
 
 

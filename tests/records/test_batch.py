@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mqfs import errors, limits
 from mqfs.engine.language import batch_frames
-from mqfs.model import MORE, NEVER, Columns, Kind
+from mqfs.model import MORE, NEVER, Kind, RecordColumns
 from mqfs.records import batch, headers
 from mqfs.records.record import encode
 from mqfs.ring import scan
@@ -222,7 +222,7 @@ def test_postings(streams: list[int], begin: int) -> None:
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2**32 - 1)), max_size=300))
 def test_tally(rows: list[tuple[int, int]]) -> None:
     streams, bodies = (array("I", column) for column in zip(*rows, strict=True)) if rows else (array("I"), array("I"))
-    columns = Columns(0, *(memoryview(column) for column in (b"", b"", b"", bodies, streams, b"", b"", b"")))
+    columns = RecordColumns(0, *(memoryview(column) for column in (b"", b"", b"", bodies, streams, b"", b"", b"")))
     done = batch.tally(columns)
     with in_python():
         assert batch.tally(columns) == done
@@ -234,7 +234,7 @@ def test_tally(rows: list[tuple[int, int]]) -> None:
 
 def test_tally_of_columns_that_do_not_fit() -> None:
     two, three = (memoryview(array("I", [1] * count)) for count in (2, 3))
-    rows = Columns(0, three, three, three, three, two, three, three, three)
+    rows = RecordColumns(0, three, three, three, three, two, three, three, three)
     with pytest.raises(ValueError, match="columns of different lengths"):
         batch.tally(rows)
 

@@ -38,7 +38,7 @@ def encoded(records: Any) -> bytes:
     return b"".join(record.encode(n, t, s, kind, 0, headers.encode(h), body) for n, t, s, kind, h, body in records)
 
 
-def shown(found: gather.Columns) -> Any:
+def shown(found: gather.ArrowColumns) -> Any:
     """What the columns say, without what lies behind their ends."""
     columns: list[Any] = [found.end, found.last, found.rows]
     for data, code in ((found.sequences, "q"), (found.times, "q"), (found.positions, "I"), (found.headers, "H")):

@@ -9,7 +9,7 @@ from copy import deepcopy
 
 import attrs
 
-from mqfs.replica.frame import Frame, Run, crc_of, decode, encode
+from mqfs.replica.frame import Frame, LogBytes, crc_of, decode, encode
 from mqfs.replica.log import Append, LogRecord, Look, Position, Reader, Writer
 
 STORE = uuid.UUID(int=1)
@@ -95,7 +95,7 @@ class Server:
     def publish(self, payload: bytes, *, more: bool) -> None:
         writer = self.writer
         assert writer is not None
-        writer.append([Run(1, 1, 0, payload)], 0, more=more)
+        writer.append([LogBytes(1, 1, 0, payload)], 0, more=more)
         self.payload = payload
         if self.acknowledges_early:
             self.acknowledged.append((writer.position.epoch, payload))
@@ -113,7 +113,7 @@ class Server:
 
 
 def payloads(batch: Iterable[Frame] | None) -> list[bytes]:
-    return [entry.data for frame in batch or () for entry in frame.entries if isinstance(entry, Run)]
+    return [entry.data for frame in batch or () for entry in frame.entries if isinstance(entry, LogBytes)]
 
 
 class Renumbering(Writer):

@@ -19,7 +19,7 @@ from mqfs.replica.frame import decode
 from mqfs.replica.log import NoAnswer, Position, Stopped, Writer
 from mqfs.replica.objects import FileObjects
 from mqfs.replica.restore import Point, restore
-from mqfs.replica.state import State
+from mqfs.replica.state import ReplicaState
 from mqfs.replica.takeover import Primary, _append_takeover, become_primary
 from mqfs.store.disk import Disk
 from mqfs.store.replication import Replication
@@ -130,7 +130,7 @@ def test_a_log_that_began_without_its_older_segments_gets_a_checkpoint(tmp_path:
     """As by a server that was killed before it had made one: it appended its takeover first."""
     path = older_store(tmp_path)
     number, have = ends_of(path)
-    begun = State(Position(store=number), have, [], True)
+    begun = ReplicaState(Position(store=number), have, [], True)
     log = open_log(url)
     writer = Writer(Position(), number, uuid.uuid4())
     assert _append_takeover(log, str(path), writer, begun, "", None) is not None

@@ -21,7 +21,7 @@ from mqfs import limits
 from mqfs.errors import BadConfig, BadReplica
 from mqfs.replica import objects
 from mqfs.replica.engines import open_log
-from mqfs.replica.frame import Run
+from mqfs.replica.frame import LogBytes
 from mqfs.replica.jetstream import JetStreamLog
 from mqfs.replica.log import Append, LogRecord, Look, NoAnswer, Position, Reader, Refused, ReplicatedLog, Report, Writer
 from mqfs.replica.objects import ObjectLog
@@ -72,7 +72,7 @@ def owner(log: ReplicatedLog, position: Position | None = None) -> Writer:
 
 
 def append(log: ReplicatedLog, writer: Writer, data: bytes) -> None:
-    writer.append([Run(1, 1, 0, data)], 2, more=False)
+    writer.append([LogBytes(1, 1, 0, data)], 2, more=False)
     finish(log, writer)
 
 
@@ -291,7 +291,7 @@ def test_what_is_appended_survives_a_killed_engine(tmp_path: Path) -> None:
     writer = owner(log)
     append(log, writer, b"one")
     server.kill()
-    writer.append([Run(1, 1, 0, b"two")], 2, more=False)
+    writer.append([LogBytes(1, 1, 0, b"two")], 2, more=False)
     step(log, writer)
     assert isinstance(writer.request, Look)  # no answer is no answer
     server.start()

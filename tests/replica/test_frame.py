@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from mqfs import limits
 from mqfs.errors import BadReplica
-from mqfs.replica.frame import HEAD_BYTES, Entry, Frame, Owner, Removed, Run, Trimmed, crc_of, decode, encode
+from mqfs.replica.frame import HEAD_BYTES, Entry, Frame, LogBytes, Owner, Removed, Trimmed, crc_of, decode, encode
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 OWNERS = st.builds(Owner, st.uuids(), st.text(max_size=40))
 ENTRIES = st.lists(
     st.one_of(
-        st.builds(Run, U32, U64, U64, st.binary(min_size=1, max_size=200)),
+        st.builds(LogBytes, U32, U64, U64, st.binary(min_size=1, max_size=200)),
         st.builds(Trimmed, U32, U64, U64),
         st.builds(Removed, U32),
     ),
@@ -46,7 +46,7 @@ def test_a_frame_comes_back_as_it_was(frame: Frame) -> None:
 
 
 def test_every_bit_that_is_flipped_is_noticed() -> None:
-    data = encode(frame_of(Run(1, 2, 3, b"some records"), Trimmed(4, 5, 6), Removed(7)))
+    data = encode(frame_of(LogBytes(1, 2, 3, b"some records"), Trimmed(4, 5, 6), Removed(7)))
     for bit in range(8 * len(data)):
         wrong = bytearray(data)
         wrong[bit // 8] ^= 1 << bit % 8
@@ -55,7 +55,7 @@ def test_every_bit_that_is_flipped_is_noticed() -> None:
 
 
 def test_every_frame_that_is_cut_or_longer_is_refused() -> None:
-    data = encode(frame_of(Run(1, 2, 3, b"some records"), Owner(uuid.UUID(int=1), "tcp!a!5640")))
+    data = encode(frame_of(LogBytes(1, 2, 3, b"some records"), Owner(uuid.UUID(int=1), "tcp!a!5640")))
     for size in range(len(data)):
         with pytest.raises(BadReplica):
             decode(data[:size])
@@ -77,7 +77,7 @@ def test_noise_is_refused_also_behind_a_head_that_fits(noise: bytes) -> None:
 
 
 def test_an_entry_that_says_more_than_is_there_costs_nothing() -> None:
-    data = encode(frame_of(Run(1, 2, 3, b"some records")))
+    data = encode(frame_of(LogBytes(1, 2, 3, b"some records")))
     wrong = bytearray(data)
     wrong[HEAD_BYTES : HEAD_BYTES + 4] = struct.pack("<I", 2**32 - 1)
     with pytest.raises(BadReplica, match="exceeds the frame"):
@@ -85,10 +85,10 @@ def test_an_entry_that_says_more_than_is_there_costs_nothing() -> None:
 
 
 def test_a_frame_is_bounded() -> None:
-    room = limits.REPLICA_FRAME_BYTES - len(encode(frame_of(Run(1, 2, 3, b"x")))) + 1
-    assert len(encode(frame_of(Run(1, 2, 3, bytes(room))))) == limits.REPLICA_FRAME_BYTES
+    room = limits.REPLICA_FRAME_BYTES - len(encode(frame_of(LogBytes(1, 2, 3, b"x")))) + 1
+    assert len(encode(frame_of(LogBytes(1, 2, 3, bytes(room))))) == limits.REPLICA_FRAME_BYTES
     with pytest.raises(BadReplica, match="expected at most"):
-        encode(frame_of(Run(1, 2, 3, bytes(room + 1))))
+        encode(frame_of(LogBytes(1, 2, 3, bytes(room + 1))))
     with pytest.raises(BadReplica, match="expected 72 to"):
         decode(bytes(limits.REPLICA_FRAME_BYTES + 1))
 

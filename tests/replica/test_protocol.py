@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from mqfs import limits
-from mqfs.replica.frame import Run
+from mqfs.replica.frame import LogBytes
 from mqfs.replica.log import Append, LogRecord, Look, Position, Reader, Writer
 from tests.replica.model import STORE, Engine, Pipelining, Renumbering, Server, payloads
 from tests.support.campaign import size
@@ -215,7 +215,7 @@ def test_a_batch_that_is_too_large_for_memory_lies_in_a_file(monkeypatch: pytest
     records = []
     for number, more in enumerate([False, True, True, False, False]):
         if number:
-            writer.append([Run(1, 1, 0, b"x" * 100)], 0, more=more)
+            writer.append([LogBytes(1, 1, 0, b"x" * 100)], 0, more=more)
         request = writer.request
         assert isinstance(request, Append)
         records.append(LogRecord(number + 1, request.data))

@@ -22,7 +22,7 @@ from mqfs.replica.frame import Frame, decode
 from mqfs.replica.log import ReplicatedLog
 from mqfs.replica.restore import Point, restore
 from mqfs.store.check import check
-from mqfs.store.replication import Removed, Run
+from mqfs.store.replication import LogBytes, Removed
 from mqfs.store.sequences import REMOVED
 from mqfs.store.store import folder_of
 from tests.replica.test_servers import Node
@@ -159,7 +159,7 @@ def sampled(log: ReplicatedLog, pick: random.Random, count: int) -> list[At]:
     samples: list[At] = []
     for one in found:
         for entry in one.entries:
-            if isinstance(entry, Run):
+            if isinstance(entry, LogBytes):
                 segments = ends.setdefault(entry.group, {})
                 segments[entry.first] = max(segments.get(entry.first, 0), entry.position + len(entry.data))
                 if REMOVED in entry.data:  # the log of a group says it first

@@ -22,7 +22,7 @@ from mqfs.errors import BadStore, Damaged, ReadOnly
 from mqfs.model import Kind, Wait
 from mqfs.records.record import INNER, SETTLED, Row, padded, row_at
 from mqfs.state.acks import AckState
-from mqfs.state.group import State
+from mqfs.state.group import GroupState
 from mqfs.store.check import check
 from mqfs.store.segment.index import decode_part
 from mqfs.store.store import DiskStore
@@ -154,7 +154,7 @@ def _found(path: Path, *, use: bool = False) -> Found:
 
 def _state(group: Group) -> bytes:
     """What must not change unseen. The floors in memory may be ahead of what the log says."""
-    state = State.decode(group.state.encode())
+    state = GroupState.decode(group.state.encode())
     for stream in state.streams.values():
         stream.floor = 0
     state.dropped.clear()

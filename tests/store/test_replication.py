@@ -11,7 +11,7 @@ import pytest
 
 from mqfs import errors
 from mqfs.model import Kind
-from mqfs.store.replication import Entry, Portion, Removed, Run, Trimmed
+from mqfs.store.replication import Entry, LogBytes, Portion, Removed, Trimmed
 from mqfs.store.standby import StandbyStore
 from mqfs.store.store import DiskStore, folder_of
 from tests.store.script import PATH, Script
@@ -105,7 +105,7 @@ def positions(series: list[list[Entry]]) -> dict[int, tuple[int, int]]:
     """What a copy has that got all of it."""
     have: dict[int, tuple[int, int]] = {}
     for entry in (entry for entries in series for entry in entries):
-        if isinstance(entry, Run):
+        if isinstance(entry, LogBytes):
             have[entry.group] = max(have.get(entry.group, (0, 0)), (entry.first, entry.position + len(entry.data)))
     return have
 
@@ -296,7 +296,7 @@ def test_a_removed_group_goes_when_its_copy_knows_it() -> None:
     entries = replica.all_of(store)
     assert told == [None]
     assert entries[-1] == Removed(2)
-    assert b'{"removed":' in b"".join(entry.data for entry in entries if isinstance(entry, Run))
+    assert b'{"removed":' in b"".join(entry.data for entry in entries if isinstance(entry, LogBytes))
     assert not disk.is_folder(f"{PATH}/buckets/02/2")
 
 
@@ -386,7 +386,7 @@ def test_what_is_trimmed_goes_from_the_copy() -> None:
 def test_each_of_many_new_segments_is_on_disk_after_a_sync() -> None:
     made, groups = LyingDisk(), range(1, 200)
     target = StandbyStore(COPY, "one", made)
-    target.apply([Run(group, 1, 0, b"x" * 64) for group in groups])
+    target.apply([LogBytes(group, 1, 0, b"x" * 64) for group in groups])
     target.sync()
     assert set(StandbyStore(COPY, "one", made.after_power_loss(None)).positions()) == set(groups)
 
@@ -397,10 +397,10 @@ def test_a_copy_of_another_store_and_a_gap_are_refused() -> None:
     with pytest.raises(errors.BadStore, match="expected a copy of two"):
         StandbyStore(COPY, "two", made)
     target = StandbyStore(COPY, "one", made)
-    target.apply([Run(1, 1, 0, b"x" * 64)])
+    target.apply([LogBytes(1, 1, 0, b"x" * 64)])
     with pytest.raises(errors.BadStore, match="bytes missing from 64 to 72"):
-        target.apply([Run(1, 1, 72, b"x" * 8)])
-    target.apply([Run(9, 1, 72, b"x" * 8)])  # of a group that is gone: its removal comes again, too
+        target.apply([LogBytes(1, 1, 72, b"x" * 8)])
+    target.apply([LogBytes(9, 1, 72, b"x" * 8)])  # of a group that is gone: its removal comes again, too
     assert set(target.positions()) == {1}
 
 

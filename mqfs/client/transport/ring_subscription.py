@@ -537,7 +537,7 @@ class _Names(dict[int, str | None]):
         return selected
 
 
-class Run(NamedTuple):
+class RangeMessages(NamedTuple):
     """What a range of a ring has for a subscription."""
 
     messages: list[Message]  # selected, and not expired
@@ -558,7 +558,7 @@ class RingFilter:
         """Use the stream numbers of that generation. Raises BadRing for an invalid pattern of its group."""
         self._names, self._ttl_ns = _Names(at.name, _selector(self._selected, at.words)), at.ttl_ns
 
-    def messages(self, data: bytes) -> Run:
+    def messages(self, data: bytes) -> RangeMessages:
         """The messages of whole records. Raises Disconnected where a name could not be asked for."""
         names, found, now = self._names, list[Message](), time.time_ns() if self._ttl_ns else 0
         since = now - self._ttl_ns + 1 if now else EVER
@@ -583,7 +583,7 @@ class RingFilter:
                 headed |= bool(entry.headers)
         if headed:
             found = [message for message in found if not message.headers or self._passes(message)]
-        return Run(found, last, flags, bool(headed), is_sound)
+        return RangeMessages(found, last, flags, bool(headed), is_sound)
 
     def _passes(self, message: Message) -> bool:
         """Whether a message with headers is for all receivers, and has not expired."""

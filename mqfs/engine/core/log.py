@@ -17,7 +17,7 @@ from mqfs.engine.core.shown import Answer, HeldAnswer, ShownLog
 from mqfs.engine.language.settings import SYNC_ALWAYS, SYNC_OFF, SYNC_REPLICA, Settings
 from mqfs.model import Draft, Kind, Record, Step, Wait
 from mqfs.records.batch import RecordBatch
-from mqfs.state.group import Change, ConsumerState, Newest, State, encode_change
+from mqfs.state.group import Change, ConsumerState, GroupState, Newest, encode_change
 from mqfs.store.api import Bucket
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class GroupLog:
     Calls that append raise DiskFailed, DiskFull and ReadOnly; then nothing was appended, nor applied.
     """
 
-    def __init__(self, bucket: Bucket, state: State, settings: Settings, clock: Clock) -> None:
+    def __init__(self, bucket: Bucket, state: GroupState, settings: Settings, clock: Clock) -> None:
         self.use(bucket)
         self.state, self.settings = state, settings
         self.times = LogClock(self, clock)
@@ -311,7 +311,7 @@ class LogClock:
 
 
 @attrs.define
-class Counts:
+class GroupCounts:
     """What happened in a group since the server started; shown in `.stats`."""
 
     written: int = 0  # messages

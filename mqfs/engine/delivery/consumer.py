@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
-Row = tuple[int, int, int]  # a message to be claimed: sequence, stream, bytes of its body
+Candidate = tuple[int, int, int]  # a message to be claimed: sequence, stream, bytes of its body
 
 
 @attrs.define
-class Counts:
+class ConsumerCounts:
     """What a consumer did since the server started; shown in `.stats`."""
 
     delivered: int = 0
@@ -85,7 +85,7 @@ class Consumer(Numbered):
         self.removal_due = False  # it is transient and its last handle went, but the log did not take its removal
         self.receivers: set[ClaimingHandle] = set()
         self.unconfirmed: dict[ClaimingHandle, dispatcher.Next] = {}  # `ack read`: the message that each one got last
-        self.counts = Counts()
+        self.counts = ConsumerCounts()
         held = self.held_exclusives = set[int]()  # exclusive messages that it claimed first and did not ack
         self.coverage = Coverage(group, group.ranks, own, stream, held)
         what = f"ending leases and delays of {self.name}"
@@ -259,7 +259,7 @@ class Consumer(Numbered):
             self.flow.on_delivered(len(rows))
         return run, [row[0] for row in rows]
 
-    def _claim_all(self, receiver: ClaimingHandle, begin: int, rows: Sequence[Row]) -> None:
+    def _claim_all(self, receiver: ClaimingHandle, begin: int, rows: Sequence[Candidate]) -> None:
         """Claim messages that the search found from `begin` on, by one record of the log."""
         lasts = [sequence for sequence, _, _ in rows]
         firsts = [begin, *(last + 1 for last in lasts[:-1])]
@@ -268,7 +268,7 @@ class Consumer(Numbered):
         self.dispatcher.on_claimed(lasts[-1], begin)
         self._hand_over(receiver, rows)
 
-    def _hand_over(self, receiver: ClaimingHandle, rows: Sequence[Row], is_multipart: bool = False) -> None:
+    def _hand_over(self, receiver: ClaimingHandle, rows: Sequence[Candidate], is_multipart: bool = False) -> None:
         """The log says that the receiver claimed them."""
         self.counts.delivered += len(rows)
         self._group.counts.read += len(rows)

@@ -24,7 +24,7 @@ from mqfs.engine.core.timers import AGAIN_NS
 from mqfs.engine.delivery.dispatcher import visible_record
 from mqfs.model import Draft, Kind, Record, User
 from mqfs.records import batch, headers
-from mqfs.records.batch import RecordBatch, Source
+from mqfs.records.batch import BatchSource, RecordBatch
 from mqfs.state.acks import ACK, REQUEUE, AckState, State, Unacked
 from mqfs.state.group import Attributes, Change, ConsumerState
 
@@ -104,7 +104,7 @@ def _copy(group: Group, first: int, last: Record, to: Stream, texts: Mapping[str
             head = headers.encode({**texts, headers.PART: part})
             yield batch.concatenate([("", head, record.body)], {}).data
 
-    source = Source(last.sequence - first + 1, sum(map(len, pieces())), array("I", [to.number]), pieces)
+    source = BatchSource(last.sequence - first + 1, sum(map(len, pieces())), array("I", [to.number]), pieces)
     group.retention.reserve_room(source.stored_bytes + _RECORD_BYTES)
     return RecordBatch([source]), group.log.metrics.count(last.stream, first, last.sequence + 1)[1]
 

@@ -60,7 +60,7 @@ class QueuedWrite:
 
 
 @attrs.define
-class Counts:
+class QuotaCounts:
     """What a user's quota held up since the server started; shown in `.stats`."""
 
     delayed: int = 0  # writes
@@ -74,7 +74,7 @@ class Meter:
         self, uid: int, quota: Quota, clock: Clock, timers: Timers, root: Group, kept: KeptQuotas | None
     ) -> None:
         self.uid, self.quota, self._clock, self._kept = uid, quota, clock, kept
-        self.counts = Counts()
+        self.counts = QuotaCounts()
         self._paces = Pace(quota.messages), Pace(quota.bytes)
         self._queue: OrderedDict[Wait[int], QueuedWrite] = OrderedDict()
         self._alarm = Alarm(timers, root, PACING, f"serving writers of uid {uid}", lambda now_ns: self._serve())

@@ -21,7 +21,7 @@ from mqfs.engine.publishing.batch import AtomicBatch, StreamTotals, require_fit
 from mqfs.engine.stream import Stream
 from mqfs.model import Kind, Step
 from mqfs.records import batch, headers
-from mqfs.records.batch import Source
+from mqfs.records.batch import BatchSource
 from mqfs.syntax.duration import print_duration
 
 
@@ -212,7 +212,7 @@ class BatchHandle(FramesFile):
         }
         require_fit(packed.messages, len(packed.data))
         numbers = array("I", [stream.number for stream in streams])
-        source = Source(packed.messages, len(packed.data), numbers, lambda: [packed.data])
+        source = BatchSource(packed.messages, len(packed.data), numbers, lambda: [packed.data])
         expected = {self.stream(name): sequence for name, sequence in packed.expected.items()}
         unit = AtomicBatch(self.group.publisher, [source], tallies, value, expected=expected, done=self._tell)
         return unit.write()

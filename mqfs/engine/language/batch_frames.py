@@ -16,7 +16,7 @@ from mqfs.records import batch, headers
 HEAD = struct.Struct("<IHH")
 _TEXT_BYTES = struct.Struct("<H")
 _LOOKED_AT, _LOOKED_AT_BYTES = 64, 4_096  # frames looked at one by one, and then in bulk again
-_NO_ROW = batch.Row(0, 0, 0, 0)
+_NO_ROW = batch.StreamTotal(0, 0, 0, 0)
 _EXPECT = headers.key(headers.EXPECT)
 
 
@@ -50,7 +50,7 @@ class Packing:
         self._more: dict[bytes, int] = {}
         self._fresh: list[str] = []
         self._pieces: list[bytes] = []
-        self._rows: dict[int, batch.Row] = {}
+        self._rows: dict[int, batch.StreamTotal] = {}
         self._expected: dict[str, int] = {}
         self._at = self._messages = 0
         self._headed = False
@@ -112,7 +112,7 @@ class Packing:
         rows = self._rows
         for place, messages, size, last in done.rows:
             _, before, bytes_before, _ = rows.get(place, _NO_ROW)
-            rows[place] = batch.Row(place, before + messages, bytes_before + size, self._messages + last)
+            rows[place] = batch.StreamTotal(place, before + messages, bytes_before + size, self._messages + last)
         self._headed = self._headed or done.headed
         self._messages += done.messages
         self._at = end

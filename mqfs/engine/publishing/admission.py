@@ -10,7 +10,7 @@ import attrs
 
 from mqfs import errors, limits
 from mqfs.clock import Clock
-from mqfs.engine.core.log import Counts, GroupLog
+from mqfs.engine.core.log import GroupCounts, GroupLog
 from mqfs.engine.language.settings import Settings
 from mqfs.engine.retention import retained
 from mqfs.quotas import require_share
@@ -54,7 +54,7 @@ class WriteRequest:
         return sum(map(len, self.bodies))
 
 
-def by_depth(stream: Stream, settings: Settings, counts: Counts, request: WriteRequest) -> Admission:
+def by_depth(stream: Stream, settings: Settings, counts: GroupCounts, request: WriteRequest) -> Admission:
     """What `depth` says. Raises StreamFull (`full reject`), and TooLong for what would never fit."""
     messages = len(request.bodies)
     if has_room(stream, messages, request.size, (request.headers,)):
@@ -62,7 +62,9 @@ def by_depth(stream: Stream, settings: Settings, counts: Counts, request: WriteR
     return when_full(settings, counts, messages, lambda: depth_reached(stream))
 
 
-def when_full(settings: Settings, counts: Counts, messages: int, refusal: Callable[[], errors.StreamFull]) -> Admission:
+def when_full(
+    settings: Settings, counts: GroupCounts, messages: int, refusal: Callable[[], errors.StreamFull]
+) -> Admission:
     """What `full` says of messages for which there is no room. Raises that `refusal` (`full reject`)."""
     if settings.full == "block":
         return Admission.WAIT

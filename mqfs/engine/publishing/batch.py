@@ -25,7 +25,7 @@ from mqfs.engine.publishing.publisher import Publisher
 from mqfs.model import Draft, Kind, Record, Step, User
 from mqfs.quotas import UserLimits
 from mqfs.records import batch
-from mqfs.records.batch import RecordBatch, Source
+from mqfs.records.batch import BatchSource, RecordBatch
 from mqfs.records.record import HEAD_BYTES
 from mqfs.state.group import Attributes, Change
 from mqfs.store.api import Store
@@ -54,7 +54,7 @@ class AtomicBatch:
     """Messages, and what else is recorded with them. `value`: what the write returns."""
 
     publisher: Publisher
-    sources: Sequence[Source]
+    sources: Sequence[BatchSource]
     tallies: dict[Stream, StreamTotals]
     value: int
     ranked: bool = False  # some have headers that say how they are served

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mqfs.engine.language.settings import NO_DEPTH
-from mqfs.model import Buffer, Columns, Kind, Record
+from mqfs.model import Buffer, Kind, Record, RecordColumns
 from mqfs.records.batch import tally
 from mqfs.records.record import HEAD_BYTES
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _ASKED_AGAIN = 64  # messages, whether any reader waits still
 
 
-def ingest(group: Group, data: Buffer, base: int, rows: Columns) -> None:
+def ingest(group: Group, data: Buffer, base: int, rows: RecordColumns) -> None:
     """Plain messages, appended just now. `data` has their records, the first byte at position `base`."""
     numbers = group.numbers  # without those that were removed since they were written to
     found = [(numbers[row.place], row) for row in tally(rows) if row.place in numbers]
@@ -40,7 +40,7 @@ def ingest(group: Group, data: Buffer, base: int, rows: Columns) -> None:
             group.publisher.retention.bound_depth(stream)
 
 
-def count_unstored(group: Group, rows: Columns) -> None:
+def count_unstored(group: Group, rows: RecordColumns) -> None:
     """Count plain messages that no reader is present for: they are not stored."""
     for number, messages, size, _ in tally(rows):
         stream = group.numbers.get(number)
@@ -51,7 +51,7 @@ def count_unstored(group: Group, rows: Columns) -> None:
         group.publisher.counts.written_bytes += size
 
 
-def _deliver(group: Group, streams: list[Stream], data: Buffer, base: int, rows: Columns) -> None:
+def _deliver(group: Group, streams: list[Stream], data: Buffer, base: int, rows: RecordColumns) -> None:
     """Deliver them one by one. A served reader has left the wait list, and cannot rejoin before this returns."""
     for n, number in enumerate(rows.streams):
         if not n % _ASKED_AGAIN and not group.publisher.fanout.is_awaited(streams):
@@ -66,7 +66,7 @@ def _deliver(group: Group, streams: list[Stream], data: Buffer, base: int, rows:
         )
 
 
-def has_live_readers(group: Group, rows: Columns) -> bool:
+def has_live_readers(group: Group, rows: RecordColumns) -> bool:
     """Whether a reader of live messages is present on one of their streams, waiting or not."""
     streams = [stream for row in tally(rows) if (stream := group.numbers.get(row.place)) is not None]
     return bool(group.publisher.fanout.has_live_readers(streams))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @attrs.define(eq=False)
-class Run:
+class NextRun:
     """The next run of a schedule. `sequence`, `stream`: of the message that waits for it, and where it goes."""
 
     name: str
@@ -53,14 +53,14 @@ class Schedules:
 
     def __init__(self, host: Group, held: DelayedMessages) -> None:
         self._host, self._held = host, held
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, NextRun] = {}
         self._names: dict[int, str] = {}  # by the sequence of the message that waits
         self._alarm = Alarm(host.timers, host, SCHEDULES, "running schedules", self._run_due)
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[NextRun]:
         return iter(list(self._runs.values()))
 
-    def get(self, name: str) -> Run | None:
+    def get(self, name: str) -> NextRun | None:
         return self._runs.get(name)
 
     # ------------------------------------------------------------ put
@@ -89,13 +89,13 @@ class Schedules:
         self._add(run)
         return run.sequence, False
 
-    def _first(self, name: str, schedule: Schedule, stream: int, uid: int, wait_ns: int) -> Run:
+    def _first(self, name: str, schedule: Schedule, stream: int, uid: int, wait_ns: int) -> NextRun:
         clock = self._host.clock
         wall, engine = clock.wall_ns(), clock.engine_ns()
         next_ns = schedule.next_ns(wall) if schedule.cron else wall + (wait_ns or schedule.every)
-        return Run(name, schedule, 0, stream, uid, next_ns, engine + next_ns - wall)
+        return NextRun(name, schedule, 0, stream, uid, next_ns, engine + next_ns - wall)
 
-    def _is_same(self, old: Run, stream: Stream, body: bytes, texts: dict[str, str]) -> bool:
+    def _is_same(self, old: NextRun, stream: Stream, body: bytes, texts: dict[str, str]) -> bool:
         record = self._held.record(old.sequence)
         if record is None or record.body != body or old.stream != stream.number:
             return False
@@ -109,11 +109,11 @@ class Schedules:
             schedule = Schedule(every=parse_duration(texts[headers.EVERY]))
         next_ns, due_ns = int(texts[headers.NEXT]), int(texts[headers.DUE])
         uid = int(texts.get(headers.SENDER, "0"))
-        run = Run(texts[headers.ID], schedule, sequence, int(texts[headers.TO]), uid, next_ns, due_ns)
+        run = NextRun(texts[headers.ID], schedule, sequence, int(texts[headers.TO]), uid, next_ns, due_ns)
         self._wait_by_wall(run)
         self._add(run)
 
-    def _add(self, run: Run) -> None:
+    def _add(self, run: NextRun) -> None:
         self._runs[run.name], self._names[run.sequence] = run, run.name
         self._alarm.at(run.due_ns)
 
@@ -132,7 +132,7 @@ class Schedules:
             if self._wait_by_wall(run):
                 self._alarm.at(run.due_ns)
 
-    def _wait_by_wall(self, run: Run) -> bool:
+    def _wait_by_wall(self, run: NextRun) -> bool:
         """Compute the engine time of `cron` from its wall time."""
         clock = self._host.clock
         if run.schedule.cron:
@@ -154,7 +154,7 @@ class Schedules:
         if self._runs:
             self._alarm.at(max(min(run.due_ns for run in self._runs.values()), clock.engine_ns() + 1))
 
-    def _publish(self, run: Run) -> bool:
+    def _publish(self, run: NextRun) -> bool:
         """One run. False: the disk does not take it; it is tried again."""
         host, held = self._host, self._held
         publisher, stream = host.publisher, host.numbers.get(run.stream)
@@ -187,7 +187,7 @@ class Schedules:
         publisher.retention.bound_depth(stream)
         return True
 
-    def _following(self, run: Run) -> Run:
+    def _following(self, run: NextRun) -> NextRun:
         """The run after this one, which is in the future."""
         clock, schedule = self._host.clock, run.schedule
         if schedule.cron:

@@ -20,7 +20,7 @@ from mqfs.engine.publishing.admission import PutId
 from mqfs.engine.publishing.batch import AtomicBatch, StagedBatch, StreamTotals, require_fit
 from mqfs.model import Step, User
 from mqfs.quotas import require_share
-from mqfs.records.batch import Source
+from mqfs.records.batch import BatchSource
 from mqfs.state.group import Attributes, Change
 from mqfs.syntax.names import check_control, check_name, one_line
 
@@ -171,7 +171,7 @@ class Transactions:
     ) -> AtomicBatch:
         """Raises NotFound, Denied, OverLimit. From then on the parts are not to be changed."""
         tallies: dict[Stream, StreamTotals] = {}
-        sources: list[Source] = []
+        sources: list[BatchSource] = []
         ids: dict[PutId, int] = {}
         expected: dict[str, int] = {}
         before = 0
@@ -184,7 +184,7 @@ class Transactions:
                 tally.messages += mine.messages
                 tally.size += mine.size
                 tally.last = before + mine.last
-            sources.append(Source(part.messages, part.staged.size, numbers, part.pieces))
+            sources.append(BatchSource(part.messages, part.staged.size, numbers, part.pieces))
             ids |= {put_id: before + place for put_id, place in part.ids.items()}
             merge_expected(expected, part.expected)
             before += part.messages

@@ -15,7 +15,7 @@ from mqfs.engine.core.faults import report_unserved
 from mqfs.engine.group import Group
 from mqfs.model import User
 from mqfs.state import salvage
-from mqfs.state.group import ROOT, Attributes, State, place_of
+from mqfs.state.group import ROOT, Attributes, GroupState, place_of
 from mqfs.store.api import Bucket, Store
 from mqfs.syntax.names import with_suffix
 
@@ -74,7 +74,7 @@ class Unserved:
             if place.parent == parent:
                 raise errors.DiskFailed(f"cannot remove {name!r}: group {number} in it is not served")
 
-    def read_again(self, store: Store, now_ns: int, build: Callable[[Bucket, State], None]) -> None:
+    def read_again(self, store: Store, now_ns: int, build: Callable[[Bucket, GroupState], None]) -> None:
         """Serve those that can be read by now; at most once in a while."""
         if not self._retried or now_ns < self._due_ns:
             return
@@ -99,10 +99,10 @@ class Unserved:
 
 def read_states(
     store: Store, unserved: Unserved, progress: Callable[[int, int], None] | None
-) -> list[tuple[Bucket, State]]:
+) -> list[tuple[Bucket, GroupState]]:
     """Every group that can be read, by number: a group is younger than its parent. `progress` is called with how many
     of how many were read; what it raises ends the start."""
-    read: list[tuple[Bucket, State]] = []
+    read: list[tuple[Bucket, GroupState]] = []
     numbers = sorted(store.groups())
     for done, number in enumerate(numbers):
         if progress is not None:
@@ -126,7 +126,7 @@ def _place(store: Store, number: int, numbers: Sequence[int]) -> Place:
     return Place()
 
 
-def read_state(bucket: Bucket) -> State:
+def read_state(bucket: Bucket) -> GroupState:
     """A group as its log tells it: the newest state and the changes after it. One whose state is not whole is
     read-only. Raises BadStore."""
     body, records = bucket.upkeep.history()
@@ -134,7 +134,7 @@ def read_state(bucket: Bucket) -> State:
         raise errors.BadStore("no state is whole (see quarantine/)")  # its permissions are everybody's
     owner = Attributes(0o700, os.geteuid(), os.getegid())
     try:
-        state = salvage.unknown(bucket.id, owner) if body is None else State.decode(body)
+        state = salvage.unknown(bucket.id, owner) if body is None else GroupState.decode(body)
         salvage.replay(state, records, bucket.upkeep.lost, owner, bucket.metrics.streams)
     except (ValueError, LookupError) as error:
         raise errors.BadStore(f"group {bucket.id}: {error} (run mqfs check)") from error
@@ -146,9 +146,9 @@ def read_state(bucket: Bucket) -> State:
     return state
 
 
-def new_state(clock: Clock, ctl: list[str], number: int, parent: int, name: str, mode: int, user: User) -> State:
+def new_state(clock: Clock, ctl: list[str], number: int, parent: int, name: str, mode: int, user: User) -> GroupState:
     """The state of a new group."""
-    return State(
+    return GroupState(
         mode=mode & 0o7777,
         uid=user.uid,
         gid=user.gid,

@@ -54,7 +54,7 @@ from mqfs.net import audit
 from mqfs.net.audit import Audit
 from mqfs.quotas import Quotas, UserLimits, require_share
 from mqfs.state.file_locks import Locks
-from mqfs.state.group import ROOT, State
+from mqfs.state.group import ROOT, GroupState
 from mqfs.store.api import Bucket, Store
 from mqfs.syntax.names import check_name
 
@@ -129,7 +129,7 @@ class Tree:
             self.kept_quotas.begin(stream for group in groups for stream in group.streams.values())
         self.dirty_groups.update(groups)
 
-    def _build(self, bucket: Bucket, state: State) -> None:
+    def _build(self, bucket: Bucket, state: GroupState) -> None:
         """Serve a group, if its settings and names make sense and its parent is served."""
         try:
             if state.parent in self.unserved:
@@ -140,7 +140,7 @@ class Tree:
         except Exception as error:
             self.unserved.leave(bucket.id, error, Place(state.parent, state.name, known=True))
 
-    def _build_late(self, bucket: Bucket, state: State) -> None:
+    def _build_late(self, bucket: Bucket, state: GroupState) -> None:
         self._build(bucket, state)
         if (group := self.groups.get(bucket.id)) is not None:
             adopt(group, self.groups)
@@ -287,7 +287,7 @@ class Tree:
         step.subscribe(then)
         return made
 
-    def _add_made(self, parent: Group, bucket: Bucket, state: State) -> Step[Node]:
+    def _add_made(self, parent: Group, bucket: Bucket, state: GroupState) -> Step[Node]:
         """Serve a new group."""
         made = self.groups[bucket.id] = parent.groups[state.name] = Group(self, bucket, state)
         made.parent = parent

@@ -20,7 +20,7 @@ from mqfs.http import reading
 from mqfs.http.answers import RAW, SANDBOX, Answer, Cut, Headers
 from mqfs.http.call import Call, TimedOut
 from mqfs.http.dialects.durable_messages import control_event, data_event, is_text, join
-from mqfs.http.dialects.durable_state import Catalog, State
+from mqfs.http.dialects.durable_state import Catalog, StreamState
 
 _OFFSET = re.compile(r"0{16}_(\d{16})")
 _EPOCH_S, _INTERVAL_S = 1_728_432_000, 20  # cursors count intervals since 9 October 2024, as the protocol has it
@@ -56,7 +56,7 @@ class Stitched:
         self._parts = [part for part in catalog.parts(stream) if part.end is None or part.end > at]
         for part in self._parts:
             call.tree.access(call.user, part.stream, os.R_OK)
-        self._source: reading.Source | None = None
+        self._source: reading.AnswerMessages | None = None
         self._is_cut = False  # messages after those that were given are gone
         self.next, self.at_end = at, False
 
@@ -87,14 +87,14 @@ class Stitched:
                 self.at_end = True
         return found
 
-    async def state(self) -> State:
+    async def state(self) -> StreamState:
         """The stream's, with `next` moved to its tail where all before was read."""
         state = await self._catalog.state(self._call, self._stream)
         if self.at_end:
             self.next = state.tail if state.closed else max(self.next, state.tail)
         return state
 
-    async def _open(self) -> reading.Source:
+    async def _open(self) -> reading.AnswerMessages:
         stream, end = self._parts[0]
         since = str(self.next) if self.next else "first"
         words = reading.Wish(RAW, since, None, None, None, None, follow=end is None, strict=True)

@@ -101,7 +101,7 @@ def is_header(text: str) -> bool:
 
 
 @attrs.define
-class State:
+class StreamState:
     """What the appends to a stream have made of it. `tail`: the sequence after its data; `end`: after its messages."""
 
     producers: OrderedDict[str, Producer] = attrs.Factory(OrderedDict)  # the last to append last
@@ -111,7 +111,7 @@ class State:
     tail: int = 0
     end: int = 0
 
-    def after(self, producer: Producer | None, seq: str, *, close: bool) -> State:
+    def after(self, producer: Producer | None, seq: str, *, close: bool) -> StreamState:
         """The state that an append would leave."""
         producers = self.producers.copy()
         if producer is not None:
@@ -195,7 +195,7 @@ class Catalog:
         self.group, self.lock = group, Lock()
         self._configs: dict[int, Config] = {}  # by the stream's number
         self._forks: Counter[int] = Counter()  # of each source
-        self._states: OrderedDict[int, State] = OrderedDict()  # the last to be used last
+        self._states: OrderedDict[int, StreamState] = OrderedDict()  # the last to be used last
         self._locks: WeakValueDictionary[int, Lock] = WeakValueDictionary()  # those that are used
         self._is_loaded = False
 
@@ -282,12 +282,12 @@ class Catalog:
         """Whoever appends to it: an append is checked and made before the next one is looked at."""
         return self._locks.setdefault(stream.number, Lock())
 
-    async def state(self, call: Call, stream: Any) -> State:
+    async def state(self, call: Call, stream: Any) -> StreamState:
         """What the appends so far have made of it, those that are on their way to the disk and other programs' too."""
         state = self._states.get(stream.number)
         if state is None:
             fork = self.config(stream).fork
-            state = self._states.setdefault(stream.number, State(tail=fork, end=fork))
+            state = self._states.setdefault(stream.number, StreamState(tail=fork, end=fork))
         self._states.move_to_end(stream.number)
         if len(self._states) > limits.DURABLE_STATES:
             self._states.popitem(last=False)
@@ -302,7 +302,7 @@ class Catalog:
             state.end = state.tail = floor
         return state
 
-    def update(self, stream: Any, state: State) -> None:
+    def update(self, stream: Any, state: StreamState) -> None:
         """An append was made."""
         self._states[stream.number] = state
 

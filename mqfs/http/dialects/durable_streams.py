@@ -32,7 +32,7 @@ from mqfs.http.dialects.durable_state import (
     Config,
     Lock,
     Producer,
-    State,
+    StreamState,
     catalog_of,
     frames,
     is_header,
@@ -130,7 +130,7 @@ def _gone(name: str, status: int = 410) -> Answer:
     return _conflict(f"stream {name!r}: deleted (its forks still use it)", status=status)
 
 
-def _places(config: Config, state: State) -> Headers:
+def _places(config: Config, state: StreamState) -> Headers:
     """The headers that PUT and HEAD of a stream have."""
     head: Headers = [*SAME_SITE, ("Stream-Next-Offset", print_offset(state.tail)), ("Cache-Control", "no-store")]
     if config.ttl is not None:
@@ -210,7 +210,7 @@ async def append(call: Call) -> Answer:
     return Answer(200 if messages else 204, headers=head)
 
 
-def _refused(call: Call, config: Config, state: State, producer: Producer | None) -> Answer | None:
+def _refused(call: Call, config: Config, state: StreamState, producer: Producer | None) -> Answer | None:
     """The answer to an append that the stream does not take."""
     known = state.producers.get(producer.id) if producer is not None else None
     if producer is not None and known is not None and producer.epoch < known.epoch:
@@ -234,7 +234,7 @@ def _echoed(producer: Producer | None) -> Headers:
     return [("Producer-Epoch", str(producer.epoch)), ("Producer-Seq", str(producer.seq))]
 
 
-def _repeated(state: State, producer: Producer | None) -> Answer | None:
+def _repeated(state: StreamState, producer: Producer | None) -> Answer | None:
     """The answer to an append of a producer that was made before, or is not the next one. Raises BadRequest."""
     if producer is None:
         return None
@@ -261,7 +261,7 @@ async def _messages(call: Call, kind: str) -> list[bytes]:
 
 
 async def _write(
-    call: Call, catalog: Catalog, stream: Any, after: State, messages: list[bytes], begin: bytes = b""
+    call: Call, catalog: Catalog, stream: Any, after: StreamState, messages: list[bytes], begin: bytes = b""
 ) -> None:
     """Append messages, with the state after them; `begin`: a frame before them."""
     messages = [*messages, b""] if after.closed else messages
@@ -325,7 +325,7 @@ async def _made(call: Call, catalog: Catalog, config: Config, messages: list[byt
     stream = await groups.make_stream(call)
     await _make_catalog(call, catalog.group)
     begin = publishing.frame(CATALOG, config.encode(stream.number))
-    state = State(tail=config.fork, end=config.fork).after(None, "", close=closes)
+    state = StreamState(tail=config.fork, end=config.fork).after(None, "", close=closes)
     await _write(call, catalog, stream, state, messages, begin)
     catalog.put(stream, config)
     url = f"{call.site}{call.path.text}"

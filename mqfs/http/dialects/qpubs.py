@@ -47,7 +47,7 @@ def _name(call: Call) -> str:
     return name
 
 
-def _listened(call: Call, words: reading.Wish) -> reading.Source:
+def _listened(call: Call, words: reading.Wish) -> reading.AnswerMessages:
     """Messages of a name or pattern; where there is no such stream, of the one that will be."""
     name = _name(call)
     waits = not is_pattern(name, call.group.settings.words) and not reading.exists(call, check_name(name))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mqfs import limits, ring
 from mqfs.engine.group import Group
-from mqfs.model import Columns, Kind, Record
+from mqfs.model import Kind, Record, RecordColumns
 from mqfs.records.batch import tally
 from mqfs.records.record import HEAD_BYTES, decode, padded, row_at
 from mqfs.ring import EPHEMERAL, OWN
@@ -50,18 +50,18 @@ class IngestChecks:
 
     # ------------------------------------------------------------ a run of records
 
-    def is_sound(self, rows: Columns, own: range) -> bool:
+    def is_sound(self, rows: RecordColumns, own: range) -> bool:
         """Whether all of a run may be taken as it is. `own`: sequences of the server's messages."""
         return self._is_in_order(rows) and self._is_plain(rows, own)
 
-    def _is_in_order(self, rows: Columns) -> bool:
+    def _is_in_order(self, rows: RecordColumns) -> bool:
         first = rows.sequences[0]
         holes = self.capacity if first < self._resumed or self.corrupt else 0
         if not 0 <= first - self._end.next <= holes:
             return False
         return is_plausible(rows.times[-1]) and ring.is_ordered(rows)
 
-    def _is_plain(self, rows: Columns, own: range) -> bool:
+    def _is_plain(self, rows: RecordColumns, own: range) -> bool:
         """Whether every record that is not the server's is one that a client may publish."""
         first, count = rows.sequences[0], len(rows.sequences)
         if own and first <= own.start < first + count:
@@ -70,7 +70,7 @@ class IngestChecks:
             return all(map(self._is_clients, around))
         return self._is_clients(rows)
 
-    def _is_clients(self, rows: Columns) -> bool:
+    def _is_clients(self, rows: RecordColumns) -> bool:
         if not ring.is_plain(rows, limits.MESSAGE_BYTES):
             return False
         return all(row.place in self._group.numbers for row in tally(rows))
@@ -92,7 +92,7 @@ class IngestChecks:
             return False
         return 0 < len(record.body) <= limits.MESSAGE_BYTES and is_plausible(record.time_ns)
 
-    def pieces(self, data: memoryview, at: int, rows: Columns) -> Iterator[tuple[int, int, Record | None]]:
+    def pieces(self, data: memoryview, at: int, rows: RecordColumns) -> Iterator[tuple[int, int, Record | None]]:
         """(begin, end, record) of those rows, which begin at `at`, and of the bytes after them: None is no record."""
         for begin, size in _spans(rows):
             yield at + begin, at + begin + padded(size), decode(bytes(data[at + begin : at + begin + size]))
@@ -132,6 +132,6 @@ def _heads(data: bytes, times: set[bytes], bad: int) -> Iterator[int]:
     return (found.start() - 22 for found in ends.finditer(data, bad + 8 + 22))
 
 
-def _spans(rows: Columns) -> Iterator[tuple[int, int]]:
+def _spans(rows: RecordColumns) -> Iterator[tuple[int, int]]:
     for position, headers, body in zip(rows.positions, rows.headers, rows.bodies, strict=True):
         yield position, HEAD_BYTES + headers + body

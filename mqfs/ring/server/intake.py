@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from mqfs import errors, limits, ring
 from mqfs.engine.group import Group
 from mqfs.engine.publishing.ring_ingest import count_unstored, has_live_readers, ingest
-from mqfs.model import MORE, NEVER, Columns, Record
+from mqfs.model import MORE, NEVER, Record, RecordColumns
 from mqfs.records.record import HEAD_BYTES, padded
 from mqfs.ring.server.ingest_checks import HEAD_COST, IngestChecks
 from mqfs.store.api import Bucket, LogEnd
@@ -39,7 +39,7 @@ _LEAST_KEPT = 64 << 10  # bytes that take as long as to make a file
 class _Range:
     """Records copied from the ring and not all taken yet."""
 
-    def __init__(self, data: bytes | memoryview, rows: Columns) -> None:
+    def __init__(self, data: bytes | memoryview, rows: RecordColumns) -> None:
         self.data, self.rows = data, rows
         self.at = 0  # the next row
         self._flags = rows.flags.tobytes()
@@ -263,7 +263,7 @@ class RingIntake:
             self._done_with_range()
         return len(data)
 
-    def _is_wanted(self, rows: Columns) -> bool:
+    def _is_wanted(self, rows: RecordColumns) -> bool:
         """Whether they must be retained, or a reader has not had them."""
         group = self._group
         self._is_promised = group.log.must_retain or has_live_readers(group, rows) or bool(group.past_rings)
@@ -398,7 +398,7 @@ def hold_room(bucket: Bucket, size: int) -> None:
     bucket.ranges.hold_room(size + _OWN_BYTES)
 
 
-def _lifted(data: memoryview, rows: Columns, least_ns: int) -> memoryview:
+def _lifted(data: memoryview, rows: RecordColumns, least_ns: int) -> memoryview:
     """The same records, none before that time. An earlier one was published while the log had a later one written, or
     before the clock was set back, or it was forged; messages of others expire by their own time."""
     made = bytearray(data)

@@ -25,7 +25,7 @@ from typing import Protocol
 import attrs
 from google_crc32c import extend, value
 
-from mqfs.model import Columns
+from mqfs.model import RecordColumns
 from mqfs.records.batch import postings
 from mqfs.records.record import HEAD_BYTES, Row, decode
 from mqfs.store.disk import Buffer, Disk, read_all, read_file, replace_file, write_all
@@ -226,7 +226,7 @@ class OpenIndex:
         for name, _ in COLUMNS:
             getattr(self, name).extend(getattr(other, name))
 
-    def extend_by(self, rows: Columns) -> None:
+    def extend_by(self, rows: RecordColumns) -> None:
         """With the postings."""
         begin = len(self.sequences)
         mine = (self.sequences, self.times, self.positions, self.bodies, self.streams, self.headers, self.kinds)

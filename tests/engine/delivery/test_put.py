@@ -12,7 +12,7 @@ import pytest
 from mqfs import errors, limits
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import Kind, User, Wait
-from mqfs.state.group import State
+from mqfs.state.group import GroupState
 from tests.support.clock import SECOND
 from tests.support.hand import ANNA, BERT, ROOT
 from tests.support.queues import BIG, Queues, drain, read, waits
@@ -459,7 +459,7 @@ def test_an_id_is_its_users(tmp_path: Path, keys: dict[str, object]) -> None:
 def test_an_id_of_an_older_log_is_anybodys() -> None:
     q = Queues("replay all")
     until = q.clock.engine_ns() + 10 * SECOND
-    state = State.decode(q.group.state.encode())
+    state = GroupState.decode(q.group.state.encode())
     state.apply({"do": "id", "id": "b", "until": until, "sequence": 4})
     older = json.loads(state.encode())
     del older["id_users"]

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from mqfs.clock import Anchor
-from mqfs.state.group import State
+from mqfs.state.group import GroupState
 from tests.support.calls import calls
 from tests.support.clock import SECOND
 from tests.support.queues import Queues
@@ -70,7 +70,7 @@ def test_many_steps_of_the_clock_cost_no_more() -> None:
 
 @pytest.mark.parametrize("firsts", [[], [5], [1, 1, 1], [1, 4, 4, 9], [3, 7, 8]])
 def test_the_anchor_of_a_sequence_is_the_last_that_holds_for_it(firsts: list[int]) -> None:
-    state = State(0o755, 0, 0, 1, 1, "", 0, anchors=[(n, Anchor(at, at)) for at, n in enumerate(firsts)])
+    state = GroupState(0o755, 0, 0, 1, 1, "", 0, anchors=[(n, Anchor(at, at)) for at, n in enumerate(firsts)])
     for sequence in range(12):
         mine = [at for at, n in enumerate(firsts) if n <= sequence] or [0]
         wanted = Anchor(mine[-1], mine[-1]) if firsts else None

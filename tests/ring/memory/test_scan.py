@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqfs.records import record
-from mqfs.ring import Columns, create, is_ordered, is_plain, moved, scan
+from mqfs.ring import RecordColumns, create, is_ordered, is_plain, moved, scan
 
 DRAFTS = st.lists(
     st.tuples(st.integers(1, 6), st.integers(0, 2**32 - 1), st.binary(max_size=60), st.binary(max_size=30)), max_size=12
@@ -96,7 +96,7 @@ def test_columns_that_do_not_fit() -> None:
         is_ordered(columns_of(sequences=[1, 2], times=[1]))
 
 
-def columns_of(**given: Sequence[int]) -> Columns:
+def columns_of(**given: Sequence[int]) -> RecordColumns:
     """A row for each value that is given; the other columns hold what a client may publish."""
     count = len(next(iter(given.values())))
     sound = {"bodies": 1, "kinds": 1}
@@ -104,7 +104,7 @@ def columns_of(**given: Sequence[int]) -> Columns:
     columns = (
         array(code, given.get(name, [sound.get(name, 0)] * count)) for name, code in zip(names, "QqIIIHBB", strict=True)
     )
-    return Columns(0, *map(memoryview, columns))
+    return RecordColumns(0, *map(memoryview, columns))
 
 
 @given(DRAFTS)
