@@ -400,13 +400,14 @@ class JetStreamObjects:
             return None
 
     def list(self, prefix: str, after: str = "", most: int = 0) -> Sequence[str]:
-        found = (info.name for info in self._loop.call(self._infos(), 6 * limits.REPLICA_CALL_S))
-        return sorted(name for name in found if name.startswith(prefix) and name > after)[: most or None]
+        found = self._loop.call(self._infos(), 6 * limits.REPLICA_CALL_S)
+        names = (info.name for info in found if not info.deleted)
+        return sorted(name for name in names if name.startswith(prefix) and name > after)[: most or None]
 
     async def _infos(self) -> Sequence[ObjectInfo]:
-        """One for each object."""
+        """One for each object, and for one that is being deleted."""
         try:
-            return [info for info in await self._store.list() if not info.deleted]
+            return await self._store.list()
         except nats.js.errors.NotFoundError:
             return []
 
@@ -425,12 +426,17 @@ class JetStreamObjects:
         self._loop.call(self._sweep(), 6 * limits.REPLICA_CALL_S)
 
     async def _sweep(self) -> None:
-        found = await self._js.stream_info(f"OBJ_{self._bucket}", subjects_filter=f"{self._chunks}>")
-        named = {self._chunks + info.nuid for info in await self._infos()}  # after the chunks: they come first
-        unnamed = sorted((found.state.subjects or {}).keys() - named)
-        for subject in unnamed[:_SWEEP]:
-            if await self._age_s(subject) > limits.REPLICA_UPLOAD_S:
-                await self._purge(subject)
+        """Purge chunks that no object has. Those are known when all objects are: the list must have each name that was
+        there before it."""
+        found = await self._js.stream_info(f"OBJ_{self._bucket}", subjects_filter=f"$O.{self._bucket}.>")
+        subjects, infos = set(found.state.subjects or {}), await self._infos()
+        listed = {self._mark(info.name) for info in infos}
+        named = {self._chunks + info.nuid for info in infos}
+        chunks = {subject for subject in subjects if subject.startswith(self._chunks)}
+        if subjects - chunks <= listed:
+            for subject in sorted(chunks - named)[:_SWEEP]:
+                if await self._age_s(subject) > limits.REPLICA_UPLOAD_S:
+                    await self._purge(subject)
 
     async def _age_s(self, subject: str) -> float:
         """The age of its newest chunk, in seconds."""

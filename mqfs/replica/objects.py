@@ -225,7 +225,7 @@ class FileObjects:
     def list(self, prefix: str, after: str = "", most: int = 0) -> Sequence[str]:
         folder = prefix.rpartition("/")[0]
         found = []
-        for path, _, files in os.walk(f"{self._path}/{folder}"):
+        for path, _, files in os.walk(f"{self._path}/{folder}", onerror=_not_listed):
             below = os.path.relpath(path, self._path)
             found += [name for file in files if (name := f"{below}/{file}").startswith(prefix) and name > after]
         return sorted(found)[: most or None]
@@ -241,11 +241,20 @@ class FileObjects:
 
     def sweep(self) -> None:
         """Files that were not given their name. One that a stopped process still has to name gives it NoAnswer."""
-        with os.scandir(f"{self._path}/staging") as found:
-            for file in islice(found, limits.REPLICA_PAGE):
-                with contextlib.suppress(FileNotFoundError):
-                    if time.time() - file.stat().st_mtime > limits.REPLICA_UPLOAD_S:
-                        self.delete(f"staging/{file.name}")
+        try:
+            with os.scandir(f"{self._path}/staging") as found:
+                for file in islice(found, limits.REPLICA_PAGE):
+                    with contextlib.suppress(FileNotFoundError):
+                        if time.time() - file.stat().st_mtime > limits.REPLICA_UPLOAD_S:
+                            self.delete(f"staging/{file.name}")
+        except OSError as error:
+            raise NoAnswer(f"{self._path}/staging: {error.strerror}") from None
+
+
+def _not_listed(error: OSError) -> None:
+    """Part of a list is none: what it lacks would be taken for what is not there."""
+    if not isinstance(error, FileNotFoundError):
+        raise NoAnswer(f"{error.filename}: {error.strerror}") from None
 
 
 def split(url: str) -> tuple[str, str, str, str]:

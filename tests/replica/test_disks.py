@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import closing
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -14,6 +16,7 @@ from mqfs.errors import BadReplica
 from mqfs.replica import state
 from mqfs.replica.engines import open_log
 from mqfs.replica.following import Diverged, end_before, open_follower, set_aside, store_of
+from mqfs.replica.log import NoAnswer
 from mqfs.store.disk import Disk
 from tests.replica.primary import LocalPrimary, bodies_of
 from tests.replica.test_copies import LocalStandby, are_equal
@@ -122,3 +125,22 @@ def test_a_look_at_the_end_of_a_whole_log_does_not_list_it(tmp_path: Path, monke
     monkeypatch.setattr(type(log), "newest", lambda *arguments: pytest.fail("the log is listed"))
     assert end_before(log, found.position) == 0
     log.close()
+
+
+@pytest.mark.parametrize("work", ["list", "sweep"])
+def test_a_folder_of_a_log_that_cannot_be_read_is_not_an_empty_one(
+    tmp_path: Path, work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a checkpoint is not there, and its parts are removed."""
+    with closing(open_log(f"file://{tmp_path}/replica")) as log:
+        assert log.objects.list("checkpoint/") == []
+        log.objects.put("checkpoint/one", b"1")
+
+        def fail(path: str) -> NoReturn:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+        monkeypatch.setattr(os, "scandir", fail)
+        with pytest.raises(NoAnswer, match="Too many open files"):
+            log.objects.list("checkpoint/") if work == "list" else log.objects.sweep()
+        monkeypatch.undo()
+        assert log.objects.list("checkpoint/") == ["checkpoint/one"]
