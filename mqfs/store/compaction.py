@@ -9,7 +9,7 @@ removed from the lowest on, each durably before the next: until all are gone, wh
 done in portions; a segment that is appended to, or that may hide damage, is left as it is.
 
     staging/1-…40.compact, .compact.idx    both synced; then the log gets its name, then the index
-    after a kill between the two           the next start puts the index in place: `finish`
+    after a kill between the two           the next start puts the index in place
 
 Not the index first: of a torn tail only the old index says that it is one. Not without one: a copy continues a segment
 that has none, with frames of what was replaced.
@@ -312,7 +312,7 @@ class CompactionJob:
                     yield from self._copy()
                     yield from self._sync()
                 finally:
-                    self.chain.context.committer.cancel(self)  # which makes the index
+                    self.chain.context.committer.cancel(self)  # its job makes the index
                 self.removal.replace(self.run, self.written, self._put_in_place)
         finally:
             self.disk.close(self.fd)
@@ -419,21 +419,27 @@ class CompactionJob:
     def _put_in_place(self) -> None:
         first = self.run[0]
         self.disk.rename(self.staged, first.path)
-        with contextlib.suppress(OSError), removed_on_error(self.disk, self.staged + ".idx", first.idx.path):
-            self.disk.rename(self.staged + ".idx", first.idx.path)
+        with contextlib.suppress(OSError), removed_on_error(self.disk, first.idx.path):  # the old one does not fit
+            self.disk.rename(self.staged + ".idx", first.idx.path)  # else the next start does it
 
 
-def finish(disk: Disk, staged: str, log_path: str) -> None:
-    """Give a compacted log its index, which a kill left staged, if it is that of the log. Raises OSError."""
-    if not disk.exists(log_path):
-        return
-    index, fd = IndexFile(disk, staged, ""), disk.open(log_path, os.O_RDONLY)
+def put_index_in_place(disk: Disk, staged: str, log_path: str) -> bool:
+    """Give a compacted log the index that a kill left staged. Returns whether the staged file is of no use: it is that
+    of another log. Where the disk fails it stays for the next start, and the index is made from the log."""
     try:
-        index.read(lambda count: read_all(disk, fd, count, 0), disk.size(fd), NonMessageRecords())
-    finally:
-        disk.close(fd)
-    if index.is_sealed:
-        disk.rename(staged, f"{log_path.removesuffix('.log')}.idx")
+        if not disk.exists(log_path):
+            return True
+        index, fd = IndexFile(disk, staged, ""), disk.open(log_path, os.O_RDONLY)
+        try:
+            index.read(lambda count: read_all(disk, fd, count, 0), disk.size(fd), NonMessageRecords())
+        finally:
+            disk.close(fd)
+        if index.is_sealed:
+            disk.rename(staged, f"{log_path.removesuffix('.log')}.idx")
+        return not index.is_sealed
+    except OSError as error:
+        log.warning("%s stays until the next start: %s", staged, error)
+        return False
 
 
 def _row(index: Index, ordinal: int) -> Row:
@@ -462,4 +468,4 @@ def _merge(messages: Iterator[Row], others: Iterator[Row]) -> Iterator[Row]:
         other = next(others, None)
 
 
-__all__ = ["Compaction", "SegmentRemoval", "finish", "trim"]
+__all__ = ["Compaction", "SegmentRemoval", "put_index_in_place", "trim"]

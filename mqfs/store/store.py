@@ -20,7 +20,7 @@ from mqfs.store.api import Bucket, Committed, Histogram
 from mqfs.store.appender import Appender, DiskRangeWriter, read_heads
 from mqfs.store.chain import Chain
 from mqfs.store.commit_thread import CommitThread, Inline, Post
-from mqfs.store.compaction import finish
+from mqfs.store.compaction import put_index_in_place
 from mqfs.store.disk import Disk, read_file, remove_tree, replace_file, write_all, write_file
 from mqfs.store.group_commit import GroupCommit
 from mqfs.store.log_reader import DiskLogReader
@@ -397,10 +397,9 @@ def begin(disk: Disk, path: str, copy_of: str = "") -> tuple[str, int]:
         elif not disk.is_folder(f"{path}/{name}"):
             raise errors.BadStore(f"{path}/{name}: not a folder")
     for name in disk.listdir(f"{path}/staging"):
-        if compacted := _STAGED_INDEX.fullmatch(name):
-            finish(disk, f"{path}/staging/{name}", f"{folder_of(path, int(compacted[1]))}/{compacted[2]}.log")
-    for name in disk.listdir(f"{path}/staging"):
-        remove_tree(disk, f"{path}/staging/{name}")
+        staged, index = f"{path}/staging/{name}", _STAGED_INDEX.fullmatch(name)
+        if not index or put_index_in_place(disk, staged, f"{folder_of(path, int(index[1]))}/{index[2]}.log"):
+            remove_tree(disk, staged)
     if is_new:
         disk.sync_folder(path)
         write_label(disk, path, uuid_, number)

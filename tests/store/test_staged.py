@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mqfs.errors import DiskFailed, DiskFull, ReadOnly
+from mqfs.errors import DiskFailed, DiskFull, MqfsError, ReadOnly
 from mqfs.model import Draft, Kind
 from mqfs.store.disk import Disk, read_file
 from mqfs.store.segment.file import Descriptors, Segment
@@ -82,7 +82,8 @@ def test_each_call_of_it_fails(work: Callable[[Filled], None], number: int) -> N
             work(filled)
         except (DiskFailed, DiskFull, ReadOnly, OSError):
             pass
-        assert staged(filled.disk) == [], filled.disk.failed
+        left = [name for name in staged(filled.disk) if not name.endswith(".idx")]  # one that waits for its place
+        assert left == [], filled.disk.failed
 
 
 ENDS: dict[str, Callable[[Filled], None]] = {
@@ -115,26 +116,62 @@ def logs(disk: LyingDisk) -> dict[int, bytes]:
     return {int(name[:-4]): read_file(disk, f"{folder}/{name}") for name in names}
 
 
-def test_a_compacted_segment_has_its_index_when_its_server_was_killed_at_any_call() -> None:
+@pytest.mark.parametrize("fails", [False, True], ids=["killed in a call", "killed after a call that failed"])
+def test_a_compacted_segment_has_its_index_at_the_next_start(fails: bool) -> None:
     """So a copy that continues with the frames before does not take it for one that is not whole."""
-    between = 0
+    waited = 0
     for call in range(1, 1_000):
         filled = Filled()
         before = logs(filled.disk)
-        filled.disk.stop_at = filled.disk.calls + call
+        at = filled.disk.calls + call
+        if fails:
+            filled.disk.fail_at, filled.disk.fail_with = at, errno.EIO
+        else:
+            filled.disk.stop_at = at
         try:
             compact(filled)
-        except Stopped:
-            after = filled.disk.after_kill()
-        else:
-            assert between
+        except (Stopped, OSError):
+            pass
+        if filled.disk.calls < at:
+            assert waited
             return
-        between += any(name.endswith(".idx") for name in staged(after)) and logs(after) != before
+        filled.disk.stop_at = filled.disk.fail_at = 0
+        after = filled.disk.after_kill()
+        waited += any(name.endswith(".idx") for name in staged(after)) and logs(after) != before
         begin(after, PATH)
+        assert staged(after) == []
         for first, data in logs(after).items():
             if data != before[first]:
                 folder, staging = f"{PATH}/buckets/01/1", f"{PATH}/staging"
                 assert Segment(after, Descriptors(), folder, staging, 1, first, lambda *_: None).looks_sealed(), call
+
+
+def test_a_start_needs_nothing_of_an_index_that_waits_for_its_place() -> None:
+    for call in range(1, 1_000):
+        filled = Filled()
+        filled.disk.fail_at, filled.disk.fail_with = filled.disk.calls + call, errno.EIO
+        compact(filled)
+        if waiting := [name for name in staged(filled.disk) if name.endswith(".idx")]:
+            break
+    filled.disk.fail_at = 0
+    without = filled.disk.copy()
+    without.unlink(f"{PATH}/staging/{waiting[0]}")
+    assert looks_that_stop_a_start(filled.disk) == looks_that_stop_a_start(without)
+
+
+def looks_that_stop_a_start(disk: LyingDisk) -> int:
+    """How many of its looks at the disk must not fail."""
+    stopped = 0
+    for look in range(1, 1_000):
+        failing = disk.copy()
+        failing.fail_look_at, failing.fail_with = look, errno.EIO
+        try:
+            DiskStore(PATH, disk=failing)
+        except (MqfsError, OSError):
+            stopped += 1
+        if failing.looks < look:
+            break
+    return stopped
 
 
 # ---------------------------------------------------------------- numbers
