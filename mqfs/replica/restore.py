@@ -11,15 +11,15 @@ copied, whether it is whole there when the message is reached.
 
 from __future__ import annotations
 
-import contextlib
 import json
+import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from mqfs import errors
-from mqfs.errors import BadReplica, BadStore, NotFound
+from mqfs.errors import BadReplica, BadStore, MqfsError, NotFound
 from mqfs.model import Kind
 from mqfs.records.record import HEAD, HEAD_BYTES, INNER, padded
 from mqfs.replica import checkpoint, state
@@ -31,8 +31,9 @@ from mqfs.state.group import ROOT, place_of
 from mqfs.store.disk import Disk, remove_tree
 from mqfs.store.replication import Entry, LogBytes, Removed
 from mqfs.store.standby import StandbyStore
-from mqfs.store.store import DiskBucket, DiskStore, read_label, refusing, take_lock, write_label
+from mqfs.store.store import FOLDERS, DiskBucket, DiskStore, prepare, read_label, refusing, write_label
 
+log = logging.getLogger("mqfs.replica")
 SPARE_SEQUENCES = 1 << 32
 
 
@@ -119,41 +120,112 @@ def restore(
     """Make the store at `path`, a new directory: one of its own, with a new uuid and a reserve of sequences, so that
     clients that saw later messages never see their numbers again. The log is only read. `groups`: paths of those to
     restore; none: all. `progress` gets the number of each frame. Raises BadReplica, BadStore, DiskFull and DiskFailed,
-    and leaves the directory empty then."""
-    if os.path.exists(path) and os.listdir(path):
-        raise BadStore(f"{path}: not empty (expected a new directory)")
+    and leaves nothing of its own in the directory then, or says what stays."""
+    _require_empty(path, set())
     try:
-        follower = _follow(replicated, path, point, groups, progress)
+        store = store_of(replicated)
+        if store is None:
+            raise BadReplica(f"{replicated.name}: empty log: nothing to restore")
+        work = _begin(path)
+    except NoAnswer as error:
+        raise _refused(replicated, error, "") from None
+    try:
+        follower = _follow(replicated, work, store, point, groups, progress)
         with refusing(path):
-            count = _make_own(path)
-    except BaseException as error:
-        with contextlib.suppress(OSError, BadStore):  # what stays is served as no store, as it has the file of a copy
-            _clear(path)
-        if isinstance(error, NoAnswer | Diverged):
-            raise BadReplica(f"{replicated.name}: not restored: {error}") from None
+            count = _make_own(work)
+            _put_in_place(path)
+    except (MqfsError, NoAnswer, Diverged) as error:
+        raise _refused(replicated, error, _remove(work)) from error.__cause__
+    except BaseException:
+        if stays := _remove(work):
+            log.warning("%s", stays)
         raise
     return Restored(count, follower.state.position.number, follower.state.position.time_ns)
 
 
-def _clear(path: str) -> None:
-    """Remove all in it; `buckets` before `replica`, which says that it is a copy: what a kill leaves is served as no
-    store. Raises BadStore where another process has it, and OSError."""
+def _refused(replicated: ReplicatedLog, error: MqfsError | NoAnswer | Diverged, stays: str) -> MqfsError:
+    """The error of a restore, with what it left."""
+    text = f"{error} ({stays})" if stays else str(error)
+    return type(error)(text) if isinstance(error, MqfsError) else BadReplica(f"{replicated.name}: not restored: {text}")
+
+
+# ------------------------------------------------------------ directory
+
+# It is made in a folder of its own in the directory: what a failure removes is that folder, and nothing else.
+#
+#     shop/restore/  buckets mqfs replica ...      no server begins in `shop` while it has that folder, and no label
+#     shop/          buckets ... restore/mqfs      its label goes last
+#     shop/          buckets mqfs ...              a store
+
+_WORK = "restore"
+
+
+def _require_empty(path: str, own: set[str]) -> None:
+    """Raises BadStore where another program has put something there."""
+    with refusing(path):
+        if os.path.exists(path) and set(os.listdir(path)) - own:
+            raise BadStore(f"{path}: not empty (expected a new directory)")
+
+
+def _begin(path: str) -> str:
+    """Make the directory, if there is none, and the folder in it. Raises BadStore where another restore has that."""
     disk = Disk()
-    lock = take_lock(disk, path, write=False)
+    with refusing(path):
+        prepare(disk, path)
+        try:
+            disk.mkdir(f"{path}/{_WORK}")
+        except FileExistsError:
+            _require_empty(path, set())
+            raise
+    return f"{path}/{_WORK}"
+
+
+def _put_in_place(path: str) -> None:
+    """Move the store from the folder to the directory. An error leaves it in the folder."""
+    disk, moved = Disk(), list[str]()
+    _require_empty(path, {_WORK})
     try:
-        for name in sorted(disk.listdir(path)):
-            remove_tree(disk, f"{path}/{name}")
-    finally:
-        disk.close(lock)
+        for name in (*FOLDERS, "mqfs"):
+            disk.sync_folder(path)
+            disk.rename(f"{path}/{_WORK}/{name}", f"{path}/{name}")
+            moved.append(name)
+        disk.sync_folder(path)
+    except BaseException:
+        for name in reversed(moved):
+            disk.rename(f"{path}/{name}", f"{path}/{_WORK}/{name}")
+        raise
+    if stays := _remove(f"{path}/{_WORK}"):
+        log.warning("%s", stays)
+
+
+def _empty(work: str) -> None:
+    """Remove all that is in the folder, which stays: no other restore begins."""
+    with refusing(work):
+        for name in os.listdir(work):
+            remove_tree(Disk(), f"{work}/{name}")
+
+
+def _remove(work: str) -> str:
+    """Remove the folder; returns what stays, and why, in a few words."""
+    try:
+        remove_tree(Disk(), work)
+    except OSError as error:
+        return f"{work} stays: {error.strerror}"
+    return ""
+
+
+# ------------------------------------------------------------ reading
 
 
 def _follow(
-    replicated: ReplicatedLog, path: str, point: Point, groups: Sequence[str], progress: Callable[[int], None]
+    replicated: ReplicatedLog,
+    path: str,
+    store: uuid.UUID,
+    point: Point,
+    groups: Sequence[str],
+    progress: Callable[[int], None],
 ) -> Follower:
     """Read the log up to the point; the follower is closed."""
-    store = store_of(replicated)
-    if store is None:
-        raise BadReplica(f"{replicated.name}: empty log: nothing to restore")
     bases, why = _bases(replicated, point), list[_NotReached]()
     for base in bases:
         ending = Ending(point, names=bool(groups))
@@ -172,7 +244,7 @@ def _follow(
                 raise  # else the first frames were trimmed
         finally:
             follower.close()
-        _clear(path)  # the checkpoint is not of before that point: an older one
+        _empty(path)  # the checkpoint is not of before that point: an older one
     expected = "expected a later --until, as --replica-keep allows"
     raise why[0] if why else BadReplica(f"{replicated.name}: begins after that point ({expected})")
 
@@ -221,8 +293,7 @@ def _is_inside(path: str, group: str) -> bool:
 
 
 def _make_own(path: str) -> int:
-    """Make it a store of its own; returns the number of its groups. The file that says that it is a copy goes last: no
-    server serves it as its own before all sequences are reserved."""
+    """Make it a store of its own, with all sequences reserved; returns the number of its groups."""
     disk = Disk()
     _, numbers = read_label(disk, path)
     write_label(disk, path, str(uuid.uuid4()), numbers)

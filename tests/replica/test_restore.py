@@ -14,11 +14,13 @@ import attrs
 import pytest
 
 import mqfs as library
-from mqfs.errors import BadReplica, DiskFailed, DiskFull
+from mqfs.errors import BadReplica, BadStore, DiskFailed, DiskFull
 from mqfs.ninep.client import connection
 from mqfs.replica import state
 from mqfs.replica.checkpoint import Checkpointer, load
 from mqfs.replica.engines import open_log
+from mqfs.replica.log import NoAnswer
+from mqfs.replica.objects import ObjectLog
 from mqfs.replica.restore import Point, restore
 from mqfs.store.check import check
 from mqfs.store.disk import Disk
@@ -160,11 +162,11 @@ def test_a_point_that_is_not_there_is_one_line(
 def test_a_restore_whose_sequences_are_not_reserved_fails_and_leaves_no_store(
     written: Written, tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Clients that saw later messages would see their numbers again. While it lasts it is a copy, not a store."""
+    """Clients that saw later messages would see their numbers again. While it lasts it is no store."""
     path, kept, allocate, sync = tmp_path / "r", list[bool](), os.posix_fallocate, os.fdatasync
 
     def reserve(self: Disk, fd: int, position: int, length: int) -> None:
-        kept.append((path / state.NAME).exists())
+        kept.append(not (path / "mqfs").exists())
         if step == "allocate" and len(kept) >= 3:
             raise OSError(errno.ENOSPC, "No space left on device")
         allocate(fd, position, length)
@@ -200,3 +202,111 @@ def test_a_message_before_all_that_the_log_has_is_refused(written: Written, tmp_
         restore(log, str(tmp_path / "r"), Point(group="a/b", sequence=written.batches[1][0][0]))
     assert not (tmp_path / "r").exists() or not list((tmp_path / "r").iterdir())
     log.close()
+
+
+def backup(tmp_path: Path, written: Written) -> dict[str, bytes]:
+    """Another store, and what is in its files."""
+    log = open_log(written.url)
+    restore(log, str(tmp_path / "backup"), Point())
+    log.close()
+    return files_of(tmp_path / "backup")
+
+
+def files_of(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def test_a_restore_without_an_answer_removes_nothing_that_came_meanwhile(
+    written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it waits for the engine a backup is copied to that directory."""
+    path, expected = tmp_path / "r", backup(tmp_path, written)
+
+    def copy(self: ObjectLog, after: int) -> None:
+        shutil.copytree(tmp_path / "backup", path, dirs_exist_ok=True)
+        raise NoAnswer("timed out")
+
+    monkeypatch.setattr(ObjectLog, "newest", copy)
+    log = open_log(written.url)
+    with pytest.raises(BadReplica, match="not restored: timed out"):
+        restore(log, str(path), Point())
+    log.close()
+    assert files_of(path) == expected
+
+
+def test_a_store_that_came_while_a_restore_read_stays_as_it_is(written: Written, tmp_path: Path) -> None:
+    path, expected, seen = tmp_path / "r", backup(tmp_path, written), list[int]()
+
+    def copy(number: int) -> None:
+        if not seen:
+            shutil.copytree(tmp_path / "backup", path, dirs_exist_ok=True)
+        seen.append(number)
+
+    log = open_log(written.url)
+    with pytest.raises(BadStore, match="not empty"):
+        restore(log, str(path), Point(), progress=copy)
+    log.close()
+    assert len(seen) > 0
+    assert files_of(path) == expected
+    assert not (path / "restore").exists()
+
+
+def test_where_a_restore_is_under_way_no_other_one_begins_and_no_server(written: Written, tmp_path: Path) -> None:
+    path, refused = tmp_path / "r", list[str]()
+
+    def begin(number: int) -> None:
+        if not refused:
+            log = open_log(written.url)
+            with pytest.raises(BadStore) as error:
+                restore(log, str(path), Point())
+            log.close()
+            refused.append(str(error.value))
+            done = mqfs("serve", "--store", str(path), "--listen", f"unix!{tmp_path}/s", cwd=tmp_path)
+            refused.append(done.stderr)
+
+    log = open_log(written.url)
+    restore(log, str(path), Point(), progress=begin)
+    log.close()
+    assert refused[0] == f"{path}: not empty (expected a new directory)"
+    assert f"{path}: not empty and not a store" in refused[1]
+    assert bodies_of(path, "a/b") == written.expected(1 << 60)
+    assert sorted(name.name for name in path.iterdir()) == ["buckets", "lock", "mqfs", "quarantine", "staging"]
+
+
+def test_a_restore_that_fails_says_what_it_could_not_remove(
+    written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, unlink = tmp_path / "r", os.unlink
+
+    def refuse(name: str) -> None:
+        if name == f"{path}/restore/mqfs":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        unlink(name)
+
+    monkeypatch.setattr(Disk, "unlink", staticmethod(refuse))
+    log = open_log(written.url)
+    with pytest.raises(BadReplica) as failed:
+        restore(log, str(path), Point(), ["nope"])
+    log.close()
+    assert "--group nope: unknown group" in str(failed.value)
+    assert str(failed.value).endswith(f" ({path}/restore stays: Read-only file system)")
+    assert "\n" not in str(failed.value)
+
+
+@pytest.mark.parametrize("name", ["staging", "buckets", "quarantine", "mqfs"])
+def test_a_restore_that_cannot_be_put_in_place_leaves_nothing(
+    written: Written, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, rename = tmp_path / "r", os.rename
+
+    def refuse(old: str, new: str) -> None:
+        if new == f"{path}/{name}":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rename(old, new)
+
+    monkeypatch.setattr(Disk, "rename", staticmethod(refuse))
+    log = open_log(written.url)
+    with pytest.raises(DiskFailed, match="Input/output error"):
+        restore(log, str(path), Point())
+    log.close()
+    assert not list(path.iterdir())
