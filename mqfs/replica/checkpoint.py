@@ -7,8 +7,8 @@
 One of before frame 1 has a check sum in place of a time. The frame says it, in place of that of a frame before it: of
 several servers that begin a log at once, one has frame 1, and the checkpoints of the others count for nothing.
 
-A checkpoint has what the log had at a frame, read from the segment files of a running store: bytes behind that are not
-read, and a segment that is compacted meanwhile holds the same messages. Where a segment goes while it is read, the
+A checkpoint has what the log had at a frame. Its bytes come from the segment files of a running store. Later bytes are
+not read, and a segment that is compacted meanwhile holds the same messages. Where a segment goes while it is read, the
 checkpoint is made again. It lacks what was trimmed meanwhile, so a restore to a frame before it is whole needs an older
 one:
 
@@ -17,11 +17,11 @@ one:
 
 Parts that the checkpoint before it has are not sent again. A name is never given to other bytes, and what a primary
 removes was replaced by a checkpoint that it made itself, before its successor took over, so one that was fenced and
-does not know it yet takes nothing from it. Parts of which no checkpoint came, as the primary was killed, go later:
+does not know it yet takes nothing from it. A part goes when no checkpoint that is kept has it:
 
-    kept      checkpoint 417 of epoch 3, the oldest | checkpoint 903 of epoch 5
-    parts     segment/2/... goes, unless one of these has it | segment/3/... and later ones stay
-    by hand   a primary removes at once what it sent itself in vain
+    kept             checkpoint 417 of epoch 3, the oldest | checkpoint 903 of epoch 5, made here
+    no answer came   checkpoint 871 of epoch 5: it may be there, so its parts are kept as if it were
+    others           segment/2/... goes | segment/4/... stays: a checkpoint may still come | segment/5/... goes
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from google_crc32c import value
 from mqfs import limits
 from mqfs.errors import BadReplica
 from mqfs.replica.frame import LogBytes, decode
-from mqfs.replica.log import Objects, Position, ReplicatedLog, Stopped
+from mqfs.replica.log import NoAnswer, Objects, Position, ReplicatedLog, Stopped
 from mqfs.replica.state import Have, decode_have, decode_position, encode_have, encode_position
 from mqfs.store.store import folder_of
 
@@ -93,17 +93,20 @@ class Checkpointer:
         self._log, self._objects, self._path = log, log.objects, path
         self._stop = stop or threading.Event()
         self._known: dict[str, tuple[int, int, Segment]] = {}  # complete segments, by path: inode and bytes
-        self._names: set[str] = set()  # of parts that the newest checkpoint has
-        self._sent: set[str] = set()  # parts, since a checkpoint was made here
-        self._left: set[str] = set()  # parts that were sent here, and are in none
-        self._swept = ""  # parts up to that name were looked at
+        self._sent: dict[str, str] = {}  # parts that the next checkpoint can have, by their names without the epoch
+        self._made = ""  # the newest checkpoint
+        self._own_epoch = -1  # of the parts; -1: some may be of a checkpoint that is not made yet
+        self._epochs: dict[str, int] = {}  # of checkpoints that are there, or may be
+        self._named: dict[str, str] = {}  # their parts, each with the newest checkpoint that has it
+        self._cursor = ""  # names of parts up to that one were looked at
 
     def make(self, position: Position, have: Have, follow: Callable[[], int] | None = None) -> Checkpoint:
         """A checkpoint of what the log has after that position. `follow` waits for a batch that begins after the call
         and returns the number of its last frame; None: the store is not written to. Position 0 gets the check sum that
         frame 1 is to have. Raises Overtaken, Stopped, NoAnswer, BadReplica, OSError."""
-        if not self._names and (before := newest(self._log)) is not None:
-            self._names = _names_of(before)
+        self._own_epoch = -1
+        if not self._sent and (before := newest(self._log)) is not None:
+            self._sent = {_tail(part): part for part in _names_of(before)}
         for _ in range(_ATTEMPTS):
             try:
                 groups = (self._group(group, *end, position.epoch) for group, end in sorted(have.items()))
@@ -123,11 +126,16 @@ class Checkpointer:
         raise BadReplica("checkpoint: not made: segments are removed faster than they are read")
 
     def _finish(self, made: Checkpoint) -> Checkpoint:
+        self._note(made)  # without an answer it may be there, or come later
         self._objects.put(made.name, _encode(made))
-        self._names = _names_of(made)
-        self._left = (self._left | self._sent) - self._names
-        self._sent = set()
+        self._sent = {_tail(part): part for part in _names_of(made)}
+        self._made, self._own_epoch = made.name, made.position.epoch
         return made
+
+    def _note(self, found: Checkpoint) -> None:
+        self._epochs[found.name] = found.position.epoch
+        for part in _names_of(found):
+            self._named[part] = max(found.name, self._named.get(part, ""))
 
     def _group(self, group: int, last: int, position: int, epoch: int) -> Iterator[Segment]:
         folder = folder_of(self._path, group)
@@ -169,62 +177,62 @@ class Checkpointer:
     def _part(self, where: str, epoch: int, data: bytes) -> Part:
         crc = value(data)
         tail = f"{where}-{len(data)}-{crc:08x}"
-        for older in range(epoch, max(0, epoch - 8) - 1, -1):
-            if (name := f"segment/{older}/{tail}") in self._names:
-                return Part(len(data), crc, name)
-        name = f"segment/{epoch}/{tail}"
-        if self._stop.is_set():
-            raise Stopped
-        self._sent.add(name)  # without an answer it may be there
-        self._objects.put(name, data)
-        self._names.add(name)
+        if (name := self._sent.get(tail)) is None:
+            if self._stop.is_set():
+                raise Stopped
+            self._objects.put(name := f"segment/{epoch}/{tail}", data)
+            self._sent[tail] = name
         return Part(len(data), crc, name)
 
     def prune(self, keep_s: float, now_s: float) -> None:
-        """Remove frames and checkpoints that no restore to the last `keep_s` seconds needs, and parts of checkpoints
-        that were not made. Raises NoAnswer, BadReplica."""
-        self._objects.sweep()
-        left = sorted(self._left)[: limits.REPLICA_SWEEP]
-        self._objects.delete(*left)
-        self._left.difference_update(left)
+        """Remove what no restore to the last `keep_s` seconds needs: frames, checkpoints, parts that none of them has,
+        and rests of uploads. Some at a time; the frames first, as most is in them. Raises NoAnswer, BadReplica."""
         names = _all_names(self._log)
+        if self._made and self._made not in names:
+            raise NoAnswer(f"{self._made}: not listed")  # so others may be missing there
         times = {name: int(name.rpartition("-")[2]) for name in names if not _is_first(name)}
         base = max((name for name, time_s in times.items() if time_s <= now_s - keep_s), default="")
-        if not base:
-            return
-        kept = [load(self._log, name) for name in names if name >= base]
-        needed = set().union(*(_names_of(one) for one in kept if one is not None))
-        if kept[0] is not None:
-            self._log.trim(kept[0].position.number)  # that frame stays: a log always ends with one
-        for name in names:
-            if name < base:
-                self._remove(name, needed)
-        if kept[0] is not None and all(kept):
-            self._sweep(needed, kept[0].position.epoch)
+        if base and self._is_known(base):
+            self._log.trim(_number(base))  # that frame stays: a log always ends with one
+            self._objects.delete(*(name for name in names if name < base))
+            self._epochs = {name: epoch for name, epoch in self._epochs.items() if name >= base}
+        kept = [name for name in names if name >= base]
+        if kept and all(map(self._is_known, kept)):
+            self._remove_parts(base, self._epochs[kept[0]])
+        self._objects.remove_stale_uploads()
 
-    def _remove(self, name: str, needed: set[str]) -> None:
-        old = load(self._log, name)
-        if old is not None:
-            self._objects.delete(*sorted(_names_of(old) - needed))
-        self._objects.delete(name)
+    def _is_known(self, name: str) -> bool:
+        """Whether it is known which parts that checkpoint has: not of one that is not there any more."""
+        if name not in self._epochs and (found := load(self._log, name)) is not None:
+            self._note(found)
+        return name in self._epochs
 
-    def _sweep(self, needed: set[str], epoch: int) -> None:
-        """Remove parts of earlier epochs than that of the oldest checkpoint that is kept, where none of these needs
-        them. A primary of before that epoch makes no checkpoint any more: `follow` does not return to it. If it did
-        already, the checkpoint that comes late is older than that one, so nothing begins with it."""
-        names = self._objects.list("segment/", self._swept, limits.REPLICA_PAGE)
-        useless = [name for name in names if name not in needed and _is_before(name, epoch)]
-        removed = useless[: limits.REPLICA_SWEEP]
+    def _is_ended(self, part: str, epoch: int) -> bool:
+        """Whether no checkpoint of its epoch comes that could have a part that none has now."""
+        digits = part.split("/")[1]
+        if part.count("/") != 2 or not digits.isdecimal():
+            return False  # another object
+        return int(digits) < epoch or int(digits) == self._own_epoch
+
+    def _remove_parts(self, base: str, epoch: int) -> None:
+        """Remove parts of checkpoints before `base`, and of none: those sent here, and those of earlier epochs than
+        `epoch`, that of the oldest checkpoint that is kept. A primary of before that epoch makes no checkpoint any
+        more: `follow` does not return to it. If it did already, the checkpoint that comes late is older than that one,
+        so nothing begins with it."""
+        useless = [part for part, newest in self._named.items() if newest < base]
+        page = self._objects.list("segment/", self._cursor, limits.REPLICA_PAGE)
+        useless += [part for part in page if part not in self._named and self._is_ended(part, epoch)]
+        removed = useless[: limits.REPLICA_REMOVED_PARTS]
         self._objects.delete(*removed)
-        if len(removed) < len(useless):
-            self._swept = removed[-1]
-        else:
-            self._swept = names[-1] if len(names) == limits.REPLICA_PAGE else ""
+        for part in removed:
+            self._named.pop(part, None)
+        if len(removed) == len(useless):  # else that page is looked at again
+            self._cursor = page[-1] if len(page) == limits.REPLICA_PAGE else ""
 
 
-def _is_before(part: str, epoch: int) -> bool:
-    digits = part.split("/")[1]
-    return part.count("/") == 2 and digits.isdecimal() and int(digits) < epoch
+def _tail(part: str) -> str:
+    """The name of a part without its epoch: what it is of, and its check sum."""
+    return part.rpartition("/")[2]
 
 
 def _names_of(checkpoint: Checkpoint) -> set[str]:
@@ -253,7 +261,12 @@ def _all_names(log: ReplicatedLog) -> list[str]:
 
 def _is_first(name: str) -> bool:
     """Whether it is one of before frame 1."""
-    return not int(name[11:31])
+    return not _number(name)
+
+
+def _number(name: str) -> int:
+    """The number of the frame after which it is."""
+    return int(name[11:31])
 
 
 def list_names(log: ReplicatedLog) -> list[str]:

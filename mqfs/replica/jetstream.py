@@ -422,7 +422,7 @@ class JetStreamObjects:
             return
         await self._purge(self._mark(name))  # that it was deleted
 
-    def sweep(self) -> None:
+    def remove_stale_uploads(self) -> None:
         self._loop.call(self._sweep(), 6 * limits.REPLICA_CALL_S)
 
     async def _sweep(self) -> None:

@@ -89,7 +89,7 @@ class Objects(Protocol):
         """Remove them; nothing where there are none."""
         ...
 
-    def sweep(self) -> None:
+    def remove_stale_uploads(self) -> None:
         """Remove what calls of `put` left that did not end, and are older than limits.REPLICA_UPLOAD_S: some of it."""
         ...
 

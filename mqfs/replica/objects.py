@@ -119,7 +119,7 @@ class StoreObjects:
             with self._calling(path), contextlib.suppress(NotFoundError, FileNotFoundError):
                 obstore.delete(self._frames, path)
 
-    def sweep(self) -> None:
+    def remove_stale_uploads(self) -> None:
         """A request leaves nothing: an object is there whole or not at all."""
 
     @contextlib.contextmanager
@@ -239,7 +239,7 @@ class FileObjects:
             except OSError as error:
                 raise NoAnswer(f"{name}: {error.strerror}") from None
 
-    def sweep(self) -> None:
+    def remove_stale_uploads(self) -> None:
         """Files that were not given their name. One that a stopped process still has to name gives it NoAnswer."""
         try:
             with os.scandir(f"{self._path}/staging") as found:

@@ -373,8 +373,11 @@ class Keeper:
     def _make_checkpoint(self, position: Position, have: Have) -> None:
         started = time.monotonic()
         made = self._checkpoints.make(position, have, self._follow)
-        self._checkpoints.prune(self._keep_s, made.time_s)
         log.info("replica %s: %s made in %.1f s", self._log.name, made.name, time.monotonic() - started)
+        try:
+            self._checkpoints.prune(self._keep_s, made.time_s)
+        except (NoAnswer, BadReplica) as error:
+            log.warning("replica %s: old frames and checkpoints not all removed: %s", self._log.name, error)
 
     def _follow(self) -> int:
         """Wait for a batch that begins from now on; the number of its last frame, or of a later one."""

@@ -127,7 +127,7 @@ def test_a_look_at_the_end_of_a_whole_log_does_not_list_it(tmp_path: Path, monke
     log.close()
 
 
-@pytest.mark.parametrize("work", ["list", "sweep"])
+@pytest.mark.parametrize("work", ["list", "remove_stale_uploads"])
 def test_a_folder_of_a_log_that_cannot_be_read_is_not_an_empty_one(
     tmp_path: Path, work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +141,6 @@ def test_a_folder_of_a_log_that_cannot_be_read_is_not_an_empty_one(
 
         monkeypatch.setattr(os, "scandir", fail)
         with pytest.raises(NoAnswer, match="Too many open files"):
-            log.objects.list("checkpoint/") if work == "list" else log.objects.sweep()
+            log.objects.list("checkpoint/") if work == "list" else log.objects.remove_stale_uploads()
         monkeypatch.undo()
         assert log.objects.list("checkpoint/") == ["checkpoint/one"]

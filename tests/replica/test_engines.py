@@ -413,7 +413,7 @@ def test_files_that_were_not_given_their_name_are_swept_when_they_are_old(tmp_pa
         path.write_bytes(b"x")
     then = time.time() - limits.REPLICA_UPLOAD_S - 1
     os.utime(old, (then, then))
-    log.objects.sweep()
+    log.objects.remove_stale_uploads()
     assert (old.exists(), new.exists()) == (False, True)
     log.close()
 
@@ -454,10 +454,10 @@ def test_chunks_without_a_name_are_swept_when_they_are_old(log: ReplicatedLog, m
     log.objects.put("segment/1", b"x" * 300_000)
     before = chunks_of(log)
     log._loop.call(log._js.publish(f"{log.objects._chunks}of-a-server-that-was-killed", b"x"))
-    log.objects.sweep()
+    log.objects.remove_stale_uploads()
     assert len(chunks_of(log)) == 2
     monkeypatch.setattr(limits, "REPLICA_UPLOAD_S", 0.0)
-    log.objects.sweep()
+    log.objects.remove_stale_uploads()
     assert chunks_of(log) == before
     assert log.objects.get("segment/1") == b"x" * 300_000
 

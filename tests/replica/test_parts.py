@@ -15,7 +15,7 @@ from mqfs import limits
 from mqfs.replica import checkpoint
 from mqfs.replica.checkpoint import Checkpoint, Checkpointer
 from mqfs.replica.engines import open_log
-from mqfs.replica.log import Position, ReplicatedLog, Stopped
+from mqfs.replica.log import NoAnswer, Position, ReplicatedLog, Stopped
 from mqfs.replica.restore import Point, restore
 from mqfs.replica.state import Have
 from mqfs.store.check import check
@@ -207,6 +207,113 @@ def test_a_primary_removes_nothing_before_a_frame_after_its_checkpoint(
     first.kill()
 
 
+@EACH
+@pytest.mark.parametrize("comes", ["at once", "late"])
+def test_a_checkpoint_without_an_answer_keeps_its_parts(
+    tmp_path: Path, url: str, log: ReplicatedLog, comes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there, or comes when the next one was made and old parts were removed."""
+    primary = LocalPrimary(tmp_path / "a", url)
+    grow(primary, 0, 7)
+    objects, sent = primary.primary.log.objects, list[tuple[str, bytes]]()
+
+    def lose_answer(name: str, data: bytes) -> None:
+        if name.startswith("checkpoint/"):
+            sent.append((name, data))
+            if comes == "late":
+                raise NoAnswer("lost")
+        type(objects).put(objects, name, data)
+        if sent:
+            raise NoAnswer("lost")
+
+    with monkeypatch.context() as faulty:
+        faulty.setattr(objects, "put", lose_answer)
+        with pytest.raises(NoAnswer):
+            primary.replicator._keeper._checkpoints.make(*copied(primary))
+    until = Point(primary.primary.writer.position.time_ns)
+    grow(primary, 10, 3)
+    make(primary, keep_s=3_600)
+    name, data = sent[0]
+    if comes == "late":
+        log.objects.put(name, data)
+    unanswered = checkpoint.load(log, name)
+    assert unanswered is not None
+    assert names_of(unanswered) <= parts_of(log)
+    restore(log, str(tmp_path / "r"), until)
+    assert len(bodies_of(tmp_path / "r", 1)) == 7
+    made = make(primary, keep_s=-1)  # the restores to it are over
+    assert checkpoint.list_names(log) == [made.name]
+    assert parts_of(log) == names_of(made)
+    primary.stop()
+    check_restored(log, primary, tmp_path / "s")
+
+
+def test_checkpoints_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each has is known then; and nothing is removed while one that is listed cannot be read."""
+    url = f"file://{tmp_path}/replica"
+    first = LocalPrimary(tmp_path / "a", url)
+    grow(first, 0, 3)
+    hidden = make(first, keep_s=3_600).name
+    first.stop()
+    primary = LocalPrimary(tmp_path / "a", url)
+    objects, read = primary.primary.log.objects, list[str]()
+    lost = "segment/2/1-9-0-1-00000000"
+    objects.put(lost, b"x")
+
+    def get(name: str) -> bytes | None:
+        read.append(name)
+        return None if name == hidden else type(objects).get(objects, name)
+
+    monkeypatch.setattr(objects, "get", get)
+    make(primary, keep_s=3_600)
+    assert lost in parts_of(primary.primary.log)
+    hidden = ""
+    make(primary, keep_s=3_600)
+    assert lost not in parts_of(primary.primary.log)
+    for _ in range(3):
+        grow(primary, 10, 1)
+        read.clear()
+        made = make(primary, keep_s=3_600)  # which reads that one
+        assert [name for name in read if name.startswith("checkpoint/")] == [made.name]
+    monkeypatch.undo()
+    primary.stop()
+
+
+def test_a_prune_that_fails_is_no_failed_checkpoint_and_frames_go_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    primary = LocalPrimary(tmp_path / "a", f"file://{tmp_path}/replica")
+    grow(primary, 0, 5)
+
+    def fail() -> None:
+        raise NoAnswer("no disk")
+
+    monkeypatch.setattr(primary.primary.log.objects, "remove_stale_uploads", fail)
+    before = primary.primary.writer.position.number
+    made = make(primary)
+    assert made.position.number >= before
+    numbers = [int(name[4:]) for name in primary.primary.log.objects.list("log/")]
+    assert [number for number in numbers if number < made.position.number] == [1]
+    assert "old frames and checkpoints not all removed: no disk" in caplog.text
+    assert "no checkpoint:" not in caplog.text
+    primary.stop()
+
+
+def test_a_list_without_the_newest_checkpoint_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    primary = LocalPrimary(tmp_path / "a", f"file://{tmp_path}/replica")
+    grow(primary, 0, 3)
+    before = make(primary, keep_s=3_600)
+    grow(primary, 10, 3)
+    objects = primary.primary.log.objects
+    monkeypatch.setattr(objects, "list", lambda *rest: type(objects).list(objects, *rest)[:1])
+    make(primary)
+    monkeypatch.undo()
+    names = objects.list("")
+    assert before.name in names
+    assert names_of(before) <= set(names)
+    primary.stop()
+
+
 @pytest.mark.parametrize("url", ["file", "s3"], indirect=True)
 def test_many_parts_are_listed_and_removed_some_at_a_time(
     tmp_path: Path, url: str, log: ReplicatedLog, monkeypatch: pytest.MonkeyPatch
@@ -217,7 +324,7 @@ def test_many_parts_are_listed_and_removed_some_at_a_time(
     foreign = {"segment/0/x/y", "segment/readme"}
     for name in useless | foreign:
         log.objects.put(name, b"x")
-    monkeypatch.setattr(limits, "REPLICA_SWEEP", 8)
+    monkeypatch.setattr(limits, "REPLICA_REMOVED_PARTS", 8)
     monkeypatch.setattr(limits, "REPLICA_PAGE", 20)
     left = [len(useless)]
     made = make(primary)
