@@ -242,6 +242,7 @@ REPLICA_PART_S = 20.0  # the same with a part of a checkpoint, of which two are 
 REPLICA_PACE_S = 0.05  # between two groups of frames that no writer waits for: fewer take less processor time
 REPLICA_OBJECT_S = 0.7  # the same in an object store: it charges for each, and for reports of standbys
 REPLICA_STATE_S = 10.0  # between two notes of how far the disk is: a start reads the frames since
+REPLICA_RESTORE_S = 60.0  # that a restore waits for an engine that does not answer, before it fails
 REPLICA_RETRY_S = 2.0  # at most between two attempts at an engine that does not answer
 
 # `mqfs bench`

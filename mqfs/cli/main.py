@@ -212,7 +212,7 @@ def restore(url: str, store: str, until: str | None, groups: tuple[str, ...]) ->
         log.close()
     at = datetime.fromtimestamp(done.time_ns / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     count = f"{done.groups} group{'s' if done.groups != 1 else ''}"
-    click.echo(f"{store}: {count}, up to frame {done.number} of {at}")
+    click.echo(f"{store}: {count}, up to frame {done.number} of {at}{'; ' * bool(done.missed)}{done.missed}")
     return 0
 
 

@@ -14,11 +14,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, cast
 
-from mqfs import errors
+from mqfs import errors, limits
 from mqfs.errors import BadReplica, BadStore, MqfsError, NotFound
 from mqfs.model import Kind
 from mqfs.records.record import HEAD, HEAD_BYTES, INNER, padded
@@ -26,12 +28,12 @@ from mqfs.replica import checkpoint, state
 from mqfs.replica.checkpoint import Checkpoint
 from mqfs.replica.following import Diverged, Follower, copy_from, store_of
 from mqfs.replica.frame import decode
-from mqfs.replica.log import NoAnswer, ReplicatedLog
+from mqfs.replica.log import NoAnswer, Position, ReplicatedLog
 from mqfs.state.group import ROOT, place_of
 from mqfs.store.disk import Disk, remove_tree
 from mqfs.store.replication import Entry, LogBytes, Removed
 from mqfs.store.standby import StandbyStore
-from mqfs.store.store import FOLDERS, DiskBucket, DiskStore, prepare, read_label, refusing, write_label
+from mqfs.store.store import FOLDERS, DiskBucket, DiskStore, folder_of, prepare, read_label, refusing, write_label
 
 log = logging.getLogger("mqfs.replica")
 SPARE_SEQUENCES = 1 << 32
@@ -41,6 +43,7 @@ class Restored(NamedTuple):
     groups: int
     number: int  # of the last frame
     time_ns: int  # of that frame
+    missed: str = ""  # what was asked for, or begun in the log, and is not in it: a few words
 
 
 class Point(NamedTuple):
@@ -61,13 +64,28 @@ class Ending:
     def __init__(self, point: Point, *, names: bool) -> None:
         """`names`: whether the names of the groups are wanted."""
         self._point, self.is_over = point, False
+        self.is_past = False  # the log has something after the point
         self.heads = Heads() if names or point.sequence >= 0 else None
         self.number, self.newest = 0, -1  # of the group that ends with a message
         self._seen, self._wants = (0, 0), False
 
     def excludes(self, time_ns: int) -> bool:
         """Whether a batch that ends at that time counts no more."""
-        return self.is_over or (self._point.time_ns is not None and time_ns > self._point.time_ns)
+        if self.is_over or (self._point.time_ns is not None and time_ns > self._point.time_ns):
+            self.is_past = True
+        return self.is_past
+
+    def missed(self, complete: Position, last: Position) -> str:
+        """The part of the request that the log does not have, in a few words. `complete`: its last frame that ends a
+        batch; `last`: its last frame."""
+        wanted, found = self._point.time_ns, list[str]()
+        if self.is_past or self._point.sequence >= 0 or (wanted is not None and last.time_ns > wanted):
+            return ""
+        if last.number > complete.number:
+            found.append(f"without frames {complete.number + 1} to {last.number}, a batch whose end is not in the log")
+        if wanted is not None:
+            found.append("the time of --until is not reached: the log ends before it")
+        return "; ".join(found)
 
     def cut(self, entries: Sequence[Entry]) -> Sequence[Entry]:
         """The entries of a frame that count."""
@@ -122,6 +140,7 @@ def restore(
     restore; none: all. `progress` gets the number of each frame. Raises BadReplica, BadStore, DiskFull and DiskFailed,
     and leaves nothing of its own in the directory then, or says what stays."""
     _require_empty(path, set())
+    replicated = _patient(replicated)
     try:
         store = store_of(replicated)
         if store is None:
@@ -130,7 +149,7 @@ def restore(
     except NoAnswer as error:
         raise _refused(replicated, error, "") from None
     try:
-        follower = _follow(replicated, work, store, point, groups, progress)
+        follower, ending = _follow(replicated, work, store, point, groups, progress)
         with refusing(path):
             count = _make_own(work)
             _put_in_place(path)
@@ -140,13 +159,51 @@ def restore(
         if stays := _remove(work):
             log.warning("%s", stays)
         raise
-    return Restored(count, follower.state.position.number, follower.state.position.time_ns)
+    at = follower.reader.complete
+    return Restored(count, at.number, at.time_ns, ending.missed(at, follower.reader.position))
 
 
 def _refused(replicated: ReplicatedLog, error: MqfsError | NoAnswer | Diverged, stays: str) -> MqfsError:
     """The error of a restore, with what it left."""
     text = f"{error} ({stays})" if stays else str(error)
     return type(error)(text) if isinstance(error, MqfsError) else BadReplica(f"{replicated.name}: not restored: {text}")
+
+
+# ------------------------------------------------------------ engine
+
+
+class _Patient:
+    """An engine, or its objects: a call without an answer is made again, limits.REPLICA_RESTORE_S long. A restore may
+    have read for hours by then."""
+
+    objects: _Patient
+
+    def __init__(self, name: str, engine: object) -> None:
+        self._log_name, self._engine = name, engine
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._engine, name)
+        return partial(self._call, found) if callable(found) else found
+
+    def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        began, said = time.monotonic(), False
+        while True:
+            try:
+                return call(*arguments)
+            except NoAnswer as error:
+                waited, most = time.monotonic() - began, limits.REPLICA_RESTORE_S
+                if waited >= most:
+                    raise
+                if not said:
+                    log.warning("%s: no answer: %s; tried again for %.0f s", self._log_name, error, most)
+                said = True
+                time.sleep(min(limits.REPLICA_RETRY_S, 0.05 + waited / 4))
+
+
+def _patient(replicated: ReplicatedLog) -> ReplicatedLog:
+    found = _Patient(replicated.name, replicated)
+    found.objects = _Patient(replicated.name, replicated.objects)
+    return cast(ReplicatedLog, found)
 
 
 # ------------------------------------------------------------ directory
@@ -224,29 +281,55 @@ def _follow(
     point: Point,
     groups: Sequence[str],
     progress: Callable[[int], None],
-) -> Follower:
+) -> tuple[Follower, Ending]:
     """Read the log up to the point; the follower is closed."""
-    bases, why = _bases(replicated, point), list[_NotReached]()
-    for base in bases:
+    why, tried = list[BadReplica](), 0
+    for tried, base in enumerate(_bases(replicated, point, why)):
         ending = Ending(point, names=bool(groups))
-        follower = copy_from(replicated, path, store, base, ending)
+        follower = _copied(replicated, path, store, base, ending, why)
+        if follower is None:
+            continue
         try:
             if base is None or not ending.is_over:
                 _read(replicated, follower, ending, progress)
                 if base is None or not ending.is_over or follower.state.position.number > base.whole:
                     if groups:
                         _remove_others(follower.store, ending, groups)
-                    return follower
+                    return follower, ending
         except _NotReached as error:
             why.append(error)  # it may have been trimmed before the checkpoint
         except Diverged:
-            if base is not None or len(bases) == 1:
+            if base is not None or not (tried or why):
                 raise  # else the first frames were trimmed
         finally:
             follower.close()
         _empty(path)  # the checkpoint is not of before that point: an older one
     expected = "expected a later --until, as --replica-keep allows"
     raise why[0] if why else BadReplica(f"{replicated.name}: begins after that point ({expected})")
+
+
+def _copied(
+    replicated: ReplicatedLog,
+    path: str,
+    store: uuid.UUID,
+    base: Checkpoint | None,
+    ending: Ending,
+    why: list[BadReplica],
+) -> Follower | None:
+    """A follower at that checkpoint; None, and the reason in `why`, where it is not whole: an older one may do."""
+    try:
+        return copy_from(replicated, path, store, base, ending)
+    except BadReplica as error:
+        if base is None:
+            raise
+        _pass_over(replicated, base.name, error, why)
+    _empty(path)
+    return None
+
+
+def _pass_over(replicated: ReplicatedLog, name: str, error: BadReplica, why: list[BadReplica]) -> None:
+    why.append(error)
+    log.warning("%s: %s is not used, and an older one is: %s", replicated.name, name, error)
 
 
 def _read(replicated: ReplicatedLog, follower: Follower, ending: Ending, progress: Callable[[int], None]) -> None:
@@ -258,16 +341,18 @@ def _read(replicated: ReplicatedLog, follower: Follower, ending: Ending, progres
     ending.require_reached()
 
 
-def _bases(replicated: ReplicatedLog, point: Point) -> list[Checkpoint | None]:
+def _bases(replicated: ReplicatedLog, point: Point, why: list[BadReplica]) -> Iterator[Checkpoint | None]:
     """The checkpoints that may be whole before the point, the newest first; None: the first frame."""
-    found: list[Checkpoint | None] = []
     for name in reversed(checkpoint.list_names(replicated)):
-        made = checkpoint.load(replicated, name)
-        if made is not None and (point.time_ns is None or _is_whole_by(replicated, made, point.time_ns)):
-            found.append(made)
-            if point.sequence < 0:
-                return found
-    return [*found, None]
+        try:
+            made = checkpoint.load(replicated, name)
+            fits = made is not None and (point.time_ns is None or _is_whole_by(replicated, made, point.time_ns))
+        except BadReplica as error:
+            _pass_over(replicated, name, error, why)
+            continue
+        if fits:
+            yield made
+    yield None
 
 
 def _is_whole_by(replicated: ReplicatedLog, made: Checkpoint, time_ns: int) -> bool:
@@ -319,11 +404,28 @@ def _reserve(store: DiskStore, opened: list[DiskBucket]) -> None:
         except NotFound:
             continue  # its log ends with its removal, of which no frame was there yet
         opened.append(bucket)
-        bucket.ranges.skip_to(bucket.end.next + SPARE_SEQUENCES)
-        if (segment := bucket.chain.open) is None:
-            raise BadStore(f"group {number}: its newest segment is not whole (expected another --until, or --group)")
+        after = bucket.end.next + SPARE_SEQUENCES
+        if bucket.chain.open is None:
+            opened[-1] = bucket = _unsealed(store, bucket)
+        bucket.ranges.skip_to(after)
         bucket.writer.reserve_at_stop()
+        segment = bucket.chain.open
+        assert segment is not None
         store.disk.fdatasync(segment.open())
+        if bucket is not store.open(number):
+            bucket.upkeep.close()
+
+
+def _unsealed(store: DiskStore, bucket: DiskBucket) -> DiskBucket:
+    """The same log, whose newest segment is appended to again, as a new one would begin with a state, which only the
+    engine knows. The segment that was after it is in quarantine/. Without its index a segment is not sealed."""
+    number, newest = bucket.id, bucket.chain.segments[-1]
+    log.warning("group %d: its newest segment is not whole and was left out, see quarantine/", number)
+    bucket.upkeep.abandon()
+    store.disk.unlink(f"{newest.path[:-4]}.idx")
+    folder = folder_of(store.path, number)
+    store.disk.sync_folder(folder)
+    return DiskBucket(store, number, folder)
 
 
 # ------------------------------------------------------------ heads

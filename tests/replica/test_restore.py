@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import random
 import shutil
+import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 
 import mqfs as library
+from mqfs import limits
 from mqfs.errors import BadReplica, BadStore, DiskFailed, DiskFull
 from mqfs.ninep.client import connection
 from mqfs.replica import state
 from mqfs.replica.checkpoint import Checkpointer, load
 from mqfs.replica.engines import open_log
-from mqfs.replica.log import NoAnswer
-from mqfs.replica.objects import ObjectLog
+from mqfs.replica.log import Append, NoAnswer, Position, ReplicatedLog, Writer
+from mqfs.replica.objects import FileObjects, ObjectLog
 from mqfs.replica.restore import Point, restore
 from mqfs.store.check import check
 from mqfs.store.disk import Disk
+from mqfs.store.replication import LogBytes
 from tests.replica.test_servers import Node
 from tests.support.batches import frame
 from tests.support.campaign import size, tree_seed
@@ -226,6 +232,7 @@ def test_a_restore_without_an_answer_removes_nothing_that_came_meanwhile(
         shutil.copytree(tmp_path / "backup", path, dirs_exist_ok=True)
         raise NoAnswer("timed out")
 
+    monkeypatch.setattr(limits, "REPLICA_RESTORE_S", 0.0)
     monkeypatch.setattr(ObjectLog, "newest", copy)
     log = open_log(written.url)
     with pytest.raises(BadReplica, match="not restored: timed out"):
@@ -310,3 +317,158 @@ def test_a_restore_that_cannot_be_put_in_place_leaves_nothing(
         restore(log, str(path), Point())
     log.close()
     assert not list(path.iterdir())
+
+
+# ------------------------------------------------------------ what is damaged, or not there yet
+
+
+def copied(written: Written, tmp_path: Path) -> ReplicatedLog:
+    """The log in another place, where it may be damaged."""
+    shutil.copytree(written.url.removeprefix("file://"), tmp_path / "log")
+    return open_log(f"file://{tmp_path}/log")
+
+
+def damage(log: ReplicatedLog, name: str, what: str) -> None:
+    """One checkpoint: itself, or a part that only it has."""
+    if what == "it is unreadable":
+        log.objects.put(name, b"{}")
+        return
+    others = {part for other in log.objects.list("checkpoint/") if other != name for part in parts(log, other)}
+    part = next(part for part in parts(log, name) if part not in others)
+    if what == "a part is missing":
+        log.objects.delete(part)
+    else:
+        log.objects.put(part, b"x")
+
+
+def parts(log: ReplicatedLog, name: str) -> list[str]:
+    made = load(log, name)
+    return [] if made is None else [part.name for segment in made.segments for part in segment.parts]
+
+
+@pytest.mark.parametrize("what", ["a part is missing", "a part has other bytes", "it is unreadable"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_restore_begins_with_an_older_checkpoint_where_the_newest_is_damaged(
+    written: Written, tmp_path: Path, what: str, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where both are, with the first frame."""
+    log = copied(written, tmp_path)
+    names = list(reversed(log.objects.list("checkpoint/")))[:count]
+    for name in names:
+        damage(log, name, what)
+    restore(log, str(tmp_path / "r"), Point())
+    assert bodies_of(tmp_path / "r", "a/b") == written.expected(1 << 60)
+    assert check(str(tmp_path / "r"), report=print) == 0
+    lines = [record.getMessage() for record in caplog.records if "is not used" in record.getMessage()]
+    assert [name for name, line in zip(names, lines, strict=True) if f" {name} is not used" in line] == names
+    oldest = log.objects.list("checkpoint/")[0]
+    log.trim(int(oldest[11:31]))
+    if count == 2:  # no other begin is there
+        with pytest.raises(BadReplica, match=r"missing|wrong check sum|unreadable"):
+            restore(log, str(tmp_path / "s"), Point())
+        assert not list((tmp_path / "s").iterdir())
+    log.close()
+
+
+class Silence:
+    """An engine that does not answer some of the calls of one kind."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: type, name: str, calls: range) -> None:
+        self.calls, call, count = 0, getattr(engine, name), itertools.count()
+
+        def answer(*arguments: Any) -> Any:
+            if next(count) in calls:
+                self.calls += 1
+                raise NoAnswer("timed out")
+            return call(*arguments)
+
+        monkeypatch.setattr(engine, name, answer)
+
+
+@pytest.mark.parametrize(("engine", "name"), [(ObjectLog, "newest"), (ObjectLog, "read"), (FileObjects, "get")])
+@pytest.mark.parametrize("begin", [0, 3])
+def test_a_restore_waits_for_an_engine_that_does_not_answer(
+    written: Written, tmp_path: Path, engine: type, name: str, begin: int, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    log = open_log(written.url)
+    begin = 0 if name == "newest" else begin
+    silence = Silence(monkeypatch, engine, name, range(begin, begin + 3))
+    restore(log, str(tmp_path / "r"), Point())
+    log.close()
+    assert silence.calls == 3
+    assert bodies_of(tmp_path / "r", "a/b") == written.expected(1 << 60)
+    assert f"{log.name}: no answer: timed out; tried again for 60 s" in caplog.messages
+
+
+def test_a_restore_fails_where_the_engine_does_not_answer_any_more(
+    written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "REPLICA_RESTORE_S", 0.3)
+    silence = Silence(monkeypatch, ObjectLog, "read", range(1, 1 << 30))
+    log = open_log(written.url)
+    with pytest.raises(BadReplica, match="not restored: timed out"):
+        restore(log, str(tmp_path / "r"), Point())
+    log.close()
+    assert silence.calls > 2
+    assert not list((tmp_path / "r").iterdir())
+
+
+def append(log: ReplicatedLog, entries: list[LogBytes], *, more: bool) -> Position:
+    """Append a frame as the primary would; returns where the log ended before."""
+    last = log.newest(0)
+    assert last is not None
+    reader = Position()
+    while records := log.read(reader.number, 0.0):
+        for record in records:
+            reader.advance(record)
+    before = attrs.evolve(reader)
+    assert before.store is not None
+    writer = Writer(reader, before.store, uuid.uuid4())
+    writer.is_owner = True
+    writer.append(entries, before.time_ns + 10**9, more=more)
+    request = writer.request
+    assert isinstance(request, Append)
+    log.append(request.data, request.after, request.own, takeover=False)
+    return before
+
+
+def test_a_result_says_what_of_the_log_is_not_restored(written: Written, tmp_path: Path) -> None:
+    log = copied(written, tmp_path)
+    before = append(log, [LogBytes(1 << 20, 1, 0, b"the rest comes later")], more=True)
+    second, after = before.time_ns // 10**9, before.time_ns + 10**6
+    batch = f"; without frames {before.number + 1} to {before.number + 1}, a batch whose end is not in the log"
+    end = "; the time of --until is not reached: the log ends before it"
+    for name, until, missed in [
+        ("all", [], batch),
+        ("later", ["--until", f"@{second + 3600}"], batch + end),
+        ("here", ["--until", f"@{after // 10**9}.{after % 10**9:09d}"], ""),
+        ("message", ["--until", f"a/b:{written.batches[-1][-1][0]}"], ""),
+    ]:
+        done = mqfs("restore", f"file://{tmp_path}/log", name, *until, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        at = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        assert done.stdout.partition(" groups, ")[2] == f"up to frame {before.number} of {at}{missed}\n"
+    log.close()
+
+
+def test_a_group_whose_newest_segment_is_not_whole_is_restored_without_it(
+    written: Written, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It goes to quarantine/, and the one before it was sealed."""
+    log, path = copied(written, tmp_path), tmp_path / "r"
+    restore(log, str(tmp_path / "all"), Point())
+    numbers = [int(file.parent.name) for file in (tmp_path / "all").glob("buckets/*/*/*.log")]
+    for number in numbers:
+        append(log, [LogBytes(number, 1 << 20, 0, b"no state" * 8)], more=False)
+    done = restore(log, str(path), Point())
+    log.close()
+    assert done.groups == len(numbers)
+    assert len(list((path / "quarantine").iterdir())) == len(numbers)
+    assert caplog.text.count("its newest segment is not whole and was left out") == len(numbers)
+    assert bodies_of(path, "a/b") == written.expected(1 << 60)
+    assert check(str(path), report=print) == 0
+    with library.open(path) as client:
+        client.group("a/b", ctl=["sync always"])
+        assert client.group("a/b").publish("s", b"new").sequence > 1 << 32
+    assert bodies_of(path, "a/b") == [*written.expected(1 << 60), b"new"]
