@@ -36,6 +36,7 @@ class GroupLog:
 
     def __init__(self, bucket: Bucket, state: GroupState, settings: Settings, clock: Clock) -> None:
         self.use(bucket)
+        self.began_at = self.end.next  # a start after a kill leaves sequences below it unused
         self.state, self.settings = state, settings
         self.times = LogClock(self, clock)
         self.changes = 0  # of its state that were appended: what was looked up holds while there are no more

@@ -42,6 +42,7 @@ class Fanout:
         self.log_readers: set[MergedReader] = set()  # of `order` and views
         self.order_waits = WaitList(waiting)
         self.cursors: set[Cursor] = set()
+        self._unused = -1  # sequences below the first since the start; -1: not looked up yet
         self.cursor_waits = WaitList(waiting)
         self.view_waits: dict[View, WaitList] = {}
         self.pollers = PollList(waiting)  # of `order`, views and cursors
@@ -55,8 +56,7 @@ class Fanout:
         )
 
     def low_watermark(self, stream: Stream) -> int:
-        """The lowest sequence of the stream that an open reader has not had. Cursors hold back at most
-        `CURSOR_SLACK_MESSAGES`."""
+        """The lowest sequence of the stream that an open reader has not had."""
         low = NEVER
         if len(stream.waits.readers) < len(stream.readers):  # a reader that waits has had everything
             for reader in stream.readers:
@@ -65,10 +65,21 @@ class Fanout:
         for several in self.log_readers:
             if not several.idle and several.covers(stream):
                 low = min(low, several.position)
-        slack = self._log.end.next - limits.CURSOR_SLACK_MESSAGES
-        for cursor in self.cursors:
-            low = min(low, max(cursor.position, slack))
+        if self.cursors:
+            slack = self._slack()
+            for cursor in self.cursors:
+                low = min(low, max(cursor.position, slack))
         return low
+
+    def _slack(self) -> int:
+        """Below it cursors hold nothing back: at most `CURSOR_SLACK_MESSAGES`. Unused sequences hold none."""
+        log = self._log
+        slack = log.end.next - limits.CURSOR_SLACK_MESSAGES
+        if slack < log.began_at:
+            if self._unused < 0:
+                self._unused = log.began_at - 1 - (log.reader.before(log.began_at) or 0)
+            slack -= self._unused
+        return slack
 
     def overtake_cursors(self, stream: Stream, old_floor: int) -> None:
         """Count messages of the stream that were evicted as lost for the cursors that had not had them."""

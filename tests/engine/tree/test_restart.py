@@ -94,3 +94,16 @@ def test_what_a_depth_cut_before_a_kill_is_not_seen_again(tmp_path: Path, name: 
     assert shown() == before
     queues.put(b"5")
     assert queues.row()["messages"] == 2
+
+
+def test_a_cursor_misses_nothing_because_a_kill_left_sequences_unused(tmp_path: Path) -> None:
+    """They counted as messages, of which a cursor holds back so many."""
+    queues = Queues("replay last", path=tmp_path / "store")
+    queues.put(b"1")
+    queues.restart(clean=False)
+    with contextlib.closing(queues.at(".cursor", os.O_RDWR)) as cursor:
+        cursor.write(b"seek first\n")
+        for body in (b"2", b"3"):
+            queues.put(body)
+        assert queues.row()["messages"] == 3  # the floors are raised
+        assert [cursor.read(100) for _ in range(3)] == [b"1", b"2", b"3"]
