@@ -97,7 +97,7 @@ def test_what_a_depth_cut_before_a_kill_is_not_seen_again(tmp_path: Path, name: 
 
 
 def test_a_cursor_misses_nothing_because_a_kill_left_sequences_unused(tmp_path: Path) -> None:
-    """They counted as messages, of which a cursor holds back so many."""
+    """They counted as messages, of which a cursor holds 1,024 back."""
     queues = Queues("replay last", path=tmp_path / "store")
     queues.put(b"1")
     queues.restart(clean=False)
