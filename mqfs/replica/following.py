@@ -264,13 +264,28 @@ def set_aside(path: str, why: str) -> None:
 
 
 def copy_again(replicated: ReplicatedLog, path: str, store: uuid.UUID) -> Follower:
-    """A follower at the newest checkpoint, which is written to an empty store; at the begin of a log without one."""
+    """A follower at the newest checkpoint, which is written to an empty store; at the begin of a log without one. Where
+    a newer one replaces it meanwhile, and its parts go, that one. Raises BadReplica where the newest is damaged."""
+    while True:
+        base = _base(replicated)
+        try:
+            return copy_from(replicated, path, store, base)
+        except BadReplica as error:
+            newer = checkpoint.newest(replicated)
+            if base is None or newer is None or newer.name <= base.name:
+                raise
+            why = f"{error}, as a copy takes longer than --replica-keep: {newer.name} is newer"
+        discard(path, Outdated(why), primary=False)
+
+
+def _base(replicated: ReplicatedLog) -> Checkpoint | None:
+    """The newest checkpoint; None: the log begins with its first frame, which is there. Raises NoAnswer."""
     base = checkpoint.newest(replicated)
     if base is None and replicated.get(2) is None and replicated.newest(2) is not None:
         raise NoAnswer("no checkpoint, and the first frames were trimmed")  # an engine not yet whole
     if base is None and ((first := replicated.get(1)) is None or decode(first).previous_crc):
         raise NoAnswer("the checkpoint with which it begins is not there")
-    return copy_from(replicated, path, store, base)
+    return base
 
 
 def copy_from(

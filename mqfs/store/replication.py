@@ -249,13 +249,13 @@ class Replication:
         """What the copy has: of each group, the name of its newest segment and how many bytes of it."""
         self._have = dict(have)
 
-    def open_all(self) -> Iterator[int]:
-        """Open every log, one a step, and yield the numbers of the groups: all that the copy lacks is known at the end.
-        A log that cannot be opened is left to the engine, which says why."""
+    def open_all(self) -> Iterator[None]:
+        """Open every log, one a step: all that the copy lacks is known at the end. A log that cannot be opened is left
+        to the engine, which says why."""
         for number in self._context.groups():
             with contextlib.suppress(errors.MqfsError):
                 self._context.open(number)
-            yield number
+            yield
 
     def attach(self, chain: Chain, commit: GroupCommit) -> None:
         """A log was opened or made."""

@@ -15,8 +15,9 @@ from mqfs import limits
 from mqfs.errors import BadReplica
 from mqfs.replica import checkpoint, state
 from mqfs.replica.engines import open_log
+from mqfs.replica.following import open_follower
 from mqfs.replica.frame import decode
-from mqfs.replica.log import NoAnswer, Position, Stopped, Writer
+from mqfs.replica.log import NoAnswer, Position, ReplicatedLog, Stopped, Writer
 from mqfs.replica.objects import FileObjects
 from mqfs.replica.restore import Point, restore
 from mqfs.replica.state import ReplicaState
@@ -214,7 +215,7 @@ def test_empty_frames_are_appended_while_the_logs_are_opened(
     before = log.newest(0)
     assert before is not None
 
-    def open_late(self: Replication) -> Iterator[int]:
+    def open_late(self: Replication) -> Iterator[None]:
         eventually(lambda: log.newest(before.number + 3) is not None, "frames while no log is open")
         records = [log.get(before.number + number) for number in range(2, 5)]
         opened.extend(bool(data is not None and decode(data).entries) for data in records)
@@ -226,3 +227,65 @@ def test_empty_frames_are_appended_while_the_logs_are_opened(
     log.close()
     assert opened == [False] * 3
     check_restored(tmp_path, url, [b"one", b"two"])
+
+
+def grown(tmp_path: Path, url: str) -> tuple[ReplicatedLog, uuid.UUID, str]:
+    """A log of two servers on one store, with a checkpoint between them: its number, and the checkpoint's name."""
+    log = open_log(url)
+    for part in range(2):
+        primary = LocalPrimary(tmp_path / "a", url)
+        for number in range(8):
+            primary.append(1, b"%d.%d" % (part, number) + b"x" * 1_000)
+            primary.wait(1, number + 1)
+        primary.stop()
+        if not part:
+            made = make_checkpoint(log, tmp_path / "a")
+    assert made.position.store is not None
+    return log, made.position.store, made.name
+
+
+def make_checkpoint(log: ReplicatedLog, path: Path) -> checkpoint.Checkpoint:
+    found = state.read(str(path))
+    assert found is not None
+    return checkpoint.Checkpointer(log, str(path)).make(found.position, found.have)
+
+
+@EACH
+def test_a_copy_begins_again_where_a_newer_checkpoint_replaced_its_own(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its parts go while it reads them, as it takes longer than --replica-keep."""
+    log, store, older = grown(tmp_path, url)
+    made, get, asked = list[str](), type(log.objects).get, threading.RLock()
+
+    def replace(objects: Any, name: str) -> bytes | None:
+        with asked:
+            if name.startswith("segment/") and not made:
+                made.append("")
+                old, other = checkpoint.load(log, older), open_log(url)
+                made[0] = make_checkpoint(other, tmp_path / "a").name
+                new = checkpoint.load(other, made[0])
+                assert old is not None
+                assert new is not None
+                parts = [{part.name for one in each.segments for part in one.parts} for each in (old, new)]
+                other.objects.delete(older, *(parts[0] - parts[1]))
+                other.close()
+        return get(objects, name)
+
+    monkeypatch.setattr(type(log.objects), "get", replace)
+    with closing(open_follower(log, str(tmp_path / "b"), store)) as follower:
+        follower.catch_up()
+    log.close()
+    assert made[0] > older
+    assert f"longer than --replica-keep: {made[0]} is newer" in caplog.text
+    assert are_equal(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_copy_of_a_damaged_checkpoint_that_is_the_newest_ends(tmp_path: Path) -> None:
+    log, store, name = grown(tmp_path, f"file://{tmp_path}/replica")
+    made = checkpoint.load(log, name)
+    assert made is not None
+    log.objects.delete(made.segments[0].parts[0].name)
+    with pytest.raises(BadReplica, match=r"missing \(expected"):
+        open_follower(log, str(tmp_path / "b"), store)
+    log.close()
