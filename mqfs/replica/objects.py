@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import obstore
 from obstore.exceptions import (
@@ -37,7 +37,7 @@ from obstore.store import ObjectStore, from_url
 
 from mqfs import limits
 from mqfs.errors import BadReplica
-from mqfs.replica.frame import OWN
+from mqfs.replica.frame import Frame, decode
 from mqfs.replica.log import LogRecord, NoAnswer, Refused, Report
 
 _FATAL = (PermissionDeniedError, UnauthenticatedError, NotSupportedError)
@@ -45,7 +45,6 @@ _DIGITS = 20
 _PARTS = "segment/"  # names of objects of up to REPLICA_PART_BYTES
 _PROBES = 3  # of the condition, where there is no answer
 _BULK = 1_000  # names in one request to delete
-_HEAD_BYTES = 32  # of a frame, with its flags and its epoch
 _AHEAD = 8  # frames that are asked for at once, where there are that many: an object store answers each slowly
 
 
@@ -87,14 +86,6 @@ class StoreObjects:
         with self._calling(name):
             try:
                 return bytes(obstore.get(self._store(name), self._prefix + name).bytes())
-            except (NotFoundError, FileNotFoundError):
-                return None
-
-    def head(self, name: str, size: int) -> bytes | None:
-        """Its first bytes."""
-        with self._calling(name):
-            try:
-                return bytes(obstore.get_range(self._store(name), self._prefix + name, start=0, length=size))
             except (NotFoundError, FileNotFoundError):
                 return None
 
@@ -209,14 +200,10 @@ class FileObjects:
             raise BadReplica(f"{self._failed} (expected a disk that works, and a new start)")
 
     def get(self, name: str) -> bytes | None:
-        return self.head(name, -1)
-
-    def head(self, name: str, size: int) -> bytes | None:
-        """Its first bytes."""
         self._check()
         try:
             with open(f"{self._path}/{name}", "rb") as file:
-                return file.read(size)
+                return file.read()
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -271,11 +258,6 @@ def split(url: str) -> tuple[str, str, str, str]:
     return parts.scheme, "", parts.netloc, path
 
 
-class _Head(NamedTuple):
-    epoch: int
-    is_takeover: bool
-
-
 class ObjectLog:
     """See `ReplicatedLog` in log.py."""
 
@@ -288,7 +270,7 @@ class ObjectLog:
         self._reported_s = 0.0
         self._pool = ThreadPoolExecutor(_AHEAD, "frames")
         self._asked: dict[int, Future[bytes | None]] = {}  # by the number of the frame
-        self._trimmed = 0  # up to that number there are takeovers alone
+        self._trimmed_to = 0  # up to that number there are takeovers alone
         self._found = self._next = 0  # frames in a row that were there when they were asked for, and the one after them
         try:
             self.objects.list("standby/")  # an engine that cannot be reached is an error now
@@ -352,44 +334,47 @@ class ObjectLog:
 
     def trim(self, before: int) -> None:
         """Epochs only grow, and a takeover is the first frame of its own: some of the frames say where they begin."""
-        while names := self.objects.list("log/", _name(self._trimmed), limits.REPLICA_PAGE):
+        while names := self.objects.list("log/", _name(self._trimmed_to), limits.REPLICA_PAGE):
             below = [name for name in names if _number(name) < before]
             self.objects.delete(*self._without_takeovers(below))
             if below:
-                self._trimmed = _number(below[-1])
+                self._trimmed_to = _number(below[-1])
             if len(below) < len(names):
                 break
 
     def _without_takeovers(self, names: Sequence[str]) -> list[str]:
-        """The others. What another server removes meanwhile is none."""
+        """The others. What another server removes meanwhile is in none of both, as what is no frame: that stays."""
         found, at = list[str](), 0
         while at < len(names):
-            head, begin = self._head(names[at]), at
-            if head is None:
+            frame, begin = self._frame(names[at]), at
+            if frame is None:
                 at += 1
                 continue
-            at = self._end_of_epoch(names, begin, head.epoch)
-            found += names[begin + head.is_takeover : at]
+            at = self._end_of_epoch(names, begin, frame.epoch)
+            found += names[begin + (frame.owner is not None) : at]
         return found
 
     def _end_of_epoch(self, names: Sequence[str], begin: int, epoch: int) -> int:
-        """Where a later epoch begins in `names`, of which that at `begin` is of that epoch. Often none does."""
+        """Where a later epoch begins in `names`, of which that at `begin` is of that epoch. Often none does. Before it
+        there may be names without a frame: they count as later, so none of them is removed with this epoch."""
         low, high, middle = begin + 1, len(names), len(names) - 1
         while low < high:
-            heads = ((n, self._head(names[n])) for n in range(middle, high))
-            at, head = next((found for found in heads if found[1] is not None), (middle, None))
-            if head is not None and head.epoch <= epoch:
+            frames = ((n, self._frame(names[n])) for n in range(middle, high))
+            at, frame = next((found for found in frames if found[1] is not None), (middle, None))
+            if frame is not None and frame.epoch <= epoch:
                 low = at + 1
             else:
                 high = middle
             middle = (low + high) // 2
         return high
 
-    def _head(self, name: str) -> _Head | None:
-        data = self.objects.head(name, _HEAD_BYTES)
-        if data is None or len(data) < _HEAD_BYTES:
+    def _frame(self, name: str) -> Frame | None:
+        """The frame of that name, whole, as its check sum says whether its epoch is right. None where there is none."""
+        data = self.objects.get(name)
+        try:
+            return None if data is None else decode(data)
+        except BadReplica:
             return None
-        return _Head(int.from_bytes(data[24:32], "little"), bool(int.from_bytes(data[16:20], "little") & OWN))
 
     def report(self, name: str, report: Report) -> None:
         if self._is_file or time.monotonic() - self._reported_s >= self.pace_s:

@@ -360,6 +360,32 @@ def test_of_many_takeovers_all_stay_whoever_trims(log: ReplicatedLog, url: str) 
     assert [record.number for record in everything(log)] == [*takeovers, last]
 
 
+@pytest.mark.parametrize("url", ["file", "s3"], indirect=True)
+@pytest.mark.parametrize("damage", ["empty", "first epoch", "epochs of all between", "no frame"])
+def test_a_damaged_frame_takes_no_takeover_with_it(log: ReplicatedLog, damage: str) -> None:
+    assert isinstance(log, ObjectLog)
+    writer, takeovers = owner(log), [1]
+    for _ in range(3):
+        for _ in range(4):
+            append(log, writer, b"x")
+        writer = owner(log, writer.position)
+        takeovers.append(writer.position.number)
+    append(log, writer, b"x")
+    last = writer.position.number
+    hit = [2] if damage == "first epoch" else [number for number in range(2, last) if number not in takeovers]
+    for number in hit:
+        name = f"log/{number:020d}"
+        data = log.objects.get(name) or b""
+        wrong = {"empty": b"", "no frame": b"x" * len(data)}
+        epoch = 99 if damage == "first epoch" else number % 7
+        log.objects.put(name, wrong.get(damage, data[:24] + epoch.to_bytes(8, "little") + data[32:]))
+    for before in (last // 2, last):
+        log.trim(before)
+    numbers = [int(name[4:]) for name in log.objects.list("log/")]
+    assert set(takeovers) <= set(numbers)
+    assert set(numbers) <= {*takeovers, *hit, last}
+
+
 @pytest.mark.parametrize("takeovers", [1, 4])
 def test_a_trim_asks_for_few_of_the_frames_and_removes_many_at_once(
     s3: str, monkeypatch: pytest.MonkeyPatch, takeovers: int
