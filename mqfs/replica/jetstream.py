@@ -1,7 +1,8 @@
 """A replicated log in NATS JetStream: a stream of two subjects, and an object store for its checkpoints.
 
     stream     mqfs-NAME     mqfs.NAME.log  frames        mqfs.NAME.own  takeovers
-    objects    mqfs-NAME     in JetStream's object store
+    objects    mqfs-NAME     in JetStream's object store, with their names in base64
+                             $O.mqfs-NAME.M.OBJECT  size, number of chunks   $O.mqfs-NAME.C.OBJECT.UPLOAD  chunks
     standbys   mqfs.NAME.standby   what they have on their disks: plain messages, not kept
 
 Each append has two conditions: the last number of the stream, and that of the newest takeover. nats-py works on
@@ -19,9 +20,9 @@ import os
 import queue
 import re
 import threading
-import time
 import urllib.parse
 import uuid
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime
@@ -44,7 +45,6 @@ from nats.js.api import (
     StreamConfig,
 )
 from nats.js.client import JetStreamContext
-from nats.js.object_store import ObjectStore
 
 from mqfs import limits
 from mqfs.errors import BadReplica
@@ -57,7 +57,8 @@ _NO_STREAM = 10059  # a quorum says so: it does not come back
 _HEADER_BYTES = 1_024  # of an append, at most
 _ARRIVED = 32  # records that wait to be read: nats-py has no more sent than it was asked for, and what fits its limit
 _CHUNK_BYTES = 128 << 10  # of an object
-_SWEEP = 100  # uploads that are looked at, in one call
+_STALE = 100  # uploads that are looked at, in one call
+_AT_ONCE = 16  # objects that are deleted
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _EXPECT = "nats://HOST[:PORT][,HOST...]/NAME"
 
@@ -338,113 +339,154 @@ class JetStreamObjects:
 
     def __init__(self, loop: _Loop, js: JetStreamContext, bucket: str, replicas: int) -> None:
         self._loop, self._js, self._bucket, self._replicas = loop, js, bucket, replicas
-        self._chunks = f"$O.{bucket}.C."
-        self._store: ObjectStore = loop.call(self._open())
+        self._stream, self._marks, self._chunks = f"OBJ_{bucket}", f"$O.{bucket}.M.", f"$O.{bucket}.C."
+        loop.call(self._open())
 
-    async def _open(self) -> ObjectStore:
+    async def _open(self) -> None:
         try:
-            return await self._js.object_store(self._bucket)
+            await self._js.object_store(self._bucket)
         except nats.js.errors.NotFoundError:
-            return await self._js.create_object_store(self._bucket, storage=StorageType.FILE, replicas=self._replicas)
+            await self._js.create_object_store(self._bucket, storage=StorageType.FILE, replicas=self._replicas)
 
     def put(self, name: str, data: bytes) -> None:
         try:
             self._loop.call(self._put(name, data), 6 * limits.REPLICA_CALL_S)
         except Refused:
-            raise NoAnswer(f"{name}: its chunks were removed before it had all") from None
+            raise NoAnswer(f"upload of {name}: chunks removed (tried again)") from None
 
     async def _put(self, name: str, data: bytes) -> None:
         """As nats-py does it, but for an end that comes early. Its `put` leaves the chunks there when it is cancelled;
         and it removes them when the name has no answer, though the name may be there. Here such a name needs them."""
         info = ObjectInfo(
-            name=name, bucket=self._bucket, nuid=uuid.uuid4().hex, size=len(data), chunks=-(-len(data) // _CHUNK_BYTES),
-            mtime=datetime.now(UTC).isoformat(), options=ObjectMetaOptions(max_chunk_size=_CHUNK_BYTES),
-            digest=f"SHA-256={base64.urlsafe_b64encode(sha256(data).digest()).decode()}",
+            name=name, bucket=self._bucket, nuid=f"{_token(name)}.{uuid.uuid4().hex}", size=len(data),
+            chunks=-(-len(data) // _CHUNK_BYTES), digest=_digest(data), mtime=datetime.now(UTC).isoformat(),
+            options=ObjectMetaOptions(max_chunk_size=_CHUNK_BYTES),
         )  # fmt: skip
-        before, last = await self._find(name), 0
+        mark = self._marks + _token(name)
+        before, last = await self._find(mark), 0
         try:
             for at in range(0, len(data), _CHUNK_BYTES):
                 last = (await self._js.publish(self._chunks + info.nuid, data[at : at + _CHUNK_BYTES])).seq
         except BaseException:
-            with contextlib.suppress(Exception):  # else `sweep` does
+            with contextlib.suppress(Exception):  # else `remove_stale_uploads` does
                 await self._purge(self._chunks + info.nuid)
             raise
         headers = {"Nats-Rollup": "sub"}
         if last:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(last)
             headers["Nats-Expected-Last-Subject-Sequence-Subject"] = self._chunks + info.nuid
-        await self._js.publish(self._mark(name), json.dumps(info.as_dict()).encode(), headers=headers)
+        await self._js.publish(mark, json.dumps(info.as_dict()).encode(), headers=headers)
         if before is not None:
             await self._purge(self._chunks + before.nuid)
 
-    async def _find(self, name: str) -> ObjectInfo | None:
+    async def _find(self, mark: str) -> ObjectInfo | None:
         try:
-            return await self._store.get_info(name)
+            info = ObjectInfo.from_response(json.loads((await self._js.get_last_msg(self._stream, mark)).data or b""))
         except nats.js.errors.NotFoundError:
             return None
-
-    def _mark(self, name: str) -> str:
-        """The subject of what is known of an object."""
-        return f"$O.{self._bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+        except (ValueError, TypeError) as error:
+            raise BadReplica(f"{mark}: unreadable: {error}") from None
+        return None if info.deleted else info
 
     async def _purge(self, subject: str) -> None:
-        await self._js.purge_stream(f"OBJ_{self._bucket}", subject=subject)
+        await self._js.purge_stream(self._stream, subject=subject)
+
+    async def _subjects(self, wanted: str) -> tuple[dict[str, int], datetime]:
+        """How many messages each subject has, and the server's time. The leader says that of all; a consumer would read
+        the store of one peer, which may not have all yet. Raises NoAnswer."""
+        found, before = dict[str, int](), None
+        while True:
+            request = json.dumps({"subjects_filter": wanted, "offset": len(found)}).encode()
+            answer = await self._js._api_request(
+                f"$JS.API.STREAM.INFO.{self._stream}", request, timeout=limits.REPLICA_CALL_S
+            )
+            state = answer["state"]
+            if before not in (None, version := (state["last_seq"], state["messages"])):
+                raise NoAnswer("objects changed while they were listed")
+            before, page = version, state.get("subjects") or {}
+            found |= page
+            if not page or len(found) >= answer.get("total", 0):
+                return found, datetime.fromisoformat(answer["ts"])
 
     def get(self, name: str) -> bytes | None:
         return self._loop.call(self._get(name), 6 * limits.REPLICA_CALL_S)
 
     async def _get(self, name: str) -> bytes | None:
+        mark = self._marks + _token(name)
+        info = await self._find(mark)
+        if info is None or not info.chunks:
+            return None if info is None else b""
+        chunks, size = self._chunks + str(info.nuid), info.chunks
+        if (await self._subjects(chunks))[0].get(chunks, 0) < size:
+            after = await self._find(mark)
+            return None if after is None or after.nuid == info.nuid else await self._get(name)  # it was replaced
+        reading = await self._js.subscribe(chunks, stream=self._stream, ordered_consumer=True)
         try:
-            return (await self._store.get(name)).data or b""
-        except nats.js.errors.NotFoundError:
-            return None
+            data = b"".join([(await reading.next_msg(limits.REPLICA_CALL_S)).data for _ in range(size)])
+        finally:
+            await reading.unsubscribe()
+        if _digest(data) != info.digest:
+            raise BadReplica(f"{name}: wrong check sum (expected {info.digest})")
+        return data
 
     def list(self, prefix: str, after: str = "", most: int = 0) -> Sequence[str]:
-        found = self._loop.call(self._infos(), 6 * limits.REPLICA_CALL_S)
-        names = (info.name for info in found if not info.deleted)
+        """As of each engine; one that another client deleted is there until it is deleted here, too."""
+        marks, _ = self._loop.call(self._subjects(f"{self._marks}>"), 6 * limits.REPLICA_CALL_S)
+        names = (_name_of(mark.removeprefix(self._marks)) for mark in marks)
         return sorted(name for name in names if name.startswith(prefix) and name > after)[: most or None]
 
-    async def _infos(self) -> Sequence[ObjectInfo]:
-        """One for each object, and for one that is being deleted."""
-        try:
-            return await self._store.list()
-        except nats.js.errors.NotFoundError:
-            return []
-
     def delete(self, *names: str) -> None:
-        for name in names:
-            self._loop.call(self._delete(name))
+        for begin in range(0, len(names), _AT_ONCE):
+            self._loop.call(self._delete(names[begin : begin + _AT_ONCE]), 6 * limits.REPLICA_CALL_S)
 
-    async def _delete(self, name: str) -> None:
-        try:
-            await self._store.delete(name)
-        except nats.js.errors.NotFoundError:
-            return
-        await self._purge(self._mark(name))  # that it was deleted
+    async def _delete(self, names: Sequence[str]) -> None:
+        await asyncio.gather(*map(self._delete_one, names))
+
+    async def _delete_one(self, name: str) -> None:
+        """Without a look at what is there: so the next call does what this one did not, when it ended early."""
+        await self._purge(self._marks + _token(name))
+        await self._purge(f"{self._chunks}{_token(name)}.>")
 
     def remove_stale_uploads(self) -> None:
-        self._loop.call(self._sweep(), 6 * limits.REPLICA_CALL_S)
+        self._loop.call(self._remove_stale(), 6 * limits.REPLICA_CALL_S)
 
-    async def _sweep(self) -> None:
-        """Purge chunks that no object has. Those are known when all objects are: the list must have each name that was
-        there before it."""
-        found = await self._js.stream_info(f"OBJ_{self._bucket}", subjects_filter=f"$O.{self._bucket}.>")
-        subjects, infos = set(found.state.subjects or {}), await self._infos()
-        listed = {self._mark(info.name) for info in infos}
-        named = {self._chunks + info.nuid for info in infos}
-        chunks = {subject for subject in subjects if subject.startswith(self._chunks)}
-        if subjects - chunks <= listed:
-            for subject in sorted(chunks - named)[:_SWEEP]:
-                if await self._age_s(subject) > limits.REPLICA_UPLOAD_S:
-                    await self._purge(subject)
+    async def _remove_stale(self) -> None:
+        """Purge chunks that no object has: each upload says of which one it is."""
+        subjects, now = await self._subjects(f"$O.{self._bucket}.>")
+        uploads = [tuple(it.split(".")[3:]) for it in subjects if it.startswith(self._chunks) and it.count(".") == 4]
+        count = Counter(token for token, _ in uploads)
+        lone = sorted(it for it in uploads if count[it[0]] > 1 or self._marks + it[0] not in subjects)
+        for token, upload in lone[:_STALE]:
+            chunks = f"{self._chunks}{token}.{upload}"
+            if await self._age_s(chunks, now) > limits.REPLICA_UPLOAD_S:
+                info = await self._find(self._marks + token)  # it may have come meanwhile
+                if info is None or info.nuid != f"{token}.{upload}":
+                    await self._purge(chunks)
 
-    async def _age_s(self, subject: str) -> float:
+    async def _age_s(self, subject: str, now: datetime) -> float:
         """The age of its newest chunk, in seconds."""
         try:
-            made = (await self._js.get_last_msg(f"OBJ_{self._bucket}", subject)).time
+            made = (await self._js.get_last_msg(self._stream, subject)).time
         except nats.js.errors.NotFoundError:
             return 0.0
-        return time.time() - made.timestamp() if made is not None else 0.0
+        return (now - made).total_seconds() if made is not None else 0.0
+
+
+def _token(name: str) -> str:
+    """The name of an object in a subject."""
+    return base64.urlsafe_b64encode(name.encode()).decode()
+
+
+def _name_of(token: str) -> str:
+    """The name in a subject; nothing of one that is no name here."""
+    try:
+        return base64.urlsafe_b64decode(token).decode()
+    except ValueError:
+        return ""
+
+
+def _digest(data: bytes) -> str:
+    return f"SHA-256={base64.urlsafe_b64encode(sha256(data).digest()).decode()}"
 
 
 def parse(url: str) -> tuple[list[str], str, int, str | None]:

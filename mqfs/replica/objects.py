@@ -369,7 +369,7 @@ class ObjectLog:
         return high
 
     def _frame(self, name: str) -> Frame | None:
-        """The frame of that name, whole, as its check sum says whether its epoch is right. None where there is none."""
+        """The whole frame of that name: its check sum is of its epoch too. None where there is none."""
         data = self.objects.get(name)
         try:
             return None if data is None else decode(data)

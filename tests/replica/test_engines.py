@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import random
 import socket
@@ -16,6 +18,8 @@ from typing import Any
 import nats.errors
 import obstore
 import pytest
+from nats.js.client import JetStreamContext
+from nats.js.object_store import ObjectStore
 
 from mqfs import limits
 from mqfs.errors import BadConfig, BadReplica
@@ -479,7 +483,7 @@ def test_chunks_without_a_name_are_swept_when_they_are_old(log: ReplicatedLog, m
     assert isinstance(log, JetStreamLog)
     log.objects.put("segment/1", b"x" * 300_000)
     before = chunks_of(log)
-    log._loop.call(log._js.publish(f"{log.objects._chunks}of-a-server-that-was-killed", b"x"))
+    log._loop.call(log._js.publish(f"{log.objects._chunks}c2VnbWVudC8x.of-a-server-that-was-killed", b"x"))
     log.objects.remove_stale_uploads()
     assert len(chunks_of(log)) == 2
     monkeypatch.setattr(limits, "REPLICA_UPLOAD_S", 0.0)
@@ -510,3 +514,121 @@ def test_an_object_has_its_name_only_while_it_has_its_chunks(
         log.objects.put("segment/1", b"x" * 300_000)
     assert log.objects.get("segment/1") == (None if loses == "chunks" else b"x" * 300_000)
     assert log.objects.list("segment/") == ([] if loses == "chunks" else ["segment/1"])
+
+
+@pytest.mark.parametrize("url", ["nats", "cluster"], indirect=True)
+def test_an_object_whose_chunks_are_gone_is_missing(log: ReplicatedLog) -> None:
+    """At once: no later attempt finds them."""
+    assert isinstance(log, JetStreamLog)
+    for lost in ("all", "one"):
+        log.objects.put("segment/1", b"x" * 300_000)
+        keep = 1 if lost == "one" else 0
+        log._loop.call(log._js.purge_stream(f"OBJ_{log.objects._bucket}", subject=f"{log.objects._chunks}>", keep=keep))
+        started = time.monotonic()
+        assert log.objects.get("segment/1") is None
+        assert time.monotonic() - started < limits.REPLICA_CALL_S
+    log.objects.put("segment/1", b"y" * 300_000)
+    assert log.objects.get("segment/1") == b"y" * 300_000
+
+
+@pytest.mark.parametrize("url", ["nats"], indirect=True)
+def test_an_object_with_other_bytes_is_named(log: ReplicatedLog) -> None:
+    assert isinstance(log, JetStreamLog)
+    log.objects.put("segment/1", b"x" * 1_000)
+    chunks = next(iter(chunks_of(log)))
+    log._loop.call(log._js.purge_stream(f"OBJ_{log.objects._bucket}", subject=chunks))
+    log._loop.call(log._js.publish(chunks, b"y" * 1_000))
+    with pytest.raises(BadReplica, match="segment/1: wrong check sum"):
+        log.objects.get("segment/1")
+
+
+@pytest.mark.parametrize("url", ["nats"], indirect=True)
+@pytest.mark.parametrize("work", ["get", "list"])
+def test_a_call_that_passes_its_time_leaves_no_consumer(
+    log: ReplicatedLog, work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(log, JetStreamLog)
+    stream = f"OBJ_{log.objects._bucket}"
+    log.objects.put("segment/1", b"x" * 3_000_000)
+
+    def count() -> int:
+        return log._loop.call(log._js.stream_info(stream)).state.consumer_count
+
+    async def held(*arguments: Any, **more: Any) -> Any:
+        """Its messages come late."""
+        await asyncio.sleep(HANG_S)
+
+    monkeypatch.setattr(JetStreamContext.PushSubscription, "next_msg", held)
+    monkeypatch.setattr(ObjectStore.ObjectWatcher, "__anext__", held)
+    monkeypatch.setattr(limits, "REPLICA_CALL_S", 0.2)
+    if work == "get":
+        with pytest.raises(NoAnswer, match="no answer"):
+            log.objects.get("segment/1")
+    else:
+        assert log.objects.list("") == ["segment/1"]
+    eventually(lambda: count() == 0)
+
+
+@pytest.mark.parametrize("url", ["nats"], indirect=True)
+@pytest.mark.parametrize("loses", ["request", "answer"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_deletion_without_an_answer_is_done_again(
+    log: ReplicatedLog, loses: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it ended, nothing is left then."""
+    assert isinstance(log, JetStreamLog)
+    stream, purge, calls = f"OBJ_{log.objects._bucket}", log._js.purge_stream, list[str]()
+    log.objects.put("segment/1", b"x" * 300_000)
+
+    async def interrupted(name: str, subject: str) -> bool:
+        calls.append(subject)
+        if len(calls) == number and loses == "request":
+            raise nats.errors.TimeoutError
+        is_purged = await purge(name, subject=subject)
+        if len(calls) == number:
+            raise nats.errors.TimeoutError
+        return is_purged
+
+    monkeypatch.setattr(log._js, "purge_stream", interrupted)
+    with pytest.raises(NoAnswer):
+        log.objects.delete("segment/1")
+    log.objects.delete("segment/1")
+    assert log._loop.call(log._js.stream_info(stream)).state.messages == 0
+
+
+@pytest.mark.parametrize("url", ["nats"], indirect=True)
+def test_a_list_in_several_answers_is_whole_or_none(log: ReplicatedLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server gives 100000 names in one; here it gives two."""
+    assert isinstance(log, JetStreamLog)
+    names = [f"segment/{number}" for number in range(7)]
+    for name in names:
+        log.objects.put(name, b"x")
+    request, changes = log._js._api_request, list[str]()
+
+    async def paged(subject: str, data: bytes, **more: Any) -> Any:
+        answer = await request(subject, json.dumps({**json.loads(data), "offset": 0}).encode(), **more)
+        if "subjects" in answer["state"]:
+            offset = json.loads(data)["offset"]
+            answer["state"]["subjects"] = dict(sorted(answer["state"]["subjects"].items())[offset : offset + 2])
+            while changes:
+                await log._js.publish(f"{log.objects._chunks}{changes.pop()}", b"x")
+        return answer
+
+    monkeypatch.setattr(log._js, "_api_request", paged)
+    assert log.objects.list("segment/") == names
+    changes.append("new")
+    with pytest.raises(NoAnswer, match="objects changed while they were listed"):
+        log.objects.list("segment/")
+    assert log.objects.list("segment/") == names
+
+
+@pytest.mark.parametrize("url", ["nats"], indirect=True)
+def test_what_another_client_deleted_is_missing_and_can_be_deleted(log: ReplicatedLog) -> None:
+    assert isinstance(log, JetStreamLog)
+    log.objects.put("segment/1", b"x")
+    store = log._loop.call(log._js.object_store(log.objects._bucket))
+    assert log._loop.call(store.get("segment/1")).data == b"x"
+    log._loop.call(store.delete("segment/1"))
+    assert log.objects.get("segment/1") is None
+    log.objects.delete("segment/1")
+    assert log.objects.list("") == []

@@ -345,7 +345,7 @@ def test_the_prune_removes_chunks_of_an_upload_that_ended_early(
     monkeypatch.setattr(limits, "REPLICA_UPLOAD_S", 0.0)
     primary = LocalPrimary(tmp_path / "a", url)
     grow(primary, 0, 2)
-    lost = f"$O.{log.objects._bucket}.C.lost"  # type: ignore[attr-defined]
+    lost = f"{log.objects._chunks}c2VnbWVudC85.lost"  # type: ignore[attr-defined]
     send = log._loop.call  # type: ignore[attr-defined]
     send(log._js.publish(lost, b"x" * 100))  # type: ignore[attr-defined]
     make(primary)
