@@ -15,9 +15,9 @@ one:
     log      417 position | 418 m7 | 419 m7 is acknowledged | 420 whole
     store              segments are read: that of m7 is gone ^ begins when all are read
 
-Parts that the checkpoint before it has are not sent again. A name is never given to other bytes, and what a primary
-removes was replaced by a checkpoint that it made itself, before its successor took over, so one that was fenced and
-does not know it yet takes nothing from it. A part goes when no checkpoint that is kept has it:
+Parts that the checkpoint before it has are not sent again. A name is never given to other bytes. A primary removes
+parts only after a checkpoint that it made itself. Its successor begins with that one or a later one, so a primary that
+was fenced and does not know it yet takes nothing from it. A part goes when no checkpoint that is kept has it:
 
     kept             checkpoint 417 of epoch 3, the oldest | checkpoint 903 of epoch 5, made here
     no answer came   checkpoint 871 of epoch 5: it may be there, so its parts are kept as if it were
@@ -93,7 +93,7 @@ class Checkpointer:
         self._log, self._objects, self._path = log, log.objects, path
         self._stop = stop or threading.Event()
         self._known: dict[str, tuple[int, int, Segment]] = {}  # complete segments, by path: inode and bytes
-        self._sent: dict[str, str] = {}  # parts that the next checkpoint can have, by their names without the epoch
+        self._parts: dict[str, str] = {}  # that the next checkpoint can have, by their names without the epoch
         self._made = ""  # the newest checkpoint
         self._own_epoch = -1  # of the parts; -1: some may be of a checkpoint that is not made yet
         self._epochs: dict[str, int] = {}  # of checkpoints that are there, or may be
@@ -105,8 +105,8 @@ class Checkpointer:
         and returns the number of its last frame; None: the store is not written to. Position 0 gets the check sum that
         frame 1 is to have. Raises Overtaken, Stopped, NoAnswer, BadReplica, OSError."""
         self._own_epoch = -1
-        if not self._sent and (before := newest(self._log)) is not None:
-            self._sent = {_tail(part): part for part in _names_of(before)}
+        if not self._parts and (before := newest(self._log)) is not None:
+            self._parts = {_tail(part): part for part in _names_of(before)}
         for _ in range(_ATTEMPTS):
             try:
                 groups = (self._group(group, *end, position.epoch) for group, end in sorted(have.items()))
@@ -128,7 +128,7 @@ class Checkpointer:
     def _finish(self, made: Checkpoint) -> Checkpoint:
         self._note(made)  # without an answer it may be there, or come later
         self._objects.put(made.name, _encode(made))
-        self._sent = {_tail(part): part for part in _names_of(made)}
+        self._parts = {_tail(part): part for part in _names_of(made)}
         self._made, self._own_epoch = made.name, made.position.epoch
         return made
 
@@ -177,11 +177,11 @@ class Checkpointer:
     def _part(self, where: str, epoch: int, data: bytes) -> Part:
         crc = value(data)
         tail = f"{where}-{len(data)}-{crc:08x}"
-        if (name := self._sent.get(tail)) is None:
+        if (name := self._parts.get(tail)) is None:
             if self._stop.is_set():
                 raise Stopped
             self._objects.put(name := f"segment/{epoch}/{tail}", data)
-            self._sent[tail] = name
+            self._parts[tail] = name
         return Part(len(data), crc, name)
 
     def prune(self, keep_s: float, now_s: float) -> None:

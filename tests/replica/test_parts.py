@@ -248,6 +248,22 @@ def test_a_checkpoint_without_an_answer_keeps_its_parts(
     check_restored(log, primary, tmp_path / "s")
 
 
+def test_parts_of_long_ago_are_not_sent_again(tmp_path: Path) -> None:
+    """Each start of a primary is an epoch."""
+    url = f"file://{tmp_path}/replica"
+    primary = LocalPrimary(tmp_path / "a", url)
+    grow(primary, 0, 5)
+    before = make(primary)
+    for _ in range(10):
+        primary.stop()
+        primary = LocalPrimary(tmp_path / "a", url)
+    made = make(primary)
+    assert made.position.epoch == 11
+    assert before.segments[0] in made.segments
+    assert names_of(made) == parts_of(primary.primary.log)
+    primary.stop()
+
+
 def test_checkpoints_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What each has is known then; and nothing is removed while one that is listed cannot be read."""
     url = f"file://{tmp_path}/replica"
