@@ -327,7 +327,7 @@ def test_a_consumers_lag_and_seek(web: Web, page: Page) -> None:
 
     def figure(name: str) -> str:
         rows = page.texts("main .figures div")
-        return next(row.split("\n")[1] for row in rows if row.startswith(f"{name}\n"))
+        return next((row.split("\n")[1] for row in rows if row.startswith(f"{name}\n")), "")
 
     page.until(lambda: (figure("waiting"), figure("claimed"), figure("handles")) == ("2", "1", "1"))
     page.type("Seek to", "3")
