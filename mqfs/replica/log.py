@@ -10,6 +10,10 @@ already. Unknown: no answer came, and it may still arrive. After the last two th
 its own bytes mean that it is there, other bytes that another server is the primary; nothing yet, that the same bytes
 are sent again under the same number. No answer but these counts: a leader that was cut off refuses what it did not see,
 and reads may be late.
+
+A takeover counts when it is there and a look after it shows nothing above it. Else a server that stood still for longer
+than frames are kept, between its last read and its request, could take the number of one that was trimmed. The first
+frame after an owner's last one is a takeover, which is never trimmed, so its own frames need no such look.
 """
 
 from __future__ import annotations
@@ -295,8 +299,11 @@ class Writer:
         self._data, self._looks = encode(self._frame), False
 
     def on_appended(self) -> None:
-        """The engine answered that it is there."""
+        """The engine answered that it is there. After a takeover comes a look."""
         assert self._frame is not None
+        if self._frame.owner is not None and not self._looks:
+            self._looks = True
+            return
         self.position.go_to(self._frame, crc_of(self._data))
         self.is_owner = True
         self._frame = None
@@ -307,7 +314,8 @@ class Writer:
 
     def on_found(self, data: bytes | None, *, later: bool) -> None:
         """The record of the number looked at, if it is seen. `later`: one above it is seen."""
-        if data == self._data:
+        assert self._frame is not None
+        if data == self._data and not (later and self._frame.owner is not None):
             self.on_appended()
         elif data is not None or later:
             self.fenced, self._frame = True, None

@@ -70,7 +70,7 @@ class Driver:
     def _do(self, request: Append | Look) -> None:
         if isinstance(request, Look):
             data = self._log.get(request.number)
-            later = data is None and self._log.newest(request.number) is not None
+            later = self._log.newest(request.number) is not None
             self.writer.on_found(data, later=later)
             if data is None and not later:
                 end, at = following.end_before(self._log, self.writer.position), self.writer.position

@@ -137,3 +137,14 @@ class Pipelining(Writer):
     def assume_appended(self) -> None:
         if self.is_owner and self._frame is not None:
             super().on_appended()
+
+
+class Unlooking(Writer):
+    """A mutant: a takeover counts as soon as it is appended."""
+
+    def on_appended(self) -> None:
+        self._looks = True
+        super().on_appended()
+
+    def on_found(self, data: bytes | None, *, later: bool) -> None:
+        super().on_found(data, later=later and data != self._data)

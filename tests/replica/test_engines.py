@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import nats.errors
 import obstore
 import pytest
@@ -25,7 +26,7 @@ from mqfs import limits
 from mqfs.errors import BadConfig, BadReplica
 from mqfs.replica import objects
 from mqfs.replica.engines import open_log
-from mqfs.replica.frame import LogBytes
+from mqfs.replica.frame import LogBytes, decode
 from mqfs.replica.jetstream import JetStreamLog
 from mqfs.replica.log import Append, LogRecord, Look, NoAnswer, Position, Reader, Refused, ReplicatedLog, Report, Writer
 from mqfs.replica.objects import ObjectLog
@@ -118,6 +119,24 @@ def test_a_number_is_given_once_and_the_old_owner_is_fenced(log: ReplicatedLog) 
     append(log, first, b"behind")
     assert first.fenced
     assert [record.number for record in everything(log)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("url", ENGINES, indirect=True)
+def test_a_takeover_that_comes_where_frames_were_trimmed_is_none(log: ReplicatedLog) -> None:
+    """Its server stood still between its last look at the log and the request, for longer than frames are kept."""
+    first = owner(log)
+    position = attrs.evolve(first.position)
+    for number in range(4):
+        append(log, first, b"%d" % number)
+    log.trim(5)
+    late = owner(log, position)
+    assert late.fenced
+    assert not late.is_owner
+    append(log, first, b"more")
+    assert not first.fenced
+    newest = log.newest(0)
+    assert newest is not None
+    assert payloads([decode(newest.data)]) == [b"more"]
 
 
 @pytest.mark.parametrize("url", ENGINES, indirect=True)

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from mqfs import limits
 from mqfs.replica.frame import LogBytes
 from mqfs.replica.log import Append, LogRecord, Look, Position, Reader, Writer
-from tests.replica.model import STORE, Engine, Pipelining, Renumbering, Server, payloads
+from tests.replica.model import STORE, Engine, Pipelining, Renumbering, Server, Unlooking, payloads
 from tests.support.campaign import size
 
 NAMES = st.sampled_from([0, 0, 1, 1, 2])
@@ -156,7 +156,15 @@ class Protocol(RuleBasedStateMachine):
         if server.writer is not None and server.writer.is_owner:
             base, applied = self.whole(server.writer.position.number)
             if base.position == base.complete:
-                self.engine.base, self.engine.trimmed = (base.complete, applied), base.complete.number + 1
+                self.engine.base, self.engine.trimmed = (base.complete, applied), base.complete.number  # which stays
+
+    @rule(name=NAMES)
+    def go_on(self, name: int) -> None:
+        """For longer than frames are kept."""
+        for _ in range(3):
+            self.publish(name, more=False)
+            self.finish(name)
+        self.trim(name)
 
     def whole(self, until: int = 1 << 62) -> tuple[Reader, list[bytes]]:
         """All of the log, as a reader that begins has it."""
@@ -219,7 +227,8 @@ def test_a_batch_that_is_too_large_for_memory_lies_in_a_file(monkeypatch: pytest
         request = writer.request
         assert isinstance(request, Append)
         records.append(LogRecord(number + 1, request.data))
-        writer.on_appended()
+        writer.on_unclear()
+        writer.on_found(request.data, later=False)
     monkeypatch.setattr(limits, "REPLICA_BATCH_BYTES", 3 * 200 - 1)
     reader = Reader(Position(), str(tmp_path))
     batches = [[frame.number for frame in reader.feed(record) or ()] for record in records]
@@ -245,6 +254,9 @@ def test_a_batch_that_is_too_large_for_memory_lies_in_a_file(monkeypatch: pytest
         ),
         pytest.param(
             mutant(kinds=("objects",), engine_options={"names_have_check_sum": True}), id="a check sum in the name"
+        ),
+        pytest.param(
+            mutant(kinds=("objects",), server_options={"writer_class": Unlooking}), id="no look after a takeover"
         ),
         pytest.param(mutant(server_options={"acknowledges_early": True}), id="acknowledged before the append"),
     ],
