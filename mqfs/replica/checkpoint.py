@@ -4,8 +4,8 @@
     checkpoint/00000000000000000000-2596996162   before frame 1: what the store had when its log began
     segment/3/7-40-0-8388608-9ab01234            epoch 3, group 7, segment 40, part 0, its bytes, its CRC-32C
 
-One of before frame 1 has a check sum in place of a time. The frame says it, in place of that of a frame before it: of
-several servers that begin a log at once, one has frame 1, and the checkpoints of the others count for nothing.
+A checkpoint before frame 1 has a check sum in place of a time. The frame says it, in place of that of a frame before
+it: of several servers that begin a log at once, one has frame 1, and the checkpoints of the others count for nothing.
 
 A checkpoint has what the log had at a frame. Its bytes come from the segment files of a running store. Later bytes are
 not read, and a segment that is compacted meanwhile holds the same messages. Where a segment goes while it is read, the
@@ -73,7 +73,7 @@ class Checkpoint:
 
     @property
     def time_s(self) -> int:
-        """When it was whole, in UNIX seconds; not of one of before frame 1."""
+        """When it was whole, in UNIX seconds. One before frame 1 has no time."""
         return int(self.name.rpartition("-")[2])
 
 
@@ -202,7 +202,7 @@ class Checkpointer:
         self._objects.remove_stale_uploads()
 
     def _is_known(self, name: str) -> bool:
-        """Whether it is known which parts that checkpoint has: not of one that is not there any more."""
+        """Whether it is known which parts that checkpoint has; False where it was removed."""
         if name not in self._epochs and (found := load(self._log, name)) is not None:
             self._note(found)
         return name in self._epochs
@@ -260,7 +260,7 @@ def _all_names(log: ReplicatedLog) -> list[str]:
 
 
 def _is_first(name: str) -> bool:
-    """Whether it is one of before frame 1."""
+    """Whether it is before frame 1."""
     return not _number(name)
 
 

@@ -478,7 +478,7 @@ def _token(name: str) -> str:
 
 
 def _name_of(token: str) -> str:
-    """The name in a subject; nothing of one that is no name here."""
+    """The name in a subject; "" where that is not a name."""
     try:
         return base64.urlsafe_b64decode(token).decode()
     except ValueError:

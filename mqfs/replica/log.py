@@ -12,7 +12,7 @@ are sent again under the same number. No answer but these counts: a leader that 
 and reads may be late.
 
 A takeover counts when it is there and a look after it shows nothing above it. Else a server that stood still for longer
-than frames are kept, between its last read and its request, could take the number of one that was trimmed. The first
+than frames are kept, between its last read and its request, could take the number of a trimmed frame. The first
 frame after an owner's last one is a takeover, which is never trimmed, so its own frames need no such look.
 """
 

@@ -343,7 +343,7 @@ class ObjectLog:
                 break
 
     def _without_takeovers(self, names: Sequence[str]) -> list[str]:
-        """The others. What another server removes meanwhile is in none of both, as what is no frame: that stays."""
+        """The others, without what another server removes meanwhile. An object that is not a frame stays."""
         found, at = list[str](), 0
         while at < len(names):
             frame, begin = self._frame(names[at]), at

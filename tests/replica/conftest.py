@@ -12,6 +12,7 @@ import pytest
 
 from mqfs import limits
 from tests.replica.faulty_proxy import FaultyProxy
+from tests.replica.primary import LocalStandby
 from tests.replica.servers import NatsServer, nats_servers
 from tests.support.campaign import seed
 
@@ -97,3 +98,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"nats://127.0.0.1:{server.port}/{name}"
     servers: list[NatsServer] = request.getfixturevalue("cluster")
     return f"nats://{','.join(f'127.0.0.1:{server.port}' for server in servers)}/{name}"
+
+
+@pytest.fixture
+def standbys() -> Iterator[list[LocalStandby]]:
+    found: list[LocalStandby] = []
+    yield found
+    for standby in found:
+        standby.stop()

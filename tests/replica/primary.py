@@ -1,11 +1,12 @@
-"""A primary in this process: a store, its replicator, and the test's thread as the store's."""
+"""A primary in this process: a store, its replicator, and the test's thread as the store's. A standby, on a thread."""
 
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from mqfs.errors import BadReplica, NotFound
@@ -14,7 +15,7 @@ from mqfs.replica.engines import open_log
 from mqfs.replica.log import NoAnswer, ReplicatedLog
 from mqfs.replica.replicator import Replicator
 from mqfs.replica.restore import Point, Restored, restore
-from mqfs.replica.takeover import Primary, become_primary
+from mqfs.replica.takeover import Primary, Standby, become_primary
 from mqfs.store.disk import Disk
 from mqfs.store.store import DiskBucket, DiskStore
 from tests.support.eventually import HANG_S, eventually
@@ -124,6 +125,49 @@ class LocalPrimary:
     def stop(self) -> None:
         self.store.close()
         self.replicator.stop()
+
+
+def opened(url: str) -> ReplicatedLog:
+    """The log, once the engine answers."""
+
+    def attempt() -> ReplicatedLog | None:
+        with suppress(BadReplica):
+            return open_log(url)
+        return None
+
+    return eventually(attempt, url)
+
+
+class LocalStandby:
+    """A standby on a thread."""
+
+    def __init__(self, path: Path, url: str, failover_s: float = 60.0) -> None:
+        self.path, self.log = path, opened(url)
+        self.standby = Standby(self.log, str(path), "tcp!b!5640", failover_s)
+        self.primary = None
+        self.failed: Exception | None = None
+        self.closed = False
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.primary = self.standby.run()
+        except Exception as error:
+            self.failed = error
+
+    def stop(self) -> None:
+        self.standby.stop()
+        self.thread.join()
+        if self.primary is None and not self.closed:
+            self.closed = True
+            self.log.close()
+
+    def promote(self, url: str) -> LocalPrimary:
+        self.standby.promote()
+        self.thread.join()
+        assert self.primary is not None, self.failed
+        return LocalPrimary(self.path, url, self.primary)
 
 
 def restored(url: str, to: Path) -> Restored:

@@ -26,8 +26,8 @@ from mqfs.store.disk import Disk
 from mqfs.store.replication import Replication
 from mqfs.store.standby import StandbyStore
 from mqfs.store.store import read_label
-from tests.replica.primary import LocalPrimary, bodies_of, restored
-from tests.replica.test_copies import EACH, LocalStandby, are_equal
+from tests.replica.primary import LocalPrimary, LocalStandby, bodies_of, restored
+from tests.replica.test_copies import EACH, are_equal
 from tests.support.eventually import HANG_S, eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]

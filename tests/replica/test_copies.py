@@ -10,7 +10,6 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,14 +20,14 @@ from mqfs.model import Draft, Kind
 from mqfs.replica import checkpoint, state
 from mqfs.replica.engines import open_log
 from mqfs.replica.following import Outdated, discard, open_follower, store_of
-from mqfs.replica.log import ReplicatedLog, Report
+from mqfs.replica.log import Report
 from mqfs.replica.restore import Point, restore
-from mqfs.replica.takeover import Standby, become_primary
+from mqfs.replica.takeover import become_primary
 from mqfs.store.check import check
 from mqfs.store.disk import Disk
 from mqfs.store.sequences import removal_body
 from mqfs.store.store import DiskStore, folder_of, read_label
-from tests.replica.primary import LocalPrimary, bodies_of, restored
+from tests.replica.primary import LocalPrimary, LocalStandby, bodies_of, restored
 from tests.replica.servers import NatsServer, url_of
 from tests.support.campaign import seed, size
 from tests.support.eventually import eventually
@@ -42,57 +41,6 @@ FAULTY = pytest.mark.parametrize("url", ["file", "nats", "faulty s3"], indirect=
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "REPLICA_BEAT_S", 0.2)
     monkeypatch.setattr(limits, "REPLICA_STATE_S", 0.1)
-
-
-def opened(url: str) -> ReplicatedLog:
-    """The log, once the engine answers."""
-
-    def attempt() -> ReplicatedLog | None:
-        with contextlib.suppress(errors.BadReplica):
-            return open_log(url)
-        return None
-
-    return eventually(attempt, url)
-
-
-class LocalStandby:
-    """A standby on a thread."""
-
-    def __init__(self, path: Path, url: str, failover_s: float = 60.0) -> None:
-        self.path, self.log = path, opened(url)
-        self.standby = Standby(self.log, str(path), "tcp!b!5640", failover_s)
-        self.primary = None
-        self.failed: Exception | None = None
-        self.closed = False
-        self.thread = threading.Thread(target=self._run)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.primary = self.standby.run()
-        except Exception as error:
-            self.failed = error
-
-    def stop(self) -> None:
-        self.standby.stop()
-        self.thread.join()
-        if self.primary is None and not self.closed:
-            self.closed = True
-            self.log.close()
-
-    def promote(self, url: str) -> LocalPrimary:
-        self.standby.promote()
-        self.thread.join()
-        assert self.primary is not None, self.failed
-        return LocalPrimary(self.path, url, self.primary)
-
-
-@pytest.fixture
-def standbys() -> Iterator[list[LocalStandby]]:
-    found: list[LocalStandby] = []
-    yield found
-    for standby in found:
-        standby.stop()
 
 
 def files(path: Path) -> dict[str, bytes]:

@@ -18,8 +18,8 @@ from mqfs.replica.engines import open_log
 from mqfs.replica.following import Diverged, end_before, open_follower, set_aside, store_of
 from mqfs.replica.log import NoAnswer
 from mqfs.store.disk import Disk
-from tests.replica.primary import LocalPrimary, bodies_of
-from tests.replica.test_copies import LocalStandby, are_equal
+from tests.replica.primary import LocalPrimary, LocalStandby, bodies_of
+from tests.replica.test_copies import are_equal
 from tests.support.eventually import eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]

@@ -22,8 +22,8 @@ from mqfs.replica.engines import open_log
 from mqfs.replica.following import has_groups
 from mqfs.replica.frame import decode
 from mqfs.replica.takeover import Primary, Standby, become_primary
-from tests.replica.primary import LocalPrimary, bodies_of
-from tests.replica.test_copies import LocalStandby, are_equal, files
+from tests.replica.primary import LocalPrimary, LocalStandby, bodies_of
+from tests.replica.test_copies import are_equal, files
 from tests.support.eventually import HANG_S, eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]

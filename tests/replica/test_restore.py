@@ -168,7 +168,7 @@ def test_a_point_that_is_not_there_is_one_line(
 def test_a_restore_whose_sequences_are_not_reserved_fails_and_leaves_no_store(
     written: Written, tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Clients that saw later messages would see their numbers again. While it lasts it is no store."""
+    """Clients that saw later messages would see their numbers again. Until then no server begins with it."""
     path, kept, allocate, sync = tmp_path / "r", list[bool](), os.posix_fallocate, os.fdatasync
 
     def reserve(self: Disk, fd: int, position: int, length: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from glob import glob
 from pathlib import Path
 
@@ -13,8 +12,8 @@ from mqfs import limits
 from mqfs.store.check import check
 from mqfs.store.standby import _OPEN_FILES
 from mqfs.store.store import DiskStore
-from tests.replica.primary import LocalPrimary
-from tests.replica.test_copies import LocalStandby, are_equal, files, messages_of
+from tests.replica.primary import LocalPrimary, LocalStandby
+from tests.replica.test_copies import are_equal, files, messages_of
 from tests.support.campaign import seed
 from tests.support.server import Server, short_folder
 
@@ -26,14 +25,6 @@ GROUPS = 3 * _OPEN_FILES + 8
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("REPLICA_BEAT_S", 0.2), ("REPLICA_STATE_S", 0.1), ("SEGMENT_BYTES", 20_000)):
         monkeypatch.setattr(limits, name, value)
-
-
-@pytest.fixture
-def standbys() -> Iterator[list[LocalStandby]]:
-    found: list[LocalStandby] = []
-    yield found
-    for standby in found:
-        standby.stop()
 
 
 class Writer:
