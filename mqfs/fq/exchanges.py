@@ -23,7 +23,7 @@ from mqfs.engine.group import Group
 from mqfs.engine.language import programs
 from mqfs.engine.language.programs import Program, parse
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import BadCommand, MqfsError, NotFound
+from mqfs.errors import BadCommand, Exists, MqfsError, NotFound
 from mqfs.fq.queues import VIEW, Queue, Refused, Wish, owns
 from mqfs.model import User
 from mqfs.serving.await_step import await_step
@@ -219,7 +219,12 @@ class Exchanges:
         tree.access(user, root, os.W_OK | os.X_OK)
         check_name(escape(name))
         maker = _maker(user, root)
-        group: Any = await await_step(tree.mkdir(maker, root, escape(name), tree.stat(root).mode & 0o777))
+        try:
+            group: Any = await await_step(tree.mkdir(maker, root, escape(name), tree.stat(root).mode & 0o777))
+        except Exists:  # made in the tree meanwhile
+            if (made := self.find(name)) is None:
+                raise
+            return made
         await self.command(user, group, *SETTINGS)
         exchange = self._by_name[name] = Exchange(name, group)
         return exchange

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -92,6 +93,14 @@ def test_a_peer_confirms_all_that_it_says(server: Server, address: str) -> None:
         said = codec.Message(codec.CONFIRM, b"", bytes(codec.ID_BYTES), (3).to_bytes(8))
         peer.data.sendall(codec.relayed(said))
         eventually(lambda: group.stats().consumers["peer"].claimed == 0, "the last to be acked, too")
+
+
+def test_an_exchange_that_others_make_at_once_is_bound(server: Server, address: str) -> None:
+    with ThreadPoolExecutor(1) as threads, server.connect() as tree, Client(address) as client:
+        for n in range(50):
+            made = threads.submit(tree.group, f"fq/at-once-{n}", create=True)
+            assert client.bind(f"at-once-{n}") != codec.ILLEGAL
+            made.result()
 
 
 def test_unbind(address: str) -> None:

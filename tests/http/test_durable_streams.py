@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -109,6 +110,17 @@ def test_streams_made_at_once_share_the_group_that_is_made_for_them(ds: Durable)
         for n in range(10):
             made = threads.map(lambda k, n=n: ds.create(f"/at-once-{n}/in/{k}", "1").status, range(8))  # type: ignore[misc]
             assert set(made) == {201}
+
+
+def test_a_group_that_others_make_at_once_is_used(ds: Durable) -> None:
+    assert ds.create("/others/a").status == 201
+    with ThreadPoolExecutor(1) as threads:
+        answers = []
+        for n in range(50):
+            made = threads.submit(ds.tree.ask, "PUT", f"/ds/others-{n}/", b"")
+            answers.append(ds.create(f"/others-{n}/a", "1"))
+            assert made.result().status in {200, 201}
+    assert {answer.status for answer in answers} == {201}, Counter(answer.body for answer in answers)
 
 
 # ---------------------------------------------------------------- kept

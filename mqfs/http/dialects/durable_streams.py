@@ -19,7 +19,7 @@ import attrs
 
 from mqfs import limits
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import BadRequest, Busy, MqfsError, NotFound, StreamFull
+from mqfs.errors import BadRequest, Busy, Exists, MqfsError, NotFound, StreamFull
 from mqfs.http import groups, publishing, target
 from mqfs.http.answers import Answer, Headers, Unsupported, media_type
 from mqfs.http.call import Call
@@ -374,10 +374,14 @@ async def _in_its_group(call: Call) -> Call:
             call = attrs.evolve(call, target=call.front.table.resolve(call.tree, call.user, call.path))
             if call.target.kind == "nothing":
                 group, name = call.target.node, call.target.name
-                made: Any = await call.front.await_step(
-                    call.tree.mkdir(call.user, group, name, groups.mode(call, group, groups.GROUP_MODE))
-                )
-                await groups.write(call, call.tree.walk(call.user, made, "ctl"), _NEEDED.encode())
+                mode = groups.mode(call, group, groups.GROUP_MODE)
+                try:
+                    made: Any = await call.front.await_step(call.tree.mkdir(call.user, group, name, mode))
+                except Exists:  # made in the tree meanwhile
+                    if name not in group.groups:
+                        raise
+                else:
+                    await groups.write(call, call.tree.walk(call.user, made, "ctl"), _NEEDED.encode())
                 call = attrs.evolve(call, target=call.front.table.resolve(call.tree, call.user, call.path))
     if call.target.kind == "stream":
         call = attrs.evolve(call, target=Target("new stream", call.target.node.group, call.target.name))
