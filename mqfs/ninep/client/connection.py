@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from mqfs import limits
 from mqfs.errors import BadFrame, BadRequest, Disconnected, Interrupted, MqfsError
@@ -100,20 +100,20 @@ def _attach(
 class Slot:
     """A request that was sent."""
 
-    __slots__ = ("about", "done", "flushing", "number", "on_done", "reply", "request", "tag", "wake")
+    reply: Fcall | None = None
+    done = False  # answered; or flushed or lost, without a reply
+    number = 0  # of the reply: those of a connection are counted as they come
+    flushing = False
+    wake: queue.SimpleQueue[None] | None = None  # of a thread that follows
+    on_done: Callable[[], None] | None = None  # of an async program, see `Client.watch`
 
     def __init__(self, tag: int, request: Fcall | None, about: Slot | None = None) -> None:
         self.tag, self.request, self.about = tag, request, about  # None: the flush of the request `about`
-        self.reply: Fcall | None = None
-        self.done = False  # answered; or flushed or lost, without a reply
-        self.number = 0  # of the reply: those of a connection are counted as they come
-        self.flushing = False
-        self.wake: queue.SimpleQueue[None] | None = None  # of a thread that follows
-        self.on_done: Callable[[], None] | None = None  # of an async program, see `Client.watch`
 
     def finish(self, reply: Fcall | None) -> None:
         self.reply, self.done = reply, True
-        self.wake_up()
+        if self.wake is not None:
+            self.wake.put(None)
         if self.on_done is not None:
             self.on_done()
 
@@ -197,10 +197,10 @@ class Client:
 
     def flush(self, slot: Slot) -> None:
         """Cancel a request, unless it is answered or cancelled already; `wait` returns the outcome."""
+        self._require_process()
         self._send((), slot)
 
     def _send(self, requests: Sequence[Fcall], aborted: Slot | None = None) -> list[Slot]:
-        self._require_process()
         with self._sending:
             with self._lock:
                 if self.lost:
@@ -236,7 +236,8 @@ class Client:
                     else:
                         self._lead(left)
             finally:
-                self._hand_over()
+                if self._followers:
+                    self._hand_over()
             if slot.reply is None and self.lost:
                 raise self._disconnected()
             return slot.reply
@@ -303,8 +304,7 @@ class Client:
                 self._watched.pop(old, None)
                 old.finish(None)
             self._watched.pop(slot, None)
-            self._replies += 1
-            slot.number = self._replies
+            self._replies = slot.number = self._replies + 1
             slot.finish(reply)
 
     # ------------------------------------------------------------ requests that no thread waits for
@@ -343,7 +343,9 @@ class Client:
 
     def answer(self, slot: Slot, deadline: float | None = None) -> Fcall:
         """The reply to a request that was not flushed. Raises the error that it carries, TimeoutError, Disconnected."""
-        return expect(cast(Fcall, slot.request), cast(Fcall, self.wait(slot, deadline)))
+        request: Any = slot.request
+        reply: Any = self.wait(slot, deadline)
+        return expect(request, reply)
 
     def give_up(self, slot: Slot) -> Fcall | None:
         """Cancel a request: its reply, if that came all the same. Raises Disconnected where the server does not answer
@@ -372,25 +374,27 @@ class Client:
 
     def _drive(self, procedure: Procedure[T], deadline: float | None = None, slot: Slot | None = None) -> T:
         """`slot`: its first request, where that was sent."""
-        step: Callable[[], Fcall] = partial(next, procedure)
+        step: Callable[[Any], Fcall] = procedure.send
+        answer: Fcall | MqfsError | None = None
         try:
             while True:
                 if slot is None:
                     with self._lock:  # it takes tags and fids of the machine
-                        request = step()
-                    slot = self._send([request])[0]
+                        request = step(answer)
+                    [slot] = self._send([request])
                 try:
-                    step = partial(procedure.send, self.answer(slot, deadline))
+                    step, answer = procedure.send, self.answer(slot, deadline)
                 except (Disconnected, TimeoutError):
                     raise
                 except MqfsError as error:
-                    step = partial(procedure.throw, error)
+                    step, answer = procedure.throw, error
                 except BaseException:  # Ctrl-C
                     self.give_up(slot)
                     raise
                 slot = None
         except StopIteration as done:
-            return cast(T, done.value)
+            value: T = done.value
+            return value
 
     def begin(self, procedures: Sequence[Procedure[T]]) -> tuple[list[Slot], Callable[[], list[T]]]:
         """Send the first request of each procedure, all at once. Returns them, and a function, to be called, that
@@ -421,10 +425,10 @@ class Client:
         results: dict[int, T | MqfsError] = {}
         waiting: deque[tuple[int, Procedure[T], Slot]] = deque()
 
-        def advance(number: int, procedure: Procedure[T], step: Callable[[], Fcall]) -> None:
+        def advance(number: int, procedure: Procedure[T], step: Callable[[Any], Fcall], answer: Any) -> None:
             try:
                 with self._lock:
-                    request = step()
+                    request = step(answer)
             except StopIteration as done:
                 results[number] = done.value
             except MqfsError as error:
@@ -435,7 +439,7 @@ class Client:
         left = enumerate(procedures)
         while True:
             for number, procedure in islice(left, WINDOW - len(waiting)):
-                advance(number, procedure, partial(next, procedure))
+                advance(number, procedure, procedure.send, None)
             if not waiting:
                 return [results[number] for number in sorted(results)]
             number, procedure, slot = waiting.popleft()
@@ -444,9 +448,9 @@ class Client:
             except Disconnected:
                 raise
             except MqfsError as error:
-                advance(number, procedure, partial(procedure.throw, error))
+                advance(number, procedure, procedure.throw, error)
             else:
-                advance(number, procedure, partial(procedure.send, reply))
+                advance(number, procedure, procedure.send, reply)
 
     def drop(self, fid: int) -> None:
         """Clunk the fid of a collected file with the next call: this may be in the middle of one."""
@@ -518,7 +522,7 @@ class File(io.RawIOBase):
                 request = procedure.send(expect(request, self._reply(slot, deadline)))
                 slot = self._send(request)
         except StopIteration as done:
-            data = cast(bytes, done.value)
+            data: bytes = done.value
         finally:
             self._slot = None
         if len(data) > count:  # `when_ready` asked for more
@@ -532,7 +536,8 @@ class File(io.RawIOBase):
         return procedure, request, self._send(request)
 
     def _send(self, request: Fcall) -> Slot:
-        slot = self._slot = self.client.send([request])[0]
+        [slot] = self.client.send([request])
+        self._slot = slot
         if self._interrupted:
             self.client.flush(slot)
         return slot

@@ -75,10 +75,10 @@ class Framer:
                 position += size
                 yield buffer, start, size
         finally:
-            if position or isinstance(buffer, bytes):
-                self._rest = bytearray(memoryview(buffer)[position:])
-            else:
+            if not position and isinstance(buffer, bytearray):
                 self._rest = buffer
+            elif position < end:
+                self._rest = bytearray(memoryview(buffer)[position:])
 
 
 # ---------------------------------------------------------------- reading fields
