@@ -181,6 +181,8 @@ class Group:
             raise errors.OverLimit(f"too many streams (expected at most {limits.STREAMS} in a group)")
         if name in self.views:
             raise errors.Exists(f"name {name!r}: taken by a view")
+        if name in self.groups or self.tree.is_making(self, name):
+            raise errors.Exists(f"name {name!r}: taken by a group")
         number = self.state.next_stream
         self.log.change(
             {

@@ -87,7 +87,7 @@ def _figures(call: Call, node: Any) -> dict[str, Any]:
     if isinstance(node, Group):
         try:
             call.tree.access(call.user, call.tree.walk(call.user, node, ".stats"), os.R_OK)
-        except Denied:
+        except (Denied, NotFound):  # removed since it was listed
             return {}
     return status_files.figures(node)
 

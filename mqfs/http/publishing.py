@@ -18,7 +18,7 @@ from typing import Any
 
 from mqfs import limits
 from mqfs.engine.language.batch_frames import HEAD
-from mqfs.errors import Again, BadCommand, BadRequest, NotFound, OverLimit, TooLong
+from mqfs.errors import Again, BadCommand, BadRequest, MqfsError, NotFound, OverLimit, TooLong
 from mqfs.http import cloud_events
 from mqfs.http.answers import JSON, Answer, NoReply, base64_body, media_type
 from mqfs.http.call import WHOLE, Call, TimedOut
@@ -100,7 +100,12 @@ async def _request(call: Call, stream: Any, given: dict[str, Any], body: bytes, 
         raise BadRequest(f"reply: not with {min(wrong)} (expected a message that is written now)")
     ends = monotonic() + seconds
     node: Any = await call.front.await_step(tree.create(user, group, name, TEMPORARY))
-    with closing(tree.open(user, node, os.O_RDWR)):  # it keeps the reply until the cursor has it
+    try:
+        handle = tree.open(user, node, os.O_RDWR)
+    except MqfsError:  # no close will remove it
+        group.remove_temporary(node)
+        raise
+    with closing(handle):  # it keeps the reply until the cursor has it
         own = {**given.get("headers", {}), headers.REPLY_TO: name}
         head = {"stream": stream.name, "ttl": f"{int(seconds * 1000)}ms", **given, "headers": own}
         await append(call, group, ".put", json.dumps(head, ensure_ascii=False).encode() + b"\n" + body)

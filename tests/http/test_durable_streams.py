@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from mqfs.errors import BadRequest, TooLong
 from mqfs.http.json_values import elements
 from tests.http.node.run import PACKAGES
 from tests.http.web import USER, Reply, Web
-from tests.support.eventually import HANG_S
+from tests.support.eventually import HANG_S, eventually
 from tests.support.ports import free_port
 from tests.support.server import environment, mqfs, short_folder
 from tests.support.temp_store import lowered
@@ -121,6 +122,32 @@ def test_a_group_that_others_make_at_once_is_used(ds: Durable) -> None:
             answers.append(ds.create(f"/others-{n}/a", "1"))
             assert made.result().status in {200, 201}
     assert {answer.status for answer in answers} == {201}, Counter(answer.body for answer in answers)
+
+
+def test_an_append_goes_to_no_other_stream_of_that_name(ds: Durable) -> None:
+    """A stream of text and one of JSON are there by turns; what is appended to one is never in the other."""
+    path, ends = "/named/a", threading.Event()
+
+    def append(number: int) -> Counter[int]:
+        answers = Counter[int]()
+        while not ends.is_set():
+            answers[ds.append(path, f"text {number}", Content_Type="text/plain").status] += 1
+        return answers
+
+    with ThreadPoolExecutor(8) as threads:
+        appended = [threads.submit(append, number) for number in range(8)]
+        try:
+            for _ in range(40):
+                assert ds.create(path).status == 201
+                eventually(lambda: ds.ask("GET", path).body)
+                assert ds.ask("DELETE", path).status == 204
+                assert ds.create(path, Content_Type="application/json").status == 201
+                assert ds.ask("GET", path).json == []
+                assert ds.ask("DELETE", path).status == 204
+        finally:
+            ends.set()
+        answers = sum((one.result() for one in appended), Counter[int]())
+    assert set(answers) <= {204, 404, 409}, answers
 
 
 # ---------------------------------------------------------------- kept

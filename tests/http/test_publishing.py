@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from mqfs.ninep.client import connection as ninep
 from tests.http.web import Web, statuses
 from tests.support.eventually import eventually
+from tests.support.server import short_folder
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -139,6 +141,19 @@ def test_a_request_is_answered_with_its_reply(web: Web, group: str) -> None:
         assert (late.status, late.body) == (504, b"no reply from stream 's' in 0.1 s\n")
         assert web.post(f"{group}/s?reply=1s&delay=1s", "abc").status == 400
         assert there.streams() == ["s"]
+
+
+def test_a_request_of_a_user_who_may_open_nothing_leaves_no_stream() -> None:
+    with short_folder() as folder:
+        web = Web(folder, "--limit", f"{os.geteuid()} handles=1")
+        with web.server:
+            path = web.group()
+            web.put(f"{path}/s")
+            with web.server.connect() as client:
+                group = client.group(path[1:])
+                with group.subscribe("s"):
+                    assert web.post(f"{path}/s?reply=1s", "abc").status == 429
+                assert group.streams() == ["s"]
 
 
 def test_a_request_that_no_one_reads(web: Web) -> None:

@@ -368,7 +368,8 @@ class Consumer(Numbered):
         """Remove a transient consumer that no handle has open."""
         if not self.receivers and not self.claims:
             self.dispatcher.release_cache()
-        if self.redelivery.has_returned or self.opens or self.removed or self._group.tree.closing:
+        group = self._group
+        if self.redelivery.has_returned or self.opens or self.removed or group.removed or group.tree.closing:
             return
         if self.state.transient:
             self._remove_transient()

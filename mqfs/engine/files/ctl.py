@@ -323,7 +323,7 @@ class Plan:
         group, name, pattern = self._group, action.stream or "", action.words[0]
         if name not in group.views:
             check_name(name)
-        if name in group.streams or name in group.groups:
+        if name in group.streams or name in group.groups or group.tree.is_making(group, name):
             raise errors.Exists(f"bind: {name!r} is a stream or group (expected a name of the view's own)")
         searches = 0
         if programs.is_program(pattern):

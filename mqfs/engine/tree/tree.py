@@ -59,6 +59,7 @@ from mqfs.store.api import Bucket, Store
 from mqfs.syntax.names import check_name
 
 T = TypeVar("T")
+_Making = tuple[int, list[Callable[[], None]]]  # its owner, and calls that wait until it is made
 
 
 class Tree:
@@ -94,8 +95,7 @@ class Tree:
         self.closing, self.unserved, self._prepare = False, Unserved(), prepare
         self.processes: ProcessWatcher | None = None  # set by a front end that knows the reading process
         self.groups: dict[int, Group] = {}
-        # While the disk is waited for: the owner, and calls of others who would make the same.
-        self._making: dict[tuple[Group, str], tuple[int, list[Callable[[], None]]]] = {}
+        self._making: dict[tuple[Group, str], _Making] = {}  # while the disk is waited for
         meters = Meters(quotas, clock, self.timers, self.kept_quotas) if quotas is not None else None
         self.open_files = OpenFiles(meters)
         self.waits = UserLimits("reads and writes that wait", "PARKED")  # of a front end's clients
@@ -153,6 +153,10 @@ class Tree:
             if (found := find_in_group(group, name)) is None:
                 self.unserved.require_free(group.number, name)
         return found
+
+    def is_making(self, parent: Group, name: str) -> bool:
+        """Whether a group of that name is being made."""
+        return (parent, name) in self._making
 
     def _make_root(self, owner: User, umask: int) -> None:
         state = self._new_state(ROOT, ROOT, "/", 0o775 & ~umask, owner)
@@ -228,6 +232,8 @@ class Tree:
         """A new stream; in `.consumers` a consumer of the whole group. Raises Exists, BadName, Denied, OverLimit."""
         group = directory.group
         if isinstance(directory, Group):
+            if (making := self._making.get((directory, name))) is not None:
+                return _after(making, lambda: self.create(user, directory, name, mode))
             self._require_new(user, directory, name, CHANGE & ~ADMIN if mode & modes.S_ISVTX else CHANGE)
             made: Node = group.make_stream(name, mode, user)
             return group.log.after_metadata_sync(made)
@@ -236,6 +242,8 @@ class Tree:
         if directory.name != ".consumers":
             raise errors.NotPermitted(f"cannot create files in {directory.name}")
         permit(user, directory, CHANGE)
+        if directory.removed:
+            raise not_found(directory, name)
         if name in group.consumers:
             raise errors.Exists(f"consumer {name!r}: exists already")
         check_name(name)
@@ -252,10 +260,8 @@ class Tree:
             return group.mkdir(user, name, mode)
         if isinstance(group, Folder):
             raise errors.NotPermitted(f"cannot make groups in {group.name}")
-        if (making := self._making.get((group, name))) is not None:  # then it is there, or this call makes it
-            retried: Wait[Node] = Wait()
-            making[1].append(lambda: retried.follow_call(lambda: self.mkdir(user, group, name, mode)))
-            return retried
+        if (making := self._making.get((group, name))) is not None:
+            return _after(making, lambda: self.mkdir(user, group, name, mode))
         self._require_new(user, group, name)
         self.unserved.require_known(group.number, f"make {name!r}")
         mine = used = len(self.groups) + len(self._making) + 1
@@ -531,14 +537,21 @@ class Maintenance:
             for count, stream in enumerate(list(group.streams.values())):
                 if count % _STREAMS == _STREAMS - 1:
                     yield
-                if group.settings.protect or group.log.end.failed is not None:
-                    return
+                if group.settings.protect or group.log.end.failed is not None or group.publisher.blocked.streams:
+                    return  # a batch that waits for room may be for streams that are empty
                 if stream.removed or stream.opens or stream.unused_since_ns > limit:
                     continue
                 if not self._faults.contain(group, "maintenance", partial(_remove_if_empty, group, stream)):
                     return
         finally:
             self._idle.discard(group)
+
+
+def _after(making: _Making, call: Callable[[], Step[Node]]) -> Wait[Node]:
+    """The result of a call once a group of that name is made: then the name is taken, or it is free again."""
+    wait: Wait[Node] = Wait()
+    making[1].append(lambda: wait.follow_call(call))
+    return wait
 
 
 def _remove_if_empty(group: Group, stream: Stream) -> None:

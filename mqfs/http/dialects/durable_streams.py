@@ -263,11 +263,14 @@ async def _messages(call: Call, kind: str) -> list[bytes]:
 async def _write(
     call: Call, catalog: Catalog, stream: Any, after: StreamState, messages: list[bytes], begin: bytes = b""
 ) -> None:
-    """Append messages, with the state after them; `begin`: a frame before them."""
+    """Append messages, with the state after them; `begin`: a frame before them. Raises NotFound where the stream was
+    removed meanwhile: another may have its name."""
     messages = [*messages, b""] if after.closed else messages
     data = begin + (frames(stream.name, messages, after.encode()) if messages else b"")
     if not data:
         return
+    if stream.removed or catalog.config(stream).deleted:
+        raise NotFound(f"stream {stream.name!r}: removed")
     try:
         words = await publishing.ask(call, catalog.group, ".batch", data, limits.DURABLE_WAIT_S)
     except BaseException:  # perhaps it was appended, and only its client is gone
@@ -385,14 +388,18 @@ async def _in_its_group(call: Call) -> Call:
                 call = attrs.evolve(call, target=call.front.table.resolve(call.tree, call.user, call.path))
     if call.target.kind == "stream":
         call = attrs.evolve(call, target=Target("new stream", call.target.node.group, call.target.name))
-    settings = call.group.settings
-    is_kept = (settings.data, settings.replay, settings.deliver) == ("message", "all", "all")
-    if (
-        not is_kept or settings.depth.messages or settings.depth.size or settings.ttl
-    ):  # these would trim the catalog, too
-        expected = "replay all, deliver all, data message, no depth, no ttl"
-        raise Busy(f"group {call.group.state.name!r}: keeps too little (expected {expected})")
+    if not _keeps_all(call.group):
+        async with _MAKING.setdefault(call.tree, Lock()).held(call):  # one that is just made has its settings now
+            if not _keeps_all(call.group):
+                expected = "replay all, deliver all, data message, no depth, no ttl"
+                raise Busy(f"group {call.group.state.name!r}: keeps too little (expected {expected})")
     return call
+
+
+def _keeps_all(group: Any) -> bool:
+    settings = group.settings
+    is_kept = (settings.data, settings.replay, settings.deliver) == ("message", "all", "all")
+    return is_kept and not (settings.depth.messages or settings.depth.size or settings.ttl)  # the catalog, too
 
 
 # ---------------------------------------------------------------- forks

@@ -154,3 +154,18 @@ def test_writes_of_one_duration_wait_as_one(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert sum(trace.size for trace in kept.traces) < 10_000
     case.store.close()
+
+
+def test_a_name_is_taken_while_its_group_is_made(late: Case) -> None:
+    """Others who would make a file of that name wait for it; a dead letter's stream and a view are refused."""
+    made: Any = late.tree.mkdir(ROOT, late.group, "x", 0o777)
+    created: Any = late.tree.create(ROOT, late.group, "x", 0o666)
+    assert (made.settled, created.settled) == (False, False)
+    with pytest.raises(errors.Exists, match="taken by a group"):
+        late.group.make_stream("x", 0o666, ROOT)
+    with pytest.raises(errors.Exists, match="'x' is a stream or group"):
+        late.tree.open(ROOT, late.tree.walk(ROOT, late.group, "ctl"), os.O_WRONLY).write(b"bind x s\n")
+    group = late.settled(made)
+    with pytest.raises(errors.Exists, match="exists already"):
+        late.settled(created)
+    assert late.tree.walk(ROOT, late.group, "x") is group

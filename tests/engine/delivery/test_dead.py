@@ -48,6 +48,24 @@ def test_retries_0_is_no_bound() -> None:
     assert "dead" not in q.group.streams
 
 
+def test_a_group_that_has_the_name_of_dead_letters() -> None:
+    """No letter is written, and `.errors` has why; the message stays."""
+    q = Queues("retries 1", "backoff 0 0")
+    q.consumer("w", "s")
+    made: Any = q.tree.mkdir(ROOT, q.group, "dead", 0o777)
+    q.write("s", b"poison")
+    worker = q.worker()
+    for _ in range(2):
+        assert read(worker) == b"poison"
+        say(worker, "nack")
+    assert any("dead letter of message 1 not written: name 'dead': taken by a group" in line for line in q.errors())
+    assert q.tree.find(ROOT, "g/dead") is made
+    q.tree.rmdir(ROOT, q.group, "dead")
+    assert read(worker) == b"poison"
+    say(worker, "nack")
+    assert [row["body"] for row in q.kept("dead")] == ["poison"]
+
+
 def test_dead_with_a_reason() -> None:
     q = Queues()
     q.consumer()

@@ -14,10 +14,10 @@ from mqfs.engine.tree import tree
 from mqfs.engine.tree.tree import Tree
 from mqfs.quotas import parse_quotas
 from mqfs.store.memory import MemoryStore
-from tests.support.batches import Units
+from tests.support.batches import Units, frame
 from tests.support.calls import calls
 from tests.support.hand import ANNA, BERT, ROOT, Hand
-from tests.support.queues import Queues
+from tests.support.queues import Queues, drain, read, say
 
 NAMES: dict[str, Callable[[Hand], object]] = {
     "a stream is made": lambda h: h.stream("new"),
@@ -65,6 +65,22 @@ def test_idle_streams_are_looked_at_in_portions(idle: Queues) -> None:
         idle.tree.run_timers()
     assert left[-1] == 0
     assert max(before - after for before, after in itertools.pairwise(left)) <= 10
+
+
+def test_no_stream_of_a_batch_that_waits_is_removed() -> None:
+    u = Units("replay off", "depth 1", "full block", "idle 10s")
+    u.consumer()
+    u.write("s", b"1")
+    waiting = u.batch(frame("s", b"2"), frame("t", b"3"))
+    u.clock.forward(11)
+    u.tree.tick()
+    assert not waiting.settled
+    worker = u.worker()
+    assert read(worker) == b"1"
+    say(worker, "ack")
+    u.tree.tick()
+    assert waiting.settled
+    assert drain(worker) == [b"2", b"3"]
 
 
 def test_what_is_used_between_two_portions_stays(idle: Queues) -> None:

@@ -555,3 +555,18 @@ def test_a_writer_that_gives_up_lets_those_behind_it_go_on(hand: Hand) -> None:
     assert first.cancel()
     assert second.settled
     assert second.result() == 4
+
+
+def test_nothing_is_written_to_the_log_of_a_removed_group() -> None:
+    """Not by its last readers, nor by what holds its folders."""
+    q = Queues()
+    q.consumer("w", "transient")
+    worker, consumers, log = q.worker(), q.tree.walk(ROOT, q.group, ".consumers"), q.group.log
+    q.tree.unlink(ROOT, q.group, "s")
+    q.tree.rmdir(ROOT, q.tree.root, "g")
+    written: list[object] = []
+    log.change = written.append
+    worker.close()
+    with pytest.raises(errors.NotFound):
+        q.tree.create(ROOT, consumers, "new", 0o666)
+    assert written == []
