@@ -34,15 +34,32 @@ def next_id() -> bytes:
 
 
 def with_id(data: bytes, id: bytes) -> bytes:
-    """A write to `.put`, under an id unless it has one. One that is not understood is left to the server."""
+    """A write to `.put`, under an id unless it has one. One that is not understood is left to the server, and so is a
+    schedule without a name, which it refuses."""
     head = data[: limits.PUT_BYTES].decode("utf-8", "surrogateescape")
     try:
         value, _ = json.JSONDecoder().raw_decode(head)
     except (ValueError, RecursionError):
         return data
-    if not isinstance(value, dict) or not value or "id" in value or not data.startswith(b"{"):
+    if not isinstance(value, dict) or not value or not value.keys().isdisjoint(("id", "every", "cron")):
         return data
     return b'{"id":"%s",%s' % (id, data[1:])
+
+
+def read_dedup(tree: RemoteTree, put: RemoteNode, link: Link) -> Procedure[float]:
+    """For how many seconds the group of a `.put` remembers an id."""
+    assert put.parent is not None
+    ctl, _ = yield from tree.lookup_as(None, put.parent, "ctl", link)
+    fid, replies = yield from tree.opened_with(
+        link, None, ctl, os.O_RDONLY, lambda fid: [m.Tread(0, fid, 0, limits.CTL_BYTES)]
+    )
+    drop(link, fid)
+    text: Any = check(replies[0])
+    for line in text.data.decode("utf-8", "replace").splitlines():
+        words = line.split()
+        if words[:1] == ["dedup"] and len(words) == 2:
+            return parse_duration(words[1]) / 1e9
+    raise BadCommand("ctl: no dedup")
 
 
 class PutChannel:
@@ -58,7 +75,7 @@ class PutChannel:
         """Raises why it cannot be opened."""
         fid, _ = yield from self.tree.opened_with(link, self.user, self.node, os.O_WRONLY, lambda fid: [])
         try:
-            self.dedup_s = min(self.dedup_s, (yield from self._read_dedup(link)))
+            self.dedup_s = min(self.dedup_s, (yield from read_dedup(self.tree, self.node, link)))
         except MqfsError:
             drop(link, fid)
             raise
@@ -75,21 +92,6 @@ class PutChannel:
                     yield pause_s
             else:
                 return
-
-    def _read_dedup(self, link: Link) -> Procedure[float]:
-        """For how long the group remembers an id."""
-        assert self.node.parent is not None
-        ctl, _ = yield from self.tree.lookup_as(None, self.node.parent, "ctl", link)
-        fid, replies = yield from self.tree.opened_with(
-            link, None, ctl, os.O_RDONLY, lambda fid: [m.Tread(0, fid, 0, limits.CTL_BYTES)]
-        )
-        drop(link, fid)
-        text: Any = check(replies[0])
-        for line in text.data.decode("utf-8", "replace").splitlines():
-            words = line.split()
-            if words[:1] == ["dedup"] and len(words) == 2:
-                return parse_duration(words[1]) / 1e9
-        raise BadCommand("ctl: no dedup")
 
     def on_ready(self) -> None:
         """All files are open again."""

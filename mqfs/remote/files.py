@@ -48,7 +48,7 @@ from mqfs.ninep.server.resumable import (
     WRITABLE,
 )  # fmt: skip
 from mqfs.remote.ahead import ReadAhead, open_state
-from mqfs.remote.channels import REOPEN_PAUSES_S, PutChannel, next_id, with_id
+from mqfs.remote.channels import REOPEN_PAUSES_S, PutChannel, next_id, read_dedup, with_id
 from mqfs.remote.link import Link
 from mqfs.remote.session import CommandRequest, OneRequest, Procedure, ServerStopsError, drop
 
@@ -84,6 +84,7 @@ class OpenFile:
         self.partial = b""  # an unfinished line
         self.claimed_on: Link | None = None  # the connection of the last claim
         self.channel: PutChannel | None = None
+        self.dedup_s = float("inf")  # of a group's `.put` that was opened again
         self.ahead: ReadAhead | None = None
         self._readers: dict[int, Callable[[], None]] = {}  # processes behind its claims that live, and how to stop that
         self._is_watching = False
@@ -122,6 +123,8 @@ class OpenFile:
 
         for pause_s in (*REOPEN_PAUSES_S, 0.0):
             try:
+                if self.writes and self.node.name == ".put":
+                    self.dedup_s = yield from self._read_dedup(link)
                 fid, replies = yield from self.tree.opened_with(link, self.user, self.node, self.access, requests)
                 for reply in replies:
                     check(reply)
@@ -137,6 +140,13 @@ class OpenFile:
                     drop(link, fid)
                 self.resume = self.position if self.positioned else 0
                 return
+
+    def _read_dedup(self, link: Link) -> Procedure[float]:
+        """For how long an id is remembered; 0 where the mount cannot know."""
+        try:
+            return (yield from read_dedup(self.tree, self.node, link))
+        except MqfsError:
+            return 0.0
 
     def on_ready(self) -> None:
         """All files are open again."""
@@ -360,15 +370,17 @@ class OpenFile:
             raise TooLong(f"message of {len(data)} bytes (expected at most {limits.MESSAGE_BYTES})")
         if self.channel is not None:
             return self._write_lines(data) if self.cuts_lines else self._publish(data, len(data))
-        if name == ".put":
+        if name == ".put" and not self.node.is_in_part:
             return self._write_request(with_id(data, next_id()), len(data), is_repeatable=True)
         return self._write_request(data, len(data), is_repeatable=False)
 
     def _write_request(self, data: bytes, size: int, *, is_repeatable: bool) -> Step[int]:
-        """One write to its own fid. One that is not repeatable fails where its outcome is unknown."""
+        """One write to its own fid. One that is not repeatable fails where its outcome is unknown, as does one whose id
+        may be forgotten."""
+        began_s = time.monotonic()
 
         def make(call: OneRequest[int]) -> Fcall:
-            if call.repeated and not is_repeatable:
+            if call.repeated and not (is_repeatable and time.monotonic() - began_s <= self.dedup_s - MARGIN_S):
                 raise DiskFailed(f"{self.node.name!r}: server lost, outcome of the write unknown")
             assert call.link is not None
             if len(data) > (most := call.link.machine.msize - 24):

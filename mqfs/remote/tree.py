@@ -73,7 +73,12 @@ class RemoteNode:
         parent = self.parent
         if parent is None or self.directory or self.name.startswith(".") or self.name in ("ctl", "order"):
             return False
-        return parent.name not in FOLDERS and (parent.parent is None or parent.parent.name != ".txn")
+        return parent.name not in FOLDERS and not self.is_in_part
+
+    @property
+    def is_in_part(self) -> bool:
+        """Whether it is a file of a part of a transaction."""
+        return self.parent is not None and self.parent.parent is not None and self.parent.parent.name == ".txn"
 
 
 @attrs.frozen

@@ -9,14 +9,15 @@ import pytest
 import trio
 
 from mqfs import limits
-from mqfs.errors import OverLimit
+from mqfs.errors import BadRequest, DiskFailed, OverLimit
 from mqfs.model import User
 from mqfs.ninep.client import connection
 from mqfs.ninep.codec.messages import Fcall, Tclunk
 from mqfs.remote.link import Link
 from mqfs.remote.session import WRITTEN_BYTES, Session
-from mqfs.remote.tree import RemoteTree
+from mqfs.remote.tree import RemoteNode, RemoteTree
 from mqfs.serving.await_step import await_step
+from tests.support.eventually import eventually
 from tests.support.server import Server, short_folder
 
 ROOT = User(os.geteuid(), os.getegid())
@@ -184,3 +185,77 @@ def test_lines_without_room_are_written_not_at_all(server: Server) -> None:
     serve(server, program)
     with connection.connect(server.address) as client, client.open("lines/.kept/s") as kept:
         assert kept.receive() == b"ab\nc\nd\nf"
+
+
+# ---------------------------------------------------------------- writes whose answer was lost
+
+
+def text_of(server: Server, path: str) -> bytes:
+    with connection.connect(server.address) as client, client.open(path) as file:
+        return file.receive()
+
+
+async def write_unanswered(tree: RemoteTree, server: Server, folder: RemoteNode, file: str, shows: str) -> int:
+    """Write to a `.put`, and lose the connection once the file `shows` the message: the server lives on."""
+    put, _ = await await_step(tree.lookup(ROOT, folder, ".put"))
+    opened = await await_step(tree.open(ROOT, put, os.O_WRONLY))
+    step = opened.write(b'{"stream":"s"} body')
+    eventually(lambda: shows.encode() in text_of(server, file), "the message")  # of this thread: no answer is taken
+    assert tree.session.link is not None
+    tree.session.link.lose("the test ends it")
+    try:
+        return await await_step(step)
+    finally:
+        opened.close()
+
+
+@pytest.mark.parametrize("dedup", ["1ms", "2m"])
+def test_a_put_without_an_answer_is_there_once(server: Server, dedup: str) -> None:
+    make(server, group := f"dedup-{dedup}", "replay all", f"dedup {dedup}")
+
+    async def program(tree: RemoteTree, link: Link) -> None:
+        folder, _ = await await_step(tree.lookup(ROOT, tree.root, group))
+        write = write_unanswered(tree, server, folder, f"{group}/.kept/s", "body")
+        if dedup == "2m":
+            assert await write == len(b'{"stream":"s"} body')
+        else:
+            with pytest.raises(DiskFailed, match="outcome of the write unknown"):
+                await write
+
+    serve(server, program)
+    assert text_of(server, f"{group}/.kept/s") == b"body"
+
+
+def test_a_put_in_a_part_without_an_answer_is_committed_once(server: Server) -> None:
+    make(server, "parts", "replay all")
+
+    async def program(tree: RemoteTree, link: Link) -> None:
+        group, _ = await await_step(tree.lookup(ROOT, tree.root, "parts"))
+        transactions, _ = await await_step(tree.lookup(ROOT, group, ".txn"))
+        part = await await_step(tree.mkdir(ROOT, transactions, "p", 0o700))
+        with pytest.raises(DiskFailed, match="outcome of the write unknown"):
+            await write_unanswered(tree, server, part, "parts/.txn/ctl", f"part p {ROOT.uid} 1 ")
+        ctl, _ = await await_step(tree.lookup(ROOT, transactions, "ctl"))
+        commands = await await_step(tree.open(ROOT, ctl, os.O_WRONLY))
+        await await_step(commands.write(b"commit test.1 p\n"))
+        commands.close()
+
+    serve(server, program)
+    assert text_of(server, "parts/.kept/s") == b"body"
+
+
+def test_a_schedule_without_a_name_is_refused(server: Server) -> None:
+    """The mount gives it none: each such write would be another schedule."""
+    make(server, "schedules")
+
+    async def program(tree: RemoteTree, link: Link) -> None:
+        group, _ = await await_step(tree.lookup(ROOT, tree.root, "schedules"))
+        put, _ = await await_step(tree.lookup(ROOT, group, ".put"))
+        file = await await_step(tree.open(ROOT, put, os.O_RDWR))
+        for key in (b'"every":"1h"', b'"cron":"0 8 * * *"'):
+            with pytest.raises(BadRequest):
+                await await_step(file.write(b'{"stream":"s",%s} job' % key))
+            assert b'no key "id"' in await await_step(file.read(4_096))
+        file.close()
+
+    serve(server, program)
