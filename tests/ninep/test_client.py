@@ -180,6 +180,25 @@ def test_a_child_that_closes_its_copy_does_not_end_the_connection(server: Runnin
         assert "ctl" in one.list()
 
 
+@pytest.mark.process
+def test_a_child_leaves_the_parent_the_answers_to_what_it_sent(server: Running) -> None:
+    with server.connect() as one, one.create("s") as stream:
+        answer = stream.send(b"x")
+        _, finish = one.begin([one.caller.stat("s")])
+        pid = os.fork()
+        if not pid:
+            for wait in (answer, finish):
+                with contextlib.suppress(errors.Disconnected):
+                    wait()
+                    os._exit(1)
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        reply = answer()
+        assert isinstance(reply, Rwrite)
+        assert reply.count == 1
+        assert finish()[0].name == "s"
+
+
 def test_a_server_that_never_answers_the_connect(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(f"{tmp_path}/s")

@@ -47,6 +47,17 @@ WINDOW = 64  # procedures under way at once: enough to keep a server busy
 MODES = {"r": os.O_RDONLY, "w": os.O_WRONLY, "r+": os.O_RDWR}
 
 
+_forks = 0  # before this process: to look at it costs a tenth of os.getpid()
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
 def flags_of(mode: str) -> int:
     """The flags of open(2) for "r", "w" or "r+" ("b" may follow)."""
     plain = mode.replace("b", "")
@@ -130,7 +141,7 @@ class Client:
         self.socket, self.caller, self.where = sock, machine, where
         self.lost = ""  # the reason
         self._dropped: list[int] = []  # fids of files that were collected, to be clunked with the next call
-        self._pid = os.getpid()
+        self._forks = _forks
         self._lock = threading.Lock()  # guards the machine and the fields below
         self._sending = threading.Lock()  # requests leave in order; acquired before the other
         self._slots: dict[int, Slot] = {}  # by tag
@@ -153,7 +164,7 @@ class Client:
 
     def close(self, why: str = "the client was closed") -> None:
         """End it; calls that wait in other threads raise Disconnected with that reason."""
-        if os.getpid() == self._pid:  # a child's copy of the socket is not to end the parent's connection
+        if self._forks == _forks:  # a child's copy of the socket is not to end the parent's connection
             with self._lock:
                 self._lose(why)
             with contextlib.suppress(OSError):
@@ -171,7 +182,7 @@ class Client:
 
     def _require_process(self) -> None:
         """Before any lock: in a child another thread of the parent may have it for ever."""
-        if os.getpid() != self._pid:
+        if self._forks != _forks:
             raise Disconnected("connection of the parent process (expected a new one in the child)", final=True)
 
     def _disconnected(self) -> Disconnected:
@@ -225,6 +236,7 @@ class Client:
     def wait(self, slot: Slot, deadline: float | None = None) -> Fcall | None:
         """The reply to a request, or an error that it carries; None: the request was flushed. `deadline`: of
         time.monotonic(). Raises TimeoutError, Disconnected."""
+        self._require_process()  # in a child the reply of what was sent before is the parent's
         with self._lock:
             try:
                 while not slot.done:
