@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import socket
 import stat
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +180,34 @@ def test_a_child_that_closes_its_copy_does_not_end_the_connection(server: Runnin
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
         assert "ctl" in one.list()
+
+
+def test_ctrl_c_among_replies_leaves_no_thread_waiting(
+    server: Running, tree: Tree, request: pytest.FixtureRequest
+) -> None:
+    """The main thread receives the replies of the others, and is interrupted before it handed out all."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    with ThreadPoolExecutor(2) as threads, server.connect() as one, server.connect() as two:
+        parked, first, second = one.create("parked", "r+"), one.create("s", "r+"), one.open("s")
+
+        def follow() -> bytes:
+            eventually(lambda: one._receiving, "the main thread to receive")
+            [slot] = one.send([Tread(0, first.channel.fid, 0, 100)])
+            one.watch(slot, lambda: signal.raise_signal(signal.SIGINT))
+            return second.receive()
+
+        def write() -> None:
+            eventually(lambda: tree.waits.used == 3, "three reads to wait")
+            with two.open("s", "w") as writer:
+                writer.write(b"x")
+
+        followed, written = threads.submit(follow), threads.submit(write)
+        with pytest.raises(KeyboardInterrupt):
+            parked.receive()
+        written.result(HANG_S)
+        with pytest.raises(errors.Disconnected, match="receiving was interrupted"):
+            followed.result(HANG_S)
 
 
 @pytest.mark.process

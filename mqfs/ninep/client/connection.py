@@ -283,10 +283,14 @@ class Client:
         finally:
             self._lock.acquire()
             self._receiving = False
-        if data == b"" or why:
-            self._lose(why or "the server closed the connection")
-        elif data is not None and not self.lost:  # where sending failed meanwhile, no request is left
-            self._distribute(data)
+        try:
+            if data == b"" or why:
+                self._lose(why or "the server closed the connection")
+            elif data is not None and not self.lost:  # where sending failed meanwhile, no request is left
+                self._distribute(data)
+        except BaseException:  # Ctrl-C: the replies of other threads are in that data
+            self._lose("receiving was interrupted")
+            raise
 
     def _receive(self, left: float | None) -> bytes | None:
         """Received bytes; b"" at the end, None after a time-out. Raises OSError."""
@@ -401,7 +405,8 @@ class Client:
                 except MqfsError as error:
                     step, answer = procedure.throw, error
                 except BaseException:  # Ctrl-C
-                    self.give_up(slot)
+                    with contextlib.suppress(Disconnected):
+                        self.give_up(slot)
                     raise
                 slot = None
         except StopIteration as done:
@@ -588,13 +593,15 @@ class File(io.RawIOBase):
             reply = self.client.wait(slot, deadline)
         except Disconnected:
             raise
-        except BaseException as error:  # TimeoutError, Ctrl-C
+        except TimeoutError:
             late = self.client.give_up(slot)
             if late is None:
                 raise
-            if isinstance(error, TimeoutError):
-                return late
-            self.channel.keep(late)
+            return late
+        except BaseException:  # Ctrl-C
+            with contextlib.suppress(Disconnected):
+                if (late := self.client.give_up(slot)) is not None:
+                    self.channel.keep(late)
             raise
         if reply is None:
             self._interrupted = False
