@@ -19,12 +19,12 @@ from mqfs.client.large import place_of
 from mqfs.client.message import Message, RecordDecoder
 from mqfs.client.prefetch import DeferredAcks, SentAcks, ranges
 from mqfs.client.subscription import CursorSubscription, names_of
-from mqfs.client.types import Duration, File, Link, Patterns
+from mqfs.client.types import Duration, File, Link, Patterns, read_whole
 from mqfs.client.waiting import Waiting
 from mqfs.errors import Denied, Disconnected, Exists, Interrupted, MqfsError, NotFound, Stale
 from mqfs.records import headers
 from mqfs.syntax.duration import format_duration
-from mqfs.syntax.quoting import command_lines, quote_word
+from mqfs.syntax.quoting import command_lines, quote_word, split
 
 log = logging.getLogger("mqfs.client")
 
@@ -542,24 +542,30 @@ def consumer_opener(
     link: Link, group: str, name: str, over: str, private: bool, transient: bool, on_made: Callable[[], None]
 ) -> Callable[[], File]:
     """A function that opens a consumer, made if it is missing. With options it is made through ctl, if this user may
-    write that. `on_made`: called for a new one that is to stay."""
+    write that; one that exists keeps its own. `on_made`: called for a new one that is to stay."""
     path = f"{group}/.consumers/{name}"
+    options = ["private"] * private + ["transient"] * transient
 
     def by_ctl() -> File:
-        arguments = [quote_word(name), *([quote_word(over)] if over else [])]
-        arguments += ["private"] * private + ["transient"] * transient
-        is_new = not transient and name not in link.names(f"{group}/.consumers")
         with suppress(Denied):
-            file = link.open(f"{group}/ctl", "w")
-            try:
-                file.write(command_lines(f"consumer {' '.join(arguments)}"))
-            finally:
-                file.close()
-            if is_new:
+            rows = (split(row) for row in read_whole(link, f"{group}/ctl").decode().splitlines() if "consumer" in row)
+            now = next((words for words in rows if words[:2] == ["consumer", name]), None)
+            if now is None or (over and now[2:3] != [over]):  # the server refuses one that is over another
+                write_ctl("consumer", name, *([over] if over else []), *options)
+            elif missing := [word for word in options if word not in now[2:]]:
+                write_ctl(*now, *missing)  # the line sets all options
+            if now is None and not transient:
                 on_made()
         return link.open(path, "r+")
 
-    return by_ctl if over or private or transient else opener(link, path, path, on_made)
+    def write_ctl(*words: str) -> None:
+        file = link.open(f"{group}/ctl", "w")
+        try:
+            file.write(command_lines(" ".join(map(quote_word, words))))
+        finally:
+            file.close()
+
+    return by_ctl if options or over else opener(link, path, path, on_made)
 
 
 def opener(link: Link, path: str, missing: str, on_made: Callable[[], None] = lambda: None) -> Callable[[], File]:

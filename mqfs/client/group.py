@@ -462,7 +462,7 @@ class Group(Services):
 
         Args:
             consumer: Its name.
-            over: The stream or view of a new consumer. Empty: the whole group.
+            over: The stream or view of a new consumer; one that exists keeps its options. Empty: the whole group.
             pattern: Selects among its messages, for this handle.
             private: Whether only one handle at a time may be open.
             transient: Whether it is removed with its last handle.
@@ -480,6 +480,7 @@ class Group(Services):
 
         Raises:
             NotFound: It is missing, with `create=False`.
+            Exists: It is over something else than `over`.
             Busy: It is private, and open.
             Denied: The user may not use it.
             BadRequest: `prefetch` is out of range.

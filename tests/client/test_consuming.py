@@ -153,6 +153,31 @@ def test_over_private_and_transient(tree: Client, name: str) -> None:
         group.consume("c", create=False)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "consumer c s private backlog 1000 full drop-old",
+        "consumer c s transient backlog 2",
+        "consumer c s memory",
+        "consumer c s order key",
+        "consumer c 'the whole' backlog 1",
+    ],
+)
+def test_a_consumer_that_exists_keeps_its_options(tree: Client, name: str, line: str) -> None:
+    group = work(tree, name)
+    group.create("s", "the whole")
+    group.ctl(line)
+    lines = [row for row in group._ctl_lines() if "consumer" in row]
+    with group.consume("c", over="the whole" if "whole" in line else "s"):
+        assert [row for row in group._ctl_lines() if "consumer" in row] == lines
+    if "transient" not in line:
+        with group.consume("c", private=True):
+            kept = lines[0].replace("private ", "").split()
+            assert {*kept, "private"} == {*next(row for row in group._ctl_lines() if "consumer" in row).split()}
+        with pytest.raises(errors.Exists, match="exists, over"):
+            group.consume("c", over="t")
+
+
 def test_a_consumer_that_is_removed_ends_it(tree: Client, name: str) -> None:
     group = work(tree, name)
     group.publish("s", b"1")
