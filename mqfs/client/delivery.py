@@ -372,8 +372,13 @@ class Claims(Waiting[Claim]):
                     self._fill(deadline)
                     continue
                 self._open_claims.add(claim)
-                if claim.message.headers:
-                    self._assemble(claim)
+                try:
+                    if claim.message.headers:
+                        self._assemble(claim)
+                except Disconnected as error:
+                    self._require_reconnect(error)
+                    self._reopen(deadline)
+                    continue
                 return claim
         finally:
             self._turn.release()

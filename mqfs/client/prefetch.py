@@ -64,7 +64,10 @@ class SentAcks:
         claims = self._claims
         if claims._shut or claim._file is not claims._file or claims._turn.locked():
             return False
-        self._sent.append((claim, claim._file.send(command_lines(f"ack {claim.sequence}"))))
+        try:
+            self._sent.append((claim, claim._file.send(command_lines(f"ack {claim.sequence}"))))
+        except Disconnected as error:
+            self._refused.append((claim, error))
         return True
 
     def stop(self) -> None:

@@ -160,6 +160,38 @@ def test_a_consumer_goes_on(server: Server, number: int) -> None:
         assert group.stats().consumers["c"].waiting == 0
 
 
+@pytest.mark.parametrize("prefetch", [1, 8])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_that_goes_while_a_handler_runs_is_told_by_the_next_get(
+    server: Server, number: int, prefetch: int
+) -> None:
+    """The block ends as ever."""
+    with server.connect() as client:
+        group = client.group("g", create=True, ctl=["replay all"])
+        group.publish("s", b"x")
+        with group.consume("c", prefetch=prefetch) as claims:
+            with claims.get(HANG_S) as claim:
+                server.restart(number)
+            with pytest.raises(errors.Stale, match=r"connection lost|lost before it was written"):
+                claims.get(HANG_S)
+            with claims.get(HANG_S) as again:
+                assert again.sequence == claim.sequence
+        assert group.stats().consumers["c"].waiting == 0
+
+
+def test_a_server_that_goes_before_a_large_body_is_read(server: Server) -> None:
+    """Its claim came before, with the one of the message before it."""
+    large = bytes(range(256)) * 8_000
+    with server.connect() as client:
+        group = client.group("g", create=True, ctl=["replay all", "backoff 1ms 1ms"])
+        group.publish("s", b"x")
+        group.publish("s", large)
+        with group.consume("c", prefetch=2) as claims:
+            claims.get(HANG_S)
+            server.restart()
+            assert {claims.get(HANG_S).body, claims.get(HANG_S).body} == {b"x", large}
+
+
 def test_who_receives_hands_on_when_it_has_its_own(server: Server) -> None:
     """Threads that wait on one connection; whichever receives for all, the others get theirs after it has left."""
     with server.connect(transport="9p") as client, server.connect() as other:
