@@ -455,14 +455,14 @@ class Claims(Waiting[Claim]):
             return data in self._refusals
 
     def _on_end_of_file(self, deadline: float | None) -> None:
-        """End of file: the consumer was removed, or the server stops."""
-        make, self._make = self._make, None
+        """End of file: the consumer was removed, or the server stops; the next one has no transient consumer."""
+        file, make, self._make = self._file, self._make, None
         try:
             if self._reconnect is False:
                 raise NotFound
             self._reopen(deadline)
         except NotFound:
-            self._at_end = True
+            self._at_end = self._reconnect is False or make is None or not file.is_lost  # else it is made again
         finally:
             self._make = make
 

@@ -192,6 +192,27 @@ def test_a_server_that_goes_before_a_large_body_is_read(server: Server) -> None:
             assert {claims.get(HANG_S).body, claims.get(HANG_S).body} == {b"x", large}
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_transient_consumer_is_made_again(server: Server, number: int) -> None:
+    """By a handle that waits while the server goes; not one that is removed while the server is there."""
+    ended = threading.Event()
+    with server.connect() as client:
+        claims = client.group("g", create=True, ctl=["replay all"]).consume("c", over="s", transient=True)
+        claims._when_ready(ended.set)  # a stopped server ends that read as the removal of the consumer does
+        server.restart(number)
+        assert ended.wait(HANG_S)
+        with server.connect() as other:
+            again = other.group("g")
+            again.publish("s", b"1")
+            claim = claims.get(HANG_S)
+            assert claim.body == b"1"
+            claim.ack()
+            again.remove_consumer("c")
+        with pytest.raises(EOFError):
+            claims.get(HANG_S)
+        claims.close()
+
+
 def test_who_receives_hands_on_when_it_has_its_own(server: Server) -> None:
     """Threads that wait on one connection; whichever receives for all, the others get theirs after it has left."""
     with server.connect(transport="9p") as client, server.connect() as other:
