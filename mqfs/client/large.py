@@ -19,7 +19,7 @@ from typing import IO, Any
 from mqfs import limits
 from mqfs.client.message import Message
 from mqfs.client.types import File, Link, view_of
-from mqfs.errors import BadRequest, Disconnected, MqfsError, NotFound
+from mqfs.errors import BadRequest, Disconnected, Interrupted, MqfsError, NotFound
 from mqfs.records import headers
 
 PIECE_BYTES = 1_000_000  # of a body in one message: a frame of it with headers fits one write of every transport
@@ -262,6 +262,7 @@ class BodyWriter(io.RawIOBase):
         self._head, self._rest = f"{token}-1", f"{token}-2"
         self._staged: list[str] = []  # parts that the server has
         self._file: File | None = None
+        self._failure: MqfsError | None = None  # of a write: nothing is published
 
     def __repr__(self) -> str:
         size = self._count * PIECE_BYTES + len(self._buffer)
@@ -286,21 +287,31 @@ class BodyWriter(io.RawIOBase):
 
         Raises:
             ValueError: It is closed.
+            MqfsError: The server refused a part, or went away. Nothing is published then: `close` raises it again.
         """
         self._require_open()
         view = memoryview(data).cast("B") if not isinstance(data, str) else memoryview(data.encode())
         at = 0
-        while at < len(view):
-            if len(self._buffer) == PIECE_BYTES:
-                self._stage(last=False)
-            taken = view[at : at + PIECE_BYTES - len(self._buffer)]
-            self._buffer += taken
-            at += len(taken)
+        try:
+            while at < len(view):
+                if len(self._buffer) == PIECE_BYTES:
+                    self._stage(last=False)
+                taken = view[at : at + PIECE_BYTES - len(self._buffer)]
+                self._buffer += taken
+                at += len(taken)
+        except MqfsError as error:
+            self._failure = error  # a part of it is missing
+            raise
+        except BaseException:  # Ctrl-C
+            self._failure = Interrupted("a write of the body was interrupted")
+            raise
         return len(view)
 
     def _require_open(self) -> None:
         if self.closed:
             raise ValueError("write failed: the body is closed")
+        if self._failure is not None:
+            raise self._failure
 
     def _stage(self, *, last: bool) -> None:
         """Stage a part. The first one stays in memory, as it carries the total."""
@@ -337,9 +348,10 @@ class BodyWriter(io.RawIOBase):
         return json.dumps(fields, ensure_ascii=False).encode() + b"\n" + piece
 
     def close(self) -> None:
-        """Publish the body. After an error nothing of it is published.
+        """Publish the body. After an error, also of `write`, nothing of it is published.
 
         Raises:
+            MqfsError: That of a `write` that failed.
             NotFound: The stream is missing, with `create=False`.
             StreamFull: The stream is full, with `full reject`.
             Disconnected: The outcome is unknown.
@@ -347,6 +359,7 @@ class BodyWriter(io.RawIOBase):
         if self.closed:
             return
         try:
+            self._require_open()
             if not self._count:
                 self._publish(bytes(self._buffer))
             else:

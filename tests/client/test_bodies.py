@@ -325,6 +325,36 @@ def test_a_server_that_is_killed(server: Server) -> None:
         assert stats["next"] > 3
 
 
+def test_a_write_that_failed_is_not_left_out(tree: Client, name: str) -> None:
+    """Whoever writes on, or closes it all the same, has the error again: without that part the body would be short."""
+    group = kept(tree, name)
+    file = group.writer("s", create=False)
+    file.write(body_of(2_000_000))
+    with pytest.raises(errors.NotFound) as refused:
+        file.write(body_of(1_000_000))
+    group.create("s")
+    for again in (lambda: file.write(b"x"), file.close):
+        with pytest.raises(errors.NotFound) as raised:
+            again()
+        assert raised.value is refused.value
+    assert file.closed
+    file.close()
+    assert parts(group) == []
+
+
+def test_a_writer_whose_server_was_away_publishes_nothing(server: Server) -> None:
+    with server.connect(transport="9p") as client:
+        group = kept(client, "g")
+        file = group.writer("s")
+        file.write(body_of(2_000_000))
+        server.restart()
+        with pytest.raises(errors.Disconnected):
+            file.write(b"x")
+        with pytest.raises(errors.Disconnected):
+            file.close()
+        assert parts(group) == []
+
+
 def test_a_commit_whose_parts_went_with_the_server_fails(server: Server) -> None:
     with server.connect() as tree:
         group = kept(tree, "g")
