@@ -221,7 +221,7 @@ class Dispatcher:
         with self._shared.changed:
             self.remove(listener)
         try:
-            subscription = self._origin.subscribe(listener.patterns, str(message.sequence))
+            subscription = self._origin.subscribe(listener.patterns, str(message.sequence), is_patient=True)
         except MqfsError as error:
             listener.report(error, message)
             with self._shared.changed:

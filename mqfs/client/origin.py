@@ -31,8 +31,10 @@ class Origin:
         program: str = "",
         filters: Filters = (),
         reconnect: bool | float | None = None,
+        is_patient: bool = False,
     ) -> Subscription:
-        """From a position of `seek` on. `reconnect`: None: as the client does."""
+        """From a position of `seek` on. `reconnect`: None: as the client does. `is_patient`: see
+        `CursorSubscription`."""
         if start == "first":
             self.warn_of_loss("existing=True")
         again = self._reconnect if reconnect is None else reconnect
@@ -42,8 +44,9 @@ class Origin:
             if found is not None:
                 return found
         return CursorSubscription(
-            self._link, self._path, patterns, start=start, program=program, filters=filters, reconnect=again
-        )
+            self._link, self._path, patterns, start=start, program=program, filters=filters, reconnect=again,
+            is_patient=is_patient,
+        )  # fmt: skip
 
     def cover(self, names: Sequence[str]) -> CursorSubscription:
         """From now on; the names need not be there yet."""

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from mqfs import limits
 from mqfs.client.backoff import FIRST_PAUSE_S
@@ -72,6 +72,22 @@ def require_name(name: str) -> None:
         raise BadRequest(f"{name!r} is a routing program (expected program=..., a stream, a pattern or a view)")
 
 
+class _LostCursor:
+    """What a subscription reads that could not be opened: a file whose server is away."""
+
+    def __init__(self, error: Disconnected) -> None:
+        self._error = error
+
+    def receive(self, *_: object, **__: object) -> bytes:
+        raise self._error
+
+    def interrupt(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class CursorSubscription(Ready, Waiting[Message], Subscription):
     """See `Subscription`."""
 
@@ -92,10 +108,12 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
         program: str = "",
         covers: bool = False,
         is_past: bool = False,
+        is_patient: bool = False,
     ) -> None:
         """`start`, `until`: arguments of `seek` and `until`. `singly`: parts of bodies are messages. `was_away`: the
         server was restarted since it gave the messages before `start`. `program`: selects, instead of patterns.
-        `covers`: the names need not be there yet, and are no views. `is_past`: do not wait for `until`."""
+        `covers`: the names need not be there yet, and are no views. `is_past`: do not wait for `until`.
+        `is_patient`: where the server is away, the first message waits for it, as later ones do."""
         if program and names_of(patterns):
             raise BadRequest("subscribe failed: pattern and program given (expected one)")
         self._set_up(link, path, patterns, until, filters, reconnect)
@@ -103,7 +121,12 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
         self._singly, self._was_away = singly, was_away
         self._start = start
         self._received_to = 0  # the sequence after all that was received; 0: nothing was
-        self._file = self._open()
+        try:
+            self._file = self._open()
+        except Disconnected as error:
+            if not (is_patient and self._reconnect):
+                raise
+            self._file = cast(File, _LostCursor(error))
 
     def _set_up(
         self, link: Link, path: str, patterns: Patterns, until: str, filters: Filters, reconnect: bool | float

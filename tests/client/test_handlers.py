@@ -113,6 +113,42 @@ def test_a_slow_handler_stops_no_other_and_loses_nothing(tree: Client, name: str
     assert slow.bodies(count) == wanted
 
 
+def test_a_slow_handler_loses_nothing_where_the_server_is_away_when_its_queue_is_full(server: Server) -> None:
+    """It is to get a subscription of its own just then."""
+    begun, published, gate = threading.Event(), threading.Event(), threading.Event()
+    slow, quick = Collector(), Collector()
+    failures: list[Exception] = []
+
+    def wait(message: Message) -> None:
+        assert gate.wait(HANG_S)
+        slow(message)
+
+    def kill(message: Message, _: object) -> None:
+        """On the dispatcher's thread, which has received all of them at the second."""
+        if message.body == b"0":
+            begun.set()
+            assert published.wait(HANG_S)
+        elif message.body == b"1":
+            server.kill()
+
+    with server.connect() as client:
+        group = kept(client, "g")
+        group.on("s", wait, on_error=lambda error, _: failures.append(error))
+        group.on("s", quick)
+        group.filters.append(kill)
+        count = QUEUED + 100
+        group.publish("s", "0")
+        assert begun.wait(HANG_S)
+        group.publish_many(("s", str(number)) for number in range(1, count))
+        published.set()
+        wanted = [str(number).encode() for number in range(count)]
+        assert quick.bodies(count) == wanted
+        server.start()
+        gate.set()
+        assert slow.bodies(count) == wanted
+        assert failures == []
+
+
 def test_a_slow_handler_with_two_registrations_loses_nothing(tree: Client, name: str) -> None:
     """What the full queue of one refuses is not one that it got."""
     group = kept(tree, name)
