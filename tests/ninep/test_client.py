@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits
+from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import Qid, Stat
 from mqfs.ninep.client import connection as blocking
@@ -25,8 +26,11 @@ from mqfs.ninep.client.machine import ClientMachine
 from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Rclunk, Rread, Rwrite, Tclunk, Tread, Twalk, Twrite
 from mqfs.ninep.codec.wire import encode
-from tests.support.eventually import HANG_S, eventually
-from tests.support.ninep import META, Running, make_tree, open_handles, running
+from mqfs.store.replication import Entry
+from mqfs.store.store import DiskStore
+from tests.support.copied import follow
+from tests.support.eventually import HANG_S, eventually, patient
+from tests.support.ninep import ME, META, Running, make_tree, open_handles, running
 from tests.support.server import mqfs
 
 
@@ -245,6 +249,43 @@ def test_a_server_that_does_not_even_answer_a_flush(monkeypatch: pytest.MonkeyPa
         for _ in range(2):
             with pytest.raises(errors.Disconnected, match="no answer to a cancelled request"):
                 file.receive(timeout=0.01)
+
+
+@pytest.mark.parametrize("dialect", [Dialect.PLAIN, Dialect.LINUX], ids=lambda dialect: dialect.version)
+def test_a_write_that_waits_for_the_replica_is_cancelled_without_an_end_of_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dialect: Dialect
+) -> None:
+    """It is appended, so that the Tflush is answered after it."""
+    monkeypatch.setattr(blocking, "FLUSH_S", patient(3.0))
+    store = DiskStore(str(tmp_path / "store"), replica=lambda: None)
+
+    def confirm() -> list[Entry]:
+        assert store.replication is not None
+        return list(follow(store.replication))
+
+    with (
+        running(Tree(store, SystemClock(), owner=ME), tmp_path) as server,
+        server.connect(dialect=dialect) as one,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        one.mkdir("g")
+        one.create("g/s").close()
+        with one.open("g/ctl", "w") as ctl:
+            done = threads.submit(ctl.write, b"replay all\nsync replica\n")
+            eventually(lambda: (server.call(confirm), done.done())[1], "the settings")
+        with one.open("g/.put", "r+") as put:
+            answer = threads.submit(put.ask, b'{"stream":"s"} x', 0.0)
+            before = eventually(lambda: is_flushing(one) and one._replies, "the Tflush")
+            eventually(lambda: one.lost or one._replies >= before + 2, "answers beside that")
+            eventually(lambda: (server.call(confirm), answer.done())[1], "the answer")
+            assert answer.result(HANG_S) == b"1\n"
+        assert one.lost == ""
+
+
+def is_flushing(client: blocking.Client) -> bool:
+    """Whether one request and its Tflush are unanswered, and nothing else is."""
+    slots = list(client._slots.values())
+    return len(slots) == 2 and any(slot.about is not None for slot in slots)
 
 
 def _ask(request: Any) -> Any:

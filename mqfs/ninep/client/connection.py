@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 RECEIVE_BYTES = 65_536  # more is fetched by a system call of its own each time
 IDLE_S = 5.0  # that the receiver of async programs stays without a request
-FLUSH_S = 10.0  # for the answer to a Tflush: a server performs it at once, so without one it has stopped
+FLUSH_S = 10.0  # without any answer: a server that owes one to a Tflush has stopped
 ANSWER_BYTES = 65_536  # of `File.ask`: of `.put`, and of a cursor with names of views
 WINDOW = 64  # procedures under way at once: enough to keep a server busy
 MODES = {"r": os.O_RDONLY, "w": os.O_WRONLY, "r+": os.O_RDWR}
@@ -364,15 +364,21 @@ class Client:
         return expect(request, reply)
 
     def give_up(self, slot: Slot) -> Fcall | None:
-        """Cancel a request: its reply, if that came all the same. Raises Disconnected where the server does not answer
-        the Tflush in FLUSH_S; then the connection is lost."""
+        """Cancel a request: its reply, if that came all the same. A write that waits for the disk or the replica has
+        one, as late as it is. Raises Disconnected where the server answers nothing at all in FLUSH_S, though it is
+        asked for its root; then the connection is lost."""
         self.flush(slot)
-        try:
-            return self.wait(slot, time.monotonic() + FLUSH_S)
-        except TimeoutError:
-            with self._lock:
-                self._lose(f"no answer to a cancelled request in {FLUSH_S:g} s")
-            raise self._disconnected() from None
+        heard: tuple[int, int] | None = None
+        while True:
+            try:
+                return self.wait(slot, time.monotonic() + FLUSH_S / 2)
+            except TimeoutError:
+                with self._lock:
+                    before, heard = heard, (self._replies, self.caller.missing)
+                    if heard == before:
+                        self._lose(f"no answer to a cancelled request in {FLUSH_S:g} s")
+                        raise self._disconnected() from None
+                self._send([self.caller.stat_of_root()])
 
     def do(self, procedure: Procedure[T], deadline: float | None = None) -> T:
         """The result of a procedure. After TimeoutError the connection is of no use."""

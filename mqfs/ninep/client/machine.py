@@ -317,6 +317,11 @@ class ClientMachine:
 
     # ------------------------------------------------------------ procedures: attributes
 
+    def stat_of_root(self) -> Fcall:
+        """A request that a server answers at once, while others wait."""
+        root = self.root
+        return linux.Tgetattr(0, root, linux.GETATTR_BASIC) if self.dialect.linux else m.Tstat(0, root)
+
     def stat(self, path: str) -> Procedure[Stat]:
         def ask(fid: int) -> Procedure[Stat]:
             if self.dialect.linux:
