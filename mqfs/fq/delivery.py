@@ -59,10 +59,8 @@ class QueueReader:
         self.skipped: list[int] = []  # claimed, and not for the client
         self.unreadable: list[int] = []  # claimed, and what no client can read
 
-    def encode(self, record: Record, body: bytes) -> bytes | None:
-        """A message as a broker sends it; None where no client could read it: its route is too long."""
-        group = self.exchange.group
-        stream = group.numbers[record.stream].name
+    def encode(self, record: Record, body: bytes, stream: str) -> bytes | None:
+        """A message of that stream as a broker sends it; None where no client could read it: its route is too long."""
         route = self._routes.get(stream)
         if route is None:
             if len(text := text_of(stream)) > NAME_BYTES:
@@ -75,7 +73,7 @@ class QueueReader:
             id, tail = _unhex(headers.decode(head).get(ID, "").encode()), _origin(head)
         if not tail or not id:
             writer = _writer(head).encode()[:NAME_BYTES]
-            id = _NUMBERS.pack(group.number, record.sequence)
+            id = _NUMBERS.pack(self.exchange.group.number, record.sequence)
             tail = name(writer) + hop_list(2 * self._node)
         self._counts.octets_out += len(body)
         return b"".join((self._head, route, id, tail, payload(body)))
@@ -283,17 +281,18 @@ class Delivery:
 
     def _encode(self, source: QueueReader, record: Record, body: bytes) -> bytes | None:
         """A claimed message as it is sent; None: it is not."""
-        if record.sequence < source.exchange.since.get(self._queue, 0) and not self._selects(source, record):
+        exchange = source.exchange
+        stream = exchange.group.numbers.get(record.stream)
+        if stream is None or (  # it was removed after the claim
+            record.sequence < exchange.since.get(self._queue, 0)
+            and not exchange.selects(self._queue, stream.name, record.body, record.sequence)
+        ):
             source.skipped.append(record.sequence)
             return None
-        piece = source.encode(record, body)
+        piece = source.encode(record, body, stream.name)
         if piece is None:
             source.unreadable.append(record.sequence)
         return piece
-
-    def _selects(self, source: QueueReader, record: Record) -> bool:
-        name = source.exchange.group.numbers[record.stream].name
-        return source.exchange.selects(self._queue, name, record.body, record.sequence)
 
     async def _send(self, source: QueueReader, data: bytes, sequences: list[int]) -> None:
         await source.time_slice.stop()

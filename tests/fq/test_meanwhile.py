@@ -1,0 +1,74 @@
+"""The tree changes while a step of fq waits: what was looked up before the wait may be another's, or gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from mqfs.engine.tree.tree import Tree
+from mqfs.fq.codec import Message, MessageParser
+from mqfs.fq.delivery import Delivery
+from mqfs.fq.exchanges import BrokerCounts, Exchange, Exchanges
+from mqfs.fq.queues import Queue
+from mqfs.serving.fairness import Fairness
+from mqfs.serving.stream import SocketStream
+from tests.fq.test_exchanges import joined
+from tests.support.hand import ROOT
+
+
+def write(tree: Tree, exchange: Exchange, name: str, body: bytes) -> None:
+    """A message of that stream, which is made."""
+    if name not in exchange.group.streams:
+        tree.create(ROOT, exchange.group, name, 0o666)
+    handle = tree.open(ROOT, tree.walk(ROOT, exchange.group, name), os.O_WRONLY)
+    assert handle.write(body) == len(body)
+    handle.close()
+
+
+@contextlib.asynccontextmanager
+async def delivered(exchanges: Exchanges, queue: Queue) -> AsyncIterator[Callable[[], Any]]:
+    """Deliver to a client that waits; gives how the client receives messages."""
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    channel = SocketStream(near, trio.lowlevel.wait_readable)
+    delivery = Delivery(exchanges, ROOT, queue, channel, BrokerCounts(), bytes(4), Fairness().of("one"))
+    client, parser = trio.socket.from_stdlib_socket(far), MessageParser(relayed=True)
+
+    async def receive() -> list[Message]:
+        found: list[Message] = []
+        while not found:
+            data = await client.recv(1 << 16)
+            assert data
+            found = parser.receive(data)
+        return found
+
+    with near, client:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(delivery.run)
+            await wait_all_tasks_blocked()
+            yield receive
+            delivery.end(clean=False)
+
+
+def test_a_stream_that_goes_between_the_claim_and_the_send_takes_only_its_messages_with_it() -> None:
+    async def run() -> None:
+        exchanges, queue, _ = await joined()
+        await exchanges.bind(ROOT, queue, b"a", b"prefix:", permanent=False)
+        exchange = exchanges.find(b"a")
+        assert exchange is not None
+        async with delivered(exchanges, queue) as receive:
+            for name in ("first", "other"):  # for the read that waits; one that another made after it
+                write(exchanges.tree, exchange, name, b"gone")
+                exchanges.tree.unlink(ROOT, exchange.group, name)
+                write(exchanges.tree, exchange, "stays", name.encode())
+                (message,) = await receive()
+                assert (message.route, message.payload) == (b"stays", name.encode())
+                await wait_all_tasks_blocked()
+
+    trio.run(run)
