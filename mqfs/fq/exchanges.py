@@ -176,7 +176,10 @@ class Exchanges:
         node: Any = self.tree.root
         for name in self.path:
             mode = self.tree.stat(node).mode & 0o777
-            node = node.groups.get(name) or await await_step(self.tree.mkdir(self.server_user, node, name, mode))
+            try:
+                node = node.groups.get(name) or await await_step(self.tree.mkdir(self.server_user, node, name, mode))
+            except Exists:  # clients of other front ends are served already, and one has made it meanwhile
+                node = node.groups[name]
         self._root = node
         for group in list(node.groups.values()):
             await self._take_up(Exchange(text_of(group.name), group))

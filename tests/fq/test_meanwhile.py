@@ -6,18 +6,23 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
+import attrs
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.fq.codec import Message, MessageParser
 from mqfs.fq.delivery import Delivery
 from mqfs.fq.exchanges import BrokerCounts, Exchange, Exchanges
 from mqfs.fq.queues import Queue
+from mqfs.model import Wait
 from mqfs.serving.fairness import Fairness
 from mqfs.serving.stream import SocketStream
+from mqfs.store.store import DiskStore
 from tests.fq.test_exchanges import joined
 from tests.support.hand import ROOT
 
@@ -70,5 +75,57 @@ def test_a_stream_that_goes_between_the_claim_and_the_send_takes_only_its_messag
                 (message,) = await receive()
                 assert (message.route, message.payload) == (b"stays", name.encode())
                 await wait_all_tasks_blocked()
+
+    trio.run(run)
+
+
+@attrs.define
+class SlowDisk:
+    """A store on disk whose answers can be held back."""
+
+    path: Path
+    held: list[Callable[[], object]] | None = None
+
+    def open(self) -> DiskStore:
+        token = trio.lowlevel.current_trio_token()
+
+        def post(call: Callable[[], object]) -> None:
+            token.run_sync_soon(lambda: call() if self.held is None else self.held.append(call))
+
+        return DiskStore(str(self.path / "store"), post)
+
+    def hold(self) -> None:
+        self.held = []
+
+    def release(self) -> None:
+        calls, self.held = self.held or [], None
+        for call in calls:
+            call()
+
+
+@contextlib.contextmanager
+def on_disk(disk: SlowDisk) -> Any:
+    store = disk.open()
+    tree = Tree(store, SystemClock(), owner=ROOT)
+    try:
+        yield tree
+    finally:
+        disk.release()
+        tree.close()
+        store.close()
+
+
+def test_the_group_of_all_exchanges_that_another_just_makes_is_used(tmp_path: Path) -> None:
+    async def run() -> None:
+        with on_disk(disk := SlowDisk(tmp_path)) as tree:
+            disk.hold()
+            making = tree.mkdir(ROOT, tree.root, "fq", 0o777)
+            assert isinstance(making, Wait)
+            exchanges = Exchanges(tree, "fq")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(exchanges.start)
+                await wait_all_tasks_blocked()
+                disk.release()
+            assert exchanges.root is making.result()
 
     trio.run(run)
