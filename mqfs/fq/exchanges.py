@@ -164,7 +164,6 @@ class Exchanges:
         self.server_user = User(os.geteuid(), os.getegid(), frozenset(os.getgroups()), os.getpid(), "fq")
         self.queues: dict[bytes, Queue] = {}
         self.counts = BrokerCounts()
-        self._root: Group | None = None
         self._by_name: dict[bytes, Exchange] = {}
         self._routes = itertools.count(1)
         self._changing = trio.Lock()
@@ -172,7 +171,8 @@ class Exchanges:
     # ------------------------------------------------------------ exchanges
 
     async def start(self) -> None:
-        """Make the group of all exchanges where it is missing, and load its bindings."""
+        """Make the group of all exchanges where it is missing, and load its bindings. Raises MqfsError, of a standby
+        Standby."""
         node: Any = self.tree.root
         for name in self.path:
             mode = self.tree.stat(node).mode & 0o777
@@ -180,14 +180,18 @@ class Exchanges:
                 node = node.groups.get(name) or await await_step(self.tree.mkdir(self.server_user, node, name, mode))
             except Exists:  # clients of other front ends are served already, and one has made it meanwhile
                 node = node.groups[name]
-        self._root = node
         for group in list(node.groups.values()):
             await self._take_up(Exchange(text_of(group.name), group))
 
     @property
     def root(self) -> Group:
-        assert self._root is not None
-        return self._root
+        """The group of all exchanges. Raises NotFound where it was removed, and Standby."""
+        node: Group = self.tree.root
+        for name in self.path:
+            if (found := node.groups.get(name)) is None:
+                raise NotFound(f"no group {'/'.join(self.path)!r} (expected it to be made: it has all exchanges)")
+            node = found
+        return node
 
     def __iter__(self) -> Iterator[Exchange]:
         return iter(list(self._by_name.values()))
@@ -197,7 +201,10 @@ class Exchanges:
         known = self._by_name.get(name)
         if known is not None and not known.group.removed:
             return known
-        group = self.root.groups.get(escape(name))
+        try:
+            group = self.root.groups.get(escape(name))
+        except NotFound:
+            group = None
         if known is not None:
             self._forget(known)
         if group is None:
@@ -273,6 +280,7 @@ class Exchanges:
 
     async def join(self, user: User, name: bytes, wish: Wish, make: Callable[[Queue], Client]) -> Client:
         """A new member of a queue, which is made where it is missing. Raises Refused, MqfsError."""
+        _ = self.tree.root  # raises Standby
         async with self._changing:
             queue = self.queues.get(name)
             if queue is None:

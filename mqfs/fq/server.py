@@ -5,6 +5,7 @@ Connections are accepted by an HTTP server, whose protocol is spoken at the same
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import logging
 import secrets
@@ -17,7 +18,7 @@ import trio
 
 from mqfs import limits
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import MqfsError, ungrouped
+from mqfs.errors import MqfsError, Standby, ungrouped
 from mqfs.fq import codec
 from mqfs.fq.codec import COMMANDS, DATA, HOP_BYTES, HTTP, MAGIC_BYTES, NAME_BYTES, OLD_PEER, PEER, Malformed
 from mqfs.fq.connection import Client
@@ -66,7 +67,8 @@ class FqServer:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop`, or until cancelled."""
-        await self.exchanges.start()
+        with contextlib.suppress(Standby):  # which has no exchanges, and refuses clients
+            await self.exchanges.start()
         await self.web.run(task_status=task_status)
 
     async def stop(self) -> None:

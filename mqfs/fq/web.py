@@ -139,7 +139,8 @@ def _error(text: str) -> Answer:
 
 
 def _resolve(tree: Tree, user: User, path: Path) -> Target:
-    """Raises NotFound."""
+    """Raises NotFound, Standby."""
+    _ = tree.root  # raises Standby
     if len(path.names) > 1 or (path.names and path.slash):
         raise NotFound(f"no page {path.text!r}")
     return Target(KIND, None, path.text, *path.names)

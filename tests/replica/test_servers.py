@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from mqfs import errors
+from tests.fq import client as fq
 from tests.support.campaign import size
 from tests.support.eventually import HANG_S, eventually
 from tests.support.ports import free_port
@@ -110,6 +111,25 @@ def test_a_standby_refuses_clients_and_takes_over_from_a_killed_primary(places: 
         standby.publish(20, 21)
         primary.stand_by()
         wait_until_equal(primary, standby)
+
+
+def test_a_standby_with_fq_refuses_its_clients_and_takes_over(places: tuple[Path, Path], tmp_path: Path) -> None:
+    one, two = (str(place / "fq") for place in places)
+    url, more = f"file://{tmp_path}/log", ["--standby", "--failover", "2s"]
+    with Node.of(places[0], url, "--fq", f"unix!{one}") as primary:
+        with fq.Client(one, "q", "disk:public,permanent", with_data=False) as asks:
+            asks.bind("e")
+        with Node.of(places[1], url, "--fq", f"unix!{two}", *more) as standby:
+            eventually(lambda: "the primary is tcp!" in standby.get("/.ready")[1])
+            with pytest.raises(fq.Refused, match="the primary is tcp!"):
+                fq.Client(two, "q", "disk:public,permanent")
+            assert "the primary is tcp!" in fq.stats(two)["error"]
+            wait_until_equal(primary, standby)
+            primary.kill()
+            eventually(standby.is_primary)
+            with fq.Client(two, "q", "disk:public,permanent") as client:
+                client.publish("e", "r", b"1")
+                assert [message.payload for message in client.receive()] == [b"1"]
 
 
 @EACH
