@@ -197,15 +197,15 @@ class Exchanges:
         return iter(list(self._by_name.values()))
 
     def find(self, name: bytes) -> Exchange | None:
-        """An exchange, those too that were made in the tree."""
+        """An exchange, those too that were made in the tree. A group with another name is another exchange."""
         known = self._by_name.get(name)
-        if known is not None and not known.group.removed:
-            return known
         try:
             group = self.root.groups.get(escape(name))
         except NotFound:
             group = None
         if known is not None:
+            if known.group is group:
+                return known
             self._forget(known)
         if group is None:
             return None

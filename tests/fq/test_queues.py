@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mqfs.fq import codec
+from mqfs.ninep.client.connection import connect
 from tests.fq.client import Client, Refused, port, serve, stats
 from tests.support.eventually import eventually
 from tests.support.server import Server, short_folder
@@ -101,6 +102,32 @@ def test_an_exchange_that_others_make_at_once_is_bound(server: Server, address: 
             made = threads.submit(tree.group, f"fq/at-once-{n}", create=True)
             assert client.bind(f"at-once-{n}") != codec.ILLEGAL
             made.result()
+
+
+def test_a_group_with_another_name_is_another_exchange(server: Server, address: str) -> None:
+    with Client(address, "before") as before, Client(address, "after") as after, connect(server.address) as files:
+        before.bind("moved")
+        files.rename("fq/moved", "moved-away")
+        files.mkdir("fq/moved")
+        with server.connect() as tree:
+            assert after.bind("moved") != codec.ILLEGAL
+            before.publish("moved", "r", b"1")
+            assert bodies(after, 1) == [b"1"]
+            assert [message.body for message in tree.group("fq/moved-away").history()] == []
+            tree.group("fq/moved-away").publish("r", b"2")
+            assert bodies(before, 1) == [b"2"]
+
+
+def test_the_group_of_all_exchanges_is_made_again() -> None:
+    with short_folder() as folder, serve(folder) as it, connect(it.address) as files, Client(f"{folder}/fq") as client:
+        files.remove("fq")
+        assert client.bind("e") == codec.ILLEGAL
+        client.publish("e", "r", b"0")
+        assert eventually(lambda: client.counts()["no_exchange"] == 1, "the message")
+        files.mkdir("fq")
+        assert client.bind("e") != codec.ILLEGAL
+        client.publish("e", "r", b"1")
+        assert bodies(client, 1) == [b"1"]
 
 
 def test_unbind(address: str) -> None:
