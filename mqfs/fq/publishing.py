@@ -10,14 +10,15 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from typing import NamedTuple
 
 from mqfs import limits
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import MqfsError, TooLong
+from mqfs.errors import MqfsError, NotFound, TooLong
 from mqfs.fq.codec import HOP_BYTES, Message
 from mqfs.fq.exchanges import BrokerCounts, Exchange, Exchanges
 from mqfs.fq.queues import Queue
-from mqfs.model import Step, User
+from mqfs.model import Step, User, Wait
 from mqfs.records import headers
 from mqfs.store.api import Handle
 from mqfs.syntax.escape import escape
@@ -39,6 +40,14 @@ def origin(sender: bytes, hops: bytes) -> bytes:
     """The headers that say where a message is from, encoded."""
     steps = (socket.inet_ntoa(hops[at : at + HOP_BYTES]) for at in range(0, len(hops), HOP_BYTES))
     return headers.encode({SENDER: escape(sender), HOPS: ",".join(steps)})
+
+
+class _Frame(NamedTuple):
+    """A message on its way into a batch. `stream`: its name. `queues`: those that want it."""
+
+    stream: str
+    queues: tuple[Queue, ...]
+    data: bytes
 
 
 class Publisher:
@@ -83,8 +92,7 @@ class Publisher:
     async def _publish(
         self, exchange: Exchange, run: list[Message], origin_of: Callable[[Message], bytes | None]
     ) -> None:
-        frames: list[bytes] = []
-        queued: Counter[Queue] = Counter()
+        frames: list[_Frame] = []
         unwanted = 0
         for message in run:
             if (head := origin_of(message)) is None:
@@ -92,19 +100,16 @@ class Publisher:
                 continue
             name = escape(message.route)
             wanted = exchange.wanted(name)
-            if not (wanted.queues or wanted.others) or not self._has_stream(exchange, name):
+            if not (wanted.queues or wanted.others):
                 unwanted += 1
                 continue
             if len(frames) >= _most(wanted.queues):
-                await self._append(exchange, frames, queued)
-                frames, queued = [], Counter()
-            for queue in wanted.queues:
-                queued[queue] += 1
-            frames.append(_frame(name, head, message))
+                await self._append(exchange, frames)
+                frames = []
+            frames.append(_Frame(name, wanted.queues, _encode(name, head, message)))
         if unwanted:
             self._count("no_route", unwanted, exchange)
-        if frames:
-            await self._append(exchange, frames, queued)
+        await self._append(exchange, frames)
 
     def _has_stream(self, exchange: Exchange, name: str) -> bool:
         """Whether there is a stream of that name; made where it is not there yet."""
@@ -117,20 +122,37 @@ class Publisher:
             return False
         return True
 
-    async def _append(self, exchange: Exchange, frames: list[bytes], queued: Counter[Queue]) -> None:
-        """Append one batch. A refusal is in `.errors`, and its messages count as without a route."""
+    async def _append(self, exchange: Exchange, frames: list[_Frame]) -> None:
+        """Append one batch. A stream that is removed while it waits for room is made again, as by a later message: the
+        other messages are not refused with it."""
+        while frames:
+            found = [frame for frame in frames if self._has_stream(exchange, frame.stream)]
+            if lost := len(frames) - len(found):
+                self._count("no_route", lost, exchange)
+            frames = found if found and not await self._write(exchange, found) else []
+
+    async def _write(self, exchange: Exchange, frames: list[_Frame]) -> bool:
+        """False where a stream was removed meanwhile, and nothing is done. Any other refusal is in `.errors`, and its
+        messages count as without a route."""
+        queued = Counter(queue for frame in frames for queue in frame.queues)
         dropped = {queue: lost for queue, count in queued.items() if (lost := _dropped(exchange, queue, count))}
+        waits = False
         try:
-            await self._await_step(self._handle(exchange).write(b"".join(frames)))
+            step = self._handle(exchange).write(b"".join(frame.data for frame in frames))
+            waits = isinstance(step, Wait) and not step.settled
+            await self._await_step(step)
         except MqfsError as error:
+            if waits and isinstance(error, NotFound):
+                return False
             self._count("no_route", len(frames), exchange)
             if not isinstance(error, TooLong):
                 self.close()
-            return
+            return True
         self._count("routed", len(frames), exchange)
         for queue, lost in dropped.items():
             queue.dropped_to += lost
             self._count("dropped", lost, exchange)
+        return True
 
     def _handle(self, exchange: Exchange) -> Handle:
         handle = self._handles.get(exchange)
@@ -160,7 +182,7 @@ def _dropped(exchange: Exchange, queue: Queue, count: int) -> int:
     return min(count, max(0, int(consumer.backlog.size()) + count - queue.wish.backlog))
 
 
-def _frame(name: str, origin: bytes, message: Message) -> bytes:
+def _encode(name: str, origin: bytes, message: Message) -> bytes:
     """One message as mqfs(4) has it for `.batch`."""
     raw, body = name.encode(), message.payload
     head = origin + ID_HEAD + message.id.hex().encode()

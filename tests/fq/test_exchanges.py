@@ -25,12 +25,15 @@ class Client:
         self.bound.append(exchange)
 
 
-async def joined() -> tuple[Exchanges, Queue, Client]:
+MEM = Wish("mem", private=False)
+
+
+async def joined(wish: Wish = MEM) -> tuple[Exchanges, Queue, Client]:
     """A transient queue with a client."""
     client = Client()
     exchanges = Exchanges(Queues().tree, "fq")
     await exchanges.start()
-    await exchanges.join(ROOT, b"q", Wish("mem", private=False), lambda _: client)
+    await exchanges.join(ROOT, b"q", wish, lambda _: client)
     return exchanges, exchanges.queues[b"q"], client
 
 

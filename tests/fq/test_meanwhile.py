@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
@@ -18,8 +19,10 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.fq.codec import Message, MessageParser
 from mqfs.fq.delivery import Delivery
 from mqfs.fq.exchanges import BrokerCounts, Exchange, Exchanges
-from mqfs.fq.queues import Queue
+from mqfs.fq.publishing import Publisher, origin
+from mqfs.fq.queues import Queue, Wish
 from mqfs.model import Wait
+from mqfs.serving.await_step import await_step
 from mqfs.serving.fairness import Fairness
 from mqfs.serving.stream import SocketStream
 from mqfs.store.store import DiskStore
@@ -75,6 +78,33 @@ def test_a_stream_that_goes_between_the_claim_and_the_send_takes_only_its_messag
                 (message,) = await receive()
                 assert (message.route, message.payload) == (b"stays", name.encode())
                 await wait_all_tasks_blocked()
+
+    trio.run(run)
+
+
+@pytest.mark.parametrize("gone", ["waits", "next"])
+def test_a_stream_that_goes_while_its_publisher_waits_takes_no_message_with_it(gone: str) -> None:
+    """Batches of two: the third waits for room, the fourth has yet to be made."""
+    routes = ["any", "any", "any", "any", "waits", "any", "next", "any"]
+
+    async def run() -> None:
+        exchanges, queue, _ = await joined(Wish("mem", private=False, policy="block", backlog=4))
+        await exchanges.bind(ROOT, queue, b"a", b"prefix:", permanent=False)
+        group, counts = exchanges.root.groups["a"], BrokerCounts()
+        publisher = Publisher(exchanges, ROOT, counts, bytes(4), await_step)
+        messages = [Message(b"a", route.encode(), bytes(16), b"%d" % n) for n, route in enumerate(routes)]
+        async with trio.open_nursery() as publishing:
+            publishing.start_soon(publisher.publish, messages, lambda _: origin(b"me", bytes(4)))
+            await wait_all_tasks_blocked()
+            assert counts.routed == 4
+            if gone in group.streams:
+                exchanges.tree.unlink(ROOT, group, gone)
+            async with delivered(exchanges, queue) as receive:
+                found: list[bytes] = []
+                while counts.routed + counts.no_route < len(routes) or len(found) < counts.routed:
+                    found += [message.payload for message in await receive()]
+        publisher.close()
+        assert found == [message.payload for message in messages]
 
     trio.run(run)
 
