@@ -166,7 +166,7 @@ class Exchanges:
         self.counts = BrokerCounts()
         self._by_name: dict[bytes, Exchange] = {}
         self._routes = itertools.count(1)
-        self._changing = trio.Lock()
+        self.changing = trio.Lock()  # of queues, bindings and checkpoints: a change awaits more than once
 
     # ------------------------------------------------------------ exchanges
 
@@ -194,7 +194,7 @@ class Exchanges:
         return node
 
     def __iter__(self) -> Iterator[Exchange]:
-        return iter(list(self._by_name.values()))
+        return (exchange for name in list(self._by_name) if (exchange := self.find(name)) is not None)
 
     def find(self, name: bytes) -> Exchange | None:
         """An exchange, those too that were made in the tree. A group with another name is another exchange."""
@@ -281,7 +281,7 @@ class Exchanges:
     async def join(self, user: User, name: bytes, wish: Wish, make: Callable[[Queue], Client]) -> Client:
         """A new member of a queue, which is made where it is missing. Raises Refused, MqfsError."""
         _ = self.tree.root  # raises Standby
-        async with self._changing:
+        async with self.changing:
             queue = self.queues.get(name)
             if queue is None:
                 check_name(VIEW + escape(name))
@@ -317,7 +317,7 @@ class Exchanges:
 
     async def leave(self, queue: Queue) -> None:
         """A client has disconnected. A transient queue is removed with its last one."""
-        async with self._changing:
+        async with self.changing:
             if queue.members:
                 return
             for exchange_name in list(queue.holds):
@@ -356,7 +356,7 @@ class Exchanges:
     async def bind(self, user: User, queue: Queue, exchange_name: bytes, program: bytes, permanent: bool) -> int:
         """The number of the route; the same for the same program. Raises MqfsError."""
         text = translate(program)
-        async with self._changing:
+        async with self.changing:
             exchange = self.find(exchange_name) or await self._make(user, exchange_name)
             self.require(user, exchange, queue)
             for binding in exchange.of(queue):
@@ -394,7 +394,7 @@ class Exchanges:
 
     async def unbind(self, user: User, queue: Queue, exchange_name: bytes, route: int) -> None:
         """Raises MqfsError."""
-        async with self._changing:
+        async with self.changing:
             exchange = self.find(exchange_name)
             binding = exchange.bindings.get(route) if exchange is not None else None
             if exchange is None or binding is None or binding.queue is not queue:

@@ -264,7 +264,20 @@ class Checkpoints:
     async def add(self, user: User, queue_name: bytes, name: bytes, place: str) -> None:
         """`place`: GROUP:SEQUENCE, a message that is not to be delivered again; of other groups it is where the queue
         is now. Raises Refused, MqfsError."""
-        queue, found = self._find(user, queue_name, name)
+        async with self._exchanges.changing:
+            queue, found = self._find(user, queue_name, name)
+            number, sequence = self._place(queue, name, place, found)
+            for exchange in found:
+                if (consumer := exchange.consumer(queue)) is None:
+                    raise Refused(f"'{exchange.group.name}' has no consumer of the queue any more")
+                at = sequence + 1 if exchange.group.number == number else consumer.state.progress.ack_floor
+                line = f"consumer {quote(point(queue, name))} {quote(queue.view)}"
+                await self._exchanges.command(user, exchange.group, line)
+                await self._seek(user, exchange, point(queue, name), at)
+
+    @staticmethod
+    def _place(queue: Queue, name: bytes, place: str, found: list[Exchange]) -> tuple[int, int]:
+        """The group, and the sequence in it. Raises Refused."""
         if (match := _PLACE.match(place)) is None:
             raise Refused("'chkptid' must be of format: [0-9]*:[0-9]*")
         number, sequence = int(match[1]), int(match[2])
@@ -277,25 +290,23 @@ class Checkpoints:
                 raise Refused("'chkptid' is out of range of the queue")
         if all(exchange.group.number != number for exchange in found):
             raise Refused("'chkptid' is out of range of the queue")
-        for exchange in found:
-            now = exchange.consumer(queue).state.progress.ack_floor
-            at = sequence + 1 if exchange.group.number == number else now
-            line = f"consumer {quote(point(queue, name))} {quote(queue.view)}"
-            await self._exchanges.command(user, exchange.group, line)
-            await self._seek(user, exchange, point(queue, name), at)
+        return number, sequence
 
     async def remove(self, user: User, queue_name: bytes, name: bytes) -> None:
         """Raises Refused, MqfsError."""
-        queue, found = self._find(user, queue_name, name)
-        for exchange in self._having(queue, name, found):
-            await self._exchanges.command(user, exchange.group, f"remove {quote(point(queue, name))}")
+        async with self._exchanges.changing:
+            queue, found = self._find(user, queue_name, name)
+            for exchange in self._having(queue, name, found):
+                await self._exchanges.command(user, exchange.group, f"remove {quote(point(queue, name))}")
 
     async def go_back(self, user: User, queue_name: bytes, name: bytes) -> None:
         """Deliver the messages after it again. Raises Refused, MqfsError."""
-        queue, found = self._find(user, queue_name, name)
-        for exchange in self._having(queue, name, found):
-            floor = exchange.group.consumers[point(queue, name)].state.progress.ack_floor
-            await self._seek(user, exchange, queue.consumer, floor)
+        async with self._exchanges.changing:
+            queue, found = self._find(user, queue_name, name)
+            for exchange in self._having(queue, name, found):
+                if (consumer := exchange.group.consumers.get(point(queue, name))) is None:
+                    raise Refused(f"'{exchange.group.name}' has no such checkpoint any more")
+                await self._seek(user, exchange, queue.consumer, consumer.state.progress.ack_floor)
 
     def _find(self, user: User, queue_name: bytes, name: bytes) -> tuple[Queue, list[Exchange]]:
         """The queue, and its exchanges. Raises Refused, Denied."""

@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from mqfs.engine.group import Group
+from mqfs.engine.tree.tree import Tree
 from mqfs.errors import OverLimit
 from mqfs.fq.exchanges import Exchange, Exchanges
 from mqfs.fq.queues import Queue, Wish
@@ -28,10 +29,10 @@ class Client:
 MEM = Wish("mem", private=False)
 
 
-async def joined(wish: Wish = MEM) -> tuple[Exchanges, Queue, Client]:
-    """A transient queue with a client."""
+async def joined(wish: Wish = MEM, tree: Tree | None = None) -> tuple[Exchanges, Queue, Client]:
+    """A queue with a client."""
     client = Client()
-    exchanges = Exchanges(Queues().tree, "fq")
+    exchanges = Exchanges(tree or Queues().tree, "fq")
     await exchanges.start()
     await exchanges.join(ROOT, b"q", wish, lambda _: client)
     return exchanges, exchanges.queues[b"q"], client

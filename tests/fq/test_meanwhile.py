@@ -20,7 +20,8 @@ from mqfs.fq.codec import Message, MessageParser
 from mqfs.fq.delivery import Delivery
 from mqfs.fq.exchanges import BrokerCounts, Exchange, Exchanges
 from mqfs.fq.publishing import Publisher, origin
-from mqfs.fq.queues import Queue, Wish
+from mqfs.fq.queues import Queue, Refused, Wish, points
+from mqfs.fq.web import Checkpoints
 from mqfs.model import Wait
 from mqfs.serving.await_step import await_step
 from mqfs.serving.fairness import Fairness
@@ -157,5 +158,52 @@ def test_the_group_of_all_exchanges_that_another_just_makes_is_used(tmp_path: Pa
                 await wait_all_tasks_blocked()
                 disk.release()
             assert exchanges.root is making.result()
+
+    trio.run(run)
+
+
+async def checkpointed(tree: Tree) -> tuple[Exchanges, Queue, str]:
+    """A queue of two exchanges whose changes wait for the disk, and a place in the first."""
+    exchanges, queue, _ = await joined(Wish("disk", private=False, permanent=True), tree)
+    for name in (b"a", b"b"):
+        await exchanges.bind(ROOT, queue, name, b"prefix:", permanent=True)
+        await exchanges.command(ROOT, exchanges.root.groups[name.decode()], "sync always")
+    group = exchanges.root.groups["a"]
+    return exchanges, queue, f"{group.number}:{group.log.end.next - 1}"
+
+
+def test_a_checkpoint_is_in_all_exchanges_of_its_queue_or_in_none(tmp_path: Path) -> None:
+    async def run() -> None:
+        with on_disk(disk := SlowDisk(tmp_path)) as tree:
+            exchanges, queue, place = await checkpointed(tree)
+            checkpoints = Checkpoints(exchanges)
+            async with trio.open_nursery() as nursery:
+                disk.hold()
+                nursery.start_soon(checkpoints.add, ROOT, b"q", b"p", place)
+                await wait_all_tasks_blocked()
+                nursery.start_soon(checkpoints.remove, ROOT, b"q", b"p")
+                await wait_all_tasks_blocked()
+                disk.release()
+            assert [points(queue, exchange.group.consumers) for exchange in exchanges] == [[], []]
+
+    trio.run(run)
+
+
+def test_a_checkpoint_of_a_queue_whose_consumer_goes_meanwhile_is_refused(tmp_path: Path) -> None:
+    async def run() -> None:
+        with on_disk(disk := SlowDisk(tmp_path)) as tree:
+            exchanges, queue, place = await checkpointed(tree)
+
+            async def add() -> None:
+                with pytest.raises(Refused, match=r"^'b' has no consumer of the queue any more$"):
+                    await Checkpoints(exchanges).add(ROOT, b"q", b"p", place)
+
+            async with trio.open_nursery() as nursery:
+                disk.hold()
+                nursery.start_soon(add)
+                await wait_all_tasks_blocked()
+                group = exchanges.root.groups["b"]
+                tree.unlink(ROOT, tree.walk(ROOT, group, ".consumers"), queue.consumer)
+                disk.release()
 
     trio.run(run)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from mqfs.ninep.client.connection import connect
 from tests.fq.client import Client, port, serve, stats
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server, short_folder
@@ -222,6 +223,19 @@ def test_checkpoints(server: Server, address: str) -> None:
         assert [message.payload for message in client.receive(2)] == [b"10", b"11"]
         assert checkpoint(server, "remove", *names) == ("success", "Checkpoint removed")
         assert checkpoint(server, "remove", *names) == ("error", "Checkpoint does not exist")
+
+
+def test_checkpoints_beside_an_exchange_that_was_removed(server: Server, address: str) -> None:
+    names = ("qname=remains", "cpname=here")
+    with Client(address, "remains", "disk:public,permanent") as client, connect(server.address) as files:
+        for exchange in ("removed", "remaining"):
+            client.bind(exchange)
+        found = stats(port(server))["exchanges"]["remaining"]
+        files.remove("fq/removed")
+        place = f"chkptid={found['group']}:{found['next'] - 1}"
+        assert checkpoint(server, "add", *names, place) == ("success", "Checkpoint added")
+        assert checkpoint(server, "reset_to", *names)[0] == "success"
+        assert checkpoint(server, "remove", *names) == ("success", "Checkpoint removed")
 
 
 @pytest.mark.parametrize(
