@@ -330,9 +330,13 @@ class Exchanges:
                 await self._remove(exchange, queue)
 
     def _hold(self, user: User, exchange: Exchange, queue: Queue) -> None:
-        """Have the consumer stay while the queue has clients, also without a reader."""
-        maker = _maker(user, exchange.group)
-        again = None if queue.permanent else self.tree.open(maker, exchange.consumer(queue), os.O_RDONLY)
+        """Have the consumer stay while the queue has clients, also without a reader. Raises NotFound where its last
+        reader left before that, and MqfsError."""
+        maker, again = _maker(user, exchange.group), None
+        if not queue.permanent:
+            if (consumer := exchange.consumer(queue)) is None:
+                raise NotFound(f"consumer {queue.consumer!r}: removed with its last reader (expected another bind)")
+            again = self.tree.open(maker, consumer, os.O_RDONLY)
         queue.release(exchange.name)  # not before: it may be the last handle
         if again is not None:
             queue.holds[exchange.name] = again.close

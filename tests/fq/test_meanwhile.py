@@ -16,6 +16,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
+from mqfs.errors import NotFound
 from mqfs.fq.codec import Message, MessageParser
 from mqfs.fq.delivery import Delivery
 from mqfs.fq.exchanges import BrokerCounts, Exchange, Exchanges
@@ -205,5 +206,28 @@ def test_a_checkpoint_of_a_queue_whose_consumer_goes_meanwhile_is_refused(tmp_pa
                 group = exchanges.root.groups["b"]
                 tree.unlink(ROOT, tree.walk(ROOT, group, ".consumers"), queue.consumer)
                 disk.release()
+
+    trio.run(run)
+
+
+def test_a_bind_whose_consumer_goes_with_a_reader_meanwhile_can_be_asked_again(tmp_path: Path) -> None:
+    async def run() -> None:
+        with on_disk(disk := SlowDisk(tmp_path)) as tree:
+            exchanges, queue, _ = await joined(tree=tree)
+            group: Any = await await_step(tree.mkdir(ROOT, exchanges.root, "a", 0o777))
+
+            async def bind() -> None:
+                with pytest.raises(NotFound, match="'q': removed with its last reader"):
+                    await exchanges.bind(ROOT, queue, b"a", b"prefix:", permanent=False)
+
+            async with trio.open_nursery() as nursery:
+                disk.hold()
+                nursery.start_soon(bind)
+                await wait_all_tasks_blocked()
+                tree.open(ROOT, group.consumers["q"], os.O_RDWR).close()
+                disk.release()
+            assert not queue.exchanges
+            assert await exchanges.bind(ROOT, queue, b"a", b"prefix:", permanent=False)
+            assert list(queue.holds) == [b"a"]
 
     trio.run(run)
