@@ -22,14 +22,21 @@ from mqfs.fq.delivery import Delivery
 from mqfs.fq.exchanges import BrokerCounts, Exchange, Exchanges
 from mqfs.fq.publishing import Publisher, origin
 from mqfs.fq.queues import Queue, Refused, Wish, points
+from mqfs.fq.server import FqServer
 from mqfs.fq.web import Checkpoints
 from mqfs.model import Wait
+from mqfs.net.tokens import Tokens
+from mqfs.serving.accept import listen
 from mqfs.serving.await_step import await_step
 from mqfs.serving.fairness import Fairness
 from mqfs.serving.stream import SocketStream
 from mqfs.store.store import DiskStore
+from tests.fq import client
 from tests.fq.test_exchanges import joined
+from tests.support.eventually import eventually_async
 from tests.support.hand import ROOT
+from tests.support.queues import Queues
+from tests.support.tokens import SECRET, line_of
 
 
 def write(tree: Tree, exchange: Exchange, name: str, body: bytes) -> None:
@@ -48,17 +55,17 @@ async def delivered(exchanges: Exchanges, queue: Queue) -> AsyncIterator[Callabl
     near.setblocking(False)
     channel = SocketStream(near, trio.lowlevel.wait_readable)
     delivery = Delivery(exchanges, ROOT, queue, channel, BrokerCounts(), bytes(4), Fairness().of("one"))
-    client, parser = trio.socket.from_stdlib_socket(far), MessageParser(relayed=True)
+    end, parser = trio.socket.from_stdlib_socket(far), MessageParser(relayed=True)
 
     async def receive() -> list[Message]:
         found: list[Message] = []
         while not found:
-            data = await client.recv(1 << 16)
+            data = await end.recv(1 << 16)
             assert data
             found = parser.receive(data)
         return found
 
-    with near, client:
+    with near, end:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(delivery.run)
             await wait_all_tasks_blocked()
@@ -229,5 +236,35 @@ def test_a_bind_whose_consumer_goes_with_a_reader_meanwhile_can_be_asked_again(t
             assert not queue.exchanges
             assert await exchanges.bind(ROOT, queue, b"a", b"prefix:", permanent=False)
             assert list(queue.holds) == [b"a"]
+
+    trio.run(run)
+
+
+def test_a_token_that_is_revoked_while_its_client_waits_to_join_is_not_in_force(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.touch(0o600)
+    file.write_text(line_of("root", SECRET))
+
+    async def run() -> None:
+        tokens, listener = Tokens(str(file)), listen("tcp!127.0.0.1!0")
+        server = FqServer(Queues().tree, group="fq", node=bytes(4), tokens=tokens)
+        server.add(listener)
+
+        def join() -> None:
+            with pytest.raises(client.Refused):
+                client.Client(listener.socket.getsockname(), "q", user="root", password=SECRET, with_data=False)
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(server.run)
+            changing = server.exchanges.changing
+            async with trio.open_nursery() as joining:
+                await changing.acquire()
+                joining.start_soon(trio.to_thread.run_sync, join)
+                await eventually_async(lambda: changing.statistics().tasks_waiting == 1)
+                file.write_text("")
+                tokens.reread()
+                changing.release()
+            assert not server.exchanges.queues
+            await server.stop()
 
     trio.run(run)
