@@ -187,7 +187,8 @@ class SinglesExporter:
     def _drain(self, stream: str) -> bool:
         """Export what waits in a stream, at most SINGLES of the group's own; whether there was anything."""
         try:
-            with self._link.repeat(lambda: self._link.group.take(stream, create=False, reconnect=False)) as handle:
+            handle = self._link.repeat(lambda: self._link.group.take(stream, create=False, reconnect=False))
+            with closing(handle):  # which requeues uncounted: an error of the folder is none of a message's worker
                 return self._export(handle)
         except (NotFound, EOFError, Disconnected, Stale):
             return False

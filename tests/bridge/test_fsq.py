@@ -290,6 +290,23 @@ def test_a_single_that_waited_longer_than_the_default_lifetime_is_exported(make:
     eventually(lambda: [file for file in r.files() if "+s+" in file], "its file")
 
 
+@pytest.mark.parametrize("deliver", ["all", "one"])
+def test_singles_are_no_dead_letters_where_the_folder_fails(make: Make, deliver: str) -> None:
+    r = make("replay off", f"deliver {deliver}", "retries 1")
+    r.node().kill()
+    for bucket in (r.folder / "messages").iterdir():
+        bucket.rmdir()
+        bucket.touch()
+    for number in range(3):
+        r.group.publish("jobs", str(number), single=deliver == "all", ttl="1h")
+    bridge = r.bridge("--out")
+    assert bridge.process.wait(HANG_S) == 1
+    assert "Not a directory" in bridge.text()
+    assert "dead" not in r.group.streams()
+    with r.group.take("jobs") as claims:
+        assert sorted(claims.get(60).body for _ in range(3)) == [b"0", b"1", b"2"]
+
+
 def test_a_single_whose_topic_is_no_name_is_a_dead_letter(make: Make) -> None:
     r = make("replay all")
     r.node().kill()
