@@ -577,8 +577,9 @@ def background(page: Page) -> str:
 
 def test_the_keys_are_documented(page: Page) -> None:
     page.open("/")
+    page.one("h1")
     page.key("?")
-    keys = page.texts("#keys kbd")
+    keys = page.until(lambda: page.texts("#keys kbd"))
     script = "".join((ROOT / "mqfs" / "http" / "web" / name).read_text() for name in MODULES)
     for key in keys[:-1]:
         assert f"keys.{key} =" in script or f'keys["{key}"] =' in script
