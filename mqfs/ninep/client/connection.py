@@ -33,7 +33,7 @@ from mqfs.net.address import Address, TlsAddress, UnixAddress, explain_failure, 
 from mqfs.net.sockets import is_host_silent
 from mqfs.ninep.client.channel import Channel, Procedure
 from mqfs.ninep.client.dial import TlsSocket, dial, first_of
-from mqfs.ninep.client.machine import ClientMachine, expect
+from mqfs.ninep.client.machine import ClientMachine, expect, stat_of_root
 from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Fcall
 
@@ -378,7 +378,7 @@ class Client:
                     if heard == before:
                         self._lose(f"no answer to a cancelled request in {FLUSH_S:g} s")
                         raise self._disconnected() from None
-                self._send([self.caller.stat_of_root()])
+                self._send([stat_of_root(self.caller)])
 
     def do(self, procedure: Procedure[T], deadline: float | None = None) -> T:
         """The result of a procedure. After TimeoutError the connection is of no use."""
@@ -635,7 +635,15 @@ class File(io.RawIOBase):
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
         """Write one message. Raises TooLong."""
         self._require_open()
-        return self.client.do(self.channel.write(bytes(data)))
+        [slot] = self.client.send([self.channel.request(bytes(data))])
+        try:
+            reply: Any = self.client.answer(slot)
+        except MqfsError as error:
+            raise error.with_traceback(None) from None
+        except BaseException:  # Ctrl-C
+            self.client.give_up(slot)
+            raise
+        return int(reply.count)
 
     def send(self, data: bytes) -> Callable[[], Fcall]:
         """Begin to write one message. Returns a function that waits for the answer. Raises TooLong."""

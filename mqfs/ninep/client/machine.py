@@ -317,11 +317,6 @@ class ClientMachine:
 
     # ------------------------------------------------------------ procedures: attributes
 
-    def stat_of_root(self) -> Fcall:
-        """A request that a server answers at once, while others wait."""
-        root = self.root
-        return linux.Tgetattr(0, root, linux.GETATTR_BASIC) if self.dialect.linux else m.Tstat(0, root)
-
     def stat(self, path: str) -> Procedure[Stat]:
         def ask(fid: int) -> Procedure[Stat]:
             if self.dialect.linux:
@@ -367,6 +362,12 @@ class ClientMachine:
             while reader.position < reader.end:
                 names.append(reader.entry().name)
             offset += len(data)
+
+
+def stat_of_root(caller: ClientMachine) -> Fcall:
+    """A request that a server answers at once, while others wait."""
+    root = caller.root
+    return linux.Tgetattr(0, root, linux.GETATTR_BASIC) if caller.dialect.linux else m.Tstat(0, root)
 
 
 def check(reply: Fcall) -> Fcall:
