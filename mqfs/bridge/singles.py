@@ -136,6 +136,8 @@ class SinglesImporter:
         if size > limits.MESSAGE_BYTES:
             if not self._deliver_one:
                 raise TooLong(f"single of {size} bytes (expected at most {limits.MESSAGE_BYTES}, or 'deliver one')")
+            if self._link.settings()["full"] == "drop-new":  # no answer says whether its parts were discarded
+                raise TooLong(f"single of {size} bytes: with 'full drop-new' (expected at most {limits.MESSAGE_BYTES})")
             append_large(self._link, arrival, file)
             return
         file.seek(1)

@@ -399,6 +399,29 @@ def test_a_single_that_is_no_one_message_is_for_work_queues(make: Make) -> None:
         assert digest(claim.body) == digest(b"x" * 2_000_000)
 
 
+def test_a_large_single_that_would_be_discarded_stays_in_the_folder(make: Make) -> None:
+    r = make("replay off", "deliver one", "ack next", "depth 3", "full drop-new")
+    node = r.node()
+    bridge = r.bridge("--in")
+    for body in (b"0", b"1"):
+        r.group.publish("jobs", body)
+    with ThreadPoolExecutor(1) as pool, r.group.take("jobs") as claims:
+        jobs = [claims.get(60) for _ in range(2)]  # with the two parts of the single four, until they are done
+        next_job = pool.submit(claims.get, HANG_S)
+        node.publish("jobs", size=2_000_000, single=True)
+        eventually(lambda: "single of 2000000 bytes" in bridge.text() or not singles(r), "the warning")
+        assert len(singles(r)) == 1
+        assert "with 'full drop-new'" in bridge.text()
+        for job in jobs:
+            job.ack()
+        r.group.publish("jobs", b"2")
+        assert next_job.result().body == b"2"
+
+
+def singles(r: Rig) -> list[str]:
+    return [file for file in r.files() if "+s+" in file]
+
+
 def test_without_singles(make: Make) -> None:
     r = make("sync 10ms")
     node = r.node()
