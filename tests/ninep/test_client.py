@@ -186,14 +186,20 @@ def test_a_child_that_closes_its_copy_does_not_end_the_connection(server: Runnin
         assert "ctl" in one.list()
 
 
+@pytest.mark.parametrize("call", ["read", "write"])
 def test_ctrl_c_among_replies_leaves_no_thread_waiting(
-    server: Running, tree: Tree, request: pytest.FixtureRequest
+    server: Running, tree: Tree, request: pytest.FixtureRequest, call: str
 ) -> None:
     """The main thread receives the replies of the others, and is interrupted before it handed out all."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with ThreadPoolExecutor(2) as threads, server.connect() as one, server.connect() as two:
-        parked, first, second = one.create("parked", "r+"), one.create("s", "r+"), one.open("s")
+        one.mkdir("full")
+        with one.open("full/ctl", "w") as ctl:
+            ctl.write(b"replay all\ndepth 1\nfull block\n")
+        full, first, second = one.create("full/s", "r+"), one.create("s", "r+"), one.open("s")
+        full.write(b"1")
+        full.receive()
 
         def follow() -> bytes:
             eventually(lambda: one._receiving, "the main thread to receive")
@@ -208,7 +214,7 @@ def test_ctrl_c_among_replies_leaves_no_thread_waiting(
 
         followed, written = threads.submit(follow), threads.submit(write)
         with pytest.raises(KeyboardInterrupt):
-            parked.receive()
+            full.receive() if call == "read" else full.write(b"2")
         written.result(HANG_S)
         with pytest.raises(errors.Disconnected, match="receiving was interrupted"):
             followed.result(HANG_S)

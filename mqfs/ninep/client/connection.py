@@ -641,7 +641,8 @@ class File(io.RawIOBase):
         except MqfsError as error:
             raise error.with_traceback(None) from None
         except BaseException:  # Ctrl-C
-            self.client.give_up(slot)
+            with contextlib.suppress(Disconnected):
+                self.client.give_up(slot)
             raise
         return int(reply.count)
 
