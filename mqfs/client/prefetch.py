@@ -175,11 +175,15 @@ class DeferredAcks(SentAcks):
 
     def _release_ahead(self) -> None:
         with self._sending:
+            claims = self._claims
             ahead: list[Claim] = []
             with suppress(IndexError):
                 while True:  # `get` may take some meanwhile
-                    ahead.append(self._claims._ready.pop())
-            self._claims._settle_all("release", ahead)  # those refused are requeued already
+                    ahead.append(claims._ready.pop())
+            refused = claims._settle_all("release", ahead)  # those that are lost are requeued already
+            left = {claim for claim, error in refused if not isinstance(error, Stale | Disconnected)}
+            claims._ready.extendleft(claim for claim in ahead if claim in left)  # on a full disk, say
+            self._received_at = time.monotonic()
 
 
 def _explain(refused: Sequence[tuple[Claim, MqfsError]]) -> MqfsError:

@@ -26,7 +26,7 @@ from mqfs.errors import BadRequest, DiskFull, MqfsError, NotFound, Stale
 from tests.client.opening import Opening
 from tests.support import ROOT
 from tests.support.campaign import seed, size
-from tests.support.eventually import HANG_S, eventually
+from tests.support.eventually import HANG_S, eventually, patient
 from tests.support.server import Server, environment, short_folder
 
 
@@ -305,6 +305,28 @@ def test_what_a_full_disk_refuses_comes_later(tree: Client, name: str, monkeypat
         with pytest.raises(DiskFull, match=r"ack of . claims failed: no room \(messages .*\)"):
             claims.get(HANG_S)
         eventually(lambda: acknowledged(group) == 2)
+
+
+def test_what_lies_ahead_on_a_full_disk_goes_to_others_once_there_is_room(
+    tree: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = filled(tree, name, 4)
+    with group.consume("w", prefetch=4) as slow, group.consume("w") as quick:
+        command, refused, has_room = slow._command, list[str](), threading.Event()
+
+        def full(file: File, line: str) -> None:
+            if line.startswith("release") and not has_room.is_set():
+                refused.append(line)
+                raise DiskFull("no room")
+            command(file, line)
+
+        monkeypatch.setattr(slow, "_command", full)
+        monkeypatch.setattr(slow._acks, "_hold_s", 0.05)
+        with slow.get(HANG_S):
+            eventually(lambda: {"release 2", "release 3", "release 4"} <= {*refused})
+            has_room.set()
+            others = [quick.get(patient(60)) for _ in range(3)]
+        assert [(claim.body, claim.deliveries) for claim in others] == [(b"1", 1), (b"2", 1), (b"3", 1)]
 
 
 def test_without_prefetch_a_claim_whose_acknowledgement_fails_stays_open(
