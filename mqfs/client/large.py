@@ -188,18 +188,23 @@ class StagedUploads:
     def open(self, part: str) -> File:
         return self._link.open(f"{self._path}/.txn/{part}/.put", "w")
 
-    def commit(self, *parts: str) -> None:
-        """Append the parts as one atomic batch. Asks again, once, if the connection is lost meanwhile."""
-        with self._turn:
+    def commit(self, *parts: str, wait_s: float | None = None) -> None:
+        """Append the parts as one atomic batch. Asks again, once, if the connection is lost meanwhile. Raises
+        TimeoutError where there was no room in `wait_s` seconds (None: no limit)."""
+        if not self._turn.acquire(timeout=-1 if wait_s is None else wait_s):  # another one waits for room
+            raise TimeoutError
+        try:
             self._number += 1
             command = f"commit {self._producer}.{self._number} {' '.join(parts)}"
             try:
-                self._command(command)
+                self._command(command, wait_s)
             except Disconnected as error:
                 try:
-                    self._command(command)
+                    self._command(command, wait_s)
                 except NotFound:
                     raise error from None  # not committed: the parts went with the server
+        finally:
+            self._turn.release()
 
     def abort(self, *parts: str) -> None:
         """Drop parts, where they exist."""
@@ -228,10 +233,13 @@ class StagedUploads:
                     self._command(f"forget {self._producer}")
                 self._producer, self._number = f"library-{secrets.token_hex(8)}", 0
 
-    def _command(self, command: str) -> None:
-        file = self._link.open(f"{self._path}/.txn/ctl", "w")
+    def _command(self, command: str, wait_s: float | None = None) -> None:
+        file = self._link.open(f"{self._path}/.txn/ctl", "w" if wait_s is None else "r+")
         try:
-            file.write(command.encode())
+            if wait_s is None:
+                file.write(command.encode())
+            else:
+                file.ask(command.encode(), wait_s)
         finally:
             file.close()
 
@@ -247,11 +255,17 @@ class BodyWriter(io.RawIOBase):
     """
 
     def __init__(
-        self, units: StagedUploads, stream: str, options: Mapping[str, Any], publish: Publish, make: Make | None
+        self,
+        units: StagedUploads,
+        stream: str,
+        options: Mapping[str, Any],
+        publish: Publish,
+        make: Make | None,
+        wait_s: float | None = None,
     ) -> None:
         """`options`: fields of `.put`; `publish`: for a body that is one message; `make`: the stream, where it is
-        missing."""
-        self._units, self._publish, self._make = units, publish, make
+        missing; `wait_s`: the most seconds to wait for room, None: no limit."""
+        self._units, self._publish, self._make, self._wait_s = units, publish, make, wait_s
         self._options = {"stream": stream, "headers": {}, **options}
         self._id = self._options.pop("id", "")
         if headers.PART in self._options["headers"]:
@@ -379,7 +393,7 @@ class BodyWriter(io.RawIOBase):
             self._put(file, self._first, f"1/{self._count}")
         finally:
             file.close()
-        self._units.commit(self._head, self._rest)
+        self._units.commit(self._head, self._rest, wait_s=self._wait_s)
 
     def abort(self) -> None:
         """Drop the body: nothing of it is published."""

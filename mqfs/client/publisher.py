@@ -139,10 +139,11 @@ class Publisher:
 
     def publish(self, message: Outgoing, create: bool, wait_s: float | None = None) -> Receipt:
         """Write a message by `.put`. Raises TimeoutError where there was no room for it in that time."""
-        if is_long(message.body):
-            return self._publish_long(message, create)
-        data = message.put(kept=True)
+        is_large = is_long(message.body)
+        data = b"" if is_large else message.put(kept=True)
         try:
+            if is_large:
+                return self._publish_long(message, create, wait_s)
             return self._with_create(message.stream, create, lambda: self._ask(data, wait_s))
         except TimeoutError:
             raise TimeoutError(f"publish failed: no room in stream {message.stream!r} in {wait_s or 0:g} s") from None
@@ -162,17 +163,17 @@ class Publisher:
         with self._open_file(None) as file:
             return Receipt.parse(file.ask(data, wait_s))
 
-    def writer(self, message: Outgoing, create: bool) -> BodyWriter:
+    def writer(self, message: Outgoing, create: bool, wait_s: float | None = None) -> BodyWriter:
         """A writer of a body of any size, with the options of a message."""
 
         def whole(body: bytes) -> None:
-            self.publish(attrs.evolve(message, body=body), create)
+            self.publish(attrs.evolve(message, body=body), create, wait_s)
 
         stream = check_file_name(message.stream)
         make = (lambda: self.make(stream)) if create else None
-        return BodyWriter(self._units, stream, message.metadata(), whole, make)
+        return BodyWriter(self._units, stream, message.metadata(), whole, make, wait_s)
 
-    def _publish_long(self, message: Outgoing, create: bool) -> Receipt:
+    def _publish_long(self, message: Outgoing, create: bool, wait_s: float | None = None) -> Receipt:
         """Publish a body that is larger than a message. Raises TooLong where an option forbids that."""
         options = sorted(message.metadata().keys() - set(IN_PARTS))
         if options:
@@ -180,7 +181,7 @@ class Publisher:
                 f"body of {len(message.body)} bytes with {' and '.join(options)} (expected at most "
                 f"{limits.MESSAGE_BYTES}, or no options but {' '.join(IN_PARTS)})"
             )
-        with self.writer(message, create) as file:
+        with self.writer(message, create, wait_s) as file:
             file.write(message.body)
         return Receipt()
 

@@ -63,7 +63,8 @@ class Services(Administration):
         file = self._link.create_temporary(f"{self.path}/{name}")
         try:
             message = Outgoing(stream, body, timeout, headers={**(headers or {}), REPLY_TO: name})
-            if self._publisher.publish(message, False).retained is False:
+            receipt = self._publisher.publish(message, False, max(ends - time.monotonic(), 0.0))
+            if receipt.retained is False:
                 raise NotFound(f"request failed: no consumer and no reader of stream {stream!r}")
             with CursorSubscription(self._link, self.path, [name], start="first", reconnect=False) as replies:
                 return replies.get(max(ends - time.monotonic(), 0))

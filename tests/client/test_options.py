@@ -109,6 +109,20 @@ def test_a_publish_waits_for_room_as_long_as_it_was_told(tree: Client, name: str
     assert [message.body for message in group.history()] == [b"d"], "what had no room was not published later"
 
 
+def test_the_wait_of_a_large_body_for_room_has_its_limit_too(tree: Client, name: str) -> None:
+    group = kept(tree, name, "full block", "depth 3", "deliver one")
+    body = bytes(1_500_000)  # two messages
+    group.publish("s", body, wait_s=0)
+    for wait_s in (0.0, 0.05):
+        with pytest.raises(TimeoutError, match="no room in stream 's' in 0"):
+            group.publish("s", body, wait_s=wait_s)
+    with group.take("s") as claims:
+        claims.get(HANG_S).ack()
+    group.publish("s", body, wait_s=HANG_S)
+    with group.take("s") as claims:
+        assert claims.get(HANG_S).body == body
+
+
 def test_values(tree: Client, name: str) -> None:
     group = kept(tree, name)
     value = {"name": "Ä", "list": [1, 2.5, None, True], "empty": {}}

@@ -96,6 +96,16 @@ def test_without_a_reply(tree: Client, name: str) -> None:
     assert request.written == 1  # it lives no longer than its requester waits
 
 
+@pytest.mark.parametrize("size", [1, 1_500_000])
+def test_a_request_waits_for_room_no_longer_than_its_time(tree: Client, name: str, size: int) -> None:
+    group = tree.group(name, create=True, ctl=["replay all", "deliver one", "full block", "depth 2"])
+    group.publish_many([("s", b"1"), ("s", b"2")])
+    with pytest.raises(TimeoutError, match=r"no reply from stream 's' in 0\.2 s"):
+        group.request("s", bytes(size), timeout=0.2)
+    assert streams(group) == []
+    assert [message.body for message in group.history(pattern="s")] == [b"1", b"2"]
+
+
 def test_a_reply_that_comes_too_late(tree: Client, name: str) -> None:
     group = tree.group(name, create=True, ctl=["replay all"])
     group.create("s")
