@@ -386,13 +386,13 @@ class Claims(Waiting[Claim]):
     def _fill(self, deadline: float | None) -> None:
         """Have claims ready, or wait a little."""
         if self._at_end:
-            self._acks.send()
+            self._acks.send(deadline)
             self._acks.raise_failure()
             raise EOFError
         try:
             asked_at, answer = time.monotonic(), self._begin_look_up() if self._look_up else None
             try:
-                self._acks.before_read()
+                self._acks.before_read(deadline)
                 self._acks.raise_failure()
                 left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
                 self._has_begun = False

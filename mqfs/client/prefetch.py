@@ -33,6 +33,7 @@ TICK_S = 0.01  # after which an acknowledgement is written at the latest
 AGAIN_S = 1.0  # between two attempts of the thread, where the server refuses acknowledgements: its disk is full, say
 HOLD_S = 15.0  # that claims lie ahead at most; half the lease, where that is shorter
 EXIT_S = 2.0  # that the end of a program waits for all of this at most
+ANSWER_S = 1.0  # that a `get` awaits answers at least
 SHOWN = 8  # ranges that an error names
 
 
@@ -53,7 +54,7 @@ class SentAcks:
 
     def __init__(self, claims: Claims) -> None:
         self._claims = claims
-        self._sent: deque[tuple[Claim, Callable[[], object]]] = deque()
+        self._sent: deque[tuple[Claim, Callable[..., object]]] = deque()
         self._refused: list[tuple[Claim, MqfsError]] = []  # for the next `get`
 
     def received(self) -> None:
@@ -73,18 +74,23 @@ class SentAcks:
     def stop(self) -> None:
         """The handle is closed: `add` sends nothing more."""
 
-    def before_read(self) -> None:
-        """Await the answers, once the next read was begun. The turn of `claims` is held, here and by `send`."""
+    def before_read(self, deadline: float | None) -> None:
+        """Await the answers, once the next read was begun, or leave them to the one after it. The turn of `claims` is
+        held, here and by `send`."""
         if self._sent:
             self._claims._begin_read()
-            self.send()
+            with suppress(TimeoutError):
+                self.send(deadline)
 
-    def send(self) -> None:
-        """Await the answers to what was sent. A claim of which one is not lost can be settled again."""
+    def send(self, deadline: float | None = None) -> None:
+        """Await the answers to what was sent. A claim of which one is not lost can be settled again. Raises
+        TimeoutError."""
+        if deadline is not None:  # a server that is well answers soon: a `get` of no time is to raise why one failed
+            deadline = max(deadline, time.monotonic() + ANSWER_S)
         while self._sent:
             claim, answer = self._sent[0]
             try:
-                answer()
+                answer(deadline)
             except MqfsError as error:
                 if not isinstance(error, Disconnected):
                     self._claims._note_refusal(error)
@@ -140,12 +146,12 @@ class DeferredAcks(SentAcks):
             self._is_stopped = True
         self._stopped.set()
 
-    def before_read(self) -> None:
+    def before_read(self, deadline: float | None) -> None:
         self.send()
 
-    def send(self) -> None:
+    def send(self, deadline: float | None = None) -> None:
         """Write what was noted until now. Returns when the server has it, or refused it: a lost claim for good, all
-        else to be written again."""
+        else to be written again. The deadline does not bound that."""
         with self._sending:
             batch: list[Claim] = []
             while self._unsent:

@@ -53,8 +53,9 @@ class File(Protocol):
         """One write: a message, or lines of commands. Returns when it is as durable as the group's `sync` demands."""
         ...
 
-    def send(self, data: bytes) -> Callable[[], object]:
-        """Begin one write. Returns a function that waits for it. Both raise Disconnected."""
+    def send(self, data: bytes) -> Callable[..., object]:
+        """Begin one write. Returns a function that waits for it, until a time of time.monotonic() if it is given one,
+        and then raises TimeoutError; it may be called again. Both raise Disconnected."""
         ...
 
     def begin_read(self) -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -334,7 +335,7 @@ def test_without_prefetch_a_claim_whose_acknowledgement_fails_stays_open(
 ) -> None:
     group = filled(tree, name, 1)
 
-    def refused() -> None:
+    def refused(_: float | None) -> None:
         raise DiskFull("no room")
 
     with group.consume("w") as claims:
@@ -346,6 +347,36 @@ def test_without_prefetch_a_claim_whose_acknowledgement_fails_stays_open(
         assert not claim.settled
         claim.ack()
     assert acknowledged(group) == 1
+
+
+def test_an_acknowledgement_that_is_not_answered_holds_up_no_get_longer_than_its_limit(
+    tree: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, answered = filled(tree, name, 2), threading.Event()
+    with group.consume("w") as claims:
+        send = claims._file.send
+
+        def late(data: bytes) -> Callable[..., object]:
+            answer = send(data)
+
+            def wait(deadline: float | None = None) -> object:
+                if not answered.wait(None if deadline is None else max(deadline - time.monotonic(), 0)):
+                    raise TimeoutError
+                return answer(deadline)
+
+            return wait
+
+        with monkeypatch.context() as slow:
+            slow.setattr(claims._file, "send", late)
+            with claims.get(HANG_S):
+                pass
+            assert claims.get(patient(1)).body == b"1"
+            with pytest.raises(TimeoutError, match="no message in"):
+                claims.get(0.05)
+            answered.set()
+        with pytest.raises(TimeoutError):
+            claims.get(0.05)
+        assert acknowledged(group) == 1
 
 
 def test_a_close_says_that_the_last_claim_was_lost(tree: Client, name: str) -> None:

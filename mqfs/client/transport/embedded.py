@@ -331,14 +331,14 @@ class EmbeddedFile:
     def write(self, data: bytes) -> None:
         self._link.do(lambda: self.handle.write(data))
 
-    def send(self, data: bytes) -> Callable[[], object]:
+    def send(self, data: bytes) -> Callable[..., object]:
         failed: list[MqfsError] = []
         try:
             self.write(data)
         except MqfsError as error:
             failed.append(error)
 
-        def wait() -> None:
+        def wait(deadline: float | None = None) -> None:
             if failed:
                 raise failed[0]
 
