@@ -18,7 +18,7 @@ from tests.support.calls import calls, calls_once, lines
 from tests.support.clock import SECOND
 from tests.support.eventually import patient
 from tests.support.hand import ROOT, Hand, finished
-from tests.support.queues import Queues, waits
+from tests.support.queues import Queues, read, say, waits
 
 
 def selecting(streams: int, patterns: int) -> Any:
@@ -284,6 +284,28 @@ def trimming(depth: int) -> int:
 
 def test_memory_is_trimmed_without_a_walk_over_what_stays() -> None:
     assert trimming(2_000) == trimming(100)
+
+
+@pytest.mark.parametrize("full", ["drop-new", "drop-old"])
+def test_a_write_to_a_full_backlog_counts_it_not_again(full: str) -> None:
+    """However many gaps and streams it has; what expired meanwhile is seen a second later."""
+    queues = Queues("replay off", f"consumer w backlog 600 full {full}", "ttl 1h")
+    for number in range(10):
+        queues.stream(str(number))
+    for number in range(600):
+        queues.write(str(number % 10), b"x")
+    worker = queues.worker()
+    for number in range(500):
+        read(worker)
+        if number % 2:
+            say(worker, "ack")
+    for number in range(251):
+        queues.write(str(number % 10), b"x")
+    assert calls(lambda: queues.write("1", b"y")) < 1_500
+    queues.clock.forward(3600)
+    before = queues.stats()["waiting"]
+    queues.write("1", b"z")
+    assert (before, queues.stats()["waiting"]) == (0, 1)
 
 
 def test_a_backlog_made_smaller_is_kept_in_portions() -> None:

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
 
 MESSAGE = int(Kind.MESSAGE)
+_FREE_STEPS = 200  # a count of at most these may be made for each write
+_STEP_NS, _RECOUNT_NS = 20_000, 10**9  # between two longer ones: for each step, and at most
 
 
 class Backlog:
     """The messages that a consumer has not acked. Acks nothing itself."""
 
-    __slots__ = ("_claims", "_coverage", "_group", "_held", "_own", "_size")
+    __slots__ = ("_claims", "_coverage", "_group", "_held", "_own", "_recount_ns", "_size")
 
     def __init__(
         self, group: Group, own: ConsumerState, coverage: Coverage, claims: dict[int, Claim], held: set[int]
@@ -33,6 +35,7 @@ class Backlog:
         self._group, self._own, self._coverage, self._claims = group, own, coverage, claims
         self._held = held  # exclusive messages that are claimed and not acked
         self._size: int | None = None  # None: to be counted
+        self._recount_ns = 0  # not before, by the engine's clock
 
     def streams(self) -> list[Stream]:
         """Those whose messages may be for it."""
@@ -49,9 +52,8 @@ class Backlog:
         position = max(position, progress.ack_floor)
         bodies = [(claim.entry.first, claim.sequence) for claim in claims.values() if claim.is_multipart]
         while True:
-            position = max(position, progress.acked_ranges.end_of(position) + 1)
-            while position in claims:
-                position += 1
+            while position in claims or (acked := progress.acked_ranges.end_of(position)):
+                position = position + 1 if position in claims else acked + 1
             try:
                 record = self._coverage.filter.find(position)
             except errors.Damaged as error:
@@ -153,5 +155,15 @@ class Backlog:
         most = self._own.backlog
         if not most or self.size() + messages <= most:
             return False
-        self._size = None  # what expired or was evicted since does not count
+        now_ns = self._group.clock.engine_ns()
+        if now_ns >= self._recount_ns:
+            self._size = None  # what expired or was evicted since does not count
+            steps = self._steps()
+            self._recount_ns = now_ns + (min(steps * _STEP_NS, _RECOUNT_NS) if steps > _FREE_STEPS else 0)
         return self.size() + messages > most
+
+    def _steps(self) -> int:
+        """About how many ranges of the log a count reads."""
+        progress, group = self._own.progress, self._group
+        streams = 1 if self._coverage.stream is not None else len(group.numbers)
+        return streams * (1 + len(progress.acked_ranges.firsts)) + (group.log.end.next - progress.ack_floor) // 10
