@@ -29,7 +29,7 @@ import anyio.lowlevel
 import attrs
 
 from mqfs.client import client as sync
-from mqfs.client.callbacks import Handler, OnError, Registration, Worker
+from mqfs.client.callbacks import Handler, HandlerGone, OnError, Registration, Worker
 from mqfs.client.delivery import Claim, Claims, OfMessage
 from mqfs.client.group import Group
 from mqfs.client.info import Consumer, Settings
@@ -94,10 +94,18 @@ class Loop:
             self._soon(call)
 
     def call(self, handler: Callable[..., object], *args: object) -> bool:
-        """Run a handler, from a thread. False: it was cancelled. Raises what the handler does."""
-        return anyio.from_thread.run(self._call, handler, *args, token=self._token)
+        """Run a handler, from a thread. False: it was cancelled. Raises what the handler does, and HandlerGone where
+        the loop has ended."""
+        begun: list[bool] = []
+        try:
+            return anyio.from_thread.run(self._call, begun, handler, *args, token=self._token)
+        except RuntimeError as error:
+            if begun:  # it is the handler's
+                raise
+            raise HandlerGone("the event loop has ended (expected the client to be closed before)") from error
 
-    async def _call(self, handler: Callable[..., object], *args: object) -> bool:
+    async def _call(self, begun: list[bool], handler: Callable[..., object], *args: object) -> bool:
+        begun.append(True)
         with anyio.CancelScope() as scope:
             self._scopes.add(scope)
             try:

@@ -42,6 +42,10 @@ LATER = Later.LATER
 HandlerFilter: TypeAlias = Callable[[Message, set[Handler]], Iterable[Handler] | Literal[Later.LATER] | None]
 
 
+class HandlerGone(Exception):
+    """A handler that can be called no more: the event loop that it runs in has ended. Its claims are released."""
+
+
 def log_error(error: Exception, message: Message | None, source: str = "subscription") -> None:
     """The `on_error` of registrations and workers without one."""
     at = f"message {message.sequence} of {message.stream}" if message is not None else source
@@ -362,7 +366,11 @@ class Worker:
     def _handle(self, claim: Claim) -> None:
         try:
             with claim:
-                self._handler(claim)
+                try:
+                    self._handler(claim)
+                except HandlerGone:
+                    claim._claims.finish()
+                    claim.release()
         except Exception as error:
             self._report(error, claim.message)
 

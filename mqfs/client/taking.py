@@ -15,7 +15,7 @@ from contextlib import ExitStack
 import attrs
 
 from mqfs import limits
-from mqfs.client.callbacks import Listener, Shared
+from mqfs.client.callbacks import HandlerGone, Listener, Shared
 from mqfs.client.delivery import Claim, Claims
 from mqfs.errors import Denied, Disconnected, MqfsError, NotFound, OverLimit, Stale
 from mqfs.syntax.patterns import Words, compile_selection, has_wildcard
@@ -162,7 +162,10 @@ class Taking:
     def _call(self, claim: Claim) -> bool:
         try:
             with claim:
-                called = self._listener.call(claim.message)
+                try:
+                    called = self._listener.call(claim.message)
+                except HandlerGone:
+                    called = False
                 if not called:
                     claim.release()
                 return called

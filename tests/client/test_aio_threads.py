@@ -9,17 +9,18 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import cast
 
 import anyio
 import pytest
 
 import mqfs
 from mqfs import aio, errors, ring
-from mqfs.client.aio import AsyncSubscription
+from mqfs.client.aio import AsyncClient, AsyncSubscription
 from mqfs.client.subscription import CursorSubscription
 from tests.client.opening import Opening
 from tests.support.campaign import seed
-from tests.support.eventually import HANG_S
+from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server, short_folder
 
 READERS = 1_000
@@ -349,3 +350,34 @@ async def bounded(main: Callable[[], Awaitable[None]]) -> None:
     """Fail where it hangs."""
     with anyio.fail_after(HANG_S):
         await main()
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["work", "single"])
+def test_a_worker_whose_event_loop_has_ended_counts_no_delivery_as_failed(
+    opening: Opening, name: str, backend: str, single: bool
+) -> None:
+    """Its client was not closed, and its threads are the program's: they claim nothing more."""
+    before, clients = {*threading.enumerate()}, []
+
+    async def main() -> None:
+        client = await cast("Awaitable[AsyncClient]", opening())
+        clients.append(client)
+        group = await client.group(name, create=True, ctl=["replay all", "retries 1"])
+        await group.create("s")
+        await (group.on("s", print, single=True) if single else group.work("w", print))
+
+    def workers() -> list[threading.Thread]:
+        return [t for t in threading.enumerate() if t not in before and ("_run)" in t.name or "listener" in t.name)]
+
+    anyio.run(main, backend=backend)
+    with clients[0].sync as client:
+        group = client.group(name)
+        assert workers()
+        for number in range(3):
+            group.publish("s", str(number), single=single)
+        eventually(lambda: not workers(), "the end of the threads")
+        with group.take("s") if single else group.consume("w") as claims:
+            assert [(claim.body, claim.deliveries) for claim in (claims.get(HANG_S) for _ in range(3))] == [
+                (b"0", 1), (b"1", 1), (b"2", 1),
+            ]  # fmt: skip
+        assert list(group.history(pattern="dead")) == []
