@@ -95,7 +95,7 @@ class Administration:
         return Settings.parse(self._ctl_lines())
 
     def _ctl_lines(self) -> list[str]:
-        return read_whole(self._link, f"{self.path}/ctl").decode().splitlines()
+        return read_whole(self._link, f"{self.path}/ctl").decode().rstrip("\n").split("\n")
 
     # ------------------------------------------------------------ configuration
 

@@ -6,6 +6,7 @@ A `Claims` holds its `.consumers/NAME` open. The tree chooses the next message a
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections import deque
@@ -377,6 +378,7 @@ class Claims(Waiting[Claim]):
                         self._assemble(claim)
                 except Disconnected as error:
                     self._require_reconnect(error)
+                    self._ready.clear()  # claims of the lost connection
                     self._reopen(deadline)
                     continue
                 return claim
@@ -553,7 +555,7 @@ def consumer_opener(
 
     def by_ctl() -> File:
         with suppress(Denied):
-            rows = (split(row) for row in read_whole(link, f"{group}/ctl").decode().splitlines() if "consumer" in row)
+            rows = map(split, re.findall(r"^consumer .*", read_whole(link, f"{group}/ctl").decode(), re.MULTILINE))
             now = next((words for words in rows if words[:2] == ["consumer", name]), None)
             if now is None or (over and now[2:3] != [over]):  # the server refuses one that is over another
                 write_ctl("consumer", name, *([over] if over else []), *options)

@@ -166,6 +166,7 @@ class Taking:
                     called = self._listener.call(claim.message)
                 except HandlerGone:
                     called = False
+                    self._ended.set()  # no stream is looked for any more
                 if not called:
                     claim.release()
                 return called

@@ -119,8 +119,7 @@ class Publisher:
             self._exchanges.make_stream(self._user, exchange, name)
         except MqfsError as error:
             exchange.group.refuse(self._user, "fq", str(error))
-            return False
-        return True
+        return name in exchange.group.streams  # not yet where a group of that name is being made
 
     async def _append(self, exchange: Exchange, frames: list[_Frame]) -> None:
         """Append one batch. A stream that is removed while it waits for room is made again, as by a later message: the

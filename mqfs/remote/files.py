@@ -123,7 +123,7 @@ class OpenFile:
 
         for pause_s in (*REOPEN_PAUSES_S, 0.0):
             try:
-                if self.writes and self.node.name == ".put":
+                if self.writes and self.node.name == ".put" and not self.node.is_in_part:
                     self.dedup_s = yield from self._read_dedup(link)
                 fid, replies = yield from self.tree.opened_with(link, self.user, self.node, self.access, requests)
                 for reply in replies:

@@ -352,9 +352,9 @@ async def bounded(main: Callable[[], Awaitable[None]]) -> None:
         await main()
 
 
-@pytest.mark.parametrize("single", [False, True], ids=["work", "single"])
+@pytest.mark.parametrize("single", ["", "s", "#"], ids=["work", "single", "pattern"])
 def test_a_worker_whose_event_loop_has_ended_counts_no_delivery_as_failed(
-    opening: Opening, name: str, backend: str, single: bool
+    opening: Opening, name: str, backend: str, single: str
 ) -> None:
     """Its client was not closed, and its threads are the program's: they claim nothing more."""
     before, clients = {*threading.enumerate()}, []
@@ -364,17 +364,18 @@ def test_a_worker_whose_event_loop_has_ended_counts_no_delivery_as_failed(
         clients.append(client)
         group = await client.group(name, create=True, ctl=["replay all", "retries 1"])
         await group.create("s")
-        await (group.on("s", print, single=True) if single else group.work("w", print))
+        await (group.on(single, print, single=True) if single else group.work("w", print))
 
     def workers() -> list[threading.Thread]:
-        return [t for t in threading.enumerate() if t not in before and ("_run)" in t.name or "listener" in t.name)]
+        own = ("_run)", "listener", "streams")
+        return [t for t in threading.enumerate() if t not in before and any(word in t.name for word in own)]
 
     anyio.run(main, backend=backend)
     with clients[0].sync as client:
         group = client.group(name)
         assert workers()
         for number in range(3):
-            group.publish("s", str(number), single=single)
+            group.publish("s", str(number), single=bool(single))
         eventually(lambda: not workers(), "the end of the threads")
         with group.take("s") if single else group.consume("w") as claims:
             assert [(claim.body, claim.deliveries) for claim in (claims.get(HANG_S) for _ in range(3))] == [

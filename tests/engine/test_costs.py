@@ -18,7 +18,7 @@ from tests.support.calls import calls, calls_once, lines
 from tests.support.clock import SECOND
 from tests.support.eventually import patient
 from tests.support.hand import ROOT, Hand, finished
-from tests.support.queues import Queues, read, say, waits
+from tests.support.queues import Queues, drain, read, say, waits
 
 
 def selecting(streams: int, patterns: int) -> Any:
@@ -306,6 +306,16 @@ def test_a_write_to_a_full_backlog_counts_it_not_again(full: str) -> None:
     before = queues.stats()["waiting"]
     queues.write("1", b"z")
     assert (before, queues.stats()["waiting"]) == (0, 1)
+
+
+def test_a_backlog_that_evictions_keep_below_its_bound_gets_all() -> None:
+    queues = Queues("replay off", "depth 20", "full drop-old", "consumer w backlog 300 full drop-new")
+    for number in range(10):
+        queues.stream(str(number))
+    for number in range(4_000):
+        queues.write(str(number % 10), b"%d" % number)
+    worker = queues.worker()
+    assert drain(worker) == [b"%d" % number for number in range(3_800, 4_000)]
 
 
 def test_a_backlog_made_smaller_is_kept_in_portions() -> None:

@@ -240,7 +240,8 @@ def test_a_bind_whose_consumer_goes_with_a_reader_meanwhile_can_be_asked_again(t
     trio.run(run)
 
 
-def test_a_token_that_is_revoked_while_its_client_waits_to_join_is_not_in_force(tmp_path: Path) -> None:
+@pytest.mark.parametrize("now", ["", line_of("root", SECRET, "read")], ids=["revoked", "changed"])
+def test_a_token_that_is_revoked_while_its_client_waits_to_join_is_not_in_force(tmp_path: Path, now: str) -> None:
     file = tmp_path / "tokens"
     file.touch(0o600)
     file.write_text(line_of("root", SECRET))
@@ -261,7 +262,7 @@ def test_a_token_that_is_revoked_while_its_client_waits_to_join_is_not_in_force(
                 await changing.acquire()
                 joining.start_soon(trio.to_thread.run_sync, join)
                 await eventually_async(lambda: changing.statistics().tasks_waiting == 1)
-                file.write_text("")
+                file.write_text(now)
                 tokens.reread()
                 changing.release()
             assert not server.exchanges.queues

@@ -10,8 +10,8 @@ def secret_of(token: str) -> str:
     return f"mq_{token}_{token:s>43}"
 
 
-def line_of(user: object, secret: str) -> str:
-    return print_line(TokenLine(str(user), id_of(secret.encode()), digest(secret.encode()))) + "\n"
+def line_of(user: object, secret: str, scope: str = "admin") -> str:
+    return print_line(TokenLine(str(user), id_of(secret.encode()), digest(secret.encode()), scope)) + "\n"
 
 
 SECRET, OTHER = secret_of("0a0b"), secret_of("0c0d")

@@ -156,11 +156,14 @@ class Backlog:
         if not most or self.size() + messages <= most:
             return False
         now_ns = self._group.clock.engine_ns()
-        if now_ns >= self._recount_ns:
-            self._size = None  # what expired or was evicted since does not count
-            steps = self._steps()
-            self._recount_ns = now_ns + (min(steps * _STEP_NS, _RECOUNT_NS) if steps > _FREE_STEPS else 0)
-        return self.size() + messages > most
+        if now_ns < self._recount_ns:
+            return True
+        self._size = None  # what expired or was evicted since does not count
+        if self.size() + messages <= most:
+            return False
+        steps = self._steps()
+        self._recount_ns = now_ns + (min(steps * _STEP_NS, _RECOUNT_NS) if steps > _FREE_STEPS else 0)
+        return True
 
     def _steps(self) -> int:
         """About how many ranges of the log a count reads."""

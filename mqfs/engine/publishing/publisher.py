@@ -283,6 +283,11 @@ class BlockedWriters:
         self.streams.add(stream)
         return wait
 
+    def of_batches(self) -> set[Stream]:
+        """The streams that a waiting batch is for, empty ones too."""
+        requests = [request for stream in self.streams for request in stream.blocked.values()]
+        return {stream for request in requests if request.unit is not None for stream in request.unit.tallies}
+
     def retry(self) -> None:
         """Something may have made room: append what is admitted by now."""
         if not self.streams:

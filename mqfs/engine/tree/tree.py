@@ -533,13 +533,15 @@ class Maintenance:
     def _remove_idle(self, group: Group) -> Work[None]:
         limit = self._clock.engine_ns() - group.settings.idle
         self._idle.add(group)
+        waited_for = group.publisher.blocked.of_batches()
         try:
             for count, stream in enumerate(list(group.streams.values())):
                 if count % _STREAMS == _STREAMS - 1:
                     yield
-                if group.settings.protect or group.log.end.failed is not None or group.publisher.blocked.streams:
-                    return  # a batch that waits for room may be for streams that are empty
-                if stream.removed or stream.opens or stream.unused_since_ns > limit:
+                    waited_for = group.publisher.blocked.of_batches()
+                if group.settings.protect or group.log.end.failed is not None:
+                    return
+                if stream.removed or stream.opens or stream.unused_since_ns > limit or stream in waited_for:
                     continue
                 if not self._faults.contain(group, "maintenance", partial(_remove_if_empty, group, stream)):
                     return

@@ -367,15 +367,16 @@ class Client:
         """Cancel a request: its reply, if that came all the same. A write that waits for the disk or the replica has
         one, as late as it is. Raises Disconnected where the server answers nothing at all in FLUSH_S, though it is
         asked for its root; then the connection is lost."""
+        heard, heard_at = (self._replies, self.caller.missing), time.monotonic()
         self.flush(slot)
-        heard: tuple[int, int] | None = None
         while True:
             try:
                 return self.wait(slot, time.monotonic() + FLUSH_S / 2)
             except TimeoutError:
                 with self._lock:
-                    before, heard = heard, (self._replies, self.caller.missing)
-                    if heard == before:
+                    if heard != (heard := (self._replies, self.caller.missing)):
+                        heard_at = time.monotonic()
+                    elif time.monotonic() - heard_at >= FLUSH_S:
                         self._lose(f"no answer to a cancelled request in {FLUSH_S:g} s")
                         raise self._disconnected() from None
                 self._send([stat_of_root(self.caller)])

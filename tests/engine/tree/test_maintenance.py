@@ -68,13 +68,16 @@ def test_idle_streams_are_looked_at_in_portions(idle: Queues) -> None:
 
 
 def test_no_stream_of_a_batch_that_waits_is_removed() -> None:
+    """Others of the group are."""
     u = Units("replay off", "depth 1", "full block", "idle 10s")
+    u.stream("unused")
     u.consumer()
     u.write("s", b"1")
     waiting = u.batch(frame("s", b"2"), frame("t", b"3"))
     u.clock.forward(11)
     u.tree.tick()
     assert not waiting.settled
+    assert sorted(u.group.streams) == ["s", "t"]
     worker = u.worker()
     assert read(worker) == b"1"
     say(worker, "ack")
