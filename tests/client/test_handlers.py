@@ -13,7 +13,7 @@ import pytest
 
 import mqfs
 from mqfs import Client, Message
-from mqfs.client import Group, Registration
+from mqfs.client import Group, Registration, callbacks
 from mqfs.client.callbacks import QUEUED
 from mqfs.client.dispatching import COVERED
 from mqfs.client.types import File
@@ -113,38 +113,42 @@ def test_a_slow_handler_stops_no_other_and_loses_nothing(tree: Client, name: str
     assert slow.bodies(count) == wanted
 
 
-def test_a_slow_handler_loses_nothing_where_the_server_is_away_when_its_queue_is_full(server: Server) -> None:
+def test_a_slow_handler_loses_nothing_where_the_server_is_away_when_its_queue_is_full(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is to get a subscription of its own just then."""
-    begun, published, gate = threading.Event(), threading.Event(), threading.Event()
+    monkeypatch.setattr(callbacks, "QUEUED", 100)
+    begun, published, killed, gate = (threading.Event() for _ in range(4))
     slow, quick = Collector(), Collector()
     failures: list[Exception] = []
 
     def wait(message: Message) -> None:
+        begun.set()
         assert gate.wait(HANG_S)
         slow(message)
 
     def kill(message: Message, _: object) -> None:
-        """On the dispatcher's thread, which has received all of them at the second."""
-        if message.body == b"0":
-            begun.set()
+        """Before the message for which the queue has no place is given to handlers."""
+        if message.body == b"101":
             assert published.wait(HANG_S)
-        elif message.body == b"1":
             server.kill()
+            killed.set()
 
     with server.connect() as client:
         group = kept(client, "g")
         group.on("s", wait, on_error=lambda error, _: failures.append(error))
         group.on("s", quick)
         group.filters.append(kill)
-        count = QUEUED + 100
+        count = 200
         group.publish("s", "0")
         assert begun.wait(HANG_S)
         group.publish_many(("s", str(number)) for number in range(1, count))
         published.set()
-        wanted = [str(number).encode() for number in range(count)]
-        assert quick.bodies(count) == wanted
+        assert killed.wait(HANG_S)
         server.start()
         gate.set()
+        wanted = [str(number).encode() for number in range(count)]
+        assert quick.bodies(count) == wanted
         assert slow.bodies(count) == wanted
         assert failures == []
 
