@@ -196,14 +196,12 @@ class FqServer:
         client = await self.exchanges.join(user, name, wish, make)
         if user.grant is not None:
             self._grants[client] = user.grant
-            grant = None
             try:  # again: a token that was revoked or changed while the client waited to join ended no client
-                grant = self._users.user(peer, auth.user, auth.password).grant
-            finally:
-                if grant != user.grant:
-                    await self._end(client, b"")
-            if grant != user.grant:
-                raise Refused("token: changed (expected to authenticate again)")
+                if self._users.user(peer, auth.user, auth.password).grant != user.grant:
+                    raise Refused("token: changed (expected to authenticate again)")
+            except (Refused, MqfsError):
+                await self._end(client, b"")
+                raise
         return client
 
     async def _end(self, client: Client, key: bytes) -> None:

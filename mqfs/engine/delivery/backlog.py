@@ -166,7 +166,7 @@ class Backlog:
         return True
 
     def _steps(self) -> int:
-        """About how many ranges of the log a count reads."""
+        """About how many ranges of the log a count reads; ten messages for one, as a store in memory reads each."""
         progress, group = self._own.progress, self._group
         streams = 1 if self._coverage.stream is not None else len(group.numbers)
         return streams * (1 + len(progress.acked_ranges.firsts)) + (group.log.end.next - progress.ack_floor) // 10
