@@ -93,18 +93,18 @@ class Loop:
         with suppress(RuntimeError):  # the loop has ended
             self._soon(call)
 
-    def call(self, handler: Callable[..., object], *args: object) -> bool:
-        """Run a handler, from a thread. False: it was cancelled. Raises what the handler does, and HandlerGone where
-        the loop has ended."""
+    def call(self, handler: Callable[..., object], *args: object) -> None:
+        """Run a handler, from a thread. Raises what the handler does, and HandlerGone where it was cancelled, or the
+        loop has ended."""
         begun: list[bool] = []
         try:
-            return anyio.from_thread.run(self._call, begun, handler, *args, token=self._token)
+            anyio.from_thread.run(self._call, begun, handler, *args, token=self._token)
         except RuntimeError as error:
             if begun:  # it is the handler's
                 raise
             raise HandlerGone("the event loop has ended (expected the client to be closed before)") from error
 
-    async def _call(self, begun: list[bool], handler: Callable[..., object], *args: object) -> bool:
+    async def _call(self, begun: list[bool], handler: Callable[..., object], *args: object) -> None:
         begun.append(True)
         with anyio.CancelScope() as scope:
             self._scopes.add(scope)
@@ -117,7 +117,8 @@ class Loop:
                     await result
             finally:
                 self._scopes.discard(scope)
-        return not scope.cancelled_caught
+        if scope.cancelled_caught:
+            raise HandlerGone("the handler was cancelled")
 
     def cancel(self) -> None:
         """Cancel the handlers under way, and those to come."""
@@ -569,8 +570,7 @@ class AsyncGroup:
         on_error: Callable[[Exception, Message | None], object] | None = None,
     ) -> AsyncWorker:
         def run(claim: Claim) -> None:
-            if not self._loop.call(handler, AsyncClaim(claim)):
-                release(claim)
+            self._loop.call(handler, AsyncClaim(claim))
 
         report = None if on_error is None else cast("OnError", InLoop(self._loop, on_error))
         options = {"concurrency": concurrency, "over": over, "renew": renew, "prefetch": prefetch}

@@ -12,7 +12,9 @@ import queue
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from itertools import islice
 from typing import Literal, TypeAlias
 
@@ -43,13 +45,24 @@ HandlerFilter: TypeAlias = Callable[[Message, set[Handler]], Iterable[Handler] |
 
 
 class HandlerGone(Exception):
-    """A handler that can be called no more: the event loop that it runs in has ended. Its claims are released."""
+    """A handler was cancelled, or the event loop that it runs in has ended: it is called no more, and its claims are
+    released."""
 
 
 def log_error(error: Exception, message: Message | None, source: str = "subscription") -> None:
     """The `on_error` of registrations and workers without one."""
     at = f"message {message.sequence} of {message.stream}" if message is not None else source
     log.error("%s: %s", at, error, exc_info=error if message is not None else None)
+
+
+def report(on_error: OnError, error: Exception, message: Message | None) -> None:
+    """Call an `on_error`."""
+    try:
+        on_error(error, message)
+    except HandlerGone:
+        pass
+    except Exception:
+        log.exception("on_error raised")
 
 
 class Deduplication:
@@ -244,19 +257,16 @@ class Listener:
             changed.wait_for(lambda: self.closed or (self._running < self._concurrency and not self._waiting))
 
     def report(self, error: Exception, message: Message | None) -> None:
-        try:
-            self.on_error(error, message)
-        except Exception:
-            log.exception("on_error raised")
+        report(self.on_error, error, message)
 
     # ------------------------------------------------------------ calls
 
-    def call(self, message: Message) -> bool:
-        """Call the handler on this thread. False: it receives no more. Raises what the handler raises."""
+    def call(self, message: Message) -> None:
+        """Call the handler on this thread. Raises what it raises, and HandlerGone where it receives no more."""
         changed, token = self._shared.changed, inside.set(inside.get() | {self})
         with changed:
             if self.closed:
-                return False
+                raise HandlerGone("the registration has ended")
             self._running += 1
             if self._once:
                 self.close()
@@ -267,7 +277,6 @@ class Listener:
             with changed:
                 self._running -= 1
                 changed.notify_all()
-        return True
 
     def _call_on_thread(self) -> None:
         self._running += 1
@@ -285,6 +294,8 @@ class Listener:
                 message = self._waiting.popleft()
             try:
                 self.handler(message)
+            except HandlerGone:
+                self.unsubscribe(wait=False)
             except Exception as error:
                 self.report(error, message)
         inside.reset(token)
@@ -329,13 +340,49 @@ class Threads:
             self._calls.put(None)
 
 
+def call_with_claims(claims: Claims, handler: Callable[[Claim], object], on_error: OnError) -> None:
+    """Call a handler with each claim, on this thread, until there are no more or it raises HandlerGone; then close the
+    claims. `on_error`: called with what fails; it raises nothing."""
+    try:
+        with claims:
+            while _call_with_next(claims, handler, on_error):
+                pass
+    except MqfsError as error:
+        on_error(error, None)
+
+
+def _call_with_next(claims: Claims, handler: Callable[[Claim], object], on_error: OnError) -> bool:
+    """False: none follows."""
+    try:
+        claim = next(claims, None)
+    except Stale as error:  # of the last acknowledgement: that message is redelivered
+        on_error(error, None)
+        return True
+    if claim is None:
+        return False
+    try:
+        with claim:
+            try:
+                handler(claim)
+            except HandlerGone:
+                with suppress(MqfsError):  # it is settled, or requeued already
+                    claim.release()
+                raise
+    except HandlerGone:
+        return False
+    except Exception as error:  # of the handler, or its claim is gone
+        on_error(error, claim.message)
+    return True
+
+
 class Worker:
     """Threads, one a handle on a consumer, that call a handler with each claim, from `Group.work` to `stop`."""
 
     def __init__(
         self, handles: Sequence[Claims], handler: Callable[[Claim], object], on_error: OnError | None = None
     ) -> None:
-        self._handles, self._handler, self._on_error = handles, handler, on_error
+        self._handles, self._handler = handles, handler
+        self._on_error = on_error or partial(log_error, source="worker")
         self._threads = [threading.Thread(target=self._run, args=(claims,), daemon=True) for claims in handles]
         for thread in self._threads:
             thread.start()
@@ -346,42 +393,7 @@ class Worker:
 
     def _run(self, claims: Claims) -> None:
         inside.set(frozenset((self,)))
-        try:
-            with claims:
-                while self._handle_all(claims):
-                    pass
-        except MqfsError as error:
-            self._report(error, None)
-
-    def _handle_all(self, claims: Claims) -> bool:
-        """Handle claims to the end. True: an acknowledgement came too late, and claims follow."""
-        try:
-            for claim in claims:
-                self._handle(claim)
-        except Stale as error:
-            self._report(error, None)
-            return True
-        return False
-
-    def _handle(self, claim: Claim) -> None:
-        try:
-            with claim:
-                try:
-                    self._handler(claim)
-                except HandlerGone:
-                    claim._claims.finish()
-                    claim.release()
-        except Exception as error:
-            self._report(error, claim.message)
-
-    def _report(self, error: Exception, message: Message | None) -> None:
-        if self._on_error is None:
-            log_error(error, message, "worker")
-            return
-        try:
-            self._on_error(error, message)
-        except Exception:
-            log.exception("on_error raised")
+        call_with_claims(claims, self._handler, partial(report, self._on_error))
 
     def stop(self) -> None:
         """Claim no more, and wait for the handlers under way, unless this is called by one of them."""

@@ -15,9 +15,9 @@ from contextlib import ExitStack
 import attrs
 
 from mqfs import limits
-from mqfs.client.callbacks import HandlerGone, Listener, Shared
+from mqfs.client.callbacks import HandlerGone, Listener, Shared, call_with_claims
 from mqfs.client.delivery import Claim, Claims
-from mqfs.errors import Denied, Disconnected, MqfsError, NotFound, OverLimit, Stale
+from mqfs.errors import Denied, Disconnected, MqfsError, NotFound, OverLimit
 from mqfs.syntax.patterns import Words, compile_selection, has_wildcard
 
 LOOK_S = 1.0  # between two looks for new streams
@@ -136,12 +136,7 @@ class Taking:
     # ------------------------------------------------------------ messages
 
     def _run(self, claims: Claims) -> None:
-        try:
-            with claims:
-                while self._receive(claims):
-                    pass
-        except MqfsError as error:
-            self._listener.report(error, None)
+        call_with_claims(claims, self._call, self._listener.report)
         with self._shared.changed:
             del self._handles[claims]
             self._end_without_handles()
@@ -150,26 +145,9 @@ class Taking:
         if not self._handles and not self._looks:
             self._listener.close()
 
-    def _receive(self, claims: Claims) -> bool:
-        """Call the handler with the next message. False: it receives no more."""
+    def _call(self, claim: Claim) -> None:
         try:
-            claim = next(claims, None)
-        except Stale as error:  # of the last acknowledgement: that message is redelivered
-            self._listener.report(error, None)
-            return True
-        return claim is not None and self._call(claim)
-
-    def _call(self, claim: Claim) -> bool:
-        try:
-            with claim:
-                try:
-                    called = self._listener.call(claim.message)
-                except HandlerGone:
-                    called = False
-                    self._ended.set()  # no stream is looked for any more
-                if not called:
-                    claim.release()
-                return called
-        except Exception as error:  # of the handler, or its claim is gone
-            self._listener.report(error, claim.message)
-            return True
+            self._listener.call(claim.message)
+        except HandlerGone:
+            self._ended.set()  # no stream is looked for any more
+            raise

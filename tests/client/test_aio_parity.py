@@ -210,8 +210,11 @@ def test_the_end_of_the_client_cancels_handlers_and_releases_their_claims(
         with anyio.fail_after(HANG_S):
             with pytest.raises(KeyError):
                 await fail()
-            async with opening() as client, (await client.group(name)).consume("w") as claims:
-                assert (await claims.get()).deliveries == 1
+            async with opening() as client:
+                group = await client.group(name)
+                for taking in group.consume("w"), group.take("job"):
+                    async with taking as claims:
+                        assert (await claims.get()).deliveries == 1
 
     async def fail() -> None:
         async with opening() as client:
@@ -223,9 +226,11 @@ def test_the_end_of_the_client_cancels_handlers_and_releases_their_claims(
                 await anyio.sleep_forever()
 
             await group.on("s", forever)
-            await group.work("w", forever)
+            await group.work("w", forever, over="s")
+            await group.on("job", forever, single=True)
             await group.publish("s", b"1")
-            await begun.wait(2)
+            await group.publish("job", b"1", single=True)
+            await begun.wait(3)
             raise KeyError
 
     anyio.run(whole, backend=backend)
