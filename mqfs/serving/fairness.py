@@ -185,12 +185,14 @@ class Crowd:
             event.set()
 
     async def _watch(self) -> None:
-        """Ends where none has waited for some time."""
-        while self._watched:
+        """Ends where none has waited for some time; at once, so that one that comes then starts it again."""
+        while True:
             with trio.move_on_after(_WATCHED_S):
                 await trio.lowlevel.wait_readable(self._epoll.fileno())
             found = self._epoll.poll(0, limits.IDLE_AT_ONCE)
-            self._watched = bool(found or self._waiting)
+            if not (found or self._waiting):
+                self._watched = False
+                return
             for descriptor, _ in found:
                 self.wake(descriptor)
             await trio.lowlevel.checkpoint()  # others first

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from mqfs import limits
-from mqfs.serving.fairness import Fairness, FairQueue
+from mqfs.serving.fairness import _WATCHED_S, Fairness, FairQueue
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -75,6 +75,31 @@ def test_long_work_is_done_in_short_pieces_after_another_user_asked_during_it() 
     fairness.shared(fairness.of("other"))
     assert fairness.piece_s(True) == limits.PIECE_S
     assert fairness.piece_s(True) == limits.PIECE_S
+
+
+def test_a_connection_waits_again_in_the_moment_in_which_the_watch_of_a_crowd_ends() -> None:
+    """The watch ends where nobody has waited for some time; two of them at once would end the server."""
+
+    async def main() -> None:
+        clock = trio.lowlevel.current_clock()
+        queue = Fairness().of("user")
+        for _ in range(limits.IDLE_AT_ONCE):
+            queue.join()
+        readable = queue.join()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            for ticks in range(12):  # after the moment: in one of them the watch has decided, and has not ended
+                theirs.send(b"x")
+                await readable(ours.fileno())
+                ours.recv(1)
+                await trio.testing.wait_all_tasks_blocked()
+                clock.jump(_WATCHED_S)  # type: ignore[attr-defined]
+                for _ in range(ticks):
+                    await trio.lowlevel.checkpoint()
+                with trio.move_on_after(1):
+                    await readable(ours.fileno())
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
 
 
 def test_any_number_of_connections_wait_for_input() -> None:
