@@ -228,6 +228,7 @@ class Server:
         self.early: list[int] = []  # signals to stop, from before it served
         self.replica: Replica | None = None
         self.crashed = False
+        self.mounted: Callable[[], bool] | None = None  # by the table of mounts: this thread may not ask its own mount
 
     async def run(self) -> int:
         """Start, serve, stop; the exit code."""
@@ -430,19 +431,20 @@ class Server:
         found = ["the server stops"] if self.stopping.is_set() or tree.closing else []
         found += [self.replica.refusal] if self.replica is not None and self.replica.refusal else []
         found += [f"group {group.name} is read-only" for group in tree.groups.values() if group.log.end.failed]
-        if self.options.mount is not None and not os.path.ismount(self.options.mount):
+        if self.mounted is not None and not self.mounted():
             found.append(f"{self.options.mount} is not mounted")
         return found
 
     async def start_mount(self, tree: Tree, nursery: trio.Nursery, ends: list[End], path: str, only: bool) -> None:
         """Mount. `only`: an unmount from outside ends the server, which serves nothing else."""
-        from mqfs.fuse.mount import FuseMount
+        from mqfs.fuse.mount import FuseMount, mounted
 
         trace = tracing.printer("fuse", self.traced)
         source = "mqfs" if self.options.store is None else os.path.realpath(self.options.store)
         fuse = FuseMount(tree, path, allow_other=self.options.allow_other, trace=trace, source=source)
         await fuse.attach()
         log.info("mounted at %s", path)
+        self.mounted = lambda: bool(mounted(fuse.path))
         ends.append(fuse.stop)
 
         async def run(*, task_status: trio.TaskStatus[None]) -> None:

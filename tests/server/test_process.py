@@ -301,6 +301,21 @@ def test_unmounted_from_outside_9p_goes_on(tmp_path: Path, mount: Path) -> None:
             assert "ctl" in client.list()
 
 
+def test_a_server_says_whether_its_mount_is_there_without_asking_it(tmp_path: Path, mount: Path) -> None:
+    """The thread that answers serves the mount, too: it would wait for itself."""
+
+    def ask(path: str) -> str:
+        words = ["curl", "-s", "-m", str(HANG_S), "--unix-socket", "web", f"http://localhost{path}"]
+        return subprocess.run(words, cwd=tmp_path, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    with Server("--http", "unix!web", cwd=tmp_path, mount=mount) as server:
+        for path in ("/.ready", "/v1/health", "/.health", "/.metrics", "/"):
+            assert "is not mounted" not in ask(path)
+        unmount(mount)
+        eventually(lambda: "unmounted" in server.text(), "a line in the log")
+        assert f"{mount} is not mounted" in ask("/.ready")
+
+
 def test_a_server_in_a_terminal_ends_with_it(tmp_path: Path) -> None:
     """Closing it leaves neither server nor mount."""
     (tmp_path / "mq").mkdir()
