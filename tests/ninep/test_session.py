@@ -582,6 +582,16 @@ def test_end_of_a_connection_leaves_nothing(tree: Tree) -> None:
     assert (len(tree.locks), parked(tree), open_handles(tree)) == (0, 0, 0)
 
 
+def test_a_lock_keeps_no_long_name_of_its_client(tree: Tree) -> None:
+    line = Line(tree, version="9P2000.L")
+    line.send("Twalk tag 1 fid 0 newfid 1 names []", "Tlcreate tag 1 fid 1 name s flags 0302 mode 0666 gid 0")
+    lock = "tag 1 fid 1 type {} flags 0 start 0 length 0 proc_id 1 client_id " + "x" * (limits.NAME_BYTES + 1)
+    line.send(f"Tlock {lock.format(1)}", f"Tgetlock {lock.format(1)}".replace("flags 0 ", ""))
+    assert ["Rlerror" in reply for reply in line.replies()[-2:]] == [True, True]
+    assert len(tree.locks) == 0
+    line.session.close()
+
+
 def test_end_of_the_tree_answers_who_waits(tree: Tree, line: Line) -> None:
     make(line, 1, "s")
     line.replies()

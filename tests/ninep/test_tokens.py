@@ -29,7 +29,7 @@ from mqfs.ninep.server.session import Session
 from mqfs.syntax.token_line import digest
 from tests.ninep.test_dialogues import Dialogue, InMemory
 from tests.support.eventually import HANG_S, eventually
-from tests.support.ninep import Raw, make_tree
+from tests.support.ninep import Line, Raw, make_tree
 from tests.support.server import Server
 from tests.support.server import mqfs as run
 from tests.support.tokens import OTHER, SECRET, line_of, secret_of
@@ -64,6 +64,24 @@ def test_the_dialogue(tmp_path: Path, by_byte: bool) -> None:
     for session in sessions:
         session.close()
         assert not session.fids.proofs
+
+
+def test_each_fid_of_a_tauth_is_charged_and_keeps_no_long_name(tmp_path: Path) -> None:
+    """A stranger sends them."""
+    known = tokens.Tokens(str(token_file(tmp_path, line_of(1001, SECRET))))
+    tree = make_tree()
+    line = Line(tree)
+    line.session = Session(tree, Peer("test", 65_534, fixed=True, tokens=known), lambda: None)
+    line.one("Tversion tag NOTAG msize 8192 version 9P2000")
+    before = tree.memory.used
+    assert "Rerror" in line.one(f'Tauth tag 1 afid 1 uname {"u" * 257} aname ""')
+    for afid in (1, 2):
+        assert "Rauth" in line.one(f'Tauth tag 1 afid {afid} uname u aname ""')
+    assert tree.memory.used - before == 2 * limits.FID_BYTES
+    assert "Rclunk" in line.one("Tclunk tag 1 fid 1")
+    assert tree.memory.used - before == limits.FID_BYTES
+    line.session.close()
+    assert tree.memory.used == before
 
 
 @pytest.mark.process

@@ -78,7 +78,7 @@ def test_long_work_is_done_in_short_pieces_after_another_user_asked_during_it() 
 
 
 def test_a_connection_waits_again_in_the_moment_in_which_the_watch_of_a_crowd_ends() -> None:
-    """The watch ends where nobody has waited for some time; two of them at once would end the server."""
+    """The watch ends where none has waited for some time; two of them at once would end the server."""
 
     async def main() -> None:
         clock = trio.lowlevel.current_clock()

@@ -185,14 +185,27 @@ class FidTable:
         self._memory.acquire(self._account, limits.FID_BYTES)
         self.by_number[fid.number] = fid
 
+    def add_proof(self, number: int, proof: Proof) -> None:
+        """Add the fid of a Tauth. Raises BadFid, OverLimit."""
+        self.check_new(number)
+        self._memory.acquire(self._account, limits.FID_BYTES)
+        self.proofs[number] = proof
+
+    def remove_proof(self, number: int) -> bool:
+        """Whether that was the fid of a Tauth."""
+        if self.proofs.pop(number, None) is None:
+            return False
+        self._memory.release(self._account, limits.FID_BYTES)
+        return True
+
     def remove(self, fid: Fid) -> None:
         del self.by_number[fid.number]
         self._memory.release(self._account, limits.FID_BYTES)
 
     def clear(self) -> list[Fid]:
         """Remove all. Returns them, for the caller to close."""
-        fids, self.by_number, self.proofs = self.by_number, {}, {}
-        self._memory.release(self._account, limits.FID_BYTES * len(fids))
+        fids, proofs, self.by_number, self.proofs = self.by_number, self.proofs, {}, {}
+        self._memory.release(self._account, limits.FID_BYTES * (len(fids) + len(proofs)))
         return list(fids.values())
 
 

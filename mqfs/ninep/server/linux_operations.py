@@ -241,6 +241,8 @@ GRANTED, BLOCKED = 0, 1
 def _lock(session: Session, fid: Fid, request: linux.Tlock | linux.Tgetlock) -> tuple[Key, Held]:
     if fid.handle is None and fid.listing is None:
         raise BadFid(f"fid {fid.number}: not open")
+    if len(request.client_id) > limits.NAME_BYTES:
+        raise BadRequest(f"client id of {len(request.client_id)} characters (expected at most {limits.NAME_BYTES})")
     end = min(request.start + request.length, END) if request.length else END  # 0: to the end of the file
     owner = (session.number, request.client_id, request.proc_id)
     exclusive, through = request.type == WRITE_LOCK, (session.number, fid.number)

@@ -43,9 +43,10 @@ def auth(session: Session, request: m.Tauth) -> Fcall:
     tokens = session.peer.tokens
     if tokens is None:
         raise NoAuthentication
-    session.fids.check_new(request.afid)
+    if len(request.uname) > identity.NAME_BYTES:
+        raise BadRequest(f"user name of {len(request.uname)} characters (expected at most {identity.NAME_BYTES})")
     where = f"{session.peer.where} {session.peer.account}"
-    session.fids.proofs[request.afid] = Proof(tokens, request.uname, request.n_uname, where)
+    session.fids.add_proof(request.afid, Proof(tokens, request.uname, request.n_uname, where))
     return m.Rauth(request.tag, Qid(QTAUTH, 0, 0))
 
 
@@ -189,7 +190,7 @@ def become(
 
 
 def clunk(session: Session, request: m.Tclunk) -> Fcall:
-    if session.fids.proofs.pop(request.fid, None) is not None:
+    if session.fids.remove_proof(request.fid):
         return m.Rclunk(request.tag)
     session.clunk(session.fids.find(request.fid))
     return m.Rclunk(request.tag)
