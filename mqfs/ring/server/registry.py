@@ -175,10 +175,6 @@ class RingRegistry:
         require_scope(user, W, group.name)
         if is_excluded(group, group.settings, user):
             raise errors.Denied("the group has 'ring owner' (expected its owner, or 'ring all' in its ctl)")
-        for stream in group.numbers.values():
-            require(user, stream.state, R | W, stream.name)
-        if why := why_unseen(group.tree, user, (stream.state.uid for stream in group.numbers.values())):
-            raise errors.Unsupported(why)
         if group.log.end.failed is not None:
             raise errors.ReadOnly(f"the disk failed: {group.log.end.failed}")
         if why := why_not(group.settings, group.consumers.bounds()):
@@ -189,6 +185,11 @@ class RingRegistry:
             raise errors.Unsupported(
                 "rings: corrupt or locked too long three times in a minute (expected a pause of a minute)"
             )
+        # Last, as it takes longest where there are many streams: a client may ask again and again.
+        for stream in group.numbers.values():
+            require(user, stream.state, R | W, stream.name)
+        if why := why_unseen(group.tree, user, (stream.state.uid for stream in group.numbers.values())):
+            raise errors.Unsupported(why)
 
     def _require_place(self, group: Group, own: GroupRing, user: User) -> None:
         """Raises OverLimit. By `ring all` each user has a share of the places; otherwise all are the owner's."""
