@@ -28,6 +28,7 @@ ANCHORS = 256  # remembered steps of the wall clock in one group
 SHARED_SETTINGS = 256  # texts of ctl whose settings groups share
 SHARED_JSON, SHARED_JSON_BYTES = 256, 2_048  # encoded messages that readers share, and the largest such: 4 MB
 CURSOR_NAMES = 1_024  # names of one `select`
+NAMES_SENT = 16_384  # of streams, remembered for a reader; then they are sent again
 PREFETCH = 16_384  # messages that one read of a consumer claims at most, and one write to it settles
 STRETCHES = 1_024  # splits in a reply to `measure`: some 30 KiB
 STRETCH_SEGMENTS = 16  # that it scans: a few ms each where not all streams are wanted

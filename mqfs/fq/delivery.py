@@ -65,6 +65,8 @@ class QueueReader:
         if route is None:
             if len(text := text_of(stream)) > NAME_BYTES:
                 return None
+            if len(self._routes) >= limits.NAMES_SENT:  # of streams that are gone, perhaps
+                self._routes.clear()
             route = self._routes[stream] = name(text)
         head, id, tail = record.headers, b"", b""
         if head[-_ID_TAIL : -2 * ID_BYTES] == ID_HEAD:  # as this front end writes it

@@ -114,6 +114,8 @@ class SentNames:
 
     def news(self, sequence: int, time_ns: int, names: Mapping[int, str]) -> bytes:
         """A NAMES record of those that the reader does not have; empty where it has them all."""
+        if len(self._sent) >= limits.NAMES_SENT:  # of streams that are gone, perhaps
+            self._sent = {}
         news = {number: name for number, name in names.items() if self._sent.get(number) != name}
         return encode_names(sequence, time_ns, news) if news else b""
 

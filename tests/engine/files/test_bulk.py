@@ -127,6 +127,7 @@ def _told(handle: Any, count: int) -> bytes:
 def test_as_one_by_one(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SEGMENT_RECORDS", 150)
     rng = random.Random(seed() + number)
+    monkeypatch.setattr(limits, "NAMES_SENT", rng.choice((1, 3, 16_384)))
     scene = Scene(tmp_path / "store", rng)
     for _ in range(25):
         scene.write(rng.randrange(60))
@@ -167,6 +168,30 @@ def test_other_streams_cost_a_read_nothing(tmp_path: Path) -> None:
         scene.store.close()
     assert costs[1] < costs[0] + 100
     assert sizes[1] < 2 * sizes[0]
+
+
+@pytest.mark.parametrize("file", [".cursor", ".consumers/c"])
+def test_a_reader_remembers_no_more_names_than_its_bound(
+    tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams come and go for as long as it reads."""
+    monkeypatch.setattr(limits, "NAMES_SENT", 5)
+    scene, parser, found = Scene(tmp_path / "store", random.Random(seed())), RecordDecoder(), list[str]()
+    scene.ctl("consumer c\nreplay all")
+    handle = scene.open(file, os.O_RDWR)
+    handle.write(b"format record\n")
+    names = [f"t{number}" for number in range(40)]
+    for name in names:
+        scene.tree.create(ROOT, scene.group, name, 0o666)
+        stream = scene.open(name, os.O_WRONLY)
+        stream.write(b"x")
+        stream.close()
+        found += [message.stream for message in parser.feed(_told(handle, 200))]
+    assert found == names
+    assert len(handle.names._sent) <= 5
+    handle.close()
+    scene.tree.close()
+    scene.store.close()
 
 
 @pytest.mark.parametrize("count", [200, 300, 1_000])
