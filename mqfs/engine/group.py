@@ -20,12 +20,12 @@ from mqfs.engine.delivery.fanout import Fanout
 from mqfs.engine.delivery.priorities import PriorityIndex
 from mqfs.engine.delivery.registry import Consumers
 from mqfs.engine.delivery.waiting import Waiting
-from mqfs.engine.language.settings import SYNC_REPLICA, Settings, parse_settings
+from mqfs.engine.language.settings import NO_DEPTH, SYNC_REPLICA, Settings, parse_settings
 from mqfs.engine.publishing.admission import DeduplicationWindow
 from mqfs.engine.publishing.delayed import DelayedMessages
 from mqfs.engine.publishing.publisher import Publisher
 from mqfs.engine.publishing.transactions import Transactions
-from mqfs.engine.retention.retention import Retention, renew_newest
+from mqfs.engine.retention.retention import Retention, is_per_key, renew_newest
 from mqfs.engine.routing.views import ViewRegistry
 from mqfs.engine.stream import Stream
 from mqfs.model import NEVER, QTDIR, Qid, User
@@ -218,12 +218,34 @@ class Group:
             self.faults.report(self.number, f"temporary stream {stream.name!r} cannot be removed: {error}")
 
     def rename_stream(self, stream: Stream, name: str) -> None:
-        old = stream.name
+        """Raises Busy for that of dead letters, where it has some that would not be kept under another name."""
+        old, dead = stream.name, self.settings.dead
+        if old == dead:
+            self.require_no_dead_letters("rename", self.settings)
+        if name == dead:  # what it does not keep any more must not come back when it keeps all
+            stream.kept.update_low_watermark()
+            self.retention.persist_low_watermarks({stream.number: stream.state.floor})
         self.log.change({"do": "rename", "stream": stream.number, "name": name})
         del self.streams[old]
         self.streams[name] = stream
+        if dead in (old, name):
+            renew_newest(self.retention, self)  # dead letters are not kept by keys
         self.consumers.scopes.rename(old)
         self.consumers.on_routing_changed()
+
+    def require_no_dead_letters(self, what: str, *settings: Settings) -> None:
+        """Raises Busy where `what` would leave dead letters in a stream that keeps them no longer than other messages,
+        by one of these settings."""
+        letters_of = self.streams.get(self.settings.dead)
+        if letters_of is None or all(map(_keeps_all, settings)):
+            return
+        if self.ring is not None:
+            self.ring.drain()
+        letters_of.kept.update_low_watermark()
+        if (count := letters_of.kept.count + letters_of.kept.held_count) > 0:
+            raise errors.Busy(
+                f"{what}: stream {letters_of.name!r} has {count} dead letters ('redrive' or 'clear' them first)"
+            )
 
     def put_in_force(self, settings: Settings) -> None:
         """The log says so."""
@@ -231,7 +253,8 @@ class Group:
         self.order_version += 1
         before, deliver, sync = self.settings, self.settings.deliver, self.settings.sync
         self.settings = self.log.settings = settings
-        renew_newest(self.retention, self, before)
+        if is_per_key(settings) != is_per_key(before) or settings.dead != before.dead:
+            renew_newest(self.retention, self)
         if sync == SYNC_REPLICA != settings.sync:
             self.log.stop_holding()
         if settings.deliver != deliver:
@@ -271,3 +294,9 @@ class Group:
         for consumer in self.consumers.every():
             consumer.reads.close()
         self.transactions.end()
+
+
+def _keeps_all(settings: Settings) -> bool:
+    """Whether any stream keeps its messages until commands, time or who acknowledges them take them."""
+    is_cut = settings.depth is not NO_DEPTH and settings.full == "drop-old"
+    return (settings.replay == "all" or settings.deliver == "one") and not is_cut

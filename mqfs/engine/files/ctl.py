@@ -454,7 +454,7 @@ _FLOORS = 512  # in one record
 _LOST_STEPS = 8  # streams between two looks at the clock: some 50 us
 
 
-_RETAINING = attrgetter("replay", "ttl", "depth", "full")
+_RETAINING = attrgetter("replay", "ttl", "depth", "full", "dead")
 Steps: TypeAlias = Sequence[tuple[Settings, Action | None]]  # settings and actions of lines
 
 
@@ -552,13 +552,8 @@ def check_settings(group: Group, steps: Steps) -> None:
             check_name(name)
         except errors.BadName as error:
             raise errors.BadCommand(f"dead: {error.detail}") from None
-    letters_of = group.streams.get(now.dead)
-    if letters_of is not None and any(settings.dead != now.dead for settings, _ in steps):
-        letters_of.kept.update_low_watermark()
-        if letters_of.kept.count > 0 and now.deliver == "all" and now.replay != "all":
-            raise errors.Busy(
-                f"dead: stream {now.dead!r} has {letters_of.kept.count} dead letters ('redrive' or 'clear' them first)"
-            )
+    if any(settings.dead != now.dead for settings, _ in steps):
+        group.require_no_dead_letters("dead", now, steps[-1][0])
     asked = steps[-1][0].sync if steps else now.sync
     if asked == SYNC_REPLICA != now.sync and group.tree.store.replication is None:
         raise errors.BadCommand(NO_REPLICA)

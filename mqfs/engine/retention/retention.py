@@ -304,11 +304,8 @@ class Retention:
             self.expire_at(max(self._host.ranks.next_expiry_ns, now_ns + 1))  # the rest after others
 
 
-def renew_newest(retention: Retention, group: Group, before: Settings) -> None:
-    """Settings other than before are in force: what is kept by keys is looked up again, if anything is."""
-    settings = group.settings
-    if is_per_key(settings) == is_per_key(before) and settings.dead == before.dead:
-        return
+def renew_newest(retention: Retention, group: Group) -> None:
+    """`replay` or the stream of dead letters is another: what is kept by keys is looked up again, if anything is."""
     group.log.remember_newest(None)
     if retention.newest is not None:
         retention.newest.end()
@@ -316,4 +313,4 @@ def renew_newest(retention: Retention, group: Group, before: Settings) -> None:
     for stream in group.numbers.values():
         stream.kept.tail, stream.kept.rows, stream.kept.newest = 0, NOTHING, -1
         stream.kept.recount()
-    retention.newest = NewestPerKey(group) if is_per_key(settings) else None
+    retention.newest = NewestPerKey(group) if is_per_key(group.settings) else None

@@ -11,6 +11,7 @@ import pytest
 from mqfs import errors
 from mqfs.engine.language.permissions import R, W, allowed
 from mqfs.model import User, Wait
+from tests.engine.core.test_shown import Copied
 from tests.support.hand import ROOT
 from tests.support.queues import BIG, Queues, drain, read, refusal, say, told, waits
 
@@ -380,3 +381,120 @@ def test_they_are_counted_after_a_restart(tmp_path: Path) -> None:
     worker.close()
     q.restart()
     assert json.loads(q.text(".stats"))["dead_letters"] == 1
+
+
+# ---------------------------------------------------------------- another stream of dead letters
+
+
+def with_letters(q: Queues) -> list[bytes]:
+    """Three dead letters, of which each has a key of its own."""
+    q.consumer("w", "s")
+    for number in range(3):
+        q.put(b"%d" % number, key=f"k{number}")
+        worker = q.worker()
+        read(worker)
+        say(worker, "nack 0ms")
+        worker.close()
+    return [b"0", b"1", b"2"]
+
+
+def letters(q: Queues, name: str = "dead") -> list[bytes]:
+    return [row["body"].encode() for row in q.kept(name)]
+
+
+def renamed(q: Queues, old: str, new: str) -> None:
+    q.tree.rename(ROOT, q.group, old, q.group, new)
+
+
+def pointed_elsewhere(q: Queues, old: str, new: str) -> None:
+    q.ctl(f"dead {new}")
+
+
+LESSER = [
+    ["replay off"], ["replay last"], ["replay key"], ["replay all", "depth 2"],
+    ["deliver one", "ack next", "depth 9", "full drop-old"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", [renamed, pointed_elsewhere])
+@pytest.mark.parametrize("settings", LESSER, ids=", ".join)
+def test_letters_are_not_left_where_they_would_not_be_kept(tmp_path: Path, settings: list[str], change: Any) -> None:
+    q = Queues(*settings, "retries 1", path=tmp_path / "store")
+    bodies = with_letters(q)
+    with pytest.raises(errors.Busy, match="'dead' has 3 dead letters"):
+        change(q, "dead", "old")
+    q.pass_time(2)
+    assert letters(q) == bodies
+    q.restart(clean=False)
+    q.pass_time(2)
+    assert letters(q) == bodies
+    q.ctl("clear dead")
+    change(q, "dead", "old")
+    assert q.group.settings.dead not in q.group.streams
+
+
+@pytest.mark.parametrize("change", [renamed, pointed_elsewhere])
+@pytest.mark.parametrize("full", [[], ["full reject", "depth 2"]], ids=", ".join)
+@pytest.mark.parametrize("settings", [["replay all"], ["deliver one", "ack next"]], ids=", ".join)
+def test_letters_may_be_left_where_every_stream_keeps_its_messages(
+    tmp_path: Path, settings: list[str], full: list[str], change: Any
+) -> None:
+    q = Queues(*settings, "retries 1", path=tmp_path / "store")
+    bodies = with_letters(q)
+    q.ctl("clear s", *full)
+    change(q, "dead", "old")
+    q.pass_time(2)
+    name = "old" if change is renamed else "dead"
+    assert letters(q, name) == bodies
+    q.restart(clean=False)
+    q.pass_time(2)
+    assert letters(q, name) == bodies
+
+
+def test_the_settings_that_come_with_another_name_count_too() -> None:
+    q = Queues("replay all", "retries 1")
+    bodies = with_letters(q)
+    with pytest.raises(errors.Busy, match="3 dead letters"):
+        q.ctl("dead other", "replay off")
+    assert letters(q) == bodies
+
+
+@pytest.mark.parametrize("change", [renamed, pointed_elsewhere])
+def test_letters_that_the_replica_does_not_have_are_letters(tmp_path: Path, change: Any) -> None:
+    u = Copied(tmp_path, "replay off", "sync replica", "retries 1")
+    u.consumer("w", "s")
+    u.confirm()
+    u.send(b"poison")
+    u.confirm()
+    worker = u.worker()
+    read(worker)
+    worker.write(b"dead\n")
+    assert not u.kept("dead")
+    with pytest.raises(errors.Busy, match="1 dead letters"):
+        change(u, "dead", "old")
+    u.confirm()
+    u.pass_time(2)
+    assert letters(u) == [b"poison"]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("change", [renamed, pointed_elsewhere])
+@pytest.mark.parametrize("replay", ["off", "last", "key", "all"])
+def test_a_stream_of_dead_letters_from_now_on_keeps_what_it_kept(
+    tmp_path: Path, replay: str, change: Any, clean: bool
+) -> None:
+    """All that comes, too; and nothing that it did not keep any more, under whatever `replay`."""
+    q = Queues(f"replay {replay}", "retries 1", path=tmp_path / "store")
+    q.stream("x")
+    for body, key in (b"1", "k"), (b"2", "j"), (b"3", "j"):
+        q.put(body, "x", key=key)
+    assert q.row("x")["messages"] == {"off": 0, "last": 1, "key": 2, "all": 3}[replay]
+    name = "dead" if change is renamed else "x"
+    change(q, "x", name)
+    before = {"off": [], "last": [b"3"], "key": [b"1", b"2", b"3"], "all": [b"1", b"2", b"3"]}[replay]
+    bodies = [*before, *with_letters(q)]
+    for _ in range(2):
+        assert letters(q, name) == bodies
+        assert q.row(name)["messages"] == len(bodies)
+        q.restart(clean=clean)
+        q.pass_time(2)
