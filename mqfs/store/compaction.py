@@ -230,8 +230,8 @@ class Compaction:
 
     def _measure_live_bytes(self, segment: Segment, end: int) -> Work:
         """Count the bytes of its live messages; more than a quarter is not counted further."""
-        cache, liveness, next_ = segment.liveness, self.liveness, self.chain.end.next
-        if cache.dense_until is not None and liveness.are_all_above(cache.dense_until, next_):
+        cache, liveness = segment.liveness, self.liveness
+        if cache.dense_until is not None and liveness.are_all_above(cache.dense_until):
             return
         cache.dense_until = None
         index, live, seen = segment.load(), 0, 0

@@ -60,7 +60,7 @@ class DiskUpkeep:
         return history.state, history
 
     def trim(self, floors: Mapping[int, int], dropped: Set[int], wanted: Wanted | None = None) -> None:
-        self._liveness.update(floors, dropped, wanted)
+        self._liveness.update(floors, dropped, wanted, self._chain.end.next)
         self._trim()
 
     def _trim(self) -> None:

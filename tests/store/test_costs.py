@@ -230,12 +230,12 @@ class CountedFloors(dict):  # type: ignore[type-arg]
 
 def test_a_look_for_what_changed_goes_through_no_floors() -> None:
     floors, liveness = CountedFloors({16: 1, 17: 2}), Liveness()
-    liveness.update(floors, frozenset(), None)
+    liveness.update(floors, frozenset(), None, 9)
     before, walks = liveness.version(), floors.walks
     assert [liveness.version() for _ in range(5)] == [before] * 5
     assert floors.walks == walks
     for changed in ({16: 2, 17: 2}, {16: 2, 17: 2, 18: 0}, {16: 2, 17: 3, 18: 0}):
-        liveness.update(changed, frozenset(), None)
+        liveness.update(changed, frozenset(), None, 9)
         assert liveness.version() != before
         before = liveness.version()
 

@@ -1,9 +1,11 @@
 """Which messages of a group are live: at or above their stream's low watermark, and not dropped one by one. Under
 `replay key` also those that `wanted` leaves out are not: they are found by a search, not one by one.
 
-    sequences   40  41  42  43       floors 16: 42, 17: 40; dropped: 43
-    streams     17  16  16  17
-    live         x       x           41 is below the floor of 16
+    sequences   40  41  42  43  44   floors 16: 42, 17: 40; dropped: 43; `end` 44
+    streams     17  16  16  17  18
+    live         x       x       x   41 is below the floor of 16; 18 has none, and 44 was written since
+
+Of a stream without a watermark nothing is live but what was written since they were taken: perhaps it is a new one.
 
 Floors only rise. So a segment remembers what was found (LivenessCache), and no message is looked at twice: one live
 message answers for the segment while it is live (`hint`), streams before `cursor` have none any more, and a segment of
@@ -36,18 +38,19 @@ class LivenessCache:
 class Liveness:
     """The low watermarks of the streams, and the messages dropped one by one."""
 
-    __slots__ = ("_raised", "_updates", "dropped", "floors", "is_known", "wanted")
+    __slots__ = ("_raised", "_updates", "dropped", "end", "floors", "is_known", "wanted")
 
     def __init__(self) -> None:
         self.floors: Mapping[int, int] = {}
         self.dropped: Set[int] = frozenset()
+        self.end = 0  # where the log ended when they were taken
         self.is_known = False  # nothing is removed before the first `update`
         self.wanted: Wanted | None = None  # None: all that is neither
         self._updates = 0  # with one
         self._raised = 0, 0  # the number of floors, and their sum
 
-    def update(self, floors: Mapping[int, int], dropped: Set[int], wanted: Wanted | None) -> None:
-        self.floors, self.dropped, self.wanted, self.is_known = floors, dropped, wanted, True
+    def update(self, floors: Mapping[int, int], dropped: Set[int], wanted: Wanted | None, end: int) -> None:
+        self.floors, self.dropped, self.wanted, self.end, self.is_known = floors, dropped, wanted, end, True
         self._updates += wanted is not None
         self._raised = len(floors), sum(floors.values())
 
@@ -56,15 +59,14 @@ class Liveness:
         return self._raised, len(self.dropped), self._updates
 
     def is_live(self, stream: int, sequence: int) -> bool:
-        floor = self.floors.get(stream)
-        if floor is None or sequence < floor or sequence in self.dropped:
+        if sequence < self.floors.get(stream, self.end) or sequence in self.dropped:
             return False
         return self.wanted is None or self.wanted(stream, sequence) == sequence
 
     def live(self, index: Index, stream: int, posting: Sequence[int]) -> Iterator[int]:
         """The ordinals of the live messages of a stream, the last first. -1: some that are none were passed."""
-        floor, sequences, at = self.floors.get(stream), index.sequences, len(posting)
-        while floor is not None and at and (sequence := sequences[posting[at - 1]]) >= floor:
+        floor, sequences, at = self.floors.get(stream, self.end), index.sequences, len(posting)
+        while at and (sequence := sequences[posting[at - 1]]) >= floor:
             found = sequence if self.wanted is None else self.wanted(stream, sequence)
             if found < sequence:
                 at = bisect_right(posting, found, 0, at, key=sequences.__getitem__)
@@ -72,10 +74,9 @@ class Liveness:
             at -= 1
             yield posting[at] if sequence not in self.dropped else -1
 
-    def are_all_above(self, lowest: Mapping[int, int], end: int) -> bool:
-        """Whether no low watermark has passed those sequences of the streams; `end`: that of a stream without one.
-        Messages dropped one by one are not looked at."""
-        return all(self.floors.get(stream, end) <= sequence for stream, sequence in lowest.items())
+    def are_all_above(self, lowest: Mapping[int, int]) -> bool:
+        """Whether no low watermark has passed those sequences of the streams. Those dropped one by one are not seen."""
+        return all(self.floors.get(stream, self.end) <= sequence for stream, sequence in lowest.items())
 
     def confirms(self, cache: LivenessCache) -> bool:
         """Whether the message that was live at the last look still is."""

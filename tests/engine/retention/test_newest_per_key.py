@@ -594,7 +594,7 @@ def test_the_search_for_live_messages_does_not_look_at_each() -> None:
         return sequence if sequence == 77 or sequence > 1_000_000 else 77 if sequence > 77 else 0
 
     liveness = Liveness()
-    liveness.update({16: 0}, frozenset(), wanted)
+    liveness.update({16: 0}, frozenset(), wanted, 1_000_001)
     index: Any = Index()
     assert list(liveness.live(index, 16, index.posting(16))) == [76]
     assert len(asked) == 3
