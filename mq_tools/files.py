@@ -37,10 +37,12 @@ def open_file(path: str, flags: int, mode: int = 0o777) -> Iterator[int]:
 def write(fd: int, data: bytes, path: str) -> None:
     """Write once. Raises ToolError, with the server's text where the file is also open for reading."""
     try:
-        os.write(fd, data)
+        count = os.write(fd, data)
     except OSError as error:
         text = refusal(fd)
         raise ToolError(f"{path}: {text or _HINTS.get(error.errno or 0) or reason(error)}") from error
+    if count < len(data):
+        raise ToolError(f"{path}: cut short: {count} of {len(data)} bytes written")
 
 
 def refusal(fd: int) -> str:

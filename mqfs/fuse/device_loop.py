@@ -212,6 +212,8 @@ class DeviceLoop:
             file = self.files.find(fh)
             if self.parked.is_interrupted(unique):
                 return
+        if count > limits.MESSAGE_BYTES:  # it may be the first piece of a write that the kernel splits
+            file.handle.refuse_long(count)
         step = file.handle.write(bytes(self.device.view[protocol.WRITE_DATA : protocol.WRITE_DATA + count]), offset)
         if step.__class__ is int:
             self.device.send(protocol.WRITTEN.pack(24, 0, unique, step, 0))

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mqfs import limits
 from mqfs.engine.files.handle import PartialRead
@@ -366,13 +366,17 @@ class OpenFile:
             return self._write_request(data, len(data), is_repeatable=True)  # a commit has an id
         if name in ("ctl", ".cursor") or (parent is not None and parent.name == ".consumers"):
             return self._write_commands(data)
-        if len(data) > limits.MESSAGE_BYTES and name not in (".put", ".batch"):
-            raise TooLong(f"message of {len(data)} bytes (expected at most {limits.MESSAGE_BYTES})")
+        if len(data) > limits.MESSAGE_BYTES:
+            self.refuse_long(len(data))
         if self.channel is not None:
             return self._write_lines(data) if self.cuts_lines else self._publish(data, len(data))
         if name == ".put" and not self.node.is_in_part:
             return self._write_request(with_id(data, next_id()), len(data), is_repeatable=True)
         return self._write_request(data, len(data), is_repeatable=False)
+
+    def refuse_long(self, size: int) -> NoReturn:
+        """Refuse a write of at least `size` bytes: a mount may get only the first piece of it. Raises TooLong."""
+        raise TooLong(f"write of {size} bytes or more (expected at most {limits.MESSAGE_BYTES} with a mount)")
 
     def _write_request(self, data: bytes, size: int, *, is_repeatable: bool) -> Step[int]:
         """One write to its own fid. One that is not repeatable fails where its outcome is unknown, as does one whose id
@@ -396,7 +400,7 @@ class OpenFile:
         the result; 0: of a part of a write, which holds its memory as a whole."""
         channel, began_s = self.channel, time.monotonic()
         assert channel is not None
-        data = b'{"stream":%s,"id":"%s"} %s' % (self.quoted_name, next_id(), body)
+        data = b'{"stream":%s,"id":"%s"} %s' % (self._quoted_name, next_id(), body)
 
         def make(call: OneRequest[int]) -> Fcall:
             self.require_fid()
@@ -417,7 +421,7 @@ class OpenFile:
         return call
 
     @property
-    def quoted_name(self) -> bytes:
+    def _quoted_name(self) -> bytes:
         """The stream's name in JSON."""
         name = self.node.name
         if name != self._quoted[0]:

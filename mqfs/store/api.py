@@ -6,7 +6,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from mqfs.model import Buffer, Draft, Head, Listed, Record, RecordColumns, RecordRun, Split, Step
 
@@ -353,6 +353,10 @@ class Handle(Protocol):
     def read(self, count: int, offset: int = 0) -> Step[bytes]: ...
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]: ...
+
+    def refuse_long(self, size: int) -> NoReturn:
+        """Refuse a write of at least `size` bytes, which a mount may get in pieces. Raises TooLong."""
+        ...
 
     def push_back(self, data: bytes) -> None:
         """`data`, the result of the last read of this handle, could not be delivered: the next read returns it."""

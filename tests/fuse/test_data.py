@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import mmap
 import os
 import select
@@ -96,6 +97,54 @@ def test_above_the_limit_nothing_is_stored(mq: Path, size: int, shift: int) -> N
     os.close(fd)
     assert caught.value.errno == errno.EMSGSIZE
     assert drain(mq / "s") == []
+
+
+def write_at(path: Path, data: bytes, offset: int) -> int:
+    """One write(2) from that offset in a page: the kernel cuts it where its 256 pages end."""
+    with mmap.mmap(-1, offset + len(data)) as pages:
+        pages[offset:] = data
+        fd = os.open(path, os.O_WRONLY)
+        try:
+            with memoryview(pages) as view, view[offset:] as part:
+                return os.write(fd, part)
+        finally:
+            os.close(fd)
+
+
+def one_message(file: str, size: int) -> bytes:
+    """A write of that size to `.put` or `.batch`, of a message for the stream `s`."""
+    if file == ".put":
+        head = b'{"stream":"s","priority":7} '
+        return head + b"x" * (size - len(head))
+    return size.to_bytes(4, "little") + b"\1\0\0\0s" + b"x" * (size - 9)
+
+
+@pytest.mark.parametrize("folder", ["", ".txn/part"])
+@pytest.mark.parametrize("file", [".put", ".batch"])
+@pytest.mark.parametrize("offset", [0, 1, 4090, 4095])
+def test_a_message_with_metadata_is_whole_or_refused(mq: Path, folder: str, file: str, offset: int) -> None:
+    (mq / "s").touch()
+    if folder:
+        (mq / folder).mkdir()
+    path = mq / folder / file
+    most, piece = limits.MESSAGE_BYTES, (1 << 20) - offset  # that is what the kernel sends first
+    for size in (most + 1, most + len(one_message(file, 30)), 1 << 20, (1 << 20) + 1, 2 << 20):
+        with pytest.raises(OSError) as caught:
+            write_at(path, one_message(file, size), offset)
+        assert caught.value.errno == errno.EMSGSIZE
+    frames = one_message(".batch", piece // 2) + one_message(".batch", piece - piece // 2)
+    if file == ".batch":  # its first piece are whole frames
+        with pytest.raises(OSError) as caught:
+            write_at(path, frames + one_message(file, 100), offset)
+        assert caught.value.errno == errno.EMSGSIZE
+    whole = one_message(file, most)
+    assert write_at(path, whole, offset) == most
+    if folder:
+        (mq / ".txn/ctl").write_text("commit me.1 part")
+    assert drain(mq / "s") == [whole[whole.index(b"x") :]]
+    refusals = [json.loads(line) for line in (mq / ".errors").read_text().splitlines()]
+    assert len(refusals) == (6 if file == ".batch" else 5)
+    assert all(row["file"] == file and "expected at most 1044480" in row["text"] for row in refusals)
 
 
 def test_a_small_buffer_gets_the_rest_next(mq: Path) -> None:

@@ -15,6 +15,9 @@ from typing import Any
 import pexpect
 import pytest
 
+from mq_tools.errors import ToolError
+from mq_tools.files import write
+from mqfs import limits
 from tests.support.eventually import HANG_S
 from tests.support.server import Server
 from tests.support.tools import environment, mq, mq_cat, mq_work, say, tool
@@ -69,6 +72,27 @@ def test_names_in_messages_are_escaped(server: Server) -> None:
 
 
 # ---------------------------------------------------------------- put
+
+
+@pytest.mark.parametrize(
+    "options", [["-H", f"x={'y' * 5000}"], ["--ttl", "1h"], ["--key", "k"]], ids=lambda words: words[0]
+)
+def test_a_message_that_does_not_fit_with_its_metadata_is_refused(server: Server, options: list[str]) -> None:
+    group = server.group(f"long{options[0]}", "replay all", streams=["s"])
+    text = refused(1, "put", *options, group / "s", input=bytes(limits.MESSAGE_BYTES))
+    assert text.endswith(f"bytes or more (expected at most {limits.MESSAGE_BYTES} with a mount)")
+    assert kept(group) == []
+
+
+def test_a_write_that_is_cut_short_is_an_error() -> None:
+    end, fd = os.pipe()
+    try:
+        os.set_blocking(fd, False)  # so that it takes as much as fits
+        with pytest.raises(ToolError, match=r"^pipe: cut short: [0-9]+ of 16777216 bytes written$"):
+            write(fd, bytes(16 << 20), "pipe")
+    finally:
+        os.close(end)
+        os.close(fd)
 
 
 def test_put_words_and_standard_input(server: Server) -> None:

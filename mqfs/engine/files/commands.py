@@ -38,7 +38,7 @@ class CommandFile(OpenFile):
         if self.partial and (rest is None or self.partial is rest):
             self.keep(b"")
         self.refusal = f"{shortened(str(error))}\n".encode()
-        self.group.refuse(self.user, self.node.name, str(error))
+        super().refused(error)
         if isinstance(error, REFUSALS):
             self.audit("write", error.detail, status="refused")
 

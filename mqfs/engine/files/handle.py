@@ -9,9 +9,9 @@ message.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
-from mqfs import errors
+from mqfs import errors, limits
 from mqfs.engine.core.multipart import LongBody
 from mqfs.engine.core.portions import Work
 from mqfs.engine.group import Group
@@ -49,6 +49,16 @@ class OpenFile:
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         raise errors.Denied(f"{self.node.name!r}: not open for writing")
+
+    def refused(self, error: errors.MqfsError) -> None:
+        """A write was refused: a line of `.errors`."""
+        self.group.refuse(self.user, self.node.name, str(error))
+
+    def refuse_long(self, size: int) -> NoReturn:
+        """Refuse a write of at least `size` bytes, of which a mount may get only the first piece. Raises TooLong."""
+        error = errors.TooLong(f"write of {size} bytes or more (expected at most {limits.MESSAGE_BYTES} with a mount)")
+        self.refused(error)
+        raise error
 
     def count_messages(self, data: bytes) -> int:
         """About how many messages a write is, where it publishes."""
