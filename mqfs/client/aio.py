@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial, wraps
 from math import inf
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
 from weakref import WeakSet
 
@@ -291,9 +290,7 @@ class AsyncClaim(OfMessage):
         self.sync.__enter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, anyio.get_cancelled_exc_class()):
             await in_thread(partial(release, self.sync))
         if error is None and self.sync._is_acked_later:
@@ -365,9 +362,7 @@ class AsyncClaims:
     async def __aenter__(self) -> AsyncClaims:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         released = error is None or isinstance(error, anyio.get_cancelled_exc_class())
         await self.close(released)
 
@@ -392,9 +387,7 @@ class AsyncWriter:
     async def __aenter__(self) -> AsyncWriter:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await in_thread(partial(self.sync.__exit__, kind, error, trace))
 
 
@@ -455,9 +448,7 @@ class Opening(Generic[O]):
         self._opened = await self._open()
         return await self._opened.__aenter__()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assert self._opened is not None
         await self._opened.__aexit__(kind, error, trace)
 
@@ -630,9 +621,7 @@ class AsyncClient:
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self.cancel_handlers()
         await self.close()

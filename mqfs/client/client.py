@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from types import TracebackType
 
 from mqfs.client.group import Group
 from mqfs.client.info import Settings, setting_lines
@@ -217,9 +216,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
 
 

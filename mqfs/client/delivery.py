@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 from mqfs import limits
@@ -204,9 +203,7 @@ class Claim(OfMessage):
             except MqfsError:
                 return  # the acknowledgement raises it
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._renewing is not None:
             self._renewing.set()
         if self.settled:
@@ -539,9 +536,7 @@ class Claims(Waiting[Claim]):
     def __enter__(self) -> Claims:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close(release=error is None)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from queue import Empty, Full
-from types import TracebackType
 
 from mqfs.client.delivery import Claim
 from mqfs.client.group import Group
@@ -154,7 +153,5 @@ class Queue:
     def __enter__(self) -> Queue:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._claims.close(release=error is None)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from mqfs.client.message import Message
@@ -129,9 +128,7 @@ class Subscription(Protocol):
 
     def __enter__(self) -> Subscription: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None: ...
 
 
 class Link(Protocol):

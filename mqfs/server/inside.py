@@ -11,7 +11,6 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 import attrs
@@ -97,18 +96,14 @@ class InsideServer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
 
     async def __aenter__(self) -> InsideServer:
         await _in_thread(self.start)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await _in_thread(self.close)
 
 

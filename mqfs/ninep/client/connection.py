@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
-from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from mqfs import limits
@@ -155,9 +154,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
 
     # ------------------------------------------------------------ the end of a connection
