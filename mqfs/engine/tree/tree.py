@@ -557,6 +557,19 @@ def _after(making: _Making, call: Callable[[], Step[Node]]) -> Wait[Node]:
 
 
 def _remove_if_empty(group: Group, stream: Stream) -> None:
-    stream.kept.update_low_watermark()
-    if not stream.kept.count and not group.held.bytes_of(stream.number):
-        group.remove_stream(stream)
+    if not _is_empty(group, stream):
+        return
+    if group.ring is not None:
+        group.ring.retire("an idle stream is removed")  # what is in it may be for this one, and more may come
+        if group.ring is not None or not _is_empty(group, stream):
+            return
+    group.remove_stream(stream)
+
+
+def _is_empty(group: Group, stream: Stream) -> bool:
+    """Whether nothing that was accepted is for it, nor waits for it."""
+    kept, own = stream.kept, stream.default_consumer
+    kept.update_low_watermark()
+    if kept.count or kept.held_count or group.held.bytes_of(stream.number):
+        return False
+    return not stream.blocked and (own is None or not own.opens)

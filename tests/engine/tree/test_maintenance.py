@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +15,10 @@ from mqfs import limits
 from mqfs.engine.publishing import admission, kept_quotas
 from mqfs.engine.tree import tree
 from mqfs.engine.tree.tree import Tree
+from mqfs.model import Wait
 from mqfs.quotas import parse_quotas
 from mqfs.store.memory import MemoryStore
+from tests.engine.core.test_shown import Copied
 from tests.support.batches import Units, frame
 from tests.support.calls import calls
 from tests.support.hand import ANNA, BERT, ROOT, Hand
@@ -105,6 +110,134 @@ def test_what_is_used_between_two_portions_stays(idle: Queues) -> None:
         idle.clock.forward(0.001)
         idle.tree.run_timers()
     assert set(idle.group.streams) == {"91", "92"}
+
+
+def put(u: Copied, **keys: object) -> None:
+    assert isinstance(u.at(".put", os.O_WRONLY).write(json.dumps({"stream": "t", **keys}).encode() + b" x"), Wait)
+
+
+def by_put(u: Copied) -> None:
+    put(u)
+
+
+def by_a_stream_that_is_closed(u: Copied) -> None:
+    handle = u.at("t", os.O_WRONLY)
+    assert isinstance(handle.write(b"x"), Wait)
+    handle.close()
+    u.clock.forward(11)
+
+
+def by_the_last_line(u: Copied) -> None:
+    u.ctl("data line")
+    handle = u.at("t", os.O_WRONLY)
+    assert handle.write(b"x") == 1
+    handle.close()
+    u.clock.forward(11)
+
+
+def by_batch(u: Copied) -> None:
+    assert isinstance(u.at(".batch", os.O_WRONLY).write(frame("t", b"x")), Wait)
+
+
+def by_commit(u: Copied) -> None:
+    folder: Any = u.tree.find(ROOT, "g/.txn")
+    u.tree.mkdir(ROOT, folder, "p", 0o755)
+    assert u.at(".txn/p/t", os.O_WRONLY).write(b"x") == 1
+    assert isinstance(u.at(".txn/ctl", os.O_WRONLY).write(b"commit a.1 p"), Wait)
+
+
+def by_delay(u: Copied) -> None:
+    put(u, delay="1s")
+    u.confirm()
+    u.clock.forward(1)
+    u.tree.run_timers()
+
+
+def by_a_schedule(u: Copied) -> None:
+    put(u, id="n", every="1s")
+    u.confirm()
+    u.clock.forward(1)
+    u.tree.run_timers()
+    u.ctl("unschedule n")
+
+
+def as_a_dead_letter(u: Copied) -> None:
+    u.ctl("dead t", "consumer w s")
+    u.send(b"x")
+    u.confirm()
+    worker = u.worker()
+    assert read(worker) == b"x"
+    worker.write(b"dead\n")
+
+
+def by_redrive(u: Copied) -> None:
+    u.ctl("consumer w t")
+    put(u)
+    u.confirm()
+    worker = u.worker()
+    assert read(worker) == b"x"
+    worker.write(b"dead\n")
+    worker.close()
+    u.confirm()
+    u.ctl("clear t", "redrive")
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        by_put, by_a_stream_that_is_closed, by_the_last_line, by_batch, by_commit, by_delay, by_a_schedule,
+        as_a_dead_letter, by_redrive,
+    ],
+)  # fmt: skip
+def test_no_stream_is_removed_whose_message_waits_for_the_replica(
+    tmp_path: Path, write: Callable[[Copied], None]
+) -> None:
+    """Its writer gets the answer that it was written."""
+    u = Copied(tmp_path, "replay all", "sync replica", "idle 10s")
+    for name in ("t", "dead"):
+        u.tree.create(ROOT, u.group, name, 0o666)
+    u.confirm()
+    u.clock.forward(11)
+    write(u)
+    u.tree.tick()
+    assert "t" in u.group.streams
+    u.confirm()
+    assert [row["body"] for row in u.kept("t")] == ["x"]
+    assert u.taken_over().shows(".kept/t") == [b"x"]
+
+
+@pytest.mark.parametrize("data", ["message", "line"])
+def test_no_stream_is_removed_whose_writer_waits(data: str) -> None:
+    """For room that a consumer makes elsewhere. The last line waits, though its file is closed."""
+    q = Queues("replay all", "idle 10s", f"data {data}", "consumer w backlog 1 full block")
+    q.stream("t")
+    q.write("s", b"1\n")
+    handle = q.at("t", os.O_WRONLY)
+    written = handle.write(b"2")
+    assert isinstance(written, Wait) == (data == "message")
+    handle.close()
+    q.clock.forward(11)
+    q.tree.tick()
+    assert sorted(q.group.streams) == ["s", "t"]
+    worker = q.worker()
+    assert read(worker) == b"1\n"
+    say(worker, "ack")
+    assert drain(worker) == [b"2"]
+
+
+def test_no_stream_is_removed_from_which_a_worker_takes() -> None:
+    q = Queues("deliver one", "idle 10s")
+    worker = q.at(".consumers/.s", os.O_RDWR)
+    waiting = worker.read(99)
+    q.clock.forward(11)
+    q.tree.tick()
+    q.write("s", b"1")
+    assert waiting.result() == b"1"
+    say(worker, "ack")
+    worker.close()
+    q.clock.forward(11)
+    q.tree.tick()
+    assert not q.group.streams
 
 
 def idle_cost(delayed: int) -> int:

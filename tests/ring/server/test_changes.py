@@ -7,6 +7,7 @@ import os
 import pytest
 
 from mqfs import errors, ring
+from mqfs.clock import SystemClock
 from tests.ring.server.rig import Rig
 from tests.support.lying_disk import LyingDisk
 
@@ -64,4 +65,18 @@ def test_a_group_that_waits_for_its_replica_has_no_ring() -> None:
     with pytest.raises(errors.MqfsError, match="not with 'sync replica'"):
         rig.attach()
     assert [body for *_, body in rig.log()] == [b"x"]
+    rig.stop()
+
+
+@pytest.mark.parametrize("number", [1, 200])
+def test_no_idle_stream_is_removed_for_which_a_message_lies_in_the_ring(number: int) -> None:
+    rig = Rig("replay all", "sync off", "idle 1ms")
+    client = rig.attach()
+    rig.until(lambda: SystemClock().engine_ns() > rig.group.streams["s"].unused_since_ns + 2_000_000)
+    client.ring.publish_many(client.number("s"), [b"x"] * number)
+    rig.tree.tick()
+    rig.until(lambda: "t" not in rig.group.streams)
+    assert list(rig.group.streams) == ["s"]
+    rig.pump()
+    assert [body for *_, body in rig.log()] == [b"x"] * number
     rig.stop()
