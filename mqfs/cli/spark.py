@@ -7,22 +7,19 @@ works without them.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable
-from datetime import datetime
 from functools import wraps
 from importlib import import_module
 from typing import Any, TypeVar
 
 import click
 
+from mq_tools.cli_types import TIME
 from mqfs.cli.bridge import secret
 from mqfs.errors import BadConfig
 
 FAILED, INTERRUPTED = 1, 130
-_UNIX_TIME = re.compile(r"@[0-9]+(\.[0-9]{1,9})?|(?![0-9]{8}$)[0-9]+(\.[0-9]{1,9})?")  # 8 digits are a date
-_END_S = 253_402_300_800  # the year 10,000: ISO 8601 has no more
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -130,19 +127,6 @@ def _fail(text: str) -> int:
     return FAILED
 
 
-def _parse_time(text: str | None) -> float | None:
-    """UNIX seconds of ISO 8601, local unless it has a zone, or of `@UNIXTIME`, as in the tools. Raises BadConfig."""
-    if text is None:
-        return None
-    try:
-        value = float(text.lstrip("@")) if _UNIX_TIME.fullmatch(text) else datetime.fromisoformat(text).timestamp()
-        if 0 <= value < _END_S:
-            return value
-    except (ValueError, OverflowError):
-        pass
-    raise BadConfig(f"bad time {text!r} (expected 2030-01-31T08:00, 2030-01-31T08:00Z or @1900000000)")
-
-
 def _file_size(text: str) -> int:
     from pyspark_mqfs.options import OptionError, Options
 
@@ -180,8 +164,8 @@ def archive(directory: str, streams: tuple[str, ...], file_size: str, **options:
 @click.argument("streams", nargs=-1)
 @_options(WHERE, *ALWAYS)
 @click.option("--into", default="", metavar="GROUP", help="Prefix all paths with this group.")
-@click.option("--since", metavar="TIME", help="Select messages at or after this time.")
-@click.option("--until", metavar="TIME", help="Select messages before this time.")
+@click.option("--since", type=TIME, help="Select messages at or after this time.")
+@click.option("--until", type=TIME, help="Select messages before this time.")
 @click.option(
     "--rate", default=0, type=click.IntRange(0), metavar="N", help="Messages a second; 0: as fast as possible."
 )
@@ -191,15 +175,13 @@ def archive(directory: str, streams: tuple[str, ...], file_size: str, **options:
 @click.option("--plain", is_flag=True, help="Add no headers of the original sequence and time.")
 @click.option("--id", "name", default="", metavar="NAME", help="Idempotency key of this replay.")
 @_needs_spark
-def replay(directory: str, streams: tuple[str, ...], since: str | None, until: str | None, **options: Any) -> int:
+def replay(directory: str, streams: tuple[str, ...], since: float | None, until: float | None, **options: Any) -> int:
     """Publish the messages of the archive DIRECTORY again, of STREAMS or all, in order. A repeat completes it."""
     from pyspark_mqfs.commands import replay as act
 
     target = _source(options)
     arguments = {name: options.pop(name) for name in ("into", "where", "rate", "speed", "plain", "name")}
-    request = act.Replay(
-        directory, target, streams=streams, since=_parse_time(since), until=_parse_time(until), **arguments
-    )
+    request = act.Replay(directory, target, streams=streams, since=since, until=until, **arguments)
     return _run(
         options, "replay", request, lambda spark, progress: act.run(spark, request, progress),
         lambda result: f"{result['messages']:,} messages in {result['batches']} batches as {result['replay']}",

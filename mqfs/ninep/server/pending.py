@@ -16,8 +16,23 @@ from mqfs.ninep.codec.messages import Fcall, Rflush, Rread, Tflush
 from mqfs.ninep.codec.notation import show
 from mqfs.ninep.codec.wire import R_READ, READ_HEADER, READ_OVERHEAD, decode, encode
 from mqfs.ninep.server.fids import Fid
-from mqfs.ninep.server.state import Negotiated
 from mqfs.quotas import UserLimits
+
+
+class Negotiated:
+    """The terms of a connection, agreed by its last Tversion and its Tattach."""
+
+    __slots__ = ("dialect", "msize", "resumable", "unix", "v9fs")
+
+    def __init__(self) -> None:
+        self.agree(None, limits.MSIZE_LEAST)
+
+    def agree(self, dialect: Dialect | None, msize: int) -> None:
+        """The terms of a Tversion. None: no dialect was accepted."""
+        self.dialect, self.msize = dialect, msize
+        self.unix = dialect is not None and dialect.unix
+        self.v9fs = False  # its Tattach declared that the client is Linux v9fs
+        self.resumable = False  # its Tattach declared that the client is a mount, see resumable.py
 
 
 class Later(NamedTuple):

@@ -53,8 +53,7 @@ from mqfs.ninep.codec.wire import (
 )
 from mqfs.ninep.server import linux_operations, operations, resumable
 from mqfs.ninep.server.fids import NOWHERE, Fid, FidTable, OpenDirectory
-from mqfs.ninep.server.pending import TRACE_DATA_BYTES, Later, PendingRequests, Replies, later
-from mqfs.ninep.server.state import Negotiated
+from mqfs.ninep.server.pending import TRACE_DATA_BYTES, Later, Negotiated, PendingRequests, Replies, later
 
 log = logging.getLogger("mqfs.ninep")
 
