@@ -217,8 +217,20 @@ class AckState:
         words[1::4], words[2::4] = firsts, lasts
         return struct.pack(f"<{len(words)}Q", *words)
 
+    def offer(self, sequence: int) -> bytes:
+        """The steps by which a message that it may have passed is to be delivered. Where that lies in the slot of an
+        unacked one, the slot is divided: else the ack of that one would cover it."""
+        if (entry := self.unacked.get(sequence)) is not None:
+            return self.step(REQUEUE, entry.first, sequence)
+        for last, entry in self.unacked.items():
+            if entry.first <= sequence < last:
+                op = CLAIM if entry.claimed else REQUEUE  # it stays what it is
+                rest = step(op, sequence + 1, last, entry.failed, entry.due_ns)
+                return rest + self.step(REQUEUE, entry.first, sequence)
+        return self.step(REQUEUE, sequence, sequence)
+
     def apply(self, body: bytes) -> None:
-        """Apply the steps of an ACK record."""
+        """Apply the steps of an ACK record. The entry of a message is one object while it is unacked."""
         unacked = self.unacked
         for op, failed, first, last, due_ns in _unpack(body):
             if op == ACK:
@@ -228,7 +240,11 @@ class AckState:
                 else:
                     self._mark_acked(first, last)
             elif op != SEEK:  # CLAIM or REQUEUE
-                if last not in unacked and (last < self.ack_floor or self.acked_ranges.firsts):
+                if last in unacked:
+                    entry = unacked[last]
+                    entry.first, entry.failed, entry.due_ns, entry.claimed = first, failed, due_ns, op == CLAIM
+                    continue
+                if last < self.ack_floor or self.acked_ranges.firsts:
                     self._reopen(first, last)
                 unacked[last] = Unacked(first, failed, due_ns, op == CLAIM)
             else:

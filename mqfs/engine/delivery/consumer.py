@@ -98,7 +98,9 @@ class Consumer(Numbered):
         )
         self.reads = ParkedReads(own.number, group.waiting, self.dispatcher, registry.read_ends)
         self.dispatcher.on_loaded = self.reads.serve
-        self.exclusives = ExclusiveClaims(group, own, self.coverage, self.dispatcher, held, self.reads.serve)
+        self.exclusives = ExclusiveClaims(
+            group, own, self.coverage, self.dispatcher, self.claims, held, self.reads.serve
+        )
         self.backlog = Backlog(group, own, self.coverage, self.claims, held)
         self.redelivery = Redelivery(group, self, set_alarm)
         self.flow: Flow | None = None  # its rules; None: it has none
@@ -293,7 +295,10 @@ class Consumer(Numbered):
             else:
                 lasts = [claim.sequence for claim in claims]
                 steps = self.progress.steps(ACK, [claim.entry.first for claim in claims], lasts)
-            self._log.acknowledge(self.state, steps)
+            if self.state.memory and not self.held_exclusives.isdisjoint(claim.sequence for claim in claims):
+                self._log.acknowledge_all([(self.state, steps)])  # others are to know it after a restart
+            else:
+                self._log.acknowledge(self.state, steps)
         self.counts.acknowledged += len(claims)
         for claim in claims:
             self.claims.pop(claim.sequence, None)
@@ -327,7 +332,11 @@ class Consumer(Numbered):
         last = multipart.last_of(self._log, record) or record
         entry = self.progress.unacked.get(last.sequence)
         first = entry.first if entry else multipart.first_of(self._log, last)
-        self._log.acknowledge(self.state, self.progress.step(ACK, first, last.sequence))
+        steps = self.progress.step(ACK, first, last.sequence)
+        if last.sequence in self.held_exclusives:  # no other consumer had it
+            self.exclusives.offer(self._group.numbers[last.stream], last.sequence, (self.state, steps))
+        else:
+            self._log.acknowledge(self.state, steps)
         self.backlog.on_acked(last.sequence, last.stream, len(last.body), first < last.sequence)
         if self.flow is not None:
             self.dispatcher.on_settled(last.sequence)
@@ -341,8 +350,18 @@ class Consumer(Numbered):
             self.reads.serve()
 
     def seek(self, position: int) -> None:
-        """Ack all below, nothing above; claims are void."""
-        self._log.acknowledge(self.state, self.progress.step(SEEK, position, position))
+        """Ack all below, nothing above; claims are void, and exclusive messages that it held are for any consumer.
+        Raises DiskFailed, ReadOnly."""
+        try:
+            self.exclusives.offer_all()
+            self._log.acknowledge(self.state, self.progress.step(SEEK, position, position))
+            self._moved(position)
+        finally:
+            self.exclusives.serve_others()
+            self.reads.serve()
+
+    def _moved(self, position: int) -> None:
+        """The log says so."""
         for claim in list(self.claims.values()):
             claim.remove()
         self.deadlines.clear()
@@ -352,7 +371,6 @@ class Consumer(Numbered):
             stream.kept.recount()
         self._group.retention.note_change()
         self._group.unblock()
-        self.reads.serve()
 
     # ------------------------------------------------------------ receivers
 

@@ -602,10 +602,11 @@ class Coverage:
         return not over or self.filter.covers(stream)
 
     def matches(self, stream: Stream, record: Record) -> bool:
-        """Whether the message is for this consumer, acked or not. An exclusive one is for the first that claims it."""
+        """Whether the message is for this consumer, acked or not. An exclusive one is for the first that claims it, and
+        stays so when its stream leaves a view."""
         if self.exclusives_only:
             return self._ranks.is_hidden(record)
-        if self.stream is not None:
+        if self.stream is not None or record.sequence in self._held:
             return True
         if self._own.over:
             if not (self.covers(stream) and self.filter.selects(stream, record)):
@@ -614,4 +615,4 @@ class Coverage:
             return False
         if not record.headers or not self._ranks.is_exclusive(record.sequence):
             return True
-        return record.sequence in self._held or not stream.exclusives.is_taken(record.sequence)
+        return not stream.exclusives.is_taken(record.sequence)

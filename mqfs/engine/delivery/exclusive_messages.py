@@ -11,7 +11,7 @@ who came first:
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from mqfs.engine.core.log import AckSteps, GroupLog
@@ -22,6 +22,7 @@ from mqfs.state.acks import ACK, REQUEUE
 from mqfs.state.group import ConsumerState
 
 if TYPE_CHECKING:
+    from mqfs.engine.delivery.consumer import Claim
     from mqfs.engine.delivery.dispatcher import Coverage, Dispatcher
     from mqfs.engine.delivery.priorities import PriorityIndex
     from mqfs.engine.group import Group
@@ -101,10 +102,10 @@ class ExclusiveMessages:
 
 
 class ExclusiveClaims:
-    """The claims of a consumer on them. `held`: messages it claimed first and did not ack. `serve` has its parked reads
-    look again."""
+    """The claims of a consumer on them. `held`: messages it claimed first and did not ack; `claims`: those of all that
+    are in flight. `serve` has its parked reads look again."""
 
-    __slots__ = ("_coverage", "_dispatcher", "_group", "_held", "_own", "_serve")
+    __slots__ = ("_claims", "_coverage", "_dispatcher", "_group", "_held", "_offered_to", "_own", "_serve")
 
     def __init__(
         self,
@@ -112,11 +113,13 @@ class ExclusiveClaims:
         own: ConsumerState,
         coverage: Coverage,
         dispatcher: Dispatcher,
+        claims: dict[int, Claim],
         held: set[int],
         serve: Callable[[], None],
     ) -> None:
         self._group, self._own, self._coverage = group, own, coverage
-        self._dispatcher, self._held, self._serve = dispatcher, held, serve
+        self._dispatcher, self._claims, self._held, self._serve = dispatcher, claims, held, serve
+        self._offered_to: dict[ExclusiveClaims, None] = {}  # others, whose reads were not served since
 
     def claim(self, record: Record, steps: bytes) -> None:
         """Record the steps by which this consumer claims it. Raises DiskFailed, ReadOnly."""
@@ -128,14 +131,45 @@ class ExclusiveClaims:
         self._held.add(sequence)
 
     def release_all(self) -> None:
-        """Offer what it holds to others: the consumer is removed."""
-        for sequence in list(self._held):
-            if (record := visible_record(self._group, sequence)) is not None:
-                self.offer(self._group.numbers[record.stream], sequence)
+        """Offer what it holds to others: the consumer is removed. Raises DiskFailed, ReadOnly; then it holds the rest
+        still."""
+        try:
+            self.offer_all()
+        finally:
+            self.serve_others()
+
+    def release_uncovered(self) -> None:
+        """Offer what it holds of streams that it does not cover any more, and what is in flight stays its own."""
+        records = (visible_record(self._group, s) for s in self._held - self._claims.keys())
+        numbers, covers = self._group.numbers, self._coverage.covers
+        gone = [record.sequence for record in records if record is not None and not covers(numbers[record.stream])]
+        try:
+            self._offer_each(gone)
+        finally:
+            self.serve_others()
+
+    def offer_all(self) -> None:
+        """As `release_all`, but the reads of the others wait for `serve_others`."""
+        self._offer_each(self._held)
+
+    def _offer_each(self, sequences: Iterable[int]) -> None:
+        for sequence in sorted(sequences):
+            record, entry = visible_record(self._group, sequence), self._own.progress.unacked.get(sequence)
+            if record is not None and entry is not None:
+                steps = self._own.progress.step(REQUEUE, entry.first, sequence)
+                self._record_offer(self._group.numbers[record.stream], sequence, (self._own, steps))
+                self._dispatcher.make_ready(sequence, entry)
             self._held.discard(sequence)
+            if (claim := self._claims.get(sequence)) is not None:
+                claim.remove()
 
     def offer(self, stream: Stream, sequence: int, *also: AckSteps) -> None:
-        """Let the other consumers of the stream claim a message that this one held, and record those steps with it."""
+        """Let the other consumers of the stream claim a message that this one held, and record those steps with it.
+        Raises DiskFailed, ReadOnly."""
+        self._record_offer(stream, sequence, *also)
+        self.serve_others()
+
+    def _record_offer(self, stream: Stream, sequence: int, *also: AckSteps) -> None:
         others = [other.exclusives for other in stream.consumers() if other.exclusives is not self]
         offers = [steps for other in others if (steps := other._steps_to_offer(sequence)) is not None]
         stream.exclusives.release(sequence, *also, *offers)
@@ -144,20 +178,22 @@ class ExclusiveClaims:
         if self._coverage.stream is None and stream.default_consumer is not None:
             others.append(stream.default_consumer.exclusives)
         for other in others:
-            other._on_offered(sequence)
+            if (entry := other._own.progress.unacked.get(sequence)) is not None:
+                other._dispatcher.make_ready(sequence, entry)
+            self._offered_to[other] = None
+
+    def serve_others(self) -> None:
+        """Serve the reads of those to whom messages were offered."""
+        others, self._offered_to = self._offered_to, {}
+        for other in others:
+            other._serve()
 
     def _steps_to_offer(self, sequence: int) -> AckSteps | None:
         """What the log has to say so that this consumer may claim it; None: nothing."""
         self._dispatcher.reopen(sequence)
         if not self._dispatcher.gaps and sequence in self._own.progress.unacked:
             return None
-        return self._own, self._dispatcher.gap_steps() + self._own.progress.step(REQUEUE, sequence, sequence)
-
-    def _on_offered(self, sequence: int) -> None:
-        """The log says so."""
-        if (entry := self._own.progress.unacked.get(sequence)) is not None:
-            self._dispatcher.make_ready(sequence, entry)
-        self._serve()
+        return self._own, self._dispatcher.gap_steps() + self._own.progress.offer(sequence)
 
 
 # ------------------------------------------------------------ sharers

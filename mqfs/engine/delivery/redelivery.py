@@ -443,6 +443,7 @@ class Redelivery:
             return
         try:
             append_dead_letter(group, owner.state, record, entry.first, entry.failed, "the server ended")
-            owner.on_dead()
         except (errors.MqfsError, OSError):
             return  # it is delivered again
+        owner.held_exclusives.discard(sequence)
+        owner.on_dead()

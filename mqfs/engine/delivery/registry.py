@@ -7,7 +7,8 @@ a write nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -59,17 +60,18 @@ class Consumers(dict[str, Consumer]):
         for own in list(self._log.state.consumers.values()):
             stream = self._group.numbers.get(own.number)
             if own.name:
-                self._recover(self[own.name])
-                if own.memory:
-                    self._begin_again(self[own.name])
+                self._contain(self[own.name], "starting", self[own.name].redelivery.recover)
             elif stream is not None and own.progress.unacked:
-                self._recover(stream.own_consumer())
+                consumer = stream.own_consumer()
+                self._contain(consumer, "starting", consumer.redelivery.recover)
         for consumer in list(self.values()):
             if consumer.state.transient:
-                self.remove(consumer)
+                consumer.on_handle_closed()
+            elif consumer.state.memory:
+                self._contain(consumer, "starting", partial(self._begin_again, consumer))
 
-    def _recover(self, consumer: Consumer) -> None:
-        self._group.faults.contain(self._group, f"starting consumer {consumer.name}", consumer.redelivery.recover)
+    def _contain(self, consumer: Consumer, doing: str, call: Callable[[], None]) -> None:
+        self._group.faults.contain(self._group, f"consumer {consumer.name}: {doing}", call)
 
     def _begin_again(self, consumer: Consumer) -> None:
         """Where a new one would."""
@@ -93,6 +95,8 @@ class Consumers(dict[str, Consumer]):
         """A stream was removed, or views and consumers cover other streams: writers that wait may have room."""
         for consumer in self.bounded:
             consumer.backlog.recount()
+        for consumer in [consumer for consumer in self.values() if consumer.held_exclusives]:
+            self._contain(consumer, "offering what it held", consumer.exclusives.release_uncovered)
         self._group.unblock()
 
     def on_deliver_changed(self) -> None:
