@@ -85,6 +85,7 @@ class Consumer(Numbered):
         self.removal_due = False  # it is transient and its last handle went, but the log did not take its removal
         self.receivers: set[ClaimingHandle] = set()
         self.unconfirmed: dict[ClaimingHandle, dispatcher.Next] = {}  # `ack read`: the message that each one got last
+        self.undo_due: list[ClaimingHandle] = []  # `ack read`: these were lost before they read it; the disk was full
         self.counts = ConsumerCounts()
         held = self.held_exclusives = set[int]()  # exclusive messages that it claimed first and did not ack
         self.coverage = Coverage(group, group.ranks, own, stream, held)
@@ -110,6 +111,7 @@ class Consumer(Numbered):
 
     def _on_alarm(self, now_ns: int) -> None:
         if not self.removed:
+            self._retry_undo()
             self.redelivery.on_timer(now_ns)
 
     def end(self) -> None:
@@ -311,11 +313,19 @@ class Consumer(Numbered):
                 self.reads.serve()
 
     def undo_auto_ack(self, receiver: ClaimingHandle) -> None:
-        """Claim again what a receiver got under `ack read`, for it is lost before it was read."""
-        record, first, failed = self.unconfirmed.pop(receiver)
-        self._log.acknowledge(
-            self.state, self.progress.step(CLAIM, first, record.sequence, failed, state=State.UNCONFIRMED)
-        )
+        """Claim again what a receiver got under `ack read`, for it is lost before it was read. On a full disk it
+        is tried again in a second: a close never fails by it."""
+        record, first, failed = self.unconfirmed[receiver]
+        steps = self.progress.step(CLAIM, first, record.sequence, failed, state=State.UNCONFIRMED)
+        try:
+            self._log.acknowledge(self.state, steps)
+        except errors.MqfsError as error:
+            self._group.faults.report(self._group.number, f"message {record.sequence} stays acked unread: {error}")
+            if self._log.end.failed is None and not self.removed:
+                self.undo_due.append(receiver)
+                self.alarm.at(self._group.clock.engine_ns() + AGAIN_NS)
+            return
+        del self.unconfirmed[receiver]
         self.counts.acknowledged -= 1
         self.backlog.on_appended()
         if (stream := self._group.numbers.get(record.stream)) is not None:
@@ -326,6 +336,13 @@ class Consumer(Numbered):
         self.claims[claim.sequence] = receiver.claims[claim.sequence] = claim
         if self.flow is not None:
             self.dispatcher.on_delivered(record)
+
+    def _retry_undo(self) -> None:
+        """The disk was full when these receivers closed."""
+        due, self.undo_due = self.undo_due, []
+        for receiver in due:
+            self.undo_auto_ack(receiver)
+            self.redelivery.nack_all(list(receiver.claims.values()), "its reader ended")
 
     def skip(self, record: Record) -> None:
         """Ack a message unread, and the rest of its body with it."""
@@ -378,7 +395,8 @@ class Consumer(Numbered):
         """Nack the claims of a receiver that is gone."""
         self.receivers.discard(receiver)
         self.reads.polling.discard(receiver)
-        self.unconfirmed.pop(receiver, None)
+        if receiver not in self.undo_due:
+            self.unconfirmed.pop(receiver, None)
         self.redelivery.nack_all(list(receiver.claims.values()), "its reader ended")
         self.on_handle_closed()
 
