@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import attrs
 import trio
@@ -166,7 +167,13 @@ class Exchanges:
         self.counts = BrokerCounts()
         self._by_name: dict[bytes, Exchange] = {}
         self._routes = itertools.count(1)
-        self.changing = trio.Lock()  # of queues, bindings and checkpoints: a change awaits more than once
+        self._changing: WeakValueDictionary[bytes, trio.Lock] = WeakValueDictionary()  # by queue
+        self._making = trio.Lock()  # of exchanges
+
+    def changing(self, queue: bytes) -> trio.Lock:
+        """To be held by a change of that queue, its bindings or its checkpoints, which awaits more than once."""
+        lock = self._changing.get(queue)
+        return lock if lock is not None else self._changing.setdefault(queue, trio.Lock())
 
     # ------------------------------------------------------------ exchanges
 
@@ -236,8 +243,9 @@ class Exchanges:
                 raise
             return made
         await self.command(user, group, *SETTINGS)
-        exchange = self._by_name[name] = Exchange(name, group)
-        return exchange
+        if (made := self.find(name)) is None:
+            raise NotFound(f"no group {escape(name)!r} (it was removed as soon as it was made)")
+        return made
 
     def require(self, user: User, exchange: Exchange, queue: Queue) -> None:
         """Check r, w and x on the exchange's group, and r and w on the queue's consumer there. Raises Denied."""
@@ -281,7 +289,7 @@ class Exchanges:
     async def join(self, user: User, name: bytes, wish: Wish, make: Callable[[Queue], Client]) -> Client:
         """A new member of a queue, which is made where it is missing. Raises Refused, MqfsError."""
         _ = self.tree.root  # raises Standby
-        async with self.changing:
+        async with self.changing(name):
             queue = self.queues.get(name)
             if queue is None:
                 check_name(VIEW + escape(name))
@@ -317,7 +325,7 @@ class Exchanges:
 
     async def leave(self, queue: Queue) -> None:
         """A client has disconnected. A transient queue is removed with its last one."""
-        async with self.changing:
+        async with self.changing(queue.name):
             if queue.members:
                 return
             for exchange_name in list(queue.holds):
@@ -360,8 +368,9 @@ class Exchanges:
     async def bind(self, user: User, queue: Queue, exchange_name: bytes, program: bytes, permanent: bool) -> int:
         """The number of the route; the same for the same program. Raises MqfsError."""
         text = translate(program)
-        async with self.changing:
-            exchange = self.find(exchange_name) or await self._make(user, exchange_name)
+        async with self.changing(queue.name):
+            async with self._making:
+                exchange = self.find(exchange_name) or await self._make(user, exchange_name)
             self.require(user, exchange, queue)
             for binding in exchange.of(queue):
                 if binding.program.text == text:
@@ -398,7 +407,7 @@ class Exchanges:
 
     async def unbind(self, user: User, queue: Queue, exchange_name: bytes, route: int) -> None:
         """Raises MqfsError."""
-        async with self.changing:
+        async with self.changing(queue.name):
             exchange = self.find(exchange_name)
             binding = exchange.bindings.get(route) if exchange is not None else None
             if exchange is None or binding is None or binding.queue is not queue:

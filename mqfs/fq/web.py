@@ -264,7 +264,7 @@ class Checkpoints:
     async def add(self, user: User, queue_name: bytes, name: bytes, place: str) -> None:
         """`place`: GROUP:SEQUENCE, a message that is not to be delivered again; of other groups it is where the queue
         is now. Raises Refused, MqfsError."""
-        async with self._exchanges.changing:
+        async with self._exchanges.changing(queue_name):
             queue, found = self._find(user, queue_name, name)
             number, sequence = self._place(queue, name, place, found)
             for exchange in found:
@@ -294,14 +294,14 @@ class Checkpoints:
 
     async def remove(self, user: User, queue_name: bytes, name: bytes) -> None:
         """Raises Refused, MqfsError."""
-        async with self._exchanges.changing:
+        async with self._exchanges.changing(queue_name):
             queue, found = self._find(user, queue_name, name)
             for exchange in self._having(queue, name, found):
                 await self._exchanges.command(user, exchange.group, f"remove {quote(point(queue, name))}")
 
     async def go_back(self, user: User, queue_name: bytes, name: bytes) -> None:
         """Deliver the messages after it again. Raises Refused, MqfsError."""
-        async with self._exchanges.changing:
+        async with self._exchanges.changing(queue_name):
             queue, found = self._find(user, queue_name, name)
             for exchange in self._having(queue, name, found):
                 if (consumer := exchange.group.consumers.get(point(queue, name))) is None:

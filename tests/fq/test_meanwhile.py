@@ -33,7 +33,7 @@ from mqfs.serving.stream import SocketStream
 from mqfs.store.store import DiskStore
 from tests.fq import client
 from tests.fq.test_exchanges import joined
-from tests.support.eventually import eventually_async
+from tests.support.eventually import HANG_S, eventually_async
 from tests.support.hand import ROOT
 from tests.support.queues import Queues
 from tests.support.tokens import SECRET, line_of
@@ -217,6 +217,31 @@ def test_a_checkpoint_of_a_queue_whose_consumer_goes_meanwhile_is_refused(tmp_pa
     trio.run(run)
 
 
+def test_a_bind_that_takes_long_holds_up_no_other_queue(tmp_path: Path) -> None:
+    """Two that make one exchange at the same time have one in the end."""
+
+    async def run() -> None:
+        with on_disk(disk := SlowDisk(tmp_path)) as tree:
+            exchanges, queue, member = await joined(tree=tree)
+            await exchanges.bind(ROOT, queue, b"a", b"prefix:", permanent=False)
+            async with trio.open_nursery() as nursery:
+                disk.hold()
+                nursery.start_soon(exchanges.bind, ROOT, queue, b"a", b"prefix:x", False)
+                await wait_all_tasks_blocked()
+                with trio.fail_after(HANG_S):
+                    await exchanges.join(ROOT, b"other", queue.wish, lambda _: member)
+                other = exchanges.queues[b"other"]
+                nursery.start_soon(exchanges.bind, ROOT, other, b"new", b"prefix:", False)
+                nursery.start_soon(exchanges.bind, ROOT, queue, b"new", b"prefix:", False)
+                await wait_all_tasks_blocked()
+                disk.release()
+            made = exchanges.find(b"new")
+            assert made is not None
+            assert [len([*made.of(one)]) for one in (queue, other)] == [1, 1]
+
+    trio.run(run)
+
+
 def test_a_bind_whose_consumer_goes_with_a_reader_meanwhile_can_be_asked_again(tmp_path: Path) -> None:
     async def run() -> None:
         with on_disk(disk := SlowDisk(tmp_path)) as tree:
@@ -257,7 +282,7 @@ def test_a_token_that_is_revoked_while_its_client_waits_to_join_is_not_in_force(
 
         async with trio.open_nursery() as nursery:
             await nursery.start(server.run)
-            changing = server.exchanges.changing
+            changing = server.exchanges.changing(b"q")
             async with trio.open_nursery() as joining:
                 await changing.acquire()
                 joining.start_soon(trio.to_thread.run_sync, join)
