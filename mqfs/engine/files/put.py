@@ -107,7 +107,10 @@ class PutHandle(CommandFile):
         head = headers.encode(texts) if texts else b""
         answer = partial(self._answer, stream, put, 0)
         return self.group.publisher.write(
-            stream, WriteRequest(Kind.MESSAGE, (body,), total, None, head, self._id(put), answer, expect=put.expect)
+            stream,
+            WriteRequest(
+                Kind.MESSAGE, (body,), total, None, head, self._id(put), answer, None, put.expect, self.refused
+            ),
         )
 
     def _id(self, put: PutRequest) -> PutId | None:
@@ -214,7 +217,9 @@ class BatchHandle(FramesFile):
         numbers = array("I", [stream.number for stream in streams])
         source = BatchSource(packed.messages, len(packed.data), numbers, lambda: [packed.data])
         expected = {self.stream(name): sequence for name, sequence in packed.expected.items()}
-        unit = AtomicBatch(self.group.publisher, [source], tallies, value, expected=expected, done=self._tell)
+        unit = AtomicBatch(
+            self.group.publisher, [source], tallies, value, expected=expected, done=self._tell, on_refused=self.refused
+        )
         return unit.write()
 
     def stream(self, name: str) -> Stream:

@@ -64,19 +64,21 @@ class Writer(OpenFile):
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         if not self.writes:
             self.require(reading=False)
-        size = len(data)
-        if size > limits.MESSAGE_BYTES:
-            raise errors.TooLong(f"message of {size} bytes (expected at most {limits.MESSAGE_BYTES})")
-        if not size:
-            return self.group.publisher.write(self.node, WriteRequest(Kind.END, (b"",), 0))
-        settings = self.group.settings
-        if settings.data == "line":
-            return self._write_lines(data)
-        if settings.sender:
-            return self.group.publisher.write(
-                self.node, WriteRequest(Kind.MESSAGE, (data,), size, headers=self._head())
-            )
-        return self.group.publisher.write_plain(self.node, data)
+        settings, size = self.group.settings, len(data)
+        try:
+            if size > limits.MESSAGE_BYTES:
+                raise errors.TooLong(f"message of {size} bytes (expected at most {limits.MESSAGE_BYTES})")
+            if not size:
+                return self.group.publisher.write(self.node, WriteRequest(Kind.END, (b"",), 0))
+            if settings.data == "line":
+                return self._write_lines(data)
+            if settings.sender:
+                request = WriteRequest(Kind.MESSAGE, (data,), size, on_refused=self.refused, headers=self._head())
+                return self.group.publisher.write(self.node, request)
+            return self.group.publisher.write_plain(self.node, data, self.refused)
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
 
     def _head(self) -> bytes:
         """The headers of what is written here."""
@@ -100,7 +102,15 @@ class Writer(OpenFile):
         try:
             whole = [line + b"\n" for line in lines]
             return self._post_lines(
-                LinePost(Kind.MESSAGE, whole, len(data), headers=self._head(), before=before, rest=rest)
+                LinePost(
+                    Kind.MESSAGE,
+                    whole,
+                    len(data),
+                    on_refused=self.refused,
+                    headers=self._head(),
+                    before=before,
+                    rest=rest,
+                )
             )
         except errors.MqfsError:
             self.keep(before, refuse=False)

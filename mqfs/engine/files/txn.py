@@ -41,7 +41,7 @@ class TxnCtlHandle(PrintedCommands):
             return len(data)
         transactions, verb, names = self.group.transactions, words[0], words[1:]
         if verb == "commit" and names:
-            return transactions.commit(self.user, names[0], names[1:], len(data))
+            return transactions.commit(self.user, names[0], names[1:], len(data), self.refused)
         if verb == "abort" and names:
             transactions.abort(self.user, names)
             return len(data)
@@ -80,6 +80,14 @@ class PartWriter(OpenFile):
         super().__init__(node, user, reads, writes)
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
+        try:
+            self._stage(data)
+        except errors.MqfsError as error:
+            self.refused(error)
+            raise
+        return len(data)
+
+    def _stage(self, data: bytes) -> None:
         if not data:
             raise errors.BadRequest("EOF marker: not in a transaction")
         if len(data) > limits.MESSAGE_BYTES:
@@ -93,7 +101,6 @@ class PartWriter(OpenFile):
         self.hold(max(len(rest), self.held))
         self._add(bodies)
         self.keep(rest)
-        return len(data)
 
     def _add(self, bodies: list[bytes]) -> None:
         part, name = self.node.part, self.node.name

@@ -32,6 +32,7 @@ class Admission(enum.Enum):
 
 
 STOPPING = ("reject", "block")  # policies that keep a write from being appended
+OnRefused: TypeAlias = Callable[[errors.MqfsError], None]
 OnSequence: TypeAlias = Callable[[int, int, bool], None]  # of the first: its time or 0, whether its id was known
 
 
@@ -48,6 +49,7 @@ class WriteRequest:
     on_sequence: OnSequence | None = None
     unit: AtomicBatch | None = None  # for this and perhaps other streams
     expect: int | None = None  # the newest message that the stream is to have; 0: none
+    on_refused: OnRefused | None = None  # called where it waited for room and is then refused
 
     @property
     def size(self) -> int:
@@ -91,11 +93,13 @@ def require_fit(settings: Settings, messages: int, size: int) -> None:
 
 def has_room(stream: Stream, messages: int, size: int, heads: Iterable[bytes]) -> bool:
     """Whether so much more fits below `depth`, nothing being taken away but what messages with these headers replace.
-    Raises TooLong for what would not fit alone. Under `replay key`, `full drop-old` what is too much is cut after the
-    append: only then it is known what was replaced."""
+    Dead letters always fit. Raises TooLong for what would not fit alone. Under `replay key`, `full drop-old` what is
+    too much is cut after the append: only then it is known what was replaced."""
     kept, newest = stream.kept, stream.group.retention.newest
     settings = kept.log.settings
     depth = settings.depth
+    if stream.name == settings.dead:
+        return True
     require_fit(settings, messages, size)
     messages, size = messages + kept.held_count, size + kept.held_size
     if not retained.fits(depth, kept, messages, size):

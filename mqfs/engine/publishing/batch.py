@@ -19,7 +19,15 @@ from mqfs.clock import Clock
 from mqfs.engine.language import batch_frames
 from mqfs.engine.language.permissions import W, require
 from mqfs.engine.language.settings import NO_DEPTH
-from mqfs.engine.publishing.admission import Admission, PutId, WriteRequest, depth_reached, has_room, lacking_backlog
+from mqfs.engine.publishing.admission import (
+    Admission,
+    OnRefused,
+    PutId,
+    WriteRequest,
+    depth_reached,
+    has_room,
+    lacking_backlog,
+)
 from mqfs.engine.publishing.kept_quotas import KeptQuotas, stored
 from mqfs.engine.publishing.publisher import Publisher
 from mqfs.model import Draft, Kind, Record, Step, User
@@ -63,6 +71,7 @@ class AtomicBatch:
     expected: Mapping[Stream, int] = attrs.Factory(dict)  # the newest message that each stream is to have before it
     done: Callable[[AtomicBatch], None] | None = None  # called when it is appended, or discarded
     undo: Callable[[], None] | None = None  # called when it will not be
+    on_refused: OnRefused | None = None  # called where it waited for room and is then refused
     first: int = 0  # sequence of its first message, once it is appended
     discarded: bool = False
     changes: Sequence[Change] = ()  # of `commit`
@@ -86,7 +95,7 @@ class AtomicBatch:
         if self.lacking is None:
             return self._guarded(self._append)
         self._waited = True
-        request = WriteRequest(MESSAGE, (), self.value, self.undo, unit=self)
+        request = WriteRequest(MESSAGE, (), self.value, self.undo, unit=self, on_refused=self.on_refused)
         return self.publisher.blocked.park(self.lacking, request)
 
     def admit(self) -> Admission:

@@ -11,7 +11,7 @@ from mqfs import errors
 from mqfs.engine.core.log import AckSteps
 from mqfs.engine.language.settings import NO_DEPTH
 from mqfs.engine.publishing import admission
-from mqfs.engine.publishing.admission import Admission, OnSequence, WriteRequest
+from mqfs.engine.publishing.admission import Admission, OnRefused, OnSequence, WriteRequest
 from mqfs.engine.publishing.kept_quotas import stored
 from mqfs.engine.retention.retained import newest_written
 from mqfs.model import Draft, Kind, Record, Step, Wait
@@ -34,17 +34,17 @@ class Publisher:
         self._waiting, self.ids, self.kept_quotas = host.waiting, host.ids, host.kept_quotas
         self.blocked = BlockedWriters(self.admit, self.append_admitted)
 
-    def write_plain(self, stream: Stream, body: bytes) -> Step[int]:
-        """As `write`, of one message without headers. A straight line where nothing bounds the stream and no
-        reader waits: every message pays for every call here."""
+    def write_plain(self, stream: Stream, body: bytes, on_refused: OnRefused) -> Step[int]:
+        """As `write`, of one message without headers; `on_refused` is that of its request. A straight line where
+        nothing bounds the stream and no reader waits: every message pays for every call here."""
         size, log, consumers = len(body), self.log, self.consumers
         bounded = log.settings.depth is not NO_DEPTH or stream.blocked or consumers.bounded or self.kept_quotas
         if bounded or log.shown is not None or stream.removed or log.end.failed is not None:
-            return self.write(stream, WriteRequest(MESSAGE, (body,), size))
+            return self.write(stream, WriteRequest(MESSAGE, (body,), size, on_refused=on_refused))
         retention = self.retention
         retention.room -= size + RECORD_BYTES
         if retention.room < 0:
-            return self.write(stream, WriteRequest(MESSAGE, (body,), size))
+            return self.write(stream, WriteRequest(MESSAGE, (body,), size, on_refused=on_refused))
         if not log.must_retain or self._waiting.readers:
             self._append_one(stream, MESSAGE, body)
             return log.after_data_sync(size)
@@ -344,4 +344,6 @@ def _place(stream: Stream, request: WriteRequest) -> Stream | None:
 def _refuse(wait: Wait[int], request: WriteRequest, error: Exception) -> None:
     if request.undo is not None:
         request.undo()
+    if request.on_refused is not None and isinstance(error, errors.MqfsError):
+        request.on_refused(error)
     wait.fail(error)
