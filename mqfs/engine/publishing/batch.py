@@ -146,10 +146,7 @@ class AtomicBatch:
             if full == "reject":
                 raise publisher.retention.bound_reached()
             self.discarded = True
-        if not self.discarded:
-            for stream in lacking:
-                stream.kept.cut_to_depth(self.tallies[stream].messages, self.tallies[stream].size)
-        return None
+        return None  # with `full drop-old` the oldest go after the append: what the disk refuses takes nothing away
 
     def _is_repeat(self) -> bool:
         """Whether it was committed, or one of its ids came: also while it waited, then by a change of the group. Raises

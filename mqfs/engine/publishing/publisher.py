@@ -111,9 +111,7 @@ class Publisher:
             return Admission.WAIT
         if not self.retention.take_room(need):
             return admission.when_full(settings, self.counts, messages, self.retention.bound_reached)
-        if verdict is Admission.CUT:
-            stream.kept.cut_to_depth(messages, request.size)
-        return Admission.APPEND
+        return Admission.APPEND  # where it is CUT, after the append: what the disk refuses takes nothing away
 
     def require_expected(self, expected: Mapping[Stream, int]) -> None:
         """Raises Conflict where the newest message of a stream is not that one. A ring, in which others would publish

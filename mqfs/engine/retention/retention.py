@@ -14,6 +14,7 @@ in the middle of a range may be gone, too: it was dropped, or outlived a ttl of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -292,7 +293,8 @@ class Retention:
             return
         if settings.depth is not NO_DEPTH and stream.name != settings.dead:
             stream.kept.update_low_watermark()
-            stream.kept.cut_to_depth()
+            with suppress(errors.MqfsError):  # the log did not take the cut, but it has the message: the next one cuts
+                stream.kept.cut_to_depth()
 
     def expire_at(self, due_ns: int) -> None:
         """A message outlives its own ttl then: a writer may wait for its room."""

@@ -17,6 +17,7 @@ from mqfs.engine.core.portions import exhaust
 from mqfs.engine.files import status
 from mqfs.model import Wait
 from tests.engine.publishing.test_crash import Lying
+from tests.support.batches import frame
 from tests.support.campaign import seed
 from tests.support.hand import ROOT
 from tests.support.lying_disk import LyingDisk, Stopped
@@ -251,3 +252,72 @@ def test_a_read_of_a_message_for_one_taker_fails_where_the_claim_cannot_be_recor
             wait.result()
         assert taker.read(64) == b"only"
         assert not other.settled
+
+
+BOUNDED = {
+    "all": ("replay all",),
+    "consumer": ("replay off", "consumer c s"),
+    "one": ("deliver one", "full drop-old"),
+}
+DEPTH = 4
+
+
+def prepared(u: Lying, lines: tuple[str, ...]) -> None:
+    u.ctl("sync off", f"depth {DEPTH}", *lines)
+    u.stream("s")
+    for number in range(DEPTH):
+        u.put(b"%d" % number, key=f"{number}")
+    u.stage("p", "s", b"new", b"newer", b"newest")
+
+
+def say_batch(u: Lying) -> None:
+    u.batch(*(frame("s", body) for body in (b"new", b"newer", b"newest")))
+
+
+WRITES: dict[str, Callable[[Lying], Any]] = {
+    "write": lambda u: u.write("s", b"newest"),
+    "put": lambda u: u.put(b"newest", ttl="1h"),
+    "id": lambda u: u.put(b"newest", id="1"),
+    "batch": say_batch,
+    "commit": lambda u: u.say("commit job.1 p"),
+}
+
+
+def all_of(u: Lying) -> list[int]:
+    """The sequences that are kept, whatever a reader would get."""
+    kept = u.group.streams["s"].kept
+    kept.update_low_watermark()
+    found, sequence = [], kept.state.floor
+    while (record := u.group.log.reader.find(kept.number, sequence)) is not None:
+        found += [record.sequence] * kept.is_counted(record.sequence)
+        sequence = record.sequence + 1
+    return found
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["ENOSPC", "EIO"])
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("bounded", BOUNDED)
+def test_what_the_disk_refuses_takes_nothing_away(bounded: str, write: str, number: int) -> None:
+    """With `full drop-old` a message displaces others when the log has it, not before; also after a kill."""
+    for call in range(1, 50):
+        disk = LyingDisk()
+        u = Lying(disk)
+        prepared(u, BOUNDED[bounded])
+        before = all_of(u)
+        assert len(before) == DEPTH
+        disk.fail_at, disk.fail_with = disk.calls + call, number
+        try:
+            WRITES[write](u)
+        except errors.MqfsError:
+            assert all_of(u) == before
+            if number == errno.ENOSPC:
+                assert all_of(Lying(disk.after_kill())) == before
+        else:
+            after = all_of(u)
+            new = [sequence for sequence in after if sequence > before[-1]]
+            assert new
+            assert after[-DEPTH:] == [*before, *new][-DEPTH:], "no more went than the new ones displace"
+        if not disk.failed:
+            assert call > 1
+            assert len(after) == DEPTH
+            return
