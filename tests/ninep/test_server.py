@@ -8,6 +8,7 @@ import os
 import pwd
 import socket
 import stat
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -140,6 +141,8 @@ def in_a_child(uid: int, work: Callable[[], None], gid: int | None = None, group
             os.setuid(uid)
             work()
             status = 0
+        except BaseException:
+            traceback.print_exc()  # os._exit says nothing
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
