@@ -60,7 +60,7 @@ async def peek(call: Call) -> Answer:
         size = 0
         while len(pieces) < count and size < limits.HTTP_PAGE_BYTES:
             before = handle.shown
-            handle.read(WHOLE)
+            await call.front.await_step(handle.read(WHOLE))
             if handle.shown is before or handle.shown is None:
                 break
             record, delivery = handle.shown

@@ -22,6 +22,7 @@ from mqfs.engine.tree.attributes import permit, permit_walk
 from mqfs.errors import Denied, MqfsError, NotFound
 from mqfs.http.answers import NO_STORE, Answer, accepted
 from mqfs.http.call import Call
+from mqfs.model import NEVER
 from mqfs.store.api import Histogram
 from mqfs.syntax.patterns import compile_pattern
 
@@ -97,7 +98,8 @@ def _started() -> float:
 
 log = logging.getLogger("mqfs.http")
 COUNTER, GAUGE = "counter", "gauge"
-Row = tuple[str, tuple[float, ...]]  # labels, and a value for each family
+Values = tuple[float | None, ...]  # one for each family; None: not known
+Row = tuple[str, Values]  # labels, and these
 LINES = 512  # made in one piece
 
 OF_GROUP = (
@@ -120,7 +122,11 @@ OF_CONSUMER = (
     Family("mqfs_consumer_waiting", GAUGE, "Messages neither acknowledged nor claimed."),
     Family("mqfs_consumer_claimed", GAUGE, "Messages claimed."),
     Family("mqfs_consumer_delayed", GAUGE, "Waiting messages that are not due yet."),
-    Family("mqfs_consumer_oldest_seconds", GAUGE, "Age of the oldest waiting message; 0 where none waits."),
+    Family(
+        "mqfs_consumer_oldest_seconds",
+        GAUGE,
+        "Age of the oldest waiting message, where it is among the next 256; 0 where none waits.",
+    ),
     Family("mqfs_consumer_handles", GAUGE, "Open handles."),
     Family("mqfs_consumer_paused", GAUGE, "1 where it is paused, by hand or by its breaker."),
     Family("mqfs_consumer_delivered_total", COUNTER, "Deliveries."),
@@ -214,7 +220,7 @@ class Scrape:
         except MqfsError as error:
             log.warning("/.metrics: %s left out: %s", text, error)
 
-    async def _consumer(self, consumer: Consumer) -> tuple[float, ...]:
+    async def _consumer(self, consumer: Consumer) -> Values:
         """As .stats has it. A backlog over many streams is counted in slices, and may change meanwhile."""
         backlog, counts = consumer.backlog, consumer.counts
         unacked = 0
@@ -224,10 +230,9 @@ class Scrape:
             if consumer.group.removed:
                 raise NotFound("group was removed")
         claimed, delayed = backlog.count_claimed_and_delayed()
-        oldest = next(backlog.unclaimed(), None) if unacked > claimed else None
-        age_ns = consumer.group.clock.wall_ns() - oldest.time_ns if oldest is not None else 0
         return (
-            max(unacked - claimed, 0), len(consumer.claims), delayed, max(age_ns, 0) / 1e9, consumer.opens,
+            max(unacked - claimed, 0), len(consumer.claims), delayed,
+            _oldest_s(consumer) if unacked > claimed else 0.0, consumer.opens,
             int(consumer.state.rules.is_paused(consumer.group.clock.engine_ns())), counts.delivered,
             counts.acknowledged, counts.failed, counts.dead,
         )  # fmt: skip
@@ -268,7 +273,7 @@ class Scrape:
             for column, family in enumerate(families):
                 yield family.head(open_metrics)
                 for at in range(0, len(table), LINES):
-                    yield samples(family.name, [(text, values[column]) for text, values in table[at : at + LINES]])
+                    yield samples(family.name, _known(column, table[at : at + LINES]))
 
     def _singles(self) -> Iterator[tuple[Family, Sequence[tuple[str, float]]]]:
         """Families of the process."""
@@ -293,6 +298,20 @@ def _is_permitted(check: Callable[..., None], *of: object) -> bool:
     except Denied:
         return False
     return True
+
+
+def _known(column: int, rows: Sequence[Row]) -> Iterator[tuple[str, float]]:
+    """The samples of one family."""
+    return ((text, value) for text, values in rows if (value := values[column]) is not None)
+
+
+def _oldest_s(consumer: Consumer) -> float | None:
+    """The age of the oldest message that waits. None: it is not among the next ones."""
+    oldest, position = consumer.backlog.unclaimed()
+    if oldest is None:
+        return 0.0 if position == NEVER else None
+    age_ns: int = consumer.group.clock.wall_ns() - oldest.time_ns
+    return max(age_ns, 0) / 1e9
 
 
 def _stream(stream: Stream) -> tuple[float, ...]:

@@ -213,6 +213,99 @@ def a_cursor_that_finds_nothing(client: Client) -> Act:
     return cursor.receive
 
 
+PROGRAM = 'program prefix:"" payload_contains("y")'  # of what `fill` writes nothing
+
+
+def a_consumer(client: Client, *lines: str) -> str:
+    """With many messages."""
+    fill(client, "empty", 5 * LARGE)
+    write(client, "theirs/own/ctl", "".join(f"{line}\n" for line in lines or ("consumer c",)))
+    client.chmod("theirs/own/.consumers/c", 0o666)
+    return "theirs/own/.consumers/c"
+
+
+def a_consumer_of_nothing(client: Client, words: str = "") -> str:
+    return a_consumer(client, f"bind view {PROGRAM.removeprefix('program ')}", f"consumer c view {words}")
+
+
+def claiming(client: Client, path: str, *lines: bytes, uid: int = 0, mode: str = "r+") -> Act:
+    """One read of that consumer, of a user."""
+    os.seteuid(uid)
+    try:
+        reader = connect(f"unix!{client.socket.getpeername()}")
+    finally:
+        os.seteuid(0)
+    OPEN.append(reader)
+    file = reader.open(path, mode)
+    for line in lines:
+        file.write(line + b"\n")
+    return lambda: send(reader, Tread(1, file.channel.fid, 0, 100))
+
+
+def a_claim_of_what_is_not_selected(client: Client) -> Act:
+    return claiming(client, a_consumer(client), f"select {PROGRAM}".encode())
+
+
+def a_claim_over_a_view_that_finds_nothing(client: Client) -> Act:
+    return claiming(client, a_consumer_of_nothing(client))
+
+
+def many_claims_of_what_is_not_selected(client: Client) -> Act:
+    """By many open files, which look again by one write."""
+    path = a_consumer(client)
+    for _ in range(20):
+        claiming(client, path, f"select {PROGRAM}".encode())()
+    return lambda: client.create("theirs/own/more", "w").write(b"x")
+
+
+def a_claim_of_what_is_secret(client: Client) -> Act:
+    path = a_consumer(client)
+    client.chmod("theirs/own/empty", 0o600)
+    return claiming(client, path, uid=GREEDY)
+
+
+def a_peek_at_what_is_secret(client: Client) -> Act:
+    path = a_consumer(client)
+    client.chmod("theirs/own/empty", 0o600)
+    return claiming(client, path, uid=GREEDY, mode="r")
+
+
+def a_bound_of_a_consumer_of_nothing(client: Client) -> Act:
+    a_consumer_of_nothing(client, "backlog 1 full drop-old")
+    return lambda: write(client, "theirs/own/empty", "x")
+
+
+def stats_of_a_consumer_of_nothing(client: Client) -> Act:
+    a_consumer_of_nothing(client)
+    return lambda: client.open("theirs/own/.stats").receive()
+
+
+def metrics_of_a_consumer_of_nothing(client: Client) -> Act:
+    a_consumer_of_nothing(client)
+    return get(client, "/.metrics")
+
+
+def a_consumer_that_seeks_back(client: Client) -> Act:
+    path = a_consumer_of_nothing(client)
+    return lambda: write(client, path, f"seek -{5 * LARGE}\n")
+
+
+def a_cursor_that_seeks_back(client: Client) -> Act:
+    fill(client, "empty", 5 * LARGE)
+    cursor = client.open("theirs/own/.cursor", "r+")
+
+    def act() -> None:
+        cursor.write(f"select {PROGRAM}\nseek -{5 * LARGE}\nmeasure 5\nselect empty\n".encode())
+        assert cursor.receive().endswith(b"\n")
+
+    return act
+
+
+def many_messages_of_kept(client: Client) -> Act:
+    fill(client, "empty", 20 * LARGE)
+    return lambda: client.open("theirs/own/.kept/empty").receive(10)
+
+
 def many_that_are_due(client: Client) -> Act:
     return puts(client, LARGE, "at")
 
@@ -472,6 +565,10 @@ WORK = (
     a_cursor_that_finds_nothing, a_view_that_finds_nothing, a_stream_of_what_is_for_others, order_of_what_is_secret,
     many_that_are_due, many_that_expire, many_groups_in_which_many_expire, many_groups_of_a_ttl,
     a_queue_of_fq_bound_again,
+    a_claim_of_what_is_not_selected, a_claim_over_a_view_that_finds_nothing, many_claims_of_what_is_not_selected,
+    a_claim_of_what_is_secret, a_peek_at_what_is_secret, a_bound_of_a_consumer_of_nothing,
+    stats_of_a_consumer_of_nothing, metrics_of_a_consumer_of_nothing, a_consumer_that_seeks_back,
+    a_cursor_that_seeks_back, many_messages_of_kept,
 )  # fmt: skip
 # On one server, one after the other: to make the streams takes most of the time.
 OVER_STREAMS = (many_names, a_cursor_over_many_streams, many_names_of_kept, many_names_over_http)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from mqfs import errors
+from mqfs import errors, limits
 from mqfs.engine.delivery.dispatcher import Coverage, visible_record
-from mqfs.model import Kind, Record
+from mqfs.model import NEVER, Kind, Record
 from mqfs.state.group import ConsumerState
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _STEP_NS, _RECOUNT_NS = 20_000, 10**9  # between two longer ones: for each step,
 class Backlog:
     """The messages that a consumer has not acked. Acks nothing itself."""
 
-    __slots__ = ("_claims", "_coverage", "_group", "_held", "_own", "_recount_ns", "_size")
+    __slots__ = ("_claims", "_coverage", "_group", "_held", "_own", "_recount_ns", "_size", "cut_from")
 
     def __init__(
         self, group: Group, own: ConsumerState, coverage: Coverage, claims: dict[int, Claim], held: set[int]
@@ -36,6 +36,7 @@ class Backlog:
         self._held = held  # exclusive messages that are claimed and not acked
         self._size: int | None = None  # None: to be counted
         self._recount_ns = 0  # not before, by the engine's clock
+        self.cut_from = 0  # the last look for messages to be cut went that far
 
     def streams(self) -> list[Stream]:
         """Those whose messages may be for it."""
@@ -46,26 +47,32 @@ class Backlog:
         single = self._coverage.stream or self._group.streams.get(self._own.over)
         return [single] if single is not None else list(self._group.numbers.values())
 
-    def unclaimed(self, position: int = 0) -> Iterator[Record]:
-        """Messages that are neither acked nor in flight, delayed ones too, from that sequence on, oldest first."""
+    def unclaimed(self, position: int = 0, most: int = limits.PASSED_MESSAGES) -> tuple[Record | None, int]:
+        """The first message from that sequence on that is neither acked nor in flight, a delayed one too, and the
+        sequence to go on from. It passes over `most` messages at most; (None, NEVER): there is none."""
         progress, claims = self._own.progress, self._claims
         position = max(position, progress.ack_floor)
-        bodies = [(claim.entry.first, claim.sequence) for claim in claims.values() if claim.is_multipart]
-        while True:
+        while most > 0:
             while position in claims or (acked := progress.acked_ranges.end_of(position)):
                 position = position + 1 if position in claims else acked + 1
             try:
-                record = self._coverage.filter.find(position)
+                record = self._coverage.filter.find(position, limits.SCANNED_MESSAGES)
             except errors.Damaged as error:
                 position = error.sequence + 1
                 continue
             if record is None:
-                return
+                return None, NEVER
             position = record.sequence + 1
-            if bodies and any(first <= record.sequence <= last for first, last in bodies):
+            most -= 1 + len(record.body) // limits.PASSED_BYTES
+            if record.sequence in claims or not self._waits(record):
                 continue
-            if record.sequence not in claims and self._waits(record):
-                yield record
+            if not record.headers or not self._is_in_claimed_body(record.sequence):
+                return record, position
+        return None, position
+
+    def _is_in_claimed_body(self, sequence: int) -> bool:
+        claims = self._claims.values()
+        return any(claim.is_multipart and claim.entry.first <= sequence <= claim.sequence for claim in claims)
 
     def _waits(self, record: Record) -> bool:
         """Whether the message is for this consumer and not acked."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
@@ -23,7 +22,7 @@ from mqfs.engine.delivery.waiting import ParkedReads, ReadEnds
 from mqfs.engine.language.permissions import bits_for_writers
 from mqfs.engine.retention.low_watermark import LowWatermark
 from mqfs.engine.retention.newest import find_newest
-from mqfs.model import Record, Step, User
+from mqfs.model import NEVER, Record, Step, User
 from mqfs.state.acks import REQUEUE
 from mqfs.state.group import Change, ConsumerState, Slot, bounds_of
 from mqfs.state.rules import TRIPPED, Rules
@@ -234,7 +233,7 @@ class Consumers(dict[str, Consumer]):
         if rank is not None:
             for consumer in (*routes.consumers, *([own] if own is not None else [])):
                 consumer.dispatcher.add_ranked(record.sequence, rank)
-        left = limits.PASSED_MESSAGES
+        left = self._group.waiting.left = limits.PASSED_MESSAGES
         for consumer in routes.bounded:
             try:
                 left -= self._keep_bound(consumer, record, max(left, 1))
@@ -263,13 +262,17 @@ class Consumers(dict[str, Consumer]):
             if not multipart.has_next_part(record):
                 consumer.skip(record)
             return 1
-        skipped = 0
-        for oldest in islice(backlog.unclaimed(), most):
+        skipped, position = 0, backlog.cut_from
+        while skipped < most and backlog.size() > bound:
+            oldest, position = backlog.unclaimed(position, limits.PASSED_MESSAGES)
+            if oldest is None:
+                break
             consumer.skip(oldest)
             self._group.counts.cut += 1
             skipped += 1
-            if backlog.size() <= bound:
-                break
+        else:
+            position = 0
+        backlog.cut_from = position if position < NEVER else 0
         return skipped
 
 

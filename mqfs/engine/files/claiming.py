@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits
 from mqfs.engine.core import multipart
+from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.consumer import Claim, Consumer
 from mqfs.engine.files.handle import OpenFile, PartialRead
 from mqfs.engine.files.stream import Writer
@@ -21,6 +22,7 @@ from mqfs.model import NEVER, Record, Step, User, Wait
 if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
 
+_LOOKED_AT = 32  # messages, between two looks at the clock
 RECORD_OVERHEAD = 120 + limits.NAME_BYTES  # of one in `format record`, beside headers and body: three heads, a name
 
 
@@ -76,6 +78,7 @@ class ClaimingHandle(OpenFile):
             if data is not None:
                 return data
             self.claiming_pid = self.reader_pid
+            self.group.waiting.left = limits.PASSED_MESSAGES
             data = self.fetch(count, offset)
             if data is not None:
                 self.group.unblock()
@@ -126,6 +129,7 @@ class ClaimingHandle(OpenFile):
         last = self.last
         if last.can_push_back or self.has_ended or last.given < len(last.body):
             return True
+        self.group.waiting.left = limits.PASSED_MESSAGES
         try:
             return self.consumer.dispatcher.next_message(self) is not None
         except errors.MqfsError:
@@ -254,23 +258,28 @@ class PeekHandle(OpenFile):
             return rest
         if count <= 0 or self.node.removed:
             return b""
-        consumer = self.consumer  # which may be made for this look
-        record = self._next(consumer)
-        if record is None:
-            return b""
-        entry = consumer.progress.unacked.get(record.sequence)
-        self.shown = record, 1 if entry is None else entry.failed + 1
-        return self.last.first(record.body, count, offset)
+        return self.group.portions.run(self._look(count, offset))
 
-    def _next(self, consumer: Consumer) -> Record | None:
-        if consumer.coverage.exclusives_only:
-            return None  # only a claim shows those
-        for record in consumer.backlog.unclaimed(self.position):
-            self.position = record.sequence + 1
-            hidden = self.group.ranks.is_hidden(record)
-            if not hidden and allowed(self.user, self.group.numbers[record.stream].state, R):
-                return record
-        return None
+    def _look(self, count: int, offset: int) -> Work[bytes]:
+        """For the next message, in steps. Other reads may move on meanwhile."""
+        while not (self.node.removed or self.closed):
+            consumer = self.consumer  # which may be made for this look
+            if consumer.coverage.exclusives_only:
+                break  # only a claim shows those
+            record, position = consumer.backlog.unclaimed(self.position, _LOOKED_AT)
+            if record is None and position == NEVER:
+                break
+            self.position = position
+            if record is not None and self._shows(record):
+                entry = consumer.progress.unacked.get(record.sequence)
+                self.shown = record, 1 if entry is None else entry.failed + 1
+                return self.last.first(record.body, count, offset)
+            yield
+        return b""
+
+    def _shows(self, record: Record) -> bool:
+        hidden = self.group.ranks.is_hidden(record)
+        return not hidden and allowed(self.user, self.group.numbers[record.stream].state, R)
 
     def push_back(self, data: bytes) -> None:
         self.last.back(data)

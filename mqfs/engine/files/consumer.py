@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from mqfs import errors, limits
 from mqfs.engine.core import multipart
+from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.consumer import Claim, Consumer
 from mqfs.engine.files.claiming import RECORD_OVERHEAD, ClaimingHandle
 from mqfs.engine.files.commands import CommandFile
@@ -19,10 +20,12 @@ from mqfs.engine.nodes import TakeFile
 from mqfs.engine.routing.filter import FEW, MessageFilter, select, split_select
 from mqfs.engine.stream import Stream
 from mqfs.errors import unknown
-from mqfs.model import NEVER, Record, Step, User
+from mqfs.model import NEVER, Record, Step, User, Wait
 from mqfs.records.record import encode_deliveries
 from mqfs.syntax.duration import parse_duration, parse_number
 
+Command = Callable[[], Work[None] | None]  # of a line; one that looks for something does it in steps
+_WALKED = 32  # messages, between two looks at the clock
 _FEW = 4  # messages; fewer are looked up one by one
 _AT_ONCE = 256  # messages claimed by one record: about a millisecond
 _NAMES_BYTES = 40 + FEW * (6 + limits.NAME_BYTES)  # of the names of a run's streams, which are few
@@ -198,17 +201,46 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
                         self._drop_rest()
                     self.last, self.end_due = PartialRead(), False
             else:
-                for command in self._commands(self.lines_of(data)):
-                    command()
+                rest = iter(self._commands(self.lines_of(data)))
+                for command in rest:
+                    if (work := command()) is not None:
+                        step = self.group.portions.run(self._go_on(work, rest))
+                        if isinstance(step, Wait):
+                            return self._performed(step, len(data))
         except errors.MqfsError as error:
             self.refused(error)
             raise
         self.group.unblock()
         return self.group.log.after_data_sync(len(data))
 
-    def _commands(self, text: str) -> list[Callable[[], None]]:
+    def _go_on(self, work: Work[None], rest: Iterator[Command]) -> Work[None]:
+        """With a `seek` that looks for its place, and the commands behind it."""
+        yield from work
+        for command in rest:
+            if (work_behind := command()) is not None:
+                yield from work_behind
+
+    def _performed(self, step: Wait[None], size: int) -> Wait[int]:
+        """The write is answered when all its commands are done. Cancelled before, it has not done the rest of them."""
+        wait: Wait[int] = Wait(lambda _: step.cancel())
+
+        def end(step: Wait[None]) -> None:
+            try:
+                step.result()
+            except errors.MqfsError as error:
+                self.refused(error)
+                wait.fail(error)
+            except Exception as error:
+                wait.fail(error)
+            else:
+                wait.follow(self.group.log.after_data_sync(size))
+
+        step.subscribe(end)
+        return wait
+
+    def _commands(self, text: str) -> list[Command]:
         """The commands of all lines, none of them done yet. Raises BadCommand, Stale, NotFound, Denied, OverLimit."""
-        found: list[Callable[[], None]] = []
+        found: list[Command] = []
         named: set[int] = set()
         self._named = 0
         for number, line in enumerate(text.split("\n"), 1):
@@ -219,7 +251,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
                 raise in_line(error, line, number, text) from None
         return found
 
-    def _command(self, verb: str, words: list[str], named: set[int]) -> Callable[[], None]:
+    def _command(self, verb: str, words: list[str], named: set[int]) -> Command:
         claiming = {"ack": self._ack, "nack": self._nack, "release": self._release, "dead": self._dead}
         if verb in claiming:
             return claiming[verb](words, named)
@@ -301,7 +333,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
             raise errors.StreamFull(f"dead: message {claim.sequence} was not moved to the dead letters (see .errors)")
 
     def _touch(self, claims: list[Claim]) -> None:
-        for claim in claims:
+        for claim in self._valid(claims):
             self.consumer.deadlines.renew(claim, self.group.settings.lease)
 
     def _each(self, claims: list[Claim], do: Callable[[Claim], None]) -> None:
@@ -371,7 +403,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
 
         return do
 
-    def _seek(self, word: str) -> Callable[[], None]:
+    def _seek(self, word: str) -> Command:
         parse_seek(word)
         if isinstance(self.node, TakeFile):
             raise errors.BadCommand("seek: not for a stream's default consumer")
@@ -386,11 +418,13 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
             covers, numbers = consumer.coverage.covers, self.group.numbers
             return [s for s in numbers.values() if covers(s) and allowed(self.user, s.state, R)]
 
-        def do() -> None:
+        def do() -> Work[None]:
             place = position(self.group, consumer.coverage.filter, word, streams, self._shows)
             if isinstance(place, WalkBack):
-                while not place.go_on(limits.PASSED_MESSAGES):
-                    pass
+                while not place.go_on(_WALKED):
+                    yield
+                    if consumer.removed or self.group.removed:
+                        raise errors.Stale(f"consumer {consumer.name!r}: removed")
                 place = place.found
             consumer.seek(place)
             self.end_sequence, self.current = NEVER, []

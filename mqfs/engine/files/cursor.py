@@ -7,10 +7,11 @@ slack.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from mqfs import errors, limits
+from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.waiting import WaitList
 from mqfs.engine.files.commands import LongResponses
 from mqfs.engine.files.handle import PartialRead
@@ -27,6 +28,8 @@ from mqfs.engine.stream import Stream
 from mqfs.errors import unknown
 from mqfs.model import NEVER, Kind, Record, Step, User
 from mqfs.syntax.duration import parse_number
+
+_WALKED = 32  # messages, between two looks at the clock
 
 
 class Cursor(LongResponses, Searcher):
@@ -136,7 +139,6 @@ class Cursor(LongResponses, Searcher):
         return lambda: self._seek(word)
 
     def _select(self, selection: MessageFilter) -> None:
-        self._arrive_at_once()
         selection.follow(self.selection)
         self.selection, self._epoch = selection, -1
         self.cuts_seen = -1  # newly selected streams may have lost messages that it had not had
@@ -171,17 +173,27 @@ class Cursor(LongResponses, Searcher):
 
     def _measure(self, messages: int, size: int) -> None:
         """Where a read of at most that many messages and bytes would end; the next read returns it."""
-        self._arrive_at_once()
-        group = self.group
+        group, streams = self.group, self.streams()
         end = group.log.end.next if self.until is None else self.until
-        streams = self.streams()
-        chosen = None if len(streams) == len(group.numbers) else streams.keys()
-        found = group.log.metrics.split_points(self.position, end, chosen, messages, size)
-        self.pending = "".join(f"{one.end} {one.messages} {one.size}\n" for one in found).encode() + b"\n"
+        chosen = None if len(streams) == len(group.numbers) else frozenset(streams)
+        self.respond(self._measured(self.walk, self.position, end, chosen, messages, size))
+
+    def _measured(
+        self, walk: WalkBack | None, position: int, end: int, chosen: Set[int] | None, messages: int, size: int
+    ) -> Work[bytes]:
+        """From where that walk leads, or from that position."""
+        while walk is not None and not walk.go_on(_WALKED):
+            yield
+        begin = position if walk is None else walk.found
+        found = self.group.log.metrics.split_points(begin, end, chosen, messages, size)
+        return "".join(f"{one.end} {one.messages} {one.size}\n" for one in found).encode() + b"\n"
 
     def _seek(self, word: str) -> None:
         self.comes_now()
-        place = position(self.group, self.selection, word, lambda: self.streams().values(), self._shows)
+        selection = self.selection  # a later `select` does not change where this leads
+        place = position(
+            self.group, selection, word, lambda: self.streams().values(), lambda one: self._shows(one, selection)
+        )
         self.until, self.end_due, self.lost = None, False, 0
         self._drop_rest()
         self.walk = place if isinstance(place, WalkBack) else None
@@ -196,10 +208,6 @@ class Cursor(LongResponses, Searcher):
             self.position, self.walk = self.walk.found, None
             self._skip_past_loss_reports()
         return True
-
-    def _arrive_at_once(self) -> None:
-        while not self.arrive():
-            pass
 
     def _skip_past_loss_reports(self) -> None:
         """Cuts before now are no loss for a position that was just taken."""
@@ -277,27 +285,29 @@ class Cursor(LongResponses, Searcher):
                 end = self.group.log.end.next
                 self.position = max(self.position, end if self.until is None else min(end, self.until))
                 return None
-            shown = self._shows(record)  # which may count it as lost, as long as it is not behind the position
+            shown = self._shows(
+                record, self.selection
+            )  # which may count it as lost, as long as it is not behind the position
             self.position = record.sequence + 1
             if shown:
                 return record
             self.pass_over(record)
         return None
 
-    def _shows(self, record: Record) -> bool:
-        if not self._admits(record):
+    def _shows(self, record: Record, selection: MessageFilter) -> bool:
+        if not self._admits(record, selection):
             return False
         stream = self.group.numbers[record.stream]
         return stream.kept.visible(record) and not self.leaves_out(record, stream)
 
-    def _admits(self, record: Record) -> bool:
-        """Whether it is one for this cursor, kept or not."""
+    def _admits(self, record: Record, selection: MessageFilter) -> bool:
+        """Whether it is one for this cursor under that selection, kept or not."""
         if record.kind != Kind.MESSAGE and self.format != "record":
             return False
         if self.group.ranks.is_hidden(record):
             return False
         stream = self.group.numbers.get(record.stream)
-        return stream is not None and self.selection.selects(stream, record) and allowed(self.user, stream.state, R)
+        return stream is not None and selection.selects(stream, record) and allowed(self.user, stream.state, R)
 
     def _look_for_losses(self) -> None:
         group = self.group
@@ -403,7 +413,7 @@ class Cursor(LongResponses, Searcher):
         if self.has_ended or (self.until is not None and record.sequence >= self.until):
             return b""
         self.position = record.sequence + 1
-        if not self._admits(record):
+        if not self._admits(record, self.selection):
             return b"" if self.has_ended else None
         if self.format != "record":
             return self._give(record, count)

@@ -20,6 +20,7 @@ from mqfs.engine.retention.newest import find_newest
 from mqfs.engine.stream import Stream
 from mqfs.model import User
 
+_LISTED = 8_192  # sequences of the log between two looks at the clock: some 2 ms
 INDEX_BYTES = 16  # of a message, in the two arrays
 
 
@@ -45,6 +46,7 @@ class SnapshotHandle(PreparedFile):
             before = self._ends[-1] if self._ends else 0
             self._sequences.extend(sequences)
             self._ends.extend(islice(accumulate(sizes, initial=before), 1, None))
+            yield
         if len(self._ends) <= limits.KEPT_COPY_MESSAGES and self._bytes <= limits.KEPT_COPY_BYTES:
             self._copy_all()
 
@@ -89,7 +91,8 @@ class SnapshotHandle(PreparedFile):
 
 
 def visible(stream: Stream) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-    """What a reader may see of a stream: sequences and body bytes, a segment at a time, the oldest first."""
+    """What a reader may see of a stream: sequences and body bytes, some at a time, the oldest first. The log may change
+    between."""
     log, retention = stream.group.log, stream.group.retention
     if retention.newest is not None and retention.newest.covers(stream):
         yield stream.kept.rows.messages()
@@ -97,13 +100,17 @@ def visible(stream: Stream) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
     floor = max(stream.state.floor, retention.expiry.expired_before())
     hidden = log.state.dropped.keys() | retention.lapsed.keys() | stream.group.ranks.all_exclusives()
     acked = stream.kept.acked_by_all(floor, None)
-    for portion in reversed(list(log.metrics.listing({stream.number: floor}, log.end.next))):
-        sequences, sizes = portion.columns(portion.messages)
-        if hidden or acked:
-            rows = zip(sequences, sizes, strict=True)
-            left = [row for row in rows if row[0] not in hidden and not _lies_in(acked, row[0])]
-            sequences, sizes = [row[0] for row in left], [row[1] for row in left]
-        yield sequences, sizes
+    end = log.end.next
+    while (found := log.reader.locate(stream.number, floor)) is not None and found[0] < end:
+        stop = min(found[0] + _LISTED, end)
+        for portion in reversed(list(log.metrics.listing({stream.number: found[0]}, stop))):
+            sequences, sizes = portion.columns(portion.messages)
+            if hidden or acked:
+                rows = zip(sequences, sizes, strict=True)
+                left = [row for row in rows if row[0] not in hidden and not _lies_in(acked, row[0])]
+                sequences, sizes = [row[0] for row in left], [row[1] for row in left]
+            yield sequences, sizes
+        floor = stop
 
 
 def _lies_in(ranges: list[tuple[int, int]], sequence: int) -> bool:

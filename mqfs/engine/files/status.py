@@ -307,9 +307,10 @@ def _singles(stream: Stream) -> tuple[int, int]:
 
 
 def _consumer(consumer: Consumer, counts: dict[object, int]) -> dict[str, Any]:
-    """`waiting`: neither acknowledged nor claimed; of them `delayed` are not due yet. `oldest`: its time."""
+    """`waiting`: neither acknowledged nor claimed; of them `delayed` are not due yet. `oldest`: its time; None,
+    too, where it is not among the next messages."""
     waiting, delayed = consumer.backlog.count_unclaimed(counts)
-    oldest = next(consumer.backlog.unclaimed(), None)
+    oldest, _ = consumer.backlog.unclaimed()
     return {
         "over": consumer.state.over if consumer.state.name else consumer.name,
         "low": consumer.low,
