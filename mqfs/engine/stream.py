@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors
 from mqfs.engine.delivery.consumer import Consumer
-from mqfs.engine.delivery.exclusive_messages import NEVER_CONSUMED, ExclusiveMessages, HeldExclusives, NeverConsumed
+from mqfs.engine.delivery.exclusive_messages import NEVER_CONSUMED, ExclusiveMessages, NeverConsumed
 from mqfs.engine.delivery.registry import NO_ROUTES, Routes
 from mqfs.engine.delivery.waiting import PollList, WaitList
 from mqfs.engine.language.permissions import Numbered
@@ -110,13 +110,12 @@ class Stream(Numbered):
             return False
         return bool(self.consumers())
 
-    def interested_consumers(self) -> tuple[Consumer | NeverConsumed | HeldExclusives, ...]:
+    def interested_consumers(self) -> tuple[Consumer | NeverConsumed | ExclusiveMessages, ...]:
         """Where it is shared, everyone who is to have its messages: under `deliver one` its own consumer, too."""
         if self.group.log.settings.deliver == "all":
-            own = self.default_consumer
-            if own is None or not own.held_exclusives:
+            if self.number not in self.group.ranks.by_stream:
                 return self.consumers()
-            return (*self.consumers(), HeldExclusives(own.held_exclusives))
+            return (*self.consumers(), self.exclusives)
         if not self._has_consumer:
             return (NEVER_CONSUMED, *self.consumers())
         return (self.own_consumer(), *self.consumers())

@@ -83,10 +83,36 @@ class ExclusiveMessages:
         held = [s for s in consumer.held_exclusives if s >= kept.state.floor and self._index.is_exclusive(s)]
         return [s for s in held if s not in self._log.state.dropped and s not in self._retention.lapsed]
 
+    # As one of those that share the stream's messages, under `deliver all`: it holds back those that were not claimed,
+    # and those that were claimed through the stream's own consumer and are not acked.
+
+    low = 0
+
+    def is_acked(self, sequence: int) -> bool:
+        own = self._log.state.consumers.get(self._stream.number)
+        return not self._index.is_exclusive(sequence) or (own is not None and own.progress.is_acked(sequence))
+
+    def acked_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """The parts of [first, last] that it does not hold back."""
+        consumer = self._stream.default_consumer
+        held = consumer.held_exclusives if consumer is not None else ()
+        for sequence in sorted({*self._index.exclusives(self._stream.number), *held}):
+            if sequence > last:
+                break
+            if self.is_acked(sequence):
+                continue
+            if first < sequence:
+                yield first, sequence - 1
+            first = max(first, sequence + 1)
+        if first <= last:
+            yield first, last
+
     def claim(self, sequence: int, *also: AckSteps) -> None:
         """Record that it was claimed, and those steps with it. Raises DiskFailed, ReadOnly."""
         own = self._stream.own_consumer().state
         self._log.acknowledge_all([(own, own.progress.step(ACK, sequence, sequence)), *also])
+        if self._stream.shared and self._stream.is_acked_by_all(sequence):  # consumers have passed it before
+            self._stream.kept.recount()
         self._retention.note_change()
 
     def release(self, sequence: int, *also: AckSteps) -> None:
@@ -198,33 +224,10 @@ class ExclusiveClaims:
 
 # ------------------------------------------------------------ sharers
 
-# Stand-ins for the default consumer of a stream, to retention.
-
-
-class HeldExclusives:
-    """Under `deliver all`: it holds back the exclusive messages that were claimed through it and are not acked."""
-
-    low = 0
-
-    def __init__(self, held: set[int]) -> None:
-        self._held = held
-
-    def is_acked(self, sequence: int) -> bool:
-        return sequence not in self._held
-
-    def acked_in(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        for sequence in sorted(self._held):
-            if sequence > last:
-                break
-            if first < sequence:
-                yield first, sequence - 1
-            first = max(first, sequence + 1)
-        if first <= last:
-            yield first, last
-
 
 class NeverConsumed:
-    """Under `deliver one`, where no message was ever claimed: it has acked nothing."""
+    """Stands in for the default consumer under `deliver one`, where no message was ever claimed: it has acked
+    nothing."""
 
     low = 0
 

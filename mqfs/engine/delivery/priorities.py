@@ -66,7 +66,7 @@ class PriorityIndex:
         self._loading: Work[None] | None = None  # what is left to be read
         self._expiring: list[tuple[int, int]] = []  # (engine ns, sequence); also of messages that were removed
         self._removed = 0  # of these, how many
-        self._exclusives: dict[int, list[int]] = {}  # stream -> sequences of exclusive messages, ascending
+        self.by_stream: dict[int, list[int]] = {}  # of exclusive messages, ascending; empty until all are read
 
     def _all(self) -> dict[int, DeliveryAttributes]:
         if self._messages is None or self._loading is not None:
@@ -85,7 +85,7 @@ class PriorityIndex:
                 self._loading = None
             except BaseException:
                 self._messages = self._loading = None  # to be read again
-                self._expiring, self._exclusives = [], {}
+                self._expiring, self.by_stream = [], {}
                 raise
             else:
                 yield
@@ -122,7 +122,7 @@ class PriorityIndex:
                 heapq.heappush(self._expiring, (rank.expires_ns, record.sequence))
                 self._group.retention.expire_at(rank.expires_ns)
             if rank.exclusive:
-                bisect.insort(self._exclusives.setdefault(rank.stream, []), record.sequence)
+                bisect.insort(self.by_stream.setdefault(rank.stream, []), record.sequence)
         return rank
 
     def _rank(self, record: Record) -> DeliveryAttributes | None:
@@ -147,17 +147,17 @@ class PriorityIndex:
     def exclusives(self, stream: int) -> list[int]:
         """The sequences of that stream's exclusive messages, claimed or not; see ExclusiveMessages."""
         self._all()
-        return self._exclusives.setdefault(stream, []) if self._exclusives else []
+        return self.by_stream.setdefault(stream, []) if self.by_stream else []
 
     def streams_with_exclusives(self) -> Collection[int]:
         """The streams that have, or had, exclusive messages."""
         self._all()
-        return self._exclusives.keys()
+        return self.by_stream.keys()
 
     def all_exclusives(self) -> set[int]:
         """The sequences of all exclusive messages, claimed or not."""
         messages = self._all()
-        return {sequence for sequence, rank in messages.items() if rank.exclusive} if self._exclusives else set()
+        return {sequence for sequence, rank in messages.items() if rank.exclusive} if self.by_stream else set()
 
     def is_exclusive(self, sequence: int) -> bool:
         rank = self._all().get(sequence)
@@ -212,7 +212,7 @@ class PriorityIndex:
         if rank is not None:
             self._note_removed(rank)
         if rank is not None and rank.exclusive:
-            sequences = self._exclusives[rank.stream]
+            sequences = self.by_stream[rank.stream]
             at = bisect.bisect_left(sequences, sequence)
             del sequences[at : bisect.bisect_right(sequences, sequence, at)]
 
@@ -235,5 +235,5 @@ class PriorityIndex:
                 self._note_removed(rank)
             if count % _STEPS == 0:
                 yield
-        for number in self._exclusives.keys() - numbers.keys():
-            del self._exclusives[number]
+        for number in self.by_stream.keys() - numbers.keys():
+            del self.by_stream[number]

@@ -17,30 +17,42 @@ from tests.support.queues import BIG, Queues, say
 pytestmark = pytest.mark.slow
 
 STEPS = 60
-WAYS = {"takes": ".consumers/.s", "group": ".consumers/a", "over": ".consumers/b", "reader": "s"}
+WAYS = {
+    "takes": ".consumers/.s", "group": ".consumers/a", "over": ".consumers/b", "memory": ".consumers/m",
+    "transient": ".consumers/t", "view": ".consumers/v", "reader": "s",
+}  # fmt: skip
+OPTIONS = {
+    "over": ["s", "s", "s backlog 2 full drop-old", "s order key"], "memory": ["memory"], "transient": ["transient"],
+    "view": ["view"],
+}  # fmt: skip
 SETTINGS = [("replay all",), ("replay off",), ("replay last",), ("deliver one",), ("keep ring", "replay all")]
 
 
 class Story:
-    """Random steps, and for each message for one taker who has it. Bodies are numbers."""
+    """Random steps, for each message for one taker who has it, and of the others what each consumer is to get. Bodies
+    are numbers, those of the others below 0."""
 
     def __init__(self, chance: random.Random, path: Path) -> None:
         self.chance = chance
         lines = chance.choice(SETTINGS)
-        self.q = Queues(*lines, "retries 0", "backoff 1s 1s", path=path)
+        self.q = Queues(*lines, "retries 0", "backoff 1s 1s", "bind view s", path=path)
         self.lasting = "keep ring" not in lines
         self.handles: dict[Any, str] = {}
         self.open: dict[int, Any] = {}  # not done: who has it
+        self.plain: dict[tuple[Any, int], None] = {}  # claims of the others
+        self.due: dict[str, set[int]] = {}  # what consumers have not acked of them
         self.sequences: dict[int, int] = {}
         self.waits: dict[Any, Wait[bytes]] = {}
         self.said: list[str] = [" ".join(lines)]
         self.count = 0
         if chance.random() < 0.7:
             self.q.consumer("a")
+            self.due["group"] = set()
 
     def run(self) -> None:
         steps: list[Callable[[], None]] = [self.put, self.put, self.write, self.read, self.read, self.read, self.settle]
-        steps += [self.settle, self.open_one, self.close_one, self.trim, self.again, self.consumer]
+        steps += [self.settle, self.settle_plain, self.settle_plain, self.open_one, self.open_one, self.close_one]
+        steps += [self.trim, self.again, self.consumer, self.consumer, self.seek, self.bind, self.pause]
         try:
             for _ in range(STEPS):
                 step = self.chance.choice(steps)
@@ -60,17 +72,24 @@ class Story:
     def put(self) -> None:
         self.count += 1
         self.open[self.count] = None
-        self.sequences[self.count] = self.q.put(b"%d" % self.count, single=True)
+        more: dict[str, Any] = self.chance.choice([{}, {}, {"priority": 8}, {"key": "k"}])
+        self.sequences[self.count] = self.q.put(b"%d" % self.count, single=True, **more)
 
     def write(self) -> None:
-        self.q.write("s", b"plain")
+        self.count += 1
+        self.sequences[-self.count] = self.q.put(b"%d" % -self.count)
+        for due in self.due.values():
+            due.add(-self.count)
 
     def open_one(self) -> None:
         way = self.chance.choice(list(WAYS))
-        if way in ("takes", "reader") or WAYS[way][-1] in self.q.group.consumers:
+        if self.is_there(way):
             handle = self.q.taker() if way == "reader" else self.q.at(WAYS[way], os.O_RDWR)
             self.handles[handle] = way
             self.note(way, id(handle) % 9973)
+
+    def is_there(self, way: str) -> bool:
+        return way in ("takes", "reader") or WAYS[way][-1] in self.q.group.consumers
 
     def a_handle(self) -> Any:
         return self.chance.choice(list(self.handles)) if self.handles else None
@@ -96,10 +115,10 @@ class Story:
         way = self.handles[handle]
         self.note(way, id(handle) % 9973, "gets", body)
         assert body
-        if body == b"plain":
+        if (plain := int(body)) < 0:
             assert way != "takes" or self.q.group.settings.deliver == "one"
             if way != "reader":
-                say(handle, "ack")
+                self.plain[handle, plain] = None
             return
         number = int(body)
         assert number in self.open, f"{number} was acknowledged, and is given to {way}"
@@ -121,6 +140,42 @@ class Story:
                 del self.open[number]
             say(handle, " ".join([verb, str(self.sequences[number]), *delay]))
 
+    def settle_plain(self) -> None:
+        if self.plain:
+            handle, number = self.chance.choice(list(self.plain))
+            verb = self.chance.choice(["ack", "ack", "nack", "release"])
+            self.note(verb, number, "of", self.handles[handle])
+            del self.plain[handle, number]
+            if verb == "ack":
+                self.due.get(self.handles[handle], set()).discard(number)
+            say(handle, f"{verb} {self.sequences[number]}")
+
+    def seek(self) -> None:
+        """Claims of all receivers of that consumer are void."""
+        moving = [handle for handle, way in self.handles.items() if way not in ("takes", "reader")]
+        if moving:
+            handle = self.chance.choice(moving)
+            way, place = self.handles[handle], self.chance.choice(["first", "last", "end"])
+            self.note(way, place)
+            mine = [other for other in self.handles if self.handles[other] == way]
+            self.voided(mine)
+            if way in self.due:
+                self.due[way] = set()
+            say(handle, f"seek {place}")
+
+    def voided(self, handles: list[Any]) -> None:
+        self.open = {number: None if holder in handles else holder for number, holder in self.open.items()}
+        self.plain = {claim: None for claim in self.plain if claim[0] not in handles}
+
+    def bind(self) -> None:
+        """Only where no message of the view is in flight: one that is may go with the view's interest in it."""
+        if not any(self.handles.get(holder) == "view" for holder in self.open.values()):
+            self.q.ctl("unbind view s" if "view" in self.q.group.views else "bind view s")
+
+    def pause(self) -> None:
+        if "group" in self.due:
+            self.q.ctl(self.chance.choice(["pause a", "resume a"]))
+
     def close_one(self) -> None:
         if (handle := self.a_handle()) is not None:
             self.close(handle)
@@ -128,9 +183,7 @@ class Story:
     def close(self, handle: Any) -> None:
         if (wait := self.waits.pop(handle, None)) is not None:
             assert wait.cancel()
-        for number, holder in self.open.items():
-            if holder is handle:
-                self.open[number] = None
+        self.voided([handle])
         handle.close()
         del self.handles[handle]
 
@@ -139,10 +192,15 @@ class Story:
         self.q.group.retention.trim(always=True)
 
     def consumer(self) -> None:
-        if "b" not in self.q.group.consumers:
-            self.q.consumer("b", "s")
-        elif "over" not in self.handles.values():
-            self.q.ctl("remove b")
+        way = self.chance.choice(list(OPTIONS))
+        name, options = WAYS[way][-1], self.chance.choice(OPTIONS[way])
+        if name not in self.q.group.consumers:
+            self.q.consumer(name, options)
+            if way in ("over", "memory") and "backlog" not in options:
+                self.due[way] = set()
+        elif way not in self.handles.values():
+            self.due.pop(way, None)
+            self.q.ctl(f"remove {name}")
 
     def again(self) -> None:
         if self.lasting and self.chance.random() < 0.5:
@@ -151,6 +209,9 @@ class Story:
             self.waits.clear()
             self.handles.clear()
             self.open = dict.fromkeys(self.open)
+            self.plain.clear()
+            if "memory" in self.due:
+                self.due["memory"] = set()
             self.q.restart(clean=self.chance.choice([True, False]))
 
     def finish(self) -> None:
@@ -158,16 +219,20 @@ class Story:
         for handle in list(self.handles):
             self.close(handle)
             self.look()
+        if "group" in self.due:
+            self.q.ctl("resume a")
         self.q.pass_time(3)
         self.q.group.retention.trim(always=True)
-        for way in ("takes", "group", "over"):
-            if way != "takes" and WAYS[way][-1] not in self.q.group.consumers:
-                continue
-            handle = self.q.at(WAYS[way], os.O_RDWR)
-            self.handles[handle] = way
-            while not isinstance(step := handle.read(BIG), Wait):
-                self.had(handle, step)
-            assert step.cancel()
+        for way in WAYS:
+            if way != "reader" and self.is_there(way):
+                handle = self.q.at(WAYS[way], os.O_RDWR)
+                self.handles[handle] = way
+                while not isinstance(step := handle.read(BIG), Wait):
+                    self.had(handle, step)
+                    say(handle, f"ack {self.sequences[int(step)]}")
+                    self.due.get(way, set()).discard(int(step))
+                assert step.cancel()
+        assert {way: due for way, due in self.due.items() if due} == {}
         assert [number for number, holder in self.open.items() if holder is None] == []
         self.q.close()
 

@@ -230,6 +230,36 @@ def test_what_its_bound_takes_from_one_consumer_is_for_the_others(tmp_path: Path
     assert drain(q.worker("a")) == [b"1"]
 
 
+@pytest.mark.parametrize("passes", ["seek", "backlog"])
+@pytest.mark.parametrize("clean", [False, True])
+def test_it_is_kept_until_claimed_though_all_consumers_passed_it(passes: str, clean: bool, tmp_path: Path) -> None:
+    q = Queues("replay off", "consumer a", "consumer b", path=tmp_path / "store")
+    if passes == "backlog":
+        q.ctl("consumer a backlog 1 full drop-old", "consumer b backlog 1 full drop-old")
+    q.put(b"x", single=True)
+    q.put(b"y", single=True)
+    q.write("s", b"z")
+    for name in ("a", "b"):
+        worker = q.worker(name)
+        if passes == "seek":
+            say(worker, "seek end")
+        assert drain(worker) == ([] if passes == "seek" else [b"z"])
+    q.group.retention.trim(always=True)
+    q.restart(clean=clean)
+    q.pass_time(2)
+    assert q.row()["messages"] >= 2
+    taker = q.at(".consumers/.s", os.O_RDWR)
+    assert read(taker) == b"x"
+    q.consumer("late")
+    late = q.worker("late")
+    assert drain(late) == [b"y"]
+    say(taker, "nack 0ms")
+    assert drain(taker) == [b"x"]
+    late.close()
+    q.ctl("remove late")
+    assert q.row()["messages"] == 0
+
+
 @pytest.mark.parametrize("then", ["remove a", "seek"])
 def test_a_dead_letter_of_a_kill_is_not_offered_again(then: str, tmp_path: Path) -> None:
     q = Queues("replay all", "retries 1", "consumer a", "consumer b", path=tmp_path / "store")
