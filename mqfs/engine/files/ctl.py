@@ -210,8 +210,6 @@ class Plan:
         for count, (settings, action) in enumerate(steps, 1):
             note = self.rehearse if action is not None and action.verb in _DROPS else self.add
             note(settings, action)
-            if count == _STEPS:
-                self._group.log.reserve_numbers(len(steps))
             if count % _STEPS == 0:
                 yield
         if self._drops:
@@ -351,9 +349,8 @@ class Plan:
             return
         patterns[pattern] = None
         self._grown += 1
-        now = self._group.tree.clock.wall_ns()
-        self._changes.add({"do": "bind", "number": self._changes.next, "name": name, "pattern": pattern, "time": now})
-        self._changes.next += 1
+        number, now = self._changes.new_number(), self._group.tree.clock.wall_ns()
+        self._changes.add({"do": "bind", "number": number, "name": name, "pattern": pattern, "time": now})
         self._changes.bound.setdefault(name, []).append(pattern)
 
     def _check_unbind(self, settings: Settings, action: Action) -> None:
@@ -547,12 +544,13 @@ def check_settings(group: Group, steps: Steps) -> None:
     """Raises Busy where `deliver` or `keep` would change under messages or readers, or dead letters would be kept no
     more; BadCommand for a new `dead` that no stream can be called."""
     now = group.settings
-    for name in {settings.dead for settings, _ in steps} - {now.dead}:
+    others = {settings.dead for settings, _ in steps} - {now.dead}
+    for name in others:
         try:
             check_name(name)
         except errors.BadName as error:
             raise errors.BadCommand(f"dead: {error.detail}") from None
-    if any(settings.dead != now.dead for settings, _ in steps):
+    if others:
         group.require_no_dead_letters("dead", now, steps[-1][0])
     asked = steps[-1][0].sync if steps else now.sync
     if asked == SYNC_REPLICA != now.sync and group.tree.store.replication is None:
@@ -563,6 +561,8 @@ def check_settings(group: Group, steps: Steps) -> None:
 
 
 def _require_empty(group: Group, what: str) -> None:
+    if group.ring is not None:  # what was published in it counts
+        group.ring.drain()
     if what == "keep" and group.ring is not None:
         group.ring.retire("keep changes")
     for stream in group.streams.values():
@@ -594,8 +594,11 @@ def parts_of(steps: Steps) -> list[Steps]:
 
 
 def write_messages(group: Group, action: Action) -> Work[None]:
-    """Carry out an action that was checked, and is no change of the group."""
+    """Carry out an action that was checked, and is no change of the group. Raises NotFound where its stream went while
+    the changes before it were put in force."""
     name = action.stream
+    if name is not None and name not in group.streams:
+        raise group.no_stream(name)
     if action.verb == "eof":
         group.publisher.write(group.streams[name or ""], WriteRequest(Kind.END, (b"",), 0))
     else:

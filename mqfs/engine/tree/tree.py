@@ -282,6 +282,7 @@ class Tree:
         if not isinstance(step, Wait):
             return self._add_made(group, step, state)
         self._making[group, name] = user.uid, []
+        group.catalog_version += 1  # the name is taken from now on
         made: Wait[Node] = Wait()
 
         def then(done: Wait[Bucket]) -> None:

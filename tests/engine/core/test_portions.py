@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import queue
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,10 @@ from mqfs.engine.core.portions import Work, in_order
 from mqfs.engine.files.status import TEXTS
 from mqfs.engine.nodes import Folder
 from mqfs.engine.tree.attributes import Listing, set_attributes
+from mqfs.engine.tree.tree import Tree
 from mqfs.model import Wait
 from mqfs.ninep.server.fids import Fid, OpenDirectory
+from mqfs.store.store import DiskStore
 from tests.support.calls import calls_once
 from tests.support.clock import HastyClock
 from tests.support.hand import ANNA, ROOT
@@ -355,6 +360,100 @@ def test_a_long_write_is_planned_at_once_where_its_names_change_all_the_time() -
         queues.tree.run_timers()
     assert step.result() > 0
     assert len(queues.group.consumers) >= 89
+
+
+def consume(queues: Queues, name: str) -> None:
+    queues.tree.create(ROOT, Folder(queues.group, ".consumers"), name, 0o666)
+
+
+MEANWHILE: dict[str, Callable[[Queues], object]] = {
+    "a stream is made": lambda q: q.stream("other"),
+    "a stream of the view's name is made": lambda q: q.stream("v"),
+    "a consumer is made": lambda q: consume(q, "x"),
+    "the same consumer is made": lambda q: consume(q, "w"),
+    "a consumer is removed": lambda q: q.tree.unlink(ROOT, Folder(q.group, ".consumers"), "old"),
+    "a stream is removed": lambda q: q.tree.unlink(ROOT, q.group, "t1"),
+    "a stream is renamed": lambda q: q.tree.rename(ROOT, q.group, "t1", q.group, "v"),
+    "a group is made": lambda q: q.tree.mkdir(ROOT, q.group, "v", 0o755),
+    "a message is written": lambda q: q.write("t1", b"new"),
+    "several": lambda q: [q.stream("other"), consume(q, "x"), q.stream("w")],
+}
+WRITES = [
+    ["depth 5", "consumer w"],
+    ["clear", "consumer w t1", "bind v #", "consumer u v"],
+    ["depth 1", "pause old", "limit old 3", "consumer w"],
+    ["depth 1", "dead t2", "consumer w", "bind v t1"],
+    ["clear", "eof t1", "depth 1", "consumer w"],
+]
+
+
+def named(queues: Queues) -> tuple[dict[str, Any], ...]:
+    """By name each file that has a number, and its state; and the settings."""
+    group = queues.group
+    return (
+        {stream.name: stream.number for stream in group.streams.values()},
+        {c.name: (c.number, c.state.over, c.state.rules) for c in group.consumers.values()},
+        {view.name: (view.number, list(view.state.patterns)) for view in group.views.values()},
+        {"ctl": group.settings.lines(given=True)},
+    )
+
+
+@pytest.mark.parametrize("lines", WRITES, ids=", ".join)
+@pytest.mark.parametrize("what", MEANWHILE)
+def test_a_write_of_few_lines_that_pauses_knows_what_others_change(tmp_path: Path, what: str, lines: list[str]) -> None:
+    """At each of its pauses: a number is given once, a name is taken once, and what holds does after a restart, too."""
+    for rounds in itertools.count():
+        names = [f"t{number}" for number in range(24)]
+        queues, clock = group_of(*names, path=tmp_path / str(rounds))
+        for name in names:
+            queues.write(name, b"1", b"2")
+        queues.ctl("consumer old")
+        clock.hasty = True
+        step = queues.open("ctl", os.O_WRONLY).write("".join(f"{line}\n" for line in lines).encode())
+        for _ in range(rounds):
+            queues.tree.run_timers()
+        if step.settled:
+            assert rounds > 2
+            return
+        clock.hasty = False
+        with suppress(errors.Exists):
+            MEANWHILE[what](queues)
+        clock.hasty = True
+        finish(queues, step)
+        clock.hasty = False
+        with suppress(errors.Exists, errors.NotFound):
+            step.result()
+            assert {"w"} <= queues.group.consumers.keys()
+            assert ("bind v #" in lines or "bind v t1" in lines) == ("v" in queues.group.views)
+        found = named(queues)
+        streams, consumers, views, _ = found
+        numbers = [*streams.values(), *(row[0] for row in [*consumers.values(), *views.values()])]
+        assert len(set(numbers)) == len(numbers)
+        assert len({*streams, *views, *queues.group.groups}) == len(streams) + len(views) + len(queues.group.groups)
+        queues.restart(clean=False)
+        assert named(queues) == found
+        queues.close()
+
+
+def test_a_group_that_is_being_made_has_its_name_already(tmp_path: Path) -> None:
+    queues, clock = group_of(*NAMES[:24], path=tmp_path / "store")
+    queues.close()
+    posts: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    queues.store = DiskStore(str(queues.path), posts.put)
+    queues.tree = Tree(queues.store, clock, owner=ROOT)
+    queues.group = queues.tree.root.groups["g"]
+    step = long_write(queues, clock, ["clear", "bind v #"], 1)
+    making = queues.tree.mkdir(ROOT, queues.group, "v", 0o755)
+    assert isinstance(making, Wait)
+    clock.hasty = True
+    finish(queues, step)
+    clock.hasty = False
+    with pytest.raises(errors.Exists):
+        step.result()
+    while not making.settled:
+        posts.get(timeout=60)()
+    assert making.result().name == "v"
+    assert not queues.group.views
 
 
 def test_lines_that_write_messages_let_others_be_served_between_and_are_checked_again() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from mqfs import errors, ring
 from mqfs.clock import SystemClock
-from tests.ring.server.rig import Rig
+from tests.ring.server.rig import ME, Rig
 from tests.support.lying_disk import LyingDisk
 
 pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
@@ -79,4 +81,34 @@ def test_no_idle_stream_is_removed_for_which_a_message_lies_in_the_ring(number: 
     assert list(rig.group.streams) == ["s"]
     rig.pump()
     assert [body for *_, body in rig.log()] == [b"x"] * number
+    rig.stop()
+
+
+@pytest.mark.parametrize("line", ["deliver one", "keep ring"])
+def test_a_group_of_which_a_message_lies_in_the_ring_is_not_empty(line: str) -> None:
+    rig = Rig("replay all", "sync off")
+    client, ctl = rig.attach(), rig.open("ctl", os.O_WRONLY)
+    client.ring.publish_many(client.number("s"), [b"x"])
+    with pytest.raises(errors.Busy, match="'s' has 1 messages"):
+        rig.result(ctl.write(f"{line}\n".encode()))
+    ctl.close()
+    rig.stop()
+
+
+def rename_dead(rig: Rig, ctl: Any) -> None:
+    rig.tree.rename(ME, rig.group, "dead", rig.group, "other")
+
+
+def dead_elsewhere(rig: Rig, ctl: Any) -> None:
+    rig.result(ctl.write(b"dead other\n"))
+
+
+@pytest.mark.parametrize("change", [rename_dead, dead_elsewhere])
+def test_dead_letters_that_lie_in_the_ring_are_not_left(change: Callable[[Rig, Any], None]) -> None:
+    rig = Rig("replay last", "sync off", streams="dead")
+    client, ctl = rig.attach(), rig.open("ctl", os.O_WRONLY)
+    client.ring.publish_many(client.number("dead"), [b"x", b"y"])
+    with pytest.raises(errors.Busy, match="'dead' has 2 dead letters"):
+        change(rig, ctl)
+    ctl.close()
     rig.stop()
