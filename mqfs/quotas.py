@@ -169,6 +169,3 @@ def _parse_line(line: str) -> tuple[str, Quota]:
             f"--limit {line!r}: malformed (expected USER KEY=NUMBER..., keys {keys}, 10M for sizes)"
         ) from None
     return name, Quota(**values)
-
-
-__all__ = ["UserLimits", "counted", "require_share"]

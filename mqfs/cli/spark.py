@@ -296,6 +296,3 @@ def redrive(stream: str, **options: Any) -> int:
         options, "dead-letters", request, lambda spark, progress: act.redrive(spark, request, progress),
         lambda result: f"{result['redriven']:,} letters redriven",
     )  # fmt: skip
-
-
-__all__ = ["spark"]

@@ -375,6 +375,3 @@ def _key(handler: Callable[..., object]) -> object:
     except TypeError:
         return id(handler)
     return handler
-
-
-__all__ = ["Dispatcher", "Registry"]

@@ -486,6 +486,3 @@ class Consumer:
             file.write(command_lines(line))
         finally:
             file.close()
-
-
-__all__ = ["Consumer", "ConsumerInfo", "ScheduleInfo", "Settings", "Singles", "Stats", "StreamStats"]

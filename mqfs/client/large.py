@@ -429,6 +429,3 @@ def is_long(body: Any) -> bool:
     if isinstance(body, str):
         return 4 * len(body) > most and len(body.encode()) > most
     return view_of(body).nbytes > most
-
-
-__all__ = ["BodyWriter", "LargeMessage", "MultipartAssembler", "StagedUploads", "is_long", "place_of"]

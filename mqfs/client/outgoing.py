@@ -210,20 +210,3 @@ def way_of(item: Item) -> str:
 def plain_pair(item: Item) -> tuple[str, bytes]:
     stream, body = (item.stream, item.body) if isinstance(item, Outgoing) else item
     return stream, (body if type(body) is bytes else bytes_of(body))
-
-
-__all__ = [
-    "Durability",
-    "Item",
-    "Outgoing",
-    "PublishOptions",
-    "addressed",
-    "escaped",
-    "head_of",
-    "is_committed",
-    "json_of",
-    "outgoing",
-    "plain_pair",
-    "require_items",
-    "way_of",
-]

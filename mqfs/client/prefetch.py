@@ -226,6 +226,3 @@ def _close_at_exit() -> None:
 
 atexit.register(_close_at_exit)
 os.register_at_fork(after_in_child=_open.clear)  # they are the parent's
-
-
-__all__ = ["HOLD_S", "DeferredAcks", "SentAcks", "close_all", "ranges"]

@@ -445,6 +445,3 @@ def read_one(link: Link, path: str, first: int, last: int = 0) -> Message | None
     ):
         return next(messages, None)
     return None
-
-
-__all__ = ["CursorSubscription", "all_of", "names_of", "read_one", "require_name", "require_patterns"]

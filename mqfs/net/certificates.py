@@ -139,6 +139,3 @@ def user_of(certificate: Mapping[str, Any]) -> int:
     if uid is None:
         raise Denied(f"unknown user {names[0]!r} in the client's certificate (expected one of the server's system)")
     return uid
-
-
-__all__ = ["ServerTls", "client_context", "user_of"]

@@ -223,6 +223,3 @@ class TlsCalls:
                 return False
             self._encrypted = self._encrypted[sent:]
         return True
-
-
-__all__ = ["PIECE_BYTES", "DescriptorCalls", "TlsCalls", "TlsMachine", "explain"]

@@ -236,6 +236,3 @@ class Proof:
         if (uname, n_uname) != (self._uname, self._n_uname):
             raise Denied("Tattach: another user than in its Tauth")
         return self.grant
-
-
-__all__ = ["Proof", "Tokens"]

@@ -226,5 +226,3 @@ TIME = Column(TIMES, _plain(pa.timestamp("us", "UTC"), "times"))
 STREAM = Column(TOPICS, _bytes(pa.string(), "topic_ends", "topics"))
 BODY = Column(VALUES, _bytes(pa.binary(), "value_ends", "values"))
 HEADER_LIST = Column(HEADERS, _headers)
-
-__all__ = ["BODY", "HEADER_LIST", "SEQUENCE", "STREAM", "TIME", "ArrowDecoder", "Bounds", "Column", "zeros"]

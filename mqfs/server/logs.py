@@ -143,6 +143,3 @@ def move_to_syslog() -> None:
     handler.setFormatter(OneLine("mqfs[%(process)d]: %(message)s"))
     for logger in (logging.root, logging.getLogger("mqfs.audit")):
         logger.handlers[:] = [handler]
-
-
-__all__ = ["JsonLine", "OneLine", "Sparing", "check", "move_to_syslog", "set_up"]

@@ -64,6 +64,3 @@ def give_back(memory: UserLimits) -> None:
         memory.most = memory.used
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(KEPT_BYTES)
-
-
-__all__ = ["count_connection", "defer_collector", "give_back", "keep", "spare_collector"]

@@ -62,6 +62,3 @@ def retain_all(state: GroupState, owner: Attributes, streams: Iterable[int]) -> 
             state.next_stream = max(state.next_stream, number + 1)
     state.ctl = [line for line in state.ctl if line.split(" ", 1)[0] not in _RETAIN]
     state.ctl += [f"{word} {value}" for word, value in _RETAIN.items()]
-
-
-__all__ = ["replay", "retain_all", "unknown"]

@@ -596,6 +596,3 @@ class DiskRangeWriter:
             self._chain.context.quarantine.copy(group, self._end.next, 0, data, why)
         except OSError as error:
             log.warning("group %d: %d bytes were not copied: %s", group, len(data), error)
-
-
-__all__ = ["Appender", "BatchEncoder", "DiskRangeWriter", "measure", "read_heads", "write_head"]

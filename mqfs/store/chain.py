@@ -126,6 +126,3 @@ class StoredEnd:
         self.next = 1
         self.last_ns = 0
         self.failed: OSError | None = None
-
-
-__all__ = ["Chain", "StoredEnd"]

@@ -564,6 +564,3 @@ class Log:
 
     def drop_index_cache(self) -> None:
         """It stays in memory."""
-
-
-__all__ = ["Log", "check", "least_of"]

@@ -466,6 +466,3 @@ def _merge(messages: Iterator[Row], others: Iterator[Row]) -> Iterator[Row]:
     while other is not None:
         yield other
         other = next(others, None)
-
-
-__all__ = ["Compaction", "SegmentRemoval", "put_index_in_place", "trim"]

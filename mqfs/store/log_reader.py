@@ -393,6 +393,3 @@ def of_sizes(rows: Iterable[tuple[int, int]], messages: int, size: int, most: in
     if count:
         found.append(Split(last + 1, count, weight))
     return found
-
-
-__all__ = ["PORTIONS", "DiskLogReader", "SplitPlanner", "chosen", "listed", "of_sizes", "pick", "read_run"]

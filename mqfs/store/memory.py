@@ -532,6 +532,3 @@ class MemoryStore:
 
     def close(self) -> None:
         pass
-
-
-__all__ = ["MemoryAppender", "MemoryBucket", "MemoryLog", "MemoryLogReader", "MemoryOnlyLog", "MemoryStore"]

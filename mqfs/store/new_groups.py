@@ -159,6 +159,3 @@ class _Making:
         if not self._disk.exists(self._above(number)):
             self._disk.mkdir(self._above(number))
             self._has_new_name = True
-
-
-__all__ = ["NewGroups", "folder_of", "make_folders"]

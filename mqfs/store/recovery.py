@@ -278,6 +278,3 @@ def _place(source: LogSegment, position: int) -> str:
 def _end(row: Plain) -> int:
     """Where its record ends, without the padding."""
     return row[1] + HEAD_BYTES + row[4] + row[2]
-
-
-__all__ = ["History", "LogSegment", "is_json", "is_removed", "last_sequence", "recover", "whole_states"]

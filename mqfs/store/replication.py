@@ -384,6 +384,3 @@ class Replication:
             raise errors.DiskFailed(f"{segment.path}: {error.strerror}") from error
         finally:
             disk.close(fd)
-
-
-__all__ = ["Entry", "LogBytes", "LogCopy", "Portion", "Removed", "Replication", "Trimmed"]

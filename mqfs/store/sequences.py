@@ -76,6 +76,3 @@ class SequenceBlocks:
         self.size = limits.SEQUENCE_BLOCK if granted is None else limits.RING_SEQUENCE_BLOCK
         if granted is not None:
             granted(self.reserved)
-
-
-__all__ = ["REMOVED", "RESERVE", "SequenceBlocks", "removal_body", "reserve_body", "reserved_by"]

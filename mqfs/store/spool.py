@@ -84,6 +84,3 @@ class DiskStaged:
         if self._made:
             self._made = False
             self._disk.unlink(self._path)
-
-
-__all__ = ["DiskStaged", "MemoryStaged"]

@@ -219,6 +219,3 @@ class StandbyStore:
                 self._disk.close(fd)
             self._files.clear()
             self._disk.close(self._lock)
-
-
-__all__ = ["StandbyStore"]

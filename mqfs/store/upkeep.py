@@ -183,6 +183,3 @@ class DiskUpkeep:
             self._extend_index(segment, CLEAN)
         except (OSError, errors.MqfsError) as error:
             log.warning("group %d: its index was not written: %s", self._chain.group, error)
-
-
-__all__ = ["DiskUpkeep"]

@@ -28,6 +28,3 @@ def cache_short(entries: int, size: int) -> Callable[[Callable[[K], V]], Callabl
         return call
 
     return decorate
-
-
-__all__ = ["cache_short"]

@@ -283,6 +283,3 @@ class RingGroup:
                     raise
                 attachment.still_valid(at)
         return None
-
-
-__all__ = ["RingGroup"]

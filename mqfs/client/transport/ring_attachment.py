@@ -338,6 +338,3 @@ def _close_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_in_child)
-
-
-__all__ = ["AttachClient", "Attached", "NoAttachSocket", "Refused", "RingAttachment"]

@@ -597,6 +597,3 @@ def _selector(names: Sequence[str], words: Words) -> Callable[[str], bool]:
         return compile_selection(names, words)
     except BadCommand as error:
         raise BadRing(str(error)) from None
-
-
-__all__ = ["NotInRing", "RingFilter", "RingSubscription"]

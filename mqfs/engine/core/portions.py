@@ -209,6 +209,3 @@ class CommandQueue:
     def _fail(self, error: Exception) -> None:
         while self._asked:
             self._next().fail(error)
-
-
-__all__ = ["Portions", "Work", "exhaust", "in_order"]

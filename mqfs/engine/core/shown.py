@@ -145,6 +145,3 @@ class ShownLog:
         self.end = ShownEnd(stored.end, lacking)
         self.reader = self.metrics = ShownReader(stored.reader, stored.metrics, self.end)
         self.writer, self.ranges, self.upkeep = stored.writer, stored.ranges, stored.upkeep
-
-
-__all__ = ["Answer", "HeldAnswer", "ShownLog"]

@@ -685,6 +685,3 @@ class File(io.RawIOBase):
         if not self.closed:
             self.client.drop(self.channel.fid)
             super().close()
-
-
-__all__ = ["Client", "File", "Slot", "connect"]

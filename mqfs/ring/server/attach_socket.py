@@ -147,6 +147,3 @@ class AttachSocket(Acceptor):
 
     async def serve(self, sock: socket.socket, tls: TlsCalls | None, peer: Peer, listener: Listener) -> None:
         await AttachConnection(self.rings, trio.socket.from_stdlib_socket(sock), peer).run()
-
-
-__all__ = ["AttachSocket", "listen"]

@@ -227,6 +227,3 @@ def _remove_old(path: str) -> None:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise Unsupported("'keeper' in the store is not a socket (left as it is)")
         os.unlink(path)
-
-
-__all__ = ["KeeperLink"]

@@ -562,6 +562,3 @@ class Attachment:
 
     def close(self) -> None:
         self._left(self)
-
-
-__all__ = ["RingRegistry"]

@@ -96,6 +96,3 @@ class Liveness:
     def _last_live(self, index: Index, stream: int) -> int:
         ordinal = next((ordinal for ordinal in self.live(index, stream, index.posting(stream)) if ordinal >= 0), -1)
         return index.sequences[ordinal] if ordinal >= 0 else -1
-
-
-__all__ = ["Liveness", "LivenessCache"]
