@@ -129,7 +129,7 @@ class Receipt(NamedTuple):
         expires_ns: When its `ttl`, or else the group's, ends. None: never, or unknown.
         duplicate: Whether its `id` was known: nothing was published now.
         retained: Whether a later or a present reader gets it. False: the group has `replay off` and had no consumer and
-            no reader, so none ever does. None: unknown.
+            no reader, so none ever does; or the log has the message of a known `id` no more. None: unknown.
     """
 
     sequence: int = 0

@@ -93,12 +93,13 @@ class PutHandle(CommandFile):
         self.text = f"{sequence}\n".encode()
         if put.kept:
             time_ns = time_ns or self._written_ns(stream, sequence)
-            ttl = put.ttl or self.group.settings.ttl
-            retained = bool(due_ns) or put.single or self.group.is_retaining(stream)
-            self.text = f"{sequence} {time_ns} {time_ns + ttl if ttl else 0} {known:d} {retained:d}\n".encode()
+            ttl = min(filter(None, (put.ttl, self.group.settings.ttl)), default=0)
+            ends_ns = time_ns + ttl if time_ns and ttl else 0
+            retained = time_ns > 0 and (bool(due_ns) or put.single or self.group.is_retaining(stream))
+            self.text = f"{sequence} {time_ns} {ends_ns} {known:d} {retained:d}\n".encode()
 
     def _written_ns(self, stream: Stream, sequence: int) -> int:
-        """When the message of an id that was known was written; 0 where it was removed."""
+        """When the message of an id that was known was written; 0 where the log does not have it any more."""
         found = self.group.log.stored.reader.find(stream.number, sequence)
         return found.time_ns if found is not None and found.sequence == sequence else 0
 

@@ -186,6 +186,10 @@ class DeduplicationWindow:
         for uid, count in more.items():
             require_share("ids within 'dedup'", limits.DEDUP_IDS, uid, len(ids.get(uid, ())) + count, used)
 
+    def forget_all(self) -> None:
+        """Their messages are gone."""
+        self._log.state.ids.clear()
+
     def forget(self, least: int = 0) -> None:
         """Forget ids whose time is over, the oldest first: of each user `least`, or what is done at once."""
         now, ids, most = self._clock.engine_ns(), self._log.state.ids, max(least, _FORGOTTEN)
