@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, cast
@@ -12,12 +12,12 @@ from mqfs import limits
 from mqfs.engine.files.claiming import PeekHandle
 from mqfs.engine.files.consumer import ConsumerHandle
 from mqfs.engine.language.message_formats import shape
-from mqfs.errors import BadRequest, Busy, Exists, MqfsError, Stale
+from mqfs.errors import BadCommand, BadRequest, Busy, Exists, MqfsError, Stale
 from mqfs.http import answers
 from mqfs.http.answers import LINES, NO_STORE, SANDBOX, Answer, Format, problem
 from mqfs.http.call import WHOLE, Call, TimedOut
 from mqfs.http.claims import OpenClaim
-from mqfs.http.groups import mode, write
+from mqfs.http.groups import is_there, mode, write
 from mqfs.model import Step, Wait
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.quoting import command_lines, quote_word
@@ -30,20 +30,44 @@ _VALUES = ("backlog", "full", "order")
 async def make(call: Call) -> Answer:
     """A consumer: with options by a line of `ctl`, which is its owner's; else as any file."""
     folder, name = call.target.node, call.target.name
-    words = [quote_word(over)] if (over := call.option("over")) is not None else []
-    words += [word for word in _WORDS if call.flag(word)]
-    for key in _VALUES:
-        if (value := call.option(key)) is not None:
-            words += [key, quote_word(value)]
-    if words:
-        line = " ".join(["consumer", quote_word(name), *words])
-        await write(call, call.tree.walk(call.user, folder.group, "ctl"), command_lines(line))
+    if any((options := _options(call)).values()):
+        await _set_options(call, options)
     else:
         try:
             await call.front.await_step(call.tree.create(call.user, folder, name, mode(call, folder, CONSUMER_MODE)))
         except Exists:
             return Answer(200)
     return Answer(201)
+
+
+async def change(call: Call) -> Answer:
+    """The consumer is there. Of its options those that are given are changed, by a line of `ctl`; none, where it has
+    them."""
+    answer, before = await is_there(call), dict[str, str | bool]()
+    if not call.target.name.startswith("."):  # that of a stream has no options
+        own = call.target.node.state
+        before = {"over": own.over, "transient": own.transient, "private": own.private, "memory": own.memory}
+        before |= {"backlog": str(own.backlog), "full": own.full, "order": "key" if own.rules.ordered else "sequence"}
+    after = before | _options(call)
+    if after != before:
+        await _set_options(call, after)
+    return answer
+
+
+def _options(call: Call) -> dict[str, str | bool]:
+    """The options of `consumer` in `ctl` that a request gives."""
+    given = {key: value for key in ("over", *_WORDS, *_VALUES) if (value := call.option(key)) is not None}
+    if lacking := next((key for key in _VALUES if given.get(key) == ""), None):
+        raise BadCommand(f"consumer: {lacking} without a value")
+    return {key: call.flag(key) if key in _WORDS else value for key, value in given.items()}
+
+
+async def _set_options(call: Call, options: Mapping[str, str | bool]) -> None:
+    words = ["consumer", quote_word(call.target.name)]
+    for key, value in options.items():
+        if value:
+            words += [key] if value is True else [quote_word(str(value))] if key == "over" else [key, quote_word(value)]
+    await write(call, call.tree.walk(call.user, call.group, "ctl"), command_lines(" ".join(words)))
 
 
 async def peek(call: Call) -> Answer:

@@ -155,7 +155,7 @@ def published(call: Call, sequence: int, stream: Any = None, place: str = "") ->
         head.append(("Mqfs-Sequence", text))
         if place:
             head.append(("Location", place + text))
-        if stream is not None:
+        if stream is not None and retained and stream.kept.newest_kept() == sequence:  # else the tag is another one
             head.append(("ETag", f'"{text}"'))
     if not retained:
         head.append(("Mqfs-Retained", "no"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -32,6 +33,47 @@ def mail(web: Web) -> str:
     for n in range(1, 5):
         web.post(f"{group}/s", f"m{n}")
     return f"{group}/.consumers/mail"
+
+
+OPTIONS = {
+    "transient": [("yes", "transient"), ("no", "")],
+    "private": [("yes", "private"), ("no", "")],
+    "backlog": [("5", "backlog 5"), ("0", "")],
+    "full": [("drop-new", "full drop-new"), ("block", "full block")],
+    "order": [("key", "order key"), ("sequence", "")],
+}
+
+
+@pytest.mark.parametrize("over", ["", "s"])
+def test_a_put_changes_the_options_that_are_given(web: Web, over: str) -> None:
+    group = web.group()
+    web.put(f"{group}/s")
+    path = f"{group}/.consumers/c"
+    assert web.put(f"{path}?over={over}" if over else path).status == 201
+
+    def options() -> list[str]:
+        """Those in `ctl`, each with its value."""
+        (line,) = [line for line in web.get(f"{group}/ctl").body.decode().splitlines() if line.startswith("consumer c")]
+        return sorted(re.findall("transient|private|backlog [0-9]+|full [a-z-]+|order key", line))
+
+    there = dict[str, str]()
+    for key, words in OPTIONS.items():
+        for value, line in words:
+            for _ in range(2):
+                assert web.put(f"{path}?{key}={value}").status == 200
+            there[key] = line
+            assert options() == sorted(filter(None, there.values()))
+    before = options()
+    for query in ("", "?over=" + over, "?transient=no", "?full=block"):
+        assert web.put(path + query).status == 200
+    for query in ("?over=other", "?over=" + ("" if over else "s"), "?memory=yes", "?backlog=7&over=other"):
+        assert web.put(path + query).status == 409
+    for query in ("?backlog=x", "?backlog=", "?full=never", "?order=", "?order=size"):
+        assert web.put(path + query).status == 400
+    assert web.put(f"{group}/.consumers/.s").status == 200
+    assert web.put(f"{group}/.consumers/.s?backlog=7").status == 400
+    assert web.ask("PUT", f"{path}?backlog=9", If_None_Match="*").status == 412
+    assert options() == before
 
 
 def claim(web: Web, mail: str, options: str = "") -> list[Any]:
@@ -296,6 +338,15 @@ def test_who_a_client_is(hasty: Web) -> None:
     assert hasty.get(f"{group}/s", Authorization=daemon).body == b"x"
     assert hasty.curl("-u", f":{SECRETS['daemon']}", f"{group}/s").body == b"x"
     assert hasty.post(f"{group}/ctl", "depth 1", Authorization=daemon).status == 403
+
+
+@pytest.mark.root
+def test_an_option_is_changed_by_the_owner_of_the_group_alone(hasty: Web) -> None:
+    group = hasty.group("consumer c backlog 5")
+    daemon = f"Bearer {SECRETS['daemon']}"
+    assert hasty.ask("PUT", f"{group}/.consumers/c?backlog=5", Authorization=daemon).status == 200
+    assert hasty.ask("PUT", f"{group}/.consumers/c?backlog=6", Authorization=daemon).status == 403
+    assert b"backlog 5" in hasty.get(f"{group}/ctl").body
 
 
 def test_unknown_tokens(hasty: Web) -> None:

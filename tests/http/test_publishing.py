@@ -101,6 +101,32 @@ def test_a_condition_on_the_newest_message(web: Web, group: str) -> None:
     assert web.get(f"{group}/s").body == b"onetwothree"
 
 
+@pytest.mark.parametrize(
+    ("settings", "requests"),
+    [
+        ("replay all", [("", "x"), ("?ttl=1h", "x")]),
+        ("replay last", [("", "x"), ("?priority=7", "x")]),
+        ("replay off", [("", "x"), ("?ttl=1h", "x"), ("?id=i", "x")]),
+        ("replay off\nconsumer c", [("", "x"), ("?id=i", "x")]),
+        ("replay all", [("?id=i", "x"), ("", "y"), ("?id=i", "x")]),
+        ("replay all\ndata line", [("", "x\n"), ("", "y\nz\n")]),
+        ("replay all\ndepth 1\nfull drop-new", [("", "x"), ("", "y"), ("?ttl=1h", "z")]),
+        ("deliver one", [("", "x"), ("?id=i", "y")]),
+    ],
+)
+def test_the_tag_of_an_answer_is_the_one_of_the_stream(
+    web: Web, settings: str, requests: list[tuple[str, str]]
+) -> None:
+    group = web.group(settings)
+    web.put(f"{group}/s")
+    for options, body in requests:
+        answer = web.post(f"{group}/s{options}", body)
+        assert answer.status == 201
+        tag = web.ask("HEAD", f"{group}/s").headers["ETag"]
+        is_newest = tag == f'"{answer.headers.get("Mqfs-Sequence")}"'
+        assert answer.headers["ETag"] == (tag if is_newest else None)
+
+
 @pytest.mark.parametrize("tag", ["1", "*", 'W/"1"', '"1", "2"', '"x"', ""])
 def test_an_entity_tag_that_is_no_sequence(web: Web, group: str, tag: str) -> None:
     assert web.ask("POST", f"{group}/s", "x", If_Match=tag).status == 400
