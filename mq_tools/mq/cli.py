@@ -255,6 +255,9 @@ def redrive(group: str, stream: str | None, count: int | None, edit: bool) -> No
     files.write_ctl(tree.resolve_group(group), [" ".join(words)])
 
 
+_REPEATED = ("bind", "consumer", "limit", "rate", "breaker", "pause")  # keys of lines of `ctl` that may come again
+
+
 @command.command("ctl")
 @click.argument("group", type=_PATH)
 @click.argument("lines", nargs=-1, metavar="[LINE]...", shell_complete=completion.ctl_lines)
@@ -273,7 +276,7 @@ def ctl(group: str, lines: Sequence[str], json_: bool) -> None:
     settings: dict[str, Any] = {}
     for line in text:
         key, _, value = line.partition(" ")
-        if key in ("bind", "consumer"):
+        if key in _REPEATED:
             settings.setdefault(key, []).append(value)
         else:
             settings[key] = value

@@ -479,6 +479,26 @@ def test_ctl(server: Server) -> None:
     assert "depth 7" in said("ctl", group).splitlines()
 
 
+def test_ctl_as_json_has_every_line(server: Server) -> None:
+    group = server.group("all of control", "replay all", "bind v a.b", "bind v #")
+    for name in ("c", "d e"):
+        lines = [
+            "consumer {} s backlog 5",
+            "limit {} 3 key",
+            "limit {} 7",
+            "rate {} 5/s",
+            "breaker {} 9/1m",
+            "pause {}",
+        ]
+        said("ctl", group, *(line.format(f"'{name}'") for line in lines))
+    settings = json.loads(said("ctl", "--json", group))
+    there = [
+        f"{key} {one}" for key, value in settings.items() for one in ([value] if isinstance(value, str) else value)
+    ]
+    assert sorted(there) == sorted((group / "ctl").read_text().splitlines())
+    assert all(len(settings[key]) >= 2 for key in ("bind", "consumer", "limit", "rate", "breaker", "pause"))
+
+
 def test_what_the_user_may_not(server: Server) -> None:
     group = server.group("not mine", "replay all", streams=["s"])
     (group / "s").chmod(0o600)
