@@ -301,6 +301,25 @@ def a_cursor_that_seeks_back(client: Client) -> Act:
     return act
 
 
+def a_body_of_many_parts(client: Client) -> Act:
+    """The first read of it, and the next."""
+    count = 5 * LARGE
+    client.mkdir("theirs/own/.txn/p")
+    with connect(f"unix!{client.socket.getpeername()}", msize=limits.MSIZE_MOST) as other:
+        for begin in range(1, count + 1, 5_000):
+            parts = [f"{n}/{count}" if n in (1, count) else str(n) for n in range(begin, begin + 5_000)]
+            with other.open("theirs/own/.txn/p/.batch", "w") as batch:
+                batch.write(b"".join(frame("empty", b"x", part=part) for part in parts))
+    write(client, "theirs/own/ctl", "consumer c\n")
+    write(client, "theirs/own/.txn/ctl", "commit p.1 p\n")
+    file = client.open("theirs/own/.consumers/c", "r+")
+
+    def act() -> None:
+        assert [len(file.receive(count // 2)) for _ in range(2)] == [count // 2] * 2
+
+    return act
+
+
 def many_messages_of_kept(client: Client) -> Act:
     fill(client, "empty", 20 * LARGE)
     return lambda: client.open("theirs/own/.kept/empty").receive(10)
@@ -568,7 +587,7 @@ WORK = (
     a_claim_of_what_is_not_selected, a_claim_over_a_view_that_finds_nothing, many_claims_of_what_is_not_selected,
     a_claim_of_what_is_secret, a_peek_at_what_is_secret, a_bound_of_a_consumer_of_nothing,
     stats_of_a_consumer_of_nothing, metrics_of_a_consumer_of_nothing, a_consumer_that_seeks_back,
-    a_cursor_that_seeks_back, many_messages_of_kept,
+    a_cursor_that_seeks_back, many_messages_of_kept, a_body_of_many_parts,
 )  # fmt: skip
 # On one server, one after the other: to make the streams takes most of the time.
 OVER_STREAMS = (many_names, a_cursor_over_many_streams, many_names_of_kept, many_names_over_http)

@@ -7,14 +7,24 @@ has such a body as its last part, whose slot begins at the first; see "Acknowled
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING
 
 from mqfs import errors
 from mqfs.engine.core.log import GroupLog
-from mqfs.model import Kind, Record
+from mqfs.engine.core.portions import Work
+from mqfs.model import Kind, Record, Step
 from mqfs.records import headers
 
+if TYPE_CHECKING:
+    from mqfs.engine.group import Group
+
 _KEY = headers.key(headers.PART)
+_READ = 32  # parts read between two looks at the clock
+_LOOKED_UP = 4_096  # parts whose sizes are looked up at once: a millisecond
 
 
 def place(head: bytes) -> tuple[int, int]:
@@ -64,7 +74,9 @@ def _together(log: GroupLog, stream: int, first: int, last: int) -> bool:
     if log.metrics.count(stream, first, last + 1)[0] != last - first + 1:
         return False
     dropped = log.state.dropped
-    return not dropped or not any(sequence in dropped for sequence in range(first, last + 1))
+    if len(dropped) < last - first:
+        return not any(first <= sequence <= last for sequence in dropped)
+    return not any(sequence in dropped for sequence in range(first, last + 1))
 
 
 def _find(log: GroupLog, stream: int, sequence: int) -> Record | None:
@@ -87,40 +99,65 @@ def parts(log: GroupLog, stream: int, first: int, last: int) -> Iterator[Record]
 class LongBody:
     """What `bytes` would be, read from the log as it is asked for. `end`: what the format puts after it."""
 
-    def __init__(self, log: GroupLog, record: Record, first: int, end: bytes = b"") -> None:
-        self._log, self._stream, self._end = log, record.stream, end
-        self._last = (-1, b"")  # the part that was read last, and where it begins
-        self._begins = [0]
-        self._first = first
-        for sequence in range(first, record.sequence + 1):
-            found = log.reader.locate(record.stream, sequence)
-            self._begins.append(self._begins[-1] + (found[1] if found is not None else 0))
+    def __init__(self, group: Group, record: Record, first: int, end: bytes = b"") -> None:
+        self._group, self._stream, self._end = group, record.stream, end
+        self._first, self._behind = first, record.sequence + 1
+        self._size = group.log.metrics.count(record.stream, first, self._behind)[1]
+        self._begins = array("Q", [0])  # where the parts begin, as far as they were looked up
+        self._last = (-1, b"")  # the part that was read last and not to its end, and which it is
 
     def __len__(self) -> int:
-        return self._begins[-1] + len(self._end)
+        return self._size + len(self._end)
 
-    def __getitem__(self, at: slice) -> bytes:
-        begin, end, _ = at.indices(len(self))
-        pieces = []
-        for number in range(len(self._begins) - 1):
-            low, high = self._begins[number], self._begins[number + 1]
-            if low < end and high > begin:
-                pieces.append(self._part(number)[max(begin - low, 0) : end - low])
-        pieces.append(self._end[max(begin - self._begins[-1], 0) : max(end - self._begins[-1], 0)])
+    def read(self, begin: int, end: int, failed: Callable[[], None]) -> Step[bytes]:
+        """The bytes from here to there, in portions: there may be many parts in them. It cannot be cancelled. Raises
+        Damaged, DiskFailed; then `failed` was called."""
+        return self._group.portions.run(self._read(begin, end, failed), may_be_cancelled=False)
+
+    def _read(self, begin: int, end: int, failed: Callable[[], None]) -> Work[bytes]:
+        try:
+            data = yield from self._pieces(begin, end)
+        except errors.MqfsError:
+            failed()
+            raise
+        return data
+
+    def _pieces(self, begin: int, end: int) -> Work[bytes]:
+        begins, pieces = self._begins, list[bytes]()
+        while begins[-1] < min(end, self._size):
+            self._look_up()
+            yield
+        number = bisect_right(begins, begin) - 1
+        while number + 1 < len(begins) and begins[number] < end:
+            pieces.append(self._part(number, end)[max(begin - begins[number], 0) : end - begins[number]])
+            number += 1
+            if number % _READ == 0:
+                yield
+        pieces.append(self._end[max(begin - self._size, 0) : max(end - self._size, 0)])
         return b"".join(pieces)
 
-    def _part(self, number: int) -> bytes:
-        if self._last[0] != number:
+    def _look_up(self) -> None:
+        """Where the next parts begin."""
+        at = self._first + len(self._begins) - 1
+        stop = min(at + _LOOKED_UP, self._behind)
+        listing = self._group.log.metrics.listing({self._stream: at}, stop)
+        sizes = [size for portion in reversed(list(listing)) for size in portion.columns(portion.messages)[1]]
+        if len(sizes) != stop - at or not sizes:
+            raise errors.DiskFailed(f"body in parts: a message from {at} on was removed")
+        self._begins.extend(islice(accumulate(sizes, initial=self._begins[-1]), 1, None))
+
+    def _part(self, number: int, end: int) -> bytes:
+        if self._last[0] == number:
+            body = self._last[1]
+        else:
             sequence = self._first + number
-            (record,) = parts(self._log, self._stream, sequence, sequence)
-            self._last = number, record.body
-        return self._last[1]
-
-    def endswith(self, text: bytes) -> bool:
-        return self[max(len(self) - len(text), 0) :] == text
+            (record,) = parts(self._group.log, self._stream, sequence, sequence)
+            body = record.body
+        self._last = (number, body) if end < self._begins[number + 1] else (-1, b"")
+        return body
 
 
-def whole(log: GroupLog, record: Record, slot: int, end: bytes = b"") -> LongBody | None:
+def whole(group: Group, record: Record, slot: int, end: bytes = b"") -> LongBody | None:
     """All of the body whose last part that is, where the slot in which it was claimed holds all of it."""
-    first = first_of(log, record) if record.headers else record.sequence
-    return LongBody(log, record, first, end) if slot <= first < record.sequence else None
+    first = first_of(group.log, record) if record.headers else record.sequence
+    return LongBody(group, record, first, end) if slot <= first < record.sequence else None

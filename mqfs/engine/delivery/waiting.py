@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.retention.low_watermark import LowWatermark
-from mqfs.model import NEVER, Record, Wait
+from mqfs.model import NEVER, Record, Step, Wait
 
 if TYPE_CHECKING:
     from mqfs.engine.core.log import GroupLog
@@ -266,7 +266,7 @@ class ParkedReads:
     def _serve_one(self, wait: Wait[bytes], reader: ClaimingHandle, passed: set[ClaimingHandle]) -> None:
         try:
             found = not self._dispatcher.exhausted or reader in self.polling
-            result: bytes | errors.MqfsError | None = reader.next_data(wait) if found else None
+            result: Step[bytes] | errors.MqfsError | None = reader.next_data(wait) if found else None
         except errors.MqfsError as error:
             result = error
         if result is None:

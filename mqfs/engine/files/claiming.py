@@ -90,29 +90,29 @@ class ClaimingHandle(OpenFile):
         self.consumer.reads.park(wait, self)
         return wait
 
-    def at_once(self, count: int, offset: int) -> bytes | None:
+    def at_once(self, count: int, offset: int) -> Step[bytes] | None:
         """What a read gets without a new message."""
-        rest = self.last.rest(count, offset, self.sequential)
+        rest: Step[bytes] | None = self.last.rest(count, offset, self.sequential)
         if rest is not None:
             return rest
         return b"" if self.has_ended or count <= 0 else None
 
-    def fetch(self, count: int, offset: int) -> bytes | None:
+    def fetch(self, count: int, offset: int) -> Step[bytes] | None:
         """Claim a message; its first part. None: there is none for this handle."""
         raise NotImplementedError
 
-    def next_data(self, wait: Wait[bytes]) -> bytes | None:
+    def next_data(self, wait: Wait[bytes]) -> Step[bytes] | None:
         """What a parked read gets; None: it stays parked."""
         count, offset, self.claiming_pid = self.waits[wait]
         data = self.at_once(count, offset)
         return self.fetch(count, offset) if data is None else data
 
-    def respond(self, wait: Wait[bytes], result: bytes | errors.MqfsError) -> None:
+    def respond(self, wait: Wait[bytes], result: Step[bytes] | errors.MqfsError) -> None:
         del self.waits[wait]
-        if isinstance(result, bytes):
-            wait.resolve(result)
-        else:
+        if isinstance(result, errors.MqfsError):
             wait.fail(result)
+        else:
+            wait.follow(result)
 
     def _unpark(self, wait: Wait[bytes]) -> bool:
         if not self.consumer.reads.cancel(wait):
@@ -203,7 +203,7 @@ class WorkStreamHandle(ClaimingHandle, Writer):
     def acks_next(self) -> int:  # type: ignore[override]
         return int(self.pending is not None and self.pending.sequence in self.claims)
 
-    def fetch(self, count: int, offset: int) -> bytes | None:
+    def fetch(self, count: int, offset: int) -> Step[bytes] | None:
         done, consumer = self.pending, self.consumer
         if done is not None and done.sequence not in self.claims:
             done = self.pending = None  # its lease ran out
@@ -217,7 +217,7 @@ class WorkStreamHandle(ClaimingHandle, Writer):
         self.pending = self.claims.get(record.sequence)  # none under `ack read`
         if record.headers:
             first = self.pending.entry.first if self.pending is not None else consumer.unconfirmed[self][1]
-            if (long := multipart.whole(self.group.log, record, first)) is not None:
+            if (long := multipart.whole(self.group, record, first)) is not None:
                 return self.last.first_of_many(long, count, offset)
         return self.last.first(record.body, count, offset)
 
@@ -253,7 +253,7 @@ class PeekHandle(OpenFile):
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)
-        rest = self.last.rest(count, offset, sequential=False)
+        rest: bytes | None = self.last.rest(count, offset, sequential=False)
         if rest is not None:
             return rest
         if count <= 0 or self.node.removed:

@@ -88,10 +88,11 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
             return self.take_response(count) or b""
         return super().read(count, offset)
 
-    def at_once(self, count: int, offset: int) -> bytes | None:
+    def at_once(self, count: int, offset: int) -> Step[bytes] | None:
         last = self.last
         if last.can_push_back or last.given < len(last.body):
-            return last.rest(count, 0, sequential=True)
+            rest: Step[bytes] | None = last.rest(count, 0, sequential=True)
+            return rest
         if self.end_due:
             self.end_due = False
             return b""
@@ -106,7 +107,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
             return True
         return super().readable
 
-    def fetch(self, count: int, offset: int) -> bytes | None:
+    def fetch(self, count: int, offset: int) -> Step[bytes] | None:
         current: list[int] = []
         pieces: list[bytes] = []
         room, used = NEVER, 0  # the first message always
@@ -170,7 +171,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         if self.format in ("record", "json"):
             return None
         end = {"line": b"" if record.body.endswith(b"\n") else b"\n", "nul": b"\0"}.get(self.format, b"")
-        return multipart.whole(self.group.log, record, self.claims[record.sequence].entry.first, end)
+        return multipart.whole(self.group, record, self.claims[record.sequence].entry.first, end)
 
     def _shape(self, record: Record) -> bytes:
         name = self.group.numbers[record.stream].name

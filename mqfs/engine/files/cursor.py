@@ -236,7 +236,7 @@ class Cursor(LongResponses, Searcher):
         return self.group.fanout.cursor_waits
 
     def rest(self, count: int, offset: int = 0) -> bytes | None:
-        rest = self.last.rest(count, 0, sequential=True)
+        rest: bytes | None = self.last.rest(count, 0, sequential=True)
         if rest is not None:
             return rest
         if self.end_due:

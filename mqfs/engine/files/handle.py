@@ -9,6 +9,7 @@ message.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 from mqfs import errors, limits
@@ -191,13 +192,14 @@ class PartialRead:
     __slots__ = ("body", "can_push_back", "given", "start")
 
     def __init__(self) -> None:
-        self.body = b""
+        self.body: bytes | LongBody = b""
         self.given = 0  # bytes of it that were given
         self.start = 0  # the offset at which it was given
         self.can_push_back = False  # `body[given:]` could not be delivered: it is next, whatever the offset
 
-    def rest(self, count: int, offset: int, sequential: bool) -> bytes | None:
-        """The rest of the message at that offset; None: the next message is due."""
+    def rest(self, count: int, offset: int, sequential: bool) -> Any:
+        """The rest of the message at that offset; None: the next message is due. Bytes, or of a body in parts a
+        step that comes to them."""
         if self.can_push_back:
             self.can_push_back, self.start = False, offset - self.given
             return self._give(count)
@@ -218,16 +220,23 @@ class PartialRead:
         self.given = count
         return body[:count]
 
-    def first_of_many(self, body: LongBody, count: int, offset: int) -> bytes:
+    def first_of_many(self, body: LongBody, count: int, offset: int) -> Step[bytes]:
         """As `first`, of a body that is read as it is given."""
-        data = body[:count]
-        self.body, self.start, self.given = body, offset, len(data)  # type: ignore[assignment]
-        return data
+        self.body, self.start, self.given = body, offset, 0
+        step: Step[bytes] = self._give(count)
+        return step
 
-    def _give(self, count: int) -> bytes:
-        data = self.body[self.given : self.given + count]
-        self.given += len(data)
-        return data
+    def _give(self, count: int) -> Any:
+        begin, body = self.given, self.body
+        self.given = end = min(begin + count, len(body))
+        return (
+            body[begin:end] if isinstance(body, bytes) else body.read(begin, end, partial(self._not_read, body, begin))
+        )
+
+    def _not_read(self, body: LongBody, begin: int) -> None:
+        """The next read begins there again."""
+        if self.body is body:
+            self.given = begin
 
     def back(self, data: bytes) -> None:
         self.given = max(self.given - len(data), 0)

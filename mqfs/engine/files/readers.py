@@ -293,7 +293,8 @@ class Reader(Searcher):
         return self.last.first(self.present(record), count, offset)
 
     def rest(self, count: int, offset: int) -> bytes | None:
-        return self.last.rest(count, offset, self.sequential)
+        rest: bytes | None = self.last.rest(count, offset, self.sequential)
+        return rest
 
     @property
     def readable(self) -> bool:  # type: ignore[override]
