@@ -20,6 +20,7 @@ from mqfs.syntax.duration import parse_duration, print_duration
 _SECOND_NS = 10**9
 _EXAMPLE = "five fields and perhaps a zone, such as '0 5 * * 1-5 Europe/Berlin'"
 _ZONE_BYTES = 64
+_SHOWN = "%Y-%m-%dT%H:%M:%SZ"
 CRON_BYTES = 256
 
 
@@ -79,4 +80,12 @@ def parse_cron(text: str, wall_ns: int = 0) -> Schedule:
 
 def shown(time_ns: int) -> str:
     """A wall time as in the id of a message, to the second."""
-    return datetime.fromtimestamp(time_ns // _SECOND_NS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(time_ns // _SECOND_NS, UTC).strftime(_SHOWN)
+
+
+def parse_shown(text: str) -> int:
+    """The wall time in ns; 0 where it is none."""
+    try:
+        return int(datetime.strptime(text, _SHOWN).replace(tzinfo=UTC).timestamp()) * _SECOND_NS
+    except ValueError:
+        return 0

@@ -11,6 +11,11 @@ of the first missed time, and then the next one in the future. The name of a sch
 
 `every` is due on the engine's clock, `cron` on the wall clock; `next` is a wall time for both. For `every` it is
 counted on from the first run, so that no two runs have the same, whatever the wall clock does.
+
+Where the wall clock is set back `cron` looks for its next time again. Up to three hours, as for cron(8), no time comes
+twice. By more the clock was wrong: what ran by it does not keep later runs waiting, a year perhaps.
+
+    05:00     runs, next is 05:00 tomorrow     set back to 04:10: still tomorrow     to last week: 05:00 of that day
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import attrs
 
 from mqfs import errors, limits
 from mqfs.engine.core.timers import AGAIN_NS, SCHEDULES, Alarm
-from mqfs.engine.language.schedules import Schedule, shown
+from mqfs.engine.language.schedules import Schedule, parse_shown, shown
 from mqfs.model import Draft, Kind, User
 from mqfs.quotas import require_share
 from mqfs.records import headers
@@ -46,6 +51,7 @@ class NextRun:
     uid: int  # who put it
     next_ns: int  # wall time
     due_ns: int  # engine time
+    last_ns: int = 0  # wall time of the run before; 0: there was none, or it is not known
 
 
 class Schedules:
@@ -109,9 +115,23 @@ class Schedules:
             schedule = Schedule(every=parse_duration(texts[headers.EVERY]))
         next_ns, due_ns = int(texts[headers.NEXT]), int(texts[headers.DUE])
         uid = int(texts.get(headers.SENDER, "0"))
-        run = NextRun(texts[headers.ID], schedule, sequence, int(texts[headers.TO]), uid, next_ns, due_ns)
+        name = texts[headers.ID]
+        run = NextRun(name, schedule, sequence, int(texts[headers.TO]), uid, next_ns, due_ns)
+        run.last_ns = self._last_ns(name, sequence) if schedule.cron else 0
         self._wait_by_wall(run)
         self._add(run)
+
+    def _last_ns(self, name: str, sequence: int) -> int:
+        """When the schedule ran before that message waited for it: its message is the one in front, of the same batch.
+        0: there is none."""
+        try:
+            record = self._host.log.stored.reader.scan(sequence - 1)
+        except errors.Damaged:
+            return 0
+        if record is None or record.sequence != sequence - 1:
+            return 0
+        schedule, _, time = headers.decode(record.headers).get(headers.ID, "").rpartition("@")
+        return parse_shown(time) if schedule == name else 0
 
     def _add(self, run: NextRun) -> None:
         self._runs[run.name], self._names[run.sequence] = run, run.name
@@ -133,10 +153,13 @@ class Schedules:
                 self._alarm.at(run.due_ns)
 
     def _wait_by_wall(self, run: NextRun) -> bool:
-        """Compute the engine time of `cron` from its wall time."""
+        """Compute the engine time of `cron` from its wall time, which is another where the clock was set back."""
         clock = self._host.clock
         if run.schedule.cron:
-            run.due_ns = clock.engine_ns() + max(run.next_ns - clock.wall_ns(), 0)
+            wall = clock.wall_ns()
+            if run.next_ns > wall:
+                run.next_ns = min(run.next_ns, _not_run_yet(run, wall))
+            run.due_ns = clock.engine_ns() + max(run.next_ns - wall, 0)
         return bool(run.schedule.cron)
 
     def _run_due(self, now_ns: int) -> None:
@@ -193,9 +216,21 @@ class Schedules:
         if schedule.cron:
             wall = clock.wall_ns()
             next_ns = schedule.next_ns(max(wall, run.next_ns))
-            return attrs.evolve(run, next_ns=next_ns, due_ns=clock.engine_ns() + next_ns - wall)
+            return attrs.evolve(run, next_ns=next_ns, due_ns=clock.engine_ns() + next_ns - wall, last_ns=run.next_ns)
         later = ((clock.engine_ns() - run.due_ns) // schedule.every + 1) * schedule.every
         return attrs.evolve(run, next_ns=run.next_ns + later, due_ns=run.due_ns + later)
 
 
+def _not_run_yet(run: NextRun, wall_ns: int) -> int:
+    """The first time of `cron` after that wall time at which it has not run; that which it has where there is none."""
+    try:
+        next_ns = run.schedule.next_ns(wall_ns)
+        if next_ns == run.last_ns or next_ns < run.last_ns <= wall_ns + _NEVER_TWICE_NS:
+            next_ns = run.schedule.next_ns(run.last_ns)
+    except errors.BadCommand:  # its zone is not installed any more, say
+        return run.next_ns
+    return next_ns
+
+
+_NEVER_TWICE_NS = 3 * 3600 * 10**9  # what the wall clock may be set back by without a time that comes twice
 _OF_SCHEDULES = {headers.TO, headers.DUE, headers.EVERY, headers.CRON, headers.NEXT}

@@ -239,14 +239,87 @@ def test_a_wall_clock_that_is_set_ahead_makes_it_due_once() -> None:
     assert schedules(q)["t"]["next"] == START - 200 + 3600 + 600
 
 
-def test_a_wall_clock_that_is_set_back_delays_it() -> None:
+def test_a_wall_clock_that_is_set_back_brings_the_times_before() -> None:
     q = Queues("replay all")
     q.put(b"tick", cron="*/10 * * * *", id="t")
     q.clock.wall -= 3600 * SECOND
-    q.pass_time(600)
-    assert q.kept() == []
+    q.pass_time(900)
+    assert ids(q) == ["t@21:20:00Z"]
     q.pass_time(3600)
-    assert ids(q) == ["t@22:20:00Z"]
+    assert ids(q)[1:] == ["t@21:30:00Z", "t@21:40:00Z", "t@21:50:00Z", "t@22:00:00Z", "t@22:10:00Z", "t@22:20:00Z"]
+
+
+def restarted(q: Queues, seconds: float) -> None:
+    """The clock is set while the server is down, after a kill."""
+
+    def set_clock() -> None:
+        q.clock.wall += int(seconds * SECOND)
+
+    q.restart(clean=False, while_down=set_clock)
+    q.pass_time(2)
+
+
+def stepped(q: Queues, seconds: float) -> None:
+    q.clock.wall += int(seconds * SECOND)
+    q.pass_time(2)
+
+
+DAY = 86_400
+CRONS = {"* * * * *": 60, "*/10 * * * *": 600, "0 * * * *": 3600, "0 5 * * *": DAY, "0 5 1 * *": 31 * DAY}
+
+
+@pytest.mark.parametrize("set_clock", [stepped, restarted])
+@pytest.mark.parametrize("cron", CRONS)
+@pytest.mark.parametrize("ahead", [3 * DAY, 365 * DAY, 3 * 365 * DAY])
+@pytest.mark.parametrize("stays", [2, 2 * DAY])
+def test_a_wall_clock_that_was_wrong_once_silences_nothing(
+    tmp_path: Path, set_clock: Any, cron: str, ahead: int, stays: int
+) -> None:
+    """Once it is set back: runs come at the next times, but for the one at which it ran early."""
+    q = Queues("replay all", path=tmp_path / "store")
+    q.put(b"job", id="t", cron=cron)
+    set_clock(q, ahead)
+    for _ in range(stays // 600):
+        q.clock.forward(600)
+        q.tree.tick()
+        q.tree.run_timers()
+    ran = len(q.kept())
+    set_clock(q, -ahead)
+    now, period = q.clock.wall / SECOND, CRONS[cron]
+    assert now < schedules(q)["t"]["next"] <= now + 2 * period
+    step = 60 if period < DAY else 3600
+    for _ in range(4 * period // step):
+        q.clock.forward(step)
+        q.tree.tick()
+        q.tree.run_timers()
+    found = [row["headers"]["id"] for row in q.kept()]
+    assert len(found) >= ran + 2
+    unique = found if stays == 2 else found[ran:]
+    assert len(set(unique)) == len(unique)
+
+
+@pytest.mark.parametrize("set_clock", [stepped, restarted])
+@pytest.mark.parametrize("back", [1, 59, 60, 600, 3600, 3 * 3600 - 5])
+@pytest.mark.parametrize("cron", CRONS)
+def test_no_time_comes_twice_where_the_clock_is_set_back_a_little(
+    tmp_path: Path, set_clock: Any, cron: str, back: int
+) -> None:
+    q = Queues("replay all", path=tmp_path / "store")
+    q.clock.wall = START * SECOND - (START % 3600) * SECOND + 6 * 3600 * SECOND + 1_800 * SECOND
+    q.put(b"job", id="t", cron=cron)
+    while not q.kept():
+        q.clock.forward(max(schedules(q)["t"]["next"] - q.clock.wall / SECOND, 0.001))
+        q.tree.tick()
+        q.tree.run_timers()
+    set_clock(q, -back)
+    for _ in range(5 * 60):
+        q.clock.forward(60)
+        q.tree.tick()
+        q.tree.run_timers()
+    found = [row["headers"]["id"] for row in q.kept()]
+    assert len(found) == len(set(found))
+    assert found == sorted(found)
+    assert len(found) > 1 or CRONS[cron] >= DAY
 
 
 def test_cron_after_a_reboot(tmp_path: Path) -> None:
