@@ -97,19 +97,18 @@ def has_room(stream: Stream, messages: int, size: int, heads: Iterable[bytes]) -
     too much is cut after the append: only then it is known what was replaced."""
     kept, newest = stream.kept, stream.group.retention.newest
     settings = kept.log.settings
-    depth = settings.depth
     if stream.name == settings.dead:
         return True
     require_fit(settings, messages, size)
     messages, size = messages + kept.held_count, size + kept.held_size
-    if not retained.fits(depth, kept, messages, size):
+    if not retained.fits(settings.depth, kept, messages, size):
         kept.update_low_watermark()
     if newest is not None:
         if settings.full == "drop-old" or not newest.is_complete:
             return True
         gone, gone_size = newest.replaced_in(stream, heads)
         messages, size = messages - gone, size - gone_size
-    return retained.fits(depth, kept, messages, size)
+    return retained.fits_by_now(kept, messages, size)
 
 
 def lacking_backlog(settings: Settings, messages: Mapping[Stream, int]) -> Stream | None:

@@ -108,6 +108,10 @@ class KeptRange:
             if (newest := self._retention.newest) is not None:
                 newest.cut(self)
 
+    def expire_more(self) -> bool:
+        """Count out more messages that outlived their ttl. Returns whether there may be others."""
+        return self._retention.expire_messages()
+
     def pass_absent(self) -> Iterator[None]:
         """Raise the floor past messages that were dropped or outlived their ttl. In steps."""
         bucket, dropped, lapsed = self.log.bucket, self.log.state.dropped, self._retention.lapsed
@@ -140,7 +144,8 @@ class KeptRange:
                 if self._retention.newest is not None and settings.depth is not NO_DEPTH:
                     self._retention.newest.follow_to_end()  # so that no key is cut for one that is superseded
                     self.kept_from()
-                self.cut_to_depth()
+                if not fits_by_now(self, self.held_count, self.held_size):
+                    self.cut_to_depth()
                 retention.counts.cut, retention.evictions, retention.evicted_before, self.evicted_before = before_it
             return
         everything = not before or floor >= self.log.end.next
@@ -489,6 +494,15 @@ def fits(depth: Depth, kept: KeptRange | Cut, messages: int, size: int) -> bool:
     if depth.messages and kept.count + messages > depth.messages:
         return False
     return not (depth.size and kept.size + size > depth.size)
+
+
+def fits_by_now(kept: KeptRange, messages: int, size: int) -> bool:
+    """As `fits`, below the `depth` of its group. Messages that outlived their ttl take no room: they are counted out in
+    portions, as many as it needs."""
+    depth, is_more = kept.log.settings.depth, True
+    while not (enough := fits(depth, kept, messages, size)) and is_more:
+        is_more = kept.expire_more()
+    return enough
 
 
 # ------------------------------------------------------------ expiry

@@ -83,9 +83,10 @@ class Retention:
         for sequence in change["sequences"] if change["do"] == "drop" else ():
             self.newest.remove(change["stream"], sequence)
 
-    def expire_messages(self) -> None:
-        """Messages whose own ttl has ended count no more."""
-        for sequence, number in self._host.ranks.expired(self._host.clock.engine_ns(), _LAPSED):
+    def expire_messages(self) -> bool:
+        """Messages whose own ttl has ended count no more: a portion. Returns whether there may be others."""
+        ended = self._host.ranks.expired(self._host.clock.engine_ns(), _LAPSED)
+        for sequence, number in ended:
             stream = self._host.numbers.get(number)
             if stream is not None:
                 stream.kept.lapse(sequence)
@@ -94,6 +95,7 @@ class Retention:
                     self.newest.remove(number, sequence)
                 self._dirty = True
                 self._host.mark_dirty()
+        return len(ended) == _LAPSED
 
     def _forget_lapsed(self) -> Iterator[None]:
         """Those at the beginning of their stream need not be remembered: it keeps nothing there. In steps."""
@@ -288,13 +290,15 @@ class Retention:
 
     def bound_depth(self, stream: Stream) -> None:
         """Cut a stream to its `depth`, with `full drop-old`: messages accepted earlier were appended beyond it."""
-        settings = self._log.settings
-        if settings.full != "drop-old" or retained.fits(settings.depth, stream.kept, 0, 0):
+        settings, kept = self._log.settings, stream.kept
+        if settings.full != "drop-old" or settings.depth is NO_DEPTH or stream.name == settings.dead:
             return
-        if settings.depth is not NO_DEPTH and stream.name != settings.dead:
-            stream.kept.update_low_watermark()
+        if retained.fits(settings.depth, kept, kept.held_count, kept.held_size):
+            return
+        kept.update_low_watermark()
+        if not retained.fits_by_now(kept, kept.held_count, kept.held_size):
             with suppress(errors.MqfsError):  # the log did not take the cut, but it has the message: the next one cuts
-                stream.kept.cut_to_depth()
+                kept.cut_to_depth()
 
     def expire_at(self, due_ns: int) -> None:
         """A message outlives its own ttl then: a writer may wait for its room."""
