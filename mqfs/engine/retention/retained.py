@@ -108,10 +108,6 @@ class KeptRange:
             if (newest := self._retention.newest) is not None:
                 newest.cut(self)
 
-    def expire_more(self) -> bool:
-        """Count out more messages that outlived their ttl. Returns whether there may be others."""
-        return self._retention.expire_messages()
-
     def pass_absent(self) -> Iterator[None]:
         """Raise the floor past messages that were dropped or outlived their ttl. In steps."""
         bucket, dropped, lapsed = self.log.bucket, self.log.state.dropped, self._retention.lapsed
@@ -315,8 +311,11 @@ class KeptRange:
         if self._retention.newest is not None and not self._retention.newest.is_complete:
             return  # messages are counted of which it is not known yet whether a newer one takes their place
         cut = plan_cut(self, self.log.settings.depth, messages + self.held_count, size + self.held_size)
-        if cut.floor != self.state.floor and self._owner.outlasts_readers:
-            self._retention.persist_low_watermarks({self.number: cut.floor})
+        if cut.floor != self.state.floor:
+            if self._owner.outlasts_readers:
+                self._retention.persist_low_watermarks({self.number: cut.floor})
+            else:
+                self._retention.note_cut(self.number)
         self.carry_out_cut(cut)
 
     def carry_out_cut(self, cut: Cut) -> None:
@@ -501,7 +500,7 @@ def fits_by_now(kept: KeptRange, messages: int, size: int) -> bool:
     portions, as many as it needs."""
     depth, is_more = kept.log.settings.depth, True
     while not (enough := fits(depth, kept, messages, size)) and is_more:
-        is_more = kept.expire_more()
+        is_more = kept._retention.expire_messages()
     return enough
 
 

@@ -63,6 +63,7 @@ class Retention:
         self._cut_below = 0  # what the log's bound has cut last
         self.room = 0  # bytes that may surely be written before the log's bound is looked at again
         self._cuts_settled = False
+        self._cut: set[int] = set()  # streams that `depth` has cut since the log had their floors
         self._expiry_alarm = Alarm(host.timers, host, EXPIRY, "expiring messages", self._expire_due)
         self._trim_again_ns = 0  # engine time, before which writers that wait have nothing trimmed
         self._trim_alarm = Alarm(host.timers, host, TRIMMING, "giving back room", lambda _: self.trim())
@@ -76,6 +77,8 @@ class Retention:
     def retention_changed(self, change: Change | None = None) -> None:
         """A change of the group may have made messages unwanted. The log has it, and the state."""
         self._dirty = True
+        if change is not None and change["do"] == "drop":
+            self._record_cuts()
         if change is None or self.newest is None:
             return
         if change["do"] == "remove":
@@ -156,6 +159,8 @@ class Retention:
 
     def trim(self, always: bool = False) -> None:
         """Tell the log what is still wanted, when enough has changed to make it worth the while."""
+        if self._cut and (self.newest is not None or self.lapsed or self._host.ranks.count_expiring()):
+            self._record_cuts()
         if always or self._trimming is None:
             size, expired = self._log.upkeep.size, self.expiry.expired_before()
             grown = abs(size - self._trimmed_bytes) >= limits.TRIM_BYTES
@@ -275,6 +280,19 @@ class Retention:
 
     def bound_reached(self) -> errors.StreamFull:
         return errors.StreamFull(f"the group's log is full: {self.bound_bytes()} bytes")
+
+    def note_cut(self, number: int) -> None:
+        """`depth` has cut a stream, and the log does not have its floor."""
+        self._cut.add(number)
+
+    def _record_cuts(self) -> None:
+        """Have the log say what `depth` has cut. A start cuts to the depth what it finds: where that is less, as others
+        went from the middle, or it keeps more by another setting, the oldest would come back."""
+        found = {number: stream.state.floor for number in self._cut if (stream := self._host.numbers.get(number))}
+        with suppress(errors.MqfsError):  # tried again with the next trim
+            if found:
+                self.persist_low_watermarks(found)
+            self._cut.clear()
 
     def persist_low_watermarks(self, floors: Mapping[int, int]) -> None:
         """Have the log say what these streams will not keep any more. Raises DiskFailed."""
