@@ -118,6 +118,8 @@ class Stream(Numbered):
             return (*self.consumers(), self.exclusives)
         if not self._has_consumer:
             return (NEVER_CONSUMED, *self.consumers())
+        if self.exclusives.astray:
+            return (self.own_consumer(), *self.consumers(), self.exclusives)
         return (self.own_consumer(), *self.consumers())
 
     def consumers(self) -> tuple[Consumer, ...]:

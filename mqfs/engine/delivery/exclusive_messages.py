@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from mqfs.engine.core.log import AckSteps, GroupLog
 from mqfs.engine.delivery.dispatcher import visible_record
 from mqfs.engine.retention.retention import Retention
-from mqfs.model import Record
+from mqfs.model import NEVER, Record
 from mqfs.state.acks import ACK, REQUEUE
 from mqfs.state.group import ConsumerState
 
@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 class ExclusiveMessages:
     """Which of a stream's were claimed."""
 
-    __slots__ = ("_index", "_log", "_retention", "_stream")
+    __slots__ = ("_index", "_log", "_retention", "_stream", "astray")
 
     def __init__(self, stream: Stream, log: GroupLog, index: PriorityIndex, retention: Retention) -> None:
         self._stream, self._log, self._index, self._retention = stream, log, index, retention
+        self.astray: dict[int, set[int]] = {}  # claimed by a consumer that does not cover the stream now: what that has
 
     def is_taken(self, sequence: int) -> bool:
         """Whether a receiver claimed that one, acked or not."""
@@ -66,7 +67,7 @@ class ExclusiveMessages:
     def first_kept(self) -> int:
         """The lowest sequence of one that retention must keep: not claimed, or not acked; 0 where there is none."""
         unclaimed = self.first_unclaimed()
-        return min((sequence for sequence in (unclaimed, *self._held()) if sequence), default=0)
+        return min((sequence for sequence in (unclaimed, *self._held(), *self._astray()) if sequence), default=0)
 
     def first_waiting(self) -> int:
         """The lowest sequence of one that a taker of the stream would get: not claimed, or returned by a taker before;
@@ -77,18 +78,30 @@ class ExclusiveMessages:
 
     def _held(self) -> list[int]:
         """Those that were claimed through the stream, are not acked, and are there still."""
-        consumer, kept = self._stream.default_consumer, self._stream.kept
-        if consumer is None or not consumer.held_exclusives:
-            return []
-        held = [s for s in consumer.held_exclusives if s >= kept.state.floor and self._index.is_exclusive(s)]
-        return [s for s in held if s not in self._log.state.dropped and s not in self._retention.lapsed]
+        consumer = self._stream.default_consumer
+        return self._there(consumer.held_exclusives) if consumer is not None and consumer.held_exclusives else []
 
-    # As one of those that share the stream's messages, under `deliver all`: it holds back those that were not claimed,
-    # and those that were claimed through the stream's own consumer and are not acked.
+    def _astray(self) -> list[int]:
+        """Those of `astray` that are not acked, and are there still."""
+        self.astray = {sequence: held for sequence, held in self.astray.items() if sequence in held}
+        return self._there(self.astray) if self.astray else []
 
-    low = 0
+    def _there(self, sequences: Iterable[int]) -> list[int]:
+        floor = self._stream.kept.state.floor
+        there = [sequence for sequence in sequences if sequence >= floor and self._index.is_exclusive(sequence)]
+        return [s for s in there if s not in self._log.state.dropped and s not in self._retention.lapsed]
+
+    # As one of those that share the stream's messages. It holds back those that were not claimed, or that were claimed
+    # through the stream's own consumer and are not acked, and those astray.
+
+    @property
+    def low(self) -> int:
+        """The lowest of those that are astray: under `deliver one` the stream's own consumer holds back the others."""
+        return min(self._astray(), default=NEVER)
 
     def is_acked(self, sequence: int) -> bool:
+        if sequence in self.astray and sequence in self.astray[sequence]:
+            return False
         own = self._log.state.consumers.get(self._stream.number)
         return not self._index.is_exclusive(sequence) or (own is not None and own.progress.is_acked(sequence))
 
@@ -96,7 +109,7 @@ class ExclusiveMessages:
         """The parts of [first, last] that it does not hold back."""
         consumer = self._stream.default_consumer
         held = consumer.held_exclusives if consumer is not None else ()
-        for sequence in sorted({*self._index.exclusives(self._stream.number), *held}):
+        for sequence in sorted({*self._index.exclusives(self._stream.number), *held, *self.astray}):
             if sequence > last:
                 break
             if self.is_acked(sequence):
@@ -165,12 +178,17 @@ class ExclusiveClaims:
             self.serve_others()
 
     def release_uncovered(self) -> None:
-        """Offer what it holds of streams that it does not cover any more, and what is in flight stays its own."""
-        records = (visible_record(self._group, s) for s in self._held - self._claims.keys())
-        numbers, covers = self._group.numbers, self._coverage.covers
-        gone = [record.sequence for record in records if record is not None and not covers(numbers[record.stream])]
+        """Offer what it holds of streams that it does not cover any more; what is in flight stays its own. Raises
+        DiskFailed, ReadOnly; then the rest stays its own, too."""
+        numbers, gone = self._group.numbers, list[int]()
+        for sequence in self._held:
+            rank = self._group.ranks.get(sequence)
+            stream = numbers.get(rank.stream) if rank is not None else None
+            if stream is not None and not self._coverage.covers(stream):
+                stream.exclusives.astray[sequence] = self._held
+                gone.append(sequence)
         try:
-            self._offer_each(gone)
+            self._offer_each(sequence for sequence in gone if sequence not in self._claims)
         finally:
             self.serve_others()
 

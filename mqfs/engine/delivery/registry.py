@@ -63,6 +63,7 @@ class Consumers(dict[str, Consumer]):
             elif stream is not None and own.progress.unacked:
                 consumer = stream.own_consumer()
                 self._contain(consumer, "starting", consumer.redelivery.recover)
+        self._release_uncovered()
         for consumer in list(self.values()):
             if consumer.state.transient:
                 consumer.on_handle_closed()
@@ -94,9 +95,12 @@ class Consumers(dict[str, Consumer]):
         """A stream was removed, or views and consumers cover other streams: writers that wait may have room."""
         for consumer in self.bounded:
             consumer.backlog.recount()
+        self._release_uncovered()
+        self._group.unblock()
+
+    def _release_uncovered(self) -> None:
         for consumer in [consumer for consumer in self.values() if consumer.held_exclusives]:
             self._contain(consumer, "offering what it held", consumer.exclusives.release_uncovered)
-        self._group.unblock()
 
     def on_deliver_changed(self) -> None:
         for consumer in self.every():

@@ -168,9 +168,7 @@ class Story:
         self.plain = {claim: None for claim in self.plain if claim[0] not in handles}
 
     def bind(self) -> None:
-        """Only where no message of the view is in flight: one that is may go with the view's interest in it."""
-        if not any(self.handles.get(holder) == "view" for holder in self.open.values()):
-            self.q.ctl("unbind view s" if "view" in self.q.group.views else "bind view s")
+        self.q.ctl("unbind view s" if "view" in self.q.group.views else "bind view s")
 
     def pause(self) -> None:
         if "group" in self.due:
