@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from collections.abc import Callable
@@ -10,9 +11,16 @@ from typing import Any
 
 import pytest
 
+from mqfs.engine.tree.tree import Tree
+from mqfs.errors import MqfsError
 from mqfs.model import Wait
+from mqfs.store.store import DiskStore
 from tests.support import campaign
+from tests.support.clock import ManualClock
+from tests.support.hand import ROOT
+from tests.support.lying_disk import LyingDisk
 from tests.support.queues import BIG, Queues, say
+from tests.support.temp_store import SMALL, lowered
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +43,8 @@ class Story:
     def __init__(self, chance: random.Random, path: Path) -> None:
         self.chance = chance
         lines = chance.choice(SETTINGS)
-        self.q = Queues(*lines, "retries 0", "backoff 1s 1s", "bind view s", path=path)
+        self.q = self.make(path)
+        self.q.ctl(*lines, "retries 0", "backoff 1s 1s", "bind view s")
         self.lasting = "keep ring" not in lines
         self.handles: dict[Any, str] = {}
         self.open: dict[int, Any] = {}  # not done: who has it
@@ -49,6 +58,12 @@ class Story:
             self.q.consumer("a")
             self.due["group"] = set()
 
+    def make(self, path: Path) -> Queues:
+        return Queues(path=path)
+
+    def do(self, step: Callable[[], None]) -> None:
+        step()
+
     def run(self) -> None:
         steps: list[Callable[[], None]] = [self.put, self.put, self.write, self.read, self.read, self.read, self.settle]
         steps += [self.settle, self.settle_plain, self.settle_plain, self.open_one, self.open_one, self.close_one]
@@ -57,7 +72,7 @@ class Story:
             for _ in range(STEPS):
                 step = self.chance.choice(steps)
                 self.said.append(step.__name__)
-                step()
+                self.do(step)
                 self.look()
             self.finish()
         except BaseException as error:
@@ -196,7 +211,7 @@ class Story:
             self.q.consumer(name, options)
             if way in ("over", "memory") and "backlog" not in options:
                 self.due[way] = set()
-        elif way not in self.handles.values():
+        elif way not in self.handles.values() and not self.q.group.consumers[name].claims:
             self.due.pop(way, None)
             self.q.ctl(f"remove {name}")
 
@@ -235,8 +250,89 @@ class Story:
         self.q.close()
 
 
+class FillingDisk(LyingDisk):
+    """It has no room for the write of that number, counted from now on; 0: for all."""
+
+    full_at = 0
+
+    def _count(self, what: str, *, reads: bool = False) -> None:
+        if what == "pwrite" and self.full_at:
+            self.full_at -= 1
+            if not self.full_at:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super()._count(what, reads=reads)
+
+    def after_kill(self) -> FillingDisk:
+        return FillingDisk(self.root)
+
+
+class OverFillingDisk(Queues):
+    disk: FillingDisk
+
+    def __init__(self) -> None:
+        self.clock, self.path = ManualClock(), None
+        self.start(FillingDisk())
+        self.group = self.mkdir("g")
+        self.ctl("sync off")
+        self.stream("s")
+
+    def start(self, disk: FillingDisk) -> None:
+        self.disk = disk
+        self.store = DiskStore("/s/store", disk=disk)
+        self.tree = Tree(self.store, self.clock, owner=ROOT)
+
+    def restart(self, *, clean: bool = True, while_down: Any = None) -> None:
+        if clean:
+            self.close()
+        self.start(self.disk.after_kill())
+        self.group = self.tree.root.groups["g"]
+
+
+class FilledStory(Story):
+    """What the disk refuses has not happened, or is done later. A close is never refused."""
+
+    q: OverFillingDisk
+
+    def make(self, path: Path) -> Queues:
+        return OverFillingDisk()
+
+    def do(self, step: Callable[[], None]) -> None:
+        if self.waits or step == self.again or self.chance.random() < 0.6:
+            step()
+            return
+        before = dict(self.open), dict(self.plain), {way: set(due) for way, due in self.due.items()}
+        self.q.disk.full_at = self.chance.choice([1, 1, 2])
+        try:
+            step()
+        except MqfsError as error:
+            self.note("refused:", error)
+            assert step != self.close_one
+            self.open, self.plain, self.due = before
+            self.look_again()
+        finally:
+            self.q.disk.full_at = 0
+
+    def look_again(self) -> None:
+        """Whose the claims are: a `seek` gives them back one by one."""
+        holders = {sequence: handle for handle in self.handles for sequence in getattr(handle, "claims", ())}
+        self.open = {number: holders.get(self.sequences[number]) for number in self.open}
+        self.plain = {claim: None for claim in self.plain if self.sequences[claim[1]] in claim[0].claims}
+        self.due = {way: due for way, due in self.due.items() if self.is_there(way)}
+        for handle in self.handles:
+            if getattr(handle, "refusal", None) is not None:
+                assert handle.read(BIG)
+
+
 @pytest.mark.timeout(3600)
 def test_each_is_for_one_and_none_is_lost(tmp_path: Path) -> None:
     seed = campaign.seed()
     for turn in range(campaign.size(2_000)):
         Story(random.Random(f"{seed} {turn}"), tmp_path / str(turn)).run()
+
+
+@pytest.mark.timeout(3600)
+def test_none_is_lost_where_the_disk_is_full_at_times(tmp_path: Path) -> None:
+    seed = campaign.seed()
+    with lowered(**SMALL):
+        for turn in range(campaign.size(20_000)):
+            FilledStory(random.Random(f"{seed} {turn}"), tmp_path).run()
