@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import pytest
 
@@ -10,7 +11,7 @@ from mqfs.errors import MqfsError
 from mqfs.model import Wait
 from tests.engine.publishing.test_crash import Lying
 from tests.support.lying_disk import LyingDisk
-from tests.support.queues import BIG, drain, waits
+from tests.support.queues import BIG, drain, say, waits
 
 
 def scene(disk: LyingDisk, *lines: str) -> Lying:
@@ -85,3 +86,35 @@ def test_transient_consumers_of_before_are_all_removed() -> None:
         p.group.retention.trim(always=True)
         assert p.row()["messages"] == 0  # they hold back none
     assert refused == names
+
+
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("state", ["in flight", "failed"])
+@pytest.mark.parametrize("kind", ["memory", "transient", "view", ""])
+def test_a_start_loses_no_exclusive_message(kind: str, state: str, clean: bool) -> None:
+    disk = LyingDisk()
+    q = scene(disk, "replay off", "bind view s", f"consumer a {kind}", "consumer b")
+    for body in (b"x", b"y"):
+        q.put(body, single=True)
+    worker = q.worker("a")
+    assert [worker.read(BIG), worker.read(BIG)] == [b"x", b"y"]
+    if state == "failed":
+        say(worker, "nack 1 1s\nnack 2 1s")
+    if kind == "view":
+        q.ctl("unbind view")
+    if clean:
+        q.close()
+    disk, at, refused = disk.after_kill(), 0, True
+    while refused:
+        again, at = disk.copy(), at + 1
+        fail(again, at)
+        try:
+            p = Lying(again)
+        except MqfsError:
+            continue
+        refused = bool(again.failed)
+        again.fail_at = 0
+        p.pass_time(2)
+        p.group.retention.trim(always=True)
+        found = [body for name in list(p.group.consumers) for body in drain(p.worker(name))]
+        assert sorted(found + drain(p.at(".consumers/.s", os.O_RDWR))) == [b"x", b"y"]
