@@ -568,10 +568,8 @@ def _require_empty(group: Group, what: str) -> None:
     for stream in group.streams.values():
         if stream.kept.count:
             stream.kept.update_low_watermark()
-        if stream.kept.count + stream.kept.held_count > 0:
-            raise errors.Busy(
-                f"{what}: stream {stream.name!r} has {stream.kept.count} messages ('clear' or read them first)"
-            )
+        if (count := stream.kept.count + stream.kept.held_count) > 0:
+            raise errors.Busy(f"{what}: stream {stream.name!r} has {count} messages ('clear' or read them first)")
         if stream.opens:
             raise errors.Busy(f"{what}: stream {stream.name!r} is open (close it first)")
     if what == "keep" and (len(group.held) or group.ring is not None):

@@ -365,3 +365,13 @@ def test_a_kill_keeps_what_was_written_and_not_shown(copied: Callable[..., Copie
     assert [row["body"] for row in new.kept()] == ["x"]
     new.close()
     store.close()
+
+
+def test_a_group_whose_message_waits_is_not_empty(copied: Callable[..., Copied]) -> None:
+    u = copied()
+    sent = u.send(b"x")
+    with pytest.raises(errors.Busy, match="'s' has 1 messages"):
+        u.ctl("deliver one")
+    u.confirm()
+    assert sent.result() == 1
+    assert snapshot(u) == b"x"
