@@ -116,11 +116,9 @@ class GroupLog:
         self.append_batch(floors, changes, acks, drafts)
         self.on_changed((FLOORS, *changes) if floors else changes)
 
-    def reserve_number(self) -> int:
-        """The number of the caller's next file, which no other file gets. If it is not used, it may be given to another
-        after a restart."""
-        self.state.next_stream += 1
-        return self.state.next_stream - 1
+    def reserve_numbers(self, count: int) -> None:
+        """Keep the next `count` numbers of files for the caller. Those that it leaves may be given after a restart."""
+        self.state.next_stream += count
 
     def acknowledge(self, own: ConsumerState, steps: bytes) -> None:
         """Record what became of a consumer's messages."""

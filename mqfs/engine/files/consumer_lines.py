@@ -43,6 +43,7 @@ class Changes:
         self.settings = group.settings
         self.rows: list[Change] = []
         self.drafts: list[Draft] = []  # of these, for the log
+        self.next = group.state.next_stream  # the number of the next file
         self.bound: dict[str, list[str]] = {}  # patterns that lines add to views
 
     def add(self, change: Change) -> Change:
@@ -50,10 +51,6 @@ class Changes:
         if not self.rehearsed:
             self.drafts.append(draft_of(change))
         return change
-
-    def new_number(self) -> int:
-        """The number of a file that a line makes; meanwhile others may make files. 0 where the line is only checked."""
-        return 0 if self.rehearsed else self.group.log.reserve_number()
 
     def require_unprotected(self, settings: Settings, action: Action) -> None:
         """Raises NotPermitted."""
@@ -146,9 +143,9 @@ class ConsumerLines:
         rules = rules if ordered is None else attrs.evolve(rules, ordered=ordered)
         self._states[name] = rules, options
         known = self._known(name)
-        number = changes.new_number() if known is None else known[0]
+        number = changes.next if known is None else known[0]
         if known is None:
-            self._made, self._named[name] = self._made + 1, (number, over)
+            changes.next, self._made, self._named[name] = number + 1, self._made + 1, (number, over)
         if changes.rehearsed:
             return
         if known is not None:

@@ -114,13 +114,17 @@ class CtlHandle(CommandFile):
                 return plan, losses
             yield from self._check_again(part, seen)
             if plan.holds():
-                return plan, losses
+                return plan if plan.has_its_numbers else self._plan_at_once(part), losses
         exhaust(self._check(part))
         self._end_ring(part)
-        plan, losses = Plan(group, self.user), Losses(group, part)
-        exhaust(plan.prepare(part))
+        losses = Losses(group, part)
         exhaust(losses.find())
-        return plan, losses
+        return self._plan_at_once(part), losses
+
+    def _plan_at_once(self, part: Steps) -> Plan:
+        plan = Plan(self.group, self.user)
+        exhaust(plan.prepare(part))
+        return plan
 
     def _check(self, steps: Steps) -> Work[None]:
         """Raises what would stop one of them."""
@@ -179,6 +183,8 @@ class Plan:
         self._views: dict[str, list[str]] = {}  # patterns of those that lines name, as they found them
         self._patterns: dict[str, dict[str, None]] = {}  # as they leave them; without any a view is removed
         self._grown = 0  # patterns added to all views together
+        self._first = group.state.next_stream  # number of the files that it makes
+        self._is_reserved = False  # these numbers are
         self._searches = group.views.searches  # of the programs that were looked at
 
     def rehearse(self, settings: Settings, action: Action | None) -> None:
@@ -210,10 +216,18 @@ class Plan:
         for count, (settings, action) in enumerate(steps, 1):
             note = self.rehearse if action is not None and action.verb in _DROPS else self.add
             note(settings, action)
+            if count == _STEPS:
+                self._group.log.reserve_numbers(len(steps))
+                self._is_reserved = True
             if count % _STEPS == 0:
                 yield
         if self._drops:
             yield from self._plan_drops()
+
+    @property
+    def has_its_numbers(self) -> bool:
+        """Whether no other file got a number that its files are to have. A plan of few lines is soon made again."""
+        return self._is_reserved or self._group.state.next_stream == self._first
 
     def holds(self) -> bool:
         """Whether what lines name is as they found it, and what new consumers may claim."""
@@ -349,8 +363,9 @@ class Plan:
             return
         patterns[pattern] = None
         self._grown += 1
-        number, now = self._changes.new_number(), self._group.tree.clock.wall_ns()
-        self._changes.add({"do": "bind", "number": number, "name": name, "pattern": pattern, "time": now})
+        now = self._group.tree.clock.wall_ns()
+        self._changes.add({"do": "bind", "number": self._changes.next, "name": name, "pattern": pattern, "time": now})
+        self._changes.next += 1
         self._changes.bound.setdefault(name, []).append(pattern)
 
     def _check_unbind(self, settings: Settings, action: Action) -> None:
