@@ -19,6 +19,7 @@ from mqfs.engine.nodes import (
     Folder,
     Meta,
     Node,
+    PartFolder,
     SnapshotNode,
     StagedStream,
     StagingFolder,
@@ -236,14 +237,7 @@ def set_attributes(user: User, node: Node, mode: int | None, uid: int | None, gi
     if node.removed:
         raise errors.NotFound(f"{node.name!r}: removed")
     if isinstance(node, Folder | SnapshotNode | TakeFile | View | StagedStream):
-        whose = (
-            "stream"
-            if isinstance(node, SnapshotNode | TakeFile)
-            else "part"
-            if isinstance(node, StagedStream)
-            else "group"
-        )
-        raise errors.NotPermitted(f"cannot change {node.name!r}: it has its {whose}'s mode")
+        raise errors.NotPermitted(f"cannot change {node.name!r}: {_why_fixed(node)}")
     permit(user, node, ADMIN)
     require_owner(user, own, node.name)
     if uid is not None and uid != own.uid and user.uid != 0:
@@ -258,6 +252,21 @@ def set_attributes(user: User, node: Node, mode: int | None, uid: int | None, gi
     number = 0 if isinstance(node, Group) else node.number
     node.group.log.change({"do": "attributes", "file": number, "mode": new[0], "uid": new[1], "gid": new[2]})
     return node.group.log.after_metadata_sync(None)
+
+
+def _why_fixed(node: Folder | SnapshotNode | TakeFile | View | StagedStream) -> str:
+    """Why its attributes never change."""
+    if isinstance(node, View):
+        return "a view has mode 444"
+    if isinstance(node, PartFolder):
+        return "a part keeps the mode with which it was made"
+    if isinstance(node, TxnFolder):
+        return "it has mode 1777"
+    if isinstance(node, StagedStream):
+        return "it has its part's mode"
+    if isinstance(node, SnapshotNode | TakeFile):
+        return "it has its stream's mode"
+    return "it has its group's mode"
 
 
 # ------------------------------------------------------------ listing

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +17,12 @@ from mqfs.engine.files import status
 from mqfs.engine.nodes import META_FILES, Folder, Meta, TxnCtl, TxnFolder
 from mqfs.engine.publishing import transactions
 from mqfs.engine.tree import tree
+from mqfs.engine.tree.attributes import attributes
+from mqfs.errors import NotPermitted
 from mqfs.model import QTDIR, User, Wait
 from mqfs.syntax import names
 from mqfs.syntax.quoting import quote
+from tests.support.batches import Units
 from tests.support.hand import ANNA, BERT, ROOT, Hand
 from tests.support.queues import Queues
 
@@ -570,3 +575,27 @@ def test_nothing_is_written_to_the_log_of_a_removed_group() -> None:
     with pytest.raises(errors.NotFound):
         q.tree.create(ROOT, consumers, "new", 0o666)
     assert written == []
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("v", "a view has mode 444"),
+        (".kept", "it has its group's mode"),
+        (".consumers", "it has its group's mode"),
+        (".kept/s", "it has its stream's mode"),
+        (".consumers/.s", "it has its stream's mode"),
+        (".txn", "it has mode 1777"),
+        (".txn/p", "a part keeps the mode with which it was made"),
+        (".txn/p/s", "it has its part's mode"),
+        (".txn/p/.put", "it has its part's mode"),
+    ],
+)
+def test_a_file_whose_mode_is_fixed_says_why(path: str, why: str) -> None:
+    u = Units("bind v #")
+    u.part("p", mode=0o750)
+    node: Any = u.tree.find(ROOT, f"g/{path}")
+    before = attributes(node)
+    with pytest.raises(NotPermitted, match=f"{re.escape(why)}$"):
+        u.tree.setattr(ROOT, node, mode=0o600)
+    assert attributes(node) == before
