@@ -125,3 +125,30 @@ def test_a_quota_of_kept_bytes_bounds_the_disk(tmp_path: Path, way: str) -> None
         print(f"{way}: {used / KEPT:.2f} times the quota")
         assert refused
         assert KEPT / 8 < used < TIMES * KEPT
+
+
+BODY = b"x" * 50_000
+WAITING = {"s": BODY, ".put": _put() + BODY, ".batch": _framed(b"s", b"", BODY)}
+
+
+@pytest.mark.parametrize("path", WAITING)
+def test_a_quota_of_kept_bytes_bounds_writes_that_waited(tmp_path: Path, path: str) -> None:
+    """All of them had room when they came."""
+    with Server.at(tmp_path, "--limit", f"{ME} kept={KEPT}") as server, connection.connect(server.address) as client:
+        client.mkdir("g")
+        client.open("g/ctl", "w").write(b"replay all\nconsumer c backlog 1 full block\n")
+        client.create("g/s").close()
+        file, worker = client.open(f"g/{path}", "w"), client.open("g/.consumers/c", "r+")
+        file.write(WAITING[path])
+        waiting = [file.send(WAITING[path]) for _ in range(2 * KEPT // len(BODY))]
+        refused = 0
+        for wait in waiting:
+            assert worker.receive()
+            worker.write(b"ack\n")
+            try:
+                wait()
+            except OverQuota:
+                refused += 1
+                break
+        assert refused
+        assert json.loads(client.open("g/.stats").receive())["streams"]["s"]["bytes"] <= KEPT

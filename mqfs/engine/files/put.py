@@ -109,9 +109,7 @@ class PutHandle(CommandFile):
         answer = partial(self._answer, stream, put, 0)
         return self.group.publisher.write(
             stream,
-            WriteRequest(
-                Kind.MESSAGE, (body,), total, None, head, self._id(put), answer, None, put.expect, self.refused
-            ),
+            WriteRequest(Kind.MESSAGE, (body,), total, None, head, self._id(put), answer, None, put.expect, self),
         )
 
     def _id(self, put: PutRequest) -> PutId | None:
@@ -219,7 +217,7 @@ class BatchHandle(FramesFile):
         source = BatchSource(packed.messages, len(packed.data), numbers, lambda: [packed.data])
         expected = {self.stream(name): sequence for name, sequence in packed.expected.items()}
         unit = AtomicBatch(
-            self.group.publisher, [source], tallies, value, expected=expected, done=self._tell, on_refused=self.refused
+            self.group.publisher, [source], tallies, value, expected=expected, done=self._tell, writer=self
         )
         return unit.write()
 

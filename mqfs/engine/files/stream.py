@@ -73,9 +73,9 @@ class Writer(OpenFile):
             if settings.data == "line":
                 return self._write_lines(data)
             if settings.sender:
-                request = WriteRequest(Kind.MESSAGE, (data,), size, on_refused=self.refused, headers=self._head())
+                request = WriteRequest(Kind.MESSAGE, (data,), size, writer=self, headers=self._head())
                 return self.group.publisher.write(self.node, request)
-            return self.group.publisher.write_plain(self.node, data, self.refused)
+            return self.group.publisher.write_plain(self.node, data, self)
         except errors.MqfsError as error:
             self.refused(error)
             raise
@@ -106,7 +106,7 @@ class Writer(OpenFile):
                     Kind.MESSAGE,
                     whole,
                     len(data),
-                    on_refused=self.refused,
+                    writer=self,
                     headers=self._head(),
                     before=before,
                     rest=rest,
@@ -139,7 +139,11 @@ class Writer(OpenFile):
         stream.unused_since_ns = self.group.tree.clock.engine_ns()
         if self.partial and not stream.removed:
             try:
-                self.group.publisher.write(stream, WriteRequest(Kind.MESSAGE, (self.partial,), 0, headers=self._head()))
+                step = self.group.publisher.write(
+                    stream, WriteRequest(Kind.MESSAGE, (self.partial,), 0, headers=self._head())
+                )
+                if isinstance(step, Wait) and step in stream.blocked and step.cancel():
+                    raise errors.StreamFull(f"stream {stream.name!r}: no room (expected it when the file is closed)")
             except errors.MqfsError as error:
                 self.group.refuse(self.user, stream.name, f"last, unfinished line not written: {error}")
         self.group.unblock()

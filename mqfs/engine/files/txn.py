@@ -41,7 +41,7 @@ class TxnCtlHandle(PrintedCommands):
             return len(data)
         transactions, verb, names = self.group.transactions, words[0], words[1:]
         if verb == "commit" and names:
-            return transactions.commit(self.user, names[0], names[1:], len(data), self.refused)
+            return transactions.commit(self.user, names[0], names[1:], len(data), self)
         if verb == "abort" and names:
             transactions.abort(self.user, names)
             return len(data)

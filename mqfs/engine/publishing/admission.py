@@ -18,6 +18,7 @@ from mqfs.state.group import ANYONE, Change
 
 if TYPE_CHECKING:
     from mqfs.engine.delivery.consumer import Consumer
+    from mqfs.engine.files.handle import OpenFile
     from mqfs.engine.publishing.batch import AtomicBatch
     from mqfs.engine.stream import Stream
 
@@ -31,8 +32,8 @@ class Admission(enum.Enum):
     WAIT = enum.auto()
 
 
+_WAIT_BYTES = 512  # of memory, about, for a write that waits, beside its messages
 STOPPING = ("reject", "block")  # policies that keep a write from being appended
-OnRefused: TypeAlias = Callable[[errors.MqfsError], None]
 OnSequence: TypeAlias = Callable[[int, int, bool], None]  # of the first: its time or 0, whether its id was known
 
 
@@ -49,11 +50,23 @@ class WriteRequest:
     on_sequence: OnSequence | None = None
     unit: AtomicBatch | None = None  # for this and perhaps other streams
     expect: int | None = None  # the newest message that the stream is to have; 0: none
-    on_refused: OnRefused | None = None  # called where it waited for room and is then refused
+    writer: OpenFile | None = None  # its user's memory holds it while it waits for room, and `refused` is called then
+    held: int = 0  # bytes of that memory
 
     @property
     def size(self) -> int:
         return sum(map(len, self.bodies))
+
+    def hold(self) -> None:
+        """It begins to wait for room. Raises OverLimit."""
+        if self.writer is not None:
+            size = self.size if self.unit is None else self.unit.memory
+            self.held = self.writer.group.tree.memory.change(self.writer.user.uid, 0, size + _WAIT_BYTES)
+
+    def release(self) -> None:
+        """It waits no more."""
+        if self.writer is not None:
+            self.held = self.writer.group.tree.memory.change(self.writer.user.uid, self.held, 0)
 
 
 def by_depth(stream: Stream, settings: Settings, counts: GroupCounts, request: WriteRequest) -> Admission:

@@ -21,7 +21,6 @@ from mqfs.engine.language.permissions import W, require
 from mqfs.engine.language.settings import NO_DEPTH
 from mqfs.engine.publishing.admission import (
     Admission,
-    OnRefused,
     PutId,
     WriteRequest,
     depth_reached,
@@ -39,6 +38,7 @@ from mqfs.state.group import Attributes, Change
 from mqfs.store.api import Store
 
 if TYPE_CHECKING:
+    from mqfs.engine.files.handle import OpenFile
     from mqfs.engine.stream import Stream
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class AtomicBatch:
     expected: Mapping[Stream, int] = attrs.Factory(dict)  # the newest message that each stream is to have before it
     done: Callable[[AtomicBatch], None] | None = None  # called when it is appended, or discarded
     undo: Callable[[], None] | None = None  # called when it will not be
-    on_refused: OnRefused | None = None  # called where it waited for room and is then refused
+    writer: OpenFile | None = None  # see WriteRequest
     first: int = 0  # sequence of its first message, once it is appended
     discarded: bool = False
     changes: Sequence[Change] = ()  # of `commit`
@@ -87,6 +87,11 @@ class AtomicBatch:
         self.size = sum(source.stored_bytes for source in self.sources)
         self.messages = sum(source.messages for source in self.sources)
 
+    @property
+    def memory(self) -> int:
+        """Bytes of its messages that are in memory: what was staged is not."""
+        return self.size if self.commit is None else 0
+
     # ------------------------------------------------------------ looking
 
     def write(self) -> Step[int]:
@@ -95,8 +100,8 @@ class AtomicBatch:
         if self.lacking is None:
             return self._guarded(self._append)
         self._waited = True
-        request = WriteRequest(MESSAGE, (), self.value, self.undo, unit=self, on_refused=self.on_refused)
-        return self.publisher.blocked.park(self.lacking, request)
+        request = WriteRequest(MESSAGE, (), self.value, self.undo, unit=self, writer=self.writer)
+        return self._guarded(partial(self.publisher.blocked.park, self.lacking, request))
 
     def admit(self) -> Admission:
         """Whether it can go on, having waited. Raises what refuses it now."""
@@ -128,10 +133,8 @@ class AtomicBatch:
         if self.size > publisher.retention.bound_bytes():
             most = publisher.retention.bound_bytes()
             raise errors.TooLong(f"batch of {self.size} bytes: exceeds the group's log (expected at most {most})")
-        if publisher.kept_quotas is not None and not self._waited:
-            sizes = {stream: stored(tally.messages, tally.size) for stream, tally in self.tallies.items()}
-            plain = sum(HEAD_BYTES * tally.messages + tally.size for tally in self.tallies.values())
-            publisher.kept_quotas.check(sizes, max(self.size - plain, 0))  # of which stream headers are is not known
+        if (quotas := publisher.kept_quotas) is not None:
+            quotas.require(*self._kept())
         full, lacking = publisher.log.settings.full, self._without_room()
         if lacking and full == "block":
             return lacking[0]
@@ -146,7 +149,15 @@ class AtomicBatch:
             if full == "reject":
                 raise publisher.retention.bound_reached()
             self.discarded = True
+        if quotas is not None and not self.discarded:
+            quotas.charge(*self._kept())
         return None  # with `full drop-old` the oldest go after the append: what the disk refuses takes nothing away
+
+    def _kept(self) -> tuple[dict[Stream, int], int]:
+        """What a quota is charged: of each stream, and of all of them, as it is not known of which headers are."""
+        sizes = {stream: stored(tally.messages, tally.size) for stream, tally in self.tallies.items()}
+        plain = sum(HEAD_BYTES * tally.messages + tally.size for tally in self.tallies.values())
+        return sizes, max(self.size - plain, 0)
 
     def _is_repeat(self) -> bool:
         """Whether it was committed, or one of its ids came: also while it waited, then by a change of the group. Raises

@@ -131,15 +131,19 @@ class KeptQuotas:
                 self.owners.setdefault(stream.state.uid, KeptBytes()).measure(stream)
 
     def check(self, sizes: Mapping[Stream, int], of_all: int = 0) -> None:
-        """Charge a write, its bytes by stream, and to each owner those of all streams together. Raises OverQuota, and
-        charges nothing then."""
-        owners: dict[int, dict[Stream, int]] = {}
-        for stream, size in sizes.items():
-            mine = owners.setdefault(stream.state.uid, {})
-            mine[stream] = size + (0 if mine else of_all)
-        for owner, mine in owners.items():
+        """Charge a write, as `require` and `charge`. Raises OverQuota, and charges nothing then."""
+        self.require(sizes, of_all)
+        self.charge(sizes, of_all)
+
+    def require(self, sizes: Mapping[Stream, int], of_all: int = 0) -> None:
+        """Check that the owners may keep a write, its bytes by stream, and of each owner those of all streams together.
+        Raises OverQuota."""
+        for owner, mine in _by_owner(sizes, of_all).items():
             self._check(owner, sum(mine.values()), mine)
-        for owner, mine in owners.items():
+
+    def charge(self, sizes: Mapping[Stream, int], of_all: int = 0) -> None:
+        """Charge a write that was checked."""
+        for owner, mine in _by_owner(sizes, of_all).items():
             for stream, size in mine.items():
                 if owner in self.owners:
                     self.owners[owner].charge(stream, size)
@@ -171,3 +175,11 @@ class KeptQuotas:
         while self._turn and looked < _TICK:
             owner = self._turn.pop()
             looked += self.owners[owner].look(owner) + 1
+
+
+def _by_owner(sizes: Mapping[Stream, int], of_all: int) -> dict[int, dict[Stream, int]]:
+    owners: dict[int, dict[Stream, int]] = {}
+    for stream, size in sizes.items():
+        mine = owners.setdefault(stream.state.uid, {})
+        mine[stream] = size + (0 if mine else of_all)
+    return owners

@@ -11,13 +11,14 @@ from mqfs import errors
 from mqfs.engine.core.log import AckSteps
 from mqfs.engine.language.settings import NO_DEPTH
 from mqfs.engine.publishing import admission
-from mqfs.engine.publishing.admission import Admission, OnRefused, OnSequence, WriteRequest
+from mqfs.engine.publishing.admission import Admission, OnSequence, WriteRequest
 from mqfs.engine.publishing.kept_quotas import stored
 from mqfs.engine.retention.retained import newest_written
 from mqfs.model import Draft, Kind, Record, Step, Wait
 from mqfs.state.group import Change
 
 if TYPE_CHECKING:
+    from mqfs.engine.files.handle import OpenFile
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
@@ -32,19 +33,19 @@ class Publisher:
         self._host, self.log, self.retention, self.consumers = host, host.log, host.retention, host.consumers
         self.counts, self.fanout, self.mark_dirty = host.counts, host.fanout, host.mark_dirty
         self._waiting, self.ids, self.kept_quotas = host.waiting, host.ids, host.kept_quotas
-        self.blocked = BlockedWriters(self.admit, self.append_admitted)
+        self.blocked = BlockedWriters(self.admit_in_quota, self.append_admitted)
 
-    def write_plain(self, stream: Stream, body: bytes, on_refused: OnRefused) -> Step[int]:
-        """As `write`, of one message without headers; `on_refused` is that of its request. A straight line where
+    def write_plain(self, stream: Stream, body: bytes, writer: OpenFile) -> Step[int]:
+        """As `write`, of one message without headers; `writer` is that of its request. A straight line where
         nothing bounds the stream and no reader waits: every message pays for every call here."""
         size, log, consumers = len(body), self.log, self.consumers
         bounded = log.settings.depth is not NO_DEPTH or stream.blocked or consumers.bounded or self.kept_quotas
         if bounded or log.shown is not None or stream.removed or log.end.failed is not None:
-            return self.write(stream, WriteRequest(MESSAGE, (body,), size, on_refused=on_refused))
+            return self.write(stream, WriteRequest(MESSAGE, (body,), size, writer=writer))
         retention = self.retention
         retention.room -= size + RECORD_BYTES
         if retention.room < 0:
-            return self.write(stream, WriteRequest(MESSAGE, (body,), size, on_refused=on_refused))
+            return self.write(stream, WriteRequest(MESSAGE, (body,), size, writer=writer))
         if not log.must_retain or self._waiting.readers:
             self._append_one(stream, MESSAGE, body)
             return log.after_data_sync(size)
@@ -72,10 +73,7 @@ class Publisher:
         self.log.require_writable(messages=True)
         if request.kind != MESSAGE and self.log.settings.deliver == "one":
             return request.total  # an EOF marker is for all readers: here is none who could get it
-        if self.kept_quotas is not None and not self._is_duplicate(request):  # which needs no room
-            messages, heads = len(request.bodies), len(request.bodies) * len(request.headers)
-            self.kept_quotas.check({stream: stored(messages, request.size + heads)})
-        verdict = self.admit(stream, request)
+        verdict = self.admit_in_quota(stream, request)
         if verdict is Admission.WAIT:
             return self.blocked.park(stream, request)
         if verdict is Admission.DISCARD:
@@ -84,6 +82,20 @@ class Publisher:
 
     def _is_duplicate(self, request: WriteRequest) -> bool:
         return request.id is not None and self.ids.find_duplicate(request.id) > 0
+
+    def admit_in_quota(self, stream: Stream, request: WriteRequest) -> Admission:
+        """As `admit`, within what the stream's owner may keep. It is charged when it is admitted: one that waits is
+        checked again then."""
+        quotas = self.kept_quotas
+        if quotas is None or request.unit is not None or self._is_duplicate(request):  # which needs no room
+            return self.admit(stream, request)
+        messages, heads = len(request.bodies), len(request.bodies) * len(request.headers)
+        sizes = {stream: stored(messages, request.size + heads)}
+        quotas.require(sizes)
+        verdict = self.admit(stream, request)
+        if verdict is Admission.APPEND:
+            quotas.charge(sizes)
+        return verdict
 
     def admit(self, stream: Stream, request: WriteRequest) -> Admission:
         """What `depth`, the bounds of consumers and that of the log say of a write. Raises what refuses it;
@@ -263,13 +275,17 @@ class BlockedWriters:
         self.streams: set[Stream] = set()  # on which writers wait
 
     def park(self, stream: Stream, request: WriteRequest) -> Wait[int]:
-        """It waits for room there. Where it is cancelled before there was, nothing of it was appended."""
+        """It waits for room there. Where it is cancelled before there was, nothing of it was appended. Raises
+        OverLimit."""
+
+        request.hold()
 
         def cancel(wait: Wait[int]) -> bool:
             place = _place(stream, request)
             first = place is not None and next(iter(place.blocked), None) is wait
             if place is None or place.blocked.pop(wait, None) is None:
                 return False
+            request.release()
             if request.undo is not None:
                 request.undo()
             if first:
@@ -317,6 +333,7 @@ class BlockedWriters:
                 self.streams.add(place)
                 continue
             stream.blocked = blocked = rest
+            request.release()
             wait.follow(step)
         stream.pollers.wake()
 
@@ -340,8 +357,9 @@ def _place(stream: Stream, request: WriteRequest) -> Stream | None:
 
 
 def _refuse(wait: Wait[int], request: WriteRequest, error: Exception) -> None:
+    request.release()
     if request.undo is not None:
         request.undo()
-    if request.on_refused is not None and isinstance(error, errors.MqfsError):
-        request.on_refused(error)
+    if request.writer is not None and isinstance(error, errors.MqfsError):
+        request.writer.refused(error)
     wait.fail(error)

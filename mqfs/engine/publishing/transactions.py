@@ -16,7 +16,7 @@ from mqfs import errors, limits
 from mqfs.engine.core.timers import PARTS, Alarm
 from mqfs.engine.language.batch_frames import merge_expected
 from mqfs.engine.language.permissions import W, allowed, require_owner
-from mqfs.engine.publishing.admission import OnRefused, PutId
+from mqfs.engine.publishing.admission import PutId
 from mqfs.engine.publishing.batch import AtomicBatch, StagedBatch, StreamTotals, require_fit
 from mqfs.model import Step, User
 from mqfs.quotas import require_share
@@ -25,6 +25,7 @@ from mqfs.state.group import Attributes, Change
 from mqfs.syntax.names import check_control, check_name, one_line
 
 if TYPE_CHECKING:
+    from mqfs.engine.files.handle import OpenFile
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
@@ -111,9 +112,9 @@ class Transactions:
         for part in dict.fromkeys(parts):
             self.drop(part)
 
-    def commit(self, user: User, word: str, names: Sequence[str], value: int, on_refused: OnRefused) -> Step[int]:
-        """Append those parts, in that order, as one unit; or nothing, where that ID was committed before. `on_refused`:
-        called where it waited for room and is then refused."""
+    def commit(self, user: User, word: str, names: Sequence[str], value: int, writer: OpenFile) -> Step[int]:
+        """Append those parts, in that order, as one unit; or nothing, where that ID was committed before. `writer`:
+        see WriteRequest."""
         producer, number = parse_id(word)
         if not names:
             self._require_writer(user)
@@ -125,7 +126,7 @@ class Transactions:
             raise errors.BadCommand("commit: a part is named twice (expected each once)")
         parts = [self._mine(user, name) for name in names]
         unit = self._unit(user, parts, partial(self._changes, user, producer, number), value)
-        unit.on_refused = on_refused
+        unit.writer = writer
         return unit.write()
 
     def _is_committed(self, user: User, producer: str, number: int) -> bool:
