@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import count as count_up
 from typing import TYPE_CHECKING, Any
 
 from mqfs import errors, limits
@@ -262,7 +263,9 @@ class PeekHandle(OpenFile):
 
     def _look(self, count: int, offset: int) -> Work[bytes]:
         """For the next message, in steps. Other reads may move on meanwhile."""
-        while not (self.node.removed or self.closed):
+        for looked in count_up(1):
+            if self.node.removed or self.closed:
+                break
             consumer = self.consumer  # which may be made for this look
             if consumer.coverage.exclusives_only:
                 break  # only a claim shows those
@@ -274,7 +277,8 @@ class PeekHandle(OpenFile):
                 entry = consumer.progress.unacked.get(record.sequence)
                 self.shown = record, 1 if entry is None else entry.failed + 1
                 return self.last.first(record.body, count, offset)
-            yield
+            if record is None or looked % _LOOKED_AT == 0:
+                yield
         return b""
 
     def _shows(self, record: Record) -> bool:
