@@ -7,6 +7,7 @@ A record is in the log before the state says so. The log gives each record its t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import attrs
@@ -58,6 +59,13 @@ class GroupLog:
             raise errors.ReadOnly(f"the disk failed: {failed}" if failed.errno else str(failed))
 
     # ------------------------------------------------------------ appending
+
+    def next_sequence(self, size: int) -> int:
+        """The sequence of the first message of the batch that is appended next. `size`: its bytes at most, with what is
+        recorded beside: the log has room for them first, as a new segment may use up a number."""
+        with suppress(errors.DiskFull):  # the append says so, or needs less
+            self.stored.ranges.reserve_space(size, 0)
+        return self.stored.end.next
 
     def append(self, kind: int, stream: int, body: bytes, time_ns: int) -> int:
         """One message without headers; its sequence. `time_ns`: of `times.next_ns()`."""

@@ -16,13 +16,15 @@ from mqfs.engine.language import batch_frames
 from mqfs.engine.language.permissions import W, require
 from mqfs.engine.language.put_request import PutRequest, parse
 from mqfs.engine.language.schedules import Schedule
-from mqfs.engine.publishing.admission import PutId, WriteRequest
+from mqfs.engine.publishing.admission import PutId, WriteRequest, bytes_of
 from mqfs.engine.publishing.batch import AtomicBatch, StreamTotals, require_fit
 from mqfs.engine.stream import Stream
 from mqfs.model import Kind, Step
 from mqfs.records import batch, headers
 from mqfs.records.batch import BatchSource
 from mqfs.syntax.duration import print_duration
+
+_DELAYED_BYTES = 128  # that the log takes for a delayed message beside its body and the headers given with it
 
 
 class PutHandle(CommandFile):
@@ -122,8 +124,11 @@ class PutHandle(CommandFile):
         known = group.ids.find_duplicate(put_id) if put_id else 0
         sequence = known
         if not known:
-            changes = [group.ids.note(put_id, group.log.stored.end.next)] if put_id else []
-            sequence = group.held.put(stream, body, self._texts(put), due_ns, changes)
+            texts, changes = self._texts(put), []
+            if put_id:
+                size = len(body) + len(headers.encode(texts)) + _DELAYED_BYTES + bytes_of([put_id])
+                changes = [group.ids.note(put_id, group.log.next_sequence(size))]
+            sequence = group.held.put(stream, body, texts, due_ns, changes)
         self._answer(stream, put, due_ns, sequence, clock.wall_ns() + due_ns - clock.engine_ns(), bool(known))
         return group.log.after_metadata_sync(total)
 

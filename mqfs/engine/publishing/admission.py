@@ -149,6 +149,8 @@ def lacking_backlog(settings: Settings, messages: Mapping[Stream, int]) -> Strea
 # state, for a time and up to a number.
 
 
+_ID_BYTES = 256  # of the change that has an id, beside its text; more than a reserve record
+_ESCAPED = 12  # bytes of one character in it, at most
 _FORGOTTEN = 16_384  # at once: some milliseconds
 
 
@@ -157,6 +159,11 @@ class PutId(NamedTuple):
 
     uid: int
     text: str
+
+
+def bytes_of(ids: Iterable[PutId]) -> int:
+    """At most the bytes that the log takes to remember them, with a record of its own beside."""
+    return _ID_BYTES + sum(_ID_BYTES + _ESCAPED * len(put_id.text) for put_id in ids)
 
 
 class DeduplicationWindow:

@@ -23,18 +23,19 @@ from mqfs.engine.publishing.admission import (
     Admission,
     PutId,
     WriteRequest,
+    bytes_of,
     depth_reached,
     has_room,
     lacking_backlog,
 )
 from mqfs.engine.publishing.kept_quotas import KeptQuotas, stored
-from mqfs.engine.publishing.publisher import Publisher
+from mqfs.engine.publishing.publisher import RECORD_BYTES, Publisher
 from mqfs.model import Draft, Kind, Record, Step, User
 from mqfs.quotas import UserLimits
 from mqfs.records import batch
 from mqfs.records.batch import BatchSource, RecordBatch
 from mqfs.records.record import HEAD_BYTES
-from mqfs.state.group import Attributes, Change
+from mqfs.state.group import Attributes, Change, encode_change
 from mqfs.store.api import Store
 
 if TYPE_CHECKING:
@@ -217,8 +218,7 @@ class AtomicBatch:
             if self.changes:
                 publisher.log.append_batch((), self.changes)
         elif self.messages or self.changes:
-            end = publisher.log.stored.end.next
-            noted = [publisher.ids.change(put_id, end + place) for put_id, place in self.ids.items()]
+            noted = self._noted() if self.ids else []
             first = publisher.log.append_batch(RecordBatch(self.sources), [*self.changes, *noted])
             self.first = first if self.messages else 0
         if self.first:
@@ -228,6 +228,12 @@ class AtomicBatch:
         publisher.mark_dirty()
         sync = publisher.log.after_metadata_sync if self.commit is not None else publisher.log.after_data_sync
         return sync(self.value)
+
+    def _noted(self) -> list[Change]:
+        """The changes by which the ids are remembered."""
+        others = sum(len(encode_change(change)) + RECORD_BYTES for change in self.changes)
+        end = self.publisher.log.next_sequence(self.size + others + bytes_of(self.ids))
+        return [self.publisher.ids.change(put_id, end + place) for put_id, place in self.ids.items()]
 
     def _deliver_or_hold(self, first: int) -> None:
         publisher, time_ns = self.publisher, self.publisher.log.end.last_ns

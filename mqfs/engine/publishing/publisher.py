@@ -11,7 +11,7 @@ from mqfs import errors
 from mqfs.engine.core.log import AckSteps
 from mqfs.engine.language.settings import NO_DEPTH
 from mqfs.engine.publishing import admission
-from mqfs.engine.publishing.admission import Admission, OnSequence, WriteRequest
+from mqfs.engine.publishing.admission import Admission, OnSequence, WriteRequest, bytes_of
 from mqfs.engine.publishing.kept_quotas import stored
 from mqfs.engine.retention.retained import newest_written
 from mqfs.model import Draft, Kind, Record, Step, Wait
@@ -172,8 +172,11 @@ class Publisher:
 
     def _append_batch(self, stream: Stream, request: WriteRequest) -> None:
         """Messages, and with one of `.put` that its id is known."""
-        changes = [self.ids.change(request.id, self.log.stored.end.next)] if request.id is not None else []
         drafts = [Draft(request.kind, stream.number, body, request.headers) for body in request.bodies]
+        changes = []
+        if request.id is not None:
+            size = request.size + len(drafts) * (len(request.headers) + RECORD_BYTES)
+            changes = [self.ids.change(request.id, self.log.next_sequence(size + bytes_of([request.id])))]
         first = self.append(drafts, changes)
         if request.on_sequence is not None:
             request.on_sequence(first, self.log.end.last_ns, False)

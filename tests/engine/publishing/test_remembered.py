@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from mqfs.model import User, Wait
 from tests.support.batches import Units
 from tests.support.calls import calls
 from tests.support.hand import ANNA, BERT, ROOT
+from tests.support.temp_store import SMALL, lowered
 
 OLD = "old" * 200
 
@@ -239,3 +241,44 @@ def test_memory_bounds_the_ids_in_parts(made: Any, monkeypatch: pytest.MonkeyPat
     put(u, "other", part="q", user=BERT)
     u.say("commit job.1 p", ANNA)
     assert len(u.log()) == 4
+
+
+# ---------------------------------------------------------------- the sequence of a repeated id
+
+
+def asked(u: Units, id: str, **keys: str) -> int:
+    return u.put(b"body", id=id, **keys)
+
+
+def committed(u: Units, id: str) -> int:
+    """The sequence of a message with an id in a part that is committed; its repeat is asked for like any other."""
+    put(u, id, "body", part=u.part("p").name)
+    u.say(f"commit {id.replace(' ', '.')} p")
+    return int(u.kept()[-1]["sequence"])
+
+
+IDS: dict[str, Callable[[Units, str], int]] = {
+    "put": asked,
+    "put with headers": lambda u, id: asked(u, id, key="k" * 90),
+    "delayed": lambda u, id: asked(u, id, delay="9h"),
+    "commit": committed,
+}
+
+
+@pytest.mark.parametrize("how", IDS)
+def test_a_repeat_is_answered_with_the_sequence_of_the_message(tmp_path: Path, how: str) -> None:
+    """Also where its append began a segment behind one with changes only, which uses up a number."""
+    with lowered(**SMALL):
+        u = Units("consumer w", path=tmp_path / "store")
+        wrong = []
+        for number in range(60):
+            for _ in range(number):
+                u.ctl("consumer w backlog 5")
+                u.ctl("consumer w")
+            id = f"id {number}"
+            sequence = IDS[how](u, id)
+            if (again := asked(u, id)) != sequence:
+                wrong.append((id, sequence, again))
+        assert wrong == []
+        u.restart()
+        assert asked(u, id) == sequence
