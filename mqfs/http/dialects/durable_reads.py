@@ -88,8 +88,10 @@ class Stitched:
         return found
 
     async def state(self) -> StreamState:
-        """The stream's, with `next` moved to its tail where all before was read."""
+        """The stream's, with `next` moved to its tail where all before was read. That state is shared with others, and
+        messages that came while it was looked up are in its tail: then this is no longer the end."""
         state = await self._catalog.state(self._call, self._stream)
+        self.at_end = self.at_end and (self._source is None or self._source.at_end)
         if self.at_end:
             self.next = state.tail if state.closed else max(self.next, state.tail)
         return state
@@ -150,16 +152,14 @@ async def read(call: Call, catalog: Catalog, stream: Any) -> Answer:
 async def _page(call: Call, stitched: Stitched, kind: str, word: str, cursor: str | None) -> Answer:
     """The messages that are there; with a cursor, of a long poll: else the first that comes."""
     start, number = stitched.next, stitched._stream.number
-    found = await stitched.gather(limits.HTTP_PAGE_BYTES)
-    state = await stitched.state()
-    if cursor is not None and not found and stitched.at_end and not state.closed:
+    found, state = await _gather(stitched)
+    if cursor is not None:
         try:
-            while not (found or stitched.is_over or (state := await stitched.state()).closed or call.tree.closing):
+            while not (found or state.closed or stitched.is_over or call.tree.closing):
                 await stitched.wait(limits.DURABLE_WAIT_S)
-                found = await stitched.gather(limits.HTTP_PAGE_BYTES)
+                found, state = await _gather(stitched)
         except TimedOut:
-            pass
-        state = await stitched.state()
+            found, state = await _gather(stitched)  # what came meanwhile is shown, and so is a close
     is_end = stitched.at_end
     is_closed = is_end and state.closed
     head: Headers = [*SAME_SITE, SANDBOX, ("Stream-Next-Offset", print_offset(stitched.next))]
@@ -179,6 +179,14 @@ async def _page(call: Call, stitched: Stitched, kind: str, word: str, cursor: st
     if call.has_tag(tag):
         return Answer(304, headers=head)
     return Answer(200, join(kind, found), kind, head)
+
+
+async def _gather(stitched: Stitched) -> tuple[list[bytes], StreamState]:
+    """A page of messages, and the state after them; none only at the end: an answer without any is not cached."""
+    while True:
+        found, state = await stitched.gather(limits.HTTP_PAGE_BYTES), await stitched.state()
+        if found or stitched.at_end:
+            return found, state
 
 
 async def _follow(call: Call, stitched: Stitched, kind: str, cursor: str) -> Answer:
