@@ -21,7 +21,7 @@ from mqfs.client.prefetch import DeferredAcks, SentAcks, ranges
 from mqfs.client.subscription import CursorSubscription, names_of
 from mqfs.client.types import Duration, File, Link, Patterns, read_whole
 from mqfs.client.waiting import Waiting
-from mqfs.errors import Denied, Disconnected, Exists, Interrupted, MqfsError, NotFound, Stale
+from mqfs.errors import Denied, Disconnected, Exists, FellBehind, Interrupted, MqfsError, NotFound, Stale
 from mqfs.records import headers
 from mqfs.syntax.duration import format_duration
 from mqfs.syntax.quoting import command_lines, quote_word, split
@@ -371,8 +371,8 @@ class Claims(Waiting[Claim]):
                     continue
                 self._open_claims.add(claim)
                 try:
-                    if claim.message.headers:
-                        self._assemble(claim)
+                    if claim.message.headers and not self._assemble(claim):
+                        continue
                 except Disconnected as error:
                     self._require_reconnect(error)
                     self._ready.clear()  # claims of the lost connection
@@ -424,23 +424,45 @@ class Claims(Waiting[Claim]):
             claim._found, claim._asked_at = found, asked_at
             self._ready.append(claim)
 
-    def _assemble(self, claim: Claim) -> None:
+    def _assemble(self, claim: Claim) -> bool:
         """Read the parts of a multipart body, which is claimed by its last one. Where that fails no one gets the claim:
-        the delivery has failed."""
+        the delivery has failed. False: parts are gone, and the claim is settled."""
         number, total = place_of(claim.message)
         if total < 2 or number != total:
-            return
-        first, until = claim.sequence - total + 1, str(claim.sequence)
-        group = self._path.rpartition("/.consumers/")[0]
+            return True
+        first = claim.sequence - total + 1
         try:
-            with CursorSubscription(self._link, group, claim.stream, start=str(first), until=until) as parts:
-                whole = next(parts, claim.message)
+            found = self._read_parts(claim, first)
         except BaseException:
             with suppress(MqfsError):
                 claim.nack()
             raise
-        if whole.sequence == first:
-            claim.message = whole
+        if found is not None and found.sequence == first:
+            claim.message = found
+            return True
+        try:
+            with suppress(Stale):
+                if found is None or found.sequence < claim.sequence:  # it expired, was purged, or cut by `depth`
+                    claim.ack()
+                else:
+                    claim._give_up("parts are missing")
+        except BaseException:
+            self._give_back(claim)  # on a full disk, say: the next `get` tries again
+            raise
+        return False
+
+    def _read_parts(self, claim: Claim, first: int) -> Message | None:
+        """The body from its first part on. Where parts are missing, the last message that is left of it, if any."""
+        group, found = self._path.rpartition("/.consumers/")[0], None
+        until = str(claim.sequence)
+        with CursorSubscription(self._link, group, claim.stream, start=str(max(first, 1)), until=until) as parts:
+            while True:
+                try:
+                    found = parts.get()
+                except EOFError:
+                    return found
+                except FellBehind:
+                    pass  # parts are gone: look for what is left
 
     def _begin_read(self) -> None:
         self._has_begun = True

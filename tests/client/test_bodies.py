@@ -421,3 +421,46 @@ def test_a_worker_and_dead_letters(tree: Client, name: str) -> None:
         eventually(lambda: dead() == [len(body)])
         group.redrive()
         eventually(lambda: len(tried) == 2 and dead() == [len(body)])
+
+
+BODY = b"A" * 1_000_000 + b"B" * 1_000_000 + b"TAIL"
+
+
+@pytest.mark.parametrize("prefetch", [1, 8])
+@pytest.mark.parametrize("how", ["expired", "purged", "removed", "cut"])
+def test_what_is_left_of_a_body_that_is_gone_is_given_to_no_one(
+    tree: Client, name: str, how: str, prefetch: int
+) -> None:
+    """It may have been claimed ahead: then its last part is here, and the others can not be read any more."""
+    group = kept(tree, name)
+    group.ctl("depth 5", "retries 3", "protect off")
+    group.create("s")
+    with group.consume("w", prefetch=prefetch) as claims:
+        group.publish("s", b"small")
+        group.publish("s", BODY, ttl=0.5 if how == "expired" else None)
+        with claims.get(HANG_S) as claim:
+            assert claim.body == b"small"
+            if how == "expired":
+                eventually(lambda: not [m for m in group.history() if m.size > 5])
+            elif how == "purged":
+                group.purge("s")
+            elif how == "removed":
+                group.remove("s")
+            for number in range(5):
+                group.publish("s", str(number))
+        for number in range(5):
+            with claims.get(HANG_S) as claim:
+                assert (claim.body, claim.deliveries) == (b"%d" % number, 1)
+    assert group.stats().consumers["w"].waiting == group.stats().consumers["w"].claimed == 0
+    assert "dead" not in group.streams()
+
+
+def test_a_last_part_without_the_others_is_a_dead_letter(tree: Client, name: str) -> None:
+    group = kept(tree, name)
+    group.ctl("retries 3")
+    group.publish("s", b"TAIL", headers={"part": "3/3"})
+    group.publish("s", b"next")
+    with group.consume("w") as claims, claims.get(HANG_S) as claim:
+        assert claim.body == b"next"
+    (dead,) = group.history(pattern="dead")
+    assert (dead.body, dead.headers["reason"]) == (b"TAIL", "parts are missing")
