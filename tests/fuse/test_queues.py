@@ -22,6 +22,7 @@ from tests.fuse.test_data import sh
 from tests.support.campaign import size
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server
+from tests.support.tools import mq_cat, mq_work
 
 RDWR_NB = os.O_RDWR | os.O_NONBLOCK
 
@@ -687,3 +688,25 @@ def calls_in(task: Path, number: int) -> bool:
         words = (task / "syscall").read_text().split()
         return words[0] == str(number) and words[1] != "0x0"
     return False
+
+
+def test_what_lies_behind_many_others_is_there_for_who_does_not_wait(tmp_path: Path) -> None:
+    """A claim that does not wait for new messages has those that are there, however many it passes over."""
+    with Server.at(tmp_path, "--http", "unix!web", mount=True) as server, server.connect() as client:
+        view = 'bind v prefix:"" payload_contains("needle")'
+        group = client.group("g", create=True, ctl=["replay all", "sync off", view])
+        for number in range(5):
+            group.ctl(f"consumer c{number} v")
+        group.create("s")
+        group.publish_many([("s", b"hay")] * 20_000)
+        group.publish("s", b"needle")
+        mq = server.path / "g"
+        with opened(mq / ".consumers" / "c0", os.O_RDWR | os.O_NONBLOCK) as file:
+            assert os.read(file, 100) == b"needle"
+        with group.consume("c1") as claims:
+            assert claims.get(0).body == b"needle"
+        assert mq_cat("-e", "--consumer", "c2", mq).stdout == b"needle"
+        assert mq_work("-e", mq / ".consumers" / "c3", "--", "cat").stdout == b"needle"
+        words = ["curl", "-s", "--unix-socket", str(tmp_path / "web"), "-X", "POST"]
+        url = "http://localhost/g/.consumers/c4/claim?wait=0s"
+        assert b'"needle"' in subprocess.run([*words, url], check=True, stdout=subprocess.PIPE).stdout

@@ -10,20 +10,15 @@ urgent, never with the backlog.
 
 The claim of 5 says `slot 3 to 5`: 3 and 4 have nothing for the consumer, and the acks of neighbours join to one range.
 Past 7, which is known, the slot [6, 6] holds no message. It is a gap, and acked with the next claim.
-
-A scan passes over `Waiting.left` messages and continues in portions: up to the first message for any receiver it is
-one for all of them; beyond that, where a receiver may not have what it finds, one for that receiver. Meanwhile those
-whose scan it is find nothing by it.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import TYPE_CHECKING
 
-from mqfs import errors, limits
+from mqfs import errors
 from mqfs.engine.core import multipart
 from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.flow import Flow, Keys
@@ -78,7 +73,6 @@ class Dispatcher:
         "_ready",
         "_receivers",
         "_scan_position",
-        "_scans",
         "_waiting",
         "flow",
         "gaps",
@@ -104,7 +98,6 @@ class Dispatcher:
         self._loading: list[Key] | None = None  # `_ready`, while it is put together; nothing is claimed meanwhile
         self.on_loaded: Callable[[], None] = lambda: None  # serve the reads that waited for that
         self._looked_through = 0  # of these, when all of them were
-        self._scans: dict[ClaimingHandle | None, Wait[Next | None]] = {}  # in portions, for one receiver; None: all
         self._order = 0  # the group's order_version when they were looked up
         self.flow: Flow | None = None  # the rules of the consumer; None: it has none
         self._keys: Keys | None = None  # where one of them is about keys, from the first claim on
@@ -116,9 +109,6 @@ class Dispatcher:
         self._ready, self._loading, self._keys, self.gaps = None, None, None, {}
         for receiver in self._receivers:
             receiver.scanned_to = 0
-        scans, self._scans = self._scans, {}
-        for scan in scans.values():
-            scan.cancel()
 
     def reopen(self, sequence: int) -> None:
         """Keep a message out of every slot: it is to be delivered again."""
@@ -260,8 +250,6 @@ class Dispatcher:
             found = None
         else:
             found = self._scan(receiver)
-            if found is None and self._is_scanning(receiver):
-                return None  # what it finds may come before the best one of those known
         if best is None or (found is not None and self._key(found[0]) < best[0]):
             return found
         return best[1]
@@ -273,19 +261,13 @@ class Dispatcher:
         taken: set[bytes] = set()  # their keys
         if self._ready != [] or not position == self._gap_start == self._scan_position:
             return found
-        while len(found) < messages and self._waiting.left > 0:
+        while len(found) < messages:
             try:
                 record = self._find(position)
             except errors.Damaged:
                 break  # the next search raises it
-            if record is None or record.sequence >= receiver.end_sequence:
+            if record is None or record.sequence >= receiver.end_sequence or self._judge(record) != _CLAIMABLE:
                 break
-            if (verdict := self._judge(record)) != _CLAIMABLE:
-                if verdict == _KNOWN or self._covers(record):
-                    break
-                self._waiting.left -= 1
-                position = record.sequence + 1
-                continue
             size -= each + len(record.headers) + len(record.body)
             if size < 0 or not receiver.may_receive(self._group.numbers[record.stream], record.sequence):
                 break
@@ -404,8 +386,6 @@ class Dispatcher:
                 return best[1]
             ended = self._coverage.exclusives_only or self._scan_position >= self._group.log.end.next
             found = None if ended else self._scan(receiver)
-            if found is None and self._is_scanning(receiver):
-                return None
             if best is None or (found is not None and self._key(found[0]) < best[0]):
                 return found
             if keys.may_go(best[1][0], best[0]):
@@ -468,17 +448,13 @@ class Dispatcher:
 
     # ------------------------------------------------------------ the scan of the log
 
-    def _scan(self, receiver: ClaimingHandle, *, pauses: bool = True) -> Next | None:
-        """The first message in the log that no receiver had and this one may have. None, too, as long as it is looked
-        for in portions; without `pauses`, as far as `left` reaches."""
+    def _scan(self, receiver: ClaimingHandle) -> Next | None:
+        """The first message in the log that no receiver had and this one may have."""
         group = self._group
-        position, aside, is_first = self._scan_position, False, self._waiting.left > 0
+        position, aside = self._scan_position, False
         if receiver.scanned_to > position and receiver.scanned_version == group.catalog_version:
             position, aside = receiver.scanned_to, True  # what lies between is not for this one
-        if self._scans and pauses and self._is_scanning(receiver):
-            return None
-        cost = 0  # the first one is free: each of many receivers looks at a new message
-        while not cost or self._waiting.left > 0:
+        while True:
             try:
                 record = self._find(position)
             except errors.Damaged as error:
@@ -495,8 +471,6 @@ class Dispatcher:
             if record.headers and (last := multipart.last_of(group.log, record)) is not None:
                 record = last  # a multipart body is claimed whole
             position = record.sequence + 1
-            self._waiting.left -= cost
-            cost = 1 + len(record.body) // limits.PASSED_BYTES
             verdict = self._judge(record)
             if verdict == _CLAIMABLE:
                 if receiver.may_receive(group.numbers[record.stream], record.sequence):
@@ -509,58 +483,6 @@ class Dispatcher:
                 position = self._go_past(record, first, verdict)
             if aside:
                 receiver.scanned_to, receiver.scanned_version = position, group.catalog_version
-        return self._scan_later(receiver, is_first) if pauses else None
-
-    def _scan_later(self, receiver: ClaimingHandle, is_first: bool) -> Next | None:
-        """Continue the scan in portions. `is_first`: now, if it is the first one of this piece of work."""
-        found, is_open = None, receiver in self._receivers
-        while is_open and found is None and self._waiting.left <= 0 and not self._is_scanning(receiver):
-            whose = self._beyond(receiver)
-            portions, work = self._group.portions, self._scan_on(receiver, whose)
-            step = portions.run(work) if is_first else portions.later(work)
-            if isinstance(step, Wait):
-                self._scans[whose] = step
-                step.subscribe(partial(self._end_scan, whose))
-            else:
-                found = step
-        return found
-
-    def _beyond(self, receiver: ClaimingHandle) -> ClaimingHandle | None:
-        """That receiver where the scan for it is beyond the one for all."""
-        is_its = receiver.scanned_to > self._scan_position and receiver.scanned_version == self._group.catalog_version
-        return receiver if is_its else None
-
-    def _is_scanning(self, receiver: ClaimingHandle) -> bool:
-        """Whether a scan in portions may find something for that receiver. Raises why the last one failed."""
-        scan = self._scans.get(whose := self._beyond(receiver))
-        if scan is not None and scan.settled:
-            self._scans.pop(whose).result()
-        return whose in self._scans
-
-    def _scan_on(self, receiver: ClaimingHandle, whose: ClaimingHandle | None) -> Work[Next | None]:
-        """Until there is one, or the scan is another's. What it finds is found again at once."""
-        while True:
-            self._waiting.left = _FEW
-            found = self._scan(receiver, pauses=False)
-            if found is not None or self._waiting.left > 0:
-                return found
-            yield
-            if receiver not in self._receivers or self._beyond(receiver) is not whose:
-                return None
-
-    def _end_scan(self, whose: ClaimingHandle | None, scan: Wait[Next | None]) -> None:
-        """Serve the reads that waited for it; where it failed, one gets the error."""
-        try:
-            scan.result()
-        except Exception:
-            is_kept = whose is None or whose in self._receivers
-        else:
-            is_kept = False
-        if not is_kept and self._scans.get(whose) is scan:
-            del self._scans[whose]
-        if not (self._group.removed or self._group.tree.closing):  # which ended it
-            self._waiting.left = limits.PASSED_MESSAGES
-            self.on_loaded()
 
     def _pass_known(self) -> Work[None]:
         """Move the scan to the first message that may go, in steps: there may be many before it."""
@@ -589,15 +511,11 @@ class Dispatcher:
         return position
 
     def _find(self, position: int) -> Record | None:
-        """The first message from there on that may be for it, or after a few of others one of these."""
-        fresh, coverage = self._waiting.record_being_delivered, self._coverage  # the newest is not read again
+        """The first message from there on that may be for it; the newest is not read again while it is delivered."""
+        fresh, coverage = self._waiting.record_being_delivered, self._coverage
         if fresh is not None and fresh.sequence == position and coverage.covers(self._group.numbers[fresh.stream]):
             return fresh
-        return coverage.filter.find(position, limits.SCANNED_MESSAGES)
-
-    def _covers(self, record: Record) -> bool:
-        stream = self._group.numbers.get(record.stream)
-        return stream is not None and self._coverage.covers(stream)
+        return coverage.filter.find(position)
 
     def _judge(self, record: Record) -> int:
         sequence, progress = record.sequence, self._progress

@@ -237,7 +237,7 @@ class Consumers(dict[str, Consumer]):
         if rank is not None:
             for consumer in (*routes.consumers, *([own] if own is not None else [])):
                 consumer.dispatcher.add_ranked(record.sequence, rank)
-        left = self._group.waiting.left = limits.PASSED_MESSAGES
+        left = limits.PASSED_MESSAGES
         for consumer in routes.bounded:
             try:
                 left -= self._keep_bound(consumer, record, max(left, 1))

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mqfs import errors, limits
+from mqfs import errors
 from mqfs.engine.retention.low_watermark import LowWatermark
 from mqfs.model import NEVER, Record, Step, Wait
 
@@ -30,11 +30,10 @@ _AT_ONCE = 128  # reads of one reader settled in a row: about half a millisecond
 class Waiting:
     """What all lists of a group share."""
 
-    __slots__ = ("left", "readers", "record_being_delivered")
+    __slots__ = ("readers", "record_being_delivered")
 
     def __init__(self) -> None:
         self.readers = 0  # that wait, pollers among them
-        self.left = limits.PASSED_MESSAGES  # that a search for readers of consumers may pass over in this piece
         self.record_being_delivered: Record | None = None  # the newest message, so that it need not be read again
 
 

@@ -79,7 +79,6 @@ class ClaimingHandle(OpenFile):
             if data is not None:
                 return data
             self.claiming_pid = self.reader_pid
-            self.group.waiting.left = limits.PASSED_MESSAGES
             data = self.fetch(count, offset)
             if data is not None:
                 self.group.unblock()
@@ -130,7 +129,6 @@ class ClaimingHandle(OpenFile):
         last = self.last
         if last.can_push_back or self.has_ended or last.given < len(last.body):
             return True
-        self.group.waiting.left = limits.PASSED_MESSAGES
         try:
             return self.consumer.dispatcher.next_message(self) is not None
         except errors.MqfsError:

@@ -43,10 +43,11 @@ class SnapshotHandle(PreparedFile):
         yield from find_newest(self.group.retention)
         stream.kept.update_low_watermark()
         for sequences, sizes in visible(stream):
+            if self._ends:
+                yield
             before = self._ends[-1] if self._ends else 0
             self._sequences.extend(sequences)
             self._ends.extend(islice(accumulate(sizes, initial=before), 1, None))
-            yield
         if len(self._ends) <= limits.KEPT_COPY_MESSAGES and self._bytes <= limits.KEPT_COPY_BYTES:
             self._copy_all()
 

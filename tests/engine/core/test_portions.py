@@ -708,7 +708,9 @@ def test_what_a_seek_back_means_is_what_was_selected(then: str) -> None:
     search.hide(NO)
     cursor.write(f"seek -1\n{then}\n".encode())
     if then == "measure 1":
-        assert cursor.read(1 << 20).startswith(b"%d 1 " % (NO + 2))
+        measured = cursor.read(1 << 20)
+        finish(search.queues, measured)
+        assert measured.result().startswith(b"%d 1 " % (NO + 2))
     step = cursor.read(100)
     if isinstance(step, Wait) and then != "seek end":
         finish(search.queues, step)
