@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 
 from tests.http.test_durable_streams import JSON, Durable
 from tests.http.web import Lines
+from tests.support.eventually import eventually
 from tests.support.server import short_folder
 
 WRITTEN = 150  # by each of those who write at once
@@ -22,7 +24,7 @@ WRITTEN = 150  # by each of those who write at once
 def ds() -> Iterator[Durable]:
     with short_folder() as folder:
         hasty = (sys.executable, "-m", "tests.http.hasty_server")
-        it = Durable(folder, program=hasty, HASTE='{"DURABLE_WAIT_S": 1}')
+        it = Durable(folder, program=hasty, HASTE='{"DURABLE_WAIT_S": 4, "HTTP_BEAT_S": 0.2}')
         with it.server:
             yield it
 
@@ -85,3 +87,35 @@ def test_readers_by_offset_get_all_that_is_written_meanwhile(ds: Durable, live: 
         for reader in readers:
             seen = reader.result()
             assert (written - seen, seen - written) == (Counter(), Counter())
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("use", ["program", "long-poll", "sse"])
+def test_a_stream_in_use_does_not_expire(ds: Durable, use: str) -> None:
+    """Its Stream-TTL is over since it was made, and since the request of the reader began."""
+    path, seconds = f"/used/{use}", 2
+    assert ds.create(path, Stream_TTL=str(seconds), **JSON).status == 201
+    ends = time.monotonic() + seconds + 0.5
+    if use == "program":
+        eventually(lambda: ds.tree.post(f"/ds{path}", "1").status == 201 and time.monotonic() > ends, "its TTL")
+        assert ds.ask("HEAD", path).status == 200
+        return
+    with ThreadPoolExecutor(1) as threads, ds.raw() as sock:
+        reader = threads.submit(ds.get, f"{path}?offset=now&live=long-poll") if use == "long-poll" else None
+        if reader is None:
+            sock.sendall(f"GET {path}?offset=now&live=sse HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            assert sock.recv(1) == b"H"
+        eventually(lambda: time.monotonic() > ends, "its TTL")
+        assert ds.ask("HEAD", path).status == 200
+        assert ds.append(path, "[1]", **JSON).status == 204
+        if reader is not None:
+            assert reader.result().status in (200, 204)
+
+
+@pytest.mark.process
+def test_a_stream_that_readers_left_expires(ds: Durable) -> None:
+    path = "/used/left"
+    assert ds.create(path, Stream_TTL="1", **JSON).status == 201
+    with ds.stream(f"{path}?offset=now&live=sse") as lines:
+        assert lines.event()["event"] == "control"
+    eventually(lambda: ds.ask("HEAD", path).status == 404, "its end")

@@ -11,7 +11,7 @@ import os
 import random
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from mqfs import limits
@@ -137,15 +137,22 @@ async def read(call: Call, catalog: Catalog, stream: Any) -> Answer:
     state = await catalog.state(call, stream)
     at = {"-1": 0, "now": state.tail}.get(word)
     stitched = Stitched(call, catalog, stream, parse_offset(word) if at is None else at)
-    kind = catalog.config(stream).kind
+    config = catalog.config(stream)
+    config.readers += 1
+
+    def close() -> None:
+        stitched.close()
+        config.readers -= 1
+        config.used = time.time()
+
     try:
         if live == "sse":
-            return await _follow(call, stitched, kind, cursor)
-        answer = await _page(call, stitched, kind, word, None if live is None else next_cursor(cursor))
+            return await _follow(call, stitched, config.kind, cursor, close)
+        answer = await _page(call, stitched, config.kind, word, None if live is None else next_cursor(cursor))
     except BaseException:
-        stitched.close()
+        close()
         raise
-    stitched.close()
+    close()
     return answer
 
 
@@ -189,13 +196,14 @@ async def _gather(stitched: Stitched) -> tuple[list[bytes], StreamState]:
             return found, state
 
 
-async def _follow(call: Call, stitched: Stitched, kind: str, cursor: str) -> Answer:
-    """An answer of events. It ends after a minute, as caches want it; a client then asks again from where it was."""
+async def _follow(call: Call, stitched: Stitched, kind: str, cursor: str, close: Callable[[], None]) -> Answer:
+    """An answer of events, with `close` after it. It ends after a minute, as caches want it; a client then asks again
+    from where it was."""
     found = await stitched.gather(reading.PIECE_BYTES)
     call.front.begin_stream()
 
     def done(_: bool) -> None:
-        stitched.close()
+        close()
         call.front.end_stream()
 
     head: Headers = [*SAME_SITE, ("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no")]

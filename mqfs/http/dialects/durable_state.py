@@ -55,7 +55,8 @@ class Producer(NamedTuple):
 class Config:
     """What a stream was made with. `ttl`: seconds without a read or write after which it ends; `expires`: a time, RFC
     3339; `source`: number of the stream that it is a fork of, below the sequence `fork`; `asked`: the place that the
-    client named. `deleted`: it is there for its forks alone. `used`: when it was read or written, UNIX time."""
+    client named. `deleted`: it is there for its forks alone. `used`: when it was read or written here, UNIX time;
+    `readers`: requests that read it now."""
 
     kind: str = BYTES
     ttl: int | None = None
@@ -65,21 +66,19 @@ class Config:
     asked: str = ""
     deleted: bool = False
     used: float = attrs.field(factory=time.time, eq=False)
+    readers: int = attrs.field(default=0, eq=False)
 
-    @property
-    def is_expired(self) -> bool:
-        return self.seconds_left() <= 0
-
-    def seconds_left(self) -> float:
-        """Until it expires; infinite for most."""
+    def seconds_left(self, written: float = 0.0) -> float:
+        """Until it expires; infinite for most. `written`: the time of its newest message, UNIX time."""
         now, left = time.time(), math.inf
         if self.ttl is not None:
-            left = self.used + self.ttl - now
+            left = self.ttl if self.readers else max(self.used, written) + self.ttl - now
         return min(left, datetime.fromisoformat(self.expires).timestamp() - now) if self.expires else left
 
     def encode(self, number: int) -> bytes:
         """A message of the catalog."""
-        return json.dumps({"stream": number, **attrs.asdict(self, filter=attrs.filters.exclude("used"))}).encode()
+        kept = attrs.asdict(self, filter=attrs.filters.exclude("used", "readers"))
+        return json.dumps({"stream": number, **kept}).encode()
 
 
 def decode_config(body: bytes) -> tuple[int, Config] | None:
@@ -242,6 +241,10 @@ class Catalog:
     def config(self, stream: Any) -> Config:
         """What it was made with; of one that was made by another program, all defaults."""
         return self._configs.get(stream.number) or Config()
+
+    def is_expired(self, stream: Any) -> bool:
+        """Whether its time is over. What other programs write to it is a use, too."""
+        return self.config(stream).seconds_left(stream.kept.mtime_ns / 1e9) <= 0
 
     def is_made(self, stream: Any) -> bool:
         """Whether it was made here."""

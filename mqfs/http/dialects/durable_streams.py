@@ -147,7 +147,7 @@ async def _found(call: Call, *, uses: bool = True) -> tuple[Catalog, Any, Config
     config = catalog.config(stream)
     if config.deleted:
         return _gone(stream.name)
-    if config.is_expired:
+    if catalog.is_expired(stream):
         async with catalog.lock.held(call):
             await _remove_expired(call, catalog, stream)
         raise NotFound(f"stream {stream.name!r}: expired")
@@ -296,7 +296,7 @@ async def create(call: Call) -> Answer:
     async with catalog.lock.held(call):
         call.group.log.require_writable(messages=True)
         stream = catalog.group.streams.get(call.target.name)
-        if stream is not None and catalog.config(stream).is_expired:
+        if stream is not None and catalog.is_expired(stream):
             await _remove_expired(call, catalog, stream)
             stream = catalog.group.streams.get(call.target.name)
             if stream is not None and not catalog.config(stream).deleted:
@@ -418,7 +418,7 @@ async def _source(call: Call, catalog: Catalog) -> tuple[Any, str] | Answer:
     config = catalog.config(found.node)
     if config.deleted:
         return _gone(found.node.name, 409)
-    if config.is_expired:
+    if catalog.is_expired(found.node):
         raise NotFound(f"stream {found.node.name!r}: expired")
     return found.node, f"{given.get('stream-fork-offset', '')}+{_count(call, 'stream-fork-sub-offset') or 0}"
 
@@ -476,7 +476,7 @@ async def _remove(call: Call, catalog: Catalog, stream: Any) -> None:
     while stream is not None and not stream.removed:
         if catalog.has_forks(stream):
             call.tree.require_removable(call.user, stream)
-            config = attrs.evolve(catalog.config(stream), deleted=True)
+            config = attrs.evolve(catalog.config(stream), deleted=True, readers=0)
             await _make_catalog(call, catalog.group)
             frame = publishing.frame(CATALOG, config.encode(stream.number))
             await publishing.ask(call, catalog.group, ".batch", frame, limits.DURABLE_WAIT_S)
