@@ -19,7 +19,7 @@ from mqfs.errors import BadCommand, MqfsError, OverLimit
 from mqfs.fq import codec
 from mqfs.fq.codec import HOP_BYTES, CommandParser, Malformed, Message, MessageParser
 from mqfs.fq.delivery import Delivery
-from mqfs.fq.exchanges import BrokerCounts, Exchanges
+from mqfs.fq.exchanges import BrokerCounts, Exchange, Exchanges
 from mqfs.fq.publishing import Publisher, address, origin
 from mqfs.fq.queues import Queue
 from mqfs.model import Step, User, Wait
@@ -60,10 +60,9 @@ class Client:
     def address(self) -> bytes:
         return address(self.peer.account)
 
-    def on_bound(self, exchange: bytes) -> None:
-        found = self.exchanges.find(exchange)
-        if self.delivery is not None and found is not None:
-            self.delivery.add(found)
+    def on_bound(self, exchange: Exchange) -> None:
+        if self.delivery is not None:
+            self.delivery.add(exchange)
 
     # ------------------------------------------------------------ commands
 

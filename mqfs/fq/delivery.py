@@ -54,7 +54,7 @@ class QueueReader:
     ) -> None:
         self.exchange, self.handle, self._counts, self._node = exchange, handle, counts, node
         self.time_slice = TimeSlice(fair_queue)
-        self._head = name(exchange.name)
+        self._named, self._head = exchange.group.name, name(exchange.name)
         self._routes: dict[str, bytes] = {}
         self.skipped: list[int] = []  # claimed, and not for the client
         self.unreadable: list[int] = []  # claimed, and what no client can read
@@ -68,6 +68,8 @@ class QueueReader:
             if len(self._routes) >= limits.NAMES_SENT:  # of streams that are gone, perhaps
                 self._routes.clear()
             route = self._routes[stream] = name(text)
+        if self._named != self.exchange.group.name:
+            self._named, self._head = self.exchange.group.name, name(self.exchange.name)
         head, id, tail = record.headers, b"", b""
         if head[-_ID_TAIL : -2 * ID_BYTES] == ID_HEAD:  # as this front end writes it
             id, tail = _unhex(head[-2 * ID_BYTES :]), _origin(head[:-_ID_TAIL])
@@ -178,9 +180,8 @@ class Delivery:
         with self._scope:
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._confirm)
-                for exchange in self._exchanges:
-                    if exchange.name in self._queue.exchanges:
-                        self.add(exchange)
+                for exchange in self._exchanges.bound(self._queue):
+                    self.add(exchange)
 
     def stop(self) -> None:
         """Claim no more."""

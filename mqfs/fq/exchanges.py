@@ -101,15 +101,19 @@ class _Name:
 
 
 class Exchange:
-    """A group."""
+    """A group, whatever name it gets."""
 
-    def __init__(self, name: bytes, group: Group) -> None:
-        self.name, self.group, self.counts = name, group, BrokerCounts()
+    def __init__(self, group: Group) -> None:
+        self.group, self.counts = group, BrokerCounts()
         self.bindings: dict[int, Binding] = {}
         self.since: dict[Queue, int] = {}  # where the newest binding of each begins
         self._queues: dict[str, Queue] = {}  # by view
         self._wanted: dict[str, Wanted] = {}
         self._version = -1  # of the group's routing
+
+    @property
+    def name(self) -> bytes:
+        return text_of(self.group.name)
 
     def enter(self, binding: Binding) -> None:
         self.bindings[binding.route] = binding
@@ -121,7 +125,7 @@ class Exchange:
         queue = self.bindings.pop(route).queue
         if not any(self.of(queue)):
             del self._queues[queue.view], self.since[queue]
-            queue.exchanges.discard(self.name)
+            queue.exchanges.discard(self)
         self._wanted.clear()
 
     def of(self, queue: Queue) -> Iterator[Binding]:
@@ -165,7 +169,7 @@ class Exchanges:
         self.server_user = User(os.geteuid(), os.getegid(), frozenset(os.getgroups()), os.getpid(), "fq")
         self.queues: dict[bytes, Queue] = {}
         self.counts = BrokerCounts()
-        self._by_name: dict[bytes, Exchange] = {}
+        self._by_group: dict[Group, Exchange] = {}  # those that were looked up, until their group is removed
         self._routes = itertools.count(1)
         self._changing: WeakValueDictionary[bytes, trio.Lock] = WeakValueDictionary()  # by queue
         self._making = trio.Lock()  # of exchanges
@@ -188,7 +192,7 @@ class Exchanges:
             except Exists:  # clients of other front ends are served already, and one has made it meanwhile
                 node = node.groups[name]
         for group in list(node.groups.values()):
-            await self._take_up(Exchange(text_of(group.name), group))
+            await self._take_up(Exchange(group))
 
     @property
     def root(self) -> Group:
@@ -201,28 +205,41 @@ class Exchanges:
         return node
 
     def __iter__(self) -> Iterator[Exchange]:
-        return (exchange for name in list(self._by_name) if (exchange := self.find(name)) is not None)
+        self._forget_removed()
+        return (exchange for exchange in list(self._by_group.values()) if self.find(exchange.name) is exchange)
 
     def find(self, name: bytes) -> Exchange | None:
-        """An exchange, those too that were made in the tree. A group with another name is another exchange."""
-        known = self._by_name.get(name)
+        """The exchange that has that name now, those too that were made in the tree."""
         try:
-            group = self.root.groups.get(escape(name))
+            groups = self.root.groups
         except NotFound:
-            group = None
-        if known is not None:
-            if known.group is group:
-                return known
-            self._forget(known)
-        if group is None:
             return None
-        return self._by_name.setdefault(name, Exchange(name, group))
+        if (group := groups.get(escape(name))) is None:
+            return None
+        if (known := self._by_group.get(group)) is not None:
+            return known
+        if len(self._by_group) >= len(groups):  # so some were removed
+            self._forget_removed()
+        found = self._by_group[group] = Exchange(group)
+        return found
+
+    def bound(self, queue: Queue) -> list[Exchange]:
+        """The exchanges that a queue is bound to."""
+        for exchange in list(queue.exchanges):
+            if exchange.group.removed:
+                self._forget(exchange)
+        return [exchange for exchange in queue.exchanges if not exchange.group.removed]
+
+    def _forget_removed(self) -> None:
+        for exchange in list(self._by_group.values()):
+            if exchange.group.removed:
+                self._forget(exchange)
 
     def _forget(self, exchange: Exchange) -> None:
-        del self._by_name[exchange.name]
+        self._by_group.pop(exchange.group, None)
         for queue in list(self.queues.values()):
-            queue.exchanges.discard(exchange.name)
-            queue.release(exchange.name)
+            queue.exchanges.discard(exchange)
+            queue.release(exchange)
             self._drop_unused(queue)
 
     def _drop_unused(self, queue: Queue) -> None:
@@ -277,7 +294,7 @@ class Exchanges:
             queue = self.queues.setdefault(name, Queue(name, state.uid, wish, permanent=True))
             for text in list(view.state.patterns):
                 self._enter(exchange, queue, text, parse(text), permanent=True)
-        self._by_name[exchange.name] = exchange
+        self._by_group[group] = exchange
         for gone in stale:
             try:
                 await self.command(self.server_user, group, f"unbind {quote(gone)}")
@@ -294,7 +311,7 @@ class Exchanges:
             if queue is None:
                 check_name(VIEW + escape(name))
                 queue = self.queues[name] = Queue(name, user.uid, wish)
-            for exchange in self._bound(queue):
+            for exchange in self.bound(queue):
                 self.require(user, exchange, queue)
             queue.admit(wish)
             if wish.permanent is not None and wish.permanent != queue.permanent:
@@ -306,13 +323,9 @@ class Exchanges:
             self.queues[name] = queue  # its last exchange may be removed meanwhile
             return member
 
-    def _bound(self, queue: Queue) -> list[Exchange]:
-        """The exchanges that it is bound to."""
-        return [exchange for exchange in map(self.find, list(queue.exchanges)) if exchange is not None]
-
     async def _change_permanence(self, user: User, queue: Queue, permanent: bool) -> None:
         """Raises Refused for another's queue, MqfsError."""
-        bound = self._bound(queue)
+        bound = self.bound(queue)
         consumers = [consumer for exchange in bound if (consumer := exchange.consumer(queue)) is not None]
         if not all(owns(user, owner) for owner in {queue.owner, *(consumer.state.uid for consumer in consumers)}):
             words = ("transient", "permanent")
@@ -328,13 +341,13 @@ class Exchanges:
         async with self.changing(queue.name):
             if queue.members:
                 return
-            for exchange_name in list(queue.holds):
-                queue.release(exchange_name)
+            for exchange in list(queue.holds):
+                queue.release(exchange)
             if queue.permanent:
                 self._drop_unused(queue)
                 return
             self.queues.pop(queue.name, None)
-            for exchange in self._bound(queue):
+            for exchange in self.bound(queue):
                 await self._remove(exchange, queue)
 
     def _hold(self, user: User, exchange: Exchange, queue: Queue) -> None:
@@ -345,9 +358,9 @@ class Exchanges:
             if (consumer := exchange.consumer(queue)) is None:
                 raise NotFound(f"consumer {queue.consumer!r}: removed with its last reader (expected another bind)")
             again = self.tree.open(maker, consumer, os.O_RDONLY)
-        queue.release(exchange.name)  # not before: it may be the last handle
+        queue.release(exchange)  # not before: it may be the last handle
         if again is not None:
-            queue.holds[exchange.name] = again.close
+            queue.holds[exchange] = again.close
 
     async def _remove(self, exchange: Exchange, queue: Queue) -> None:
         for binding in list(exchange.of(queue)):
@@ -394,7 +407,7 @@ class Exchanges:
                 except BaseException:
                     await self._remove(exchange, queue)
                     raise
-                queue.tell(exchange.name)
+                queue.tell(exchange)
             return route
 
     def _enter(
@@ -402,7 +415,7 @@ class Exchanges:
     ) -> int:
         route = next(self._routes)
         exchange.enter(Binding(route, queue, text, program, permanent, exchange.counts.msgs_in, since))
-        queue.exchanges.add(exchange.name)
+        queue.exchanges.add(exchange)
         return route
 
     async def unbind(self, user: User, queue: Queue, exchange_name: bytes, route: int) -> None:

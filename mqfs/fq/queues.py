@@ -19,6 +19,7 @@ from mqfs.syntax.quoting import quote
 
 if TYPE_CHECKING:
     from mqfs.fq.connection import Client
+    from mqfs.fq.exchanges import Exchange
 
 VIEW = "%q."  # and the queue: no route has such a name
 POINT, POINT_SEPARATOR = "%c.", "%."  # of checkpoints
@@ -72,7 +73,7 @@ def _number(word: str) -> int:
 
 @attrs.define(eq=False)
 class Queue:
-    """`owner`: the user who made it. `exchanges`: those that it is bound to, by name. `holds`: by exchange, how to
+    """`owner`: the user who made it. `exchanges`: those that it is bound to. `holds`: by exchange, how to
     close an open consumer; a transient one goes with its last handle, and is to stay while the queue has clients.
     `dropped_to`: messages that had no room, in this run."""
 
@@ -81,8 +82,8 @@ class Queue:
     wish: Wish
     permanent: bool = False
     members: list[Client] = attrs.Factory(list)
-    exchanges: set[bytes] = attrs.Factory(set)
-    holds: dict[bytes, Callable[[], None]] = attrs.Factory(dict)
+    exchanges: set[Exchange] = attrs.Factory(set)
+    holds: dict[Exchange, Callable[[], None]] = attrs.Factory(dict)
     dropped_to: int = 0
 
     @property
@@ -123,12 +124,12 @@ class Queue:
         words += ["backlog", str(wish.backlog)] if wish.backlog else []
         return " ".join([*words, "full", "block" if wish.policy == "block" else "drop-new"])
 
-    def release(self, exchange: bytes) -> None:
+    def release(self, exchange: Exchange) -> None:
         """Hold its consumer of that exchange no longer."""
         if (close := self.holds.pop(exchange, None)) is not None:
             close()
 
-    def tell(self, exchange: bytes) -> None:
+    def tell(self, exchange: Exchange) -> None:
         """It is bound to that exchange now."""
         self.exchanges.add(exchange)
         for member in self.members:

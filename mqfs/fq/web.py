@@ -157,12 +157,12 @@ def _problem(error: MqfsError, plain: bool) -> tuple[str, bytes]:
 async def stats(exchanges: Exchanges, user: User, pause: Callable[[], Awaitable[None]]) -> dict[str, Any]:
     """Counters of this run: of the exchanges that a user may read, the queues bound to one of them, and the user's own
     queues that are bound to none. `pause`: awaited for each, as there may be many."""
-    shown: dict[bytes, Exchange] = {}
+    shown: set[Exchange] = set()
     counters: dict[str, Any] = {}
     for exchange in exchanges:
         await pause()
         if not exchange.group.removed and _may_read(exchanges, user, exchange):
-            shown[exchange.name] = exchange
+            shown.add(exchange)
             counters[_text(exchange.name)] = _exchange(exchange)
     counters["_aggregate"] = {
         **_counts(exchanges.counts),
@@ -172,7 +172,7 @@ async def stats(exchanges: Exchanges, user: User, pause: Callable[[], Awaitable[
     queues: dict[str, Any] = {}
     for queue in list(exchanges.queues.values()):
         await pause()
-        bound = [shown[name] for name in queue.exchanges & shown.keys()]
+        bound = list(queue.exchanges & shown)
         if bound or (not queue.exchanges and owns(user, queue.owner)):
             queues[_text(queue.name)] = _queue(queue, bound)
     return {"version": __version__, "exchanges": counters, "queues": queues}

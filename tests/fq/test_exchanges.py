@@ -20,9 +20,9 @@ from tests.support.queues import Queues
 class Client:
     """A member of a queue."""
 
-    bound: list[bytes] = attrs.Factory(list)
+    bound: list[Exchange] = attrs.Factory(list)
 
-    def on_bound(self, exchange: bytes) -> None:
+    def on_bound(self, exchange: Exchange) -> None:
         self.bound.append(exchange)
 
 
@@ -79,6 +79,6 @@ def test_a_binding_that_could_not_be_held_is_none(monkeypatch: pytest.MonkeyPatc
         assert (exchange.bindings, queue.exchanges, exchange.consumer(queue), client.bound) == ({}, set(), None, [])
         assert not list(exchange.group.views.values())
         await exchanges.bind(ROOT, queue, b"a", b"prefix:", permanent=False)
-        assert (client.bound, [*queue.holds]) == ([b"a"], [b"a"])
+        assert (client.bound, [*queue.holds]) == ([exchange], [exchange])
 
     trio.run(run)

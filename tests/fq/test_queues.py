@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from mqfs.fq import codec
+from mqfs.ninep.client.connection import Client as Files
 from mqfs.ninep.client.connection import connect
 from tests.fq.client import Client, Refused, port, serve, stats
 from tests.support.eventually import eventually
@@ -116,6 +117,100 @@ def test_a_group_with_another_name_is_another_exchange(server: Server, address: 
             assert [message.body for message in tree.group("fq/moved-away").history()] == []
             tree.group("fq/moved-away").publish("r", b"2")
             assert bodies(before, 1) == [b"2"]
+
+
+def look(other: Client, exchange: str) -> None:
+    """Have the server look an exchange up that is not there."""
+    before = other.counts()["no_exchange"]
+    other.publish(exchange, "r", b"lost")
+    eventually(lambda: other.counts()["no_exchange"] == before + 1, "the look")
+
+
+def rename_once(files: Files, other: Client, name: str) -> str:
+    files.rename(f"fq/{name}", f"{name}-new")
+    look(other, name)
+    return f"{name}-new"
+
+
+def rename_and_back(files: Files, other: Client, name: str) -> str:
+    files.rename(f"fq/{rename_once(files, other, name)}", name)
+    return name
+
+
+def replace(files: Files, other: Client, name: str) -> str:
+    files.rename(f"fq/{name}", f"{name}-new")
+    files.mkdir(f"fq/{name}")
+    other.bind(name, "prefix:none")
+    return f"{name}-new"
+
+
+def swap(files: Files, other: Client, name: str) -> str:
+    other.bind(f"{name}-other", "prefix:none")
+    for old, new in ((f"{name}-other", "between"), (name, f"{name}-other"), ("between", name)):
+        files.rename(f"fq/{old}", new)
+    other.bind(name, "prefix:none")
+    return f"{name}-other"
+
+
+def rename_all_and_back(files: Files, other: Client, name: str) -> str:
+    files.rename("fq", "away")
+    look(other, name)
+    files.rename("away", "fq")
+    return name
+
+
+RENAMES = [rename_once, rename_and_back, replace, swap, rename_all_and_back]
+
+
+@pytest.mark.parametrize("binds", [False, True], ids=["reads", "binds"])
+@pytest.mark.parametrize("rename", RENAMES)
+def test_a_queue_stays_bound_to_an_exchange_that_gets_another_name(
+    server: Server, address: str, rename: Callable[[Files, Client, str], str], binds: bool
+) -> None:
+    name, kind = f"{rename.__name__}-{binds}", "mem:public,permanent"
+    with publisher(address) as other, connect(server.address) as files:
+        with Client(address, name, kind, with_data=False) as asks:
+            route = asks.bind(name, "prefix:", codec.FLAG_PERMANENT)
+        other.publish(name, "r", *numbered(3))
+        eventually(lambda: other.counts()["routed"] == 3, "the messages")
+        new = rename(files, other, name)
+        other.publish(new, "r", b"3")
+        eventually(lambda: other.counts()["routed"] == 4, "the message")
+        if binds:
+            with Client(address, name, kind, with_data=False) as asks:
+                assert asks.bind(new, "prefix:", codec.FLAG_PERMANENT) == route
+        with Client(address, name, kind) as reads:
+            assert [(message.exchange.decode(), message.payload) for message in reads.receive(4)] == [
+                (new, body) for body in numbered(4)
+            ]
+            assert stats(port(server))["queues"][name]["clients"]
+            assert reads.unbind(new, route) == route
+
+
+def test_a_queue_whose_exchange_gets_another_name_goes_with_its_last_client(server: Server, address: str) -> None:
+    with connect(server.address) as files, server.connect() as tree:
+        with Client(address, "goes") as client, publisher(address) as other:
+            client.bind("goes")
+            rename_once(files, other, "goes")
+            other.publish("goes-new", "r", b"1")
+            assert [(message.exchange, message.payload) for message in client.receive(1)] == [(b"goes-new", b"1")]
+        group = tree.group("fq/goes-new")
+        eventually(lambda: not [line for line in group._ctl_lines() if "goes" in line], "the queue to go")
+
+
+def test_an_exchange_that_is_made_again_has_no_bindings(server: Server, address: str) -> None:
+    with Client(address, "remade", "mem:public,permanent", with_data=False) as client, connect(server.address) as files:
+        for number in range(3):
+            client.bind(f"remade{number}", "prefix:", codec.FLAG_PERMANENT)
+        for number in range(3):
+            files.remove(f"fq/remade{number}")
+            files.mkdir(f"fq/remade{number}")
+        assert client.bind("remade0", "prefix:", codec.FLAG_PERMANENT) != codec.ILLEGAL
+        with publisher(address) as other, Client(address, "remade", "mem:public,permanent") as reads:
+            other.publish("remade0", "r", b"1")
+            assert bodies(reads, 1) == [b"1"]
+        shown = stats(port(server))["exchanges"]
+        assert [name for name, row in shown.items() if name.startswith("remade") and row["routes"]] == ["remade0"]
 
 
 def test_the_group_of_all_exchanges_is_made_again() -> None:
