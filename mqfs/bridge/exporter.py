@@ -194,18 +194,21 @@ class SinglesExporter:
             return False
 
     def _export(self, handle: Claims) -> bool:
-        """Closing the handle releases claims of a folder's messages, so it stays open while others are looked for."""
+        """Closing the handle releases claims of a folder's messages, so it stays open while others are looked for.
+        After an error, too, those in the folder are acknowledged: workers there may have them already."""
         claims: list[Claim] = []
-        with suppress(TimeoutError):
-            for _ in range(LOOKED_AT):
-                if len(claims) == SINGLES:
-                    break
-                claim = handle.get(0.0)
-                if not _is_foreign(claim.message) and self._write(claim):
-                    claims.append(claim)
-        self._writer.settle()
-        for claim in claims:
-            claim.ack()
+        try:
+            with suppress(TimeoutError):
+                for _ in range(LOOKED_AT):
+                    if len(claims) == SINGLES:
+                        break
+                    claim = handle.get(0.0)
+                    if not _is_foreign(claim.message) and self._write(claim):
+                        claims.append(claim)
+        finally:
+            self._writer.settle()
+            for claim in claims:
+                claim.ack()
         return bool(claims)
 
     def _write(self, claim: Claim) -> bool:

@@ -307,6 +307,22 @@ def test_singles_are_no_dead_letters_where_the_folder_fails(make: Make, deliver:
         assert sorted(claims.get(60).body for _ in range(3)) == [b"0", b"1", b"2"]
 
 
+@pytest.mark.parametrize("deliver", ["all", "one"])
+def test_a_single_that_is_in_the_folder_when_the_next_fails_is_for_its_workers_alone(make: Make, deliver: str) -> None:
+    r = make("replay off", f"deliver {deliver}")
+    r.node().kill()
+    for size in (1, 2, 3, 100_000, 4):
+        r.group.publish("jobs", b"x" * size, single=deliver == "all", ttl="1h")
+    bridge = r.bridge("--out", before=("prlimit", "--fsize=50000"))
+    assert bridge.process.wait(HANG_S) == 1
+    assert "File too large" in bridge.text()
+    assert sorted((r.folder / file).stat().st_size - 1 for file in r.files()) == [1, 2, 3]
+    with r.group.take("jobs") as claims:
+        assert [claims.get(60).size for _ in range(2)] == [100_000, 4]
+        with pytest.raises(TimeoutError):
+            claims.get(0.0)
+
+
 def test_a_single_whose_topic_is_no_name_is_a_dead_letter(make: Make) -> None:
     r = make("replay all")
     r.node().kill()
