@@ -119,3 +119,55 @@ def test_a_stream_that_readers_left_expires(ds: Durable) -> None:
     with ds.stream(f"{path}?offset=now&live=sse") as lines:
         assert lines.event()["event"] == "control"
     eventually(lambda: ds.ask("HEAD", path).status == 404, "its end")
+
+
+# ---------------------------------------------------------------- what appends made of a stream
+
+
+def _publish(ds: Durable, name: str, count: int) -> None:
+    """Messages of another program, among those of another stream of the group."""
+    lines = [json.dumps({"stream": stream, "body": '"x"'}) + "\n" for stream in (name, "beside")] * count
+    assert ds.tree.post("/ds/.batch", "".join(lines), Content_Type="application/x-ndjson").status == 201
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("way", ["restart", "forgotten"])
+@pytest.mark.parametrize("count", [1, 70, 3_000])
+def test_other_programs_make_no_append_forgotten(count: int, way: str) -> None:
+    """Neither over a restart nor where more streams are used than are remembered: the place of a producer, also in a
+    fork, the last Stream-Seq, and a close."""
+    with short_folder() as folder:
+        hasty = (sys.executable, "-m", "tests.http.hasty_server")
+        ds = Durable(folder, program=hasty, HASTE='{"DURABLE_STATES": 1}')
+        with ds.server:
+            assert ds.create("/beside", **JSON).status == 201
+            assert ds.create("/first", "[0]", **JSON).status == 201
+            for path in ("/first", "/fork"):
+                if path == "/fork":
+                    assert ds.create(path, Stream_Forked_From="/first", **JSON).status == 201
+                assert ds.produce(path, "[1]", 3, 0, Stream_Seq="b", **JSON).status == 200
+                _publish(ds, path[1:], count)
+            assert ds.create("/closed", "[0]", **JSON).status == 201
+            assert ds.append("/closed", "[1]", Stream_Closed="true", **JSON).status == 204
+            _publish(ds, "closed", count)
+            assert ds.create("/last", "[0]", **JSON).status == 201
+            if way == "restart":
+                ds.server.restart()
+            for path in ("/first", "/fork"):
+                assert ds.produce(path, "[1]", 3, 0, **JSON).status == 204
+                assert ds.produce(path, "[1]", 2, 0, **JSON).status == 403
+                assert ds.append(path, "[1]", Stream_Seq="a", **JSON).status == 409
+                assert ds.produce(path, "[2]", 3, 1, **JSON).status == 200
+            assert ds.append("/closed", "[2]", **JSON).status == 409
+            assert ds.ask("HEAD", "/closed").headers["Stream-Closed"] == "true"
+
+
+@pytest.mark.process
+def test_each_append_ends_the_look_for_what_appends_made(ds: Durable) -> None:
+    """Also one that has nothing to say: else a start would read all of a stream to which no producer appends."""
+    assert ds.create("/told/a", "[1, 2]", **JSON).status == 201
+    assert ds.append("/told/a", "[3, 4]", **JSON).status == 204
+    rows = ds.tree.get("/ds/told/a?format=json").lines
+    assert [(row["body"], "durable" in row.get("headers", {})) for row in rows] == [
+        ("1", False), ("2", True), ("3", False), ("4", True),
+    ]  # fmt: skip

@@ -9,8 +9,8 @@ nothing: it is its source below the fork's offset, and then its own messages, wh
 
 What a stream was made with does not change. It is a message of the stream `__ds` of its group, in one atomic batch with
 the first messages. What an append changes (its producer, Stream-Seq, closed) is in the header `durable` of the append's
-last message, all of it: so it is there exactly when the append is, and a start reads the newest messages only. A close
-is an empty message: an end of file to readers of the file.
+last message, all of it: so it is there exactly when the append is, and a start reads what is after the newest append
+only. A close is an empty message: an end of file to readers of the file.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from mqfs.records import headers
 CATALOG = "__ds"  # also the protocol's name for what is not a stream
 HEADER = "durable"
 SERVER = User(0, 0, where="durable")  # reads back what was written on behalf of clients that may only write
+_LOSSY = attrs.evolve(RAW, lost=lambda first, last: b"")  # what is damaged or trimmed ends no look-up
 _CREATED = ("kind", "ttl", "expires", "source", "fork", "asked")
 
 
@@ -109,6 +110,7 @@ class StreamState:
     closer: Producer | None = None  # that closed it
     tail: int = 0
     end: int = 0
+    is_told: bool = False  # by a header
 
     def after(self, producer: Producer | None, seq: str, *, close: bool) -> StreamState:
         """The state that an append would leave."""
@@ -123,11 +125,11 @@ class StreamState:
         return state
 
     def encode(self) -> bytes:
-        """The header of an append's last message; empty where there is nothing to say."""
+        """The header of an append's last message; also where there is nothing to say, so that a look-up ends there."""
         producers = {one.id: [one.epoch, one.seq] for one in self.producers.values()}
         said = {"producers": producers, "seq": self.seq, "closed": self.closed, "closer": self.closer}
         said = {name: value for name, value in said.items() if value}
-        return headers.encode({HEADER: json.dumps(said, ensure_ascii=False)}) if said else b""
+        return headers.encode({HEADER: json.dumps(said, ensure_ascii=False)})
 
     def take(self, record: Record) -> None:
         """A message of the stream, in their order; one that was taken before changes nothing."""
@@ -147,7 +149,7 @@ class StreamState:
             closer = said.get("closer")
             self.producers = OrderedDict((one.id, one) for one in producers)
             self.seq, self.closed = str(said.get("seq", "")), bool(said.get("closed"))
-            self.closer = Producer(*closer) if closer else None
+            self.closer, self.is_told = Producer(*closer) if closer else None, True
         except (ValueError, TypeError, AttributeError, RecursionError):
             pass  # another program's header
 
@@ -196,6 +198,7 @@ class Catalog:
         self._forks: Counter[int] = Counter()  # of each source
         self._states: OrderedDict[int, StreamState] = OrderedDict()  # the last to be used last
         self._locks: WeakValueDictionary[int, Lock] = WeakValueDictionary()  # those that are used
+        self._looks: WeakValueDictionary[int, Lock] = WeakValueDictionary()  # of who looks up a state
         self._is_loaded = False
 
     async def load(self, call: Call) -> None:
@@ -287,10 +290,7 @@ class Catalog:
 
     async def state(self, call: Call, stream: Any) -> StreamState:
         """What the appends so far have made of it, those that are on their way to the disk and other programs' too."""
-        state = self._states.get(stream.number)
-        if state is None:
-            fork = self.config(stream).fork
-            state = self._states.setdefault(stream.number, StreamState(tail=fork, end=fork))
+        state = self._states.get(stream.number) or await self._look_up(call, stream)
         self._states.move_to_end(stream.number)
         if len(self._states) > limits.DURABLE_STATES:
             self._states.popitem(last=False)
@@ -305,6 +305,24 @@ class Catalog:
             state.end = state.tail = floor
         return state
 
+    async def _look_up(self, call: Call, stream: Any) -> StreamState:
+        """That of a stream which is not remembered: the newest header says it all, and other programs may have written
+        any number of messages after that one. So the look goes back in portions, each twice as long."""
+        async with self._looks.setdefault(stream.number, Lock()).held(call):
+            if (known := self._states.get(stream.number)) is not None:
+                return known  # another request looked meanwhile
+            fork = self.config(stream).fork
+            state, span = StreamState(tail=fork, end=fork), limits.DURABLE_LOOK_BACK
+            first, below = max(fork, stream.kept.first_kept()), stream.kept.newest_kept() + 1
+            while first < below and not state.is_told:
+                start = max(below - span, first)
+                older = StreamState()
+                async for record in _messages(call, stream.name, str(start), below - 1):
+                    older.take(record)
+                state = attrs.evolve(older, tail=max(state.tail, older.tail), end=max(state.end, older.end))
+                below, span = start, 2 * span
+            return self._states.setdefault(stream.number, state)
+
     def update(self, stream: Any, state: StreamState) -> None:
         """An append was made."""
         self._states[stream.number] = state
@@ -314,21 +332,22 @@ class Catalog:
         self._states.pop(stream.number, None)
 
 
-async def _messages(call: Call, name: str, since: str) -> AsyncIterator[Record]:
-    """The messages of a stream up to now, whoever may read them."""
-    words = reading.Wish(RAW, since, None, None, None, None, follow=False, strict=False)
+async def _messages(call: Call, name: str, since: str, until: int | None = None) -> AsyncIterator[Record]:
+    """The messages of a stream up to now, or to that sequence, whoever may read them; without those that are lost."""
+    words = reading.Wish(_LOSSY, since, until, None, None, None, follow=False, strict=False)
     try:
         source = reading.open_source(attrs.evolve(call, user=SERVER), [name], words)
     except (NotFound, BadCommand):
         return  # there is none
     try:
         await source.begin()
-        reading.bound(source.cursor, None)
+        reading.bound(source.cursor, until)
         while not source.over:
             if source.poll() is None:
                 await source.pause()
             elif source.cursor.shown is not None:
                 yield source.cursor.shown
+                await call.front.pause()
     finally:
         source.stop()
         source.cursor.close()
