@@ -12,6 +12,7 @@ gets it. Cancelling a wait loses no message; other calls run to their end. Handl
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import time
 from collections import deque
@@ -114,6 +115,11 @@ class Loop:
                 result = handler(*args)
                 if inspect.isawaitable(result):
                     await result
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if scope.cancel_called or task is None or task.cancelling():
+                    raise
+                raise RuntimeError("the handler awaited a task that was cancelled") from error
             finally:
                 self._scopes.discard(scope)
         if scope.cancelled_caught:

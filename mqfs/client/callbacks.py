@@ -27,6 +27,7 @@ log = logging.getLogger("mqfs.client")
 
 Handler: TypeAlias = Callable[[Message], object]
 OnError: TypeAlias = Callable[[Exception, Message | None], object]
+Report: TypeAlias = Callable[[BaseException, Message | None], object]
 DEDUPLICATION_WINDOW = 16_384  # messages by which a pattern of a handler may lag behind another
 QUEUED = 1_024  # messages for one handler: one that is slower gets a subscription of its own
 # Registrations and workers whose handler is running: it may end its own, which then does not wait for it.
@@ -55,13 +56,16 @@ def log_error(error: Exception, message: Message | None, source: str = "subscrip
     log.error("%s: %s", at, error, exc_info=error if message is not None else None)
 
 
-def report(on_error: OnError, error: Exception, message: Message | None) -> None:
-    """Call an `on_error`."""
+def report(on_error: OnError, error: BaseException, message: Message | None) -> None:
+    """Call an `on_error`. What it raises ends no thread of the library, and neither does a SystemExit of a handler."""
+    if not isinstance(error, Exception):
+        cause, error = error, RuntimeError(f"the handler raised {error!r} (expected an Exception)")
+        error.__cause__ = cause
     try:
         on_error(error, message)
     except HandlerGone:
         pass
-    except Exception:
+    except BaseException:
         log.exception("on_error raised")
 
 
@@ -256,7 +260,7 @@ class Listener:
         with changed:
             changed.wait_for(lambda: self.closed or (self._running < self._concurrency and not self._waiting))
 
-    def report(self, error: Exception, message: Message | None) -> None:
+    def report(self, error: BaseException, message: Message | None) -> None:
         report(self.on_error, error, message)
 
     # ------------------------------------------------------------ calls
@@ -296,7 +300,7 @@ class Listener:
                 self.handler(message)
             except HandlerGone:
                 self.unsubscribe(wait=False)
-            except Exception as error:
+            except BaseException as error:
                 self.report(error, message)
         inside.reset(token)
 
@@ -340,7 +344,7 @@ class Threads:
             self._calls.put(None)
 
 
-def call_with_claims(claims: Claims, handler: Callable[[Claim], object], on_error: OnError) -> None:
+def call_with_claims(claims: Claims, handler: Callable[[Claim], object], on_error: Report) -> None:
     """Call a handler with each claim, on this thread, until there are no more or it raises HandlerGone; then close the
     claims. `on_error`: called with what fails; it raises nothing."""
     try:
@@ -351,7 +355,7 @@ def call_with_claims(claims: Claims, handler: Callable[[Claim], object], on_erro
         on_error(error, None)
 
 
-def _call_with_next(claims: Claims, handler: Callable[[Claim], object], on_error: OnError) -> bool:
+def _call_with_next(claims: Claims, handler: Callable[[Claim], object], on_error: Report) -> bool:
     """False: none follows."""
     try:
         claim = next(claims, None)
@@ -370,7 +374,7 @@ def _call_with_next(claims: Claims, handler: Callable[[Claim], object], on_error
                 raise
     except HandlerGone:
         return False
-    except Exception as error:  # of the handler, or its claim is gone
+    except BaseException as error:  # of the handler, or its claim is gone
         on_error(error, claim.message)
     return True
 

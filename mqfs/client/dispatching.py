@@ -71,7 +71,7 @@ class Own:
                 return chosen
             if chosen and listener.wants(message):
                 listener.offer(message)
-        except Exception as error:
+        except BaseException as error:  # of a filter
             listener.report(error, message)
         return None
 
@@ -201,7 +201,7 @@ class Dispatcher:
         if self._shared.filters:
             try:
                 chosen = self._shared.choose(message, listeners)
-            except Exception as error:
+            except BaseException as error:
                 for listener in listeners[:1]:
                     listener.report(error, message)
                 return
@@ -213,7 +213,7 @@ class Dispatcher:
             try:
                 if listener.wants(message) and not listener.offer(message):
                     self._give_own(listener, message)
-            except Exception as error:  # of a filter
+            except BaseException as error:  # of a filter
                 listener.report(error, message)
 
     def _give_own(self, listener: Listener, message: Message) -> None:

@@ -162,6 +162,36 @@ def test_on_error_gets_what_a_coroutine_raises(opening: Opening, name: str, back
     run(main, opening, backend)
 
 
+@pytest.mark.parametrize("how", ["on", "single", "work"])
+def test_a_handler_that_awaits_a_cancelled_task_has_failed(opening: Opening, name: str, how: str) -> None:
+    """It was not cancelled itself: it is called again."""
+
+    async def main(client: AsyncClient) -> None:
+        group = await client.group(name, create=True, ctl=["replay all", "retries 1"])
+        await group.create("s")
+        got, failures = Collector(), Collector()
+
+        async def handle(item: Message | AsyncClaim) -> None:
+            if item.body == b"bad":
+                task = asyncio.ensure_future(anyio.sleep_forever())
+                task.cancel()
+                await task
+            await got(item.body)
+
+        if how == "work":
+            worker = await group.work("w", handle, over="s", on_error=failures)
+        else:
+            registration = await group.on("s", handle, single=how == "single", on_error=failures)
+        for body in "1", "bad", "2":
+            await group.publish("s", body, single=how == "single")
+        assert await got.wait(2) == [b"1", b"2"]
+        [(error, message)] = await failures.wait(1)
+        assert (str(error), message.body) == ("the handler awaited a task that was cancelled", b"bad")
+        await (worker.stop() if how == "work" else registration.unsubscribe())
+
+    run(main, opening, "asyncio")
+
+
 def test_work_acknowledges_what_returns_and_requeues_what_raises(opening: Opening, name: str, backend: str) -> None:
     async def main(client: AsyncClient) -> None:
         group = await client.group(name, create=True, ctl=["replay all", "backoff 1ms 1ms"])

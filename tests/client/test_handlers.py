@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 import tracemalloc
@@ -12,7 +13,7 @@ import anyio
 import pytest
 
 import mqfs
-from mqfs import Client, Message
+from mqfs import Claim, Client, Message
 from mqfs.client import Group, Registration, callbacks
 from mqfs.client.callbacks import QUEUED
 from mqfs.client.dispatching import COVERED
@@ -409,3 +410,64 @@ def test_a_message_costs_the_same_with_many_handlers(inside: Group) -> None:
     one, many = costs
     assert many[0] == one[0]
     assert many[1] < 2 * one[1]
+
+
+# ---------------------------------------------------------------- handlers that raise what is no Exception
+
+
+class Halt(BaseException):
+    """What a program may raise to end, as SystemExit."""
+
+
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit, asyncio.CancelledError, Halt])
+@pytest.mark.parametrize("how", ["on", "own", "single", "work", "filter", "group filter", "on_error"])
+def test_what_is_no_exception_ends_no_thread_of_the_library(
+    tree: Client, name: str, how: str, kind: type[BaseException]
+) -> None:
+    group, got = kept(tree, name, "retries 1"), Collector()
+    failures: queue.SimpleQueue[tuple[Exception, Message | None]] = queue.SimpleQueue()
+    group.create("s")
+
+    def fail(message: Message) -> bool:
+        if message.body == b"bad":
+            raise kind("no")
+        return True
+
+    def handle(item: Message | Claim) -> None:
+        message = getattr(item, "message", item)
+        if how == "on_error" and message.body == b"bad":
+            raise ValueError
+        if "filter" not in how:
+            fail(message)
+        got(message)
+
+    def on_error(error: Exception, message: Message | None) -> None:
+        failures.put((error, message))
+        if how == "on_error":
+            raise kind("no")
+
+    if how == "group filter":
+        group.filters.append(lambda message, handlers: fail(message) and handlers)
+    ended: Registration | mqfs.Worker
+    if how == "work":
+        ended = group.work("w", handle, over="s", on_error=on_error)
+    else:
+        ended = group.on(
+            "s", handle, existing=how == "own", single=how == "single", on_error=on_error,
+            filters=fail if how == "filter" else (),
+        )  # fmt: skip
+    for body in "1", "bad", "2":
+        group.publish("s", body, single=how == "single")
+    assert got.bodies(2) == [b"1", b"2"]
+    error, message = failures.get(timeout=HANG_S)
+    assert isinstance(error, Exception)
+    assert message is not None
+    assert message.body == b"bad"
+    if how != "on_error":
+        assert isinstance(error.__cause__, kind)
+    end = ended.stop if isinstance(ended, mqfs.Worker) else ended.unsubscribe
+    ending = threading.Thread(target=end, daemon=True)
+    ending.start()
+    ending.join(HANG_S)
+    assert not ending.is_alive()
+    assert "active" not in repr(ended)
