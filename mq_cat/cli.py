@@ -119,13 +119,17 @@ def open_source(options: Options) -> Source:
 
 
 def _open_consumer(options: Options, name: str) -> Consumer:
-    consumer = Consumer(options.group, name, records=options.effective_format == "record")
+    consumer = Consumer(options.group, name, _warn, records=options.effective_format == "record")
     if options.streams:
         consumer.select(options.streams)
     if options.end:
         consumer.command("until end")
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # so that unwritten messages are released first
     return consumer
+
+
+def _warn(text: str) -> None:
+    print_line(PROGRAM, text)
 
 
 def _replays_last(group: str) -> bool:
@@ -145,7 +149,7 @@ def _open_ordered(options: Options) -> OrderedMerge:
             raise ToolError(
                 f"{options.group}: {option}: not with 'order', which has only names of streams (expected .cursor)"
             )
-    source = OrderedMerge(options.group, options.streams, lambda text: print_line(PROGRAM, text))
+    source = OrderedMerge(options.group, options.streams, _warn)
     views = views_of(options.group)
     for name in options.streams:
         if is_pattern(options.group, name) and name not in streams_of(options.group):

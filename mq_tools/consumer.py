@@ -9,19 +9,22 @@ import base64
 import errno
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from mq_tools.cursor import Cursor, Message, read_all
 from mq_tools.errors import ToolError, reason
+from mq_tools.parts import PartMissing, whole
 
 _COMMAND_SEQUENCES = 1000  # the length of a command is limited
 
 
 class Consumer(Cursor):
-    """An open consumer. Claims one message at a time; with `records`, as many as a read returns."""
+    """An open consumer. Claims one message at a time; with `records`, as many as a read returns. `warn` prints a line
+    for a person."""
 
-    def __init__(self, group: str, name: str, *, records: bool) -> None:
+    def __init__(self, group: str, name: str, warn: Callable[[str], None], *, records: bool) -> None:
+        self._warn = warn
         self.format = "record" if records else "json"
         self._line = b""
         self.path = os.path.join(group, ".consumers", name)
@@ -33,8 +36,10 @@ class Consumer(Cursor):
 
     def read(self) -> list[Message] | None:
         """Claim the next messages; None where there is nothing yet. Raises EOFError at the end, OSError."""
-        if self.format == "record":
-            return super().read()
+        claimed = super().read() if self.format == "record" else self._read_line()
+        return None if claimed is None else list(self._whole(claimed))
+
+    def _read_line(self) -> list[Message] | None:
         while not self._line.endswith(b"\n"):  # a large message takes two reads
             data = read_all(self.fd)
             if data is None:
@@ -44,6 +49,26 @@ class Consumer(Cursor):
             self._line += data
         line, self._line = self._line, b""
         return [message_of(line)]
+
+    def _whole(self, claimed: list[Message]) -> Iterator[Message]:
+        """The messages with all parts of their bodies. One of which a part is missing is never acked."""
+        for message in claimed:
+            try:
+                yield whole(self.group, message)
+            except PartMissing as error:
+                self._fail(message, f"dead {message.sequence} {error}", str(error))
+            except (ToolError, OSError) as error:
+                text = reason(error) if isinstance(error, OSError) else str(error)
+                self._fail(message, f"nack {message.sequence}", f"cannot read its parts: {text}")
+
+    def _fail(self, message: Message, command: str, text: str) -> None:
+        self._warn(f"{message.stream} {message.sequence}: {text}, not acknowledged")
+        for line in (command, f"nack {message.sequence}"):  # the first is refused of a dead letter, or for lack of room
+            try:
+                os.write(self.fd, f"{line}\n".encode())
+                return
+            except OSError:
+                read_all(self.fd)  # the error text: left unread, it would be taken for the next message
 
     def acknowledge(self, messages: Sequence[Message]) -> None:
         """Ack the messages. Raises ToolError. A lost claim is no error: the message is redelivered."""

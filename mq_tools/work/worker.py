@@ -17,6 +17,7 @@ import attrs
 
 from mq_tools.cursor import Message
 from mq_tools.errors import ToolError, close, print_line, reason
+from mq_tools.parts import PartMissing, whole
 from mq_tools.work.consumer import ConsumerFile, Handle
 from mq_tools.work.process import NOT_EXECUTABLE, NOT_FOUND, Busy, CannotRun, Outcome, Process, environment_of
 
@@ -192,6 +193,16 @@ class Worker:
                 self._start(slot, message)
 
     def _start(self, slot: Slot, message: Message) -> None:
+        try:
+            message = whole(self.consumer.group, message)
+        except PartMissing as error:
+            self._settle(slot, message, Outcome(f"dead {error}", f"{error}, now a dead letter"))
+            return
+        except (ToolError, OSError) as error:
+            text = reason(error) if isinstance(error, OSError) else str(error)
+            self._settle(slot, message, Outcome("nack", f"cannot read its parts: {text}, will be retried"))
+            self._pause()
+            return
         env = environment_of(message, self.consumer.group, self.consumer.name)
         now = time.monotonic()
         try:

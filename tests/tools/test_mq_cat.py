@@ -244,6 +244,37 @@ def test_a_consumer_in_every_format(server: Server, format_: str) -> None:
     assert left(group) == (0, 3, 0)
 
 
+@pytest.mark.parametrize("format_", ["raw", "json", "record"])
+def test_a_consumer_s_bodies_in_parts_are_whole(server: Server, format_: str) -> None:
+    """The consumer shows the last part; by that all of it is acknowledged."""
+    group = server.group(f"parts {format_}", "replay all", "sync off", "consumer w a", streams=["a"])
+    bodies = [b"small\n", b"y" * 2_000_004, b"z" * 1_500_000, b"small again\n"]
+    with server.connect() as client:
+        for body in bodies:
+            client.group(group.name).publish("a", body)
+    result = mq_cat("-e", "-f", format_, "--consumer", "w", group)
+    assert (result.returncode, result.stderr) == (0, b"")
+    if format_ == "json":
+        assert [json.loads(line)["body"].encode() for line in result.stdout.splitlines()] == bodies
+    elif format_ == "record":
+        assert all(result.stdout.count(letter) >= count for letter, count in ((b"y", 2_000_004), (b"z", 1_500_000)))
+        assert result.stdout.count(b"small") == 2
+    else:
+        assert result.stdout == b"".join(bodies)
+    assert left(group) == (0, 4, 0)
+
+
+@pytest.mark.parametrize("format_", ["raw", "record"])
+def test_a_consumer_s_body_of_which_a_part_is_missing_is_a_dead_letter(server: Server, format_: str) -> None:
+    group = work(server, f"part missing {format_}", "first")
+    (group / ".put").write_text('{"stream":"a","headers":{"part":"9/9"}} last of nine')
+    say(group / "a", "whole")
+    result = mq_cat("-e", "-f", format_, "--consumer", "w", group)
+    assert (b"last of nine" in result.stdout, b"whole" in result.stdout) == (False, True)
+    assert result.stderr == b"mq-cat: a 2: part 9 of a body that is not complete, not acknowledged\n"
+    assert (group / ".kept" / "dead").read_bytes() == b"last of nine"
+
+
 def test_a_consumer_s_times(server: Server) -> None:
     group = work(server, "times of work", "one")
     plain = mq_cat("-e", "-t", group).stdout

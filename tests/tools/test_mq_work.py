@@ -125,6 +125,39 @@ def test_large_and_binary_messages_are_whole(server: Server) -> None:
     ]
 
 
+@pytest.mark.parametrize("deliver", ["all", "one"])
+def test_a_body_in_parts_is_whole(server: Server, deliver: str) -> None:
+    """The consumer shows its last part; by that all of it is acknowledged."""
+    group = server.group(f"parts-{deliver}", "replay all", "sync off", f"deliver {deliver}", "consumer w mail")
+    bodies = [b"small", os.urandom(2_000_004), b"x" * 1_500_000, b"small again"]
+    with server.connect() as client:
+        for body in bodies:
+            client.group(group.name).publish("mail", body)
+    consumer = group / ".consumers" / ("w" if deliver == "all" else ".mail")
+    result = mq_work("-e", consumer, "--", "sh", "-c", 'echo "$MQ_STREAM $(sha256sum)"')
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert [row.split()[1].decode() for row in result.stdout.splitlines()] == [
+        hashlib.sha256(body).hexdigest() for body in bodies
+    ]
+    assert mq_work("-e", consumer, "cat").stdout == b""
+
+
+def test_a_body_of_which_a_part_is_missing_is_a_dead_letter(server: Server) -> None:
+    group, consumer = work(server, "part missing")
+    with server.connect() as client:
+        client.group(group.name).publish("mail", b"x" * 2_000_004)
+    (group / "ctl").write_text("drop mail 1\n")
+    (group / ".put").write_text('{"stream":"mail","headers":{"part":"9/9"}} last of nine')
+    say(group / "mail", "whole")
+    result = mq_work("-e", consumer, "cat")
+    assert (result.returncode, result.stdout) == (0, b"whole")
+    assert result.stderr.decode().splitlines() == [
+        f"mq-work: mail {sequence}: part {part} of a body that is not complete, now a dead letter"
+        for sequence, part in ((2, 2), (3, 3), (4, 9))
+    ]
+    assert (group / ".kept" / "dead").stat().st_size == 2_000_004 - 1_000_000 + len(b"last of nine")
+
+
 def test_a_command_inherits_nothing_of_the_tree(server: Server) -> None:
     group, consumer = work(server, "inherits")
     say(group / "mail", "x")
