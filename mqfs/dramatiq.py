@@ -15,6 +15,7 @@ import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -61,6 +62,7 @@ class MqfsBroker(Broker):
         """
         super().__init__(middleware)
         self.actor_options.add("broker_priority")  # 0 to 4, higher ones first
+        self._claimed = _Claimed()
         self._client = connect(address, token=token)
         self.group = self._client._require(group, SETTINGS)
 
@@ -84,7 +86,7 @@ class MqfsBroker(Broker):
         """
         self._require(queue_name)
         try:
-            return MqfsConsumer(self.group.take(queue_name), prefetch, timeout / 1000)
+            return MqfsConsumer(self.group.take(queue_name), prefetch, timeout / 1000, self._claimed)
         except Disconnected as error:
             raise ConnectionClosed(str(error)) from error
 
@@ -114,6 +116,16 @@ class MqfsBroker(Broker):
             QueueNotFound: Its queue was not declared.
             ConnectionClosed: The outcome is unknown.
         """
+        try:
+            self._publish(message, delay)
+        except BaseException:
+            # A retry has the id of its message. dramatiq logs the error and acknowledges that message.
+            if (claimed := self._claimed.get(message.message_id)) is not None:
+                claimed.is_retry_lost = True
+            raise
+        return message
+
+    def _publish(self, message: Message[Any], delay: int | None) -> None:
         self._require(message.queue_name)
         self.emit_before("enqueue", message, delay)
         level = message.options.get("broker_priority")
@@ -125,7 +137,6 @@ class MqfsBroker(Broker):
         except Disconnected as error:
             raise ConnectionClosed(str(error)) from error
         self.emit_after("enqueue", message, delay)
-        return message
 
     def flush(self, queue_name: str) -> None:
         """Drop the messages of a queue.
@@ -178,17 +189,22 @@ class MqfsMessage(MessageProxy):
     def __init__(self, message: Message[Any], claim: Claim, free: threading.Semaphore) -> None:
         super().__init__(message)
         self.claim, self.free = claim, free
+        self.is_retry_lost = False  # it could not be enqueued again
+
+
+_Claimed = weakref.WeakValueDictionary[str, MqfsMessage]  # by its id: what the workers of a broker have
 
 
 class MqfsConsumer(Consumer):
     """The messages of a queue. One thread iterates, others settle."""
 
-    def __init__(self, claims: Claims, prefetch: int, timeout_s: float) -> None:
-        self._claims, self._timeout_s = claims, timeout_s
+    def __init__(self, claims: Claims, prefetch: int, timeout_s: float, claimed: _Claimed) -> None:
+        self._claims, self._timeout_s, self._claimed = claims, timeout_s, claimed
         self._free = threading.Semaphore(prefetch)
 
     def ack(self, message: MessageProxy) -> None:
-        self._settle(message, Claim.ack)
+        assert isinstance(message, MqfsMessage)
+        self._settle(message, Claim.nack if message.is_retry_lost else Claim.ack)
 
     def nack(self, message: MessageProxy) -> None:
         self._settle(message, lambda claim: claim._give_up("dead"))
@@ -230,13 +246,15 @@ class MqfsConsumer(Consumer):
         except EOFError:
             raise StopIteration from None
         try:
-            return MqfsMessage(Message.decode(claim.body), claim, self._free)
+            message = MqfsMessage(Message.decode(claim.body), claim, self._free)
         except DecodeError as error:
             try:
                 claim._give_up(f"not a message of dramatiq: {error}")
             except MqfsError as other:
                 log.warning("message %d was not given up, it is delivered again: %s", claim.sequence, other)
             return None
+        self._claimed[message.message_id] = message
+        return message
 
     def close(self) -> None:
         try:

@@ -1,18 +1,21 @@
-"""The broker of dramatiq without its workers: what settles a message, and what that costs a consumer."""
+"""The broker of dramatiq, mostly without its workers: what settles a message, and what that costs a consumer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import dramatiq
 import pytest
-from dramatiq import Consumer, MessageProxy
+from dramatiq import Consumer, MessageProxy, Worker
 from dramatiq.errors import ConnectionClosed
+from dramatiq.middleware import Retries
 
 from mqfs import errors
 from mqfs.client import Group
 from mqfs.client.types import File
 from mqfs.dramatiq import SETTINGS, MqfsBroker, MqfsConsumer
+from tests.support.eventually import eventually
 from tests.support.full_log import FILLER, FULL, fill_log
 from tests.support.server import Server
 
@@ -120,3 +123,51 @@ def test_a_consumer_that_cannot_receive_keeps_its_places(broker: MqfsBroker, ser
     with pytest.raises((ConnectionClosed, StopIteration)):
         next(consumer)
     assert free(consumer) == PREFETCH
+
+
+@contextmanager
+def working(broker: MqfsBroker, job: Callable[[str], None]) -> Iterator[dramatiq.Actor[[str], None]]:
+    """An actor that is retried, and a worker for it."""
+    broker.add_middleware(Retries(min_backoff=1, max_backoff=1))
+    actor = dramatiq.actor(job, broker=broker, queue_name="q", actor_name="job")
+    worker = Worker(broker, worker_timeout=50, worker_threads=1)
+    worker.start()
+    try:
+        yield actor
+    finally:
+        worker.stop()
+
+
+@pytest.mark.parametrize("reason", ["too long to be delayed", "no room"])
+def test_a_job_whose_retry_is_refused_runs_again(broker: MqfsBroker, group: Group, reason: str) -> None:
+    """dramatiq logs the refusal, and acknowledges the job that failed."""
+    runs = list[int]()
+
+    def fail_once(text: str) -> None:
+        runs.append(len(text))
+        if len(runs) == 1:
+            if reason == "no room":
+                fill_log(group)
+            raise RuntimeError("the first time")
+
+    size = 1_100_000 if reason != "no room" else 1
+    with working(broker, fail_once) as actor:
+        actor.send("x" * size)
+        assert eventually(lambda: len(runs) == 2)
+        assert eventually(lambda: group.stats().streams["q"].consumer.lag == 0)
+    assert (runs, group.stats().dead_letters) == ([size, size], 0)
+
+
+def test_a_job_whose_retries_are_all_refused_is_a_dead_letter(broker: MqfsBroker, group: Group) -> None:
+    group.ctl("retries 3")
+    runs = list[int]()
+
+    def fail(text: str) -> None:
+        runs.append(len(text))
+        raise RuntimeError("each time")
+
+    with working(broker, fail) as actor:
+        actor.send("x" * 1_100_000)
+        assert eventually(lambda: group.stats().dead_letters)
+    assert group.stats().streams["q"].consumer.lag == 0
+    assert runs == [1_100_000] * 3
