@@ -172,12 +172,11 @@ class Exchanges:
         self._by_group: dict[Group, Exchange] = {}  # those that were looked up, until their group is removed
         self._routes = itertools.count(1)
         self._changing: WeakValueDictionary[bytes, trio.Lock] = WeakValueDictionary()  # by queue
-        self._making = trio.Lock()  # of exchanges
+        self._making: WeakValueDictionary[bytes, trio.Lock] = WeakValueDictionary()  # by exchange
 
     def changing(self, queue: bytes) -> trio.Lock:
         """To be held by a change of that queue, its bindings or its checkpoints, which awaits more than once."""
-        lock = self._changing.get(queue)
-        return lock if lock is not None else self._changing.setdefault(queue, trio.Lock())
+        return _lock(self._changing, queue)
 
     # ------------------------------------------------------------ exchanges
 
@@ -382,7 +381,7 @@ class Exchanges:
         """The number of the route; the same for the same program. Raises MqfsError."""
         text = translate(program)
         async with self.changing(queue.name):
-            async with self._making:
+            async with _lock(self._making, exchange_name):
                 exchange = self.find(exchange_name) or await self._make(user, exchange_name)
             self.require(user, exchange, queue)
             for binding in exchange.of(queue):
@@ -437,6 +436,11 @@ class Exchanges:
         self.tree.access(user, group, os.W_OK | os.X_OK)
         maker = attrs.evolve(_maker(user, group), uid=user.uid or group.state.uid)  # root's messages are for the owner
         self.tree.create(maker, group, name, group.state.mode & STREAM_MODE)  # its sync is not waited for
+
+
+def _lock(locks: WeakValueDictionary[bytes, trio.Lock], name: bytes) -> trio.Lock:
+    lock = locks.get(name)
+    return lock if lock is not None else locks.setdefault(name, trio.Lock())
 
 
 def _maker(user: User, group: Group) -> User:

@@ -242,6 +242,30 @@ def test_a_bind_that_takes_long_holds_up_no_other_queue(tmp_path: Path) -> None:
     trio.run(run)
 
 
+def test_an_exchange_that_takes_long_to_make_holds_up_no_bind_to_another(tmp_path: Path) -> None:
+    async def run() -> None:
+        with on_disk(disk := SlowDisk(tmp_path)) as tree:
+            exchanges, queue, member = await joined(tree=tree)
+            await exchanges.bind(ROOT, queue, b"a", b"prefix:", permanent=False)
+            names = [b"1", b"2"]
+            for name in names:
+                await exchanges.join(ROOT, name, queue.wish, lambda _: member)
+            async with trio.open_nursery() as nursery:
+                disk.hold()
+                for name in names:
+                    nursery.start_soon(exchanges.bind, ROOT, exchanges.queues[name], name, b"prefix:", False)
+                await wait_all_tasks_blocked()
+                nursery.start_soon(exchanges.bind, ROOT, queue, b"a", b"prefix:x", False)
+                await wait_all_tasks_blocked()
+                making = [tree.is_making(exchanges.root, name.decode()) for name in names]
+                bound = exchanges.find(b"a")
+                routes = len(bound.bindings) if bound is not None else 0
+                disk.release()
+            assert (making, routes) == ([True, True], 2)
+
+    trio.run(run)
+
+
 def test_a_bind_whose_consumer_goes_with_a_reader_meanwhile_can_be_asked_again(tmp_path: Path) -> None:
     async def run() -> None:
         with on_disk(disk := SlowDisk(tmp_path)) as tree:
