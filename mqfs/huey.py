@@ -255,8 +255,9 @@ class MqfsStorage(Values):
 
     # ------------------------------------------------------------ the queue
 
-    def enqueue(self, data: bytes, priority: float | None = None) -> None:
-        self._tasks.publish(QUEUE, data, priority=_priority(priority))
+    def enqueue(self, data: bytes, priority: float | None = None, id: str = "") -> None:
+        """With an `id` that came already, nothing."""
+        self._tasks.publish(QUEUE, data, priority=_priority(priority), id=id)
 
     def claim(self) -> Claim | None:
         """Claim the next task.
@@ -411,7 +412,13 @@ class MqfsHuey(Huey):  # type: ignore[misc]
         # A worker that is killed before it acknowledges this task leaves it to another, which adds it again.
         claim = getattr(task, "claim", None)
         id = "" if claim is None else f"scheduled {claim.sequence}"
-        self.storage.add_to_schedule(self.serialize_task(task), task.eta, task.priority, id)
+        try:
+            self.storage.add_to_schedule(self.serialize_task(task), task.eta, task.priority, id)
+        except TooLong as error:
+            log.warning("task %s is executed at once, not at %s: %s", task.id, task.eta, error)
+            task.eta = None
+            self.storage.enqueue(self.serialize_task(task), task.priority, id)
+            return
         self._emit(SIGNAL_SCHEDULED, task)
 
 

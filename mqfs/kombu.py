@@ -12,19 +12,21 @@ All is in three groups below the one that the URL names, `celery` where it names
     temporary/QUEUE             for each queue that is to end: its message has how many seconds without a consumer, and
                                 whether it had one; if not, they count from that message on
 
-A task with an ETA lies in the server until then. A worker that is killed loses its claims at once, and others begin its
-tasks.
+A task with an ETA lies in the server until then; one that is too long for that is held by a worker. A worker that is
+killed loses its claims at once, and others begin its tasks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 import time
 import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from math import inf
 from queue import Empty
 from typing import Any
@@ -35,13 +37,15 @@ from kombu.utils.json import dumps, loads
 from kombu.utils.url import parse_url
 
 from mqfs.client import Claim, Claims, Client, Group, connect
-from mqfs.errors import BadAddress, BadRequest, Disconnected, Interrupted, MqfsError, NotFound, Stale
+from mqfs.client.large import LargeMessage
+from mqfs.errors import BadAddress, BadRequest, Disconnected, Interrupted, MqfsError, NotFound, Stale, TooLong
 from mqfs.syntax.escape import stream_name
 
 GROUP = "celery"
 TEMPORARY_S = 60  # a queue with `auto_delete` ends after this, unless it says when
 _QUEUES = ("deliver one", "replay off", "protect off")
 _SEPARATOR = "\x1f"  # of the parts of a binding's name
+log = logging.getLogger("mqfs.kombu")
 
 
 class QueueClaims:
@@ -164,10 +168,18 @@ class Channel(virtual.Channel):
         return body, None
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        body, due = dumps(message), _eta(message)
+        publish = partial(
+            self.connection.queues.publish, queue, body, ttl=_ttl(message), priority=_priority(message), create=False
+        )
         try:
-            self.connection.queues.publish(
-                queue, dumps(message), at=_eta(message), ttl=_ttl(message), priority=_priority(message), create=False
-            )
+            try:
+                publish(at=due)
+            except TooLong:
+                if due is None:
+                    raise
+                log.warning("queue %r: %d bytes cannot be delayed, a worker holds them until %s", queue, len(body), due)
+                publish()
         except NotFound:
             warnings.warn(virtual.UndeliverableWarning(f"no queue {queue!r}: a message was dropped"), stacklevel=2)
             self._unbind(queue)
@@ -321,7 +333,7 @@ class Channel(virtual.Channel):
             try:
                 payload: dict[str, Any] = loads(claim.body.decode())
                 tag = payload["properties"]["delivery_tag"] = f"{self.channel_id}.{queue}.{claim.sequence}"
-                if (payload.get("headers") or {}).get("eta"):
+                if (payload.get("headers") or {}).get("eta") and not isinstance(claim.message, LargeMessage):
                     payload["headers"]["eta"] = None  # is past; a worker would give it to its timer, which may take 1 s
             except (ValueError, KeyError, TypeError) as error:
                 claim._give_up(f"not a message of kombu: {error!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 from celery import Celery
 
@@ -23,6 +24,13 @@ def add(x: int, y: int) -> int:
 
 @app.task
 def note(number: int) -> None:
+    write(number)
+
+
+@app.task(bind=True)
+def fail_once(self: Any, number: int, body: str) -> None:
+    if not self.request.retries:
+        raise self.retry(countdown=0.2)
     write(number)
 
 

@@ -156,6 +156,26 @@ def test_a_task_is_scheduled_once(make: Make) -> None:
     assert (second.scheduled_count(), len(second.scheduled()), len(second)) == (1, 1, 0)
 
 
+@pytest.mark.parametrize("size", [1_100_000, 2_500_000])
+def test_a_task_that_is_too_long_to_be_delayed_is_retried_at_once(
+    make: Make, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As often as it says, and no more."""
+    huey, runs = make(results=False), list[int]()
+
+    @huey.task(name="fail", retries=2, retry_delay=1000)  # type: ignore[untyped-decorator]
+    def fail(text: str) -> None:
+        runs.append(len(text))
+        raise RuntimeError("each time")
+
+    fail("x" * size)
+    for _ in range(3):
+        huey.execute(taken(huey))
+    stats = huey.storage._tasks.stats()
+    assert (runs, stats.dead_letters, stats.streams["queue"].consumer.lag) == ([size] * 3, 0, 0)
+    assert caplog.text.count("is executed at once, not at") == 2
+
+
 def test_an_interrupted_task_is_given_back(make: Make) -> None:
     huey = make()
 

@@ -172,6 +172,23 @@ def test_a_task_with_an_eta_lies_in_the_server(connect: Connect) -> None:
     assert timedelta() <= datetime.now(UTC) - due < timedelta(seconds=1)
 
 
+@pytest.mark.parametrize("size", [1_050_000, 2_500_000])
+def test_a_task_that_is_too_long_to_be_delayed_is_held_by_a_worker(
+    connect: Connect, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It comes at once, and says until when; without that a worker of Celery would run it at once."""
+    connection = connect()
+    queue = Queue("q")(connection.channel())
+    queue.declare()
+    due = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    Producer(connection).publish("x" * size, routing_key="q", headers={"eta": due})
+    message = queue.get()
+    assert message is not None
+    assert (message.payload, message.headers["eta"]) == ("x" * size, due)
+    message.ack()
+    assert "bytes cannot be delayed, a worker holds them until" in caplog.text
+
+
 def test_an_eta_that_is_no_time_is_refused(connect: Connect) -> None:
     connection = connect()
     queue = Queue("q")(connection.channel())

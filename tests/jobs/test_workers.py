@@ -172,6 +172,14 @@ def test_celery(jobs: Jobs) -> None:
     eventually(lambda: jobs.numbers() == [7])
 
 
+def test_celery_retries_a_task_of_any_size(jobs: Jobs) -> None:
+    jobs.start(CELERY)
+    jobs.use(CELERY, "for n, size in enumerate((1, 1_050_000, 2_500_000)): fail_once.delay(n, 'x' * size)")
+    eventually(lambda: len(jobs.numbers()) == 3)
+    assert sorted(jobs.numbers()) == [0, 1, 2]
+    eventually(lambda: jobs.left(CELERY) == 0)
+
+
 def test_dramatiq(jobs: Jobs) -> None:
     jobs.start(DRAMATIQ)
     assert json.loads(jobs.use(DRAMATIQ, USE_DRAMATIQ)) == 1
