@@ -18,10 +18,11 @@ from functools import partial
 from itertools import islice
 from typing import Literal, TypeAlias
 
+from mqfs.client.backoff import Backoff
 from mqfs.client.delivery import Claim, Claims
 from mqfs.client.message import Message
 from mqfs.client.types import Filter
-from mqfs.errors import MqfsError, Stale
+from mqfs.errors import Denied, Disconnected, MqfsError, NotFound, Stale
 
 log = logging.getLogger("mqfs.client")
 
@@ -349,34 +350,67 @@ def call_with_claims(claims: Claims, handler: Callable[[Claim], object], on_erro
     claims. `on_error`: called with what fails; it raises nothing."""
     try:
         with claims:
-            while _call_with_next(claims, handler, on_error):
-                pass
+            ClaimCalls(claims, handler, on_error).run()
     except MqfsError as error:
         on_error(error, None)
 
 
-def _call_with_next(claims: Claims, handler: Callable[[Claim], object], on_error: Report) -> bool:
-    """False: none follows."""
-    try:
-        claim = next(claims, None)
-    except Stale as error:  # of the last acknowledgement: that message is redelivered
-        on_error(error, None)
-        return True
-    if claim is None:
-        return False
-    try:
-        with claim:
+class ClaimCalls:
+    """The calls of a handler with the claims of one handle. A refusal that passes, as of a full disk, does not end
+    them: they pause, settle what was not settled, and go on."""
+
+    def __init__(self, claims: Claims, handler: Callable[[Claim], object], on_error: Report) -> None:
+        self._claims, self._handler, self._on_error = claims, handler, on_error
+        self._raised: Claim | None = None  # the last claim, where its handler has raised
+
+    def run(self) -> None:
+        """Raises what ends them: Denied, Disconnected, NotFound."""
+        backoff = Backoff(True, self._claims._closed)
+        while True:
             try:
-                handler(claim)
-            except HandlerGone:
-                with suppress(MqfsError):  # it is settled, or requeued already
-                    claim.release()
+                self._settle_again()
+                claim = next(self._claims, None)
+            except (Denied, Disconnected, NotFound):
                 raise
-    except HandlerGone:
-        return False
-    except BaseException as error:  # of the handler, or its claim is gone
-        on_error(error, claim.message)
-    return True
+            except Stale as error:  # of the last acknowledgement: that message is redelivered
+                self._on_error(error, None)
+            except MqfsError as error:
+                self._on_error(error, None)
+                if self._claims._at_end:
+                    return
+                with suppress(MqfsError):  # closed meanwhile
+                    backoff.wait(error)
+            else:
+                if claim is None or not self._call(claim):
+                    return
+                backoff = Backoff(True, self._claims._closed)
+
+    def _settle_again(self) -> None:
+        """Settle the last claim where that was refused: no other program gets it until then."""
+        if not self._claims._closed.is_set():
+            for claim in [*self._claims._open_claims]:
+                if claim is self._raised:
+                    claim.nack()
+                else:
+                    claim.ack()
+
+    def _call(self, claim: Claim) -> bool:
+        """False: the handler is to be called no more."""
+        try:
+            with claim:
+                self._raised = claim
+                try:
+                    self._handler(claim)
+                except HandlerGone:
+                    with suppress(MqfsError):  # it is settled, or requeued already
+                        claim.release()
+                    raise
+                self._raised = None
+        except HandlerGone:
+            return False
+        except BaseException as error:  # of the handler, or its claim is gone
+            self._on_error(error, claim.message)
+        return True
 
 
 class Worker:

@@ -573,8 +573,8 @@ class Group(Services):
             over: See `consume`.
             renew: See `consume`.
             prefetch: See `consume`; for each thread.
-            on_error: Called with `(error, message or None)` for the handler's exceptions, and where a thread ends by an
-                error. None: they are logged.
+            on_error: Called with `(error, message or None)` for the handler's exceptions, for a refusal after which it
+                tries again, as of a full disk, and where a thread ends by an error. None: they are logged.
 
         Returns:
             The worker, until `Worker.stop`.
