@@ -40,10 +40,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def fill(ballast: Path, group: Group) -> None:
     """Fill the disk, and the rest of what the store has of it."""
-    with ballast.open("wb", buffering=0) as file:
-        with suppress(OSError):
-            while True:
-                file.write(bytes(4096))
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
     for size in 100_000, 1_000, 10:
         with suppress(DiskFull):
             while True:
