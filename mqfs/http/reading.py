@@ -80,10 +80,11 @@ def wish(call: Call) -> Wish:
 
 
 class AnswerMessages:
-    """The messages of one answer, framed. Positions are the cursor's."""
+    """The messages of one answer, framed. Positions are the cursor's. `undone`: where the log ends, if it asks for what
+    comes after a later message: one of another log of that name, or lost with the server's memory; 0 if not."""
 
-    def __init__(self, call: Call, cursor: Cursor, wish: Wish) -> None:
-        self._call, self.cursor, self._wish = call, cursor, wish
+    def __init__(self, call: Call, cursor: Cursor, wish: Wish, undone: int) -> None:
+        self._call, self.cursor, self._wish, self._undone = call, cursor, wish, undone
         self._parked: Wait[bytes] | None = None
         self._shown = cursor.shown
         self._many = wish.form is answers.RECORD  # a read returns whole records, as many as fit
@@ -139,6 +140,8 @@ class AnswerMessages:
             await self.pause()
         if not since.isdigit():
             return self._wish.form.begin
+        if self._undone:
+            return self._wish.form.begin + self._lost(self._undone, int(since) - 1, started=False)
         floor, first = lost_before(cursor), max(int(since), 1)
         settings = cursor.group.settings
         if settings.replay != "all" and settings.deliver == "all":  # what no reader waits for leaves no trace
@@ -258,9 +261,12 @@ def exists(call: Call, name: str) -> bool:
 
 def open_source(call: Call, names: list[str], words: Wish, select: str = "select") -> AnswerMessages:
     """The messages of streams, views and patterns, to be answered with. `select`: "cover" waits for streams that are
-    not there."""
+    not there. A place beyond the end is none: then it is all, after word of what is lost."""
     until = [] if words.until is None else [f"until {words.until}"]
-    return AnswerMessages(call, open_cursor(call, names, words.since, words.form.cursor, *until, select=select), words)
+    since, end = words.since, call.group.log.end.next
+    is_undone = since.isascii() and since.isdigit() and len(since) < 20 and int(since) > end
+    cursor = open_cursor(call, names, "first" if is_undone else since, words.form.cursor, *until, select=select)
+    return AnswerMessages(call, cursor, words, end if is_undone else 0)
 
 
 async def answer(call: Call, source: AnswerMessages, words: Wish) -> Answer:

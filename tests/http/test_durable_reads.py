@@ -121,6 +121,22 @@ def test_a_stream_that_readers_left_expires(ds: Durable) -> None:
     eventually(lambda: ds.ask("HEAD", path).status == 404, "its end")
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("live", ["", "&live=long-poll", "&live=sse"])
+def test_an_offset_beyond_the_end_is_gone(ds: Durable, live: str) -> None:
+    """It is one of a group that was there before, or of a memory that is lost: what it counted is not in this one."""
+    group = f"/again{len(live)}"
+    assert ds.create(f"{group}/s", "[0]", **JSON).status == 201
+    for _ in range(9):
+        at = ds.append(f"{group}/s", "[0]", **JSON).headers["Stream-Next-Offset"]
+    assert ds.get(f"{group}/s?offset={at}").status == 200
+    for name in ("s", "__ds", ""):
+        assert ds.tree.ask("DELETE", f"/ds{group}/{name}").status == 204
+    assert ds.create(f"{group}/s", "[1]", **JSON).status == 201
+    assert ds.get(f"{group}/s?offset={at}{live}").status == 410
+    assert ds.get(f"{group}/s").json == [1]
+
+
 # ---------------------------------------------------------------- what appends made of a stream
 
 

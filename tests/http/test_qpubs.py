@@ -158,3 +158,12 @@ def test_without_the_option_there_is_nothing(web: Web, group: str) -> None:
 def test_it_needs_an_address(tmp_path: Path) -> None:
     done = mqfs("serve", "--http-qpubs", cwd=tmp_path)
     assert (done.returncode, "expected --http ADDRESS" in done.stderr) == (2, True)
+
+
+def test_a_last_event_beyond_the_end_is_no_silent_gap(pubs: Web, place: str) -> None:
+    pubs.post(f"{place}/emit?name=a", "1")
+    with pubs.stream(f"{place}/listen?name=a", Last_Event_ID="9") as lines:
+        listen = start(lines).event()
+        assert (listen["event"], listen["id"]) == ("listen", "0")  # a client that comes back begins there
+        assert lines.event() == {"event": "lost", "data": "[2, 9]"}
+        assert body(lines) == "1"

@@ -42,7 +42,7 @@ def stream(web: Web, group: str) -> str:
         ("since=2&until=3", b"m2m3", 2, 4),
         ("until=end", b"m1m2m3m4m5", 1, 6),
         ("until=99", b"m1m2m3m4m5", 1, 6),
-        ("since=99", b"", 99, 99),
+        ("since=99", b"m1m2m3m4m5", 1, 6),
         ("format=line", b"m1\nm2\nm3\nm4\nm5\n", 1, 6),
         ("format=nul&count=2", b"m1\0m2\0", 1, 3),
     ],
@@ -167,6 +167,33 @@ def test_a_gap_is_never_silent(web: Web) -> None:
     assert web.get(f"{group}/s?since=1&strict").status == 410
     assert web.get(f"{group}/s?since=4&strict").body == b"m4m5"
     assert web.get(f"{group}/s?seq=2").status == 410
+
+
+@pytest.mark.parametrize("path", ["s?", "?select=*&"])
+def test_a_place_beyond_the_end_is_no_silent_gap(web: Web, path: str) -> None:
+    """A group of that name was there before, and removed; or a server without a store had it."""
+    group = web.group()
+    for number in range(1, 7):
+        web.post(f"{group}/s", f"a{number}")
+    for name in ("s", ""):
+        assert web.ask("DELETE", f"{group}/{name}").status == 204
+    assert web.put(f"{group}/").status == 201
+    for number in range(1, 3):
+        assert web.post(f"{group}/s", f"b{number}").status == 201
+    where = f"{group}/{path}"
+    assert web.get(f"{where}since=3").body == b""  # the end
+    for since in (4, 7, 10**18):
+        raw = web.get(f"{where}since={since}")
+        assert (raw.body, raw.headers["Mqfs-First"], raw.next) == (b"b1b2", "1", 3)
+        lost, *rows = web.get(f"{where}since={since}&format=json&wait=1h").lines
+        assert (lost, [row["body"] for row in rows]) == ({"lost": [3, since - 1]}, ["b1", "b2"])
+        assert web.get(f"{where}since={since}&until=1&format=json").lines[1:] == rows[:1]
+        assert web.get(f"{where}since={since}&strict&follow").status == 410
+    with web.stream(f"{where}format=sse", Last_Event_ID="6") as lines:
+        assert lines.event() == {"retry": "2000"}
+        assert lines.event() == {"event": "lost", "data": "[3, 6]"}
+        assert [lines.event()["id"] for _ in range(2)] == ["1", "2"]
+    assert web.get(f"{where}since={10**30}").status == 400
 
 
 def test_a_gap_where_messages_are_kept_for_readers_only(web: Web) -> None:

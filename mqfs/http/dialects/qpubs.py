@@ -63,8 +63,10 @@ class Listens:
     async def listen(self, call: Call) -> Answer:
         """Messages from now on as events, until `ignore`; the first event has the id for that."""
         id, words = secrets.token_hex(8), reading.wish(call)
-        since = int(words.since) if words.since.isdigit() else call.group.log.end.next  # after its last event, or now
-        first = answers.event(json.dumps({"id": id}), name="listen", sequence=since - 1)
+        end = call.group.log.end.next
+        since = int(words.since) if words.since.isdigit() else end  # after its last event, or now
+        place = since - 1 if since <= end else 0  # of a client that comes back: no place beyond the end
+        first = answers.event(json.dumps({"id": id}), name="listen", sequence=place)
         form = answers.choose("sse", "", call.option("data"))
         form = attrs.evolve(form, begin=form.begin + first)
         words = attrs.evolve(words, form=form, since=str(since), follow=True)
