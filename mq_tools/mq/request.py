@@ -13,8 +13,10 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from mq_tools.cursor import Cursor, Message
 from mq_tools.errors import TIMED_OUT, ToolError, reason
-from mq_tools.files import READ_BYTES, open_file, write
+from mq_tools.files import open_file, write
+from mq_tools.parts import place_of
 from mq_tools.tree import TreePath
 
 _MODE = 0o1622  # everybody may write a reply
@@ -23,7 +25,7 @@ _MODE = 0o1622  # everybody may write a reply
 def request(stream: TreePath, body: bytes, headers: Mapping[str, str], timeout_s: float) -> bytes:
     """The reply to a message. Raises ToolError."""
     name = f"reply.{secrets.token_hex(12)}"
-    with _replies(stream.file(name)) as replies, _alarm(timeout_s, stream.name):
+    with _replies(stream.file(name)), _cursor(stream.group, name) as replies, _alarm(timeout_s, stream.name):
         keys = {"stream": stream.name, "ttl": f"{max(int(timeout_s * 1000), 1)}ms", "kept": True}
         head = json.dumps({**keys, "headers": {**headers, "reply-to": name}}, ensure_ascii=False)
         path = stream.file(".put")
@@ -35,17 +37,43 @@ def request(stream: TreePath, body: bytes, headers: Mapping[str, str], timeout_s
             if answer[-1] == b"0":
                 raise ToolError(f"{stream.path}: no reply possible (expected a consumer or a reader)")
         try:
-            return os.read(replies, READ_BYTES)
+            return _body(replies)
+        except EOFError:
+            raise ToolError(f"{stream.file(name)}: unexpected end of file") from None
         except OSError as error:
             raise ToolError(f"{stream.file(name)}: {reason(error)}") from error
 
 
+def _body(replies: Cursor) -> bytes:
+    """All parts of the first message. Raises EOFError, OSError."""
+    parts: list[Message] = []
+    total = 1
+    while len(parts) < total:
+        parts += replies.read() or []
+        if parts:
+            number, of = place_of(parts[0])
+            total = of if number == 1 else 1
+    return b"".join(part.body for part in parts[:total])
+
+
 @contextmanager
-def _replies(path: str) -> Iterator[int]:
+def _cursor(group: str, stream: str) -> Iterator[Cursor]:
+    """A cursor of the replies. They are read by it, as a large one is several messages."""
+    cursor = Cursor(group)
+    try:
+        cursor.select([stream])
+        os.set_blocking(cursor.fd, True)
+        yield cursor
+    finally:
+        cursor.close()
+
+
+@contextmanager
+def _replies(path: str) -> Iterator[None]:
     """The stream of replies, open for reading and writing: with `deliver one` only that takes a message."""
     with open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _MODE) as fd:
         os.fchmod(fd, _MODE)  # whatever the umask is
-        yield fd
+        yield
 
 
 @contextmanager

@@ -428,7 +428,8 @@ import mqfs, sys
 with mqfs.connect(sys.argv[1]) as client:
     group = client.group(sys.argv[2])
     with group.consume("w") as claims, claims.get(60) as claim:
-        group.reply(claim.message, claim.body[::-1])
+        body = claim.body[::-1]
+        group.reply(claim.message, body * (int(sys.argv[3]) // len(body)) if sys.argv[3:] else body)
 """
 
 
@@ -444,6 +445,23 @@ def test_request(server: Server, deliver: str) -> None:
         replier.kill()
         replier.wait()
     assert [name for name in os.listdir(group) if name.startswith("reply")] == []
+
+
+@pytest.mark.parametrize("replay", ["off", "all", "last"])
+@pytest.mark.parametrize("deliver", ["all", "one"])
+def test_a_reply_in_parts_is_printed_whole(server: Server, deliver: str, replay: str) -> None:
+    group = server.group(
+        f"long-{deliver}-{replay}", f"replay {replay}", f"deliver {deliver}", "consumer w s", streams=["s"]
+    )
+    replier = subprocess.Popen([sys.executable, "-c", REPLIER, server.address, group.name, "2000004"])
+    try:
+        result = mq("request", "--timeout", f"{HANG_S:.0f}s", group / "s", "abc")
+        assert (result.returncode, result.stderr) == (0, b"")
+        assert result.stdout.rstrip(b"\n") == b"\ncba" * 500_001
+        replier.wait(HANG_S)
+    finally:
+        replier.kill()
+        replier.wait()
 
 
 def test_a_request_that_is_discarded_does_not_wait(server: Server) -> None:
