@@ -191,7 +191,8 @@ class Exchanges:
             except Exists:  # clients of other front ends are served already, and one has made it meanwhile
                 node = node.groups[name]
         for group in list(node.groups.values()):
-            await self._take_up(Exchange(group))
+            self._take_up(group)
+            await self._remove_stale(group)
 
     @property
     def root(self) -> Group:
@@ -219,8 +220,7 @@ class Exchanges:
             return known
         if len(self._by_group) >= len(groups):  # so some were removed
             self._forget_removed()
-        found = self._by_group[group] = Exchange(group)
-        return found
+        return self._take_up(group)
 
     def bound(self, queue: Queue) -> list[Exchange]:
         """The exchanges that a queue is bound to."""
@@ -279,22 +279,29 @@ class Exchanges:
         finally:
             handle.close()
 
-    async def _take_up(self, exchange: Exchange) -> None:
-        """Recover from an earlier run: permanent queues are still bound; the views of others are removed."""
-        group, stale = exchange.group, []
-        for view in [view for view in group.views.values() if view.name.startswith(VIEW)]:
-            name = text_of(view.name.removeprefix(VIEW))
-            consumer = group.consumers.get(escape(name))
-            if consumer is None or consumer.state.transient or consumer.state.over != view.name:
-                stale.append(view.name)
+    def _take_up(self, group: Group) -> Exchange:
+        """The exchange of a group, which may be served from now on only: permanent queues of an earlier run are still
+        bound. One that has clients already is so only to its owner's."""
+        exchange = self._by_group[group] = Exchange(group)
+        for view in list(group.views.values()):
+            if not view.name.startswith(VIEW) or (consumer := _permanent(group, view.name)) is None:
                 continue
-            state = consumer.state
+            if not view.programs:  # patterns are no queue's: made by other means
+                continue
+            name, state = text_of(consumer.name), consumer.state
             wish = Wish("", state.private, "block" if state.full == "block" else "drop", state.backlog, True)
             queue = self.queues.setdefault(name, Queue(name, state.uid, wish, permanent=True))
-            for text in list(view.state.patterns):
-                self._enter(exchange, queue, text, parse(text), permanent=True)
-        self._by_group[group] = exchange
-        for gone in stale:
+            if queue.members and (queue.owner != state.uid or not queue.permanent):
+                continue
+            for program in view.programs:
+                self._enter(exchange, queue, program.text, program, permanent=True)
+            queue.tell(exchange)
+        return exchange
+
+    async def _remove_stale(self, group: Group) -> None:
+        """Remove the views of queues of an earlier run that are not permanent."""
+        names = [view.name for view in group.views.values() if view.name.startswith(VIEW)]
+        for gone in [name for name in names if _permanent(group, name) is None]:
             try:
                 await self.command(self.server_user, group, f"unbind {quote(gone)}")
             except MqfsError as error:
@@ -436,6 +443,12 @@ class Exchanges:
         self.tree.access(user, group, os.W_OK | os.X_OK)
         maker = attrs.evolve(_maker(user, group), uid=user.uid or group.state.uid)  # root's messages are for the owner
         self.tree.create(maker, group, name, group.state.mode & STREAM_MODE)  # its sync is not waited for
+
+
+def _permanent(group: Group, view: str) -> Any:
+    """The consumer of a permanent queue of that view; None: there is none."""
+    consumer = group.consumers.get(escape(text_of(view.removeprefix(VIEW))))
+    return consumer if consumer is not None and not consumer.state.transient and consumer.state.over == view else None
 
 
 def _lock(locks: WeakValueDictionary[bytes, trio.Lock], name: bytes) -> trio.Lock:

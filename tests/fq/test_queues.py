@@ -198,6 +198,39 @@ def test_a_queue_whose_exchange_gets_another_name_goes_with_its_last_client(serv
         eventually(lambda: not [line for line in group._ctl_lines() if "goes" in line], "the queue to go")
 
 
+@pytest.mark.parametrize("binds", [False, True], ids=["reads", "binds"])
+def test_a_queue_is_bound_to_an_exchange_that_comes_after_the_start(binds: bool) -> None:
+    kind = "mem:public,permanent"
+    with short_folder() as folder, serve(folder) as server:
+        address = f"{folder}/fq"
+        with publisher(address) as other:
+            with Client(address, "late", kind, with_data=False) as asks:
+                asks.bind("late", "prefix:", codec.FLAG_PERMANENT)
+            other.publish("late", "r", *numbered(3))
+            eventually(lambda: other.counts()["routed"] == 3, "the messages")
+        with connect(server.address) as files:
+            files.rename("fq", "old")
+        server.restart()
+        with connect(server.address) as files, Client(address, "late", kind) as reads, publisher(address) as other:
+            files.remove("fq")
+            files.rename("old", "fq")
+            if binds:
+                assert reads.bind("late", "prefix:", codec.FLAG_PERMANENT) != codec.ILLEGAL
+            other.publish("late", "r", b"3")
+            assert bodies(reads, 4) == numbered(4)
+
+
+def test_patterns_that_others_bind_to_the_view_of_a_queue_are_no_bindings() -> None:
+    with short_folder() as folder, serve(folder) as server:
+        with server.connect() as tree:
+            group = tree.group("fq/by-hand", create=True)
+            group.ctl("bind %q.alone 'a.*'", "consumer alone %q.alone")
+            group.ctl("bind %q.both 'a.*'", "bind %q.both prefix:b", "consumer both %q.both")
+        server.restart()
+        routes = stats(port(server))["exchanges"]["by-hand"]["routes"]
+        assert [(route["queue"], route["program"]) for route in routes.values()] == [("both", "prefix:b")]
+
+
 def test_an_exchange_that_is_made_again_has_no_bindings(server: Server, address: str) -> None:
     with Client(address, "remade", "mem:public,permanent", with_data=False) as client, connect(server.address) as files:
         for number in range(3):
