@@ -9,7 +9,7 @@ from queue import Empty, Full
 from mqfs.client.delivery import Claim
 from mqfs.client.group import Group
 from mqfs.client.types import Body
-from mqfs.errors import StreamFull
+from mqfs.errors import Stale, StreamFull
 
 POLL_S = 0.05  # between two looks of `join` for what other programs acknowledge
 
@@ -118,10 +118,16 @@ class Queue:
         Raises:
             ValueError: It has none.
             Stale: The item went to another program meanwhile, by its lease or a lost connection.
+            MqfsError: It was not acknowledged, as on a full disk; the next call tries again.
         """
         if not self._open:
             raise ValueError("task_done failed: no item of this thread (expected one call for each get)")
-        self._open.popleft().ack()
+        try:
+            self._open[0].ack()
+        except Stale:
+            self._open.popleft()
+            raise
+        self._open.popleft()  # not before: where a full disk refuses it, say, the next call tries again
         self._acknowledged.set()
 
     def qsize(self) -> int:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import attrs
 import pytest
@@ -355,6 +356,33 @@ def test_a_thread_that_waits_in_a_queue_delays_no_other(tree: Client, name: str)
         jobs.put("1")
         waiting.join(HANG_S)
     assert got == [b"1"]
+
+
+def test_an_item_whose_acknowledgement_fails_is_not_forgotten(
+    tree: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = tree.group(name, create=True)
+    with mqfs.Queue(group, "jobs") as jobs:
+        jobs.put("0")
+        jobs.get(timeout=HANG_S)
+        with monkeypatch.context() as full:
+            full.setattr(jobs._claims, "_command", Mock(side_effect=errors.DiskFull("no room")))
+            with pytest.raises(errors.DiskFull):
+                jobs.task_done()
+        jobs.task_done()
+        assert group.consumer("jobs").lag() == 0
+
+
+def test_an_item_that_went_to_another_program_is_forgotten(tree: Client, name: str) -> None:
+    group = tree.group(name, create=True, ctl=["lease 30ms"])
+    with mqfs.Queue(group, "jobs") as jobs, mqfs.Queue(group, "jobs") as others:
+        jobs.put("0")
+        jobs.get(timeout=HANG_S)
+        others.get(timeout=HANG_S)
+        with pytest.raises(errors.Stale):
+            jobs.task_done()
+        with pytest.raises(ValueError, match="no item of this thread"):
+            jobs.task_done()
 
 
 def test_a_full_queue_says_so(tree: Client, name: str) -> None:
