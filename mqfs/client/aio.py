@@ -37,7 +37,7 @@ from mqfs.client.large import BodyWriter
 from mqfs.client.message import Message
 from mqfs.client.types import Body, Patterns, Subscription
 from mqfs.client.waiting import Waiting
-from mqfs.errors import Disconnected, MqfsError
+from mqfs.errors import Disconnected, Interrupted, MqfsError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -187,9 +187,9 @@ class Waiter(Generic[T]):
         """Whether nothing was received that is not returned yet."""
         return not self._ready
 
-    def clear(self) -> list[T]:
-        """Drop and return what was received: the source is closed."""
-        items = [item for item in self._ready if not isinstance(item, Exception)]
+    def clear(self) -> list[T | Exception]:
+        """Drop and return what was received, or raised: the source is closed."""
+        items = [*self._ready]
         self._ready.clear()
         return items
 
@@ -351,11 +351,20 @@ class AsyncClaims:
 
         Args:
             release: Whether open claims are requeued uncounted; else they count as failed.
+
+        Raises:
+            Stale: A claim was lost before its block ended; the message is redelivered.
         """
-        for claim in self._waiting.clear():
-            self.sync._give_back(claim)
+        failures: list[MqfsError] = []
+        for item in self._waiting.clear():
+            if isinstance(item, Claim):
+                self.sync._give_back(item)
+            elif isinstance(item, MqfsError) and not isinstance(item, Disconnected | Interrupted):
+                failures.append(item)  # of an acknowledgement: a `get` that was cancelled has raised it to no one
         await in_thread(partial(self.sync.close, release), self._loop.closers)
         self._waiting.clear()
+        if release and failures:
+            raise failures[0]
 
     def __aiter__(self) -> AsyncClaims:
         return self

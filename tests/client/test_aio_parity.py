@@ -324,6 +324,27 @@ def test_finish_and_close_of_claims(opening: Opening, name: str, backend: str) -
     run(main, opening, backend)
 
 
+def test_a_close_raises_why_an_acknowledgement_failed_that_a_cancelled_get_was_told(
+    opening: Opening, name: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(client: AsyncClient) -> None:
+        group = await client.group(name, create=True, ctl=["replay all", "lease 30ms"])
+        await group.publish("s", b"x")
+        claims = await group.consume("w")
+        async with group.consume("w") as others:
+            claim = await claims.get()
+            await others.get()
+            async with claim:
+                pass
+            with anyio.CancelScope() as scope:
+                monkeypatch.setattr(claims.sync, "_when_ready", lambda call: scope.cancel())
+                await claims.get()
+            with pytest.raises(errors.Stale, match="ack of 1 claims failed"):
+                await claims.close()
+
+    run(main, opening, backend)
+
+
 def test_consume_and_take_have_all_options(opening: Opening, name: str, backend: str) -> None:
     async def main(client: AsyncClient) -> None:
         group = await client.group(name, create=True, ctl=["replay all"])
