@@ -87,13 +87,16 @@ class ColumnSubscription(CursorSubscription):
         self._received_to = self._batches.next
 
     def _get(self, deadline: float | None) -> pa.RecordBatch:
-        with self._turn:
+        self._acquire_turn(deadline)
+        try:
             while True:
                 batch = self._assemble(self._take(deadline))
                 if self._exactly:
                     batch = batch.filter(pc.is_in(batch.column(1), pa.array(self._exactly)))
                 if batch.num_rows:
                     return batch
+        finally:
+            self._turn.release()
 
     def _assemble(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The batch, without bodies in parts of which some are missing and with those that are whole now."""

@@ -357,9 +357,7 @@ class Claims(Waiting[Claim]):
         return super().get(timeout)
 
     def _next_item(self, deadline: float | None) -> Claim:
-        left = -1 if deadline is None else max(0.0, deadline - time.monotonic())
-        if not self._turn.acquire(timeout=left):  # another thread reads
-            raise TimeoutError
+        self._acquire_turn(deadline)
         try:
             while True:
                 if self._closed.is_set():

@@ -307,13 +307,16 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
     _wait_next = Waiting.__next__
 
     def _get(self, deadline: float | None) -> Message:
-        with self._turn:
+        self._acquire_turn(deadline)
+        try:
             while True:
                 message = self._take(deadline)
                 if not self._exactly or message.stream in self._exactly:
                     whole = message if self._singly else self._assembly.add_part(message)
                     if whole is not None:
                         return whole
+        finally:
+            self._turn.release()
 
     def _take(self, deadline: float | None) -> Message:
         """The next of what was received. Raises what `get` does."""

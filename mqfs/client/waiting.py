@@ -42,6 +42,7 @@ class Waiting(Generic[T_co]):
     _file: File
     _link: Link
     _reconnect: bool | float
+    _turn: threading.Lock
 
     def __init__(self) -> None:
         self._closed = threading.Event()
@@ -70,6 +71,11 @@ class Waiting(Generic[T_co]):
             return self._next_item(None if timeout is None else time.monotonic() + timeout)
         except TimeoutError:
             raise TimeoutError(f"no message in {timeout or 0:g} s") from None
+
+    def _acquire_turn(self, deadline: float | None) -> None:
+        """Be the thread that reads. Raises TimeoutError where another one is until the deadline."""
+        if not self._turn.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
+            raise TimeoutError
 
     def _next_item(self, deadline: float | None) -> T_co:
         raise NotImplementedError

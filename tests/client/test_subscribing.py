@@ -5,12 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from mqfs import Client, Message, errors
 from mqfs.client import Group
-from tests.support.eventually import HANG_S
+from mqfs.client.arrow import ColumnSubscription
+from tests.support.eventually import HANG_S, eventually
 
 FILES = [pytest.param("9p", marks=pytest.mark.process), "inside"]  # a ring still has what was cut
 
@@ -359,3 +361,25 @@ def test_concurrency(tree: Client, name: str) -> None:
     assert most == 3
     with pytest.raises(errors.BadRequest):
         group.on("s", handler, concurrency=0)
+
+
+def test_a_thread_that_waits_holds_up_no_get_longer_than_its_limit(tree: Client, name: str) -> None:
+    group = tree.group(name, create=True, ctl=["replay all"])
+    group.create("s")
+    columns = ColumnSubscription(group._link, group.path, "s", start="end")
+    for messages in (group.subscribe("s"), columns):
+        with messages:
+            waiter = threading.Thread(target=next, args=(messages, None), daemon=True)
+            waiter.start()
+            eventually(messages._turn.locked)
+            ended = threading.Event()
+
+            def get(messages: Any = messages, ended: threading.Event = ended) -> None:
+                with pytest.raises(TimeoutError):
+                    messages.get(0.05)
+                ended.set()
+
+            threading.Thread(target=get, daemon=True).start()
+            assert ended.wait(HANG_S)
+            assert waiter.is_alive()
+        waiter.join(HANG_S)
