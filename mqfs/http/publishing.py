@@ -18,7 +18,7 @@ from typing import Any
 
 from mqfs import limits
 from mqfs.engine.language.batch_frames import HEAD
-from mqfs.errors import Again, BadCommand, BadRequest, MqfsError, NotFound, OverLimit, TooLong
+from mqfs.errors import Again, BadCommand, BadRequest, Conflict, MqfsError, NotFound, OverLimit, TooLong
 from mqfs.http import cloud_events
 from mqfs.http.answers import JSON, Answer, NoReply, base64_body, media_type
 from mqfs.http.call import WHOLE, Call, TimedOut
@@ -47,22 +47,28 @@ _JSON_LINES = ("application/x-ndjson", "application/json", "application/jsonl")
 
 async def publish(call: Call) -> Answer:
     """The body is one message."""
-    given, stream, place, body = keys(call), call.target.node, place_of(call), call.body
-    if call.target.kind == "new stream":
-        if call.option("create") is not None and not call.flag("create"):
-            raise absent(call.target, call.path.names)
-        stream = await make_stream(call)
-    group = stream.group
+    given, node, place, body = keys(call), call.target.node, place_of(call), call.body
+    is_new, seconds, frames = call.target.kind == "new stream", call.seconds("reply"), b""
+    if is_new and call.option("create") is not None and not call.flag("create"):
+        raise absent(call.target, call.path.names)
+    name, group = call.target.name if is_new else node.name, node.group
     if cloud_events.is_structured(call.request.headers):
-        call.tree.access(call.user, stream, os.W_OK)
+        call.tree.access(call.user, node, os.W_OK)
         if media_type(call.request.headers.get("content-type", "")) == cloud_events.BATCH:
-            return published(call, await _publish_events(call, stream, given), None, place)
-        (event,) = cloud_events.from_body(body, batch=False)
-        given, body = given | {"headers": event.headers | given.get("headers", {})}, event.body
-    if (seconds := call.seconds("reply")) is not None:
+            frames = await _frames_of_events(call, name, given)
+        else:
+            (event,) = cloud_events.from_body(body, batch=False)
+            given, body = given | {"headers": event.headers | given.get("headers", {})}, event.body
+    if is_new and not frames and (given or group.settings.data != "line"):
+        call.tree.access(call.user, node, os.W_OK)
+        _check_first(name, given, body)
+    stream = await make_stream(call) if is_new else node
+    if frames:
+        return published(call, await append(call, group, ".batch", frames), None, place)
+    if seconds is not None:
         return await _request(call, stream, given, body, seconds)
     if given:
-        head = json.dumps({"stream": stream.name, **given}, ensure_ascii=False).encode()
+        head = json.dumps({"stream": name, **given}, ensure_ascii=False).encode()
         sequence = await append(call, group, ".put", head + b"\n" + body)
         held = not given.keys().isdisjoint(("delay", "at", "single", "every", "cron"))
         return published(call, sequence, None if held else stream, place)
@@ -77,19 +83,27 @@ async def publish(call: Call) -> Answer:
     return published(call, await append(call, group, ".batch", framed(stream, call.body)), stream, place)
 
 
-async def _publish_events(call: Call, stream: Any, given: dict[str, Any]) -> int:
-    """A batch of CloudEvents, all or none. Returns the first sequence."""
+def _check_first(name: str, given: dict[str, Any], body: bytes) -> None:
+    """The first message of a stream: one that is refused for these makes no stream. Raises TooLong, Conflict."""
+    if len(body) > limits.MESSAGE_BYTES:
+        raise TooLong(f"message of {len(body)} bytes (expected at most {limits.MESSAGE_BYTES})")
+    if expect := given.get("expect"):
+        raise Conflict(f"expect: newest message 0 of {name!r} (expected {expect})")
+
+
+async def _frames_of_events(call: Call, name: str, given: dict[str, Any]) -> bytes:
+    """A batch of CloudEvents for a stream of that name, for `.batch`: all or none. Raises BadRequest, TooLong."""
     if given or call.option("reply") is not None:
         raise BadRequest(f"{min(given, default='reply')}: not with a batch of CloudEvents (expected no options)")
     frames = list[bytes]()
     for event in cloud_events.from_body(call.body, batch=True):
         if any(len(text.encode()) > 0xFFFF for text in event.headers.values()):
             raise TooLong(f"event {len(frames) + 1}: attribute too long (expected at most 65,535 bytes)")
-        frames.append(frame(stream.name, event.body, headers.encode(event.headers)))
+        frames.append(frame(name, event.body, headers.encode(event.headers)))
         await call.front.pause()
     if not frames:
         raise BadRequest("body: an empty array (expected at least one event)")
-    return await append(call, stream.group, ".batch", b"".join(frames))
+    return b"".join(frames)
 
 
 async def _request(call: Call, stream: Any, given: dict[str, Any], body: bytes, seconds: float) -> Answer:

@@ -133,6 +133,32 @@ def test_an_entity_tag_that_is_no_sequence(web: Web, group: str, tag: str) -> No
     assert web.get(f"{group}/.stats").json["written"] == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "headers", "body", "status"),
+    [
+        ("", {"If_Match": '"4"'}, "x", 412),
+        ("?expect=4", {}, "x", 412),
+        ("?reply=never", {}, "x", 400),
+        ("?expect=4", {}, "x" * 1_044_481, 413),
+        ("", {}, "x" * 1_044_481, 413),
+        ("", {"Content_Type": "application/cloudevents+json"}, "{}", 400),
+        ("", {"Content_Type": "application/cloudevents-batch+json"}, "[]", 400),
+        ("", {"Content_Type": "application/cloudevents-batch+json"}, "[{}]", 400),
+    ],
+)
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+def test_what_is_refused_makes_no_stream(
+    web: Web, group: str, method: str, options: str, headers: dict[str, str], body: str, status: int
+) -> None:
+    """Nor does it bring one back that was removed."""
+    web.post(f"{group}/back", "x")
+    assert web.ask("DELETE", f"{group}/back").status == 204
+    for name in ("new", "back"):
+        assert web.ask(method, f"{group}/{name}{options}", body, **headers).status == status
+        assert web.ask("HEAD", f"{group}/{name}").status == 404
+        assert web.ask(method, f"{group}/{name}", "x", If_Match='"0"').status == 201
+
+
 def test_a_batch_with_a_condition(web: Web, group: str) -> None:
     web.post(f"{group}/s", "one")
     line = {"stream": "s", "body": "two", "headers": {"expect": "7"}}
