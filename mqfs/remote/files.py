@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from mqfs import limits
 from mqfs.engine.files.handle import PartialRead
 from mqfs.errors import (
+    BadCommand,
     Denied,
     DiskFailed,
     Exists,
@@ -400,7 +401,8 @@ class OpenFile:
         the result; 0: of a part of a write, which holds its memory as a whole."""
         channel, began_s = self.channel, time.monotonic()
         assert channel is not None
-        data = b'{"stream":%s,"id":"%s"} %s' % (self._quoted_name, next_id(), body)
+        # By its inode: another client may have renamed the stream, and made another of that name.
+        data = b'{"stream":%s,"file":%d,"id":"%s"} %s' % (self._quoted_name, self.node.qid.path, next_id(), body)
 
         def make(call: OneRequest[int]) -> Fcall:
             self.require_fid()
@@ -411,7 +413,7 @@ class OpenFile:
             return m.Twrite(0, channel.fid, 0, data)
 
         def recover(error: MqfsError) -> Step[int]:
-            if isinstance(error, OverLimit | NotFound | Denied) and not call.repeated:
+            if isinstance(error, OverLimit | NotFound | Denied | BadCommand) and not call.repeated:
                 return self._write_request(body, size, is_repeatable=False)
             raise error
 

@@ -216,6 +216,26 @@ def test_two_end_marks_in_a_row_are_two_ends_of_file(elsewhere: Elsewhere) -> No
         assert [file.read(64) for _ in range(4)] == [b"1", b"", b"", b"2"]
 
 
+@pytest.mark.parametrize("data", ["message", "line"])
+def test_a_write_goes_to_the_stream_that_was_opened_whatever_its_name_is(elsewhere: Elsewhere, data: str) -> None:
+    """As logrotate(8) has it; the mount hears nothing of what other clients rename, create and remove."""
+    group = elsewhere.group("g", "replay all", f"data {data}")
+    other = connection.connect(elsewhere.server.address, timeout=HANG_S)
+    with other, open(group / "log", "ab", buffering=0) as log, open(group / "x", "ab", buffering=0) as removed:
+        log.write(b"one\n")
+        other.rename("g/log", "log.1")
+        other.create("g/log").close()
+        log.write(b"two\n")
+        removed.write(b"three\n")
+        other.remove("g/x")
+        other.create("g/x").close()
+        with pytest.raises(OSError, match=r"No such file|Stale"):
+            removed.write(b"four\n")
+    with elsewhere.server.connect() as client:
+        found = [(message.stream, message.body) for message in client.group("g").history()]
+    assert found == [("log.1", b"one\n"), ("log.1", b"two\n")]
+
+
 def test_a_write_has_more_lines_than_a_connection_has_tags(elsewhere: Elsewhere) -> None:
     group, lines = elsewhere.group("g", "replay all", "data line"), b"".join(b"%d\n" % n for n in range(40_000))
     (group / "s").touch()

@@ -49,15 +49,24 @@ class PutHandle(CommandFile):
         self.text = None
         try:
             put, body = parse(data)
-            stream = self.group.streams.get(put.stream)
-            if stream is None:
-                raise self.group.no_stream(put.stream)
+            stream = self._stream_of(put)
             require(self.user, stream.state, W, put.stream)
             step = self._put(stream, put, body, len(data))
         except errors.MqfsError as error:
             self.refused(error)
             raise
         return step
+
+    def _stream_of(self, put: PutRequest) -> Stream:
+        if not put.file:
+            stream = self.group.streams.get(put.stream)
+        elif put.file >> 32 == self.group.number:  # as StreamNode.qid has it
+            stream = self.group.numbers.get(put.file & 0xFFFF_FFFF)
+        else:
+            stream = None
+        if stream is None:
+            raise self.group.no_stream(put.stream)
+        return stream
 
     def _put(self, stream: Stream, put: PutRequest, body: bytes, total: int) -> Step[int]:
         due_ns = self._due_ns(put)

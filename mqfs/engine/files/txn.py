@@ -145,6 +145,8 @@ class PartPutHandle(PutHandle):
         self.require(reading=False)
         try:
             put, body = parse(data)
+            if put.file:
+                raise errors.BadCommand("file: not in a part (expected the name of the stream alone)")
             if put.delay is not None or put.at_ns is not None or put.schedule is not None:
                 raise errors.BadCommand("delay, at, every, cron: not in a part (its commit appends the messages)")
             self.node.part.stream(self.user, put.stream)

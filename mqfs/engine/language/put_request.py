@@ -26,6 +26,7 @@ class PutRequest:
     """A request of `.put`. Durations in ns."""
 
     stream: str = ""
+    file: int = 0  # the stream's inode: it is that one, whatever its name is now; 0: by the name
     delay: int | None = None
     at_ns: int | None = None  # wall time
     ttl: int = 0
@@ -110,6 +111,12 @@ def _stream(put: PutRequest, what: Any) -> None:
     put.stream = _text("stream", what, limits.NAME_BYTES)
 
 
+def _file(put: PutRequest, what: Any) -> None:
+    if isinstance(what, bool) or not isinstance(what, int) or not 0 < what < 1 << 64:
+        raise errors.BadCommand(f"file {str(what)[:40]}: not an inode (expected that of the stream)")
+    put.file = what
+
+
 def _delay(put: PutRequest, what: Any) -> None:
     put.delay = parse_duration(_text("delay", what, 64))
 
@@ -182,6 +189,7 @@ def _headers(put: PutRequest, what: Any) -> None:
 
 _KEYS = {
     "stream": _stream,
+    "file": _file,
     "delay": _delay,
     "at": _at,
     "ttl": _ttl,

@@ -50,6 +50,25 @@ def test_an_object_that_is_too_long_says_so(more: dict[str, Any]) -> None:
         handle.write(b'{"stream":nonsense} ' + b"x" * limits.PUT_BYTES)
 
 
+def test_a_message_for_a_file_follows_its_name() -> None:
+    q = Queues("replay all")
+    stream = q.group.streams["s"]
+    number = stream.qid.path
+    handle = q.at(".put", os.O_WRONLY)
+    q.tree.rename(ROOT, q.group, "s", q.group, "old")
+    q.tree.create(ROOT, q.group, "s", 0o666)
+    handle.write(b'{"stream":"s","file":%d} one' % number)
+    handle.write(b'{"stream":"s"} two')
+    assert [[row["body"] for row in q.kept(name)] for name in ("old", "s")] == [["one"], ["two"]]
+    q.tree.unlink(ROOT, q.group, "old")
+    for other in (number, q.group.streams["s"].qid.path + (1 << 32), 1 << 63):
+        with pytest.raises(errors.NotFound):
+            handle.write(b'{"stream":"s","file":%d} three' % other)
+    for wrong in (b"0", b"-1", b"true", b'"1"', b"1.5", b"%d" % (1 << 64)):
+        with pytest.raises(errors.BadCommand, match=r"file .*: not an inode"):
+            handle.write(b'{"stream":"s","file":%s} three' % wrong)
+
+
 def test_it_may_be_opened_for_writing_only() -> None:
     q = Queues("replay all")
     handle = q.at(".put", os.O_WRONLY)
