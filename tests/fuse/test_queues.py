@@ -22,6 +22,7 @@ from tests.fuse.test_data import sh
 from tests.support.campaign import size
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server
+from tests.support.tools import mq as mq_tool
 from tests.support.tools import mq_cat, mq_work
 
 RDWR_NB = os.O_RDWR | os.O_NONBLOCK
@@ -695,13 +696,20 @@ def test_what_lies_behind_many_others_is_there_for_who_does_not_wait(tmp_path: P
     with Server.at(tmp_path, "--http", "unix!web", mount=True) as server, server.connect() as client:
         view = 'bind v prefix:"" payload_contains("needle")'
         group = client.group("g", create=True, ctl=["replay all", "sync off", view])
-        for number in range(5):
+        for number in range(6):
             group.ctl(f"consumer c{number} v")
         group.create("s")
         group.publish_many([("s", b"hay")] * 20_000)
         group.publish("s", b"needle")
         mq = server.path / "g"
+        with opened(mq / ".consumers" / "c0", os.O_RDONLY | os.O_NONBLOCK) as file:
+            assert os.read(file, 100) == b"needle"
+        assert b"needle" in mq_tool("peek", mq / ".consumers" / "c0").stdout
         with opened(mq / ".consumers" / "c0", os.O_RDWR | os.O_NONBLOCK) as file:
+            assert os.read(file, 100) == b"needle"
+        with opened(mq / ".consumers" / "c5", os.O_RDWR | os.O_NONBLOCK) as file:
+            os.write(file, b"seek end\n")
+            os.write(file, b"seek -1\n")
             assert os.read(file, 100) == b"needle"
         with group.consume("c1") as claims:
             assert claims.get(0).body == b"needle"

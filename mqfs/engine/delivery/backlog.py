@@ -52,6 +52,7 @@ class Backlog:
         sequence to go on from. It passes over `most` messages at most; (None, NEVER): there is none."""
         progress, claims = self._own.progress, self._claims
         position = max(position, progress.ack_floor)
+        bodies = [(claim.entry.first, claim.sequence) for claim in claims.values() if claim.is_multipart]
         while most > 0:
             while position in claims or (acked := progress.acked_ranges.end_of(position)):
                 position = position + 1 if position in claims else acked + 1
@@ -66,13 +67,9 @@ class Backlog:
             most -= 1 + len(record.body) // limits.PASSED_BYTES
             if record.sequence in claims or not self._waits(record):
                 continue
-            if not record.headers or not self._is_in_claimed_body(record.sequence):
+            if not any(first <= record.sequence <= last for first, last in bodies):
                 return record, position
         return None, position
-
-    def _is_in_claimed_body(self, sequence: int) -> bool:
-        claims = self._claims.values()
-        return any(claim.is_multipart and claim.entry.first <= sequence <= claim.sequence for claim in claims)
 
     def _waits(self, record: Record) -> bool:
         """Whether the message is for this consumer and not acked."""
@@ -155,7 +152,7 @@ class Backlog:
 
     def recount(self) -> None:
         """Other streams are covered, or other messages kept."""
-        self._size = None
+        self._size, self.cut_from = None, 0
 
     def exceeds(self, messages: int) -> bool:
         """Whether so much more would exceed the consumer's own bound."""

@@ -257,7 +257,8 @@ class PeekHandle(OpenFile):
             return rest
         if count <= 0 or self.node.removed:
             return b""
-        return self.group.portions.run(self._look(count, offset))
+        # Not to be cancelled: with O_NONBLOCK it would seem to be the end.
+        return self.group.portions.run(self._look(count, offset), may_be_cancelled=False)
 
     def _look(self, count: int, offset: int) -> Work[bytes]:
         """For the next message, in steps. Other reads may move on meanwhile."""

@@ -205,7 +205,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
                 rest = iter(self._commands(self.lines_of(data)))
                 for command in rest:
                     if (work := command()) is not None:
-                        step = self.group.portions.run(self._go_on(work, rest))
+                        step = self.group.portions.run(self._go_on(work, rest), may_be_cancelled=False)
                         if isinstance(step, Wait):
                             return self._performed(step, len(data))
         except errors.MqfsError as error:
@@ -222,8 +222,9 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
                 yield from work_behind
 
     def _performed(self, step: Wait[None], size: int) -> Wait[int]:
-        """The write is answered when all its commands are done. Cancelled before, it has not done the rest of them."""
-        wait: Wait[int] = Wait(lambda _: step.cancel())
+        """The write is answered when all its commands are done, whatever its client does meanwhile: O_NONBLOCK would
+        make it fail each time, with the first ones done."""
+        wait: Wait[int] = Wait()
 
         def end(step: Wait[None]) -> None:
             try:
@@ -234,6 +235,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
             except Exception as error:
                 wait.fail(error)
             else:
+                self.group.unblock()
                 wait.follow(self.group.log.after_data_sync(size))
 
         step.subscribe(end)

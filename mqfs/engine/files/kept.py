@@ -60,10 +60,11 @@ class SnapshotHandle(PreparedFile):
         return self._ends[-1] if self._ends else 0
 
     def _copy_all(self) -> None:
-        """Damaged messages are left out: readers of the stream get the error."""
+        """Damaged messages are left out: readers of the stream get the error. So are those that went while others were
+        looked up."""
         pieces = []
         for sequence in self._sequences:
-            with contextlib.suppress(errors.Damaged):
+            with contextlib.suppress(errors.Damaged, errors.Stale):
                 pieces.append(self._body(sequence))
         self._copy = b"".join(pieces)
         self._sequences, self._ends = array("Q"), array("Q", [len(self._copy)])

@@ -139,11 +139,10 @@ class Writer(OpenFile):
         stream.unused_since_ns = self.group.tree.clock.engine_ns()
         if self.partial and not stream.removed:
             try:
-                step = self.group.publisher.write(
-                    stream, WriteRequest(Kind.MESSAGE, (self.partial,), 0, headers=self._head())
+                # It may wait for room, as memory of its user, though the file is closed.
+                self.group.publisher.write(
+                    stream, WriteRequest(Kind.MESSAGE, (self.partial,), 0, writer=self, headers=self._head())
                 )
-                if isinstance(step, Wait) and step in stream.blocked and step.cancel():
-                    raise errors.StreamFull(f"stream {stream.name!r}: no room (expected it when the file is closed)")
             except errors.MqfsError as error:
                 self.group.refuse(self.user, stream.name, f"last, unfinished line not written: {error}")
         self.group.unblock()

@@ -34,7 +34,7 @@ def test_a_cancelled_write_leaves_the_line_as_it_was(first: int) -> None:
     assert [step.settled for step in steps] == [first == 1, first == 0]
     writer.close()
     hand.ctl("depth 0")
-    want = {0: b"ac\n", 1: b"ab\n"}[first]
+    want = {0: b"ac\nY", 1: b"ab\nX"}[first]
     assert hand.tree.open(ROOT, hand.tree.find(ROOT, "g/.kept/s"), os.O_RDONLY).read(99) == want
 
 
