@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from mqfs import limits
 from mqfs.engine.files.handle import PartialRead
 from mqfs.errors import (
-    BadCommand,
+    BadRequest,
     Denied,
     DiskFailed,
     Exists,
@@ -413,7 +413,8 @@ class OpenFile:
             return m.Twrite(0, channel.fid, 0, data)
 
         def recover(error: MqfsError) -> Step[int]:
-            if isinstance(error, OverLimit | NotFound | Denied | BadCommand) and not call.repeated:
+            # BadRequest: an older server does not know the key `file`.
+            if isinstance(error, OverLimit | NotFound | Denied | BadRequest) and not call.repeated:
                 return self._write_request(body, size, is_repeatable=False)
             raise error
 
