@@ -344,6 +344,11 @@ class AsyncClaims:
         """The consumer's name; of a stream's default one `.` and the stream."""
         return self.sync.name
 
+    @property
+    def renew_s(self) -> float:
+        """Seconds after which `async with claim:` renews the lease, as it was read last. 0: never."""
+        return self.sync.renew_s
+
     finish = lifted(Claims.finish)
 
     async def close(self, release: bool = True) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from mqfs import limits
 from mqfs.client.large import place_of
 from mqfs.client.message import Message, RecordDecoder
-from mqfs.client.prefetch import DeferredAcks, SentAcks, ranges
+from mqfs.client.prefetch import LEASE_AGE_S, DeferredAcks, Lease, SentAcks, ranges
 from mqfs.client.subscription import CursorSubscription, names_of
 from mqfs.client.types import Duration, File, Link, Patterns, read_whole
 from mqfs.client.waiting import Waiting
@@ -29,6 +29,7 @@ from mqfs.syntax.quoting import command_lines, quote_word, split
 log = logging.getLogger("mqfs.client")
 
 REASON_CHARACTERS = 500
+RENEWALS = 3  # of a lease, in its time
 _AT_ONCE = 1_024  # claims of one command, which is at most 64 KiB
 
 
@@ -191,17 +192,25 @@ class Claim(OfMessage):
             raise
 
     def __enter__(self) -> Claim:
-        if self._claims.renew_s and self._renewing is None:
+        if self._claims._renews and self._renewing is None:
             self._renewing = threading.Event()
             threading.Thread(target=self._renew, args=(self._renewing,), name="mqfs-lease", daemon=True).start()
         return self
 
     def _renew(self, ended: threading.Event) -> None:
-        while not ended.wait(self._claims.renew_s) and not self.settled:
-            try:
-                self.touch()
-            except MqfsError:
-                return  # the acknowledgement raises it
+        """Renew the lease as it is now: it may be set or changed while the claim is open."""
+        claims, renewed_at = self._claims, time.monotonic()
+        while True:
+            claims._lease.now()
+            due_s = renewed_at + claims.renew_s - time.monotonic() if claims.renew_s else LEASE_AGE_S
+            if ended.wait(max(min(due_s, LEASE_AGE_S), 0.0)) or self.settled:
+                return
+            if claims.renew_s and time.monotonic() >= renewed_at + claims.renew_s:
+                renewed_at = time.monotonic()
+                try:
+                    self.touch()
+                except MqfsError:
+                    return  # the acknowledgement raises it
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._renewing is not None:
@@ -222,8 +231,6 @@ class Claims(Waiting[Claim]):
 
     A clean exit of the `with` block releases its open claims; an exception counts them as failed.
 
-    Attributes:
-        renew_s: Seconds after which `with claim:` renews the lease. 0: never.
     """
 
     def __init__(
@@ -233,14 +240,15 @@ class Claims(Waiting[Claim]):
         make: Callable[[], File] | None,
         *,
         patterns: Patterns = (),
-        renew_s: float = 0.0,
+        lease: Lease,
+        renew: bool = False,
         reconnect: bool | float = False,
         prefetch: int = 1,
-        hold_s: float = 0.0,
     ) -> None:
-        """`prefetch`: messages claimed by one read at most. `hold_s`: how long they may lie ahead."""
+        """`lease`: the group's. `renew`: whether `with claim:` renews it. `prefetch`: messages claimed by one read at
+        most."""
         super().__init__()
-        self.renew_s = renew_s
+        self._lease, self._renews = lease, renew
         self._link, self._path, self._make = link, path, make
         self._names, self._reconnect = names_of(patterns), reconnect if link.can_be_lost else False
         self._turn, self._lock = threading.Lock(), threading.Lock()
@@ -252,7 +260,12 @@ class Claims(Waiting[Claim]):
         self._refusals: list[bytes] = []
         self._look_up = ""  # a file that is asked for with each read: its claim says whether there is one, if known
         self._file = self._open()
-        self._acks = DeferredAcks(self, hold_s) if prefetch > 1 else SentAcks(self)  # known to the connection: last
+        self._acks = DeferredAcks(self, lease) if prefetch > 1 else SentAcks(self)  # known to the connection: last
+
+    @property
+    def renew_s(self) -> float:
+        """Seconds after which `with claim:` renews the lease, as it was read last. 0: never."""
+        return self._lease.seconds / RENEWALS if self._renews else 0.0
 
     @property
     def name(self) -> str:

@@ -17,7 +17,7 @@ from mqfs.client.large import BodyWriter, place_of
 from mqfs.client.message import Message, Receipt
 from mqfs.client.origin import Origin
 from mqfs.client.outgoing import Durability, Item, Outgoing, PublishOptions, addressed, escaped, is_committed, json_of
-from mqfs.client.prefetch import HOLD_S
+from mqfs.client.prefetch import Lease
 from mqfs.client.publisher import Publisher
 from mqfs.client.services import Services
 from mqfs.client.subscription import CursorSubscription, names_of, read_one, require_patterns
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatchReader
 
 S = TypeVar("S", bound=CursorSubscription)
-RENEWALS = 3  # of a lease, in its time
 
 
 class Group(Services):
@@ -54,6 +53,7 @@ class Group(Services):
         self._publish_now = self._publisher.publish_now  # or None
         self._origin = Origin(link, path, reconnect)
         self._registry = Registry(self._origin)
+        self._lease = Lease(lambda: seconds(self.settings().lease))
         self.filters = self._registry.shared.filters
 
     def __repr__(self) -> str:
@@ -545,12 +545,13 @@ class Group(Services):
         """A handle on a file of `.consumers`."""
         if not 1 <= prefetch <= limits.PREFETCH:
             raise BadRequest(f"prefetch {prefetch}: out of range (expected 1 to {limits.PREFETCH})")
-        lease_s = seconds(self.settings().lease) if renew or prefetch > 1 else 0.0
+        if renew or prefetch > 1:
+            self._lease.read()
         again = self._reconnect if reconnect is None else reconnect
         path = f"{self.path}/.consumers/{name}"
         return Claims(
-            self._link, path, make, patterns=pattern, renew_s=lease_s / RENEWALS if renew else 0.0, reconnect=again,
-            prefetch=prefetch, hold_s=min(lease_s / 2 or HOLD_S, HOLD_S),
+            self._link, path, make, patterns=pattern, lease=self._lease, renew=renew, reconnect=again,
+            prefetch=prefetch,
         )  # fmt: skip
 
     def work(

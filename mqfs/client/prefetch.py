@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.01  # after which an acknowledgement is written at the latest
 AGAIN_S = 1.0  # between two attempts of the thread, where the server refuses acknowledgements: its disk is full, say
+LEASE_AGE_S = 0.5  # after which the lease is read again
 HOLD_S = 15.0  # that claims lie ahead at most; half the lease, where that is shorter
 EXIT_S = 2.0  # that the end of a program waits for all of this at most
 ANSWER_S = 1.0  # that a `get` awaits answers at least
@@ -46,6 +47,29 @@ def ranges(sequences: Iterable[int]) -> list[str]:
         else:
             runs.append([sequence, sequence])
     return [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+
+
+class Lease:
+    """The lease of a group, which may be changed at any time. It is read again where it is used after LEASE_AGE_S, by
+    the threads that renew claims or release them: once for all handles, and never for short work."""
+
+    def __init__(self, ask: Callable[[], float]) -> None:
+        """`ask`: the lease in seconds; 0: none."""
+        self._ask, self._lock = ask, threading.Lock()
+        self._read_at = -LEASE_AGE_S
+        self.seconds = 0.0  # when it was read last
+
+    def read(self) -> None:
+        """Raises what reading the settings does."""
+        self._read_at = time.monotonic()  # where it fails, the next attempt is as late
+        self.seconds = self._ask()
+
+    def now(self) -> float:
+        """The lease in seconds, or that of before where it cannot be read."""
+        with self._lock, suppress(MqfsError):
+            if time.monotonic() - self._read_at >= LEASE_AGE_S:
+                self.read()
+        return self.seconds
 
 
 class SentAcks:
@@ -109,9 +133,9 @@ class SentAcks:
 class DeferredAcks(SentAcks):
     """The acknowledgements of a handle with prefetch. Thread-safe."""
 
-    def __init__(self, claims: Claims, hold_s: float) -> None:
+    def __init__(self, claims: Claims, lease: Lease) -> None:
         super().__init__(claims)
-        self._hold_s = hold_s
+        self._lease = lease
         self._unsent: deque[Claim] = deque()
         self._sending = threading.Lock()
         self._state = threading.Lock()  # of the next two
@@ -172,12 +196,16 @@ class DeferredAcks(SentAcks):
             now = time.monotonic()
             if now >= self._again_at:
                 self.send()
-            if self._claims._ready and now - self._received_at > self._hold_s:
+            if self._claims._ready and self._is_held_too_long(now - self._received_at):
                 self._release_ahead()
             with self._state:
                 if not (self._unsent or self._claims._ready):
                     self._has_thread = False
                     return
+
+    def _is_held_too_long(self, held_s: float) -> bool:
+        lease_s = self._lease.seconds if held_s < LEASE_AGE_S / 2 else self._lease.now()
+        return held_s > min(lease_s / 2 or HOLD_S, HOLD_S)
 
     def _release_ahead(self) -> None:
         with self._sending:

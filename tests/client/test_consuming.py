@@ -132,6 +132,30 @@ def test_a_lease_that_is_renewed(tree: Client, name: str) -> None:
     assert waiting(group, "c") == 0
 
 
+@pytest.mark.parametrize("before", ["0", "60s"])
+def test_a_lease_that_is_changed_later_is_renewed(tree: Client, name: str, before: str) -> None:
+    """The handle was opened before."""
+    group = work(tree, name, f"lease {before}")
+    with group.consume("c", renew=True) as claims, group.consume("c") as others:
+        group.ctl("lease 2s")
+        group.publish("s", b"x")
+        with claims.get(HANG_S) as claim:
+            with pytest.raises(TimeoutError):
+                others.get(4.0)
+            assert claim.deliveries == 1
+    assert waiting(group, "c") == 0
+
+
+def test_a_lease_that_is_shortened_ends_no_claim_ahead(tree: Client, name: str) -> None:
+    """It is released before, and counts as no failed delivery."""
+    group = work(tree, name, "lease 60s")
+    with group.consume("c", prefetch=2) as claims, group.consume("c") as others:
+        group.ctl("lease 4s")
+        group.publish_many([("s", b"x"), ("s", b"y")])
+        claims.get(HANG_S)
+        assert others.get(HANG_S).deliveries == 1
+
+
 def test_over_private_and_transient(tree: Client, name: str) -> None:
     group = work(tree, name)
     group.bind("view it", "a.*")

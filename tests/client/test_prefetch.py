@@ -20,7 +20,7 @@ import pytest
 
 import mqfs
 from mqfs import Claim, Client
-from mqfs.client import Group
+from mqfs.client import Group, prefetch
 from mqfs.client.prefetch import ranges
 from mqfs.client.types import File
 from mqfs.errors import BadRequest, DiskFull, MqfsError, NotFound, Stale
@@ -322,7 +322,7 @@ def test_what_lies_ahead_on_a_full_disk_goes_to_others_once_there_is_room(
             command(file, line)
 
         monkeypatch.setattr(slow, "_command", full)
-        monkeypatch.setattr(slow._acks, "_hold_s", 0.05)
+        monkeypatch.setattr(prefetch, "HOLD_S", 0.05)
         with slow.get(HANG_S):
             eventually(lambda: {"release 2", "release 3", "release 4"} <= {*refused})
             has_room.set()
