@@ -35,6 +35,7 @@ _LOOKED_AT = 1_024  # messages looked up in the log at once: some ms
 _LAPSED = 1_024  # messages that outlived their ttl, counted out at once: some 3 ms
 _TRIM_AGAIN_NS = 10**8
 _STEPS = 64  # looked at between two looks at the clock: 0.1 ms
+_FLOORS = 512  # in one record
 
 
 def is_per_key(settings: Settings) -> bool:
@@ -79,6 +80,8 @@ class Retention:
         self._dirty = True
         if change is not None and change["do"] == "drop":
             self._record_cuts()
+        if change is not None and change["do"] == "remove":
+            self._cut.discard(change["stream"])
         if change is None or self.newest is None:
             return
         if change["do"] == "remove":
@@ -288,11 +291,13 @@ class Retention:
     def _record_cuts(self) -> None:
         """Have the log say what `depth` has cut. A start cuts to the depth what it finds: where that is less, as others
         went from the middle, or it keeps more by another setting, the oldest would come back."""
-        found = {number: stream.state.floor for number in self._cut if (stream := self._host.numbers.get(number))}
+        numbers = self._host.numbers
         with suppress(errors.MqfsError):  # tried again with the next trim
-            if found:
-                self.persist_low_watermarks(found)
-            self._cut.clear()
+            while some := list(islice(self._cut, _FLOORS)):
+                floors = {number: stream.state.floor for number in some if (stream := numbers.get(number))}
+                if floors:
+                    self.persist_low_watermarks(floors)
+                self._cut.difference_update(some)
 
     def persist_low_watermarks(self, floors: Mapping[int, int]) -> None:
         """Have the log say what these streams will not keep any more. Raises DiskFailed."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from mqfs.model import Kind
+from tests.support.calls import lines
+from tests.support.hand import ROOT
 from tests.support.queues import Queues
 
 
@@ -106,3 +110,36 @@ def test_a_cut_is_recorded_once_where_anything_may_go_from_the_middle(tmp_path: 
         grown.append(q.group.log.upkeep.size - before)
     assert grown[0] == 0
     assert 0 < grown[1] < 200
+
+
+def recorded(q: Queues) -> list[int]:
+    """How many floors each record of the log has."""
+    _, records = q.group.log.upkeep.history()
+    changes = [json.loads(record.body) for record in records if record.kind == Kind.CHANGE]
+    return [len(change["floors"]) for change in changes if change["do"] == "floor"]
+
+
+def test_cuts_of_many_streams_are_recorded_a_few_at_once(tmp_path: Path) -> None:
+    q = Queues("replay all", "depth 1", path=tmp_path / "store")
+    names = [f"s{number}" for number in range(700)]
+    for name in names:
+        q.stream(name)
+        q.write(name, b"1", b"2")
+    q.put(b"x", ttl="1h")
+    q.group.retention.trim()
+    assert sum(recorded(q)) == len(names)
+    assert max(recorded(q)) <= 512
+
+
+def test_cuts_of_streams_that_are_gone_are_forgotten() -> None:
+    costs = []
+    for gone in (10, 500):
+        q = Queues("replay all", "depth 1")
+        for _ in range(gone):
+            q.stream("t")
+            q.write("t", b"1", b"2")
+            q.tree.unlink(ROOT, q.group, "t")
+        q.write("s", b"1", b"2")
+        q.put(b"x", ttl="1h")
+        costs.append(lines(q.group.retention.trim))
+    assert costs[1] <= costs[0] + 50
