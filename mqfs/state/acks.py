@@ -217,17 +217,25 @@ class AckState:
         words[1::4], words[2::4] = firsts, lasts
         return struct.pack(f"<{len(words)}Q", *words)
 
-    def offer(self, sequence: int) -> bytes:
-        """The steps by which a message that it may have passed is to be delivered. Where that lies in the slot of an
-        unacked one, the slot is divided: else the ack of that one would cover it."""
-        if (entry := self.unacked.get(sequence)) is not None:
-            return self.step(REQUEUE, entry.first, sequence)
-        for last, entry in self.unacked.items():
-            if entry.first <= sequence < last:
-                op = CLAIM if entry.claimed else REQUEUE  # it stays what it is
-                rest = step(op, sequence + 1, last, entry.failed, entry.due_ns)
-                return rest + self.step(REQUEUE, entry.first, sequence)
-        return self.step(REQUEUE, sequence, sequence)
+    def offer(self, sequences: Sequence[int]) -> list[bytes]:
+        """The steps by which messages that it may have passed are to be delivered, of each (ascending) its own; they
+        are recorded in this order. Where one lies in the slot of an unacked message, the slot is divided: else the ack
+        of that one would cover it."""
+        offers, at = list[bytes](), 0
+        slots = sorted([last, entry.first] for last, entry in self.unacked.items() if entry.first < last)
+        for sequence in sequences:
+            while at < len(slots) and slots[at][0] < sequence:
+                at += 1
+            first, rest = sequence, b""
+            if at < len(slots) and slots[at][1] <= sequence:
+                last, first = slots[at]
+                if sequence < last:
+                    entry = self.unacked[last]
+                    op = CLAIM if entry.claimed else REQUEUE  # it stays what it is
+                    rest = step(op, sequence + 1, last, entry.failed, entry.due_ns)
+                    slots[at][1] = sequence + 1
+            offers.append(rest + self.step(REQUEUE, first, sequence))
+        return offers
 
     def apply(self, body: bytes) -> None:
         """Apply the steps of an ACK record. The entry of a message is one object while it is unacked."""

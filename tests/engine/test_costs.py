@@ -370,6 +370,37 @@ def test_a_line_that_clears_again_costs_what_it_takes_to_read_it() -> None:
     assert (costs[1] - costs[0]) / 100 <= 17
 
 
+def holder(count: int) -> Queues:
+    """A group where `c` holds that many exclusive messages of `s`, which `d` covers, too."""
+    queues = Queues("replay off", "retries 0", "bind v s", "consumer c v", "consumer d s")
+    for _ in range(count):
+        queues.put(b"x", single=True)
+    worker = queues.worker("c")
+    drain(worker, ack=False)
+    worker.close()
+    assert len(queues.group.consumers["c"].held_exclusives) == count
+    return queues
+
+
+OFFERING: dict[str, Callable[[Queues], None]] = {
+    "seek": lambda queues: say(queues.worker("c"), "seek end"),
+    "view": lambda queues: queues.ctl("unbind v s"),
+    "removal": lambda queues: queues.ctl("remove c"),
+}
+
+
+@pytest.mark.parametrize("how", OFFERING)
+def test_offering_an_exclusive_message_does_not_walk_the_others(how: str) -> None:
+    def cost(count: int) -> int:
+        queues = holder(count)
+        cost = lines(lambda: OFFERING[how](queues))
+        assert len(drain(queues.worker("d"))) == count
+        return cost
+
+    none, few, many = (cost(count) for count in (0, 300, 600))
+    assert many - none <= 2.1 * (few - none)
+
+
 def parked_reads(count: int) -> Callable[[], None]:
     """A message that is the body of that many reads of one file."""
     hand = Hand()

@@ -43,8 +43,9 @@ Key = tuple[int, int, int, int]  # (-priority, expiry, sequence, stream): the le
 Next = tuple[Record, int, int]  # a message, where its slot begins, its failed deliveries
 
 
-def visible_record(group: Group, sequence: int) -> Record | None:
-    """The message of that sequence; None where it is damaged, expired, evicted, dropped, or its stream was removed."""
+def visible_record(group: Group, sequence: int, unacked: bool = False) -> Record | None:
+    """The message of that sequence; None where it is damaged, expired, evicted, dropped, or its stream was removed.
+    `unacked`: a consumer is known that did not ack it."""
     try:
         record = group.log.reader.scan(sequence)
     except errors.Damaged:
@@ -52,7 +53,7 @@ def visible_record(group: Group, sequence: int) -> Record | None:
     if record is None or record.sequence != sequence:
         return None
     stream = group.numbers.get(record.stream)
-    return record if stream is not None and stream.kept.visible(record) else None
+    return record if stream is not None and stream.kept.visible(record, unacked) else None
 
 
 class Dispatcher:

@@ -11,7 +11,7 @@ who came first:
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from mqfs.engine.core.log import AckSteps, GroupLog
@@ -128,16 +128,21 @@ class ExclusiveMessages:
             self._stream.kept.recount()
         self._retention.note_change()
 
-    def release(self, sequence: int, *also: AckSteps) -> None:
-        """Record that any receiver may claim it, and those steps with it. Raises DiskFailed, ReadOnly."""
+    def release(self, sequences: Sequence[int], *also: AckSteps) -> None:
+        """Record that any receiver may claim them, and those steps with it. Raises DiskFailed, ReadOnly."""
         own = self._stream.own_consumer().state
-        self._log.acknowledge_all([*also, (own, own.progress.step(REQUEUE, sequence, sequence))])
-        sequences = self._index.exclusives(self._stream.number)
-        if sequence not in sequences and self._index.is_exclusive(sequence):  # it may have left the log meanwhile
-            bisect.insort(sequences, sequence)
+        self._log.acknowledge_all([*also, (own, own.progress.steps(REQUEUE, sequences, sequences))])
+        unclaimed = self._index.exclusives(self._stream.number)
+        for sequence in sequences:
+            at = bisect.bisect_left(unclaimed, sequence)
+            if unclaimed[at : at + 1] != [sequence] and self._index.is_exclusive(sequence):  # it may have left the log
+                unclaimed.insert(at, sequence)
 
 
 # ------------------------------------------------------------ a consumer's claims
+
+
+_AT_ONCE = 256  # messages offered by one record
 
 
 class ExclusiveClaims:
@@ -196,35 +201,58 @@ class ExclusiveClaims:
         """As `release_all`, but the reads of the others wait for `serve_others`."""
         self._offer_each(self._held)
 
-    def _offer_each(self, sequences: Iterable[int]) -> None:
-        for sequence in sorted(sequences):
-            record, entry = visible_record(self._group, sequence), self._own.progress.unacked.get(sequence)
-            if record is not None and entry is not None:
-                steps = self._own.progress.step(REQUEUE, entry.first, sequence)
-                self._record_offer(self._group.numbers[record.stream], sequence, (self._own, steps))
-                self._dispatcher.make_ready(sequence, entry)
-            self._held.discard(sequence)
-            if (claim := self._claims.get(sequence)) is not None:
-                claim.remove()
+    def _offer_each(self, claimed: Iterable[int]) -> None:
+        progress, there = self._own.progress, dict[int, list[int]]()
+        for sequence in sorted(claimed):
+            record = visible_record(self._group, sequence, True) if sequence in progress.unacked else None
+            if record is not None:
+                there.setdefault(record.stream, []).append(sequence)
+            else:
+                self._let_go(sequence)
+        for number, held in there.items():
+            stream = self._group.numbers[number]
+            offers = self._offers(stream, held)
+            for at in range(0, len(held), _AT_ONCE):
+                part = slice(at, at + _AT_ONCE)
+                some, sequences = [(other, offered[part]) for other, offered in offers], held[part]
+                steps = progress.steps(REQUEUE, [progress.unacked[s].first for s in sequences], sequences)
+                self._record_offers(stream, sequences, some, (self._own, steps))
+                for sequence in sequences:
+                    self._dispatcher.add_requeued(sequence, number)
+                    self._let_go(sequence)
+
+    def _let_go(self, sequence: int) -> None:
+        self._held.discard(sequence)
+        if (claim := self._claims.get(sequence)) is not None:
+            claim.remove()
 
     def offer(self, stream: Stream, sequence: int, *also: AckSteps) -> None:
         """Let the other consumers of the stream claim a message that this one held, and record those steps with it.
         Raises DiskFailed, ReadOnly."""
-        self._record_offer(stream, sequence, *also)
+        self._record_offers(stream, [sequence], self._offers(stream, [sequence]), *also)
         self.serve_others()
 
-    def _record_offer(self, stream: Stream, sequence: int, *also: AckSteps) -> None:
+    def _offers(self, stream: Stream, sequences: Sequence[int]) -> list[Offered]:
+        """The other consumers of the stream, and for each of these messages the steps by which such a one may claim
+        it."""
         others = [other.exclusives for other in stream.consumers() if other.exclusives is not self]
-        offers = [steps for other in others if (steps := other._steps_to_offer(sequence)) is not None]
-        stream.exclusives.release(sequence, *also, *offers)
+        return [(other, other._own.progress.offer(sequences)) for other in others]
+
+    def _record_offers(
+        self, stream: Stream, sequences: Sequence[int], offers: Iterable[Offered], *also: AckSteps
+    ) -> None:
+        others = [other for other, _ in offers]
+        acks = [(other._own, other._steps_to_offer(sequences, offered)) for other, offered in offers]
+        stream.exclusives.release(sequences, *also, *(ack for ack in acks if ack[1]))
         for other in others:
             other._dispatcher.gaps = {}
         if self._coverage.stream is None and stream.default_consumer is not None:
             others.append(stream.default_consumer.exclusives)
         for other in others:
-            if (entry := other._own.progress.unacked.get(sequence)) is not None:
-                other._dispatcher.make_ready(sequence, entry)
             self._offered_to[other] = None
+            for sequence in sequences:
+                if (entry := other._own.progress.unacked.get(sequence)) is not None:
+                    other._dispatcher.make_ready(sequence, entry)
 
     def serve_others(self) -> None:
         """Serve the reads of those to whom messages were offered."""
@@ -232,12 +260,17 @@ class ExclusiveClaims:
         for other in others:
             other._serve()
 
-    def _steps_to_offer(self, sequence: int) -> AckSteps | None:
-        """What the log has to say so that this consumer may claim it; None: nothing."""
-        self._dispatcher.reopen(sequence)
-        if not self._dispatcher.gaps and sequence in self._own.progress.unacked:
-            return None
-        return self._own, self._dispatcher.gap_steps() + self._own.progress.offer(sequence)
+    def _steps_to_offer(self, sequences: Iterable[int], offered: Iterable[bytes]) -> bytes:
+        """What the log has to say so that this consumer may claim them: these steps, after those of its gaps."""
+        for sequence in sequences:
+            self._dispatcher.reopen(sequence)
+        unacked, gaps = self._own.progress.unacked, self._dispatcher.gap_steps()
+        if not gaps:  # else one may be in a gap
+            offered = [steps for sequence, steps in zip(sequences, offered, strict=True) if sequence not in unacked]
+        return b"".join([gaps, *offered])
+
+
+Offered = tuple[ExclusiveClaims, list[bytes]]  # to whom; its steps, of each message its own
 
 
 # ------------------------------------------------------------ sharers

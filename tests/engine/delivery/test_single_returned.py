@@ -230,6 +230,28 @@ def test_it_is_for_others_where_its_stream_leaves_the_view(
 # ------------------------------------------------------------------ other ends
 
 
+@pytest.mark.parametrize("kill", [None, True, False])
+def test_many_returned_at_once_are_for_one_who_passed_them(kill: bool | None, tmp_path: Path) -> None:
+    q = Queues("replay off", "consumer a", "consumer b", path=tmp_path / "store")
+    for number in range(600):
+        q.put(b"%d" % number, single=True)
+        if number % 200 == 199:
+            q.write("s", b"plain")
+    a, b = q.worker("a"), q.worker("b")
+    drain(a, ack=False)
+    assert [read(b), read(b), read(b)] == [b"plain"] * 3
+    say(a, "seek end")
+    say(b, "ack")
+    if kill is None:
+        say(b, "release 201 402")
+    else:
+        q.restart(clean=not kill)
+        b = q.worker("b")
+    bodies = [b"%d" % number for number in range(600)]
+    assert drain(b) == [*bodies[:200], b"plain", *bodies[200:400], b"plain", *bodies[400:]]
+    assert q.group.consumers["b"].state.progress.ack_floor > 603
+
+
 def test_what_its_bound_takes_from_one_consumer_is_for_the_others(tmp_path: Path) -> None:
     q = Queues("replay off", "consumer a backlog 1 full drop-old", "consumer b", path=tmp_path / "store")
     q.put(b"x", single=True)
