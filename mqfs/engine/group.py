@@ -80,7 +80,7 @@ class Group:
         self.fanout: Fanout = Fanout(
             self.log, self.retention.expiry, self.ranks, self.views, self.consumers, self.waiting
         )
-        self.views.on_refreshed, self.views.on_removed = self.consumers.on_routing_changed, self.fanout.close_view
+        self.views.on_refreshed, self.views.on_removed = self.consumers.on_coverage_changed, self.fanout.close_view
         self.retention.overtake_cursors = self.fanout.overtake_cursors
         self.retention.interests += [self.fanout.low_watermark, self.consumers.floor, self._ring_low_watermark]
         self.portions = Portions(self.timers, self, self.clock)
@@ -231,7 +231,7 @@ class Group:
         if dead in (old, name):
             renew_newest(self.retention, self)  # dead letters are not kept by keys
         self.consumers.scopes.rename(old)
-        self.consumers.on_routing_changed()
+        self.consumers.on_coverage_changed()
 
     def require_no_dead_letters(self, what: str, *settings: Settings) -> None:
         """Raises Busy where `what` would leave dead letters in a stream that keeps them no longer than other messages,

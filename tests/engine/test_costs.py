@@ -401,6 +401,15 @@ def test_offering_an_exclusive_message_does_not_walk_the_others(how: str) -> Non
     assert many - none <= 2.1 * (few - none)
 
 
+def test_removing_a_stream_does_not_walk_what_consumers_hold_of_others() -> None:
+    costs = []
+    for count in (0, 300):
+        queues = holder(count)
+        other = queues.stream("other")
+        costs.append(lines(lambda queues=queues, other=other: queues.group.remove_stream(other)))
+    assert costs[0] == costs[1]
+
+
 def parked_reads(count: int) -> Callable[[], None]:
     """A message that is the body of that many reads of one file."""
     hand = Hand()

@@ -95,8 +95,13 @@ class Consumers(dict[str, Consumer]):
         """A stream was removed, or views and consumers cover other streams: writers that wait may have room."""
         for consumer in self.bounded:
             consumer.backlog.recount()
-        self._release_uncovered()
         self._group.unblock()
+
+    def on_coverage_changed(self) -> None:
+        """A view or a stream has another name or other patterns: as on_routing_changed; and consumers may hold what
+        they do not cover any more. (A stream that is removed takes no other from them.)"""
+        self._release_uncovered()
+        self.on_routing_changed()
 
     def _release_uncovered(self) -> None:
         for consumer in [consumer for consumer in self.values() if consumer.held_exclusives]:
