@@ -120,7 +120,7 @@ class PriorityIndex:
             messages[record.sequence] = rank
             if rank.expires_ns != NEVER:
                 heapq.heappush(self._expiring, (rank.expires_ns, record.sequence))
-                self._group.retention.expire_at(rank.expires_ns)
+                self._group.retention.expire_at(rank.expires_ns, rank.stream)
             if rank.exclusive:
                 bisect.insort(self.by_stream.setdefault(rank.stream, []), record.sequence)
         return rank

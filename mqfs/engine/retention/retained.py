@@ -38,6 +38,8 @@ class KeptRange:
         "_retention",
         "_was_shared",
         "count",
+        "ends_from",
+        "ends_until",
         "evicted_before",
         "held_count",
         "held_size",
@@ -60,6 +62,7 @@ class KeptRange:
         self.held_count = self.held_size = 0  # messages that may not be shown yet, and their bytes: not counted
         self.trimmed_count = 0  # messages that fell below the floor since the start
         self.evicted_before = 0  # one above the newest message that a bound or `clear` took away
+        self.ends_from, self.ends_until = NEVER, 0  # engine ns: when its messages with an own ttl end, at most
         self.newest = -1  # sequence of the newest message; 0: none; -1: not looked up yet
         self.mtime_ns = 0  # its time, or 0 where it was not looked up
         self._was_shared = False  # when it was counted
@@ -497,11 +500,18 @@ def fits(depth: Depth, kept: KeptRange | Cut, messages: int, size: int) -> bool:
 
 def fits_by_now(kept: KeptRange, messages: int, size: int) -> bool:
     """As `fits`, below the `depth` of its group. Messages that outlived their ttl take no room: they are counted out in
-    portions, as many as it needs."""
-    depth, is_more = kept.log.settings.depth, True
-    while not (enough := fits(depth, kept, messages, size)) and is_more:
-        is_more = kept._retention.expire_messages()
+    portions, as many as it needs; those of other streams can wait."""
+    depth = kept.log.settings.depth
+    while not (enough := fits(depth, kept, messages, size)) and _has_ended(kept):
+        kept._retention.expire_messages()
     return enough
+
+
+def _has_ended(kept: KeptRange) -> bool:
+    """Whether some of its messages may have outlived their own ttl and are not counted out yet."""
+    group = kept._owner.group
+    now = group.clock.engine_ns()
+    return kept.ends_from <= now and group.ranks.next_expiry_ns <= min(now, kept.ends_until)
 
 
 # ------------------------------------------------------------ expiry

@@ -89,8 +89,8 @@ class Retention:
         for sequence in change["sequences"] if change["do"] == "drop" else ():
             self.newest.remove(change["stream"], sequence)
 
-    def expire_messages(self) -> bool:
-        """Messages whose own ttl has ended count no more: a portion. Returns whether there may be others."""
+    def expire_messages(self) -> None:
+        """Messages whose own ttl has ended count no more: a portion."""
         ended = self._host.ranks.expired(self._host.clock.engine_ns(), _LAPSED)
         for sequence, number in ended:
             stream = self._host.numbers.get(number)
@@ -101,7 +101,6 @@ class Retention:
                     self.newest.remove(number, sequence)
                 self._dirty = True
                 self._host.mark_dirty()
-        return len(ended) == _LAPSED
 
     def _forget_lapsed(self) -> Iterator[None]:
         """Those at the beginning of their stream need not be remembered: it keeps nothing there. In steps."""
@@ -323,14 +322,19 @@ class Retention:
             with suppress(errors.MqfsError):  # the log did not take the cut, but it has the message: the next one cuts
                 kept.cut_to_depth()
 
-    def expire_at(self, due_ns: int) -> None:
-        """A message outlives its own ttl then: a writer may wait for its room."""
+    def expire_at(self, due_ns: int, number: int) -> None:
+        """A message of the stream of that number outlives its own ttl then: a writer may wait for its room."""
+        if (stream := self._host.numbers.get(number)) is not None:
+            kept = stream.kept
+            is_first = kept.ends_until < self._host.ranks.next_expiry_ns  # those noted before are counted out
+            kept.ends_from = due_ns if is_first else min(kept.ends_from, due_ns)
+            kept.ends_until = max(kept.ends_until, due_ns)
         self._expiry_alarm.at(due_ns)
 
     def _expire_due(self, now_ns: int) -> None:
         self.expire_messages()
         if self._host.ranks.next_expiry_ns != NEVER:
-            self.expire_at(max(self._host.ranks.next_expiry_ns, now_ns + 1))  # the rest after others
+            self._expiry_alarm.at(max(self._host.ranks.next_expiry_ns, now_ns + 1))  # the rest after others
 
 
 def renew_newest(retention: Retention, group: Group) -> None:

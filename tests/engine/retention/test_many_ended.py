@@ -10,6 +10,7 @@ import pytest
 from mqfs import errors
 from mqfs.engine.retention import retention
 from tests.support.batches import Units, frame
+from tests.support.calls import calls_once
 
 LIVE, ENDED = 5, 30
 
@@ -87,3 +88,16 @@ def test_what_is_beyond_the_depth_after_a_start_is_cut(tmp_path: Path) -> None:
     assert keeps(u) == expected
     u.restart(clean=False)
     assert keeps(u) == expected
+
+
+@pytest.mark.parametrize("full", ["drop-old", "drop-new"])
+def test_a_write_does_not_count_out_those_of_other_streams(full: str) -> None:
+    costs = []
+    for ended in (ENDED, 10 * ENDED):
+        u = Units(f"depth {ended}", f"full {full}")
+        u.write("t", *[b"x"] * ended)
+        for _ in range(ended):
+            u.put(b"ends", ttl="1s")
+        u.clock.forward(2)
+        costs.append(calls_once(lambda u=u: u.write("t", b"one more")))
+    assert costs[1] <= costs[0] + 100
