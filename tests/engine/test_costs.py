@@ -331,6 +331,25 @@ def test_a_backlog_made_smaller_is_kept_in_portions() -> None:
     assert left == [5, 5]
 
 
+def written_at_depth(full: str, readers: int) -> int:
+    """The lines of a write to a stream that is at its depth, none of these readers having read anything."""
+    queues = Queues("replay off", "depth 4", f"full {full}")
+    files = [queues.at("s") for _ in range(readers)]
+    queues.write("s", b"1", b"2", b"3", b"4")
+    writer = queues.at("s", os.O_WRONLY)
+    writer.write(b"5")
+    cost = lines(lambda: writer.write(b"6"))
+    for file in files:
+        file.close()
+    return cost
+
+
+def test_a_write_at_the_depth_asks_once_what_the_readers_have_had() -> None:
+    once = written_at_depth("drop-new", 101) - written_at_depth("drop-new", 1)
+    assert once > 0
+    assert written_at_depth("drop-old", 101) - written_at_depth("drop-old", 1) < 1.5 * once
+
+
 def per_stream(path: Path, *lines: str) -> float:
     """Calls of the last of those lines, for each of many streams that keep something."""
     costs = []

@@ -78,7 +78,7 @@ class Publisher:
             return self.blocked.park(stream, request)
         if verdict is Admission.DISCARD:
             return request.total
-        return self.append_admitted(stream, request)
+        return self.append_admitted(stream, request, verdict)
 
     def _is_duplicate(self, request: WriteRequest) -> bool:
         return request.id is not None and self.ids.find_duplicate(request.id) > 0
@@ -93,7 +93,7 @@ class Publisher:
         sizes = {stream: stored(messages, request.size + heads)}
         quotas.require(sizes)
         verdict = self.admit(stream, request)
-        if verdict is Admission.APPEND:
+        if verdict in (Admission.APPEND, Admission.CUT):
             quotas.charge(sizes)
         return verdict
 
@@ -123,7 +123,7 @@ class Publisher:
             return Admission.WAIT
         if not self.retention.take_room(need):
             return admission.when_full(settings, self.counts, messages, self.retention.bound_reached)
-        return Admission.APPEND  # where it is CUT, after the append: what the disk refuses takes nothing away
+        return verdict
 
     def require_expected(self, expected: Mapping[Stream, int]) -> None:
         """Raises Conflict where the newest message of a stream is not that one. A ring, in which others would publish
@@ -136,8 +136,9 @@ class Publisher:
             if (newest := newest_written(stream.kept)) != sequence:
                 raise errors.Conflict(f"expect: newest message {newest} of {stream.name!r} (expected {sequence})")
 
-    def append_admitted(self, stream: Stream, request: WriteRequest) -> Step[int]:
-        """Append and deliver; the step comes to `request.total` when the group's `sync` is kept."""
+    def append_admitted(self, stream: Stream, request: WriteRequest, verdict: Admission) -> Step[int]:
+        """Append and deliver; the step comes to `request.total` when the group's `sync` is kept. `verdict`: APPEND, or
+        CUT, which comes after the append: what the disk refuses takes nothing away."""
         if request.unit is not None:
             return request.unit.append()
         if request.id is not None and (known := self.ids.find_duplicate(request.id)):
@@ -149,7 +150,9 @@ class Publisher:
         else:
             self._append_one(stream, request.kind, request.bodies[0], request.on_sequence)
         if self.log.settings.depth is not NO_DEPTH:
-            self.retention.bound_depth(stream)
+            # A reader that waited may have had some of several messages by now, which are no loss.
+            is_counted = verdict is Admission.CUT and len(request.bodies) == 1
+            self.retention.bound_depth(stream, is_counted=is_counted)
         return self.log.after_data_sync(request.total)
 
     def _append_one(self, stream: Stream, kind: int, body: bytes, on_sequence: OnSequence | None = None) -> None:
@@ -272,7 +275,7 @@ class BlockedWriters:
     def __init__(
         self,
         admit: Callable[[Stream, WriteRequest], Admission],
-        append: Callable[[Stream, WriteRequest], Step[int]],
+        append: Callable[[Stream, WriteRequest, Admission], Step[int]],
     ) -> None:
         self._admit, self._append = admit, append
         self.streams: set[Stream] = set()  # on which writers wait
@@ -345,7 +348,7 @@ class BlockedWriters:
         admission = self._admit(stream, request)
         if admission is Admission.WAIT:
             return None
-        return request.total if admission is Admission.DISCARD else self._append(stream, request)
+        return request.total if admission is Admission.DISCARD else self._append(stream, request, admission)
 
 
 def refuse_all(stream: Stream, error: errors.MqfsError) -> None:

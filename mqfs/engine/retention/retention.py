@@ -310,17 +310,20 @@ class Retention:
                 stream.kept.update_low_watermark()
         self._cuts_settled = True
 
-    def bound_depth(self, stream: Stream) -> None:
-        """Cut a stream to its `depth`, with `full drop-old`: messages accepted earlier were appended beyond it."""
+    def bound_depth(self, stream: Stream, *, is_counted: bool = False) -> None:
+        """Cut a stream to its `depth`, with `full drop-old`: messages accepted earlier were appended beyond it.
+        `is_counted`: just before the append it was found out what it keeps, and that a cut is due."""
         settings, kept = self._log.settings, stream.kept
         if settings.full != "drop-old" or settings.depth is NO_DEPTH or stream.name == settings.dead:
             return
         if retained.fits(settings.depth, kept, kept.held_count, kept.held_size):
             return
-        kept.update_low_watermark()
-        if not retained.fits_by_now(kept, kept.held_count, kept.held_size):
-            with suppress(errors.MqfsError):  # the log did not take the cut, but it has the message: the next one cuts
-                kept.cut_to_depth()
+        if not is_counted or kept.count < 0:
+            kept.update_low_watermark()
+            if retained.fits_by_now(kept, kept.held_count, kept.held_size):
+                return
+        with suppress(errors.MqfsError):  # the log did not take the cut, but it has the message: the next one cuts
+            kept.cut_to_depth()
 
     def expire_at(self, due_ns: int, number: int) -> None:
         """A message of the stream of that number outlives its own ttl then: a writer may wait for its room."""
