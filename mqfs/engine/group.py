@@ -259,6 +259,8 @@ class Group:
             self.log.stop_holding()
         if settings.deliver != deliver:
             self.consumers.on_deliver_changed()
+        if settings.dead != before.dead:
+            self.consumers.on_coverage_changed()
         self.update_must_retain()
         self._select_storage()
 

@@ -197,6 +197,18 @@ class ExclusiveClaims:
         finally:
             self.serve_others()
 
+    def offer_uncovered(self, claim: Claim) -> bool:
+        """Offer a held message that was in flight, and is to be delivered again, where this consumer does not cover its
+        stream any more. False: it is this consumer's still. Raises DiskFailed, ReadOnly."""
+        sequence, stream = claim.sequence, self._group.numbers.get(claim.stream)
+        if stream is None or self._coverage.covers(stream):
+            return False
+        if visible_record(self._group, sequence, True) is None:
+            return False
+        self._offer_each([sequence])
+        self.serve_others()
+        return True
+
     def offer_all(self) -> None:
         """As `release_all`, but the reads of the others wait for `serve_others`."""
         self._offer_each(self._held)

@@ -325,6 +325,8 @@ class Redelivery:
         self._owner.counts.failed += 1
 
     def _requeue(self, claim: Claim, failed: int, delay_ns: int) -> None:
+        if claim.sequence in self._owner.held_exclusives and self._owner.exclusives.offer_uncovered(claim):
+            return
         due_ns = self._group.clock.engine_ns() + delay_ns if delay_ns else 0
         steps = self._progress.step(REQUEUE, claim.entry.first, claim.sequence, failed, due_ns)
         self._log.acknowledge(self._owner.state, steps)
@@ -385,6 +387,8 @@ class Redelivery:
                     self.release(claim)
                 elif counted and settings.retries and claim.deliveries >= settings.retries:
                     self.nack(claim, reason, 0)
+                elif claim.sequence in owner.held_exclusives and owner.exclusives.offer_uncovered(claim):
+                    owner.counts.failed += 1
                 else:
                     plain.append(claim)
             steps = [self._progress.step(REQUEUE, c.entry.first, c.sequence, c.entry.failed + counted) for c in plain]

@@ -195,7 +195,7 @@ LEAVES: dict[str, Callable[[Queues], object]] = {
 def test_it_is_for_others_where_its_stream_leaves_the_view(
     lines: tuple[str, ...], way: str, trim: bool, kill: bool, tmp_path: Path
 ) -> None:
-    """Those in flight stay with their consumer."""
+    """Those in flight stay with their consumer until they are to be delivered again."""
     q = Queues(*lines, "bind v s", "consumer a v", path=tmp_path / "store")
     for body in (b"1", b"2", b"3"):
         q.put(body, single=True)
@@ -214,10 +214,7 @@ def test_it_is_for_others_where_its_stream_leaves_the_view(
         q.restart(clean=False)
         q.pass_time(1)
     else:
-        assert read(worker) == b"2"
-        say(worker, "nack 1s")
-        worker.close()
-        q.ctl("remove a")
+        assert waits(worker)
     others = q.at(f".consumers/.{'other' if way == 'rename' else 's'}", os.O_RDWR)
     assert drain(others) == [b"1", b"2"]
     if "b" in q.group.consumers:
@@ -225,6 +222,27 @@ def test_it_is_for_others_where_its_stream_leaves_the_view(
     if lines in (("replay off",), ("deliver one",)):  # else it is kept, or `b` has not passed it
         q.group.retention.trim(always=True)
         assert q.row("other" if way == "rename" else "s")["messages"] == 0
+
+
+@pytest.mark.parametrize("held", ["failed", "nack", "close", "lease"])
+@pytest.mark.parametrize("way", ["unbind v s", "dead s"])
+def test_one_in_flight_is_for_others_when_it_is_to_be_delivered_again(held: str, way: str) -> None:
+    q = Queues("replay off", "lease 1m", "bind v s", "consumer a v")
+    q.put(b"x", single=True)
+    worker = q.worker("a")
+    assert read(worker) == b"x"
+    if held == "failed":
+        say(worker, "nack 1h")
+    q.ctl(way)
+    others = q.at(".consumers/.s", os.O_RDWR)
+    if held == "nack":
+        say(worker, "nack 1h")
+    elif held == "close":
+        worker.close()
+    elif held == "lease":
+        assert waits(others)
+        q.pass_time(61)
+    assert drain(others) == [b"x"]
 
 
 # ------------------------------------------------------------------ other ends
