@@ -316,11 +316,13 @@ class Retention:
         settings, kept = self._log.settings, stream.kept
         if settings.full != "drop-old" or settings.depth is NO_DEPTH or stream.name == settings.dead:
             return
-        if retained.fits(settings.depth, kept, kept.held_count, kept.held_size):
+        # What waits for the replica counts; under `replay key` only then it is known what it replaces.
+        held = (0, 0) if self.newest is not None else (kept.held_count, kept.held_size)
+        if retained.fits(settings.depth, kept, *held):
             return
         if not is_counted or kept.count < 0:
             kept.update_low_watermark()
-            if retained.fits_by_now(kept, kept.held_count, kept.held_size):
+            if retained.fits_by_now(kept, *held):
                 return
         with suppress(errors.MqfsError):  # the log did not take the cut, but it has the message: the next one cuts
             kept.cut_to_depth()
