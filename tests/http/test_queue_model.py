@@ -265,10 +265,11 @@ class OverHttp(RuleBasedStateMachine):
 
     def make(self, name: str, query: str) -> None:
         over = query.removeprefix("?over=") or None
-        there = self.model.named(name) is not None
-        if not there:
+        there = self.model.named(name)
+        if there is None:
             self.model.make_consumer(name, over)
-        self.same(200 if there else 201, self.subject.ask(0, "PUT", f".consumers/{name}{query}").status)
+        wanted = 201 if there is None else 200 if over in (None, there["over"]) else 409
+        self.same(wanted, self.subject.ask(0, "PUT", f".consumers/{name}{query}").status)
 
     @rule(data=st.data(), name=SOME(WORKERS), stream=NAMES)
     def churn(self, data: st.DataObject, name: str, stream: str) -> None:
