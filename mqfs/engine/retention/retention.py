@@ -316,7 +316,7 @@ class Retention:
         settings, kept = self._log.settings, stream.kept
         if settings.full != "drop-old" or settings.depth is NO_DEPTH or stream.name == settings.dead:
             return
-        # What waits for the replica counts; under `replay key` only then it is known what it replaces.
+        # Messages that wait for the replica count; under `replay key` only then it is known what it replaces.
         held = (0, 0) if self.newest is not None else (kept.held_count, kept.held_size)
         if retained.fits(settings.depth, kept, *held):
             return
