@@ -389,10 +389,11 @@ class ClaimCalls:
         """Settle the last claim where that was refused: no other program gets it until then."""
         if not self._claims._closed.is_set():
             for claim in [*self._claims._open_claims]:
-                if claim is self._raised:
-                    claim.nack()
-                else:
-                    claim.ack()
+                with suppress(Disconnected):  # which requeues it; the next read connects again
+                    if claim is self._raised:
+                        claim.nack()
+                    else:
+                        claim.ack()
 
     def _call(self, claim: Claim) -> bool:
         """False: the handler is to be called no more."""

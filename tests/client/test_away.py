@@ -179,6 +179,35 @@ def test_a_server_that_goes_while_a_handler_runs_is_told_by_the_next_get(
         assert group.stats().consumers["c"].waiting == 0
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
+@pytest.mark.parametrize("how", ["prefetch 1", "prefetch 8", "single"])
+def test_handlers_are_called_again_after_a_server_that_went_in_their_midst(
+    server: Server, how: str, fails: bool
+) -> None:
+    seen: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    first = threading.Event()
+
+    def handler(message: mqfs.Message | mqfs.Claim) -> None:
+        seen.put(message.body)
+        if not first.is_set():
+            first.set()
+            server.restart()
+            if fails:
+                raise KeyError("in the midst")
+
+    with server.connect() as client:
+        group = client.group("g", create=True, ctl=["replay all", "backoff 10ms 10ms"])
+        group.create("s")
+        for body in (b"1", b"2"):
+            group.publish("s", body, single=how == "single")
+        if how == "single":
+            group.on("s", handler, single=True, on_error=lambda *_: None)
+        else:
+            group.work("w", handler, prefetch=int(how[-1]), on_error=lambda *_: None)
+        got = [seen.get(timeout=HANG_S) for _ in range(3)]
+        assert sorted(got) == [b"1", b"1", b"2"]
+
+
 def test_a_server_that_goes_before_a_large_body_is_read(server: Server) -> None:
     """Its claim came before, with the one of the message before it."""
     large = bytes(range(256)) * 8_000
