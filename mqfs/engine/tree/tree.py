@@ -558,10 +558,12 @@ def _after(making: _Making, call: Callable[[], Step[Node]]) -> Wait[Node]:
 
 
 def _remove_if_empty(group: Group, stream: Stream) -> None:
+    if group.ring is not None:
+        group.ring.drain()  # what is in it may be for this one
     if not _is_empty(group, stream):
         return
     if group.ring is not None:
-        group.ring.retire("an idle stream is removed")  # what is in it may be for this one, and more may come
+        group.ring.retire("an idle stream is removed")  # more may come
         if group.ring is not None or not _is_empty(group, stream):
             return
     group.remove_stream(stream)
