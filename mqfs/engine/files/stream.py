@@ -101,16 +101,9 @@ class Writer(OpenFile):
             return len(data)
         try:
             whole = [line + b"\n" for line in lines]
+            head = self._head()
             return self._post_lines(
-                LinePost(
-                    Kind.MESSAGE,
-                    whole,
-                    len(data),
-                    writer=self,
-                    headers=self._head(),
-                    before=before,
-                    rest=rest,
-                )
+                LinePost(Kind.MESSAGE, whole, len(data), writer=self, headers=head, before=before, rest=rest)
             )
         except errors.MqfsError:
             self.keep(before, refuse=False)
