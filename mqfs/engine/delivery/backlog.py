@@ -111,13 +111,23 @@ class Backlog:
         return counts[place] - claimed, delayed
 
     def count_claimed_and_delayed(self) -> tuple[int, int]:
-        """(messages claimed, messages delayed)."""
-        now = self._group.clock.engine_ns()
-        numbers, unacked = self._group.numbers, self._own.progress.unacked.items()
-        held = [(numbers.get(claim.stream), claim.sequence) for claim in self._claims.values()]
-        claimed = sum(stream is not None and stream.kept.is_counted(sequence) for stream, sequence in held)
+        """(messages claimed, messages delayed) of those that `count` counts: of streams that it covers by now."""
+        now, coverage = self._group.clock.engine_ns(), self._coverage
+        claims, numbers = self._claims.values(), self._group.numbers
+        streams = filter(coverage.covers, filter(None, map(numbers.get, {claim.stream for claim in claims})))
+        kept = {stream.number: stream.kept for stream in streams}
+        claimed = sum(claim.stream in kept and kept[claim.stream].is_counted(claim.sequence) for claim in claims)
+        unacked = self._own.progress.unacked.items()
         delayed = [sequence for sequence, entry in unacked if not entry.claimed and entry.due_ns > now]
-        return claimed, sum(visible_record(self._group, sequence) is not None for sequence in delayed)
+        return claimed, sum(self._is_shown(sequence) for sequence in delayed)
+
+    def _counts(self, stream: Stream, sequence: int) -> bool:
+        """Whether `count` counts that message of the stream, acked or not."""
+        return self._coverage.covers(stream) and stream.kept.is_counted(sequence)
+
+    def _is_shown(self, sequence: int) -> bool:
+        record = visible_record(self._group, sequence)
+        return record is not None and self._coverage.covers(self._group.numbers[record.stream])
 
     # ------------------------------------------------------------ the bound
 
@@ -139,7 +149,7 @@ class Backlog:
         stream = self._group.numbers.get(number)
         if is_multipart:
             self._size = None
-        elif self._size is not None and stream is not None and stream.kept.is_counted(sequence):
+        elif self._size is not None and stream is not None and self._counts(stream, sequence):
             self._size -= 1
         settings = self._group.log.settings
         if settings.replay == "all" and settings.deliver == "all":

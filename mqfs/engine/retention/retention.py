@@ -120,14 +120,16 @@ class Retention:
                 yield
 
     def _forget_removed(self) -> None:
-        """The log has given back room: messages in the middle may be gone from it, too."""
+        """The log has given back room: messages in the middle may be gone from it, too. Claimed ones are remembered: an
+        acknowledgement must not count them out again."""
+        claimed = set[int]().union(*(consumer.claims for consumer in self._host.consumers.every()))
         for absent in (self._log.state.dropped, self.lapsed):
             for sequence, number in list(islice(absent.items(), _LOOKED_AT)):
                 found = self._log.reader.locate(number, sequence)
                 if (stream := self._host.numbers.get(number)) is not None:
                     stream.kept.newest_kept()  # while it is known that this one is not
                 del absent[sequence]
-                if found is not None and found[0] == sequence:
+                if (found is not None and found[0] == sequence) or sequence in claimed:
                     absent[sequence] = number  # after the others, which are looked at before it is again
                 else:
                     self._host.ranks.remove(sequence)

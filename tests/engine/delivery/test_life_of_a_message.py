@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mqfs import errors
 from mqfs.state.acks import LIFE, AckState, Op, State, Transition
 from tests.support.ack_steps import ack_steps
 from tests.support.queues import Queues, read, say, waits
@@ -210,3 +211,52 @@ def test_a_seek_in_the_same_write_makes_the_claim_void(verb: str) -> None:
     assert waits(worker)
     say(worker, "seek first")
     assert read(worker) == b"x"
+
+
+@pytest.mark.parametrize("settle", ["ack", "nack", "release", "dead", "close"])
+@pytest.mark.parametrize("away", ["ttl", "drop"])
+@pytest.mark.parametrize("lines", [("deliver one", "ack next"), ("replay off",), ("replay off", "consumer other")])
+def test_a_claimed_message_that_has_left_the_log_is_not_counted(lines: tuple[str, ...], away: str, settle: str) -> None:
+    q = Queues(*lines, "consumer w backlog 3", "full reject")
+    q.write("s", b"first")  # so that the other goes from the middle
+    first, second = q.worker(), q.worker()
+    assert read(first) == b"first"
+    sequence = q.put(b"x", **({"ttl": "2s"} if away == "ttl" else {}))
+    assert read(second) == b"x"
+    if away == "drop":
+        q.ctl(f"drop s {sequence}")
+    q.pass_time(5)
+    q.group.retention.trim(always=True)
+    assert q.group.log.reader.locate(q.group.streams["s"].number, sequence) is None
+    assert (q.stats()["claimed"], q.stats()["waiting"]) == (2, 0)
+    if settle == "close":
+        second.close()
+    else:
+        say(second, settle)
+    assert (q.stats()["waiting"], q.row()["messages"]) == (0, 1)
+    q.write("s", b"new", b"newer")
+    with pytest.raises(errors.StreamFull):
+        q.write("s", b"one too many")
+    assert (q.stats()["waiting"], q.row()["messages"]) == (2, 3)
+    say(first, "ack")
+    assert [row["body"] for row in q.kept()] == (["new", "newer"] if len(lines) == 1 else ["first", "new", "newer"])
+
+
+@pytest.mark.parametrize("settle", ["ack", "nack 1h", "release", "close"])
+def test_a_claimed_message_whose_stream_left_the_view_is_not_counted(settle: str) -> None:
+    q = Queues("replay all", "full reject", "bind v s", "consumer w v backlog 2")
+    q.stream("t")
+    q.write("s", b"of s")
+    worker = q.worker()
+    assert read(worker) == b"of s"
+    q.ctl("unbind v s", "bind v t")
+    assert (q.stats()["claimed"], q.stats()["waiting"], q.stats()["delayed"]) == (1, 0, 0)
+    q.write("t", b"one")
+    if settle == "close":
+        worker.close()
+    else:
+        say(worker, settle)
+    assert (q.stats()["claimed"], q.stats()["waiting"], q.stats()["delayed"]) == (0, 1, 0)
+    q.write("t", b"two")
+    with pytest.raises(errors.StreamFull):
+        q.write("t", b"three")
