@@ -230,12 +230,15 @@ class Replicator:
             return False
 
     def _call(self, do: Callable[[], None]) -> None:
-        """Have it done on the store's thread, and wait for that; not at the end, when the store is closed."""
-        done = threading.Event()
+        """Have it done on the store's thread, and wait for that; not at the end, when the store is closed. Raises what
+        it raises: a copy that is only half noted ends the copying."""
+        done, failed = threading.Event(), list[Exception]()
 
         def run() -> None:
             try:
                 do()
+            except Exception as error:
+                failed.append(error)
             finally:
                 done.set()
 
@@ -243,6 +246,8 @@ class Replicator:
         while not done.wait(0.2):
             if self._stop.is_set() or self._closing:
                 return
+        if failed:
+            raise failed[0]
 
 
 def split(entries: Sequence[Entry], room: int) -> Iterator[list[Entry]]:

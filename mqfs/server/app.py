@@ -43,7 +43,7 @@ from mqfs.server.progress import Progress
 from mqfs.server.web import Served
 from mqfs.serving import memory
 from mqfs.serving.accept import Listener, adopt, listen
-from mqfs.serving.await_step import await_step
+from mqfs.serving.await_step import await_step, post_to_loop
 from mqfs.serving.fairness import Fairness
 from mqfs.store.api import Store
 from mqfs.store.commit_thread import Inline
@@ -312,7 +312,6 @@ class Server:
             log.warning("rings for clients of %s unavailable: %s", listener.address, error)
 
     def open_store(self) -> Store:
-        post = trio.lowlevel.current_trio_token().run_sync_soon
         if self.options.store is None:
             log.info("no --store: messages are kept in memory and lost at exit")
             return MemoryStore()
@@ -320,12 +319,12 @@ class Server:
             expected = "expected --replica URL, or its file 'replica' moved away"
             raise BadStore(f"{self.options.store}: has a replicated log ({expected})")
         line = tracing.printer("store", self.traced)
-        return DiskStore(self.options.store, post, tracing.trace_disk(line) if line else None)
+        return DiskStore(self.options.store, post_to_loop(), tracing.trace_disk(line) if line else None)
 
     async def serve(self, store: Store, signals: AsyncIterator[int]) -> None:
         """Run the front ends over the tree until the stop; then end in order."""
         user = User(os.geteuid(), os.getegid(), frozenset(os.getgroups()), os.getpid(), "server")
-        rings = RingRegistry(store, trio.lowlevel.current_trio_token().run_sync_soon)
+        rings = RingRegistry(store, post_to_loop())
         if line := tracing.printer("ring", self.traced):
             tracing.trace_calls(rings, ("attach", "resume", "close"), line)
         tree = self.load(store, user, rings)

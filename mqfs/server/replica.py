@@ -28,6 +28,7 @@ from mqfs.replica.replicator import Replicator
 from mqfs.replica.takeover import Primary
 from mqfs.server import service, tracing
 from mqfs.server.options import Options
+from mqfs.serving.await_step import post_to_loop
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from mqfs.syntax.duration import parse_duration
@@ -67,7 +68,7 @@ class Replica:
 
     def __init__(self, server: Server, start_ninep: StartNinep) -> None:
         self._server, self.options, self._start_ninep = server, server.options, start_ninep
-        self._post = trio.lowlevel.current_trio_token().run_sync_soon
+        self._post = post_to_loop()
         assert self.options.store is not None
         self.path = os.path.realpath(self.options.store)
         self.log: ReplicatedLog | None = None
@@ -208,11 +209,11 @@ class Replica:
     # ------------------------------------------------------------ end
 
     def _on_end(self, why: Fenced | DiskFailed) -> None:
-        if self._store is not None and self._store.replication is not None:
-            self._store.replication.fail(OSError(errno.EIO, str(why)))
         if isinstance(why, DiskFailed):
             self._server.refused = why
-        self.fenced.set()
+        self.fenced.set()  # first: whatever fails below, a server that copies nothing must not go on
+        if self._store is not None and self._store.replication is not None:
+            self._store.replication.fail(OSError(errno.EIO, str(why)))
 
     async def stop_when_fenced(self) -> None:
         """Stop the server when nothing is copied any more."""

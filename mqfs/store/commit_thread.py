@@ -1,7 +1,7 @@
 """The one thread of the core: it syncs, and makes the few other calls that may take long.
 
 A key has one job waiting at most; asking again only makes it earlier, so one
-sync serves all its callers. Results are posted to the engine's thread.
+sync serves all its callers. Results are posted to the engine's thread, where `run_posted` runs them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,15 @@ def run(job: Job) -> OSError | None:
         log.exception("a job of the committer failed")
         return OSError(5, repr(error))
     return None
+
+
+def run_posted(call: Callable[[], None]) -> None:
+    """Run a call that was posted to the engine's thread. What it raises is logged and ends nothing else: the loop that
+    runs it is everybody's. A caller that knows what a failure means contains it before."""
+    try:
+        call()
+    except Exception:
+        log.exception("a call for another thread failed")
 
 
 class Inline:

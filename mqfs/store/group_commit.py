@@ -101,7 +101,7 @@ class GroupCommit:
                 return
             self._asked = due
             self._chain.context.committer.request(
-                self, self._sync_job, self._committed, max(0.0, due - time.monotonic())
+                self, self._sync_job, self._end_sync, max(0.0, due - time.monotonic())
             )
 
     def _sync_job(self) -> None:
@@ -136,6 +136,15 @@ class GroupCommit:
             self._chain.disk.sync_folder(self._chain.folder)
         self._covered = max(self._covered, mark)
 
+    def _end_sync(self, error: OSError | None) -> None:
+        """Called by the committer. Whatever fails here, callers are answered and other logs are not affected."""
+        try:
+            self._committed(error)
+        except Exception as bug:
+            self.note_bug(bug)
+        if self._chain.end.failed is not None:
+            self.answer_all(self._chain.end.failed)
+
     def _committed(self, error: OSError | None) -> None:
         self._asked = None
         if self._closed:
@@ -151,7 +160,10 @@ class GroupCommit:
         while self._waiting and self._waiting[0].mark <= self.synced:
             then = self._waiting.popleft().then
             if then is not None:
-                then(None)
+                try:
+                    then(None)
+                except Exception as bug:  # those after it are synced all the same
+                    self.note_bug(bug)
         self.ask_again()
 
     def _put_off(self, error: OSError) -> None:
@@ -214,11 +226,22 @@ class GroupCommit:
             log.error("group %d is read-only: %s", self._chain.group, error)
         self.answer_all(end.failed)
 
+    def note_bug(self, bug: Exception) -> None:
+        """Handle what a caller raised when it was answered: the log is read-only until the next start, as its
+        state in memory may be half changed. Its messages on disk stay."""
+        end = self._chain.end
+        if end.failed is None:
+            end.failed = OSError(errno.EIO, f"internal error: {bug!r}")
+            log.error("group %d is read-only until the next start", self._chain.group, exc_info=bug)
+
     def answer_all(self, error: OSError | None) -> None:
         waiting, self._waiting = self._waiting, deque()
         for entry in waiting:
             if entry.then is not None:
-                entry.then(error)
+                try:
+                    entry.then(error)
+                except Exception as bug:
+                    self.note_bug(bug)
         if self.copy is not None:
             self.copy.answer_all(error)
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mqfs import limits
-from mqfs.errors import MqfsError
 from mqfs.model import Step, Wait
 from mqfs.store.api import Bucket
 from mqfs.store.appender import write_head
@@ -24,6 +25,8 @@ from mqfs.store.disk import remove_tree
 
 if TYPE_CHECKING:
     from mqfs.store.store import DiskStore
+
+log = logging.getLogger("mqfs.store")
 
 _AT_ONCE = 64  # groups: the descriptors that they need
 
@@ -65,11 +68,9 @@ class NewGroups:
         while self._tried:
             number, failed, wait = self._tried.popleft()
             try:
-                bucket = self._store.open_new(number, failed)
-            except MqfsError as error:
-                wait.fail(error)
-            else:
-                wait.resolve(bucket)
+                wait.follow_call(partial(self._store.open_new, number, failed))
+            except Exception:  # its maker's; the others are answered
+                log.exception("group %d: its maker was not answered", number)
         if self._asked:
             self._request()
 

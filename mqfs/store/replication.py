@@ -201,6 +201,13 @@ class LogCopy:
             return self._waiting.popleft()[1]
         return None
 
+    def answer(self, then: Committed, error: OSError | None) -> None:
+        """Answer a caller; what it raises ends nothing but its log."""
+        try:
+            then(error)
+        except Exception as bug:
+            self.commit.note_bug(bug)
+
     def detach(self) -> None:
         """The log is closed: what is not copied yet stays so, and callers that wait for it get an error."""
         self._ended = OSError(errno.EIO, "the log was closed before it was copied")
@@ -211,7 +218,7 @@ class LogCopy:
         """Answer all that wait, whatever is copied."""
         waiting, self._waiting = self._waiting, deque()
         for _, then in waiting:
-            then(error)
+            self.answer(then, error)
 
 
 class _Series(NamedTuple):
@@ -299,11 +306,12 @@ class Replication:
         """Answer callers, in portions where the store has a thread to come back to."""
         until, answered = time.monotonic() + _PORTION_S, 0
         while self._answering:
-            then = self._answering[0].next_answer()
+            copy = self._answering[0]
+            then = copy.next_answer()
             if then is None:
                 self._answering.popleft()
                 continue
-            then(None)
+            copy.answer(then, None)
             answered += 1
             if answered % _ANSWERS == 0 and self._context.post is not None and time.monotonic() > until:
                 self._context.post(self._answer)

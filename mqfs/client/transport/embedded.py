@@ -25,6 +25,7 @@ from mqfs.model import Step, User, Wait
 from mqfs.net.identity import file_mask
 from mqfs.ninep.client.connection import flags_of
 from mqfs.store.api import Store
+from mqfs.store.commit_thread import run_posted
 from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 
@@ -72,7 +73,7 @@ class EmbeddedTransport:
         with self.lock:
             if self._is_stopped:
                 raise RuntimeError("post failed: the store is closed")
-            call()
+            run_posted(call)
 
     def _run_maintenance(self) -> None:
         """Tick once a second; serve the tree's alarms."""
@@ -87,6 +88,8 @@ class EmbeddedTransport:
                         self.tree.run_timers()
                 except (OSError, MqfsError) as error:
                     log.error("maintenance failed: %s", error)
+                except Exception:
+                    log.exception("maintenance failed")
                 wait_s = tick_at - time.monotonic()
                 if (due := self.tree.timers.next_due_ns) is not None:
                     wait_s = min(wait_s, (due - self.tree.clock.engine_ns()) / 1e9)

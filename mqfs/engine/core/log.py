@@ -6,6 +6,7 @@ A record is in the log before the state says so. The log gives each record its t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
@@ -22,6 +23,8 @@ from mqfs.state.group import Change, ConsumerState, GroupState, Newest, encode_c
 from mqfs.store.api import Bucket
 
 T = TypeVar("T")
+
+_requests = logging.getLogger("mqfs.engine")
 
 FLOORS: Change = {"do": "floor", "floors": []}  # stands for many
 NOT_REPLICATED = "not replicated"
@@ -237,13 +240,17 @@ class GroupLog:
 
 
 def answering(wait: Wait[T], value: T, why: str) -> Answer:
-    """A callback that resolves a Wait with `value`, or fails it with DiskFailed: `why` and the error."""
+    """A callback that resolves a Wait with `value`, or fails it with DiskFailed: `why` and the error. A
+    subscriber that fails then is one request's fault: the log is not affected."""
 
     def then(error: OSError | None) -> None:
-        if error is None:
-            wait.resolve(value)
-        else:
-            wait.fail(errors.DiskFailed(f"{why}: {error.strerror or error}"))
+        try:
+            if error is None:
+                wait.resolve(value)
+            else:
+                wait.fail(errors.DiskFailed(f"{why}: {error.strerror or error}"))
+        except Exception:
+            _requests.exception("a request failed when its wait was over")
 
     return then
 

@@ -26,6 +26,7 @@ from mqfs.ring.server.intake import hold_room
 from mqfs.ring.server.keeper_link import KeeperLink
 from mqfs.ring.server.ring_log import RingLog
 from mqfs.store.api import Store
+from mqfs.store.commit_thread import Post
 
 if TYPE_CHECKING:
     from mqfs.engine.tree.tree import Tree
@@ -440,7 +441,6 @@ def why_unseen(tree: Tree, user: User, owners: Iterable[int]) -> str:
 
 # ---------------------------------------------------------------- the thread of a ring
 
-Post = Callable[[Callable[[], None]], None]  # has the engine's thread call a function
 _CHECK_S = 0.25  # between two checks of the ring's lock
 _CHECK_AGAIN_S = 0.05  # while it is held
 _RETRY_S = 0.25  # when the log had no room
@@ -469,39 +469,47 @@ class Follower:
         try:
             while not self._stopped.is_set():
                 if self._ring.wait(self._position, _CHECK_AGAIN_S if self._held[0] else _CHECK_S):
-                    self._ask(self._take)
+                    self._ask("taking from its ring", self._take)
                 elif self._is_held_too_long():
-                    self._ask(self._retire)
+                    self._ask("ending its ring", self._retire)
                 if self._ring.retired:
                     return
         except RuntimeError:
             log.debug("ring of group %d published after the end of the loop", self._ring_log.group.number)
 
-    def _ask(self, call: Callable[[], None]) -> None:
-        self._post(call)
+    def _ask(self, what: str, call: Callable[[], None]) -> None:
+        """Have the engine's thread call that, and wait for it. A failure there ends the ring at most."""
+        ring_log, failed = self._ring_log, False
+
+        def run() -> None:
+            nonlocal failed
+            group = ring_log.group
+            try:
+                failed = not group.faults.contain(group, what, call)
+                if failed and group.log.end.failed is not None:
+                    retire = functools.partial(ring_log.retire, "its group is read-only")
+                    group.faults.contain(group, "ending its ring", retire)
+            finally:
+                self._again.release()
+
+        self._post(run)
         self._again.acquire()
-        intake = self._ring_log.intake
-        if intake.blocked or intake.leaves:
-            self._stopped.wait(_RETRY_S if intake.blocked else _PASS_S)
+        intake = ring_log.intake
+        if intake.blocked or intake.leaves or failed:
+            self._stopped.wait(_RETRY_S if intake.blocked or failed else _PASS_S)
 
     def _take(self) -> None:
         """Take what is published, and for a moment what follows: a publisher that waited for the commit publishes again
         as soon as it runs, which is sooner than the thread and the loop are waited for once more."""
         intake, until = self._ring_log.intake, time.monotonic() + limits.TURN_S
-        try:
-            while True:
-                self._ring_log.pump(limits.RING_TURN_BYTES, may_leave=True)
-                if self._ring_log.ended:
-                    break
-                self._position = intake.position
-                os.sched_yield()
-                if intake.blocked or intake.leaves or self._ring.tail == self._position or time.monotonic() >= until:
-                    break
-        except Exception:
-            log.exception("ring of group %d: taking failed", self._ring_log.group.number)
-            self._stopped.set()
-        finally:
-            self._again.release()
+        while True:
+            self._ring_log.pump(limits.RING_TURN_BYTES, may_leave=True)
+            if self._ring_log.ended:
+                break
+            self._position = intake.position
+            os.sched_yield()
+            if intake.blocked or intake.leaves or self._ring.tail == self._position or time.monotonic() >= until:
+                break
 
     def _is_held_too_long(self) -> bool:
         """Whether one thread has held the lock, and published nothing, for longer than limits.RING_HOLD_S."""
@@ -515,7 +523,6 @@ class Follower:
     def _retire(self) -> None:
         self._ring_log.held_up = True
         self._ring_log.retire(f"thread {self._held[0]} held its lock too long")
-        self._again.release()
 
 
 class Attachment:
