@@ -137,7 +137,11 @@ FID_BYTES = 1_024  # of memory, about, for a fid
 HANDSHAKE_S = 10.0  # of the handshake of TLS, and from there to a Tattach: silent clients hold no place for longer
 TLS_BYTES = 80 << 10  # of memory, about, for the TLS of a connection: a quarter of it while there is no traffic
 
-NAMES_S = 60.0  # that names and numbers of the system's users and groups are cached
+NAMES_S = 60.0  # that names, numbers and groups of the system's users are cached
+NAMES_WAIT_S = 1.0  # that a user who was known waits for a new answer of the user database
+NAMES_KEPT_S = 900.0  # that a user who was known keeps the last answer where there is no new one
+NAMES_RETRY_S = 0.1  # between two attempts to ask, where as many are on their way as may be
+NAMES_KEPT, NAMES_ASKED = 4_096, 32  # answers, and look-ups at once: threads
 TOKEN_BYTES = 1_024  # of a secret; most are under a hundred
 TOKEN_GUESSES = 3  # wrong ones before a connection ends
 TOKEN_DELAY_S = 2.0  # until a wrong one is answered and its connection's place is free: some 1,000 a second of one host

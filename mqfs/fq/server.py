@@ -11,6 +11,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Set
+from functools import partial
 from typing import Any
 
 import attrs
@@ -32,6 +33,7 @@ from mqfs.model import Grant
 from mqfs.net.peer import Peer
 from mqfs.net.tokens import Tokens
 from mqfs.serving.accept import Listener
+from mqfs.serving.await_step import answered, await_step
 from mqfs.serving.stream import Gone, SocketStream
 
 log = logging.getLogger("mqfs.fq")
@@ -183,7 +185,8 @@ class FqServer:
 
     async def _authenticate(self, channel: SocketStream, peer: Peer, auth: codec.Auth) -> Client:
         """Raises Refused, MqfsError."""
-        user = self._users.user(peer, auth.user, auth.password)
+        ask = partial(self._users.user, peer, auth.user, auth.password)
+        user = await await_step(answered(ask))
         wish, name = parse_wish(auth.kind), auth.queue
         if not name:
             name = secrets.token_hex(16).encode()
@@ -197,7 +200,7 @@ class FqServer:
         if user.grant is not None:
             self._grants[client] = user.grant
             try:  # again: a token that was revoked or changed while the client waited to join ended no client
-                if self._users.user(peer, auth.user, auth.password).grant != user.grant:
+                if (await await_step(answered(ask))).grant != user.grant:
                     raise Refused("token: changed (expected to authenticate again)")
             except (Refused, MqfsError):
                 await self._end(client, b"")

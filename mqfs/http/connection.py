@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -33,7 +34,7 @@ from mqfs.http.target import Path
 from mqfs.http.wire import Request, RequestParser
 from mqfs.model import Grant, Step, User, Wait
 from mqfs.net.peer import Peer
-from mqfs.serving.await_step import await_step
+from mqfs.serving.await_step import answered, await_step
 from mqfs.serving.fairness import TimeSlice
 from mqfs.serving.stream import Gone, SocketStream
 
@@ -201,7 +202,7 @@ class Connection:
         if request.method == "OPTIONS" and (answer := server.rules.preflight(request)) is not None:
             return answer
         path = target.parse(request.target)
-        user = self._user_of(request, path)
+        user = await await_step(answered(partial(self._user_of, request, path)))
         found = self.table.resolve(self.tree, user, path)
         if request.method == "OPTIONS":
             return Answer(204, headers=[("Allow", ", ".join(self.table.methods(found)))])

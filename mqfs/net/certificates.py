@@ -125,7 +125,7 @@ def _check_key_mode(name: str, path: str) -> None:
 def user_of(certificate: Mapping[str, Any]) -> int:
     """The user of a client's certificate, as of TlsMachine.certificate: its URI `mqfs:USER`, or its common name.
 
-    May ask the system's database, which may take long. Raises Denied.
+    Raises Denied, NotAnswered.
     """
     names = [
         value.removeprefix(USER_URI)

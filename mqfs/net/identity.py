@@ -1,24 +1,40 @@
-"""Names and numbers of users and groups, by a small cache of the system's database. Decides no permission."""
+"""Names and numbers of users and groups, by a small cache of the system's database. Decides no permission.
+
+The database may be a directory service, slow or away for a while. Every answer is kept:
+
+    age of the answer   0 .... NAMES_S            the answer
+                        NAMES_S .. NAMES_KEPT_S   asked again; where that fails, or takes NAMES_WAIT_S, the last answer
+    no answer yet       a name is shown as a number; what decides who a user is raises NotAnswered
+
+A thread that is `serving_others` waits for no look-up: each is made on a thread of its own, one at a time of a user,
+and a caller that needs it is called back. All other threads ask at once, and wait.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import grp
+import logging
+import math
 import os
 import pwd
 import re
+import threading
 import time
-from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from mqfs import limits
-from mqfs.errors import BadRequest
+from mqfs.errors import BadRequest, Busy
 from mqfs.model import Grant, User
+
+log = logging.getLogger("mqfs.net")
 
 NOBODY = 65_534
 NONUNAME = 0xFFFF_FFFF  # no number: the user has a name only
 NAME_BYTES = 256  # of a user or group: the bound of Linux (LOGIN_NAME_MAX)
+_MANY_GROUPS = 64  # of one user; one with more is asked for twice
 
 
 def file_mask() -> int:
@@ -28,63 +44,190 @@ def file_mask() -> int:
     return int(found[1], 8) if found else 0o022
 
 
-@lru_cache(maxsize=1_024)
-def user_name(uid: int) -> str:
-    """The name of a user, or the number where it has none."""
+# ------------------------------------------------------------ the last answers
+
+
+class NotAnswered(Busy):
+    """The system's database has not answered yet. Try again when `subscribe` calls back, or after `within_s`."""
+
+    def __init__(self, what: str, looking: _LookUp | None, within_s: float) -> None:
+        super().__init__(f"{what}: no answer of the user database yet (expected a retry)")
+        self._looking, self.within_s = looking, within_s
+
+    def subscribe(self, then: Callable[[], None]) -> None:
+        """Call `then` when it has, whatever the answer: on another thread, or at once."""
+        if self._looking is not None:
+            self._looking.subscribe(then)
+
+
+class _Answer(NamedTuple):
+    value: Any  # None: there is no such user, group or name
+    asked: float  # monotonic, as is `found`
+    found: float  # when it was there last
+
+
+Ask = Callable[[Any], Any]  # raises KeyError, OSError
+Key = tuple[Ask, Any]
+_answers: dict[Key, _Answer] = {}  # the one that was asked longest ago first
+_looking: dict[Key, _LookUp] = {}
+
+
+class _Thread(threading.local):
+    servers = 0
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def serving_others() -> Iterator[None]:
+    """Meanwhile the calling thread waits for no answer: see the head of this module."""
+    _thread.servers += 1
     try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, OverflowError):
+        yield
+    finally:
+        _thread.servers -= 1
+
+
+def _answer(ask: Ask, of: Any, what: str = "") -> Any:
+    """What the database says; None: nothing. `what`: what is decided by it; "": it is only shown. Raises NotAnswered,
+    on a thread that serves others."""
+    key, now = (ask, of), time.monotonic()
+    known = _answers.get(key)
+    if known is not None and now - known.asked < limits.NAMES_S:
+        return known.value
+    if not _thread.servers:
+        return _look_up(key)
+    looking = _looking.get(key) or _LookUp.begin(key)
+    wait_s = limits.NAMES_RETRY_S if looking is None else looking.began + limits.NAMES_WAIT_S - now
+    if known is not None and known.value is not None and now - known.found < limits.NAMES_KEPT_S:
+        if not what or wait_s <= 0:
+            return known.value
+    elif looking is not None:
+        wait_s = math.inf
+    raise NotAnswered(what, looking, wait_s)
+
+
+def _look_up(key: Key) -> Any:
+    """Ask the database on this thread. A user that it does not know now, but did not long ago, keeps the last answer: a
+    service that is away looks the same as a user who was removed."""
+    ask, of = key
+    value = None
+    try:
+        value = ask(of)
+    except (KeyError, OverflowError, ValueError):
+        pass
+    except OSError as error:
+        log.warning("user database: %s", error)
+    now, known = time.monotonic(), _answers.pop(key, None)
+    answer = _Answer(value, now, now)
+    if value is None and known is not None and known.value is not None and now - known.found < limits.NAMES_KEPT_S:
+        answer = known._replace(asked=now)
+    with contextlib.suppress(StopIteration, RuntimeError):  # another thread changes them, too
+        while len(_answers) >= limits.NAMES_KEPT:
+            _answers.pop(next(iter(_answers)), None)
+    _answers[key] = answer
+    return answer.value
+
+
+class _LookUp:
+    """One question on its way, on a thread of its own."""
+
+    def __init__(self, key: Key) -> None:
+        self._key, self.began = key, time.monotonic()
+        self._lock = threading.Lock()
+        self._then: list[Callable[[], None]] | None = []  # None: it was answered
+
+    @classmethod
+    def begin(cls, key: Key) -> _LookUp | None:
+        """None: too many are on their way, or there is no thread."""
+        if len(_looking) >= limits.NAMES_ASKED:
+            return None
+        made = _looking[key] = cls(key)
+        try:
+            threading.Thread(target=made._run, name="names", daemon=True).start()
+        except RuntimeError as error:
+            log.warning("user database not asked: %s", error)
+            del _looking[key]
+            return None
+        return made
+
+    def _run(self) -> None:
+        try:
+            _look_up(self._key)
+        finally:
+            _looking.pop(self._key, None)
+            with self._lock:
+                waiting, self._then = self._then or [], None
+            for then in waiting:
+                then()
+
+    def subscribe(self, then: Callable[[], None]) -> None:
+        with self._lock:
+            if self._then is not None:
+                self._then.append(then)
+                return
+        then()
+
+
+# ------------------------------------------------------------ names and numbers
+
+
+def _name_of_user(uid: int) -> str:
+    return pwd.getpwuid(uid).pw_name
+
+
+def _name_of_group(gid: int) -> str:
+    return grp.getgrgid(gid).gr_name
+
+
+def _number_of_user(name: str) -> int:
+    return pwd.getpwnam(name).pw_uid
+
+
+def _number_of_group(name: str) -> int:
+    return grp.getgrnam(name).gr_gid
+
+
+def user_name(uid: int) -> str:
+    """The name of a user, or the number where it has none, or none is known yet."""
+    try:
+        return _answer(_name_of_user, uid) or str(uid)
+    except NotAnswered:
         return str(uid)
 
 
-@lru_cache(maxsize=1_024)
 def group_name(gid: int) -> str:
-    """The name of a group, or the number where it has none."""
+    """The name of a group, or the number where it has none, or none is known yet."""
     try:
-        return grp.getgrgid(gid).gr_name
-    except (KeyError, OverflowError):
+        return _answer(_name_of_group, gid) or str(gid)
+    except NotAnswered:
         return str(gid)
 
 
-def _number(name: str, find: Callable[[str], int]) -> int | None:
-    with contextlib.suppress(KeyError, ValueError):
-        return find(name)
+def user_number(name: str) -> int | None:
+    """The number of a user by name (or by number in digits); None where there is none. Raises NotAnswered."""
+    return _number(_number_of_user, name, "user")
+
+
+def group_number(name: str) -> int | None:
+    """The number of a group by name (or by number in digits); None where there is none. Raises NotAnswered."""
+    return _number(_number_of_group, name, "group")
+
+
+def _number(ask: Callable[[str], int], name: str, kind: str) -> int | None:
+    if len(name) > NAME_BYTES:
+        return None
+    found: int | None = _answer(ask, name, f"{kind} {name!r}")
+    if found is not None:
+        return found
     digits = name.isascii() and name.isdigit() and len(name) <= len(str(NONUNAME))  # int() refuses thousands of them
     return int(name) if digits and int(name) < NONUNAME else None
 
 
-def user_number(name: str) -> int | None:
-    """The number of a user by name (or by number in digits); None where there is none."""
-    found: int | None = _recent(_user_number, name, period()) if len(name) <= NAME_BYTES else None
-    return found
-
-
-def group_number(name: str) -> int | None:
-    """The number of a group by name (or by number in digits); None where there is none."""
-    found: int | None = _recent(_group_number, name, period()) if len(name) <= NAME_BYTES else None
-    return found
-
-
-def _user_number(name: str) -> int | None:
-    return _number(name, lambda text: pwd.getpwnam(text).pw_uid)
-
-
-def _group_number(name: str) -> int | None:
-    return _number(name, lambda text: grp.getgrnam(text).gr_gid)
-
-
-def period() -> int:
-    return int(time.monotonic() / limits.NAMES_S)
-
-
-@lru_cache(maxsize=1_024)
-def _recent(look_up: Callable[[Any], Any], of: Any, period: int) -> Any:
-    """An answer of the system's database, cached for a period: a directory service may be slow."""
-    return look_up(of)
-
-
 def group_wanted(name: str, user: User) -> int:
-    """The number of a group that a client named: one of the user's own, or any for root. Raises BadRequest."""
+    """The number of a group that a client named: one of the user's own, or any for root. Raises BadRequest,
+    NotAnswered."""
     for own in (user.gid, *user.groups):
         if name in (group_name(own), str(own)):
             return own
@@ -94,17 +237,34 @@ def group_wanted(name: str, user: User) -> int:
     return gid
 
 
-def _membership(of: tuple[int, int | None]) -> tuple[int, frozenset[int]]:
-    """Primary and supplementary groups of (user, its group by the socket); the latter stands in for an unknown user."""
-    uid, gid = of
-    try:
-        known = pwd.getpwuid(uid)
-    except (KeyError, OverflowError):
-        return (NOBODY if gid is None else gid), frozenset()
-    return known.pw_gid, frozenset(os.getgrouplist(known.pw_name, known.pw_gid))
+# ------------------------------------------------------------ users
+
+
+def _membership(uid: int) -> tuple[int, frozenset[int]]:
+    """Primary and supplementary groups."""
+    known = pwd.getpwuid(uid)
+    return known.pw_gid, frozenset(_groups(known.pw_name, known.pw_gid))
+
+
+def _groups(name: str, primary: int) -> list[int]:
+    """As os.getgrouplist, which lets no other thread of the process run meanwhile."""
+    size = _MANY_GROUPS
+    while True:
+        count, found = ctypes.c_int(size), (ctypes.c_uint32 * size)()
+        if ctypes.CDLL(None).getgrouplist(os.fsencode(name), ctypes.c_uint32(primary), found, ctypes.byref(count)) >= 0:
+            return found[: count.value]
+        size = max(count.value, 2 * size)
 
 
 def user(uid: int, where: str, *, gid: int | None = None, pid: int = 0, grant: Grant | None = None) -> User:
-    """A user with its groups in the system's database. `grant`: of its token."""
-    primary, groups = _recent(_membership, (uid, gid), period())
+    """A user with its groups in the system's database. `gid`: its group by the socket, for a user that is unknown
+    there. `grant`: of its token. Raises NotAnswered."""
+    unknown = NOBODY if gid is None else gid, frozenset[int]()
+    primary, groups = _answer(_membership, uid, f"user {uid}") or unknown
     return User(uid, primary, groups, pid, where, grant)
+
+
+def look_up_names(uid: int, gid: int) -> None:
+    """Have the names of a user and its group, which a connection needs. Raises NotAnswered."""
+    _answer(_name_of_user, uid, f"user {uid}")
+    _answer(_name_of_group, gid, f"group {gid}")

@@ -16,7 +16,6 @@ from mqfs.net import identity
 from mqfs.net.tokens import Tokens
 
 TOKEN_NEEDED = "client over TCP without a token: refused by this server (expected a token)"
-_looked_up: dict[int, int] = {}  # user: the period of its last lookup
 
 
 class Peer:
@@ -43,7 +42,7 @@ class Peer:
         self.account: Hashable = host or uid  # the account that its connection, fids and memory are charged to
 
     def attach(self, uname: str, n_uname: int) -> User:
-        """The user of an attach. Raises Denied."""
+        """The user of an attach. Raises Denied, NotAnswered."""
         if self.refused:
             raise Denied(self.refused)
         if self.needs_token:
@@ -83,21 +82,13 @@ class Peer:
             return n_uname == self.uid
         return uname in ("", identity.user_name(self.uid), str(self.uid))
 
-    @property
-    def is_known(self) -> bool:
-        """Whether the system's database was asked about it in this period."""
-        return _looked_up.get(self.uid) == identity.period()
-
     def look_up(self) -> None:
-        """Ask the system's database for all that an attach needs. On any thread: it may take long."""
-        identity.user_name(self.uid)
-        identity.group_name(self.itself().gid)
-        if len(_looked_up) >= 1_024:
-            _looked_up.clear()
-        _looked_up[self.uid] = identity.period()
+        """Have all that an attach needs of the system's database. Raises NotAnswered."""
+        identity.look_up_names(self.uid, self.itself().gid)
 
     def itself(self) -> User:
-        """The user that the kernel names."""
+        """The user that the kernel names. Raises NotAnswered, before `look_up` succeeded."""
         if self.groups is None or self.gid is None:
-            return identity.user(self.uid, self.where, gid=self.gid, pid=self.pid)
+            known = identity.user(self.uid, self.where, gid=self.gid, pid=self.pid)
+            self.gid, self.groups = known.gid, known.groups  # for as long as it is connected
         return User(self.uid, self.gid, self.groups, self.pid, self.where)

@@ -88,21 +88,28 @@ class Tokens:
             self._audit.note(User(entry.grant.uid, 0, where=where, grant=entry.grant), "token", "", "first use")
         return entry.grant
 
-    def tick(self) -> None:
-        """Once a second: read the file again if it changed, and end what has expired."""
+    def tick(self) -> bool:
+        """Once a second: end what has expired. Whether the file changed, and is to be read again."""
         if self._sign() != self._signature:
-            self.reread()
-        elif self._expires <= time.time():
+            return True
+        if self._expires <= time.time():
             self._put_in_force(self._entries)
+        return False
 
-    def reread(self) -> None:
-        """Read the file again. An invalid one is logged, and the tokens stay as they were."""
+    def read(self) -> list[Entry] | None:
+        """The tokens of the file, for `replace`; of an invalid one, which is logged, None. On any thread: its users are
+        looked up."""
         self._signature = self._sign()
         try:
-            self._put_in_force(read_entries(self.path))
+            return read_entries(self.path)
         except BadConfig as error:
             log.warning("%s; the tokens stay as they were", error)
-        else:
+            return None
+
+    def replace(self, entries: list[Entry] | None) -> None:
+        """Put the tokens in force that `read` returned."""
+        if entries is not None:
+            self._put_in_force(entries)
             log.info("%s: %d tokens read", self.path, len(self._entries))
 
     def _sign(self) -> tuple[int, ...]:

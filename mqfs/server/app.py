@@ -28,10 +28,11 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, BadStore, MqfsError
 from mqfs.http.gate import BrowserRules
 from mqfs.model import User
-from mqfs.net import identity, tokens
+from mqfs.net import identity
 from mqfs.net.address import TlsAddress, UnixAddress, parse_address
 from mqfs.net.audit import LEVELS, Audit
 from mqfs.net.certificates import ServerTls
+from mqfs.net.tokens import Tokens
 from mqfs.ninep.server.server import Server as NinepServer
 from mqfs.quotas import parse_quotas
 from mqfs.ring import MISSING
@@ -214,7 +215,7 @@ class Server:
         self.audit = Audit(options.audit)
         self.tokens = None
         if options.token_file is not None:
-            self.tokens = tokens.Tokens(options.token_file, self.audit, required=options.require_token)
+            self.tokens = Tokens(options.token_file, self.audit, required=options.require_token)
         key, client_ca = options.tls_key, options.tls_client_ca
         self.tls = None if options.tls_cert is None else ServerTls(options.tls_cert, key, client_ca)
         self.fairness = Fairness()
@@ -334,6 +335,8 @@ class Server:
             memory.spare_collector()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.stop_on, signals)
+            if self.tokens is not None:
+                nursery.start_soon(follow, self.tokens)
             if self.replica is not None:
                 nursery.start_soon(self.replica.stop_when_fenced)
             nursery.start_soon(self.guard, "maintenance", functools.partial(self.maintain, tree, rings, store))
@@ -348,14 +351,15 @@ class Server:
             except (MqfsError, OSError) as error:
                 self.refused = error
                 self.stopping.set()
-            await self.stopping.wait()
-            self.notify("STOPPING=1")
-            await attaching.stop()
-            with trio.move_on_after(limits.SHUTDOWN_S):
-                await await_step(rings.close())
-            tree.close()
-            for end in reversed(ends):
-                await end()
+            with identity.serving_others():  # at the start there are none
+                await self.stopping.wait()
+                self.notify("STOPPING=1")
+                await attaching.stop()
+                with trio.move_on_after(limits.SHUTDOWN_S):
+                    await await_step(rings.close())
+                tree.close()
+                for end in reversed(ends):
+                    await end()
             nursery.cancel_scope.cancel()
 
     def load(self, store: Store, user: User, rings: RingRegistry) -> Tree:
@@ -486,11 +490,11 @@ class Server:
         it was."""
         try:
             if self.reread is not None:
-                self._change(self.reread())
+                self._change(await trio.to_thread.run_sync(self._read_options, self.reread))
         except MqfsError as error:
             log.warning("%s; the options stay as they were", error)
         if self.tokens is not None:
-            self.contain(self.tokens.reread)
+            await reread(self.tokens)
         if self.tls is None:
             return
         try:
@@ -500,9 +504,15 @@ class Server:
         else:
             log.info("certificate read again from %s", self.tls.cert)
 
-    def _change(self, options: Options) -> None:
-        """Put what may change of the options in force. Raises BadConfig, and changes nothing then."""
+    @staticmethod
+    def _read_options(reread: Callable[[], Options]) -> Options:
+        """On a thread: users are looked up. Raises BadConfig."""
+        options = reread()
         check_words(options)
+        return options
+
+    def _change(self, options: Options) -> None:
+        """Put what may change of the options in force."""
         changed = [
             field.name
             for field in attrs.fields(Options)
@@ -543,8 +553,6 @@ class Server:
                     await trio.lowlevel.checkpoint()
                 self.contain(self.audit.tick)
                 self.notices.tick(status(tree), committer.progress())
-                if self.tokens is not None:
-                    self.contain(self.tokens.tick)
             else:
                 self.contain(tree.run_timers)
             sooner = trio.Event()
@@ -553,6 +561,25 @@ class Server:
                 wait_s = min(wait_s, (due - tree.clock.engine_ns()) / 1e9)
             with trio.move_on_after(max(wait_s, LEAST_WAIT_S)):
                 await sooner.wait()
+
+
+async def follow(tokens: Tokens) -> None:
+    """Look once a second whether tokens changed or expired."""
+    while True:
+        await trio.sleep(TICK_S)
+        try:
+            if tokens.tick():
+                await reread(tokens)
+        except Exception:
+            log.exception("tokens: not looked at")
+
+
+async def reread(tokens: Tokens) -> None:
+    """Read tokens again, on a thread: their users are looked up."""
+    try:
+        tokens.replace(await trio.to_thread.run_sync(tokens.read))
+    except Exception as error:  # no thread, too
+        log.error("tokens not read again: %r", error)
 
 
 def status(tree: Tree) -> str:

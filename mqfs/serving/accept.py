@@ -18,6 +18,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Hashable, Set
+from functools import partial
 
 import attrs
 import trio
@@ -28,6 +29,7 @@ from mqfs.model import Grant
 from mqfs.net import identity
 from mqfs.net.address import Address, TcpAddress, TlsAddress, UnixAddress, explain_failure, is_loopback, parse_address
 from mqfs.net.certificates import ServerTls, user_of
+from mqfs.net.identity import NotAnswered
 from mqfs.net.peer import Peer
 from mqfs.net.sockets import BACKLOG, SocketFile, detect_dead_host, peer_groups
 from mqfs.net.sockets import peer as peer_of
@@ -35,6 +37,7 @@ from mqfs.net.tls import TlsCalls
 from mqfs.net.tokens import Tokens
 from mqfs.quotas import UserLimits
 from mqfs.serving import memory
+from mqfs.serving.await_step import answered, await_step
 from mqfs.serving.fairness import Fairness, FairQueue
 
 log = logging.getLogger("mqfs.net")
@@ -198,9 +201,9 @@ class Acceptor:
                     tls = await shake_hands(self._tls, self._protocol, sock.fileno(), peer, queue)
                     if tls is None:
                         return
-                with trio.move_on_after(limits.HANDSHAKE_S) as scope:
-                    await look_up(peer)
-                if scope.cancelled_caught:
+                try:
+                    await await_step(answered(peer.look_up))
+                except NotAnswered:
                     log.warning("%s: connection ended: user %d not looked up in time", peer.where, peer.uid)
                     return
                 await self.serve(sock, tls, peer, listener)
@@ -210,16 +213,6 @@ class Acceptor:
             self.give_place(peer)
             if encrypted and self._memory is not None:
                 self._memory.release(peer.account, limits.TLS_BYTES)
-
-
-async def look_up(peer: Peer) -> None:
-    """Ask the system's database about its user, unless that was done lately."""
-    if peer.is_known:
-        return
-    try:
-        await trio.to_thread.run_sync(peer.look_up, abandon_on_cancel=True)
-    except Exception as error:  # no thread, or no answer: it is looked up again when it is needed
-        log.warning("%s: user %d not looked up: %s", peer.where, peer.uid, error)
 
 
 async def shake_hands(
@@ -241,9 +234,9 @@ async def shake_hands(
         return None
     if server.client_ca is not None:
         try:
-            peer.uid = await trio.to_thread.run_sync(user_of, tls.machine.certificate)
+            peer.uid = await await_step(answered(partial(user_of, tls.machine.certificate)))
             peer.certified = True
-        except Exception as error:  # no such user; or no thread, or no answer
+        except Exception as error:  # no such user, or no answer
             peer.refuse(error.detail if isinstance(error, Denied) else f"user not looked up: {error}")
             log.warning("%s: client refused: %s", peer.where, peer.refused)
     return tls

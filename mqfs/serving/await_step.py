@@ -1,17 +1,22 @@
-"""await_step(step): the one place where a trio task parks; post_to_loop(): where another thread calls in.
+"""Where a trio task waits: await_step(step) for the engine, answered(call) for the system's database of users; and
+post_to_loop(), by which other threads call in.
 
-It joins the engine's one-shot `Wait` and trio's cancellation. A cancelled wait has consumed nothing. A wait that can no
-longer be cancelled (a message delivered, a write appended) is awaited to its end.
+await_step joins the engine's one-shot `Wait` and trio's cancellation. A cancelled wait has consumed nothing. A wait
+that can no longer be cancelled (a message delivered, a write appended) is awaited to its end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Callable
 from typing import TypeVar
 
 import trio
 
+from mqfs import limits
 from mqfs.model import Step, Wait
+from mqfs.net.identity import NotAnswered
 from mqfs.store.commit_thread import Post, run_posted
 
 T = TypeVar("T")
@@ -47,3 +52,54 @@ def post_to_loop() -> Post:
     """What other threads call to have a function called on the thread of this loop, which is the engine's."""
     soon = trio.lowlevel.current_trio_token().run_sync_soon
     return lambda call: soon(run_posted, call)
+
+
+def answered(call: Callable[[], T]) -> Step[T]:
+    """What a call returns or raises, at once or when the system's database of users has answered what it asks for: it
+    is called again then. After limits.HANDSHAKE_S it fails with NotAnswered."""
+    try:
+        return call()
+    except NotAnswered as error:
+        cancelled = trio.Event()
+
+        def cancel(_: Wait[T]) -> bool:
+            cancelled.set()
+            return True
+
+        wait: Wait[T] = Wait(cancel)
+        trio.lowlevel.spawn_system_task(_call_again, call, error, wait, cancelled)
+        return wait
+
+
+async def _call_again(call: Callable[[], T], error: NotAnswered, wait: Wait[T], cancelled: trio.Event) -> None:
+    post, until = post_to_loop(), trio.current_time() + limits.HANDSHAKE_S
+    while not cancelled.is_set() and not wait.settled:
+        retry = trio.Event()
+        error.subscribe(lambda retry=retry: _post_if_running(post, retry.set))  # type: ignore[misc]
+        with trio.move_on_at(min(until, trio.current_time() + error.within_s)):
+            await retry.wait()
+        if not cancelled.is_set():
+            try:
+                if (again := _try_again(call, wait)) is not None and trio.current_time() >= until:
+                    wait.fail(again)
+            except Exception:  # of a subscriber: this task is everybody's
+                log.exception("a request failed when its user was known")
+            else:
+                error = again or error
+
+
+def _try_again(call: Callable[[], T], wait: Wait[T]) -> NotAnswered | None:
+    try:
+        value = call()
+    except NotAnswered as error:
+        return error
+    except Exception as error:
+        wait.fail(error)
+    else:
+        wait.resolve(value)
+    return None
+
+
+def _post_if_running(post: Post, call: Callable[[], None]) -> None:
+    with contextlib.suppress(trio.RunFinishedError):
+        post(call)

@@ -312,7 +312,7 @@ def test_a_token_that_is_revoked_while_its_client_waits_to_join_is_not_in_force(
                 joining.start_soon(trio.to_thread.run_sync, join)
                 await eventually_async(lambda: changing.statistics().tasks_waiting == 1)
                 file.write_text(now)
-                tokens.reread()
+                tokens.replace(tokens.read())
                 changing.release()
             assert not server.exchanges.queues
             await server.stop()

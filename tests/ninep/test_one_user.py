@@ -17,7 +17,7 @@ import pytest
 
 from mqfs import limits
 from mqfs.engine.tree.tree import Tree
-from mqfs.net import identity, peer
+from mqfs.net import identity
 from mqfs.ninep.codec.messages import Tread, Tversion, Twrite
 from mqfs.ninep.codec.wire import encode
 from tests.support.eventually import HANG_S, eventually
@@ -189,8 +189,7 @@ def test_a_slow_directory_service_holds_up_nobody_else(shared: Running, monkeypa
 
     with shared.connect() as client:
         monkeypatch.setattr(pwd, "getpwuid", ask)
-        peer._looked_up.clear()
-        identity.user_name.cache_clear()
+        identity._answers.clear()
         raw = Raw(shared.socket())
         raw.send("Tversion tag NOTAG msize 8192 version 9P2000")
         for _ in range(20):

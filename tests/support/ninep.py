@@ -18,6 +18,7 @@ from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadFrame
 from mqfs.model import Qid, Record, User
+from mqfs.net.identity import serving_others
 from mqfs.net.peer import Peer
 from mqfs.ninep.client import connection
 from mqfs.ninep.codec.dialect import NUMBERS
@@ -129,6 +130,7 @@ class Running:
         self.token = trio.lowlevel.current_trio_token()
         self._stop = trio.Event()
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._serve_others)
             await nursery.start(self.server.run)
             nursery.start_soon(ring_timers, self.tree)
             self._ready.set()
@@ -136,6 +138,11 @@ class Running:
             self.tree.close()
             await self.server.stop()
             nursery.cancel_scope.cancel()
+
+    @staticmethod
+    async def _serve_others() -> None:
+        with serving_others():
+            await trio.sleep_forever()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function in the server's thread."""

@@ -20,6 +20,7 @@ from mqfs.errors import BadFrame, OverLimit
 from mqfs.net.peer import Peer
 from mqfs.net.tls import DescriptorCalls
 from mqfs.ninep.server.session import Session
+from mqfs.serving.await_step import answered
 
 if TYPE_CHECKING:
     from mqfs.ninep.server.server import Server
@@ -43,7 +44,7 @@ class Connection:
         self.dirty = False  # in the server's list of connections with replies to send
         self.ended = False
         self.session = Session(server.tree, peer, self._wake, server.tracer(peer.where))
-        self.session.delay = self._delay
+        self.session.delay, self.session.answered = self._delay, answered
         self._queue = server.fairness.of(peer.account)
         self._readable = self._queue.join()
         self.sent = 0  # bytes

@@ -62,9 +62,14 @@ def _attached(session: Session, request: m.Tattach) -> User:
     return identity.user(grant.uid, session.peer.where, grant=grant)
 
 
-def attach(session: Session, request: m.Tattach) -> Fcall:
+def attach(session: Session, request: m.Tattach) -> Fcall | Later:
     session.fids.check_new(request.fid)
-    user = _attached(session, request)
+    step = session.answered(partial(_attached, session, request))
+    return later(step, partial(_attach_as, session, request), calls=True)
+
+
+def _attach_as(session: Session, request: m.Tattach, user: User) -> Fcall:
+    session.fids.check_new(request.fid)  # again: its user may have been looked up meanwhile
     terms = session.negotiated
     path = named = request.aname.removesuffix(resumable.MARK)
     terms.resumable = terms.resumable or path != request.aname

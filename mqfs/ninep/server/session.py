@@ -29,7 +29,7 @@ from mqfs.errors import (
     TooLong,
     Unsupported,
 )
-from mqfs.model import Wait
+from mqfs.model import Step, User, Wait
 from mqfs.net.peer import Peer
 from mqfs.net.tokens import Proof
 from mqfs.ninep.codec.dialect import TYPES, negotiate
@@ -84,6 +84,7 @@ class Session:
         self.fids = FidTable(tree.memory, peer.account)
         self.wrong_tokens = 0
         self.delay: Callable[[Callable[[], None]], None] = lambda then: then()  # a driver with a clock does it later
+        self.answered: Callable[[Callable[[], User]], Step[User]] = lambda call: call()  # the same, of a user looked up
         self.unsent = 0  # bytes that `take` returned and the driver could not send yet
         self._trace = trace
         self._framer = Framer(self.negotiated.msize)

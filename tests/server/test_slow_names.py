@@ -1,0 +1,171 @@
+"""A user database that is slow, or away: real look-ups of libc, by a server that serves others; see slow_names.c."""
+
+from __future__ import annotations
+
+import http.client
+import pwd
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqfs.errors import Denied, MqfsError
+from mqfs.ninep.client import connection
+from tests.ring.memory.build import compiler
+from tests.support import ROOT
+from tests.support.eventually import HANG_S, eventually, patient
+from tests.support.server import Server
+from tests.support.tokens import OTHER, SECRET, line_of
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif("daemon" not in (row.pw_name for row in pwd.getpwall()), reason="no user daemon"),
+]
+LOWERED = [sys.executable, "-m", "tests.server.lowered_server"]
+ROUND_TRIPS, BOUND_S = 20, patient(20)  # of others, while a look-up takes for ever
+
+
+class Names:
+    """The user database of a server. `daemon` is the user it is slow with."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "names"
+        self.folder.mkdir()
+        self.library = self.folder / "slow.so"
+        source = ROOT / "tests/server/slow_names.c"
+        strict = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
+        compiler(*strict, source, "-o", self.library, "-ldl")
+
+    @property
+    def asked(self) -> bool:
+        return (self.folder / "asked").exists()
+
+    @contextmanager
+    def being(self, what: str) -> Iterator[None]:
+        (self.folder / what).touch()
+        try:
+            yield
+        finally:
+            (self.folder / what).unlink()
+            (self.folder / "asked").unlink(missing_ok=True)
+
+
+class Served(Server):
+    """A server with two tokens, root's SECRET and daemon's OTHER, whose answers are cached for a second only."""
+
+    def __init__(self, folder: Path, names: Names, limits: str) -> None:
+        (folder / "tokens").touch(0o600)
+        (folder / "tokens").write_text(line_of("root", SECRET) + line_of("daemon", OTHER))
+        super().__init__(
+            "--listen", f"unix!{folder}/s", "--listen", "tcp!127.0.0.1!0", "--http", "tcp!127.0.0.1!0",
+            "--token-file", "tokens", "--default", "replay all",
+            cwd=folder, program=LOWERED, LD_PRELOAD=str(names.library), MQFS_NAMES=str(names.folder),
+            MQFS_NAMED="daemon", MQFS_LIMITS=limits,
+        )  # fmt: skip
+        self.tcp = re.findall(r"9P at (tcp!\S+)", self.text())[0]
+        self.port = int(re.findall(r"HTTP at .*127\.0\.0\.1[!:](\d+)", self.text())[0])
+
+    def attach(self) -> None:
+        """As daemon, by its token."""
+        with connection.connect(self.tcp, token=OTHER, timeout=HANG_S) as client:
+            client.list("")
+
+    def get(self) -> None:
+        """The same over HTTP."""
+        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
+        client.request("GET", "/", headers={"Authorization": f"Bearer {OTHER}"})
+        assert client.getresponse().status == 200
+        client.close()
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> Names:
+    return Names(tmp_path)
+
+
+@pytest.fixture
+def server(tmp_path: Path, names: Names) -> Iterator[Served]:
+    with Served(tmp_path, names, "NAMES_S=1 NAMES_WAIT_S=0.2 NAMES_KEPT_S=3") as made:
+        yield made
+
+
+def others_are_served(server: Served) -> None:
+    """By new connections too, by 9P and HTTP."""
+    for _ in range(ROUND_TRIPS):
+        with connection.connect(f"unix!{server.folder}/s", timeout=BOUND_S) as client:
+            client.list("")
+        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=BOUND_S)  # type: ignore[assignment]
+        client.request("GET", "/", headers={"Authorization": f"Bearer {SECRET}"})  # type: ignore[attr-defined]
+        assert client.getresponse().status == 200  # type: ignore[attr-defined]
+        client.close()
+
+
+def in_thread(act: Callable[[], object]) -> Callable[[], Any]:
+    done: list[object] = []
+
+    def run() -> None:
+        try:
+            act()
+            done.append(None)
+        except Exception as error:
+            done.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def end() -> Any:
+        thread.join(HANG_S)
+        return done[0]
+
+    end.done = done  # type: ignore[attr-defined]
+    return end
+
+
+def test_a_slow_answer_delays_nobody_but_its_user(server: Served, names: Names) -> None:
+    with names.being("slow"):
+        waiting = [in_thread(server.attach), in_thread(server.get), in_thread(server.attach)]
+        eventually(lambda: names.asked, "the look-up")
+        others_are_served(server)
+        assert [end.done for end in waiting] == [[], [], []]  # type: ignore[attr-defined]
+    assert [end() for end in waiting] == [None, None, None]
+
+
+def test_who_was_known_keeps_the_last_answer_for_a_while(server: Served, names: Names) -> None:
+    with connection.connect(f"unix!{server.folder}/s", timeout=HANG_S) as client:
+        client.create("s").close()
+        client.chmod("s", 0o660)
+
+    def read() -> None:
+        """By the group 0, in which daemon is by the database only."""
+        with connection.connect(server.tcp, token=OTHER, timeout=BOUND_S) as client:
+            client.open("s").close()
+
+    read()
+    with names.being("slow"):
+        eventually(lambda: read() or names.asked, "the answer is old")
+        read()
+        others_are_served(server)
+    read()
+    with names.being("away"):
+        read()
+        others_are_served(server)
+        with pytest.raises(Denied):
+            eventually(read, "the last answer is too old")
+
+
+def test_a_changed_file_of_tokens_is_read_while_others_are_served(server: Served, names: Names) -> None:
+    file = server.folder / "tokens"
+    before = server.text().count("tokens read")
+    file.write_text(file.read_text() + "\n")
+    with names.being("slow"):
+        eventually(lambda: server.process.send_signal(signal.SIGHUP) or names.asked, "its users are looked up")
+        others_are_served(server)
+    eventually(lambda: server.text().count("tokens read") > before, "it is read")
+    with pytest.raises(MqfsError):
+        connection.connect(server.tcp, token="wrong", timeout=HANG_S)
