@@ -69,14 +69,15 @@ class LogReader(Protocol):
         """The sequence of the first message at or after that wall time; `next` if there is none."""
         ...
 
-    def with_headers(self, sequence: int, stream: int | None = None) -> Iterator[int]:
-        """The sequences, ascending, of the messages (of `stream`) at or after `sequence` that have header bytes, from
-        the index alone. Messages appended or removed during the iteration may be among them or not."""
-        ...
-
     def heads(self, sequence: int, most: int) -> list[Head]:
         """The first messages at or after `sequence`, at most `most` and at least one where there is any. Of those with
         headers only the bytes of these are read; they are not checked."""
+        ...
+
+    def search_headers(self, sequence: int, most: int, keys: Sequence[bytes]) -> tuple[list[int], int]:
+        """Of the messages at or after `sequence`, a number of them with at most `most` that have headers: the sequences
+        of those in whose header bytes one of `keys` is found, and where to continue; `next` at the end. They are not
+        checked."""
         ...
 
 

@@ -24,7 +24,7 @@ from mqfs.records import columns
 from mqfs.records.record import HEAD_BYTES, decode, padded
 from mqfs.store.chain import Chain
 from mqfs.store.segment.file import Segment
-from mqfs.store.segment.index import Index, seek, seek_before, with_headers
+from mqfs.store.segment.index import Index, first_headed, seek, seek_before
 
 _END = bytes([Kind.END])
 _NEAR_BYTES = 2_048  # of a record: copying it takes as long as a call
@@ -186,38 +186,31 @@ class DiskLogReader:
         cutter.close()
         return cutter.found[: limits.STRETCHES]
 
-    def with_headers(self, sequence: int, stream: int | None = None) -> Iterator[int]:
-        at = self._chain.number_of(sequence)
-        while True:
-            newest = at + 1 == len(self._chain.segments)
-            index, end = self._chain.segments[at].load(), self._chain.end_of(at)
-            yield from with_headers(index, stream, sequence, end)
-            if newest:
-                return
-            sequence = max(sequence, end)
-            at = self._chain.number_of(sequence)  # segments may have come and gone meanwhile
-
     def heads(self, sequence: int, most: int) -> list[Head]:
         place = self._where(None, sequence)
         if place is None:
             return []
         segment, index, first = place
-        end = self._chain.end_of(bisect_right(self._chain.firsts, index.sequences[first]) - 1)
-        found = range(first, min(first + most, bisect_left(index.sequences, end)))
-        streams, kinds, bodies, sizes, positions = (
-            column[first : found.stop]
-            for column in (index.streams, index.kinds, index.bodies, index.headers, index.positions)
-        )
-        begin, span = positions[0], positions[-1] + HEAD_BYTES + sizes[-1] - positions[0]
-        if not any(sizes):
-            texts = [b""] * len(found)
-        elif span <= _NEAR_BYTES * len(found):  # one call for all costs less than one for each
-            data, places = segment.read(begin, span), [position - begin + HEAD_BYTES for position in positions]
-            texts = [data[at : at + size] for at, size in zip(places, sizes, strict=True)]
-        else:
-            places = [position + HEAD_BYTES for position in positions]
-            texts = [segment.read(at, size) if size else b"" for at, size in zip(places, sizes, strict=True)]
+        found = range(first, min(first + most, self._stop(index, first)))
+        streams, kinds, bodies = (column[first : found.stop] for column in (index.streams, index.kinds, index.bodies))
+        texts = _header_texts(segment, index, found)
         return list(map(Head, index.sequences[first : found.stop], streams, kinds, bodies, texts))
+
+    def search_headers(self, sequence: int, most: int, keys: Sequence[bytes]) -> tuple[list[int], int]:
+        place = self._where(None, sequence)
+        if place is None:
+            return [], self._chain.end.next
+        segment, index, first = place
+        stop = self._stop(index, first)
+        first, stop = first_headed(index, first, stop)
+        found = range(first, min(first + most, stop))
+        texts = _header_texts(segment, index, found, keys)
+        hits = [first + at for at, text in enumerate(texts) if any(key in text for key in keys)]
+        return [index.sequences[ordinal] for ordinal in hits], index.sequences[found.stop - 1] + 1
+
+    def _stop(self, index: Index, ordinal: int) -> int:
+        """One above the last message of the index that is its segment's to give."""
+        return bisect_left(index.sequences, self._chain.end_of(self._chain.number_of(index.sequences[ordinal])))
 
     @property
     def first(self) -> int:
@@ -233,6 +226,22 @@ class DiskLogReader:
             if messages:
                 return first
         return None
+
+
+def _header_texts(segment: Segment, index: Index, found: range, keys: Sequence[bytes] = ()) -> list[bytes]:
+    """The header bytes of those messages. With `keys`, none where none of these can be in any."""
+    sizes, positions = index.headers[found.start : found.stop], index.positions[found.start : found.stop]
+    if not any(sizes):
+        return [b""] * len(found)
+    begin, span = positions[0], positions[-1] + HEAD_BYTES + sizes[-1] - positions[0]
+    if span <= _NEAR_BYTES * len(found):  # one call for all costs less than one for each
+        data = segment.read(begin, span)
+        if keys and not any(key in data for key in keys):
+            return []
+        places = [position - begin + HEAD_BYTES for position in positions]
+        return [data[at : at + size] for at, size in zip(places, sizes, strict=True)]
+    places = [position + HEAD_BYTES for position in positions]
+    return [segment.read(at, size) if size else b"" for at, size in zip(places, sizes, strict=True)]
 
 
 # ------------------------------------------------------------ bulk read

@@ -218,14 +218,16 @@ class MemoryLogReader:
             len(mine), lambda newest: (mine[-newest:], [len(self._log.records[s].body) for s in mine[-newest:]])
         )
 
-    def with_headers(self, sequence: int, stream: int | None = None) -> Iterator[int]:
-        sequences, at = self._search(sequence, stream)
-        return iter([s for s in sequences[at:] if self._log.records[s].headers])
-
     def heads(self, sequence: int, most: int) -> list[Head]:
         sequences, at = self._search(sequence, None)
         found = (self._log.records[s] for s in sequences[at : at + most])
         return [Head(r.sequence, r.stream, r.kind, len(r.body), r.headers) for r in found]
+
+    def search_headers(self, sequence: int, most: int, keys: Sequence[bytes]) -> tuple[list[int], int]:
+        sequences, at = self._search(sequence, None)
+        some, records = sequences[at : at + most], self._log.records
+        found = [s for s in some if any(key in records[s].headers for key in keys)]
+        return found, some[-1] + 1 if some else self._log.end.next
 
 
 class MemoryAppender:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 import tracemalloc
-from array import array
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from mqfs.errors import DiskFull
 from mqfs.model import Draft, Kind
 from mqfs.store.disk import Disk
 from mqfs.store.memory import MemoryStore
-from mqfs.store.segment.index import OpenIndex, Row, with_headers
+from mqfs.store.segment.index import OpenIndex
 from mqfs.store.segment.liveness import Liveness
 from mqfs.store.store import DiskStore
 from tests.support.calls import calls_once
@@ -238,27 +237,3 @@ def test_a_look_for_what_changed_goes_through_no_floors() -> None:
         liveness.update(changed, frozenset(), None, 9)
         assert liveness.version() != before
         before = liveness.version()
-
-
-class LookedAt:
-    """A column of header bytes that remembers how far it was looked at."""
-
-    def __init__(self, count: int) -> None:
-        self.column, self.most = array("H", [5]) * count, 0
-
-    def __getitem__(self, at: int) -> int:
-        self.most = max(self.most, at)
-        return self.column[at]
-
-
-def test_what_of_a_stream_has_headers_is_found_in_portions() -> None:
-    """Its caller may stop at the first."""
-    index: Any = OpenIndex()
-    for sequence in range(20_000):
-        index.append(Row(sequence, 0, 0, 0, 16, 5, int(Kind.MESSAGE), 0))
-    index.collect()
-    index.headers = looked = LookedAt(20_000)
-    found = with_headers(index, 16, 0, 20_000)
-    assert next(found) == 0
-    assert looked.most < 5_000
-    assert list(found) == list(range(1, 20_000))

@@ -12,7 +12,7 @@ names and settings are not held: only their callers wait.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 from mqfs.model import NEVER, Head, Listed, Record, RecordRun, Split
 from mqfs.store.api import Bucket, LogEnd, LogMetrics, LogReader
@@ -104,11 +104,12 @@ class ShownReader:
     def first_at_time(self, time_ns: int) -> int:
         return min(self._reader.first_at_time(time_ns), self._end.next)
 
-    def with_headers(self, sequence: int, stream: int | None = None) -> Iterator[int]:
-        return (found for found in self._reader.with_headers(sequence, stream) if found < self._end.next)
-
     def heads(self, sequence: int, most: int) -> list[Head]:
         return [head for head in self._reader.heads(sequence, most) if head.sequence < self._end.next]
+
+    def search_headers(self, sequence: int, most: int, keys: Sequence[bytes]) -> tuple[list[int], int]:
+        found, position = self._reader.search_headers(sequence, most, keys)
+        return [sequence for sequence in found if sequence < self._end.next], min(position, self._end.next)
 
     def _before_end(self, end: int | None) -> int:
         return min(NEVER if end is None else end, self._end.next)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from mqfs import errors
 from mqfs.engine.core import multipart
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
-_HEADS = 256  # messages of which the headers are read together
+_HEADS = 1_024  # messages of which the headers are read together
 _STEPS = 256  # messages between two looks at the clock: some 0.1 ms
 
 
@@ -40,11 +40,6 @@ def _duration(text: str) -> int:
 _PRIORITY, _TTL, _SINGLE = headers.key(headers.PRIORITY), headers.key(headers.TTL), headers.key(headers.SINGLE)
 
 
-def _is_ranked(head: bytes) -> bool:
-    """Whether headers may say something of delivery."""
-    return _PRIORITY in head or _TTL in head or _SINGLE in head
-
-
 class DeliveryAttributes(NamedTuple):
     """What the headers of a message say of its delivery. `expires_ns`: engine time; NEVER without a ttl of its own.
     `continued`: it is a part of a body and not the last, by which the body is delivered."""
@@ -57,32 +52,33 @@ class DeliveryAttributes(NamedTuple):
 
 
 class PriorityIndex:
-    """Read from the log when first needed, then kept up to date. A claim has it read in portions; what is asked of it
-    meanwhile, or before, has it read to the end at once."""
+    """Read from the log when first needed, then kept up to date. Claims and maintenance have it read in portions; a
+    message that is read meanwhile tells itself (`of`); what else is asked of it has it read to the end at once."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._messages: dict[int, DeliveryAttributes] | None = None
         self._loading: Work[None] | None = None  # what is left to be read
+        self.is_complete = False  # all was read
         self._expiring: list[tuple[int, int]] = []  # (engine ns, sequence); also of messages that were removed
         self._removed = 0  # of these, how many
         self.by_stream: dict[int, list[int]] = {}  # of exclusive messages, ascending; empty until all are read
 
     def _all(self) -> dict[int, DeliveryAttributes]:
-        if self._messages is None or self._loading is not None:
+        if not self.is_complete:
             exhaust(self.load())
         assert self._messages is not None
         return self._messages
 
     def load(self) -> Work[None]:
-        """Read it, in steps."""
+        """Read it, in steps; a short log at once."""
         if self._messages is None:
             self._messages, self._loading = {}, self._look()
         while (loading := self._loading) is not None:
             try:
                 next(loading)
             except StopIteration:
-                self._loading = None
+                self._loading, self.is_complete = None, True
             except BaseException:
                 self._messages = self._loading = None  # to be read again
                 self._expiring, self.by_stream = [], {}
@@ -91,15 +87,14 @@ class PriorityIndex:
                 yield
 
     def _look(self) -> Work[None]:
-        reader, position = self._group.log.bucket.reader, 0
-        for sequence in reader.with_headers(reader.first):
-            if sequence < position:
-                continue
-            for head in reader.heads(sequence, _HEADS):
-                position = head.sequence + 1
-                if _is_ranked(head.headers):
-                    self._note_found(head.sequence)
-            yield
+        bucket = self._group.log.bucket
+        position = bucket.reader.first
+        while position < bucket.end.next:
+            found, position = bucket.reader.search_headers(position, _HEADS, (_PRIORITY, _TTL, _SINGLE))
+            for sequence in found:
+                self._note_found(sequence)
+            if position < bucket.end.next:
+                yield
 
     def _note_found(self, sequence: int) -> None:
         """A message that may have attributes, if it is not damaged."""
@@ -114,7 +109,9 @@ class PriorityIndex:
         """A message with headers was found or appended."""
         rank = self._rank(record)
         if rank is not None:
-            messages = self._messages if self._messages is not None else self._all()
+            if self._messages is None:
+                next(self.load(), None)
+            messages = cast(dict[int, DeliveryAttributes], self._messages)
             if record.sequence in messages:  # it was read just now
                 return messages[record.sequence]
             messages[record.sequence] = rank
@@ -126,9 +123,10 @@ class PriorityIndex:
         return rank
 
     def _rank(self, record: Record) -> DeliveryAttributes | None:
-        if not _is_ranked(record.headers):
+        head = record.headers
+        if not (_PRIORITY in head or _TTL in head or _SINGLE in head):
             return None
-        texts = headers.decode(record.headers)
+        texts = headers.decode(head)
         priority = _PRIORITIES.get(texts.get(headers.PRIORITY, ""), NORMAL)
         ttl = _duration(texts.get(headers.TTL, ""))
         expires = self._group.log.times.written_ns(record) + ttl if ttl else NEVER
@@ -163,9 +161,16 @@ class PriorityIndex:
         rank = self._all().get(sequence)
         return rank is not None and rank.exclusive
 
+    def of(self, record: Record) -> DeliveryAttributes | None:
+        """As `get`, of a message that was read: where the log was not read yet, its headers tell."""
+        if not record.headers:
+            return None
+        return self.get(record.sequence) if self.is_complete else self._rank(record)
+
     def is_hidden(self, record: Record) -> bool:
         """Whether it is exclusive: only a claim shows it."""
-        return bool(record.headers) and self.is_exclusive(record.sequence)
+        rank = self.of(record)
+        return rank is not None and rank.exclusive
 
     def over(self, covers: Callable[[Stream], bool]) -> Iterator[tuple[int, DeliveryAttributes]]:
         """(sequence, attributes) of the messages of the streams for which `covers` is true, as they were."""
@@ -191,11 +196,6 @@ class PriorityIndex:
             if rank is not None:
                 gone.append((sequence, rank.stream))
         return gone
-
-    def expires_ns(self, sequence: int) -> int:
-        """When a message outlives its own ttl, engine time; NEVER where it has none."""
-        rank = self._all().get(sequence)
-        return rank.expires_ns if rank is not None else NEVER
 
     def count_expiring(self) -> int:
         """Rows of messages with an own ttl that may not have ended, also of some that were removed."""

@@ -257,6 +257,7 @@ def _plain(group: Group) -> Work[bool]:
         if not stream.removed and stream.shared:
             return False
         yield
+    yield from group.ranks.load()
     ranked = ((sequence, rank.stream) for sequence, rank in group.ranks.over(lambda stream: True))
     special = chain(group.retention.lapsed.items(), group.state.dropped.items(), ranked)
     streams = group.numbers

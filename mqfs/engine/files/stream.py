@@ -181,14 +181,14 @@ class StreamHandle(Reader, Writer):
     def over(self) -> bool:
         return self.node.removed
 
-    def _may_take(self, sequence: int) -> bool:
+    def _may_take(self, record: Record) -> bool:
         """Whether a message with headers is for this handle; one that is for one taker is then taken."""
         stream = self.node
-        if not self.group.ranks.is_exclusive(sequence):
+        if not self.group.ranks.is_hidden(record):
             return True
-        if not self.writes or stream.exclusives.is_taken(sequence):
+        if not self.writes or stream.exclusives.is_taken(record.sequence):
             return False
-        stream.exclusives.claim(sequence)
+        stream.exclusives.claim(record.sequence)
         return True
 
     def _find_single(self) -> Record | None:
@@ -223,7 +223,7 @@ class StreamHandle(Reader, Writer):
             visible = stream.kept.visible(record)
             if visible or not stream.kept.is_deleted(record.sequence):
                 self.had += 1
-            if visible and (not record.headers or self._may_take(record.sequence)):
+            if visible and (not record.headers or self._may_take(record)):
                 return record
             self.pass_over(record)
             if self.unfinished:
@@ -250,7 +250,7 @@ class StreamHandle(Reader, Writer):
         )
 
     def deliver(self, record: Record, count: int, offset: int) -> bytes | None:
-        if record.headers and not self._may_take(record.sequence):
+        if record.headers and not self._may_take(record):
             return None
         self.had += 1
         return super().deliver(record, count, offset)

@@ -249,7 +249,7 @@ class Publisher:
         if self.retention.expiry.is_expired(record):
             return True
         ranked = bool(record.headers) and self._host.ranks.note(record) is not None
-        return ranked and self.retention.is_expired(record.sequence)
+        return ranked and self.retention.is_expired(record)
 
     def deliver(self, stream: Stream, record: Record, *, is_expired: bool = False) -> None:
         """Count it, and serve all who wait before the writer is answered."""

@@ -276,7 +276,7 @@ class KeptRange:
         sequence, retention = record.sequence, self._retention
         if sequence < self.state.floor or sequence in self.log.state.dropped or retention.expiry.is_expired(record):
             return False
-        if record.headers and retention.is_expired(sequence):
+        if record.headers and retention.is_expired(record):
             return False
         if sequence < self.tail and self.rows.find(sequence) < 0:
             return False

@@ -24,7 +24,7 @@ from mqfs.engine.language.settings import NO_DEPTH, Settings
 from mqfs.engine.retention import retained
 from mqfs.engine.retention.newest import NOTHING, NewestPerKey, find_newest
 from mqfs.engine.retention.retained import Expiry
-from mqfs.model import NEVER
+from mqfs.model import NEVER, Record
 from mqfs.state.group import Change
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ class Retention:
 
     def expire_messages(self) -> None:
         """Messages whose own ttl has ended count no more: a portion."""
+        if not self._host.ranks.is_complete and self.keeps_all:
+            return  # in their turn: see `_expire_due`
         ended = self._host.ranks.expired(self._host.clock.engine_ns(), _LAPSED)
         for sequence, number in ended:
             stream = self._host.numbers.get(number)
@@ -134,9 +136,10 @@ class Retention:
                 else:
                     self._host.ranks.remove(sequence)
 
-    def is_expired(self, sequence: int) -> bool:
+    def is_expired(self, record: Record) -> bool:
         """Whether a message has outlived its own ttl."""
-        return self._host.ranks.expires_ns(sequence) <= self._host.clock.engine_ns()
+        rank = self._host.ranks.of(record)
+        return rank is not None and rank.expires_ns <= self._host.clock.engine_ns()
 
     @property
     def keeps_all(self) -> bool:
@@ -170,7 +173,7 @@ class Retention:
             grown = abs(size - self._trimmed_bytes) >= limits.TRIM_BYTES
             loose = self._dirty and (size > limits.TRIM_BYTES or bool(self.lapsed))
             wanted = always or grown or loose or expired > self._trimmed_expired
-            if not (wanted or self.lapsed):
+            if not (wanted or self.lapsed) and self._host.ranks.is_complete:
                 return
             self._trimming = self._trim(size, expired, wanted)
         self._go_on_trimming(always)
@@ -192,6 +195,8 @@ class Retention:
 
     def _trim(self, size: int, expired: int, wanted: bool) -> Iterator[None]:
         """In steps. Floors only rise: those found first still hold at the end. Of streams made meanwhile all stays."""
+        yield from self._host.ranks.load()
+        self._expire_due(self._host.clock.engine_ns())
         yield from self._forget_lapsed()
         if not wanted:
             return
@@ -339,6 +344,10 @@ class Retention:
         self._expiry_alarm.at(due_ns)
 
     def _expire_due(self, now_ns: int) -> None:
+        """Not before all with an own ttl are known: `trim` has them read, then calls this again."""
+        if not self._host.ranks.is_complete:
+            self.trim()
+            return
         self.expire_messages()
         if self._host.ranks.next_expiry_ns != NEVER:
             self._expiry_alarm.at(max(self._host.ranks.next_expiry_ns, now_ns + 1))  # the rest after others

@@ -164,26 +164,15 @@ def size_of(index: Index, ordinal: int) -> int:
     return HEAD_BYTES + index.headers[ordinal] + index.bodies[ordinal]
 
 
-def with_headers(index: Index, stream: int | None, sequence: int, end: int) -> Iterator[int]:
-    """The sequences in [sequence, end) of messages (of that stream) that have header bytes. It may pause anywhere."""
-    begin, to = bisect_left(index.sequences, sequence), bisect_left(index.sequences, end)
-    headers, sequences = index.headers, index.sequences
-    if stream is not None:
-        posting = index.posting(stream)
-        at = bisect_left(posting, begin)
-        stop = bisect_left(posting, to, at)
-        for place in range(at, stop, _HEADED_AT_ONCE):
-            mine = posting[place : min(place + _HEADED_AT_ONCE, stop)]
-            yield from [sequences[ordinal] for ordinal in mine if headers[ordinal]]
-        return
-    for at in range(begin, to, _HEADED_AT_ONCE):
-        heads = memoryview(headers)[at : min(at + _HEADED_AT_ONCE, to)].tobytes()  # type: ignore[arg-type]
-        if heads.count(0) < len(heads):  # rarely; a search without a hit takes longer
-            ordinals = dict.fromkeys(at + found.start() // 2 for found in _HEADED.finditer(heads))
-            yield from [sequences[ordinal] for ordinal in ordinals]
+def first_headed(index: Index, begin: int, stop: int) -> tuple[int, int]:
+    """The first message among those ordinals that has header bytes, and one above the last. Where none of the next
+    65,536 has any: one above them, twice."""
+    stop = min(stop, begin + _HEADED_AT_ONCE)
+    found = _HEADED.search(memoryview(index.headers)[begin:stop].tobytes())  # type: ignore[arg-type]
+    return (stop if found is None else begin + found.start() // 2), stop
 
 
-_HEADED_AT_ONCE = 4_096  # messages; a millisecond where all have some
+_HEADED_AT_ONCE = 65_536  # messages: some 0.1 ms
 _HEADED = re.compile(rb"[^\0]")  # in the column of header bytes
 NO_ORDINALS: Sequence[int] = array("I")
 
@@ -563,5 +552,5 @@ def _fits(part: IndexPart, parts: list[IndexPart], size: int, identity: int) -> 
 __all__ = [
     "CLEAN", "COLUMNS", "HEAD_SIZE", "NO_ORDINALS", "OTHER", "OTHER_SIZE", "SEALED", "Index", "IndexFile",
     "IndexPart", "NonMessageRecords", "OpenIndex", "Plain", "SealedIndex", "columns_pass", "decode_part",
-    "encode_part", "load_part", "pack_other", "rows_end", "seek", "seek_before", "size_of", "weight", "with_headers",
+    "encode_part", "first_headed", "load_part", "pack_other", "rows_end", "seek", "seek_before", "size_of", "weight",
 ]  # fmt: skip

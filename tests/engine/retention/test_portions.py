@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from mqfs import limits
+from mqfs.engine.delivery import priorities
+from mqfs.model import Wait
 from mqfs.store import compaction
 from tests.support.hand import ROOT
-from tests.support.queues import Queues
+from tests.support.queues import BIG, Queues, drain, read, say, waits
 
 STREAMS = 200  # more than three portions
 
@@ -152,3 +154,79 @@ def test_messages_that_end_together_are_all_counted_out(queues: Queues) -> None:
     portions(queues)
     assert not queues.group.retention.lapsed
     assert queues.shows(".kept/s") == [b"stays"]
+
+
+@pytest.mark.parametrize("held", ["lease", "delay"])
+def test_claims_and_delays_that_end_together_end_one_after_the_other(queues: Queues, held: str) -> None:
+    queues.ctl("lease 5s", "backoff 1h 1h", "retries 0", "consumer w")
+    queues.write("s", *[b"x"] * 20)
+    worker = queues.worker()
+    for _ in range(20):
+        assert read(worker) == b"x"
+        if held == "delay":
+            say(worker, "nack 5s")
+    queues.clock.forward(6)
+    queues.tree.run_timers()
+    if held == "lease":
+        assert (queues.stats()["claimed"], queues.stats()["delayed"]) == (19, 1)
+    else:
+        assert read(worker) == b"x"
+        assert waits(worker)
+    assert portions(queues) > 15
+    assert queues.stats()["claimed"] == (0 if held == "lease" else 1)
+    assert held == "lease" or drain(worker) == [b"x"] * 19
+
+
+def _stats(queues: Queues) -> None:
+    handle = queues.at(".stats")
+    assert isinstance(handle.read(BIG), Wait)
+    handle.close()
+
+
+def _found(queues: Queues, path: str, *commands: str) -> list[bytes]:
+    handle = queues.at(path, os.O_RDWR if commands else os.O_RDONLY)
+    for command in commands:
+        say(handle, command)
+    return [read(handle) for _ in range(3)]
+
+
+FIRST = {
+    "reader": lambda q: _found(q, "s"),
+    "order": lambda q: _found(q, "order"),
+    "cursor": lambda q: _found(q, ".cursor", "seek first"),
+    "write": lambda q: q.write("s", b"new"),
+    "put": lambda q: q.put(b"new", ttl="1h"),
+    "claim": lambda q: q.worker().read(BIG).cancel(),
+    "stats": _stats,
+    "tick": lambda q: q.tree.tick(),
+}
+
+
+BODIES = [b"0", b"1", b"2"]
+SHOWN = {"reader": BODIES, "cursor": BODIES, "order": [b"s\0"] * 3}
+
+
+@pytest.mark.parametrize("first", FIRST)
+def test_the_first_answer_after_a_start_does_not_wait_for_all_headers(
+    queues: Queues, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """Which messages have a ttl of their own, or are for one receiver, is read from the log in portions."""
+    monkeypatch.setattr(priorities, "_HEADS", 2)
+    queues.ctl("ttl 0", "consumer w")
+    queues.tree.tick()
+    queues.put(b"ended", ttl="1s")
+    queues.put(b"for one", single=True)
+    for number in range(40):
+        queues.put(b"%d" % number)
+    queues.restart()
+    queues.clock.forward(2)
+    monkeypatch.setattr(limits, "LOOKING_S", 0)
+    found = FIRST[first](queues)
+    assert not queues.group.ranks.is_complete
+    assert found == SHOWN.get(first, found)
+    monkeypatch.setattr(limits, "LOOKING_S", 1)
+    queues.tree.tick()
+    assert portions(queues) > 15
+    assert queues.group.ranks.is_complete
+    assert queues.row()["messages"] == 41 + (first in ("write", "put"))
+    assert queues.row()["singles"]["first"]
