@@ -75,9 +75,8 @@ class LogReader(Protocol):
         ...
 
     def search_headers(self, sequence: int, most: int, keys: Sequence[bytes]) -> tuple[list[int], int]:
-        """Of the messages at or after `sequence`, a number of them with at most `most` that have headers: the sequences
-        of those in whose header bytes one of `keys` is found, and where to continue; `next` at the end. They are not
-        checked."""
+        """Looks into the headers of at most `most` messages at or after `sequence`, which are not checked. Returns the
+        sequences of those in whose header bytes one of `keys` is found, and where to continue: `next` at the end."""
         ...
 
 
