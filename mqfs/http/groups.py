@@ -7,12 +7,12 @@ import os
 import re
 from base64 import urlsafe_b64encode
 from bisect import bisect_right
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from itertools import islice
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from mqfs import limits
 from mqfs.engine.files import status as status_files
@@ -39,6 +39,8 @@ from mqfs.http.answers import (
     json_answer,
 )
 from mqfs.http.call import WHOLE, Call
+
+T = TypeVar("T")
 
 GROUP_MODE, STREAM_MODE = 0o775, 0o664
 LISTED = 1_000
@@ -130,12 +132,29 @@ async def make_stream(call: Call, name: str = "", most: int = STREAM_MODE) -> An
         return call.tree.walk(call.user, group, name)
 
 
-async def ensure_stream(call: Call, name: str) -> Any:
-    """The stream or view of that name; a stream is made where there is nothing."""
+async def with_stream(call: Call, name: str, write: Callable[[], Awaitable[T]]) -> T:
+    """What a write returns to the stream or view of that name, which is made where there is nothing. A write that is
+    refused makes nothing: it is tried first, and a stream that was made for it is taken back."""
     try:
-        return call.own(name)
+        return await write()
     except NotFound:
-        return await make_stream(call, name)
+        try:
+            call.own(name)
+        except NotFound:
+            pass
+        else:
+            raise
+    try:
+        stream: Any = await call.front.await_step(
+            call.tree.create(call.user, call.group, name, mode(call, call.group, STREAM_MODE))
+        )
+    except Exists:
+        return await write()
+    try:
+        return await write()
+    except MqfsError:
+        call.tree.unmake(stream)
+        raise
 
 
 async def unlink(call: Call) -> Answer:

@@ -22,7 +22,7 @@ from mqfs.errors import Again, BadCommand, BadRequest, Conflict, MqfsError, NotF
 from mqfs.http import cloud_events
 from mqfs.http.answers import JSON, Answer, NoReply, base64_body, media_type
 from mqfs.http.call import WHOLE, Call, TimedOut
-from mqfs.http.groups import is_there, make_stream, write
+from mqfs.http.groups import is_there, make_stream, with_stream, write
 from mqfs.http.reading import message_of
 from mqfs.http.target import absent
 from mqfs.model import Step, Wait
@@ -62,16 +62,25 @@ async def publish(call: Call) -> Answer:
     if is_new and not frames and (given or group.settings.data != "line"):
         call.tree.access(call.user, node, os.W_OK)
         _check_first(name, given, body)
-    stream = await make_stream(call) if is_new else node
-    if frames:
-        return published(call, await append(call, group, ".batch", frames), None, place)
-    if seconds is not None:
-        return await _request(call, stream, given, body, seconds)
-    if given:
-        head = json.dumps({"stream": name, **given}, ensure_ascii=False).encode()
-        sequence = await append(call, group, ".put", head + b"\n" + body)
-        held = not given.keys().isdisjoint(("delay", "at", "single", "every", "cron"))
-        return published(call, sequence, None if held else stream, place)
+
+    async def attempt() -> Answer:
+        if frames:
+            return published(call, await append(call, group, ".batch", frames), None, place)
+        if seconds is not None:
+            return await _request(call, name, given, body, seconds)
+        if given:
+            head = json.dumps({"stream": name, **given}, ensure_ascii=False).encode()
+            sequence = await append(call, group, ".put", head + b"\n" + body)
+            held = not given.keys().isdisjoint(("delay", "at", "single", "every", "cron"))
+            return published(call, sequence, None if held else group.streams.get(name), place)
+        return await _publish_plain(call, call.own(name) if is_new else node, place)
+
+    return await (with_stream(call, name, attempt) if is_new else attempt())
+
+
+async def _publish_plain(call: Call, stream: Any, place: str) -> Answer:
+    """The body without options: a message, or the lines of it."""
+    group = stream.group
     if is_plain(group):
         handle = call.tree.open(call.user, stream, os.O_WRONLY)
         try:
@@ -80,7 +89,7 @@ async def publish(call: Call) -> Answer:
             handle.close()
         if answer is not None:
             return answer
-    return published(call, await append(call, group, ".batch", framed(stream, call.body)), stream, place)
+    return published(call, await append(call, group, ".batch", framed(group, stream.name, call.body)), stream, place)
 
 
 def _check_first(name: str, given: dict[str, Any], body: bytes) -> None:
@@ -106,10 +115,10 @@ async def _frames_of_events(call: Call, name: str, given: dict[str, Any]) -> byt
     return b"".join(frames)
 
 
-async def _request(call: Call, stream: Any, given: dict[str, Any], body: bytes, seconds: float) -> Answer:
+async def _request(call: Call, stream: str, given: dict[str, Any], body: bytes, seconds: float) -> Answer:
     """Publish, and answer with the first message that is written to the stream which `reply-to` names. The stream goes
     with the request."""
-    tree, user, group, name = call.tree, call.user, stream.group, f"reply.{secrets.token_hex(12)}"
+    tree, user, group, name = call.tree, call.user, call.group, f"reply.{secrets.token_hex(12)}"
     if wrong := given.keys() & {"delay", "at", "every", "cron"}:
         raise BadRequest(f"reply: not with {min(wrong)} (expected a message that is written now)")
     ends = monotonic() + seconds
@@ -121,18 +130,18 @@ async def _request(call: Call, stream: Any, given: dict[str, Any], body: bytes, 
         raise
     with closing(handle):  # it keeps the reply until the cursor has it
         own = {**given.get("headers", {}), headers.REPLY_TO: name}
-        head = {"stream": stream.name, "ttl": f"{int(seconds * 1000)}ms", **given, "headers": own}
+        head = {"stream": stream, "ttl": f"{int(seconds * 1000)}ms", **given, "headers": own}
         await append(call, group, ".put", json.dumps(head, ensure_ascii=False).encode() + b"\n" + body)
-        if not group.is_retaining(stream):
-            raise NotFound(f"reply: no consumer and no reader of stream {stream.name!r}")
+        if (there := group.streams.get(stream)) is None or not group.is_retaining(there):
+            raise NotFound(f"reply: no consumer and no reader of stream {stream!r}")
         with closing(tree.open(user, tree.walk(user, group, ".cursor"), os.O_RDWR)) as cursor:
             cursor.write(f"select {name}\nseek first\nformat json\n".encode())
             try:
                 line = await call.front.await_step(cursor.read(WHOLE), max(ends - monotonic(), 0))
             except TimedOut:
-                raise NoReply(f"no reply from stream {stream.name!r} in {seconds:g} s") from None
+                raise NoReply(f"no reply from stream {stream!r} in {seconds:g} s") from None
         if not line:
-            raise NoReply(f"no reply from stream {stream.name!r}: the stream of replies was removed")
+            raise NoReply(f"no reply from stream {stream!r}: the stream of replies was removed")
         return message_of(line)
 
 
@@ -201,10 +210,10 @@ def frame(name: str, body: bytes, head: bytes = b"") -> bytes:
     return b"".join((HEAD.pack(HEAD.size + len(raw) + len(head) + len(body), len(raw), len(head)), raw, head, body))
 
 
-def framed(stream: Any, body: bytes) -> bytes:
+def framed(group: Any, name: str, body: bytes) -> bytes:
     """The frames of a body for `.batch`: the messages that a write to the stream would make."""
-    bodies = lines(body) if stream.group.settings.data == "line" else [body]
-    return b"".join(frame(stream.name, one) for one in bodies)
+    bodies = lines(body) if group.settings.data == "line" else [body]
+    return b"".join(frame(name, one) for one in bodies)
 
 
 def lines(body: bytes) -> list[bytes]:

@@ -403,6 +403,27 @@ def check_put(client: Client) -> None:
     assert json.loads(cursor.receive(4096, HANG_S))["headers"]["colour"] == "blue"
 
 
+def check_refused(client: Client) -> None:
+    """A write that is refused makes nothing, and leaves no message."""
+    client.create("s")
+    put(client, "ctl", b"replay all\ndepth 10B\nfull reject\n")
+    wrong = (b'"ttl":"soon"', b'"priority":11', b'"delay":"soon"', b'"delay":"1s","at":1', b'"every":"1h"', b'"no":1')
+    before = entries(client, "")
+    for stream in (b"s", b"new"):
+        for key in wrong:
+            refused(
+                errno.EINVAL,
+                lambda key=key, stream=stream: put(client, ".put", b'{"stream":"%s",%s} x' % (stream, key)),
+            )  # type: ignore[misc]
+        refused(
+            errno.EMSGSIZE if stream == b"s" else errno.ENOENT,
+            lambda stream=stream: put(client, ".put", b'{"stream":"%s"} ' % stream + b"x" * 40),  # type: ignore[misc]
+        )
+    refused(errno.ENOENT, lambda: put(client, ".batch", framed(b"s", b"x") + framed(b"new", b"x")))
+    assert entries(client, "") == before
+    assert drain(client.open("s", "r")) == []
+
+
 def check_kept(client: Client) -> None:
     put(client, "ctl", b"replay all\n")
     client.create("s")

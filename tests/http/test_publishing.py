@@ -144,6 +144,20 @@ def test_an_entity_tag_that_is_no_sequence(web: Web, group: str, tag: str) -> No
         ("", {"Content_Type": "application/cloudevents+json"}, "{}", 400),
         ("", {"Content_Type": "application/cloudevents-batch+json"}, "[]", 400),
         ("", {"Content_Type": "application/cloudevents-batch+json"}, "[{}]", 400),
+        ("?ttl=soon", {}, "x", 400),
+        ("?priority=11", {}, "x", 400),
+        ("?delay=soon", {}, "x", 400),
+        ("?delay=1s&at=1", {}, "x", 400),
+        ("?at=99999999999", {}, "x", 400),
+        ("?every=1h", {}, "x", 400),
+        ("?cron=never&id=1", {}, "x", 400),
+        ("?key=" + "k" * 300, {}, "x", 400),
+        ("?id=" + "i" * 1_025, {}, "x", 400),
+        ("?h-sender=me", {}, "x", 400),
+        ("", {"Mqfs_H_Sender": "me"}, "x", 400),
+        ("?reply=5s&delay=1s", {}, "x", 400),
+        ("?reply=5s&priority=11", {}, "x", 400),
+        ("?expect=4&ttl=1s", {}, "x", 412),
     ],
 )
 @pytest.mark.parametrize("method", ["POST", "PUT"])
@@ -157,6 +171,33 @@ def test_what_is_refused_makes_no_stream(
         assert web.ask(method, f"{group}/{name}{options}", body, **headers).status == status
         assert web.ask("HEAD", f"{group}/{name}").status == 404
         assert web.ask(method, f"{group}/{name}", "x", If_Match='"0"').status == 201
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+@pytest.mark.parametrize(
+    ("ctl", "options", "status"),
+    [
+        ("depth 10B\nfull reject", "", 413),
+        ("depth 10B\nfull reject", "?priority=1", 413),
+        ("depth 10B\nfull reject", "?reply=5s", 413),
+        ("data line\ndepth 10B\nfull reject", "", 413),
+        ("replay off", "?reply=5s", 404),
+    ],
+)
+def test_what_the_group_refuses_takes_its_stream_back(
+    web: Web, method: str, ctl: str, options: str, status: int
+) -> None:
+    """It is refused by the group, so only when the stream was made."""
+    group = web.group(*ctl.split("\n"))
+    assert web.ask(method, f"{group}/new{options}", "x" * 40).status == status
+    assert web.ask("HEAD", f"{group}/new").status == 404
+
+
+def test_a_stream_that_another_uses_meanwhile_stays(web: Web) -> None:
+    group = web.group("depth 10B", "full reject")
+    assert web.post(f"{group}/new", "x").status == 201
+    assert web.post(f"{group}/new", "x" * 40).status == 413
+    assert web.ask("HEAD", f"{group}/new").status == 200
 
 
 def test_a_batch_with_a_condition(web: Web, group: str) -> None:

@@ -167,3 +167,9 @@ def test_a_last_event_beyond_the_end_is_no_silent_gap(pubs: Web, place: str) -> 
         assert (listen["event"], listen["id"]) == ("listen", "0")  # a client that comes back begins there
         assert lines.event() == {"event": "lost", "data": "[2, 9]"}
         assert body(lines) == "1"
+
+
+def test_what_is_refused_makes_no_stream(pubs: Web) -> None:
+    group = pubs.group("depth 10B", "full reject")
+    assert pubs.post(f"/.qpubs{group}/emit?name=new", "x" * 40).status == 413
+    assert pubs.ask("HEAD", f"{group}/new").status == 404

@@ -342,6 +342,14 @@ class Tree:
             group.views.unbind(name)
         return group.log.after_metadata_sync(None)
 
+    def unmake(self, stream: Stream) -> None:
+        """Take back a stream that was made for a write that was refused, unless it is in use by now."""
+        group = stream.group
+        if stream.removed or stream.opens or stream in group.publisher.blocked.of_batches():
+            return
+        remove = partial(_remove_if_empty, group, stream, "a new stream is taken back")
+        self.faults.contain(group, f"taking back stream {stream.name!r}", remove)
+
     def require_removable(self, user: User, stream: Stream) -> None:
         """Check that the user may `unlink` a stream. Raises Denied, NotPermitted."""
         permit(user, stream.group, CHANGE)
@@ -557,13 +565,13 @@ def _after(making: _Making, call: Callable[[], Step[Node]]) -> Wait[Node]:
     return wait
 
 
-def _remove_if_empty(group: Group, stream: Stream) -> None:
+def _remove_if_empty(group: Group, stream: Stream, why: str = "an idle stream is removed") -> None:
     if group.ring is not None:
         group.ring.drain()  # what is in it may be for this one
     if not _is_empty(group, stream):
         return
     if group.ring is not None:
-        group.ring.retire("an idle stream is removed")  # more may come
+        group.ring.retire(why)  # more may come
         if group.ring is not None or not _is_empty(group, stream):
             return
     group.remove_stream(stream)

@@ -26,7 +26,7 @@ from mqfs.errors import BadRequest, Denied, MqfsError, NotFound, StreamFull, Too
 from mqfs.http import publishing, reading
 from mqfs.http.answers import JSON, LINES, TEXT, Answer, Format, as_json
 from mqfs.http.call import Call
-from mqfs.http.groups import ensure_stream
+from mqfs.http.groups import with_stream
 from mqfs.http.route import JSON_NOTE, NOTE, Route
 from mqfs.http.routes import Table
 from mqfs.http.target import Path, Target, group_at
@@ -399,7 +399,6 @@ async def publish_json(call: Call) -> Answer:
 
 
 async def _publish(call: Call, topic: str, note: Note) -> Answer:
-    await ensure_stream(call, topic)
     put: dict[str, Any] = {"stream": topic, "headers": note.headers, "kept": True}
     if note.priority != 3:
         put["priority"] = 2 * note.priority - 1
@@ -408,7 +407,8 @@ async def _publish(call: Call, topic: str, note: Note) -> Answer:
     if not note.cached:
         put["ttl"] = f"{UNCACHED_TTL_S}s"
     data = json.dumps(put, ensure_ascii=False).encode() + b"\n" + note.text.encode()
-    if not (answer := await publishing.ask(call, call.group, ".put", data)):
+    ask = partial(publishing.ask, call, call.group, ".put", data)
+    if not (answer := await with_stream(call, topic, ask)):
         raise StreamFull(f"stream is full: {topic!r}")
     sequence, time_ns = int(answer[0]), int(answer[1])
     event = {"id": to_id(sequence), "time": int(note.due or time_ns / 1e9), "event": "message", "topic": topic}

@@ -20,7 +20,7 @@ from mqfs.errors import BadRequest, Denied, NotFound
 from mqfs.http import answers, publishing, reading
 from mqfs.http.answers import Answer
 from mqfs.http.call import Call
-from mqfs.http.groups import ensure_stream
+from mqfs.http.groups import with_stream
 from mqfs.http.route import MESSAGE, Calls, Route
 from mqfs.http.routes import Table
 from mqfs.http.target import Path, Target, group_at
@@ -110,9 +110,10 @@ async def emit(call: Call) -> Answer:
     body = call.body if value is None else value.encode()
     if not body:
         raise BadRequest("emit: empty (expected value=TEXT or a body)")
-    stream = await ensure_stream(call, _name(call))
-    sequence = await publishing.append(call, call.group, ".batch", publishing.framed(stream, body))
-    return publishing.published(call, sequence, stream)
+    group, name = call.group, _name(call)
+    frames = publishing.framed(group, name, body)
+    sequence = await with_stream(call, name, partial(publishing.append, call, group, ".batch", frames))
+    return publishing.published(call, sequence, group.streams.get(name))
 
 
 def beside(table: Table) -> Table:
