@@ -26,6 +26,7 @@ _NEEDED = ("id", "source", "specversion", "type")
 _TEXTS = (*_NEEDED, "time", "subject", "datacontenttype", "dataschema")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d):(?:[0-5]\d|60)(.+)", re.IGNORECASE)
 _NAME = re.compile(r"[a-z0-9]{1,64}")
+_ATTRIBUTE = re.compile(f"{PREFIX}{_NAME.pattern}")
 _PLAIN = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")  # sent as they are
 
 
@@ -51,10 +52,11 @@ def from_headers(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def to_headers(own: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The headers of an answer in binary mode that is that message; of one that is no event none."""
+    """The headers of an answer in binary mode that is that message; of one that is no event none. A header that is no
+    attribute is left out, whatever its name begins with: other front ends take any name."""
     if MARK not in own:
         return []
-    return [(name, quote(value, safe=_PLAIN)) for name, value in own.items() if name.startswith(PREFIX)]
+    return [(name, quote(value, safe=_PLAIN)) for name, value in own.items() if _ATTRIBUTE.fullmatch(name)]
 
 
 def from_body(body: bytes, *, batch: bool) -> Iterator[Event]:

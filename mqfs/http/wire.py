@@ -26,6 +26,7 @@ ONCE = ("host", "authorization", "origin", "range", "last-event-id", "idempotenc
 _HEAD_END = b"\r\n\r\n"
 _BOUND_BYTES = limits.HTTP_LINE_BYTES + limits.HTTP_HEADER_BYTES
 _NEVER_BODY = frozenset({204, 304})
+_CLOSE = "Connection: close\r\n"
 
 
 class Request:
@@ -231,12 +232,17 @@ def _begin(status: int, second: int) -> str:
 
 
 def head(status: int, headers: Iterable[tuple[str, str]], second: int, size: int | None, close: bool) -> bytes:
-    """The head of an answer. `size`: of its body; None: `headers` say it, or it ends with the connection."""
-    lines = [_begin(status, second), *[f"{name}: {value}\r\n" for name, value in headers]]
+    """The head of an answer. `size`: of its body; None: `headers` say it, or it ends with the connection.
+
+    Raises ValueError where a name or a value has a line break or NUL: a client would read another header there, or
+    another answer. Whoever makes a header of what others wrote leaves such a one out before."""
+    lines = [f"{name}: {value}\r\n" for name, value in headers]
+    fields = "".join(lines)
+    if fields.count("\r") != len(lines) or fields.count("\n") != len(lines) or "\0" in fields:
+        raise ValueError(f"answer {status}: a line break or NUL in its headers: {fields[:1000]!r}")
     if size is not None and status not in _NEVER_BODY:
-        lines.append(f"Content-Length: {size}\r\n")
-    lines.append("Connection: close\r\n\r\n" if close else "\r\n")
-    return "".join(lines).encode()
+        fields += f"Content-Length: {size}\r\n"
+    return f"{_begin(status, second)}{fields}{_CLOSE if close else ''}\r\n".encode()
 
 
 def chunk(data: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import re
 import sys
 from collections import Counter
@@ -12,6 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
+import mqfs
 from mqfs.http.answers import Answer
 from mqfs.http.call import Call
 from mqfs.http.dialects import ntfy, qpubs
@@ -19,8 +21,9 @@ from mqfs.http.dialects.ntfy import PARTS
 from mqfs.http.openapi import option
 from mqfs.http.route import Route
 from mqfs.http.routes import ROUTES, TREE, Table
+from mqfs.http.wire import head
 from tests.http.subject import HttpSubject
-from tests.http.web import Web
+from tests.http.web import Web, rest
 from tests.support.eventually import HANG_S
 from tests.support.server import short_folder
 
@@ -131,6 +134,73 @@ def test_no_value_is_a_fault_of_the_server(faces: Web, face: str) -> None:
     connection.close()
     assert "Traceback" not in faces.server.text()
     assert found[400] > 10, found
+
+
+BREAKS = ("\r\n", "\n", "\r", "\0")
+_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+: [^\r\n\0]*")
+
+
+def own_headers(mark: str) -> dict[str, str]:
+    """The headers of a message that looks like an event. Another header could follow each name or value after `mark`."""
+    evil = f"1{mark}Set-Cookie: x{mark}{mark}HTTP/1.1 200 OK{mark}X"
+    names = {f"{begin}{evil}": "y" for begin in ("ce-", "ce-b: ", "content-type", "", "Mqfs-H-")}
+    values = dict.fromkeys(("ce-c", "content-type", "plain", "reply-id"), evil)
+    return {"ce-specversion": "1.0", "ce-id": "1", **names, **values}
+
+
+def require_one_answer(data: bytes, body: bytes) -> None:
+    """The whole answer is one head, of whole lines, and that body."""
+    head, _, rest = data.partition(b"\r\n\r\n")
+    begin, *lines = head.split(b"\r\n")
+    assert begin == b"HTTP/1.1 200 OK"
+    assert [line for line in lines if not _LINE.fullmatch(line)] == []
+    assert not [line for line in lines if line.lower().startswith((b"set-cookie", b"x:"))]
+    assert lines.count(b"ce-id: 1") == 1
+    assert rest == body
+
+
+@pytest.mark.parametrize("mark", BREAKS, ids=repr)
+@pytest.mark.parametrize("way", ["query", "batch", "part", "tree"])
+def test_no_header_of_a_message_becomes_another_line_of_an_answer(faces: Web, mark: str, way: str) -> None:
+    """Whichever way it was written; in a GET of one message, and in a reply that is one."""
+    group, own = faces.group("replay all"), own_headers(mark)
+    message = json.dumps({"stream": "s", "headers": own, "body": "hello"})
+    faces.put(f"{group}/s")
+    if way == "query":
+        options = "&".join(f"h-{quote(name, safe='')}={quote(text, safe='')}" for name, text in own.items())
+        assert faces.post(f"{group}/s?{options}", "hello").status == 201
+    elif way == "batch":
+        assert faces.post(f"{group}/.batch", message, Content_Type="application/x-ndjson").status == 201
+    elif way == "part":
+        faces.put(f"{group}/.txn/p/")
+        put = f"{json.dumps({'stream': 's', 'headers': own})}\nhello"
+        assert faces.post(f"{group}/.txn/p/.put", put).status == 202
+        assert faces.post(f"{group}/.txn/ctl", "commit a.1 p").status == 204
+    else:
+        with mqfs.connect(faces.server.address, transport="9p") as client:
+            client.group(group[1:]).publish("s", b"hello", headers=own)
+    (line,) = faces.get(f"{group}/s?format=json").lines
+    assert own.items() <= line["headers"].items()
+    require_one_answer(faces.say(b"GET %b/s?seq=1 HTTP/1.0\r\n\r\n" % group.encode()), b"hello")
+
+    with faces.raw() as sock:
+        faces.put(f"{group}/asked")
+        faces.put(f"{group}/.consumers/c?over=asked")
+        sock.sendall(b"POST %b/asked?reply=60s HTTP/1.0\r\nContent-Length: 1\r\n\r\n?" % group.encode())
+        (asked,) = faces.post(f"{group}/.consumers/c/claim?wait=60s").lines
+        reply = json.dumps({"stream": asked["headers"]["reply-to"], "headers": own, "body": "yes"})
+        assert faces.post(f"{group}/.batch", reply, Content_Type="application/x-ndjson").status == 201
+        require_one_answer(rest(sock), b"yes")
+
+
+@pytest.mark.parametrize("mark", BREAKS, ids=repr)
+@pytest.mark.parametrize("at", ["a{}b", "{}", "b{}", "{}b"])
+def test_no_head_is_made_of_a_line_break(mark: str, at: str) -> None:
+    """Whoever asks for it."""
+    text = at.format(mark)
+    for pair in ((text, "v"), ("N", text)):
+        with pytest.raises(ValueError, match="line break or NUL"):
+            head(200, [("A", "1"), pair, ("B", "2")], 0, 0, False)
 
 
 async def fault(call: Call) -> Answer:
