@@ -141,7 +141,7 @@ _LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+: [^\r\n\0]*")
 
 
 def own_headers(mark: str) -> dict[str, str]:
-    """The headers of a message that looks like an event. Another header could follow each name or value after `mark`."""
+    """The headers of a message that looks like an event. Another could follow each name or value after `mark`."""
     evil = f"1{mark}Set-Cookie: x{mark}{mark}HTTP/1.1 200 OK{mark}X"
     names = {f"{begin}{evil}": "y" for begin in ("ce-", "ce-b: ", "content-type", "", "Mqfs-H-")}
     values = dict.fromkeys(("ce-c", "content-type", "plain", "reply-id"), evil)
