@@ -8,6 +8,8 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import attrs
 
+from mqfs.errors import Interrupted
+
 Buffer: TypeAlias = bytes | bytearray | memoryview
 NEVER = 1 << 62  # greater than any sequence, any count of bytes, and any time in ns
 
@@ -168,7 +170,7 @@ class Wait(Generic[T]):
     stretch that settles it: such a function must not call back into the engine, except `Handle.push_back`.
     """
 
-    __slots__ = ("_cancel", "_error", "_settled", "_then", "_value")
+    __slots__ = ("_cancel", "_error", "_settled", "_then", "_value", "otherwise")
     is_prompt = False  # it waits for a disk or a server, never for other users: O_NONBLOCK does not refuse it
 
     def __init__(self, cancel: Callable[[Wait[T]], bool] | None = None) -> None:
@@ -176,6 +178,7 @@ class Wait(Generic[T]):
         self._settled = False
         self._value: T | None = None
         self._error: BaseException | None = None
+        self.otherwise: BaseException | None = None  # of `cancel`
         self._then: Callable[[Wait[T]], None] | None = None
 
     @property
@@ -206,6 +209,8 @@ class Wait(Generic[T]):
 
     def fail(self, error: BaseException) -> None:
         assert not self._settled
+        if self.otherwise is not None and isinstance(error, Interrupted):
+            error = self.otherwise
         self._settled, self._error = True, error
         if (then := self._then) is not None:
             self._then = None
@@ -233,9 +238,13 @@ class Wait(Generic[T]):
         else:
             self.fail(done._error)
 
-    def cancel(self) -> bool:
+    def cancel(self, otherwise: BaseException | None = None) -> bool:
         """Stop waiting. True: nothing was consumed or done, and `then` will never be called. False: too late, the
-        thing is done (a message handed over, a write appended) and the result comes as if nothing had been asked."""
+        thing is done (a message handed over, a write appended) and the result comes as if nothing had been asked.
+
+        `otherwise`: it should only not wait for what may come. While it is looked for what is there the answer is
+        False: the result is what is found, or this error. Then, too, nothing was consumed."""
+        self.otherwise = otherwise
         if self._settled or self._cancel is None or not self._cancel(self):
             return False
         self._then = None

@@ -22,7 +22,7 @@ import trio
 
 from mqfs import limits
 from mqfs.engine.files.consumer import ConsumerHandle
-from mqfs.errors import BadCommand, MqfsError, OverQuota, Stale, StreamFull
+from mqfs.errors import Again, BadCommand, MqfsError, OverQuota, Stale, StreamFull
 from mqfs.fq.codec import HOP_BYTES, ID_BYTES, NAME_BYTES, hop_list, name, payload
 from mqfs.fq.exchanges import BrokerCounts, Exchange, Exchanges
 from mqfs.fq.publishing import HOPS, ID, ID_HEAD, SENDER, address
@@ -262,7 +262,7 @@ class Delivery:
             while claimed < limits.FQ_SEND_MESSAGES and len(data) < limits.FQ_SEND_BYTES:
                 step = handle.read(WHOLE)
                 if isinstance(step, Wait) and not step.settled:
-                    if claimed and step.cancel():
+                    if claimed and step.cancel(Again()):
                         break
                     source.time_slice.pause()
                 body = await await_step(step)
@@ -278,7 +278,7 @@ class Delivery:
         except MqfsError as error:
             if not claimed:
                 raise
-            if not isinstance(error, OverQuota):
+            if not isinstance(error, OverQuota | Again):
                 self._log(source, error)
         return bytes(data), sequences
 

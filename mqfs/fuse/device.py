@@ -103,13 +103,12 @@ def _show_reply(reply: Any) -> str:
 class ParkedRequest:
     """A request without a reply yet. Called by the engine with the result of its wait."""
 
-    __slots__ = ("again", "requests", "step", "then", "uid", "unique")
+    __slots__ = ("requests", "step", "then", "uid", "unique")
 
     def __init__(
         self, requests: ParkedRequests, unique: int, step: Wait[Any], then: Callable[[Any], object], uid: int | None
     ) -> None:
         self.requests, self.unique, self.step, self.then = requests, unique, step, then
-        self.again = False  # of a descriptor with O_NONBLOCK: a wait that was cancelled is EAGAIN
         self.uid = uid  # whose share it counts against; None: it is over the limit
 
     def __call__(self, step: Wait[Any]) -> None:
@@ -117,8 +116,6 @@ class ParkedRequest:
         self.requests.remove(self)
         try:
             self.then(step.result())
-        except errors.Interrupted:
-            device.refuse(self.unique, errno.EAGAIN if self.again else errno.EINTR)
         except errors.MqfsError as error:
             device.refuse(self.unique, error.errno)
         except Exception:
@@ -134,18 +131,16 @@ class ParkedRequests:
         self.early: dict[int, None] = {}  # requests that were interrupted before they came, the oldest first
         self.closing = False
 
-    def park(self, unique: int, step: Wait[Any], then: Callable[[Any], object], *, again: bool = False) -> None:
-        """Have `then` reply with the result of a step. `again`: one that was cancelled is EAGAIN. Raises OverLimit
-        where one over the limit can be cancelled."""
+    def park(self, unique: int, step: Wait[Any], then: Callable[[Any], object]) -> None:
+        """Have `then` reply with the result of a step. Raises OverLimit where one over the limit can be cancelled."""
         uid: int | None = protocol.U32.unpack_from(self.device.buffer, protocol.USER)[0]
         try:
             self._waits.acquire(uid)
-        except errors.OverLimit:
-            if step.cancel():
+        except errors.OverLimit as error:
+            if step.cancel(error):
                 raise
             uid = None
         request = self.by_unique[unique] = ParkedRequest(self, unique, step, then, uid)
-        request.again = again
         step.subscribe(request)
 
     def remove(self, request: ParkedRequest) -> None:

@@ -180,11 +180,10 @@ class DeviceLoop:
             except OSError as error:
                 self.device.lost(error)
                 handle.push_back(step)
-        elif flags & os.O_NONBLOCK and not step.settled and step.cancel():
+        elif flags & os.O_NONBLOCK and not step.settled and step.cancel(errors.Again()):
             self.device.refuse(unique, errno.EAGAIN)
         else:
-            again = bool(flags & os.O_NONBLOCK)
-            self.parked.park(unique, step, partial(self._answer_read, unique, handle), again=again)
+            self.parked.park(unique, step, partial(self._answer_read, unique, handle))
 
     def _answer_read(self, unique: int, handle: Handle, data: bytes) -> None:
         if not self.device.answer(unique, data):
@@ -217,10 +216,10 @@ class DeviceLoop:
         step = file.handle.write(bytes(self.device.view[protocol.WRITE_DATA : protocol.WRITE_DATA + count]), offset)
         if step.__class__ is int:
             self.device.send(protocol.WRITTEN.pack(24, 0, unique, step, 0))
-        elif flags & os.O_NONBLOCK and not step.is_prompt and not step.settled and step.cancel():
+        elif flags & os.O_NONBLOCK and not step.is_prompt and not step.settled and step.cancel(errors.Again()):
             self.device.refuse(unique, errno.EAGAIN)
         else:
-            self.parked.park(unique, step, partial(self._answer_write, unique), again=bool(flags & os.O_NONBLOCK))
+            self.parked.park(unique, step, partial(self._answer_write, unique))
 
     def _answer_write(self, unique: int, size: int) -> None:
         self.device.send(protocol.WRITTEN.pack(24, 0, unique, size, 0))

@@ -113,7 +113,7 @@ class Collector:
         while count < self._most and self.size < limits.HTTP_CLAIM_BYTES and (not count or self._room()):
             try:
                 step = self._handle.read(WHOLE)
-                if isinstance(step, Wait) and not step.settled and (count or not seconds) and step.cancel():
+                if isinstance(step, Wait) and not step.settled and (count or not seconds) and step.cancel(TimedOut()):
                     return
                 data = await self._call.front.await_step(step, seconds)
             except TimedOut:

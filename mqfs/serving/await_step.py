@@ -2,7 +2,8 @@
 post_to_loop(), by which other threads call in.
 
 await_step joins the engine's one-shot `Wait` and trio's cancellation. A cancelled wait has consumed nothing. A wait
-that can no longer be cancelled (a message delivered, a write appended) is awaited to its end.
+that can no longer be cancelled (a message delivered, a write appended) is awaited to its end, and so is one that looks
+for what is there, as the time of its caller may have ended: where it finds nothing it was cancelled after all.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TypeVar
 import trio
 
 from mqfs import limits
+from mqfs.errors import Interrupted
 from mqfs.model import Step, Wait
 from mqfs.net.identity import NotAnswered
 from mqfs.store.commit_thread import Post, run_posted
@@ -37,7 +39,7 @@ async def await_step(step: Step[T]) -> T:
 
     def abort(_: object) -> trio.lowlevel.Abort:
         try:
-            cancelled = step.cancel()
+            cancelled = step.cancel(Interrupted())
         except Exception:  # trio calls this, and would end with it
             log.exception("a wait was not cancelled")
             cancelled = False
@@ -45,7 +47,11 @@ async def await_step(step: Step[T]) -> T:
 
     step.subscribe(settled)
     await trio.lowlevel.wait_task_rescheduled(abort)
-    return step.result()
+    try:
+        return step.result()
+    except Interrupted:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        raise
 
 
 def post_to_loop() -> Post:

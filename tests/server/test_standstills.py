@@ -242,6 +242,28 @@ def claiming(client: Client, path: str, *lines: bytes, uid: int = 0, mode: str =
     return lambda: send(reader, Tread(1, file.channel.fid, 0, 100))
 
 
+def a_claim_of_what_is_not_selected(client: Client) -> Act:
+    return claiming(client, a_consumer(client), f"select {PROGRAM}".encode())
+
+
+def a_claim_over_a_view_that_finds_nothing(client: Client) -> Act:
+    return claiming(client, a_consumer_of_nothing(client))
+
+
+def many_claims_of_what_is_not_selected(client: Client) -> Act:
+    """By many open files, which look again by one write."""
+    path = a_consumer(client)
+    for _ in range(20):
+        claiming(client, path, f"select {PROGRAM}".encode())()
+    return lambda: client.create("theirs/own/more", "w").write(b"x")
+
+
+def a_claim_of_what_is_secret(client: Client) -> Act:
+    path = a_consumer(client)
+    client.chmod("theirs/own/empty", 0o600)
+    return claiming(client, path, uid=GREEDY)
+
+
 def a_peek_at_what_is_secret(client: Client) -> Act:
     path = a_consumer(client)
     client.chmod("theirs/own/empty", 0o600)
@@ -562,7 +584,8 @@ WORK = (
     a_cursor_that_finds_nothing, a_view_that_finds_nothing, a_stream_of_what_is_for_others, order_of_what_is_secret,
     many_that_are_due, many_that_expire, many_groups_in_which_many_expire, many_groups_of_a_ttl,
     a_queue_of_fq_bound_again,
-    a_peek_at_what_is_secret, a_bound_of_a_consumer_of_nothing,
+    a_claim_of_what_is_not_selected, a_claim_over_a_view_that_finds_nothing, many_claims_of_what_is_not_selected,
+    a_claim_of_what_is_secret, a_peek_at_what_is_secret, a_bound_of_a_consumer_of_nothing,
     stats_of_a_consumer_of_nothing, metrics_of_a_consumer_of_nothing, a_consumer_that_seeks_back,
     a_cursor_that_seeks_back, many_messages_of_kept, a_body_of_many_parts,
 )  # fmt: skip

@@ -132,19 +132,22 @@ class EmbeddedTransport:
                 self._changed.notify_all()
 
     def _is_interrupted(self, step: Wait[T], gate: queue.SimpleQueue[bool], timeout: float | None) -> bool:
+        late = TimeoutError(f"no answer in {timeout or 0:g} s")
         try:
-            return gate.get(timeout=timeout)
-        except queue.Empty:
+            with contextlib.suppress(queue.Empty):
+                return gate.get(timeout=timeout)
             with self.lock:
-                if step.cancel():
-                    raise TimeoutError(f"no answer in {timeout:g} s") from None
-        except BaseException:
+                if step.cancel(late):
+                    raise late
+            return gate.get()
+        except BaseException as error:
+            if error is late:
+                raise
             with self.lock:
                 if step.cancel():
                     raise
             gate.get()
             raise
-        return gate.get()
 
     # ------------------------------------------------------------ files
 

@@ -98,7 +98,7 @@ class Consumer(Numbered):
             group, group.ranks, group.waiting, own.progress, self.coverage, self.deadlines, self.receivers
         )
         self.reads = ParkedReads(own.number, group.waiting, self.dispatcher, registry.read_ends)
-        self.dispatcher.on_loaded = self.reads.serve
+        self.dispatcher.on_looked = self.reads.serve
         self.exclusives = ExclusiveClaims(
             group, own, self.coverage, self.dispatcher, self.claims, held, self.reads.serve
         )

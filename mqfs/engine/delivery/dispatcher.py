@@ -10,15 +10,20 @@ urgent, never with the backlog.
 
 The claim of 5 says `slot 3 to 5`: 3 and 4 have nothing for the consumer, and the acks of neighbours join to one range.
 Past 7, which is known, the slot [6, 6] holds no message. It is a gap, and acked with the next claim.
+
+A scan that passes over many messages continues in portions, for that receiver: up to one for it, or to the end that the
+log had when it began. Both places, `_scan_position` and the receiver's `scanned_to`, are remembered at each step. Until
+then that receiver gets nothing by it, also by a claim that does not wait, which ends when it `has_looked`.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING
 
-from mqfs import errors
+from mqfs import errors, limits
 from mqfs.engine.core import multipart
 from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.flow import Flow, Keys
@@ -74,10 +79,11 @@ class Dispatcher:
         "_ready",
         "_receivers",
         "_scan_position",
+        "_scans",
         "_waiting",
         "flow",
         "gaps",
-        "on_loaded",
+        "on_looked",
     )
 
     def __init__(
@@ -97,7 +103,8 @@ class Dispatcher:
         self.gaps: dict[int, int] = {}  # slots that hold nothing for it, first -> last: acked with the next claim
         self._ready: list[Key] | None = None  # known and perhaps free; None: to be looked up by the next claim
         self._loading: list[Key] | None = None  # `_ready`, while it is put together; nothing is claimed meanwhile
-        self.on_loaded: Callable[[], None] = lambda: None  # serve the reads that waited for that
+        self._scans: set[ClaimingHandle] = set()  # for these the log is looked through in portions
+        self.on_looked: Callable[[], None] = lambda: None  # serve the reads that waited for either
         self._looked_through = 0  # of these, when all of them were
         self._order = 0  # the group's order_version when they were looked up
         self.flow: Flow | None = None  # the rules of the consumer; None: it has none
@@ -169,7 +176,7 @@ class Dispatcher:
                 self.release_cache()
 
     def _load(self) -> bool:
-        """Put together what is known. False: that takes long, and is done in portions; `on_loaded` is called then."""
+        """Put together what is known. False: that takes long, and is done in portions; `on_looked` is called then."""
         step = self._group.portions.run(self._load_ready())
         if not isinstance(step, Wait):
             return self._ready is not None
@@ -179,7 +186,7 @@ class Dispatcher:
     def _end_loading(self, wait: Wait[None]) -> None:
         if not self._receivers:
             self.release_cache()
-        self.on_loaded()
+        self.on_looked()
 
     def _load_ready(self) -> Work[None]:
         if self._keys is not None and self._by_expiry != (self._group.log.settings.order == "expiry"):
@@ -251,6 +258,8 @@ class Dispatcher:
             found = None
         else:
             found = self._scan(receiver)
+            if found is None and receiver in self._scans:
+                return None  # what it finds may come before the best one of those known
         if best is None or (found is not None and self._key(found[0]) < best[0]):
             return found
         return best[1]
@@ -262,9 +271,10 @@ class Dispatcher:
         taken: set[bytes] = set()  # their keys
         if self._ready != [] or not position == self._gap_start == self._scan_position:
             return found
+        bound = position + limits.PASSED_MESSAGES * limits.SCANNED_MESSAGES  # in which others may lie between
         while len(found) < messages:
             try:
-                record = self._find(position)
+                record = self._find(position, max(bound - position, 1))
             except errors.Damaged:
                 break  # the next search raises it
             if record is None or record.sequence >= receiver.end_sequence or self._judge(record) != _CLAIMABLE:
@@ -279,7 +289,7 @@ class Dispatcher:
                     break
                 taken.add(key)
             found.append(record)
-            position = record.sequence + 1
+            position, bound = record.sequence + 1, bound + 1
         return found
 
     def read_run(self, position: int, receiver: ClaimingHandle, messages: int, size: int) -> RecordRun | None:
@@ -387,6 +397,8 @@ class Dispatcher:
                 return best[1]
             ended = self._coverage.exclusives_only or self._scan_position >= self._group.log.end.next
             found = None if ended else self._scan(receiver)
+            if found is None and receiver in self._scans:
+                return None
             if best is None or (found is not None and self._key(found[0]) < best[0]):
                 return found
             if keys.may_go(best[1][0], best[0]):
@@ -449,16 +461,21 @@ class Dispatcher:
 
     # ------------------------------------------------------------ the scan of the log
 
-    def _scan(self, receiver: ClaimingHandle) -> Next | None:
-        """The first message in the log that no receiver had and this one may have."""
-        group = self._group
-        position, aside = self._scan_position, False
+    def _scan(self, receiver: ClaimingHandle, in_portions: bool = False) -> Next | None:
+        """The first message in the log that no receiver had and this one may have. None, too, where that is looked for
+        in portions."""
+        group, waiting = self._group, self._waiting
+        if receiver in self._scans and not in_portions:
+            return None
+        position, aside, is_first = self._scan_position, False, waiting.left > 0
         if receiver.scanned_to > position and receiver.scanned_version == group.catalog_version:
             position, aside = receiver.scanned_to, True  # what lies between is not for this one
         while True:
             try:
                 record = self._find(position)
             except errors.Damaged as error:
+                if in_portions:
+                    return None  # the next search raises it
                 self._scan_position = max(self._scan_position, error.sequence + 1) if not aside else self._scan_position
                 receiver.scanned_to, receiver.scanned_version = error.sequence + 1, group.catalog_version
                 raise
@@ -484,6 +501,49 @@ class Dispatcher:
                 position = self._go_past(record, first, verdict)
             if aside:
                 receiver.scanned_to, receiver.scanned_version = position, group.catalog_version
+            waiting.left -= 1 + len(record.body) // limits.PASSED_BYTES
+            if waiting.left <= 0 and position < group.log.end.next:
+                return None if in_portions else self._scan_on(receiver, is_first)
+
+    def _scan_on(self, receiver: ClaimingHandle, is_first: bool) -> Next | None:
+        """Continue the scan in portions; `is_first`: with one now, as it is the first scan of this piece of work."""
+        version, portions, work = self._group.catalog_version, self._group.portions, self._scan_steps(receiver)
+        if receiver.scanned_version != version:
+            receiver.scanned_to = 0
+        step = portions.run(work) if is_first else portions.later(work)
+        self._waiting.left = 0
+        if not isinstance(step, Wait):
+            return self._scan(receiver)  # what it came to
+        self._scans.add(receiver)
+        step.subscribe(partial(self._end_scan, receiver, version))
+        return None
+
+    def _scan_steps(self, receiver: ClaimingHandle) -> Work[None]:
+        """Until there is a message for it, which the next scan then finds at once, or to the end as it was. Other names
+        or permissions do not begin it again: where they change all the time it would not end."""
+        waiting, ready, end = self._waiting, self._ready, self._group.log.end.next
+        while receiver in self._receivers and self._ready is ready:
+            waiting.left, receiver.scanned_version = _FEW, self._group.catalog_version
+            found = self._scan(receiver, in_portions=True)
+            if found is not None or waiting.left > 0 or self._looked_to(receiver) >= end:
+                return
+            yield
+
+    def _end_scan(self, receiver: ClaimingHandle, version: int, scan: Wait[None]) -> None:
+        group = self._group
+        self._scans.discard(receiver)
+        if not (group.removed or group.tree.closing):  # which ends its reads
+            self._waiting.left = limits.PASSED_MESSAGES
+            self.on_looked()
+        if group.catalog_version != version:
+            receiver.scanned_to = 0
+
+    def _looked_to(self, receiver: ClaimingHandle) -> int:
+        return max(self._scan_position, receiver.scanned_to)
+
+    def has_looked(self, receiver: ClaimingHandle, end: int) -> bool:
+        """Whether all messages below `end`, and those known, were looked at for it: none of them is, or it has them."""
+        return self._loading is None and (receiver not in self._scans or self._looked_to(receiver) >= end)
 
     def _pass_known(self) -> Work[None]:
         """Move the scan to the first message that may go, in steps: there may be many before it."""
@@ -511,12 +571,13 @@ class Dispatcher:
         self._scan_position = position
         return position
 
-    def _find(self, position: int) -> Record | None:
-        """The first message from there on that may be for it; the newest is not read again while it is delivered."""
+    def _find(self, position: int, most: int = limits.SCANNED_MESSAGES) -> Record | None:
+        """The first message from there on that may be for it, or the last of `most` others. The newest is not read
+        again while it is delivered."""
         fresh, coverage = self._waiting.record_being_delivered, self._coverage
         if fresh is not None and fresh.sequence == position and coverage.covers(self._group.numbers[fresh.stream]):
             return fresh
-        return coverage.filter.find(position)
+        return coverage.filter.find(position, most)
 
     def _judge(self, record: Record) -> int:
         sequence, progress = record.sequence, self._progress

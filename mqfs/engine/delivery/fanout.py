@@ -114,6 +114,7 @@ class Fanout:
         """Serve all parked readers. The message was appended and counted."""
         rank = self._ranks.note(record) if record.headers else None
         consumers = self._consumers
+        self._waiting.left = limits.PASSED_MESSAGES
         if self._waiting.readers:
             if stream.waits.readers:
                 stream.waits.deliver(record)

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mqfs import errors
+from mqfs import errors, limits
 from mqfs.engine.retention.low_watermark import LowWatermark
 from mqfs.model import NEVER, Record, Step, Wait
 
@@ -30,10 +30,11 @@ _AT_ONCE = 128  # reads of one reader settled in a row: about half a millisecond
 class Waiting:
     """What all lists of a group share."""
 
-    __slots__ = ("readers", "record_being_delivered")
+    __slots__ = ("left", "readers", "record_being_delivered")
 
     def __init__(self) -> None:
         self.readers = 0  # that wait, pollers among them
+        self.left = limits.PASSED_MESSAGES  # that claims may pass over in this piece of work
         self.record_being_delivered: Record | None = None  # the newest message, so that it need not be read again
 
 
@@ -161,7 +162,7 @@ class ReadEnds:
     """The sequences at which parked reads of its consumers end, whichever stream takes them."""
 
     def __init__(self, log: GroupLog) -> None:
-        self._log = log
+        self.log = log
         self._ends = LowWatermark()
         self._reads: dict[int, ParkedReads] = {}
         self.next = NEVER  # the lowest
@@ -179,18 +180,18 @@ class ReadEnds:
 
     def end_reads(self) -> None:
         """Settle the reads that end before the next message."""
-        while self.next <= self._log.end.next and (number := self._ends.name) is not None:
+        while self.next <= self.log.end.next and (number := self._ends.name) is not None:
             reads = self._reads[number]
             self.remove(number)
             reads.serve()
-            if (end := reads.next_end(self._log.end.next)) != NEVER:
+            if (end := reads.next_end(self.log.end.next)) != NEVER:
                 self.set(number, reads, end)
 
 
 class ParkedReads:
     """Those of the consumer of that number."""
 
-    __slots__ = ("_dispatcher", "_ends", "_list", "_number", "_polls", "_waiting", "parked", "polling")
+    __slots__ = ("_dispatcher", "_ends", "_list", "_number", "_polls", "_waiting", "_withdrawn", "parked", "polling")
 
     def __init__(self, number: int, waiting: Waiting, dispatcher: Dispatcher, ends: ReadEnds) -> None:
         self._number, self._waiting, self._dispatcher, self._ends = number, waiting, dispatcher, ends
@@ -198,6 +199,7 @@ class ParkedReads:
         self.polling: set[ClaimingHandle] = set()  # receivers whose reads may end without a new message
         self._polls: dict[object, Callable[[], None]] = {}
         self._list: dict[ParkedReads, None] = {}
+        self._withdrawn: dict[Wait[bytes], int] = {}  # parked, but only to look as far as the log went
 
     def join(self, waiting: dict[ParkedReads, None]) -> None:
         """Stand in that list, and no other, while a read is parked or a program polls."""
@@ -243,8 +245,19 @@ class ParkedReads:
         """Whether that read was parked; it is no more."""
         if self.parked.pop(wait, None) is None:
             return False
+        self._withdrawn.pop(wait, None)
         self._stop_if_idle()
         return True
+
+    def withdraw(self, wait: Wait[bytes]) -> bool:
+        """As `cancel`, but not before all that is there was looked at for its reader: until then False. Then it gets
+        what was found, or fails with Interrupted."""
+        end = self._withdrawn.get(wait, self._ends.log.end.next)
+        reader = self.parked.get(wait)
+        if reader is None or self._dispatcher.has_looked(reader, end):
+            return self.cancel(wait)
+        self._withdrawn[wait] = end
+        return False
 
     def serve(self) -> None:
         """Settle reads with the messages there are, the first parked first. Where there is nothing for its reader, each
@@ -257,6 +270,11 @@ class ParkedReads:
                 break
             if wait in self.parked and reader not in passed:
                 self._serve_one(wait, reader, passed)
+        for wait, end in list(self._withdrawn.items()) if self._withdrawn else ():
+            last = self.parked.get(wait)
+            if last is not None and self._dispatcher.has_looked(last, end):
+                self.cancel(wait)
+                last.respond(wait, errors.Interrupted())
         self._wake_pollers()
 
     def _may_serve(self) -> bool:

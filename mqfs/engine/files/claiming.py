@@ -79,6 +79,7 @@ class ClaimingHandle(OpenFile):
             if data is not None:
                 return data
             self.claiming_pid = self.reader_pid
+            self.group.waiting.left = limits.PASSED_MESSAGES
             data = self.fetch(count, offset)
             if data is not None:
                 self.group.unblock()
@@ -115,7 +116,8 @@ class ClaimingHandle(OpenFile):
             wait.follow(result)
 
     def _unpark(self, wait: Wait[bytes]) -> bool:
-        if not self.consumer.reads.cancel(wait):
+        reads = self.consumer.reads
+        if not (reads.cancel(wait) if wait.otherwise is None else reads.withdraw(wait)):
             return False
         del self.waits[wait]
         return True
@@ -129,6 +131,7 @@ class ClaimingHandle(OpenFile):
         last = self.last
         if last.can_push_back or self.has_ended or last.given < len(last.body):
             return True
+        self.group.waiting.left = limits.PASSED_MESSAGES
         try:
             return self.consumer.dispatcher.next_message(self) is not None
         except errors.MqfsError:

@@ -126,7 +126,8 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
                 raise
             self.failed = error
         if not pieces:
-            return b"" if self.group.log.end.next >= self.end_sequence else None
+            log, end = self.group.log, self.end_sequence
+            return b"" if log.end.next >= end and self.consumer.dispatcher.has_looked(self, end) else None
         self.current = current
         self.end_due = self.format == "each"
         assert self.shown is not None

@@ -100,13 +100,15 @@ class PendingRequests:
 
     def park(self, tag: int, later: Later) -> None:
         """Keep a request until its wait is resolved. Raises OverLimit where one over the limit can be cancelled."""
-        if len(self.by_tag) >= limits.TAGS and not later.wait.settled and later.wait.cancel():
-            raise OverLimit(f"too many parked requests (expected at most {limits.TAGS} of a connection)")
+        if len(self.by_tag) >= limits.TAGS and not later.wait.settled:
+            over = OverLimit(f"too many parked requests (expected at most {limits.TAGS} of a connection)")
+            if later.wait.cancel(over):
+                raise over
         pending = Pending(tag, later)
         try:
             self._waits.acquire(self._peer.account)
-        except OverLimit:
-            if later.wait.cancel():
+        except OverLimit as error:
+            if later.wait.cancel(error):
                 raise
             pending.counted = False
         self.by_tag[tag] = pending
@@ -136,7 +138,8 @@ class PendingRequests:
         try:
             self._replies.reply(pending.then(pending.wait.result()))
         except Exception as error:
-            self._replies.refuse(pending.tag, error)
+            if not (pending.flushes and isinstance(error, Interrupted)):  # it was cancelled after all
+                self._replies.refuse(pending.tag, error)
         for tag in pending.flushes:
             self._replies.reply(Rflush(tag))
 
@@ -149,11 +152,12 @@ class PendingRequests:
             pending.fid.pending.discard(pending.tag)
 
     def flush(self, request: Tflush) -> None:
-        """Cancel a request. One that cannot be cancelled any more is answered first, then the flush."""
+        """Cancel a request. One that cannot be cancelled any more is answered first, then the flush. A claim is not
+        before it was looked at what is there: its client may be one that does not wait."""
         pending = self.by_tag.get(request.oldtag)
         if pending is None:
             self._replies.reply(Rflush(request.tag))
-        elif pending.wait.cancel():
+        elif pending.wait.cancel(Interrupted()):
             self._remove(pending)
             self._replies.reply(Rflush(request.tag))
         else:
@@ -167,6 +171,8 @@ class PendingRequests:
             if pending.wait.cancel():
                 self._remove(pending)
                 self._replies.refuse(tag, Interrupted())
+                for flush in pending.flushes:
+                    self._replies.reply(Rflush(flush))
 
     def abort(self) -> Iterator[None]:
         """Cancel all requests that can be, without an answer, in steps. The others stay parked."""

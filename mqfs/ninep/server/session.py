@@ -332,7 +332,7 @@ class Session:
         return later(listing.begin(offset), then, fid=fid, calls=True)
 
     def _park_read(self, tag: int, fid: Fid, offset: int, count: int, wait: Wait[bytes]) -> None:
-        if fid.nonblocking and not wait.settled and wait.cancel():
+        if fid.nonblocking and not wait.settled and wait.cancel(Again()):
             raise Again
 
         def then(data: bytes) -> Fcall:

@@ -19,6 +19,7 @@ from tests.engine.delivery.subject import QueueNine, QueueSubject
 from tests.models.work_queue_machine import Machine
 from tests.support import campaign
 from tests.support.copied import follow
+from tests.support.temp_store import lowered
 
 pytestmark = pytest.mark.slow
 
@@ -108,6 +109,32 @@ class OverCopied(OverDisk):
         return DiskStore(path, replica=lambda: None)
 
 
+class LongQueues(QueueSubject):
+    """Each claim that passes over a message looks for its own in portions, which are all made before the next step."""
+
+    def read(self, wait: int, key: str, count: int) -> Any:
+        def done(data: bytes) -> None:
+            self.offsets[key] += len(data)
+
+        def settled() -> Any:
+            with lowered(PASSED_MESSAGES=0):
+                step = self.handles[key].read(count, self.offsets[key])
+            self.settle()
+            return step.result() if isinstance(step, Wait) and step.settled else step
+
+        return self._try(settled, wait, done)
+
+    def settle(self) -> None:
+        while self.group.portions._queue:
+            self.clock.engine += 1
+            self.tree.run_timers()
+
+
+class OverPortions(Machine):
+    def make(self, deliver: str) -> Any:
+        return LongQueues(MemoryStore(), deliver)
+
+
 def run(machine: type[Machine], examples: int) -> Any:
     case = seed(campaign.seed())(machine.TestCase)
     case.settings = settings(
@@ -123,4 +150,5 @@ def run(machine: type[Machine], examples: int) -> Any:
 TestOverMemory = pytest.mark.timeout(3600)(run(OverMemory, 10_000))
 TestOverNine = pytest.mark.timeout(3600)(run(OverNine, 2_000))
 TestOverCopied = pytest.mark.timeout(3600)(run(OverCopied, 2_000))
+TestOverPortions = pytest.mark.timeout(3600)(run(OverPortions, 2_000))
 TestOverDisk = pytest.mark.timeout(3600)(run(OverDisk, 2_000))

@@ -1,0 +1,386 @@
+"""A claim that passes over many messages: in portions, and as if it were made in one piece."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqfs import errors
+from mqfs.engine.tree.attributes import set_attributes
+from mqfs.model import Wait
+from tests.support.clock import HastyClock
+from tests.support.hand import ANNA, ROOT
+from tests.support.queues import BIG, Queues, read, say
+
+NO = 12_000  # messages that a claim passes over
+SELECT = 'select program prefix:"" payload_contains("yes")'
+VIEW = 'bind v prefix:"" payload_contains("yes")'
+
+
+class Long:
+    """A consumer with many messages that are not for the one who claims. `kind` says why."""
+
+    def __init__(self, kind: str, path: Path | None = None) -> None:
+        self.clock, self.kind = HastyClock(), kind
+        self.q = Queues("replay all", clock=self.clock, path=path)
+        self.hidden_in = "s"
+        if kind == "view":
+            self.q.ctl(VIEW)
+        elif kind == "rights":  # of ANNA
+            self.q.stream("t", mode=0o600)
+            self.hidden_in = "t"
+        elif kind == "streams":  # too many for a search by stream: the log is walked
+            self.q.ctl("bind v a.#")
+            for number in range(20):
+                self.q.stream(f"a.{number}")
+            self.hidden_in = "s"
+        self.q.consumer("w", *(["v"] if kind in ("view", "streams") else []))
+        set_attributes(ROOT, self.q.tree.find(ROOT, "g/.consumers/w"), 0o666, None, None)
+        self.shown_in = "a.7" if kind == "streams" else "s"
+
+    def hide(self, count: int = NO) -> None:
+        self.q.write(self.hidden_in, *[b"no"] * count)
+
+    def show(self, body: bytes = b"yes") -> bytes:
+        self.q.write(self.shown_in, body)
+        return body
+
+    def open(self, *commands: str) -> Any:
+        select = [SELECT] if self.kind == "select" else []
+        worker = self.q.worker("w", *select, *commands, user=ANNA)
+        self.clock.hasty = True
+        return worker
+
+    def finish(self, step: Any, between: Callable[[], object] = lambda: None) -> int:
+        """Ring the alarm until there is a result. How often."""
+        assert isinstance(step, Wait)
+        for count in range(NO):
+            if step.settled:
+                return count
+            between()
+            self.q.tree.run_timers()
+        raise AssertionError("it does not end")
+
+    def nothing(self, worker: Any) -> bool:
+        """Whether a claim that does not wait gets nothing."""
+        step = worker.read(BIG)
+        if not isinstance(step, Wait) or step.cancel(errors.Again()):
+            return isinstance(step, Wait)
+        self.finish(step)
+        with pytest.raises(errors.Again):
+            step.result()
+        return True
+
+
+kinds = pytest.mark.parametrize("kind", ["select", "view", "rights", "streams"])
+
+
+@kinds
+def test_others_are_served_while_it_looks(kind: str) -> None:
+    long = Long(kind)
+    long.hide()
+    expected = long.show()
+    worker, served = long.open(), 0
+    writer, reader = long.q.at("s", os.O_WRONLY), long.q.at("order")
+
+    def between() -> None:
+        nonlocal served
+        writer.write(b"of another")
+        served += isinstance(reader.read(BIG), bytes)
+
+    step = worker.read(BIG)
+    pieces = long.finish(step, between)
+    assert pieces == served > (40 if kind == "streams" else 100)
+    assert step.result() == expected
+
+
+@kinds
+def test_a_claim_that_does_not_wait_has_what_is_there(kind: str) -> None:
+    long = Long(kind)
+    long.hide()
+    expected = long.show()
+    worker = long.open()
+    step = worker.read(BIG)
+    assert not step.cancel(errors.Again())
+    long.finish(step)
+    assert step.result() == expected
+    assert [claim.deliveries for claim in worker.claims.values()] == [1]
+    assert long.nothing(worker)
+
+
+@kinds
+def test_a_claim_that_a_signal_ends_takes_nothing(kind: str) -> None:
+    """At once, and the next one continues where it was."""
+    long = Long(kind)
+    long.hide()
+    expected = long.show()
+    worker, pieces = long.open(), 0
+    while isinstance(step := worker.read(BIG), Wait):
+        long.q.tree.run_timers()
+        pieces += 1
+        if step.settled:
+            step = step.result()
+            break
+        if pieces % 2:
+            assert not step.cancel(errors.Again())
+        assert step.cancel()
+        assert not worker.claims
+    assert pieces > 20
+    assert step == expected
+    assert [claim.deliveries for claim in worker.claims.values()] == [1]
+
+
+@kinds
+def test_a_claim_that_has_nothing_takes_nothing(kind: str) -> None:
+    long = Long(kind)
+    long.hide()
+    worker = long.open()
+    step = worker.read(BIG)
+    assert not step.cancel(errors.Again())
+    assert not step.cancel(errors.Again())
+    long.finish(step)
+    with pytest.raises(errors.Again):
+        step.result()
+    assert not worker.claims
+    assert not worker.consumer.reads.parked
+    expected = long.show()
+    assert read(worker) == expected
+    assert [claim.deliveries for claim in worker.claims.values()] == [1]
+
+
+@kinds
+def test_what_was_looked_at_is_not_looked_at_again(kind: str) -> None:
+    long = Long(kind)
+    long.hide()
+    worker = long.open()
+    assert long.nothing(worker)
+    step = worker.read(BIG)
+    assert step.cancel()
+
+
+@kinds
+def test_poll_says_when_it_has_found_one(kind: str) -> None:
+    long = Long(kind)
+    long.hide()
+    expected = long.show()
+    worker, calls = long.open(), list[bool]()
+    assert not worker.readable
+    worker.watch(lambda: calls.append(worker.readable))
+    while not calls:
+        long.q.tree.run_timers()
+    assert calls == [True]
+    assert read(worker) == expected
+
+
+@kinds
+def test_the_end_is_behind_what_is_there(kind: str) -> None:
+    long = Long(kind)
+    long.hide()
+    expected = long.show()
+    worker = long.open("until end")
+    step = worker.read(BIG)
+    long.finish(step)
+    assert step.result() == expected
+    long.hide(10)
+    last = worker.read(BIG)
+    if isinstance(last, Wait):
+        long.finish(last)
+        last = last.result()
+    assert last == b""
+
+
+def test_the_first_to_wait_is_served_first() -> None:
+    long = Long("select")
+    long.hide()
+    first, second = long.open(), long.open()
+    steps = [first.read(BIG), second.read(BIG)]
+    long.show(b"yes 1")
+    long.show(b"yes 2")
+    long.finish(steps[0])
+    long.finish(steps[1])
+    assert [step.result() for step in steps] == [b"yes 1", b"yes 2"]
+
+
+def test_each_that_looks_gets_another_one() -> None:
+    """And all of them what is there, each message once."""
+    long = Long("select")
+    for number in range(10):
+        long.hide(700)
+        long.show(b"yes %d" % number)
+    workers = [long.open() for _ in range(4)]
+    found: list[bytes] = []
+    while len(found) < 10:
+        steps = [worker.read(BIG) for worker in workers]
+        for step in steps:
+            if isinstance(step, Wait):
+                if step.cancel(errors.Again()):
+                    continue
+                long.finish(step)
+                with suppress(errors.Again):
+                    found.append(step.result())
+            else:
+                found.append(step)
+    assert sorted(found) == [b"yes %d" % number for number in range(10)]
+    assert len(found) == len(set(found))
+
+
+def test_one_that_may_have_all_is_not_held_up() -> None:
+    long = Long("select")
+    long.hide()
+    step = long.open().read(BIG)
+    assert isinstance(step, Wait)
+    assert read(long.q.worker("w")) == b"no"
+    assert not step.settled
+
+
+def test_it_ends_though_names_and_messages_come_all_the_time() -> None:
+    long = Long("select")
+    long.hide()
+    expected = long.show()
+    worker, count = long.open(), 0
+
+    def between() -> None:
+        nonlocal count
+        count += 1
+        long.q.stream(f"more{count}")
+        long.hide(100)
+
+    for body in (expected, None):
+        step = worker.read(BIG)
+        assert not step.cancel(errors.Again())
+        long.finish(step, between)
+        if body is None:
+            with pytest.raises(errors.Again):
+                step.result()
+        else:
+            assert step.result() == body
+
+
+def test_what_names_change_is_seen_when_it_ends() -> None:
+    """A stream that its user may read from now on."""
+    long = Long("rights")
+    long.hide()
+    worker = long.open()
+    step = worker.read(BIG)
+    long.q.tree.run_timers()
+    set_attributes(ROOT, long.q.tree.find(ROOT, "g/t"), 0o666, None, None)
+    long.show()
+    long.finish(step)
+    again = worker.read(BIG)
+    if isinstance(again, Wait):
+        long.finish(again)
+        again = again.result()
+    assert {step.result(), again} <= {b"no", b"yes"}
+    assert b"no" in (step.result(), again)
+
+
+def test_it_ends_though_more_comes_than_it_looks_at() -> None:
+    long = Long("select")
+    long.hide()
+    step = long.open().read(BIG)
+    assert not step.cancel(errors.Again())
+    long.finish(step, lambda: long.hide(100))
+    with pytest.raises(errors.Again):
+        step.result()
+
+
+def test_a_damaged_message_is_reported_once(tmp_path: Path) -> None:
+    long = Long("select", tmp_path / "store")
+    long.hide(3_000)
+    long.show(b"yes, to be damaged")
+    expected = long.show()
+    for log in tmp_path.rglob("*"):
+        if log.is_file() and b"to be damaged" in (data := log.read_bytes()):
+            with log.open("r+b") as raw:
+                raw.seek(data.index(b"to be damaged"))
+                raw.write(b"is")
+    worker = long.open()
+    first, second = worker.read(BIG), worker.read(BIG)
+    long.finish(first)
+    with pytest.raises(errors.Damaged):
+        first.result()
+    long.finish(second)
+    assert second.result() == expected
+
+
+@pytest.mark.parametrize("withdrawn", [False, True])
+@pytest.mark.parametrize("how", ["close", "rmdir", "stop", "remove", "seek", "select", "rules"])
+def test_what_may_happen_meanwhile(how: str, withdrawn: bool) -> None:
+    long = Long("select")
+    long.hide()
+    worker = long.open()
+    step = worker.read(BIG)
+    assert isinstance(step, Wait)
+    long.q.tree.run_timers()
+    if withdrawn:
+        assert not step.cancel(errors.Again())
+    q = long.q
+    if how == "close":
+        worker.close()
+    elif how == "stop":
+        q.tree.close()
+    elif how == "remove":
+        q.ctl("remove w")
+    elif how == "rmdir":
+        q.tree.unlink(ROOT, q.group, "s")
+        q.tree.unlink(ROOT, q.tree.find(ROOT, "g/.consumers"), "w")
+        q.tree.rmdir(ROOT, q.tree.root, "g")
+    elif how == "seek":
+        say(q.worker("w"), "seek end")
+    elif how == "select":
+        say(worker, "select")
+    else:
+        q.ctl("limit w 5")
+    ends = how in ("close", "stop", "remove", "rmdir")
+    if ends:
+        assert step.settled
+        assert step.result() == b""
+    elif how == "select":
+        long.finish(step)
+        assert step.result() == b"no"
+    elif withdrawn:
+        long.finish(step)
+        with pytest.raises(errors.Again):
+            step.result()
+    else:
+        for _ in range(NO):
+            q.tree.run_timers()
+        assert not step.settled
+        expected = long.show()
+        long.finish(step)
+        assert step.result() == expected
+
+
+def test_the_first_claim_that_does_not_wait_has_what_is_there() -> None:
+    """Messages with headers are looked up in portions before it."""
+    long = Long("view")
+    for _ in range(2_000):
+        long.q.put(b"no", priority=5)
+    long.q.put(b"yes", priority=5)
+    worker = long.open()
+    step = worker.read(BIG)
+    assert not step.cancel(errors.Again())
+    long.finish(step)
+    assert step.result() == b"yes"
+
+
+def test_what_was_given_back_comes_before_what_is_found() -> None:
+    long = Long("select")
+    long.show(b"yes 1")
+    long.hide()
+    long.show(b"yes 2")
+    worker = long.open()
+    assert read(worker) == b"yes 1"
+    step = worker.read(BIG)
+    assert isinstance(step, Wait)
+    say(worker, "release 1")
+    long.finish(step)
+    assert step.result() == b"yes 1"
+    again = worker.read(BIG)
+    long.finish(again)
+    assert again.result() == b"yes 2"
