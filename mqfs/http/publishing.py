@@ -450,7 +450,7 @@ async def stage(call: Call) -> Answer:
     handle = call.tree.open(call.user, call.target.node, os.O_WRONLY)
     try:
         data = await _prepared(call, handle) if call.target.name == ".batch" else call.body
-        handle.whole_below = WHOLE
+        handle.is_whole = True
         await call.front.await_step(handle.write(data))
     finally:
         handle.close()

@@ -63,3 +63,35 @@ def test_a_stream_is_left_alone(mq: Path) -> None:
     os.write(fd, b"a line\n")
     os.close(fd)
     assert (mq / ".kept" / "s").read_bytes() == b"half a line\n"
+
+
+def commit(mq: Path) -> int:
+    try:
+        (mq / ".txn" / "ctl").write_bytes(b"commit a.1 p")
+    except OSError as error:
+        return error.errno or 0
+    return 0
+
+
+def test_a_transaction_has_it_or_is_refused(mq: Path) -> None:
+    (mq / "ctl").write_text("data line\n")
+    for name in ("s", "gone"):
+        (mq / name).touch()
+    part = mq / ".txn" / "p"
+    part.mkdir()
+    lost = os.open(part / "gone", os.O_WRONLY)
+    os.write(lost, b"lost")
+    (mq / "gone").unlink()
+    assert commit(mq) == errno.ENOENT
+    os.close(lost)
+    assert (commit(mq), part.exists()) == (errno.ENOENT, False)
+    part.mkdir()
+    fd = os.open(part / "s", os.O_WRONLY)
+    os.write(fd, b"half ")
+    os.close(os.dup(fd))
+    os.write(fd, b"a line")
+    assert commit(mq) == 0
+    assert (mq / ".kept" / "s").read_bytes() == b"half a line"
+    with pytest.raises(OSError, match=r"\[Errno 2\]"):
+        os.write(fd, b" and more")
+    os.close(fd)

@@ -249,6 +249,23 @@ def test_a_request_of_a_user_who_may_open_nothing_leaves_no_stream() -> None:
                 assert group.streams() == ["s"]
 
 
+@pytest.mark.parametrize("data", ["message", "line", "coalesce"])
+@pytest.mark.parametrize("end", [b"", b"\n", b"\nz", b"\n" + b"z" * 800])
+def test_what_a_part_does_not_take_is_refused(data: str, end: bytes) -> None:
+    with short_folder() as folder:
+        web = Web(folder, "--limit", f"{os.geteuid()} kept=3000")
+        with web.server:
+            group = web.group(f"data {data}")
+            web.put(f"{group}/s")
+            web.put(f"{group}/.txn/p/")
+            assert web.post(f"{group}/.txn/p/s", b"x" * 1500 + end).status == 202
+            refused = web.post(f"{group}/.txn/p/s", b"y\n" + b"y" * 1500 + end)
+            assert (refused.status, b"keeps" in refused.body) == (429, True)
+            assert web.post(f"{group}/.txn/p/s", b"a").status == 202
+            assert web.post(f"{group}/.txn/ctl", "commit a.1 p").status == 204
+            assert web.get(f"{group}/s").body == b"x" * 1500 + end + b"a"
+
+
 def test_a_request_that_no_one_reads(web: Web) -> None:
     group = web.group("replay off")
     web.put(f"{group}/s")

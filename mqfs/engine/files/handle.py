@@ -34,6 +34,7 @@ class OpenFile:
     opening: Step[object] = None  # what a front end may wait for before it says that the file is open
     partial = b""  # an unfinished line
     whole_below = 0  # of a file of commands: a shorter write is whole, its last line too
+    is_whole = False  # of a stream in a part: each write is whole, its last line too
 
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         self.node, self.user, self.reads, self.writes = node, user, reads, writes

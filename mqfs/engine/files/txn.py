@@ -96,6 +96,8 @@ class PartWriter(OpenFile):
         if self.group.settings.data == "line":
             *lines, rest = (self.partial + data).split(b"\n")
             bodies = [line + b"\n" for line in lines]
+            if rest and self.is_whole:
+                bodies, rest = [*bodies, rest], b""
             if len(rest) > limits.LINE_BYTES or any(len(body) > limits.MESSAGE_BYTES for body in bodies):
                 raise errors.TooLong(f"line too long (expected at most {limits.MESSAGE_BYTES} bytes)")
         self.hold(max(len(rest), self.held))
@@ -107,12 +109,28 @@ class PartWriter(OpenFile):
         head = headers.of_sender(self.user.uid) if self.group.settings.sender else b""
         part.add(self.user, batch.concatenate([(name, head, body) for body in bodies], part.places))
 
+    def keep(self, rest: bytes, *, refuse: bool = True) -> None:
+        super().keep(rest, refuse=refuse)
+        if rest:
+            self.node.part.unfinished[self] = self.finish_line
+        else:
+            self.node.part.unfinished.pop(self, None)
+
+    def finish_line(self) -> None:
+        """Stage the unfinished line, if there is one: what follows begins another. Raises as StagedBatch.add."""
+        if self.partial:
+            self._add([self.partial])
+            self.keep(b"")
+
     def _end(self) -> None:
-        if self.partial and not self.node.removed:
+        part = self.node.part
+        if not part.dropped:
             try:
-                self._add([self.partial])
+                self.finish_line()
             except errors.MqfsError as error:
-                self.group.refuse(self.user, self.node.name, f"last, unfinished line not written: {error}")
+                why = f"last, unfinished line of {self.node.name!r} not staged: {error}"
+                self.group.transactions.spoil(part, self.user, why)
+        part.unfinished.pop(self, None)
 
 
 class PartBatchHandle(FramesFile):

@@ -352,6 +352,7 @@ class StagedBatch:
         self.messages = 0
         self.ids: dict[PutId, int] = {}  # of its messages, by their place
         self.expected: dict[str, int] = {}  # the newest message of streams, at the commit
+        self.unfinished: dict[object, Callable[[], None]] = {}  # open files with an unfinished line: what stages it
         self.ranked = self.committing = self.dropped = False
         self.made_ns = self.mtime_ns = clock.wall_ns()
         self.used_ns = clock.engine_ns()
@@ -390,6 +391,11 @@ class StagedBatch:
         self.ranked = self.ranked or ranked
         self.mtime_ns = self._clock.wall_ns()
         self.used_ns = self._clock.engine_ns()
+
+    def finish_lines(self) -> None:
+        """Stage what was written to its open files without a newline. Raises as `add`; the other lines are staged."""
+        for stage in list(self.unfinished.values()):
+            stage()
 
     def _count(self, packed: batch.EncodedBatch) -> None:
         for name in packed.fresh:

@@ -76,6 +76,11 @@ class Transactions:
         except OSError as error:
             self._host.refuse(User(0, 0), ".txn", f"staged data of part {part.name!r} not removed: {error}")
 
+    def spoil(self, part: StagedBatch, user: User, why: str) -> None:
+        """Drop it, as it lacks what a user had written to it: who commits it learns that it is to be staged again."""
+        self.drop(part)
+        self._host.refuse(user, ".txn", f"part {part.name!r} dropped: {why}")
+
     def _drop_idle(self, now_ns: int) -> None:
         """Drop the parts without a write for long."""
         idle = limits.TRANSACTION_IDLE_S * _SECOND_NS
@@ -125,6 +130,8 @@ class Transactions:
         if len(set(names)) != len(names):
             raise errors.BadCommand("commit: a part is named twice (expected each once)")
         parts = [self._mine(user, name) for name in names]
+        for part in parts:
+            part.finish_lines()  # they were accepted before the commit, so they are in it
         unit = self._unit(user, parts, partial(self._changes, user, producer, number), value)
         unit.writer = writer
         return unit.write()
