@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
@@ -25,6 +25,8 @@ from mqfs.state.group import PUT, Change
 if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
+
+LOOKED_AT = 1_000  # messages at once, for those of some streams: 0.1 ms
 
 
 class DelayedMessages:
@@ -165,9 +167,13 @@ class DelayedMessages:
         self._host.publisher.retention.bound_depth(stream)
         return True
 
-    def sequences(self, stream: int) -> list[int]:
-        """Those for that stream, oldest first."""
-        return [sequence for sequence, number in self._streams.items() if number == stream]
+    def sequences(self, streams: Container[int]) -> Iterator[list[tuple[int, int]]]:
+        """Those for these streams that wait now, oldest first, each with its stream: a list of each LOOKED_AT of all,
+        so that others may be served between two, however many wait for other streams."""
+        waiting = list(self._streams)
+        for at in range(0, len(waiting), LOOKED_AT):
+            found = ((sequence, self._streams.get(sequence, 0)) for sequence in waiting[at : at + LOOKED_AT])
+            yield [row for row in found if row[1] in streams]
 
     def record(self, sequence: int) -> Record | None:
         """None: it is damaged, or is not delayed any more."""

@@ -11,11 +11,12 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from datetime import datetime, timedelta
 from email.errors import HeaderParseError
 from email.header import decode_header, make_header
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import attrs
 
@@ -425,7 +426,7 @@ async def subscribe(call: Call) -> Answer:
     kind, encode = _FORMS[call.target.verb]
     topics = list(dict.fromkeys(call.target.name.split(",")))
     poll = _flag(call, "x-poll", "poll", "po")
-    known = [topic for topic in topics if reading.exists(call, topic)]
+    known = {call.own(topic).number: topic for topic in topics if reading.exists(call, topic)}
     select = "select" if len(known) == len(topics) else "cover"  # waits for streams that do not exist yet
     filters, end = filters_of(call), call.group.log.end.next
 
@@ -440,31 +441,49 @@ async def subscribe(call: Call) -> Answer:
         now = time.time()
         return encode({"id": to_id(int(now * 1e6)), "time": int(now), "event": event, "topic": call.target.name})
 
-    begin = b"" if poll else other("open")
-    if _flag(call, "x-scheduled", "scheduled", "sched"):
-        begin += b"".join([encode(event) async for event in _scheduled(call, known) if filters.admit(event)])
+    begin, scheduled = b"" if poll else other("open"), _flag(call, "x-scheduled", "scheduled", "sched")
     form = Format(
         kind,
         "json",
         message,
-        begin=begin,
+        begin=b"" if scheduled else begin,
         beat=partial(other, "keepalive"),
         silence_s=lambda: limits.NTFY_BEAT_S,
     )
     words = reading.Wish(form, _since(call, poll), None, None, None, None, follow=not poll, strict=False)
-    return await reading.answer(call, reading.open_source(call, topics, words, select), words)
+    # opened before the look at what waits: a message that is due between the two comes by the cursor
+    answer = await reading.answer(call, reading.open_source(call, topics, words, select), words)
+    if not scheduled:
+        return answer
+    waiting = _scheduled(call, known, lambda event: encode(event) if filters.admit(event) else b"")
+    return attrs.evolve(answer, body=_joined(begin, waiting, answer.body))
 
 
-async def _scheduled(call: Call, topics: list[str]) -> AsyncIterator[dict[str, Any]]:
-    """Messages that wait for their time, which is theirs."""
+async def _joined(*parts: bytes | AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """A body of these, piece by piece: all that waits for its time is more than memory should hold."""
+    for part in parts:
+        if isinstance(part, bytes):
+            yield part
+            continue
+        async with aclosing(cast(Any, part)):
+            async for piece in part:
+                yield piece
+
+
+async def _scheduled(
+    call: Call, topics: dict[int, str], encode: Callable[[dict[str, Any]], bytes]
+) -> AsyncIterator[bytes]:
+    """Messages that wait for their time, which is theirs. Others are served between two, and where there are none."""
     clock, delayed = call.tree.clock, call.group.held
     wall_ns = clock.wall_ns() - clock.engine_ns()
-    for stream in map(call.own, topics):
-        for sequence in delayed.sequences(stream.number):
+    for sequences in delayed.sequences(topics):
+        for sequence, number in sequences:
             if (record := delayed.record(sequence)) is not None:
                 due_ns = int(headers.decode(record.headers)[headers.DUE]) + wall_ns
-                yield from_message(json.loads(as_json_line(record, stream.name)) | {"time": due_ns / 1e9})
+                message = json.loads(as_json_line(record, topics[number]))
+                yield encode(from_message(message | {"time": due_ns / 1e9}))
             await call.front.pause()
+        await call.front.pause()
 
 
 def _flag(call: Call, *names: str) -> bool:
