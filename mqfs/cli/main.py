@@ -19,6 +19,7 @@ import click
 import mqfs
 from mq_tools import completion
 from mq_tools.cli_types import usage_error
+from mqfs.cli.users import become_owner
 from mqfs.errors import BadConfig, BadStore, MqfsError
 from mqfs.server.options import Options, command_line, join, read_file
 from mqfs.syntax.duration import parse_duration
@@ -79,7 +80,10 @@ def serve(file: str | None, **arguments: Any) -> int:
 @click.argument("store")
 @click.option("--fix", is_flag=True, help="Repair the store; corrupt data is moved to quarantine.")
 def check(store: str, fix: bool) -> int:
-    """Verify every record of a store that no server has open; print one line a problem."""
+    """Verify every record of a store that no server has open; print one line a problem.
+
+    With --fix root acts as the owner of the store.
+    """
     from mqfs.server.progress import Progress  # here, so that the other commands need none of it
     from mqfs.store import check as checks
 
@@ -87,6 +91,8 @@ def check(store: str, fix: bool) -> int:
         with progress.away():
             click.echo(line)
 
+    if fix:
+        become_owner(store)
     try:
         with Progress() as progress:
             count = checks.check(store, fix=fix, report=report, progress=progress)
@@ -193,7 +199,8 @@ def _connect(sock: socket.socket, store: str) -> None:
 def restore(url: str, store: str, until: str | None, groups: tuple[str, ...]) -> int:
     """Make STORE, a new directory, of the replicated log at URL, as it was at the end, at a time or after a message.
 
-    It is a store of its own: it has a new uuid, and the log is left as it is.
+    It is a store of its own: it has a new uuid, and the log is left as it is. Root acts as the owner of STORE, or of
+    the directory that it is made in.
     """
     from mqfs.replica.engines import open_log  # here, so that the other commands need none of it
     from mqfs.replica.restore import Point
@@ -202,6 +209,7 @@ def restore(url: str, store: str, until: str | None, groups: tuple[str, ...]) ->
 
     point = Point() if until is None else parse_point(until)
     log = open_log(url, create=False)
+    become_owner(store)
     try:
         with Progress() as progress:
             path, wanted = os.path.realpath(store), [path.strip("/") for path in groups]

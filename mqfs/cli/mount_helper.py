@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import getopt
 import os
-import pwd
 import re
 import sys
 import time
@@ -23,6 +22,7 @@ from typing import Any, NoReturn
 import attrs
 
 from mqfs import limits
+from mqfs.cli.users import become
 from mqfs.errors import BadAddress, BadConfig, BadStore, MqfsError
 from mqfs.net.address import UnixAddress, parse_address, parse_addresses
 from mqfs.server.options import KINDS, Options, join, read_file
@@ -173,18 +173,6 @@ def serve_server(request: Request, notify: Callable[[str], None]) -> int:
         trace=False,
     )
     return trio.run(mount.run, options, notify)
-
-
-def become(user: str) -> None:
-    """Be that user, with its groups. Raises BadConfig."""
-    try:
-        entry = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
-    except (KeyError, OverflowError):
-        raise BadConfig(f"uid={user}: unknown user (expected one of getent passwd)") from None
-    if entry.pw_uid != os.geteuid():
-        os.initgroups(entry.pw_name, entry.pw_gid)
-        os.setgid(entry.pw_gid)
-        os.setuid(entry.pw_uid)
 
 
 def detach(state: str) -> None:

@@ -45,7 +45,8 @@ def no_progress(text: str) -> None:
 
 
 def check(path: str, fix: bool = False, report: Report = print, progress: Progress = no_progress) -> int:
-    """Report each fault in one line; returns their number. Raises BadStore where it is no store or in use.
+    """Report each fault in one line; returns their number. Raises BadStore where it is no store or in use, and for a
+    repair where it is open to other users: the start that ends the repair would be refused.
 
     Lines that begin with "note: " are no damage: an unclean stop left it, and the next start repairs it.
     """
@@ -55,6 +56,8 @@ def check(path: str, fix: bool = False, report: Report = print, progress: Progre
         raise errors.BadStore(f"{path}: does not exist")
     if not disk.is_folder(f"{path}/buckets"):
         read_label(disk, path)  # raises BadStore
+    if fix and disk.is_open_to_others(path):
+        raise errors.BadStore(f"{path}: open to other users (expected the server's user, mode 700)")
     lock = take_lock(disk, path, write=fix)
     try:
         checker = Checker(disk, path, fix, report, progress)
