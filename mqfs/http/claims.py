@@ -1,7 +1,9 @@
 """Open claims: the one thing that outlives a request.
 
 A claim belongs to an open handle, so each claim request keeps its handle here until its messages are settled or their
-leases end. It holds their tokens and leases; the consumer decides what becomes of a message.
+leases end. It holds their tokens and leases; the consumer decides what becomes of a message: it may end a claim before,
+as at the end of the group's own lease and at a seek. Then the claim is void, and is dropped here when its user has no
+room for more, at a command that names it, and by the alarm, which rings at the end of either lease.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from mqfs.engine.core.timers import CONSUMERS, Alarm
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadRequest, Denied, MqfsError, OverLimit, Stale
 from mqfs.model import Grant, User
-from mqfs.store.api import Handle
 
 MAC_BYTES = 16
 
@@ -33,7 +34,7 @@ class OpenClaim:
 
     number: int
     secret: str  # of its tokens
-    handle: Handle
+    handle: Any  # of the consumer
     node: Any
     user: User
     account: Hashable
@@ -52,21 +53,21 @@ class Claims:
         self._open: dict[int, OpenClaim] = {}
         self._of_user: Counter[Hashable] = Counter()
 
-    def room(self, account: Hashable) -> int:
-        """How many more messages a user may claim. Raises OverLimit where that is 0."""
-        if self._of_user[account] >= limits.HTTP_USER_CLAIMS:
-            for claim in [claim for claim in self._open.values() if claim.node.removed]:
-                self.settled(claim, list(claim.deliveries))
+    def room(self, account: Hashable, wanted: int) -> int:
+        """How many messages more a user may claim, of those wanted. Raises OverLimit where that is 0."""
+        if self._of_user[account] + wanted > limits.HTTP_USER_CLAIMS:
+            for claim in [claim for claim in self._open.values() if claim.account == account and claim.due_ns]:
+                self.drop_void(claim)
         left = limits.HTTP_USER_CLAIMS - self._of_user[account]
         if left <= 0:
             raise OverLimit(f"open claims: {limits.HTTP_USER_CLAIMS} of this user (expected an ack or release first)")
-        return left
+        return min(left, wanted)
 
     def has_room(self, account: Hashable) -> bool:
         """Whether a user may claim one more by now: others of its requests may have waited, too."""
         return self._of_user[account] < limits.HTTP_USER_CLAIMS
 
-    def begin(self, handle: Handle, node: Any, user: User, account: Hashable) -> OpenClaim:
+    def begin(self, handle: Any, node: Any, user: User, account: Hashable) -> OpenClaim:
         """A claim request; without messages yet. `account`: charged with them."""
         number = next(self._numbers)
         alarm = Alarm(self._tree.timers, node.group, CONSUMERS, "ending leases", partial(self._expire, number))
@@ -84,7 +85,13 @@ class Claims:
         """From now on."""
         due = self._tree.clock.engine_ns() + int(seconds * 1e9)
         claim.due_ns.update(dict.fromkeys(sequences, due))
-        claim.alarm.at(due)
+        self._set_alarm(claim)
+
+    def _set_alarm(self, claim: OpenClaim) -> None:
+        """For the first lease that ends: of the client, or of the group, which ends one without a word."""
+        if claim.due_ns:
+            due, own = min(claim.due_ns.values()), claim.node.group.settings.lease
+            claim.alarm.at(min(due, self._tree.clock.engine_ns() + own) if own else due)
 
     def _token(self, claim: OpenClaim, sequence: int) -> str:
         return f"{claim.number}.{sequence}.{claim.deliveries[sequence]}.{claim.secret}"
@@ -115,6 +122,11 @@ class Claims:
             if not self._of_user[claim.account]:
                 del self._of_user[claim.account]
 
+    def drop_void(self, claim: OpenClaim) -> None:
+        """Drop the messages that the consumer took back."""
+        held = () if claim.node.removed else claim.handle.claims
+        self.settled(claim, [sequence for sequence in claim.deliveries if sequence not in held])
+
     def command(self, claim: OpenClaim, line: str) -> None:
         """A command whose result is not awaited; a claim that is gone stays so."""
         with suppress(MqfsError):
@@ -132,7 +144,7 @@ class Claims:
             self.settled(claim, list(claim.deliveries))
 
     def _expire(self, number: int, now_ns: int) -> None:
-        """Nack the messages whose lease ran out; each by itself, as others may be settled already."""
+        """Nack the messages whose lease ran out, each by itself, as others may be settled already. Drop void ones."""
         claim = self._open.get(number)
         if claim is None:
             return
@@ -140,5 +152,5 @@ class Claims:
         for sequence in due:
             self.command(claim, f"nack {sequence}")
         self.settled(claim, due)
-        if claim.due_ns:
-            claim.alarm.at(min(claim.due_ns.values()))
+        self.drop_void(claim)
+        self._set_alarm(claim)

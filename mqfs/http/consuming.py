@@ -142,7 +142,7 @@ def _lease(call: Call) -> float:
 async def claim(call: Call) -> Answer:
     """Claim up to `max` messages; each line of the answer has a token to settle it by."""
     claims, lease = call.front.claims, _lease(call)
-    most = min(call.number("max", limits.HTTP_CLAIMED) or 1, claims.room(call.owner))
+    most = claims.room(call.owner, call.number("max", limits.HTTP_CLAIMED) or 1)
     wait = call.seconds("wait") or 0.0
     handle = _open(call, call.target.node, "json")
     mine = claims.begin(handle, call.target.node, call.user, call.owner)
@@ -206,13 +206,13 @@ async def settle(call: Call) -> Answer:
         if str(mine.number) in unsettled:
             continue
         try:
-            step = _command(cast(ConsumerHandle, mine.handle), verb, sequences, suffix)
+            step = _command(mine.handle, verb, sequences, suffix)
         except Stale:
+            claims.drop_void(mine)
             gone += tokens[mine]
             continue
         except MqfsError:  # some of them may be done
-            held = cast(ConsumerHandle, mine.handle).claims
-            claims.settled(mine, [sequence for sequence in sequences if sequence not in held])
+            claims.drop_void(mine)
             raise
         if verb == "touch":
             claims.lease(mine, sequences, lease)

@@ -295,7 +295,67 @@ def test_open_claims_of_a_user_are_bounded(hasty: Web) -> None:
     refused = hasty.post(f"{mail}/claim")
     assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
     assert hasty.post(f"{mail}/ack", "\n".join(tokens)).status == 204
-    assert len(claim(hasty, mail, "max=7")) == 2
+    left = [m["token"] for m in claim(hasty, mail, "max=7")]
+    assert len(left) == 2
+    assert hasty.post(f"{mail}/ack", "\n".join(left)).status == 204  # other tests have that user, too
+
+
+WAYS_VOID = ("the group's lease", "seek", "seek of a file", "removed consumer", "removed group")
+
+
+@pytest.mark.parametrize("asks", ["claims", "claims elsewhere", "acks first"])
+@pytest.mark.parametrize("way", WAYS_VOID)
+def test_a_void_claim_counts_no_more(hasty: Web, way: str, asks: str) -> None:
+    """However it became void, and whatever its client asks for then."""
+    group = hasty.group("backoff 10ms 10ms", *(["lease 1s"] if way == "the group's lease" else []))
+    mail, place = f"{group}/.consumers/mail", f"{group.lstrip('/')}/.consumers/mail"
+    hasty.put(f"{group}/s")
+    hasty.put(mail)
+    for n in range(7):
+        hasty.post(f"{group}/s", str(n))
+    tokens = [m["token"] for m in claim(hasty, mail, "max=5&lease=12h")]
+    assert len(tokens) == 5
+
+    def claimed() -> int:
+        return int(hasty.get(f"{group}/.stats").json["consumers"]["mail"]["claimed"])
+
+    if way == "the group's lease":
+        eventually(lambda: claimed() == 0)
+    elif way == "seek":
+        assert hasty.post(f"{mail}/seek", "first").status == 204
+    elif way == "seek of a file":
+        with blocking.connect(hasty.server.address) as client, client.open(place, "r+") as file:
+            file.write(b"seek first\n")
+    else:
+        assert hasty.post(f"{mail}/seek", "end").status == 204
+        assert hasty.ask("DELETE", mail).status == 204
+        if way == "removed group":
+            hasty.ask("DELETE", f"{group}/s")
+            assert hasty.ask("DELETE", f"{group}/").status == 204
+            hasty.put(f"{group}/")
+            hasty.put(f"{group}/s")
+        hasty.put(mail)
+    if asks == "acks first":
+        assert hasty.post(f"{mail}/ack", "\n".join(tokens)).status == 410
+    if asks == "claims elsewhere":
+        group = hasty.group()
+        mail = f"{group}/.consumers/mail"
+        hasty.put(f"{group}/s")
+        hasty.put(mail)
+    for n in range(7):
+        hasty.post(f"{group}/s", f"new {n}")
+    again = claim(hasty, mail, "max=5")
+    assert len(again) == 5
+    assert hasty.post(f"{mail}/ack", "\n".join(m["token"] for m in again)).status == 204
+
+
+def test_a_claim_that_ended_by_the_lease_of_the_group_leaves_no_open_file(hasty: Web) -> None:
+    group = hasty.group("lease 1s")
+    hasty.put(f"{group}/s")
+    hasty.put(f"{group}/.consumers/mail")
+    hasty.post(f"{group}/s", "m")
+    assert len(claim(hasty, f"{group}/.consumers/mail", "lease=12h")) == 1
+    hasty.eventually_open(group, "mail", 0)
 
 
 def test_claims_of_one_stranger_refuse_no_other(hasty: Web) -> None:
