@@ -14,11 +14,13 @@ from typing import Any
 
 import click
 
+from mqfs import limits
 from mqfs.errors import BadCommand, BadConfig, NotFound
 from mqfs.model import SCOPES
 from mqfs.net import identity
 from mqfs.net.tokens import is_token, read_bytes
 from mqfs.server.options import read_file
+from mqfs.store.disk import Disk, removed_on_error
 from mqfs.syntax import token_line
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.token_line import TokenLine, parse_line, print_line, print_moment, print_path
@@ -58,16 +60,17 @@ def new(file: str, user: str, scope: str, path: str, expires: str | None, note: 
         raise BadConfig(f"unknown user {user!r} (expected one of getent passwd)")
     if not note.isprintable():
         raise BadConfig("--note: control characters (expected one line)")
-    made, secret = token_line.new_secret()
     try:
-        parsed = token_line.parse_path(path)
+        parsed, rights = token_line.parse_path(path), token_line.parse_scope(scope)
         until = math.inf if expires is None else _moment(expires)
-        line = TokenLine(
-            user, made, token_line.digest(secret.encode()), token_line.parse_scope(scope), parsed, until, note
-        )
     except BadCommand as error:
         raise BadConfig("--" + error.detail) from None
     with locked(file, make=True) as lines:
+        known = {_parse(file, number, line).id for number, line in enumerate(lines, 1) if is_token(line)}
+        made, secret = token_line.new_secret()
+        while made in known:
+            made, secret = token_line.new_secret()
+        line = TokenLine(user, made, token_line.digest(secret.encode()), rights, parsed, until, note)
         lines.append(print_line(line).encode())
     click.echo(secret)
 
@@ -134,22 +137,36 @@ def _parse(file: str, number: int, line: bytes) -> TokenLine:
 
 @contextlib.contextmanager
 def locked(file: str, *, make: bool = False) -> Iterator[list[bytes]]:
-    """The lines of a file, to be edited by one at a time: it is replaced by a rename, with its owner and mode 600."""
+    """The lines of a file, to be edited by one at a time: it is replaced by a rename, with its owner and mode 600.
+    Raises BadConfig, and leaves it as it was, where the server would refuse it then."""
     descriptor = _lock(file, os.O_CREAT if make else 0)
     try:
-        status = os.fstat(descriptor)
         lines = _lines(file)
         yield lines
-        made, beside = tempfile.mkstemp(prefix=f"{os.path.basename(file)}.", dir=os.path.dirname(file))  # of mode 600
+        data = b"".join(line + b"\n" for line in lines)
+        if len(data) > limits.TOKEN_FILE_BYTES:
+            raise BadConfig(f"--token-file {file}: too long (expected at most {limits.TOKEN_FILE_BYTES} bytes)")
+        try:
+            _replace(file, data, os.fstat(descriptor))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, file) from None
+    finally:
+        os.close(descriptor)
+
+
+def _replace(file: str, data: bytes, status: os.stat_result) -> None:
+    """Put a new file of that owner in its place, on disk: a power cut must not bring a revoked token back."""
+    disk, folder = Disk(), os.path.dirname(file)
+    made, beside = tempfile.mkstemp(prefix=f"{os.path.basename(file)}.", dir=folder)  # of mode 600
+    with removed_on_error(disk, beside):
         with open(made, "wb") as out:
             if status.st_uid != os.geteuid():
                 os.fchown(out.fileno(), status.st_uid, status.st_gid)
-            out.write(b"".join(line + b"\n" for line in lines))
+            out.write(data)
             out.flush()
             os.fsync(out.fileno())
         os.rename(beside, file)
-    finally:
-        os.close(descriptor)
+    disk.sync_folder(folder)
 
 
 def _lock(file: str, flags: int) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
+import secrets
 import signal
 import stat
 import subprocess
@@ -16,6 +18,8 @@ from typing import Any
 import pexpect
 import pytest
 
+from mqfs import limits
+from mqfs.cli.token import token as main
 from mqfs.errors import BadConfig, Denied, MqfsError, NotFound
 from mqfs.net import tokens
 from mqfs.ninep.client import connection
@@ -143,6 +147,73 @@ def test_two_who_edit_at_once_lose_nothing(tmp_path: Path) -> None:
     made = {child.communicate(timeout=HANG_S)[0].split("_")[1] for child in children}
     assert {row[0] for row in listed(tmp_path)} == made
     assert len(made) == 5
+
+
+def test_an_edit_that_would_make_the_file_too_long_is_refused(tmp_path: Path) -> None:
+    """The server would refuse the file, and no token could be revoked any more. One that just fits is edited."""
+    file, made = tmp_path / "tokens", new(tmp_path)[0]
+    size = file.stat().st_size
+    comment = b"#" * (limits.TOKEN_FILE_BYTES - 2 * size - 1) + b"\n"
+    for spare, fits in ((0, True), (1, False)):
+        file.write_bytes(file.read_bytes().splitlines(keepends=True)[0] + b"#" * spare + comment)
+        before = file.read_bytes()
+        done = command(tmp_path, "new", ME)
+        said = f"mqfs: --token-file {file}: too long (expected at most {limits.TOKEN_FILE_BYTES} bytes)\n"
+        assert (done.returncode, done.stderr) == ((0, "") if fits else (2, said))
+        assert fits or file.read_bytes() == before
+        assert made in [row[0] for row in listed(tmp_path)]
+        assert os.listdir(tmp_path) == ["tokens"]
+    assert command(tmp_path, "revoke", made).returncode == 0
+
+
+@pytest.mark.parametrize("words", [("new", ME), ("revoke", "0a0b")])
+def test_an_edit_that_the_disk_has_no_room_for_leaves_nothing(tmp_path: Path, words: tuple[str, ...]) -> None:
+    file = tmp_path / "tokens"
+    file.touch(0o600)
+    file.write_text(f"#{'x' * 100_000}\n{line_of(ME, SECRET)}#\n")
+    before = file.read_bytes()
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+
+    done = subprocess.run(
+        [*COMMAND, "token", *words, "--token-file", "tokens"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, preexec_fn=limit, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"mqfs: {file}: File too large\n")
+    assert (os.listdir(tmp_path), file.read_bytes()) == (["tokens"], before)
+
+
+def test_an_id_that_is_in_the_file_is_not_given_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = iter(["0a0b", "0a0b", "0c0d"])
+    monkeypatch.setattr(secrets, "token_hex", lambda size: next(numbers))
+    file = tmp_path / "tokens"
+    file.touch(0o600)
+    file.write_text(line_of(ME, SECRET))
+    main(["new", ME, "--token-file", str(file)], standalone_mode=False)
+    assert [row[0] for row in listed(tmp_path)] == ["0a0b", "0c0d"]
+
+
+def test_what_an_edit_did_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new file before it has its name, and its name after that."""
+    made, _ = new(tmp_path)
+    done: list[str] = []
+    sync, rename = os.fsync, os.rename
+
+    def note_sync(fd: int) -> None:
+        done.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
+        sync(fd)
+
+    def note_rename(source: str, to: str) -> None:
+        done.append("rename")
+        rename(source, to)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "rename", note_rename)
+    for words in (["new", ME], ["revoke", made]):
+        main([*words, "--token-file", str(tmp_path / "tokens")], standalone_mode=False)
+        assert done == ["file", "rename", "folder"]
+        done.clear()
 
 
 # ------------------------------------------------------------ the server
