@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import signal
 import sys
@@ -11,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from mq_tools.errors import INTERRUPTED, USAGE, ToolError, print_line
+from mq_tools.errors import INTERRUPTED, USAGE, ToolError, print_line, reason
 from mq_tools.times import ctl_duration, duration_ns, unix_time
 
 T = TypeVar("T")
@@ -116,11 +118,43 @@ def _bad_value(error: click.BadParameter, param: click.Parameter | None) -> str:
     return f"{label} {value[1]}: not a number (expected a {'whole ' if kind is click.INT else ''}number)"
 
 
+# ---------------------------------------------------------------- running a tool
+
+
+def open_standard_files() -> None:
+    """Open /dev/null as each of descriptors 0 to 2 that is closed, which the next file opened would become otherwise.
+
+    Input cannot be read from it and output not be written to it: a closed file is an error where it is used, as
+    elsewhere. What would go to standard error is discarded.
+    """
+    for fd, name, flags in ((0, "stdin", os.O_WRONLY), (1, "stdout", os.O_RDONLY), (2, "stderr", os.O_WRONLY)):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, flags), True)  # it gets the lowest free number
+            file = io.FileIO(fd, "w" if fd else "r", closefd=False)
+            buffer = io.BufferedWriter(file) if fd else io.BufferedReader(file)
+            setattr(sys, name, io.TextIOWrapper(buffer, encoding="utf-8", errors="surrogateescape"))
+
+
 def run_tool(program: str, run: Callable[[Sequence[str]], int], arguments: Sequence[str] | None) -> int:
-    """The exit code of a tool; its ToolError becomes one line on standard error."""
+    """The exit code of a tool; its ToolError, and a failure of standard output, become one line on standard error."""
+    open_standard_files()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    code = 0
     try:
-        return run(sys.argv[1:] if arguments is None else arguments)
+        code = _run(program, run, sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+        return code
+    except OSError as error:
+        print_line(program, f"{error.filename or 'standard output'}: {reason(error)}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes it once more
+        return code or 1
+
+
+def _run(program: str, run: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    try:
+        return run(arguments)
     except ToolError as error:
         if str(error):
             print_line(program, str(error))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -52,6 +53,27 @@ def refusal(fd: int) -> str:
         return " ".join(os.read(fd, 65536).decode("utf-8", "replace").split())
     except OSError:
         return ""
+
+
+def read_answer(fd: int, path: str) -> bytes:
+    """The answer to the last write. Raises ToolError."""
+    try:
+        return os.read(fd, 100)
+    except OSError as error:
+        raise ToolError(f"{path}: {reason(error)}") from error
+
+
+def read_input() -> bytes:
+    """All of standard input. Raises ToolError."""
+    return b"".join(lines_of_input())
+
+
+def lines_of_input() -> Iterator[bytes]:
+    """The lines of standard input, each with its newline. Raises ToolError."""
+    try:
+        yield from sys.stdin.buffer
+    except OSError as error:
+        raise ToolError(f"standard input: {reason(error)}") from error
 
 
 def write_ctl(group: str, lines: Sequence[str]) -> None:

@@ -266,7 +266,7 @@ def ctl(group: str, lines: Sequence[str], json_: bool) -> None:
     """Print the settings of a group, or write each LINE (-: standard input), all or none."""
     path = tree.resolve_group(group)
     if lines:
-        text = [sys.stdin.read().rstrip("\n") if line == "-" else line for line in lines]
+        text = [os.fsdecode(files.read_input()).rstrip("\n") if line == "-" else line for line in lines]
         files.write_ctl(path, text)
         return
     text = files.read_text(os.path.join(path, "ctl")).splitlines()
@@ -319,11 +319,7 @@ def run(arguments: Sequence[str]) -> int:
         context = click.Context(command, info_name=PROGRAM, **command.context_settings)
         click.echo(command.get_help(context), err=True)
         return USAGE
-    try:
-        result = parse(command, arguments)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return 0
+    result = parse(command, arguments)
     return result if isinstance(result, int) else 0
 
 

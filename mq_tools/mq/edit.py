@@ -16,7 +16,7 @@ from itertools import islice
 
 from mq_tools.cursor import Cursor, Message, quote
 from mq_tools.errors import ToolError, reason
-from mq_tools.files import open_file, read_text, stats_of, write, write_ctl
+from mq_tools.files import open_file, read_answer, read_text, stats_of, write, write_ctl
 from mq_tools.mq.peek import by_cursor
 
 _LETTER = ("stream", "sequence", "deliveries", "reason", "consumer")  # headers that a dead letter has beside its own
@@ -84,7 +84,7 @@ def _send(group: str, letter: Message, body: bytes) -> None:
     path = os.path.join(group, ".put")
     with open_file(path, os.O_RDWR) as fd:
         write(fd, json.dumps(keys, ensure_ascii=False).encode() + b"\n" + body, path)
-        answer = os.read(fd, 100).split()
+        answer = read_answer(fd, path).split()
     if not answer:
         raise ToolError(f"dead letter {letter.sequence}: discarded: stream {origin!r} is full (the dead letter stays)")
     if answer[-1] == b"0":

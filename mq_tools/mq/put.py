@@ -11,8 +11,8 @@ from typing import Any
 
 import attrs
 
-from mq_tools.errors import USAGE, ToolError, print_line, reason
-from mq_tools.files import open_file, write
+from mq_tools.errors import USAGE, ToolError, print_line
+from mq_tools.files import lines_of_input, open_file, read_answer, read_input, write
 from mq_tools.tree import TreePath, check_exists, is_group_file
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")  # W3C Trace Context
@@ -68,12 +68,7 @@ def bodies_of(words: Sequence[str], *, lines: bool, newline: bool) -> Iterable[b
         return [os.fsencode(" ".join(words)) + (b"\n" if newline else b"")]
     if sys.stdin.isatty():
         print_line("mq", "reading standard input (Ctrl-D ends it)")
-    if lines:
-        return sys.stdin.buffer
-    try:
-        return [sys.stdin.buffer.read()]
-    except OSError as error:
-        raise ToolError(f"standard input: {reason(error)}") from error
+    return lines_of_input() if lines else [read_input()]
 
 
 class Putter:
@@ -106,7 +101,7 @@ class Putter:
                 if metadata.key is None:  # with one an empty message removes it
                     check_body(body)
                 write(fd, head.encode("utf-8", "surrogateescape") + b"\n" + body, path)
-                yield int(os.read(fd, 100) or b"0")
+                yield int(read_answer(fd, path) or b"0")
 
 
 def check_body(body: bytes) -> None:

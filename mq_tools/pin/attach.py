@@ -9,7 +9,6 @@ import errno
 import os
 import select
 import signal
-import sys
 import termios
 import time
 import tty
@@ -171,8 +170,10 @@ class Attachment:
         """Forward typed input; False after the detach key."""
         try:
             data = os.read(STDIN, READ_BYTES)
-        except OSError:
-            raise Detached(signal.SIGHUP) from None
+        except OSError as error:
+            if error.errno == errno.EIO:
+                raise Detached(signal.SIGHUP) from None  # the terminal is gone
+            raise input_failed(error) from error
         if not data:
             self._reads_input = False  # end of a file or pipe: only watch
             return True
@@ -216,6 +217,10 @@ def write_all(fd: int, data: bytes) -> None:
             raise ToolError(f"standard output: {reason(error)}") from error
 
 
+def input_failed(error: OSError) -> ToolError:
+    return ToolError(f"standard input: {reason(error)}")
+
+
 def is_trusted(fd: int) -> bool:
     """Whether the stream belongs to the user or to root: typed input may be a password."""
     return os.fstat(fd).st_uid in (os.geteuid(), 0)
@@ -233,6 +238,14 @@ def attach(session: Session, detach: bytes) -> int:
     return Attachment(session, detach).run()
 
 
+def read_piece() -> bytes:
+    """A piece of standard input; empty at its end. Raises ToolError."""
+    try:
+        return os.read(STDIN, READ_BYTES)
+    except OSError as error:
+        raise input_failed(error) from error
+
+
 def write(session: Session, words: Sequence[str]) -> None:
     """Type the words and a newline, or all of standard input. Raises ToolError."""
     session.check_running()
@@ -244,7 +257,7 @@ def write(session: Session, words: Sequence[str]) -> None:
         if words:
             os.write(fd, os.fsencode(" ".join(words)) + b"\n")
         else:
-            while data := os.read(sys.stdin.fileno(), READ_BYTES):
+            while data := read_piece():
                 os.write(fd, data)
         os.close(fd)
     except OSError as error:

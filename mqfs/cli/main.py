@@ -18,7 +18,7 @@ import click
 
 import mqfs
 from mq_tools import completion
-from mq_tools.cli_types import usage_error
+from mq_tools.cli_types import open_standard_files, usage_error
 from mqfs.cli.users import become_owner
 from mqfs.errors import BadConfig, BadStore, MqfsError
 from mqfs.server.options import Options, command_line, join, read_file
@@ -250,6 +250,7 @@ command.add_command(completion.command)
 
 def main() -> NoReturn:
     """The entry point: one line for every failure, no traceback."""
+    open_standard_files()
     try:
         result = command.main(prog_name="mqfs", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)
