@@ -53,11 +53,12 @@ def counted(user: Hashable) -> Hashable:
 class UserLimits:
     """The shares of one resource. `limit` names its bound in limits.py, `what` the resource in an error."""
 
-    __slots__ = ("_limit", "_taken", "_what", "most", "used")
+    __slots__ = ("_limit", "_taken", "_what", "most", "over", "used")
 
     def __init__(self, what: str, limit: str) -> None:
         self.used = 0  # of all users
         self.most = 0  # highest after a `change`; serving/memory.py resets it
+        self.over: set[Hashable] = set()  # users who were found to have more than their share
         self._what, self._limit = what, limit
         self._taken: dict[Hashable, int] = {}
 
@@ -75,6 +76,19 @@ class UserLimits:
         total: int = getattr(limits, self._limit)
         user = counted(user)
         require_share(self._what, total, user, self._taken.get(user, 0) + amount, self.used + amount)
+
+    def note_over(self, user: Hashable) -> None:
+        """Enter a user in `over`, where it has more than its share: it was given without a check."""
+        try:
+            self.check(user, 0)
+        except OverLimit:
+            self.over.add(user)
+
+    def require_none_over(self, user: Hashable) -> None:
+        """Check that a user does not have more than its share. Raises OverLimit."""
+        if user in self.over:
+            self.check(user, 0)
+            self.over.discard(user)
 
     def acquire(self, user: Hashable, amount: int = 1) -> None:
         """Give a user more. Raises OverLimit, and changes nothing then."""

@@ -14,7 +14,7 @@ from mqfs import errors, limits
 from mqfs.engine.core import multipart
 from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.consumer import Claim, Consumer
-from mqfs.engine.files.handle import OpenFile, PartialRead
+from mqfs.engine.files.handle import FREE_BYTES, OpenFile, PartialRead
 from mqfs.engine.files.stream import Writer
 from mqfs.engine.language.permissions import R, allowed
 from mqfs.engine.nodes import TakeFile
@@ -33,7 +33,6 @@ class ClaimingHandle(OpenFile):
     parkable = True
     takes = True
     end_sequence = NEVER  # reads end there
-    auto_ack = False  # a message is acked by being read
     acks_next = 0  # claims that the next read acks
     one_by_one = False  # its claims are counted against a quota
 
@@ -41,7 +40,7 @@ class ClaimingHandle(OpenFile):
         super().__init__(node, user, reads, writes)
         self.consumer: Consumer = self._consumer()
         self.claims: dict[int, Claim] = {}
-        self.last = PartialRead()
+        self.last: PartialRead = PartialRead(self)
         self.waits: dict[Wait[bytes], tuple[int, int, int]] = {}  # count, offset, the process that reads
         self.claiming_pid = 0  # the process for which a message is being claimed
         self.scanned_to, self.scanned_version = 0, -1  # up to here the log has nothing for this handle
@@ -78,6 +77,8 @@ class ClaimingHandle(OpenFile):
             data = self.at_once(count, offset)
             if data is not None:
                 return data
+            if self.group.tree.memory.over:
+                self.require_memory()
             self.claiming_pid = self.reader_pid
             self.group.waiting.left = limits.PASSED_MESSAGES
             data = self.fetch(count, offset)
@@ -238,7 +239,7 @@ class PeekHandle(OpenFile):
 
     def __init__(self, node: Consumer | Stream | TakeFile, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
-        self.last = PartialRead()
+        self.last: PartialRead = PartialRead(self)
         self.position = 0
         self.shown: tuple[Record, int] | None = None  # the last message and which delivery its next one is
         self.opened = self.consumer
@@ -260,6 +261,8 @@ class PeekHandle(OpenFile):
             return rest
         if count <= 0 or self.node.removed:
             return b""
+        if self.group.tree.memory.over:
+            self.require_memory()
         # Not to be cancelled: with O_NONBLOCK it would seem to be the end.
         return self.group.portions.run(self._look(count, offset), may_be_cancelled=False)
 
@@ -277,7 +280,8 @@ class PeekHandle(OpenFile):
             self.position = position
             if record is not None and self._shows(record):
                 entry = consumer.progress.unacked.get(record.sequence)
-                self.shown = record, 1 if entry is None else entry.failed + 1
+                shown = record if len(record.body) <= FREE_BYTES else record._replace(body=b"")
+                self.shown = shown, 1 if entry is None else entry.failed + 1
                 return self.last.first(record.body, count, offset)
             if record is None or looked % _LOOKED_AT == 0:
                 yield

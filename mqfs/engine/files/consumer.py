@@ -11,7 +11,7 @@ from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.consumer import Claim, Consumer
 from mqfs.engine.files.claiming import RECORD_OVERHEAD, ClaimingHandle
 from mqfs.engine.files.commands import CommandFile
-from mqfs.engine.files.handle import PartialRead
+from mqfs.engine.files.handle import FREE_BYTES
 from mqfs.engine.files.seek import WalkBack, position
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
 from mqfs.engine.language.permissions import ADMIN, R, W, allowed, require, require_scope
@@ -131,7 +131,10 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         self.current = current
         self.end_due = self.format == "each"
         assert self.shown is not None
-        if self.shown[0].headers and (long := self._long(self.shown[0])) is not None:
+        record, deliveries = self.shown
+        if len(record.body) > FREE_BYTES:  # `info` does not ask for it
+            self.shown = record._replace(body=b""), deliveries
+        if record.headers and (long := self._long(record)) is not None:
             return self.last.first_of_many(long, count, 0)
         return self.last.first(b"".join(pieces), count, 0)
 
@@ -201,7 +204,8 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
                 if sequence in self.current:
                     if self.last.given < len(self.last.body):
                         self._drop_rest()
-                    self.last, self.end_due = PartialRead(), False
+                    self.last.drop()
+                    self.end_due = False
             else:
                 rest = iter(self._commands(self.lines_of(data)))
                 for command in rest:
@@ -353,7 +357,8 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
     def _drop_rest(self) -> None:
         if self.last.given < len(self.last.body):
             self.names = SentNames()  # there may be names in what was not given
-        self.last, self.end_due = PartialRead(), False
+        self.last.drop()
+        self.end_due = False
 
     def _info(self) -> None:
         if self.shown is None:

@@ -14,7 +14,7 @@ from mqfs import errors, limits
 from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.waiting import WaitList
 from mqfs.engine.files.commands import LongResponses
-from mqfs.engine.files.handle import PartialRead
+from mqfs.engine.files.handle import FREE_BYTES
 from mqfs.engine.files.readers import Searcher, fell_behind
 from mqfs.engine.files.seek import WalkBack, position
 from mqfs.engine.files.status import places
@@ -150,7 +150,7 @@ class Cursor(LongResponses, Searcher):
     def _drop_rest(self) -> None:
         if self.last.given < len(self.last.body):
             self.names = SentNames()  # there may be names in what was not given
-        self.last = PartialRead()
+        self.last.drop()
 
     def _until(self, bound: int | None) -> None:
         self.until = self.group.log.end.next if bound is None else bound
@@ -249,6 +249,8 @@ class Cursor(LongResponses, Searcher):
         data = self.rest(count)
         if data is not None:
             return data
+        if self.group.tree.memory.over:
+            self.require_memory()
         if not self.arrive():
             self.passed = limits.PASSED_MESSAGES
             return None
@@ -263,7 +265,7 @@ class Cursor(LongResponses, Searcher):
         return data
 
     def _give(self, record: Record, count: int) -> bytes:
-        self.shown = record
+        self.shown = record if len(record.body) <= FREE_BYTES else record._replace(body=b"")
         self.group.counts.read += 1
         self.end_due = self.format == "each"
         return self.last.first(shape(self.format, record, self.group.numbers[record.stream].name), count, 0)
@@ -356,7 +358,7 @@ class Cursor(LongResponses, Searcher):
                 self.position = before
                 break
             self.names.given({record.stream: name})
-            self.shown = record
+            self.shown = record if len(record.body) <= FREE_BYTES else record._replace(body=b"")
             self.group.counts.read += 1
             pieces.append(piece)
             size += len(piece)
@@ -396,7 +398,7 @@ class Cursor(LongResponses, Searcher):
             if found is None:
                 return None
         self.names.given(names)
-        self.position, self.shown = found.last + 1, found.newest
+        self.position, self.shown = found.last + 1, found.newest._replace(body=b"")
         group.counts.read += found.messages
         return self.last.first(b"".join((head, *found.pieces) if head else found.pieces), count, 0)
 
@@ -417,7 +419,8 @@ class Cursor(LongResponses, Searcher):
             return b"" if self.has_ended else None
         if self.format != "record":
             return self._give(record, count)
-        self.shown, name = record, self.group.numbers[record.stream].name
+        self.shown = record if len(record.body) <= FREE_BYTES else record._replace(body=b"")
+        name = self.group.numbers[record.stream].name
         return self.last.first(self.names.give(record, name), count, 0)
 
     @property

@@ -28,9 +28,11 @@ class OpenFile:
     readable = True
     writable = True
     takes = False  # what it reads is claimed for it
+    auto_ack = False  # a message is acked by being read
     publishes = False  # what is written to it are messages
     reader_pid = 0
     held = 0  # bytes of memory that count as its user's
+    last: PartialRead | None = None  # what a message file gave last
     opening: Step[object] = None  # what a front end may wait for before it says that the file is open
     partial = b""  # an unfinished line
     whole_below = 0  # of a file of commands: a shorter write is whole, its last line too
@@ -85,6 +87,8 @@ class OpenFile:
             finally:
                 if self.held:
                     self.hold(0)
+                if self.last is not None and self.last.held:
+                    self.last.drop()
 
     def _end(self) -> None:
         """What closing means for this kind of file."""
@@ -96,6 +100,11 @@ class OpenFile:
     def hold(self, size: int, *, refuse: bool = True) -> None:
         """So many bytes of memory are its user's. Raises OverLimit."""
         self.held = self.group.tree.memory.change(self.user.uid, self.held, size, refuse=refuse)
+
+    def require_memory(self) -> None:
+        """Called before a new message is read where some user has more than its share of unread rests. Raises OverLimit
+        for that user: the rest of one more would be kept."""
+        self.group.tree.memory.require_none_over(self.user.uid)
 
     def keep(self, rest: bytes, *, refuse: bool = True) -> None:
         """An unfinished line waits here. Raises OverLimit."""
@@ -187,16 +196,29 @@ class PreparedFile(OpenFile):
             wait.fail(errors.Interrupted(f"{self.node.name!r}: closed before the read was answered"))
 
 
+FREE_BYTES = 4_096  # of a message, which count as the handle's own
+
+
 class PartialRead:
-    """The last message a handle gave, and how much of it."""
+    """The last message a handle gave, and how much of it. A large one counts as memory of the handle's user; one that
+    was read out is kept only where it may be read again, and while its user has memory for it."""
 
-    __slots__ = ("body", "can_push_back", "given", "start")
+    __slots__ = ("_handle", "body", "can_push_back", "given", "held", "start")
 
-    def __init__(self) -> None:
+    def __init__(self, handle: OpenFile | None = None) -> None:
+        """`handle`: None where nothing is counted."""
+        self._handle = handle
+        self.held = 0  # bytes of memory that count as its user's
         self.body: bytes | LongBody = b""
         self.given = 0  # bytes of it that were given
         self.start = 0  # the offset at which it was given
         self.can_push_back = False  # `body[given:]` could not be delivered: it is next, whatever the offset
+
+    def drop(self) -> None:
+        """Forget the message, and what was not given of it."""
+        self.body, self.given, self.start, self.can_push_back = b"", 0, 0, False
+        if self.held:
+            self._hold(0)
 
     def rest(self, count: int, offset: int, sequential: bool) -> Any:
         """The rest of the message at that offset; None: the next message is due. Bytes, or of a body in parts a
@@ -216,13 +238,33 @@ class PartialRead:
         """Begin with a new message."""
         self.body, self.start = body, offset
         self.given = size = len(body)
+        if (size > FREE_BYTES or self.held) and self._handle is not None:
+            self._hold_large(self._handle, size, size <= count)
         if size <= count:
             return body
         self.given = count
         return body[:count]
 
+    def _hold_large(self, handle: OpenFile, size: int, is_read_out: bool) -> None:
+        kept = size if size > FREE_BYTES else 0
+        may_drop = is_read_out and not handle.auto_ack  # else the consumer keeps it, for an undo
+        try:
+            self._hold(0 if may_drop and handle.sequential else kept, refuse=may_drop)
+        except errors.OverLimit:
+            self._hold(0)
+        if kept and not self.held:
+            self.body, self.given = b"", 0  # `back` is passed what was given
+
+    def _hold(self, size: int, *, refuse: bool = False) -> None:
+        if self._handle is not None and not (size and self._handle.closed):  # what comes back after that is lost
+            memory, uid = self._handle.group.tree.memory, self._handle.user.uid
+            self.held = memory.change(uid, self.held, size, refuse=refuse)
+            if size and not refuse:
+                memory.note_over(uid)
+
     def first_of_many(self, body: LongBody, count: int, offset: int) -> Step[bytes]:
         """As `first`, of a body that is read as it is given."""
+        self.drop()
         self.body, self.start, self.given = body, offset, 0
         step: Step[bytes] = self._give(count)
         return step
@@ -240,5 +282,9 @@ class PartialRead:
             self.given = begin
 
     def back(self, data: bytes) -> None:
+        if not self.body:
+            self.body, self.given = data, len(data)
+            if len(data) > FREE_BYTES:
+                self._hold(len(data))
         self.given = max(self.given - len(data), 0)
         self.can_push_back = True

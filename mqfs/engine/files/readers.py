@@ -36,7 +36,7 @@ class Searcher(OpenFile):
     def __init__(self, node: Any, user: User, reads: bool, writes: bool) -> None:
         super().__init__(node, user, reads, writes)
         self.position = self.group.log.end.next
-        self.last = PartialRead()
+        self.last: PartialRead = PartialRead(self)
         self.waits = self.wait_list()
         self.searching: OrderedDict[Wait[bytes], tuple[int, int]] = OrderedDict()  # its reads: count, offset
         self.search: Step[None] = None  # what to wait for while the log is looked through for them
@@ -227,6 +227,8 @@ class Reader(Searcher):
                 return rest if len(rest) == count else self._read_on(rest, count, offset)
         if self.over or count <= 0:
             return b""
+        if group.tree.memory.over:
+            self.require_memory()
         if self not in self.waits.readers:
             if group.settings.data == "coalesce":
                 data = self._fill(count, offset)

@@ -1,0 +1,115 @@
+"""The messages that open files keep, read in part or to their end, are memory of the files' user: see PartialRead."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqfs import limits
+from mqfs.errors import OverLimit
+from mqfs.model import User
+from tests.support.queues import Queues, say
+
+SIZE, FILES = 256 << 10, 64
+SHARE = 8 * SIZE  # of a user
+MINE, OTHER = User(1_001, 1_001), User(1_002, 1_002)
+BOTH, READ = os.O_RDWR, os.O_RDONLY
+
+Open = Callable[[Queues, int, User], Any]
+PLAIN = ["replay all"]
+WORK = ["replay all", "deliver one"]
+
+
+def cursor(queues: Queues, number: int, user: User) -> Any:
+    handle = queues.at(".cursor", BOTH, user)
+    say(handle, "seek first")
+    return handle
+
+
+KINDS: dict[str, tuple[list[str], Open]] = {
+    "read": (PLAIN, lambda queues, _, user: queues.at("s", READ, user)),
+    "read and write": (PLAIN, lambda queues, _, user: queues.at("s", BOTH, user)),
+    "order of": (PLAIN, cursor),
+    "peek": (WORK, lambda queues, _, user: queues.at("s", READ, user)),
+    "claim": (WORK, lambda queues, _, user: queues.at("s", BOTH, user)),
+    "consumer": (PLAIN, lambda queues, _, user: queues.at(".consumers/w", BOTH, user)),
+    "look at a consumer": (PLAIN, lambda queues, _, user: queues.at(".consumers/w", READ, user)),
+}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> tuple[list[str], Open]:
+    return KINDS[request.param]
+
+
+def made(path: Path, ctl: list[str]) -> Queues:
+    queues = Queues(*ctl, path=path / "store")
+    queues.consumer()
+    for name in ("g", "g/s", "g/.consumers/w"):
+        node = queues.tree.find(User(0, 0), name)
+        queues.tree.setattr(User(0, 0), node, mode=0o777 if name == "g" else 0o666)
+    for number in range(FILES):
+        queues.write("s", b"%d" % number + bytes(SIZE))
+    return queues
+
+
+def read_all(queues: Queues, open_one: Open, count: int, user: User) -> tuple[list[Any], int, int]:
+    """The files that were opened, how many of their reads were refused, and the memory that was taken."""
+    files = [open_one(queues, number, user) for number in range(FILES)]
+    refused = 0
+    tracemalloc.start()
+    try:
+        for handle in files:
+            try:
+                data = handle.read(count, 0)
+                assert 0 < len(data) <= count
+            except OverLimit:
+                refused += 1
+        return files, refused, tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_read_in_part_is_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: tuple[list[str], Open]
+) -> None:
+    ctl, open_one = kind
+    queues = made(tmp_path, ctl)
+    before = queues.tree.memory.used
+    monkeypatch.setattr(limits, "HELD_BYTES", 2 * (SHARE + before))
+    files, refused, taken = read_all(queues, open_one, 1, MINE)
+    assert refused > FILES // 2
+    assert SHARE <= queues.tree.memory.used <= SHARE + before + 2 * SIZE
+    assert taken < SHARE + 4 * SIZE
+    assert len(open_one(queues, 0, OTHER).read(1, 0)) == 1  # others have a share of their own
+    for handle in files[: FILES // 2]:
+        handle.close()
+    assert len(files[-1].read(1, 0)) == 1  # and so has the user again
+    for handle in files[FILES // 2 :]:
+        handle.close()
+    assert queues.tree.memory.of(MINE.uid) == 0
+
+
+def test_what_is_read_out_is_no_burden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: tuple[list[str], Open]
+) -> None:
+    ctl, open_one = kind
+    queues = made(tmp_path, ctl)
+    monkeypatch.setattr(limits, "HELD_BYTES", 2 * (SHARE + queues.tree.memory.used))
+    files, refused, taken = read_all(queues, open_one, 2 * SIZE, MINE)
+    assert (refused > 0) == files[0].auto_ack  # such a message is claimed again, should it not have been delivered
+    assert taken < SHARE + 4 * SIZE
+    last = files[0]
+    before = queues.tree.memory.of(MINE.uid)
+    last.push_back(bytes(5))  # it could not be delivered
+    assert last.read(64, 0) == bytes(5)
+    assert queues.tree.memory.of(MINE.uid) <= before + SIZE
+    for handle in files:
+        handle.close()
+        handle.push_back(bytes(SIZE))
+    assert queues.tree.memory.of(MINE.uid) == 0
