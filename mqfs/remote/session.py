@@ -196,6 +196,8 @@ class OneRequest(Wait[T]):
         if isinstance(request, tuple):
             self._fid = cast(m.Tread | m.Twrite, request).fid
             self._tag = link.send_one(cast(Fcall, request), self._answered)
+            if self.cancelled and not self._is_short:  # its flush was lost with the link before
+                link.flush(self._tag)
         else:
             self.resolve(cast(T, request))
 

@@ -96,6 +96,39 @@ def test_a_reader_without_replay_misses_nothing_written_after_the_restart(elsewh
         assert answer.result(HANG_S) == b"1"
 
 
+READ_ONCE = """
+import os, sys
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_NONBLOCK)
+os.dup2(fd, 3)
+print("open", flush=True)
+sys.stdin.readline()
+try:
+    print(os.read(3, 100))
+except BlockingIOError:
+    print("nothing")
+"""
+
+
+def test_a_program_that_does_not_wait_is_answered_by_the_next_server(elsewhere: Elsewhere) -> None:
+    """The server ends with its read, and with the flush of that, unanswered."""
+    group = elsewhere.group("g", "replay all", "consumer c")
+    words = [sys.executable, "-c", READ_ONCE, str(group / ".consumers" / "c")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        os.kill(elsewhere.server.process.pid, signal.SIGSTOP)
+        print(file=process.stdin, flush=True)
+        process.stdin.close()
+        eventually(lambda: Path(f"/proc/{process.pid}/syscall").read_text().startswith("0 0x3 "), "it to read")
+        elsewhere.server.restart()
+        with ThreadPoolExecutor(1) as threads:
+            try:
+                assert threads.submit(process.stdout.read).result(HANG_S) == "nothing\n"
+            finally:
+                process.kill()
+
+
 class Traffic:
     """Writers and readers of one stream, mq-work, and a lister, until `over`."""
 
