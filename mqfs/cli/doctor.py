@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import importlib
 import importlib.util
 import os
 import platform
@@ -17,6 +19,7 @@ from typing import NamedTuple
 import click
 
 from mqfs import errors, ring
+from mqfs.cli.users import become_owner
 from mqfs.net.tokens import read_entries
 from mqfs.records import batch
 from mqfs.ring.server import fd_keeper
@@ -47,23 +50,23 @@ class Finding(NamedTuple):
 @click.command()
 @click.argument("store", required=False)
 @click.option("--token-file", metavar="FILE", help="File of tokens to check, as of serve.")
-@click.option("--replica", metavar="URL", help="URL of a replicated log, as of serve; made where it is missing.")
+@click.option("--replica", metavar="URL", help="URL of a replicated log, as of serve; a stream of NATS is made.")
 @click.option("--config", metavar="FILE", help="TOML file of serve: it, and what it names of the above, are checked.")
 def doctor(store: str | None, token_file: str | None, replica: str | None, config: str | None) -> int:
     """Check what a server needs of this machine, and of the disk of a STORE, which need not exist yet.
 
-    Exits with 1 where something is bad.
+    Root looks as the owner of STORE, or of the directory that it is to be made in; without STORE, of the file of
+    tokens. Exits with 1 where something is bad.
     """
     settings: dict[str, object] = {}
-    findings = []
     if config is not None:
-        try:
+        with contextlib.suppress(errors.BadConfig):  # it is looked at below, as who the server is
             settings = read_file(config)
-            findings.append(Finding(OK, "configuration", config))
-        except errors.BadConfig as error:
-            findings.append(Finding(BAD, "configuration", str(error)))
     store, token_file = store or _text(settings.get("store")), token_file or _text(settings.get("token_file"))
     replica = replica or _text(settings.get("replica"))
+    findings = list(_user(store or token_file, replica))
+    if config is not None:
+        findings.append(_configuration(config))
     for look in (_python, _native, _fuse, _descriptors, _clock):
         findings += look()
     if store is not None:
@@ -80,6 +83,23 @@ def doctor(store: str | None, token_file: str | None, replica: str | None, confi
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
+
+
+def _user(path: str | None, replica: str | None) -> Iterator[Finding]:
+    """Be who the server is: what root may read and write says nothing of that user."""
+    for name in ("mqfs.fuse.mount", *(["mqfs.replica.engines", "mqfs.replica.objects"] if replica else [])):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)  # here, as the installation may be closed to that user
+    if path is not None and (user := become_owner(path)):
+        yield Finding(OK, "user", f"{user}, as of {path}")
+
+
+def _configuration(path: str) -> Finding:
+    try:
+        read_file(path)
+    except errors.BadConfig as error:
+        return Finding(BAD, "configuration", str(error))
+    return Finding(OK, "configuration", path)
 
 
 def _python() -> Iterator[Finding]:
@@ -219,11 +239,20 @@ def _tokens(path: str) -> Iterator[Finding]:
 
 
 def _replica(url: str) -> Iterator[Finding]:
-    """Whether an engine answers and can fence, and what it promises."""
+    """Whether an engine answers and can fence, and what it promises. Files are not made: they would be this user's."""
     from mqfs.replica.engines import open_log  # here, as it needs the package of its engine
 
+    if (is_file := url.startswith("file://")) and importlib.util.find_spec("obstore") is not None:
+        folder = os.path.realpath(url.removeprefix("file://"))
+        at = next((one for one in (f"{folder}/log", folder) if os.path.lexists(one)), os.path.dirname(folder))
+        if not os.path.isdir(at) or not os.access(at, os.W_OK | os.X_OK):
+            yield Finding(BAD, "replica", f"{url}: {at}: not writable", "a directory that this user may write to")
+            return
+        if at != f"{folder}/log":
+            yield Finding(OK, "replica", f"{url}: no log yet, a server makes it")
+            return
     try:
-        log = open_log(url)
+        log = open_log(url, create=not is_file)
     except (errors.BadConfig, errors.BadReplica) as error:
         yield Finding(BAD, "replica", str(error).removeprefix("--replica "))
         return

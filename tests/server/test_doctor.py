@@ -42,6 +42,12 @@ def test_this_machine_will_do(tmp_path: Path) -> None:
 
 
 def test_a_replica_is_opened(tmp_path: Path) -> None:
+    """Files that are not there are not made: the server does that, as its own user."""
+    status, text = doctor("--replica", f"file://{tmp_path}/log")
+    assert (status, list(tmp_path.iterdir())) == (0, []), text
+    assert f"ok   replica: file://{tmp_path}/log: no log yet, a server makes it\n" in text
+    with Server("--store", "store", "--replica", f"file://{tmp_path}/log", "--listen", "unix!s", cwd=tmp_path):
+        pass
     status, text = doctor("--replica", f"file://{tmp_path}/log")
     assert status == 0, text
     assert f"ok   replica: file://{tmp_path}/log: every frame is synced to that directory" in text

@@ -102,3 +102,53 @@ def test_a_restored_store_is_served(theirs: Path, there: bool) -> None:
     (folder / "again").rename(theirs / "restored")
     with served(theirs, store="restored") as client:
         assert [message.body for message in client.group("g").history()] == [b"hello"]
+
+
+def doctor(folder: Path, *words: str) -> tuple[int, list[str]]:
+    """The status, and the lines but those of the machine and of the disk."""
+    done = run("doctor", *words, cwd=folder)
+    wanted = ("user", "configuration", "tokens", "fd keeper", "replica")
+    assert done.stderr == ""
+    return done.returncode, [line for line in done.stdout.splitlines() if line[5:].partition(":")[0] in wanted]
+
+
+def test_doctor_looks_as_the_user_of_the_server(theirs: Path) -> None:
+    """Each file as readable for that user, not for root; and what is missing is not made."""
+    names = ("c.toml", "tokens", "log")
+    config, tokens, log = (theirs / name for name in names)
+    config.write_text(f'store = "{theirs}/store"\ntoken-file = "{tokens}"\nreplica = "file://{log}"\n')
+    tokens.touch()
+    log.mkdir()
+    for path in (config, tokens, log):
+        path.chmod(0o700 if path == log else 0o600)
+    assert doctor(theirs, "--config", str(config)) == (
+        1,
+        [
+            f"ok   user: nobody, as of {theirs}/store",
+            f"bad  configuration: --config {config}: Permission denied (expected a readable TOML file)",
+            f"bad  tokens: --token-file {tokens}: Permission denied (expected a readable file)",
+            f"bad  replica: file://{log}: {log}: not writable (expected a directory that this user may write to)",
+        ],
+    )
+    log.rmdir()
+    for path in (config, tokens):
+        os.chown(path, THEIR_ID, THEIR_ID)
+    assert doctor(theirs, "--config", str(config)) == (
+        0,
+        [
+            f"ok   user: nobody, as of {theirs}/store",
+            f"ok   configuration: {config}",
+            f"ok   tokens: 0 in {tokens}",
+            f"ok   replica: file://{log}: no log yet, a server makes it",
+        ],
+    )
+    assert sorted(path.name for path in theirs.iterdir()) == sorted(set(names) - {"log"})
+    assert doctor(theirs, "--token-file", str(tokens))[0] == 0
+
+
+def test_doctor_finds_the_rings_of_another_user(theirs: Path) -> None:
+    with served(theirs), mqfs.connect(f"unix!{theirs}/s", transport="ring") as other:
+        other.group("g", create=True, ctl=["keep ring"]).publish("s", b"x")
+        assert doctor(theirs, str(theirs / "store")) == (
+            0, [f"ok   user: nobody, as of {theirs}/store", "ok   fd keeper: 1 ring held"]
+        )  # fmt: skip
