@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import codecs
 import os
+import time
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
+import anyio
 import click
 
 from mqfs.client import Message, aio
@@ -110,6 +113,9 @@ class Desk:
     def __init__(self, group: AsyncGroup) -> None:
         self._group = group
         self._handles: dict[str, AsyncClaims] = {}
+        # clients call tools in parallel, and one task at a time may claim by a handle: by stream, while one does
+        self._turns: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
+        self._opening = anyio.Lock()  # of handles: OPEN is a bound of them all
         self._claims: dict[str, AsyncClaim] = {}
 
     async def close(self) -> None:
@@ -134,7 +140,7 @@ class Desk:
         if len(self._claims) >= CLAIMS:
             raise OverLimit(f"{CLAIMS} claims are open (expected ack, nack or dead of some)")
         try:
-            claim = await (await self._handle(_named(stream))).get(seconds)
+            claim = await self._next(_named(stream), time.monotonic() + seconds)
         except TimeoutError:
             return None
         name = f"{stream}:{claim.sequence}"
@@ -181,14 +187,35 @@ class Desk:
             raise BadRequest(f"unknown claim {name!r} (expected one that `wait` returned, and that is not settled)")
         return self._claims[name]
 
+    async def _next(self, stream: str, deadline: float) -> AsyncClaim:
+        """Claim the next message. A consumer that was removed is made again. Raises TimeoutError."""
+        turn = self._turns.setdefault(stream, anyio.Lock())
+        try:
+            turn.acquire_nowait()
+        except anyio.WouldBlock:
+            with anyio.fail_after(deadline - time.monotonic()):
+                await turn.acquire()
+        try:
+            while True:
+                handle = await self._handle(stream)
+                try:
+                    return await handle.get(max(deadline - time.monotonic(), 0.0))
+                except EOFError:
+                    del self._handles[stream]
+                    await handle.close()
+        finally:
+            turn.release()
+
     async def _handle(self, stream: str) -> AsyncClaims:
-        handle = self._handles.get(stream)
-        if handle is None:
-            if len(self._handles) >= OPEN:
-                raise OverLimit(f"{OPEN} streams are waited on (expected one of {', '.join(self._handles)})")
-            await self._group.create(stream)
-            handle = self._handles[stream] = await self._group.consume(stream_name(stream), over=stream)
-        return handle
+        """The handle on a stream, by the task that has the turn of the stream."""
+        async with self._opening:
+            handle = self._handles.get(stream)
+            if handle is None:
+                if len(self._handles) >= OPEN:
+                    raise OverLimit(f"{OPEN} streams are waited on (expected one of {', '.join(self._handles)})")
+                await self._group.create(stream)
+                handle = self._handles[stream] = await self._group.consume(stream_name(stream), over=stream)
+            return handle
 
     # ------------------------------------------------------------ looks
 

@@ -16,6 +16,7 @@ from mcp import Client, StdioServerParameters
 
 from mqfs.cli import mcp
 from tests.support import ROOT
+from tests.support.eventually import HANG_S
 from tests.support.full_log import FILLER, FULL, fill_log
 from tests.support.server import Server, environment, short_folder
 
@@ -113,6 +114,94 @@ def test_a_waiting_agent_is_woken_and_an_ended_one_loses_its_claims(server: Serv
                 await two("send", stream="s", body="x")
             assert answers[0]["body"] == "x"
             assert (await two("wait", stream="s", seconds=60))["body"] == "x"
+
+    anyio.run(work)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "new"])
+def test_each_of_the_waits_of_one_agent_gets_a_message(server: Server, known: bool) -> None:
+    """Clients call tools in parallel. `known`: the agent has waited on the stream before."""
+    group, bodies = f"parallel-{known}", [*"abcde"]
+
+    async def work() -> None:
+        async with agent(server, group) as one, agent(server, group) as two:
+            if known:
+                assert await one("wait", stream="s", seconds=0) is None
+            answers: list[Any] = []
+
+            async def wait(seconds: float) -> None:
+                answers.append(await one("wait", stream="s", seconds=seconds))
+
+            with anyio.fail_after(HANG_S):
+                async with anyio.create_task_group() as tasks:
+                    for _ in bodies:
+                        tasks.start_soon(wait, mcp.MOST_S)
+                    await two("wait", stream="another", seconds=0.1)
+                    for body in bodies:
+                        await two("send", stream="s", body=body)
+                assert sorted(answer["body"] for answer in answers) == bodies
+                for answer in answers:
+                    await one("ack", claim=answer["claim"])
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(wait, mcp.MOST_S)
+                    await wait(0.1)  # its time is over, though the other one waits on
+                    assert answers[-1] is None
+                    await two("send", stream="s", body="last")
+                assert answers[-1]["body"] == "last"
+
+    anyio.run(work)
+
+
+def test_no_more_streams_are_waited_on_by_calls_in_parallel(server: Server) -> None:
+    async def work() -> None:
+        async with agent(server, "many") as one:
+            refused = 0
+
+            async def wait(number: int) -> None:
+                nonlocal refused
+                try:
+                    await one("wait", stream=f"s{number}", seconds=0)
+                except ValueError as error:
+                    assert "64 streams are waited on" in str(error)
+                    refused += 1
+
+            async with anyio.create_task_group() as tasks:
+                for number in range(mcp.OPEN + 6):
+                    tasks.start_soon(wait, number)
+            assert refused == 6
+
+    anyio.run(work)
+
+
+@pytest.mark.parametrize("waiting", [True, False], ids=["while it waits", "between two waits"])
+@pytest.mark.parametrize("what", ["consumer", "stream"])
+def test_an_agent_works_on_after_what_it_waits_on_was_removed(server: Server, what: str, waiting: bool) -> None:
+    path = f"removed-{what}-{waiting}"
+
+    async def work() -> None:
+        with server.connect() as client:
+            group = client.group(path, create=True)
+            async with agent(server, path) as one:
+                assert await one("wait", stream="s", seconds=0) is None
+                answers: list[Any] = []
+
+                async def wait() -> None:
+                    answers.append(await one("wait", stream="s", seconds=mcp.MOST_S))
+
+                with anyio.fail_after(HANG_S):
+                    async with anyio.create_task_group() as tasks:
+                        if waiting:
+                            tasks.start_soon(wait)
+                            while group.stats().consumers["s"].parked == 0:
+                                await anyio.sleep(0.01)
+                        group.remove_consumer("s") if what == "consumer" else group.remove("s")
+                        if not waiting:
+                            tasks.start_soon(wait)
+                        while not (found := group.stats().consumers.get("s")) or found.parked == 0:
+                            await anyio.sleep(0.01)
+                        await one("send", stream="s", body="x")
+                assert answers[0]["body"] == "x"
+                await one("ack", claim=answers[0]["claim"])
 
     anyio.run(work)
 
