@@ -18,7 +18,18 @@ from typing import Any
 
 from mqfs import limits
 from mqfs.engine.language.batch_frames import HEAD
-from mqfs.errors import Again, BadCommand, BadRequest, Conflict, MqfsError, NotFound, OverLimit, TooLong
+from mqfs.errors import (
+    Again,
+    BadCommand,
+    BadRequest,
+    Conflict,
+    Exists,
+    MqfsError,
+    NotFound,
+    OverLimit,
+    StreamFull,
+    TooLong,
+)
 from mqfs.http import cloud_events
 from mqfs.http.answers import JSON, Answer, NoReply, base64_body, media_type
 from mqfs.http.call import WHOLE, Call, TimedOut
@@ -27,7 +38,7 @@ from mqfs.http.reading import message_of
 from mqfs.http.target import absent
 from mqfs.model import Step, Wait
 from mqfs.records import headers
-from mqfs.syntax.duration import parse_number
+from mqfs.syntax.duration import parse_duration, parse_number
 
 FRAMES = "application/vnd.mqfs.frames"
 NAMED = "mqfs-h-"
@@ -116,12 +127,13 @@ async def _frames_of_events(call: Call, name: str, given: dict[str, Any]) -> byt
 
 
 async def _request(call: Call, stream: str, given: dict[str, Any], body: bytes, seconds: float) -> Answer:
-    """Publish, and answer with the first message that is written to the stream which `reply-to` names. The stream goes
+    """Publish, and answer with the first body that is written to the stream which `reply-to` names. The stream goes
     with the request."""
     tree, user, group, name = call.tree, call.user, call.group, f"reply.{secrets.token_hex(12)}"
     if wrong := given.keys() & {"delay", "at", "every", "cron"}:
         raise BadRequest(f"reply: not with {min(wrong)} (expected a message that is written now)")
-    ends = monotonic() + seconds
+    if seconds < 0.001:
+        raise BadRequest("reply 0 (expected at least 1ms)")
     node: Any = await call.front.await_step(tree.create(user, group, name, TEMPORARY))
     try:
         handle = tree.open(user, node, os.O_RDWR)
@@ -129,11 +141,9 @@ async def _request(call: Call, stream: str, given: dict[str, Any], body: bytes, 
         group.remove_temporary(node)
         raise
     with closing(handle):  # it keeps the reply until the cursor has it
-        own = {**given.get("headers", {}), headers.REPLY_TO: name}
-        head = {"stream": stream, "ttl": f"{int(seconds * 1000)}ms", **given, "headers": own}
-        await append(call, group, ".put", json.dumps(head, ensure_ascii=False).encode() + b"\n" + body)
-        if (there := group.streams.get(stream)) is None or not group.is_retaining(there):
-            raise NotFound(f"reply: no consumer and no reader of stream {stream!r}")
+        given = {**given, "headers": {**given.get("headers", {}), headers.REPLY_TO: name}}
+        await _ask_for_reply(call, stream, given, body, seconds)
+        ends = monotonic() + seconds
         with closing(tree.open(user, tree.walk(user, group, ".cursor"), os.O_RDWR)) as cursor:
             cursor.write(f"select {name}\nseek first\nformat json\n".encode())
             try:
@@ -143,6 +153,25 @@ async def _request(call: Call, stream: str, given: dict[str, Any], body: bytes, 
         if not line:
             raise NoReply(f"no reply from stream {stream!r}: the stream of replies was removed")
         return message_of(line)
+
+
+async def _ask_for_reply(call: Call, stream: str, given: dict[str, Any], body: bytes, seconds: float) -> None:
+    """Publish a message that is delivered only in the time in which its reply is waited for. Raises what says that no
+    reply will come: StreamFull, Exists, NotFound; Again where there was no room in that time."""
+    ttl_ms = int(seconds * 1000)
+    if own_ns := parse_duration(given.get("ttl", "0")):
+        ttl_ms = min(ttl_ms, own_ns // 10**6)
+    head = {"stream": stream, **given, "ttl": f"{ttl_ms}ms", "kept": True}
+    data = json.dumps(head, ensure_ascii=False).encode() + b"\n" + body
+    room_s = call.seconds("wait")
+    receipt = await ask(call, call.group, ".put", data, seconds if room_s is None else min(room_s, seconds))
+    if not receipt:
+        raise StreamFull(f"stream is full: {stream!r} (the message was discarded, no reply will come)")
+    _, _, _, known, retained = receipt
+    if known == b"1":
+        raise Exists(f"id {given['id']!r}: published before (no reply comes to a repeat)")
+    if retained == b"0":
+        raise NotFound(f"reply: no consumer and no reader of stream {stream!r}")
 
 
 def is_plain(group: Any) -> bool:

@@ -236,6 +236,49 @@ def test_a_request_is_answered_with_its_reply(web: Web, group: str) -> None:
         assert there.streams() == ["s"]
 
 
+@pytest.mark.parametrize("options", ["reply=0", "reply=0s", "reply=0ms"])
+def test_a_request_needs_time_for_its_reply(web: Web, group: str, options: str) -> None:
+    web.put(f"{group}/s")
+    assert web.post(f"{group}/s?{options}", "x").status == 400
+    assert web.get(f"{group}/.stats").json["written"] == 0
+
+
+@pytest.mark.parametrize("ttl", ["", "&ttl=0", "&ttl=0s", "&ttl=1h", "&ttl=200ms"])
+def test_a_request_without_a_reply_is_not_delivered_any_more(web: Web, group: str, ttl: str) -> None:
+    web.put(f"{group}/s")
+    web.put(f"{group}/.consumers/c?over=s")
+    assert web.post(f"{group}/s?reply=300ms{ttl}", "x").status == 504
+    assert web.post(f"{group}/.consumers/c/claim").status == 204
+
+
+@pytest.mark.parametrize(
+    ("full", "options", "status"),
+    [
+        ("block", "reply=300ms", 503),
+        ("block", "reply=1h&wait=300ms", 503),
+        ("block", "reply=300ms&wait=1h", 503),
+        ("drop-new", "reply=1h", 507),
+        ("reject", "reply=1h", 507),
+    ],
+)
+def test_a_request_that_is_not_written_waits_for_no_reply(web: Web, full: str, options: str, status: int) -> None:
+    """It would wait longer than a test does."""
+    group = web.group("depth 1", f"full {full}")
+    web.put(f"{group}/s")
+    web.put(f"{group}/.consumers/c?over=s")
+    web.post(f"{group}/s", "fills it")
+    assert web.post(f"{group}/s?{options}", "x").status == status
+    assert [line["body"] for line in web.get(f"{group}/s?format=json").lines] == ["fills it"]
+
+
+def test_a_repeated_request_waits_for_no_reply(web: Web, group: str) -> None:
+    web.put(f"{group}/s")
+    web.put(f"{group}/.consumers/c?over=s")
+    assert web.post(f"{group}/s?id=k", "x").status == 201
+    assert web.post(f"{group}/s?id=k&reply=1h", "x").status == 409
+    assert web.get(f"{group}/?type=stream").json["entries"] == [{"name": "s", "type": "stream"}]
+
+
 def test_a_request_of_a_user_who_may_open_nothing_leaves_no_stream() -> None:
     with short_folder() as folder:
         web = Web(folder, "--limit", f"{os.geteuid()} handles=1")
