@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any, Protocol
 
 import attrs
@@ -25,7 +26,16 @@ from mq_tools.tree import check_group, check_streams, inodes, is_group, is_patte
 PROGRAM = "mq-cat"
 FORMATS = ("raw", "line", "nul", "each", "json", "record")
 CHECK_S = 2.0  # from check to check of an idle reader that its streams exist
+_ENDING = (signal.SIGTERM, signal.SIGHUP)  # SIGINT is an exception already
 _FAILED_READS = 1000  # consecutive, before the disk is taken to be lost
+
+
+class Ended(BaseException):
+    """A signal ends the program."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class Source(Protocol):
@@ -232,6 +242,19 @@ def deliver_until_end(source: Source, output: Output, messages: list[Message]) -
     source.acknowledge(messages[:written])
 
 
+def raise_signals() -> None:
+    """Raise Ended at SIGTERM and SIGHUP, so that claimed messages are released; a second one ends the program."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        for ending in _ENDING:
+            signal.signal(ending, signal.SIG_DFL)
+        raise Ended(number)
+
+    for number in _ENDING:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, end)
+
+
 def check_any_left(group: str, streams: frozenset[int]) -> None:
     """Raises ToolError where all streams were removed (a rename keeps the inode): no message could follow."""
     try:
@@ -277,7 +300,11 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         raise ToolError(f"{error.filename or options.group}: {reason(error)}") from error
     try:
+        if isinstance(source, Consumer):
+            raise_signals()
         return copy(source, output, options, streams)
+    except Ended as ended:
+        return 128 + ended.number
     finally:
         source.close()
 

@@ -322,6 +322,32 @@ def test_a_lease_that_ran_out_while_nobody_read_the_output(server: Server) -> No
         eventually(lambda: left(group)[1] == 2, "both acknowledged")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("format_", ["raw", "record"])
+def test_what_is_claimed_at_a_signal_is_given_back(server: Server, format_: str, number: int) -> None:
+    group = work(server, f"ended {format_} {number}", *("x" * 100_000 for _ in range(3)))
+    (group / "ctl").write_text("retries 1\n")
+    with running("mq-cat", "-f", format_, "--consumer", "w", group) as process:
+        eventually(lambda: "pipe_write" in Path(f"/proc/{process.pid}/wchan").read_text(), "full output")
+        process.send_signal(number)
+        assert process.wait(HANG_S) == 128 + number
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert left(group) == (3, 0, 0)
+    assert json.loads(mq_cat("-n", 1, "--json", "--consumer", "w", group).stdout)["deliveries"] == 1
+
+
+def test_a_signal_that_is_ignored_ends_nothing(server: Server) -> None:
+    group = work(server, "nohup")
+    command = f"trap '' HUP; exec mq-cat -n 1 --consumer w '{group}'"
+    with subprocess.Popen(["sh", "-c", command], env=environment(), stdout=subprocess.PIPE) as process:
+        wait_until_waiting(process)
+        process.send_signal(signal.SIGHUP)
+        say(group / "a", "one\n")
+        assert process.communicate(timeout=HANG_S)[0] == b"one\n"
+        assert process.returncode == 0
+
+
 def test_two_take_from_one_consumer(server: Server) -> None:
     group = work(server, "shares")
     with running("mq-cat", "--consumer", "w", group) as one, running("mq-cat", "--consumer", "w", group) as two:
