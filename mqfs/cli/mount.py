@@ -60,8 +60,8 @@ def _duration(context: click.Context, option: click.Parameter, value: str) -> fl
 def mount(token_file: str | None, **options: Any) -> int:
     """Mount the tree of the server at ADDRESS on DIR. The mount outlives that server.
 
-    Several addresses are a primary and its standbys: the one that serves is used. Runs until SIGTERM or SIGINT, then
-    unmounts and exits with 0.
+    Several addresses are a primary and its standbys: the one that serves is used. Runs until SIGTERM, SIGINT or the end
+    of its terminal, then unmounts and exits with 0.
     """
     import trio  # here, so that the other commands need none of it
 
@@ -87,6 +87,7 @@ async def run(options: Options, notify: Callable[[str], None]) -> int:
     from mqfs.fuse import mount as mounts
     from mqfs.remote.session import Session
     from mqfs.remote.tree import RemoteTree
+    from mqfs.server.app import Terminal
     from mqfs.server.tracing import printer
 
     mounts.check_device()
@@ -94,7 +95,8 @@ async def run(options: Options, notify: Callable[[str], None]) -> int:
     mounts.others_allowed(allow_other)
     path = await trio.to_thread.run_sync(mounts.check_mountpoint, options.directory)
     session = Session(options.address, patience_s=options.patience_s, user=options.user, token=options.token)
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    terminal = Terminal()  # first: it looks whether SIGHUP is ignored
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         link = await session.connect()
         refused: MqfsError | None = None
         async with trio.open_nursery() as nursery:
@@ -113,8 +115,9 @@ async def run(options: Options, notify: Callable[[str], None]) -> int:
             notify("READY=1")
             nursery.start_soon(_until_unmounted, fuse, nursery.cancel_scope)
             async for number in signals:
-                log.info("%s: stopping", signal.Signals(number).name)
-                break
+                if number != signal.SIGHUP or terminal.is_gone():
+                    log.info("%s: stopping", signal.Signals(number).name)
+                    break
             notify("STOPPING=1")
             session.close()
             await fuse.stop()

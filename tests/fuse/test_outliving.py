@@ -18,13 +18,14 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from mqfs.ninep.client import connection
 from tests.fuse.served_by import READ, Child, calls
 from tests.support.campaign import seed, whole
 from tests.support.eventually import HANG_S, eventually
-from tests.support.server import COMMAND, Server, short_folder, unmount
+from tests.support.server import COMMAND, Server, mounted, short_folder, unmount
 from tests.support.tools import MODULES, environment
 
 KILLS, RESTARTS, READERS, WRITERS = (500, 100, 100, 20) if whole() else (5, 1, 8, 4)
@@ -530,3 +531,35 @@ def test_a_mount_that_cannot_be_is_one_line(tmp_path: Path, what: str) -> None:
     }[what]  # fmt: skip
     assert expected in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+# ------------------------------------------------------------ signals, terminals
+
+
+def test_hangup_changes_nothing(elsewhere: Elsewhere) -> None:
+    group = elsewhere.group("g", "replay all")
+    for number in range(3):
+        elsewhere.mount.process.send_signal(signal.SIGHUP)
+        (group / "s").write_text(f"{number}\n")
+    assert (group / ".kept" / "s").read_text() == "0\n1\n2\n"
+    assert elsewhere.mount.stop() == 0
+
+
+@pytest.mark.parametrize("before", [[], ["nohup"]])
+def test_a_mount_in_a_terminal_ends_with_it(before: list[str]) -> None:
+    """In order: it is unmounted. Under nohup it stays."""
+    with short_folder() as folder, Server.at(folder) as server:
+        (path := folder / "far").mkdir()
+        words = [*before, *COMMAND, "mount", server.address, str(path)]
+        settings = {"cwd": str(folder), "env": environment(), "timeout": HANG_S, "use_poll": True}
+        terminal = pexpect.spawn(words[0], words[1:], **settings)
+        try:
+            eventually(lambda: mounted(path), "it is mounted")
+            os.close(terminal.child_fd)
+            if before:
+                (path / "g").mkdir()
+                os.kill(terminal.pid, signal.SIGTERM)
+            eventually(lambda: os.waitpid(terminal.pid, os.WNOHANG)[0] == terminal.pid, "it ends")
+            assert not mounted(path)
+        finally:
+            unmount(path)
