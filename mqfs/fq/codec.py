@@ -6,7 +6,7 @@ Its layout and its bounds are here. The first four bytes of a connection are its
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from mqfs import limits
@@ -103,24 +103,27 @@ class CommandParser:
     """The commands of one connection, after its first four bytes. The first is Auth, and no other is."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._reader = _Reader(b"")
         self._known = False
 
-    def receive(self, data: bytes) -> list[Command]:
-        """The commands that are complete by now. Raises Malformed."""
-        reader = _Reader(self._rest + data)
-        found: list[Command] = []
+    @property
+    def held(self) -> int:
+        """Bytes of commands that are not performed yet."""
+        return len(self._reader.data) - self._reader.at
+
+    def receive(self, data: bytes) -> Iterator[Command]:
+        """The commands that are complete by now, each made as it is asked for: there may be as many as bytes. Raises
+        Malformed."""
+        self._reader = reader = _Reader(self._reader.data[self._reader.at :] + data)
         while reader.at < len(reader.data):
             begin = reader.at
             try:
                 command = self._next(reader)
             except _Incomplete:
                 reader.at = begin
-                break
+                return
             if command is not None:
-                found.append(command)
-        self._rest = reader.data[reader.at :]
-        return found
+                yield command
 
     def _next(self, reader: _Reader) -> Command | None:
         code = reader.short()

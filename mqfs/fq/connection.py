@@ -53,6 +53,7 @@ class Client:
     _data_ended: trio.Event = attrs.Factory(trio.Event)
     _last_sign: float = 0.0
     _beat_s: float = 0.0  # 0: it asked for none
+    _held_commands: int = 0  # bytes of them that count as its user's memory
     _pause: trio.CancelScope = attrs.Factory(trio.CancelScope)  # until the next beat
     _writing: trio.Lock = attrs.Factory(trio.Lock)
 
@@ -66,22 +67,36 @@ class Client:
 
     # ------------------------------------------------------------ commands
 
-    async def serve_commands(self, channel: SocketStream, parser: CommandParser, commands: list[codec.Command]) -> None:
+    async def serve_commands(self, channel: SocketStream, parser: CommandParser) -> None:
         """Answer commands in order until it disconnects. Raises Malformed, Gone, trio.TooSlowError."""
         with self.scope:
             async with trio.open_nursery() as nursery:
                 self._last_sign = trio.current_time()
                 nursery.start_soon(self._beat, channel)
-                while True:
-                    for command in commands:
-                        await self._perform(command, channel)
-                    data = await channel.receive(self._deadline())
-                    if not data:
-                        break
-                    self._last_sign = trio.current_time()
-                    commands = parser.receive(data)
-                    await trio.lowlevel.checkpoint()
+                try:
+                    await self._answer_commands(channel, parser)
+                finally:
+                    self._held_commands = self._hold(self._held_commands, 0)
                 nursery.cancel_scope.cancel()
+
+    async def _answer_commands(self, channel: SocketStream, parser: CommandParser) -> None:
+        """Each in the time of its user; what waits to be performed is its memory."""
+        time_slice = TimeSlice(self.fair_queue)
+        channel.before_wait = time_slice.pause
+        data = b""
+        while True:
+            for command in parser.receive(data):
+                self._held_commands = self._hold(self._held_commands, _large(parser.held))
+                await time_slice.start()
+                if waits := isinstance(command, codec.Bind | codec.Unbind):
+                    time_slice.pause()  # others work while it waits for the disk
+                await self._perform(command, channel)
+                await time_slice.stop(done=not waits)
+            self._held_commands = self._hold(self._held_commands, _large(parser.held))
+            if not (data := await channel.receive(self._deadline())):
+                return
+            self._last_sign = trio.current_time()
+            await trio.lowlevel.checkpoint()
 
     def _deadline(self) -> float:
         return self._last_sign + limits.FQ_BEATS * self._beat_s if self._beat_s else math.inf
@@ -183,7 +198,7 @@ class Client:
                 if self.is_peer:
                     messages = self._take_confirmations(messages)
                 if parser.held > SMALL_BYTES or held:
-                    held = self._hold(held, parser.held if parser.held > SMALL_BYTES else 0)
+                    held = self._hold(held, _large(parser.held))
                 self._count_too_large(parser)
                 await publisher.publish(messages, origin_of)
                 await time_slice.stop()
@@ -236,3 +251,8 @@ class Client:
             return origin(message.sender or self.name, self.node + message.hops)
 
         return of
+
+
+def _large(size: int) -> int:
+    """Bytes that count as memory of a user: a few are its connection's."""
+    return size if size > SMALL_BYTES else 0

@@ -148,12 +148,9 @@ class FqServer:
 
     async def _serve_commands(self, channel: SocketStream, peer: Peer, data: bytes, deadline: float) -> None:
         parser = codec.CommandParser()
-        commands = parser.receive(data)
-        while not commands:
+        while (auth := next(parser.receive(data), None)) is None:
             if not (data := await channel.receive(deadline)):
                 return
-            commands = parser.receive(data)
-        auth = commands.pop(0)
         assert isinstance(auth, codec.Auth)
         try:
             client = await self._authenticate(channel, peer, auth)
@@ -166,7 +163,7 @@ class FqServer:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._forget, key)
                 await channel.send(codec.authenticated(key), limits.HTTP_SEND_S)
-                await client.serve_commands(channel, parser, commands)
+                await client.serve_commands(channel, parser)
                 nursery.cancel_scope.cancel()
         finally:
             await self._end(client, key)

@@ -137,4 +137,15 @@ def test_malformed_messages(data: bytes) -> None:
 )
 def test_malformed_authentication(data: str) -> None:
     with pytest.raises(Malformed):
-        CommandParser().receive(bytes.fromhex(data) + bytes(20_000))
+        list(CommandParser().receive(bytes.fromhex(data) + bytes(20_000)))
+
+
+def test_commands_are_made_as_they_are_asked_for() -> None:
+    """There may be as many as bytes, and their client may not take the answers."""
+    parser = CommandParser()
+    auth = codec.auth(b"tester", b"q", b"mem:public", b"")[codec.MAGIC_BYTES :]
+    found = parser.receive(auth + 30_000 * codec.status())
+    assert isinstance(next(found), codec.Auth)
+    assert parser.held == 30_000 * len(codec.status())
+    assert sum(1 for _ in found) == 30_000
+    assert parser.held == 0

@@ -24,7 +24,7 @@ from mqfs.ring import protocol
 from mqfs.ring.server.registry import Attachment, RingRegistry
 from mqfs.serving import accept
 from mqfs.serving.accept import Acceptor, Listener
-from mqfs.serving.fairness import Fairness
+from mqfs.serving.fairness import Fairness, FairQueue, TimeSlice
 
 log = logging.getLogger("mqfs.ring")
 
@@ -39,8 +39,9 @@ def listen(address: UnixAddress, *, mode: int = 0o666) -> Listener:
 class AttachConnection:
     """One connection."""
 
-    def __init__(self, rings: RingRegistry, sock: trio.socket.SocketType, peer: Peer) -> None:
+    def __init__(self, rings: RingRegistry, sock: trio.socket.SocketType, peer: Peer, queue: FairQueue) -> None:
         self.rings, self.socket, self.peer = rings, sock, peer
+        self._slice = TimeSlice(queue)  # an attach looks at all streams of its group
         self.attachment: Attachment | None = None
 
     async def run(self) -> None:
@@ -62,6 +63,7 @@ class AttachConnection:
         data = await self.socket.recv(limits.RING_PACKET_BYTES + 1)
         if not data:
             return False
+        await self._slice.start()
         is_valid = False
         fds: list[int] = []
         try:
@@ -74,7 +76,9 @@ class AttachConnection:
             log.exception("%s: request failed", self.peer.where)
             answer = protocol.refusal(DiskFailed("internal server error (see the server log)"))
         passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        self._slice.pause()
         await self.socket.sendmsg([protocol.encode(answer)], passed)
+        await self._slice.stop()
         return is_valid
 
     def carry_out(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
@@ -146,4 +150,5 @@ class AttachSocket(Acceptor):
                 pass
 
     async def serve(self, sock: socket.socket, tls: TlsCalls | None, peer: Peer, listener: Listener) -> None:
-        await AttachConnection(self.rings, trio.socket.from_stdlib_socket(sock), peer).run()
+        queue = self.fairness.of(peer.account)
+        await AttachConnection(self.rings, trio.socket.from_stdlib_socket(sock), peer, queue).run()
