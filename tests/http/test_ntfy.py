@@ -216,6 +216,41 @@ def test_bad_json(ntfy: Ntfy, body: str) -> None:
     assert ntfy.post("/", body).status == 400
 
 
+# What Python's json reads or writes and other programs do not.
+NO_JSON = ['{"v": NaN}', '{"v": 1e999}', '{"v": [-1e999]}', '{"v": Infinity}', '{"v": -Infinity}', r'{"v": "\ud800"}']
+DEEP = [f'{{"v": {"[" * depth}{"]" * depth}}}' for depth in range(700, 1_000, 3)]
+
+
+def strict(reply: Reply) -> list[Any]:
+    """The lines of an answer, as JSON of any program."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    assert reply.status == 200, reply.body
+    return [json.loads(line, parse_constant=refuse) for line in reply.body.decode().splitlines()]
+
+
+@pytest.mark.parametrize("action", NO_JSON)
+def test_actions_that_are_no_json_are_refused(ntfy: Ntfy, topic: str, action: str) -> None:
+    in_json = json.dumps({"topic": topic}).replace("}", f', "actions": [{action}]}}')
+    for reply in (ntfy.post(f"/{topic}", "x", Actions=f"[{action}]"), ntfy.post("/", in_json)):
+        assert (reply.status, reply.json["error"].split(":")[0]) == (400, "actions")
+    assert ntfy.poll(topic) == []
+
+
+def test_a_topic_is_read_whatever_actions_its_messages_have(ntfy: Ntfy, topic: str) -> None:
+    """Published by any front end."""
+    actions = [f"[{action}]" for action in (*NO_JSON, *DEEP)] + ["{}", "1", "[1]", "x", "[" * 1_000]
+    for text in actions:
+        assert ntfy.post(f"/{topic}", "x", Actions=text).status in (200, 400)
+        assert ntfy.tree.post(f"/alerts/{topic}", "x", Mqfs_H_Actions=text).status == 201
+    ntfy.post(f"/{topic}", "last", Actions='[{"v": 1e300}]')
+    assert len(ntfy.get(f"/{topic}/raw?poll=1").body.split()) > len(actions)
+    *_, last = strict(ntfy.get(f"/{topic}/json?poll=1"))
+    assert (last["message"], last["actions"]) == ("last", [{"v": 1e300}])
+
+
 @pytest.mark.parametrize("path", ["/a.b", "/ä", "/" + "x" * 65, "/a,,b/json", "/x/none", "/x/json/y", "/x/", "/.ctl"])
 def test_what_is_no_topic(ntfy: Ntfy, path: str) -> None:
     assert ntfy.post(path.replace("ä", "%C3%A4"), "x").status == 404

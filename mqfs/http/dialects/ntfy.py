@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import re
 import time
@@ -118,6 +119,7 @@ PRIORITIES = ("min", "low", "default", "high", "max")
 EMPTY = "triggered"  # the message of a request that has none
 _OF_HTTP = re.compile(r"(u=\d|i)\b")  # RFC 9218: what browsers say in Priority
 _NO = ("0", "no", "false")
+ACTION_BRACKETS = 500  # in all actions; ntfy has three of them at most
 UNCACHED_TTL_S = 10  # of a message with `cache: no`: for those who subscribe by then
 
 
@@ -195,8 +197,8 @@ def _note(parts: dict[str, str], now: float) -> Note:
     cached = parts["cache"].lower() not in _NO
     if not cached and parts["delay"]:
         raise BadRequest("cache: a delayed message is always kept")
-    if parts["actions"]:
-        _check_actions(parts["actions"])
+    if parts["actions"] and parse_actions(parts["actions"]) is None:
+        raise BadRequest("actions: not an array of objects in JSON (the short form is not supported)")
     try:
         size = len(parts["message"].encode())
         "".join(parts.values()).encode()
@@ -219,13 +221,27 @@ def _note(parts: dict[str, str], now: float) -> Note:
     )
 
 
-def _check_actions(text: str) -> None:
+def parse_actions(text: str) -> list[dict[str, Any]] | None:
+    """The actions; None where they are not an array of objects that each program reads: Python's json has NaN, infinite
+    numbers and half characters, too, and reads what is nested as deeply as its stack allows just then."""
+    if text.count("[") + text.count("{") > ACTION_BRACKETS:
+        return None
     try:
-        actions = json.loads(text)
+        actions = _DECODER.decode(text)
+        json.dumps(actions, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
-        actions = None
-    if not isinstance(actions, list) or not all(isinstance(action, dict) for action in actions):
-        raise BadRequest("actions: not an array of objects in JSON (the short form is not supported)")
+        return None
+    return actions if isinstance(actions, list) and all(isinstance(action, dict) for action in actions) else None
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} (expected a finite number)")
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
 
 
 def split_list(text: str) -> list[str]:
@@ -286,10 +302,8 @@ def described(given: dict[str, str]) -> dict[str, Any]:
         event["tags"] = split_list(given["tags"])
     if "content-type" in given:
         event["content_type"] = given["content-type"]
-    try:
-        event["actions"] = json.loads(given["actions"])
-    except (KeyError, ValueError, RecursionError):
-        pass  # there are none, or not from here
+    if (actions := parse_actions(given.get("actions", ""))) is not None:  # else there are none, or not from here
+        event["actions"] = actions
     return event
 
 
