@@ -194,6 +194,12 @@ class NoReply(MqfsError):
     text, http = "no reply", 504
 
 
+class LongReply(MqfsError):
+    """A reply that is too long for one answer."""
+
+    text, http = "reply too long", 502
+
+
 class BadRange(MqfsError):
     """A Range beyond the file. `size` is the file's."""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 from mqfs import limits
 from mqfs.engine.language.batch_frames import HEAD
@@ -31,7 +31,7 @@ from mqfs.errors import (
     TooLong,
 )
 from mqfs.http import cloud_events
-from mqfs.http.answers import JSON, Answer, NoReply, base64_body, media_type
+from mqfs.http.answers import JSON, Answer, LongReply, NoReply, base64_body, media_type
 from mqfs.http.call import WHOLE, Call, TimedOut
 from mqfs.http.groups import is_there, make_stream, with_stream, write
 from mqfs.http.reading import message_of
@@ -47,6 +47,7 @@ TRACING = ("traceparent", "tracestate")
 _IDS = "(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 _TRACEPARENT = re.compile(f"00-{_IDS}|(?!00|ff)[0-9a-f]{{2}}-{_IDS}(-.*)?")  # else both are ignored: W3C Trace Context
 _KEYS = {"idempotency-key", "if-match", "if-none-match", *TRACING}
+_PART = f"Mqfs-H-{headers.PART}"
 _TAG = re.compile(r'"([0-9]{1,19})"')
 _MARKS = "mqfs-", cloud_events.PREFIX
 _SHORT_BYTES = 16 << 10  # of a line that is read as any JSON: whatever it holds, that takes less than a millisecond
@@ -143,16 +144,38 @@ async def _request(call: Call, stream: str, given: dict[str, Any], body: bytes, 
     with closing(handle):  # it keeps the reply until the cursor has it
         given = {**given, "headers": {**given.get("headers", {}), headers.REPLY_TO: name}}
         await _ask_for_reply(call, stream, given, body, seconds)
-        ends = monotonic() + seconds
         with closing(tree.open(user, tree.walk(user, group, ".cursor"), os.O_RDWR)) as cursor:
             cursor.write(f"select {name}\nseek first\nformat json\n".encode())
-            try:
-                line = await call.front.await_step(cursor.read(WHOLE), max(ends - monotonic(), 0))
-            except TimedOut:
-                raise NoReply(f"no reply from stream {stream!r} in {seconds:g} s") from None
+            return await _reply(call, stream, cursor, seconds)
+
+
+async def _reply(call: Call, stream: str, cursor: Any, seconds: float) -> Answer:
+    """The first message that the cursor has within a time, or the body whose parts begin with it. Raises NoReply,
+    LongReply."""
+    ends = monotonic() + seconds
+    answers, size = list[Answer](), 0
+    while True:
+        try:
+            line = await call.front.await_step(cursor.read(WHOLE), max(ends - monotonic(), 0))
+        except TimedOut:
+            line = b""
         if not line:
-            raise NoReply(f"no reply from stream {stream!r}: the stream of replies was removed")
-        return message_of(line)
+            break
+        answers.append(message_of(line))
+        number, total = headers.parse_part(dict(answers[-1].headers).get(_PART, ""))
+        if number != len(answers) or number == total or not (total or answers[1:]):
+            break
+        size += len(cast(bytes, answers[-1].body))
+        if size > limits.HTTP_READ_BYTES:
+            raise LongReply(f"reply from stream {stream!r}: too long (expected at most {limits.HTTP_READ_BYTES} bytes)")
+        await call.front.pause()
+    if not answers:
+        reason = f"in {seconds:g} s" if monotonic() >= ends else "any more: the stream of replies was removed"
+        raise NoReply(f"no reply from stream {stream!r} {reason}")
+    if not line or number != len(answers) or number != total:
+        return answers[0]  # it is a message, whatever it says: the other parts are not there
+    body = b"".join(cast(bytes, answer.body) for answer in answers)
+    return Answer(200, body, answers[-1].kind, [pair for pair in answers[-1].headers if pair[0] != _PART])
 
 
 async def _ask_for_reply(call: Call, stream: str, given: dict[str, Any], body: bytes, seconds: float) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from mqfs import limits
 from mqfs.ninep.client import connection as ninep
-from tests.http.web import Web, statuses
+from tests.http.web import Web, rest, statuses
 from tests.support.eventually import eventually
 from tests.support.server import short_folder
 
@@ -234,6 +235,42 @@ def test_a_request_is_answered_with_its_reply(web: Web, group: str) -> None:
         assert (late.status, late.body) == (504, b"no reply from stream 's' in 0.1 s\n")
         assert web.post(f"{group}/s?reply=1s&delay=1s", "abc").status == 400
         assert there.streams() == ["s"]
+
+
+@pytest.mark.parametrize(
+    ("size", "status"), [(0, 200), (1, 200), (limits.MESSAGE_BYTES, 200), (2_500_000, 200), (17 << 20, 502)]
+)
+@pytest.mark.parametrize("word", [b"0123456789", b"\xff\0"])
+def test_a_reply_of_any_size_is_whole_or_refused(web: Web, group: str, word: bytes, size: int, status: int) -> None:
+    """The library writes a long one in parts."""
+    body = (word * (size // len(word) + 1))[:size]
+    with web.server.connect() as client:
+        there = client.group(group[1:])
+        there.create("s")
+        worker = there.work("w", lambda claim: there.reply(claim.message, body, headers={"k": "v"}), over="s")
+        reply = web.post(f"{group}/s?reply=60s", "abc")
+        worker.stop()
+    assert reply.status == status
+    if status == 200:
+        assert (reply.body == body, reply.headers["Mqfs-H-k"], reply.headers["Mqfs-H-part"]) == (True, "v", None)
+
+
+@pytest.mark.parametrize("parts", [["1/3", "2", None], ["1/3"], ["2/2"], ["2"], ["1/3", "3/3"], ["1/2", "1/2", "2/2"]])
+def test_a_reply_that_is_no_whole_body_is_its_first_message(web: Web, group: str, parts: list[str | None]) -> None:
+    web.put(f"{group}/s")
+    web.put(f"{group}/.consumers/c?over=s")
+    with web.raw() as sock:
+        sock.sendall(f"POST {group}/s?reply=1s HTTP/1.0\r\nContent-Length: 1\r\n\r\n?".encode())
+        (asked,) = web.post(f"{group}/.consumers/c/claim?wait=60s").lines
+        name = asked["headers"]["reply-to"]
+        lines = [
+            {"stream": name, "body": str(number), "headers": {"part": part} if part else {}}
+            for number, part in enumerate(parts)
+        ]
+        text = "".join(f"{json.dumps(line)}\n" for line in lines)
+        assert web.post(f"{group}/.batch", text, Content_Type="application/x-ndjson").status == 201
+        answer = rest(sock)
+    assert (answer[:16], answer[-5:]) == (b"HTTP/1.1 200 OK\r", b"\r\n\r\n0")
 
 
 @pytest.mark.parametrize("options", ["reply=0", "reply=0s", "reply=0ms"])
