@@ -190,26 +190,28 @@ async def settle(call: Call) -> Answer:
     suffix = _suffix(call, verb)
     lease = _lease(call) if verb == "touch" else 0.0
     call.tree.access(call.user, call.target.node, os.R_OK | os.W_OK)
-    chosen: dict[OpenClaim, list[int]] = {}
-    tokens: dict[OpenClaim, list[str]] = {}
-    gone: list[str] = []
-    for token in dict.fromkeys(_tokens(call.body)):
+    chosen: dict[OpenClaim, dict[str, int]] = {}
+    left: set[str] = set()  # tokens that are not settled
+    void: set[str] = set()  # numbers of claim requests that have one, and settle none of their messages
+    given = list(dict.fromkeys(_tokens(call.body)))
+    for token in given:
         try:
             mine, sequence = claims.find(token, call.user.uid, call.target.node)
         except Stale:
-            gone.append(token)
+            left.add(token)
+            void.add(token.partition(".")[0])
+        else:
+            chosen.setdefault(mine, {})[token] = sequence
+    for mine, tokens in chosen.items():
+        if str(mine.number) in void:
+            left.update(tokens)
             continue
-        chosen.setdefault(mine, []).append(sequence)
-        tokens.setdefault(mine, []).append(token)
-    unsettled = {token.partition(".")[0] for token in gone}  # these requests settle no message
-    for mine, sequences in chosen.items():
-        if str(mine.number) in unsettled:
-            continue
+        sequences = list(tokens.values())
         try:
             step = _command(mine.handle, verb, sequences, suffix)
         except Stale:
             claims.drop_void(mine)
-            gone += tokens[mine]
+            left.update(tokens)
             continue
         except MqfsError:  # some of them may be done
             claims.drop_void(mine)
@@ -219,7 +221,7 @@ async def settle(call: Call) -> Answer:
         else:
             claims.settled(mine, sequences)
         await call.front.await_step(step)
-    return _gone(call, gone) if gone else Answer(204)
+    return _not_settled(call, [token for token in given if token in left]) if left else Answer(204)
 
 
 def _command(handle: ConsumerHandle, verb: str, sequences: list[int], suffix: str) -> Step[int]:
@@ -250,10 +252,10 @@ def _tokens(body: bytes) -> list[str]:
     return [word.decode("ascii", "replace") for word in words]
 
 
-def _gone(call: Call, tokens: list[str]) -> Answer:
-    """The claims that are gone, one a line in plain text."""
+def _not_settled(call: Call, tokens: list[str]) -> Answer:
+    """All that were not settled, one a line in plain text: a claim request of theirs has one that is void."""
     plain = "json" not in call.request.headers.get("accept", "*/*")
-    kind, body = problem(Stale(f"claims void: {len(tokens)} (their messages are redelivered)"), plain)
+    kind, body = problem(Stale(f"not settled: {len(tokens)} claims, void or of a request with a void one"), plain)
     return Answer(410, "".join(f"{token}\n" for token in tokens).encode() if plain else body, kind)
 
 

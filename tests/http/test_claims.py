@@ -149,11 +149,22 @@ def test_tokens_of_one_request_are_settled_all_or_none(web: Web, mail: str) -> N
     other = claim(web, mail)[0]["token"]
     assert web.post(f"{mail}/ack", mine[0]).status == 204
     refused = web.post(f"{mail}/ack", "\n".join([*mine, other]))
-    assert (refused.status, refused.body) == (410, mine[0].encode() + b"\n")
+    assert (refused.status, refused.body.decode().split()) == (410, mine)
     assert web.post(f"{mail}/ack", mine[1]).status == 204  # it was left
     assert web.post(f"{mail}/ack", other).status == 410  # it was not
     refused = web.post(f"{mail}/ack", mine[1], Accept="application/json")
     assert (refused.status, refused.json["status"]) == (410, 410)
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "release", "dead", "touch"])
+@pytest.mark.parametrize("void", [{0}, {1}, {2}, {0, 2}, {3}, {0, 3}, {0, 1, 2, 3}])
+def test_a_refusal_names_all_that_is_not_settled(web: Web, mail: str, verb: str, void: set[int]) -> None:
+    """Three messages of one claim, one of another: a void one spoils the others of its claim."""
+    tokens = [m["token"] for options in ("max=3", "max=1") for m in claim(web, mail, options)]
+    assert web.post(f"{mail}/ack", "\n".join(tokens[at] for at in void)).status == 204
+    refused = web.post(f"{mail}/{verb}", "\n".join(tokens))
+    left = [token for at, token in enumerate(tokens) if void & ({0, 1, 2} if at < 3 else {3})]
+    assert (refused.status, refused.body.decode().split()) == (410, left)
 
 
 def test_a_lease_ends_as_a_failed_delivery(web: Web, mail: str) -> None:
