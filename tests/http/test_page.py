@@ -78,10 +78,16 @@ def buried(web: Web, count: int) -> str:
     assert web.put(f"{mailer}?over=mail").status == 201
     for number in range(count):
         web.post(f"{group}/mail", f"letter {number}")
-    claimed = web.post(f"{mailer}/claim?max={count}").lines
-    for claim in claimed:
-        assert web.post(f"{mailer}/dead?reason=no+such+address", claim["token"]).status == 204
+    bury(web, group, count)
     return group
+
+
+def bury(web: Web, group: str, count: int) -> None:
+    """Make dead letters of what waits for `mailer`."""
+    mailer = f"{group}/.consumers/mailer"
+    for _ in range(count):
+        (claim,) = web.post(f"{mailer}/claim").lines
+        assert web.post(f"{mailer}/dead?reason=no+such+address", claim["token"]).status == 204
 
 
 # ---------------------------------------------------------------- what is served
@@ -358,6 +364,35 @@ def test_dead_letters_are_retried_and_dropped(web: Web, page: Page) -> None:
     page.until(lambda: page.messages() == [])
     bodies = [message["body"] for message in web.get(f"{group}/.consumers/mailer").lines]
     assert bodies == ["letter 0", "letter 1", "letter 2"]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=repr)
+def test_a_changed_letter_keeps_its_line_ends(web: Web, page: Page, end: str) -> None:
+    group = buried(web, 0)
+    body = end.join(["To: ann", "", "one", "two", ""])
+    web.post(f"{group}/mail", body)
+    bury(web, group, 1)
+    page.open(f"{group}/.dead")
+    (letter,) = web.get(f"{group}/dead?format=json").lines
+    page.one(".messages summary").click()
+    page.field(f"Body of {letter['sequence']}").send_keys("three\nfour")
+    page.press("Send changed")
+    page.until(lambda: page.messages() == [])
+    assert [message["body"] for message in web.get(f"{group}/.consumers/mailer").lines] == [f"{body}three{end}four"]
+
+
+@pytest.mark.parametrize("body", ["a\r\nb\n", "a\nb\r", "a\r\n\r\r"], ids=repr)
+def test_a_letter_with_mixed_line_ends_is_not_changed(web: Web, page: Page, body: str) -> None:
+    group = buried(web, 0)
+    web.post(f"{group}/mail", body)
+    bury(web, group, 1)
+    page.open(f"{group}/.dead")
+    page.one(".messages summary").click()
+    page.shows(".messages .quiet", "line ends are mixed")
+    assert "Send changed" not in page.texts("button")
+    page.one(".messages .danger").click()
+    page.confirm("dead")
+    page.until(lambda: page.messages() == [])
 
 
 def test_settings_and_what_is_wrong_with_them(web: Web, page: Page) -> None:

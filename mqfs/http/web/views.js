@@ -326,9 +326,12 @@ export async function showDead(names, view) {
     return { stream, node: messageRow(message, { source: text, tools }) };
   };
 
-  /** A dead letter to be changed: it is published again, under an id that makes a repeat harmless, and dropped after that. */
+  /** A dead letter to be changed: it is published again, under an id that makes a repeat harmless, and dropped after that.
+   * A text field has all line ends as \n; they are sent as they were. */
   const edited = (message) => {
     const { stream } = message.headers;
+    const [end = "\n", ...others] = new Set(message.body.match(/\r\n|\r|\n/g));
+    if (others.length) return el("p", { class: "quiet", text: "Its line ends are mixed: it cannot be changed here." });
     const text = el("textarea", { rows: "4", "aria-label": `Body of ${message.sequence}` });
     text.value = message.body;
     return el("div", { class: "bar" }, text, button("Send changed", doing(line, async () => {
@@ -337,7 +340,7 @@ export async function showDead(names, view) {
         if (key === "priority" || key === "single" || key === "key") query.set(key, key === "single" ? "yes" : value);
         else if (!NOT_SENT.has(key)) query.set(`h-${key}`, value);
       }
-      const answer = await ask("POST", `${pathOf([...group, stream])}?${query}`, { body: text.value });
+      const answer = await ask("POST", `${pathOf([...group, stream])}?${query}`, { body: text.value.replaceAll("\n", end) });
       const { sequence, retained } = await answer.json();
       if (sequence === null) throw new Problem(0, `discarded: ${stream} is full (the dead letter stays)`);
       if (!retained) throw new Problem(0, `no receiver of ${stream} (the dead letter stays)`);
