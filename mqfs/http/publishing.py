@@ -257,8 +257,11 @@ async def put_there(call: Call) -> Answer:
 
 
 def frame(name: str, body: bytes, head: bytes = b"") -> bytes:
-    """One message as mqfs(4) has it for `.batch`."""
+    """One message as mqfs(4) has it for `.batch`. Raises TooLong where a length does not fit its field."""
     raw = name.encode()
+    if len(raw) > 0xFFFF or len(head) > 0xFFFF:
+        what = "headers" if len(head) > 0xFFFF else "name of a stream"
+        raise TooLong(f"{what}: {max(len(raw), len(head))} bytes (expected at most 65,535)")
     return b"".join((HEAD.pack(HEAD.size + len(raw) + len(head) + len(body), len(raw), len(head)), raw, head, body))
 
 

@@ -425,6 +425,34 @@ def test_a_publish_waits_for_room(web: Web) -> None:
     assert web.get(f"{group}/s").body == b"next"
 
 
+BOUNDS = (255, 256, 65_535, 65_536, 70_000, 200_000)
+EVENT = {"specversion": "1.0", "type": "t", "source": "/s", "id": "1", "data": 1}
+
+
+@pytest.mark.parametrize("size", BOUNDS)
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_what_a_frame_has_no_room_for_is_refused(web: Web, group: str, size: int, count: int) -> None:
+    """A name, a header, and headers together, around each bound; whatever the body is."""
+    web.put(f"{group}/s")
+    texts = {f"h{n}": "x" * (size // count) for n in range(count)}
+    names = {"x" * (size // count) + str(n): "" for n in range(count)}
+    lines = [
+        {"stream": "s" * size, "body": "x"},
+        {"stream": "s", "body": "x", "headers": texts},
+        {"stream": "s", "body": "x", "headers": names},
+    ]
+    for line in lines:
+        reply = web.post(f"{group}/.batch", json.dumps(line), Content_Type="application/x-ndjson")
+        assert 400 <= reply.status < 500 or (size < 300 and reply.status == 201), (reply.status, reply.body)
+    for kind, body in (("-batch", [EVENT | texts]), ("", EVENT | texts), ("-batch", [EVENT | names])):
+        sent = json.dumps(body)
+        reply = web.post(f"{group}/s", sent, Content_Type=f"application/cloudevents{kind}+json")
+        assert 400 <= reply.status < 500 or (size < 300 and reply.status == 201), (reply.status, reply.body)
+    if size > 65_535:
+        assert web.get(f"{group}/.stats").json["written"] == 0
+    assert "Traceback" not in web.server.text()
+
+
 def test_bodies_that_are_none(web: Web, group: str) -> None:
     assert web.post(f"{group}/s", b"x" * 1_044_481).status == 413
     assert web.post(f"{group}/s").status in (201, 400)  # an empty message, where the tree has those
