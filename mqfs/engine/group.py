@@ -283,9 +283,11 @@ class Group:
         self.refusals.add(Refused(self.clock.wall_ns(), user.uid, user.pid, file, text))
 
     def unblock(self) -> None:
-        """Something may have made room: let blocked writers go on."""
+        """Something may have made room: let blocked writers go on, and what is due."""
+        if self.held.overdue or self.held.schedules.waiting:
+            self.held.retry()
         if self.publisher.blocked.streams:
-            self.publisher.blocked.retry()
+            self.publisher.blocked.retry(self.held.overdue)
 
     def end(self) -> None:
         """The group is gone, or the server stops: whoever waits is answered."""

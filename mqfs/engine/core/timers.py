@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mqfs.engine.group import Group
 
 AGAIN_NS = 10**9  # after a failure
+ROUND_NS = 10**7  # at least, from one look for room to the next, however often there may be some
 _SPARE = 64
 EXPIRY, DELAYED, SCHEDULES, CONSUMERS, PARTS, TRIMMING, PACING, LOOKING = range(8)  # turns
 

@@ -13,6 +13,7 @@ from mqfs.clock import Clock
 from mqfs.engine.core.log import GroupCounts, GroupLog
 from mqfs.engine.language.settings import Settings
 from mqfs.engine.retention import retained
+from mqfs.model import Draft
 from mqfs.quotas import require_share
 from mqfs.state.group import ANYONE, Change
 
@@ -67,6 +68,13 @@ class WriteRequest:
         """It waits no more."""
         if self.writer is not None:
             self.held = self.writer.group.tree.memory.change(self.writer.user.uid, self.held, 0)
+
+
+def request_of(message: Draft) -> WriteRequest:
+    """The request to append a message that was accepted before."""
+    return WriteRequest(
+        message.kind, (message.body,), len(message.body) + len(message.headers), headers=message.headers
+    )
 
 
 def by_depth(stream: Stream, settings: Settings, counts: GroupCounts, request: WriteRequest) -> Admission:

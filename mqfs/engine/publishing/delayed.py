@@ -2,22 +2,24 @@
 
 A delayed message lies in the log under the number of `.put`, so in no stream; when it is due it is
 appended again, to its stream, and acknowledged here in the same batch. After a crash it is in one place or the other,
-and in its stream it stands where it could first be read.
+and in its stream it stands where it could first be read. It was accepted, so where its stream has no room by then it
+waits here, also where a write would be refused.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.core.log import AckSteps
-from mqfs.engine.core.timers import AGAIN_NS, DELAYED, Alarm
+from mqfs.engine.core.timers import AGAIN_NS, DELAYED, ROUND_NS, Alarm
+from mqfs.engine.publishing.admission import Admission, request_of, require_fit
 from mqfs.engine.publishing.kept_quotas import stored
 from mqfs.engine.publishing.schedules import Schedules
-from mqfs.model import Draft, Kind, Record
+from mqfs.model import Draft, Kind, Record, User
 from mqfs.records import headers
 from mqfs.state.acks import ACK, step
 from mqfs.state.group import PUT, Change
@@ -35,6 +37,9 @@ class DelayedMessages:
     def __init__(self, host: Group) -> None:
         self._host, self._log = host, host.log
         self._due: list[tuple[int, int]] = []  # (engine ns, sequence)
+        self.overdue: dict[int, deque[int]] = {}  # by stream: sequences that are due and wait for room
+        self._round: list[int] = []  # streams of those in which it is still to be tried
+        self._round_ns = self._next_round_ns = 0  # engine time at which it was tried in all of them, and will be
         self._streams: dict[int, int] = {}  # sequence -> the stream it is for
         self._sizes: dict[int, int] = {}  # sequence -> bytes of body and headers
         self._bytes: Counter[int] = Counter()  # by stream
@@ -83,9 +88,11 @@ class DelayedMessages:
         acks: Sequence[AckSteps] = (),
     ) -> int:
         """Keep a message until then, and record those changes and steps with it; returns the sequence it has here. That
-        of a schedule, which has `next`, is published by it. Raises OverLimit."""
+        of a schedule, which has `next`, is published by it. Raises OverLimit, OverQuota, TooLong, StreamFull."""
         if len(self._streams) >= limits.HELD:
             raise errors.OverLimit(f"too many delayed messages (expected at most {limits.HELD} in a group)")
+        if stream.name != self._log.settings.dead:
+            require_fit(self._log.settings, 1, len(body))
         head = headers.encode({**texts, headers.TO: str(stream.number), headers.DUE: str(due_ns)})
         if (quotas := self._host.publisher.kept_quotas) is not None:
             quotas.check({stream: stored(1, len(body) + len(head))})
@@ -127,44 +134,98 @@ class DelayedMessages:
     def targets(self, stream: Stream, sequence: int) -> bool:
         return self._streams.get(sequence) == stream.number
 
+    def retry(self) -> None:
+        """Something may have made room for what is due."""
+        now = self._host.clock.engine_ns()
+        if self.overdue:
+            self._next_round_ns = min(self._next_round_ns, max(self._round_ns + ROUND_NS, now))
+            self._alarm.at(self._next_round_ns)
+        self.schedules.retry(now)
+
     def _append_due(self, now_ns: int) -> None:
-        """Append what is due; after a slice the rest later."""
+        """Append what is due; after a slice the rest later. Messages without room wait in order, by stream."""
         clock = self._host.clock
         until = clock.engine_ns() + int(limits.SLICE_S * 1e9)
-        while self._due and self._due[0][0] <= now_ns:
-            _, sequence = self._due[0]
-            if sequence in self._streams and not self._release(sequence):
+        for number in self._due_streams(now_ns, until):
+            if not self._append_to(number, until):
                 self._alarm.at(now_ns + AGAIN_NS)
                 return
-            heapq.heappop(self._due)
             if clock.engine_ns() >= until:
                 break
         if self._due:
             self._alarm.at(max(self._due[0][0], clock.engine_ns() + 1))
+        if self._round:
+            self._alarm.at(clock.engine_ns() + 1)
+        elif self.overdue:
+            self._alarm.at(self._next_round_ns)
+
+    def _due_streams(self, now_ns: int, until: int) -> Iterator[int]:
+        """The streams to which something is to be appended: as it becomes due, and in rounds those without room."""
+        while self._due and self._due[0][0] <= now_ns:
+            _, sequence = heapq.heappop(self._due)
+            number = self._streams.get(sequence)
+            if number is None:
+                continue
+            line = self.overdue.setdefault(number, deque())
+            line.append(sequence)
+            if len(line) == 1:
+                yield number
+            elif self._host.clock.engine_ns() >= until:
+                return
+        if not self._round and now_ns >= self._next_round_ns:
+            self._round = list(self.overdue)
+            self._round_ns, self._next_round_ns = now_ns, now_ns + AGAIN_NS
+        while self._round:
+            if (number := self._round.pop()) in self.overdue:
+                yield number
+
+    def _append_to(self, number: int, until: int) -> bool:
+        """Append what is overdue for a stream, as far as there is room. False: the disk does not take it."""
+        line = self.overdue[number]
+        while line:
+            try:
+                if line[0] in self._streams and not self._release(line[0]):
+                    return True
+            except (errors.MqfsError, OSError) as error:
+                text = f"delayed message {line[0]} is due and cannot be appended: {error}"
+                self._host.faults.report(self._host.number, text)
+                return False
+            line.popleft()
+            if line and self._host.clock.engine_ns() >= until:
+                self._round.append(number)
+                return True
+        del self.overdue[number]
+        self._host.unblock()  # writes that came later
+        return True
 
     def _release(self, sequence: int) -> bool:
-        """False: the disk does not take it; it is tried again."""
-        stream = self._host.numbers.get(self._streams[sequence])
+        """False: there is no room for it. Raises MqfsError and OSError where the disk does not take it."""
+        stream, publisher = self._host.numbers.get(self._streams[sequence]), self._host.publisher
+        record = self.record(sequence)
+        if record is None or stream is None:
+            self.drop([sequence])  # its stream is gone, or it is damaged, which was reported
+            return True
+        texts = headers.decode(record.headers)
+        del texts[headers.TO], texts[headers.DUE]
+        texts[headers.HELD] = str(sequence)
+        message = Draft(Kind.MESSAGE, stream.number, record.body, headers.encode(texts))
         try:
-            record = self.record(sequence)
-            if record is None or stream is None:
-                self.drop([sequence])  # its stream is gone, or it is damaged, which was reported
-                return True
-            texts = headers.decode(record.headers)
-            del texts[headers.TO], texts[headers.DUE]
-            texts[headers.HELD] = str(sequence)
-            head = headers.encode(texts)
-            self._host.publisher.retention.reserve_room(len(record.body) + len(head) + 40)
-            message = [Draft(Kind.MESSAGE, stream.number, record.body, head)]
-            acks = self.drop_steps([sequence])
-            made = self._host.publisher.append(message, acks=acks)
-        except (errors.MqfsError, OSError) as error:
-            text = f"delayed message {sequence} is due and cannot be appended: {error}"
-            self._host.faults.report(self._host.number, text)
+            verdict = publisher.admit_due(stream, request_of(message), charged=True)
+        except errors.StreamFull:
             return False
+        except errors.TooLong as error:  # `depth` is another one by now
+            user = User(int(texts.get(headers.SENDER, "0")), 0)
+            self._host.refuse(user, stream.name, f"delayed message {sequence} dropped: {error}")
+            verdict = Admission.DISCARD
+        if verdict is Admission.WAIT:
+            return False
+        if verdict is Admission.DISCARD:
+            self.drop([sequence])
+            return True
+        made = publisher.append([message], acks=self.drop_steps([sequence]))
         self._forget(sequence)
-        self._host.publisher.deliver_all(stream, made, message, len(record.body))
-        self._host.publisher.retention.bound_depth(stream)
+        publisher.deliver_all(stream, made, [message], len(record.body))
+        publisher.retention.bound_depth(stream)
         return True
 
     def sequences(self, streams: Container[int]) -> Iterator[list[tuple[int, int]]]:

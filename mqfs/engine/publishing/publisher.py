@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -124,6 +124,15 @@ class Publisher:
         if not self.retention.take_room(need):
             return admission.when_full(settings, self.counts, messages, self.retention.bound_reached)
         return verdict
+
+    def admit_due(self, stream: Stream, request: WriteRequest, *, charged: bool) -> Admission:
+        """As `admit_in_quota`, of a message that was accepted before, to come now: it stands before the writes that
+        wait. `charged`: the owner's quota has it already."""
+        writers, stream.blocked = stream.blocked, OrderedDict()
+        try:
+            return self.admit(stream, request) if charged else self.admit_in_quota(stream, request)
+        finally:
+            stream.blocked = writers
 
     def require_expected(self, expected: Mapping[Stream, int]) -> None:
         """Raises Conflict where the newest message of a stream is not that one. A ring, in which others would publish
@@ -308,12 +317,14 @@ class BlockedWriters:
         requests = [request for stream in self.streams for request in stream.blocked.values()]
         return {stream for request in requests if request.unit is not None for stream in request.unit.tallies}
 
-    def retry(self) -> None:
-        """Something may have made room: append what is admitted by now."""
+    def retry(self, due: Container[int] = ()) -> None:
+        """Something may have made room: append what is admitted by now. `due`: numbers of streams in which something
+        else comes first."""
         if not self.streams:
             return
         for stream in sorted(self.streams, key=lambda stream: stream.number):
-            self._settle(stream)
+            if stream.number not in due:
+                self._settle(stream)
             if not stream.blocked:
                 self.streams.discard(stream)
 

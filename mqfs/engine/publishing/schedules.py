@@ -7,7 +7,8 @@ A schedule is a delayed message with the header `every` or `cron`, and has nothi
               tomorrow}  ·  the acknowledgement of held 7
 
 After a crash the log has all of a run or nothing of it, so each run publishes once. Runs that were missed are one: that
-of the first missed time, and then the next one in the future. The name of a schedule is the `id` of its message.
+of the first missed time, and then the next one in the future. So are runs for which there was no room: a run that may
+not be written when it is due waits, as a delayed message does. The name of a schedule is the `id` of its message.
 
 `every` is due on the engine's clock, `cron` on the wall clock; `next` is a wall time for both. For `every` it is
 counted on from the first run, so that no two runs have the same, whatever the wall clock does.
@@ -26,8 +27,9 @@ from typing import TYPE_CHECKING
 import attrs
 
 from mqfs import errors, limits
-from mqfs.engine.core.timers import AGAIN_NS, SCHEDULES, Alarm
+from mqfs.engine.core.timers import AGAIN_NS, ROUND_NS, SCHEDULES, Alarm
 from mqfs.engine.language.schedules import Schedule, parse_shown, shown
+from mqfs.engine.publishing.admission import Admission, request_of
 from mqfs.model import Draft, Kind, User
 from mqfs.quotas import require_share
 from mqfs.records import headers
@@ -61,6 +63,8 @@ class Schedules:
         self._host, self._held = host, held
         self._runs: dict[str, NextRun] = {}
         self._names: dict[int, str] = {}  # by the sequence of the message that waits
+        self.waiting: dict[str, int] = {}  # names of those that are due and wait for room: the next try, engine time
+        self._round_ns = 0  # engine time at which it was tried for all of them
         self._alarm = Alarm(host.timers, host, SCHEDULES, "running schedules", self._run_due)
 
     def __iter__(self) -> Iterator[NextRun]:
@@ -134,6 +138,7 @@ class Schedules:
         return parse_shown(time) if schedule == name else 0
 
     def _add(self, run: NextRun) -> None:
+        self.waiting.pop(run.name, None)
         self._runs[run.name], self._names[run.sequence] = run, run.name
         self._alarm.at(run.due_ns)
 
@@ -143,6 +148,7 @@ class Schedules:
         name = self._names.pop(sequence, None)
         if name is not None and self._runs[name].sequence == sequence:
             del self._runs[name]
+            self.waiting.pop(name, None)
 
     # ------------------------------------------------------------ run
 
@@ -162,12 +168,19 @@ class Schedules:
             run.due_ns = clock.engine_ns() + max(run.next_ns - wall, 0)
         return bool(run.schedule.cron)
 
+    def retry(self, now_ns: int) -> None:
+        """Something may have made room for what is due."""
+        if self.waiting and now_ns >= self._round_ns + ROUND_NS:
+            self._round_ns = now_ns
+            self.waiting = dict.fromkeys(self.waiting, now_ns)
+            self._alarm.at(now_ns)
+
     def _run_due(self, now_ns: int) -> None:
         """Run what is due, in order; after a slice the rest later."""
         clock = self._host.clock
         until = clock.engine_ns() + int(limits.SLICE_S * 1e9)
-        for run in sorted(self._runs.values(), key=lambda run: (run.due_ns, run.sequence)):
-            if run.due_ns > now_ns or clock.engine_ns() >= until:
+        for run in sorted(self._runs.values(), key=lambda run: (self._next_try_ns(run), run.sequence)):
+            if self._next_try_ns(run) > now_ns or clock.engine_ns() >= until:
                 break
             if self._wait_by_wall(run) and run.due_ns > now_ns:
                 continue  # the wall clock was set back
@@ -175,10 +188,13 @@ class Schedules:
                 self._alarm.at(now_ns + AGAIN_NS)
                 return
         if self._runs:
-            self._alarm.at(max(min(run.due_ns for run in self._runs.values()), clock.engine_ns() + 1))
+            self._alarm.at(max(min(map(self._next_try_ns, self._runs.values())), clock.engine_ns() + 1))
+
+    def _next_try_ns(self, run: NextRun) -> int:
+        return self.waiting.get(run.name, run.due_ns)
 
     def _publish(self, run: NextRun) -> bool:
-        """One run. False: the disk does not take it; it is tried again."""
+        """One run, unless it waits for room. False: the disk does not take it; it is tried again."""
         host, held = self._host, self._held
         publisher, stream = host.publisher, host.numbers.get(run.stream)
         try:
@@ -187,28 +203,46 @@ class Schedules:
                 held.drop([run.sequence])  # its stream is gone, or it is damaged, which was reported
                 return True
             following = self._following(run)
-            waits = headers.decode(record.headers) | {
-                headers.NEXT: str(following.next_ns),
-                headers.DUE: str(following.due_ns),
-            }
+            waits = headers.decode(record.headers)
             texts = {key: text for key, text in waits.items() if key not in _OF_SCHEDULES}
             texts |= {headers.ID: f"{run.name}@{shown(run.next_ns)}", headers.HELD: str(run.sequence)}
-            messages = [
-                Draft(Kind.MESSAGE, stream.number, record.body, headers.encode(texts)),
-                Draft(Kind.MESSAGE, PUT, record.body, headers.encode(waits)),
-            ]
-            publisher.retention.reserve_room(sum(len(d.body) + len(d.headers) + 40 for d in messages))
-            made = publisher.append(messages, acks=held.drop_steps([run.sequence]))
+            waits |= {headers.NEXT: str(following.next_ns), headers.DUE: str(following.due_ns)}
+            messages = [Draft(Kind.MESSAGE, stream.number, record.body, headers.encode(texts))]
+            verdict = self._admit(run, stream, messages[0])
+            if verdict is Admission.WAIT:
+                return True
+            if verdict is Admission.DISCARD:
+                messages.clear()
+            next_one = Draft(Kind.MESSAGE, PUT, record.body, headers.encode(waits))
+            publisher.retention.reserve_room(len(next_one.body) + len(next_one.headers) + 40)
+            made = publisher.append([*messages, next_one], acks=held.drop_steps([run.sequence]))
         except (errors.MqfsError, OSError) as error:
             host.faults.report(host.number, f"schedule {run.name!r} is due and cannot be published: {error}")
             return False
-        following.sequence = made + 1
+        following.sequence = made + len(messages)
         held.replaced(run.sequence, following.sequence)
         self._add(following)
-        publisher.deliver_all(stream, made, messages[:1], len(record.body))
+        if messages:
+            publisher.deliver_all(stream, made, messages, len(record.body))
+            publisher.retention.bound_depth(stream)
         held.end_reads(following.sequence)
-        publisher.retention.bound_depth(stream)
         return True
+
+    def _admit(self, run: NextRun, stream: Stream, message: Draft) -> Admission:
+        """As Publisher.admit_due, but it waits where a write is refused: one line of `.errors` for each run."""
+        user, why = User(run.uid, 0), f"stream {stream.name!r} is full"
+        try:
+            verdict = self._host.publisher.admit_due(stream, request_of(message), charged=False)
+        except errors.TooLong as error:  # `depth` is another one by now
+            self._host.refuse(user, stream.name, f"run of schedule {run.name!r} dropped: {error}")
+            return Admission.DISCARD
+        except (errors.StreamFull, errors.OverQuota) as error:
+            verdict, why = Admission.WAIT, str(error)
+        if verdict is Admission.WAIT:
+            if run.name not in self.waiting:
+                self._host.refuse(user, stream.name, f"schedule {run.name!r} waits for room: {why}")
+            self.waiting[run.name] = self._host.clock.engine_ns() + AGAIN_NS
+        return verdict
 
     def _following(self, run: NextRun) -> NextRun:
         """The run after this one, which is in the future."""

@@ -1,0 +1,171 @@
+"""Delayed messages and runs of schedules whose stream has no room when they are due: they keep to `depth`, `backlog`
+and the quota of the stream's owner as a write does, and wait where a write would be refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+
+from mqfs import limits
+from mqfs.errors import StreamFull, TooLong
+from mqfs.model import Wait
+from tests.engine.tree.test_quotas import Limited
+from tests.support.hand import ANNA, ROOT
+from tests.support.queues import Queues
+
+KINDS: dict[str, dict[str, Any]] = {
+    "delay": {"delay": "2s"},
+    "every": {"every": "1h", "delay": "2s", "id": "t"},
+    "cron": {"cron": "* * * * *", "id": "t"},
+}
+DUE_S = 60  # by then each is
+
+
+def bodies(q: Queues, stream: str = "s") -> list[str]:
+    return [row["body"] for row in q.kept(stream)]
+
+
+@pytest.mark.parametrize("keys", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("full", ["reject", "block", "drop-new", "drop-old"])
+@pytest.mark.parametrize("depth", ["2", "10B"])
+def test_depth_holds(full: str, depth: str, keys: dict[str, Any]) -> None:
+    q = Queues("replay all", f"depth {depth}", f"full {full}")
+    q.stream("t")
+    for body in (b"old 1", b"old 2"):
+        q.write("s", body)
+    q.put(b"due", **keys)
+    q.put(b"due", "t", **keys | ({"id": "other"} if "id" in keys else {}))
+    q.pass_time(DUE_S)
+    assert bodies(q, "t") == ["due"], "a stream without room holds back no other"
+    if full == "drop-old":
+        assert bodies(q) == ["old 2", "due"]
+        return
+    assert bodies(q) == ["old 1", "old 2"]
+    assert json.loads(q.text(".stats"))["discarded"] == (full == "drop-new")
+    q.ctl("clear s")
+    q.pass_time(1)
+    assert bodies(q) == ([] if full == "drop-new" else ["due"])
+
+
+@pytest.mark.parametrize("full", ["reject", "block"])
+def test_they_come_in_their_order_as_there_is_room(full: str) -> None:
+    q = Queues("deliver one", "depth 2", f"full {full}")
+    for body in (b"old 1", b"old 2"):
+        q.write("s", body)
+    for number in range(4):
+        q.put(b"due %d" % number, delay=f"{number + 1}s")
+    dropped = q.put(b"dropped", delay="2s")
+    q.pass_time(20)
+    assert q.shows("s") == [b"old 1", b"old 2"]
+    q.ctl(f"drop s {dropped}")
+    taker = q.taker()
+    got = []
+    for _ in range(6):
+        got.append(taker.read(64))
+        q.clock.forward(0.02)
+        q.tree.run_timers()  # room is seen soon
+    assert got == [b"old 1", b"old 2", b"due 0", b"due 1", b"due 2", b"due 3"]
+    assert isinstance(taker.read(64), Wait)
+
+
+def test_they_stand_before_writers_that_wait() -> None:
+    q = Queues("replay all", "depth 1", "full block")
+    q.write("s", b"old")
+    waiting = q.at("s", os.O_WRONLY).write(b"new")
+    q.put(b"due", delay="1s")
+    q.pass_time(5)
+    q.ctl("depth 2")
+    q.pass_time(1)
+    assert not waiting.settled
+    assert bodies(q) == ["old", "due"]
+    q.ctl("depth 3")
+    assert waiting.settled
+    assert bodies(q) == ["old", "due", "new"]
+
+
+def test_many_streams_without_room_hold_back_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SLICE_S", 0)
+    q = Queues("replay all", "depth 1", "full reject")
+    for number in range(30):
+        q.stream(f"t{number}")
+        q.write(f"t{number}", b"old")
+        q.put(b"due", f"t{number}", delay="1s")
+        q.put(b"due", f"t{number}", delay="2s")
+    q.put(b"due", delay="10s")
+    rings = 0
+    while not bodies(q):
+        q.clock.forward(0.2)
+        q.tree.run_timers()
+        rings += 1
+    assert rings < 100
+    q.ctl("depth 3")
+    for _ in range(100):
+        q.clock.forward(0.02)
+        q.tree.run_timers()
+    assert all(bodies(q, f"t{number}") == ["old", "due", "due"] for number in range(30))
+
+
+@pytest.mark.parametrize("keys", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("policy", ["reject", "block"])
+def test_the_backlog_of_a_consumer_holds(policy: str, keys: dict[str, Any]) -> None:
+    q = Queues("replay all", f"consumer w s backlog 1 full {policy}")
+    q.write("s", b"old")
+    q.put(b"due", **keys)
+    q.pass_time(DUE_S)
+    assert bodies(q) == ["old"]
+    worker = q.worker()
+    assert worker.read(64) == b"old"
+    worker.write(b"ack\n")
+    q.pass_time(1)
+    assert bodies(q) == ["old", "due"]
+
+
+@pytest.mark.parametrize("every", ["1s", "10s"])
+def test_a_schedule_keeps_to_the_quota(every: str) -> None:
+    q = Limited(f"{ANNA.uid} kept=20K", ctl=("replay all",))
+    q.stream("t", ANNA)
+    handle = q.at(".put", os.O_RDWR, ANNA)
+    handle.write(json.dumps({"stream": "s", "every": every, "id": "e", "kept": True}).encode() + b" " + b"x" * 4000)
+    q.pass_time(100)
+    count = len(q.kept())
+    assert count == 3
+    assert q.use()["used"]["kept"] <= 20 << 10
+    texts = [text for text in q.errors() if "schedule 'e'" in text]
+    assert len(texts) == 1, "it is told once"
+    assert "waits for room: uid 1001 keeps" in texts[0]
+    q.ctl("clear s", user=ROOT)
+    q.pass_time(10)
+    assert 1 <= len(q.kept()) <= 3
+
+
+def test_runs_that_waited_are_one(tmp_path: Any) -> None:
+    q = Queues("replay all", "depth 1", "full reject", path=tmp_path / "store")
+    q.write("s", b"old")
+    q.put(b"run", every="10s", id="t")
+    q.pass_time(35)
+    q.restart(clean=False)
+    q.pass_time(1)
+    assert bodies(q) == ["old"]
+    q.ctl("depth 9")
+    q.pass_time(1)
+    assert [row["headers"]["id"][-9:] for row in q.kept()[1:]] == ["22:13:30Z"]
+    q.pass_time(10)
+    assert len(q.kept()) == 3
+
+
+@pytest.mark.parametrize("keys", KINDS.values(), ids=KINDS)
+def test_what_would_never_fit_is_refused(keys: dict[str, Any]) -> None:
+    q = Queues("replay all", "depth 10B", "full reject")
+    with pytest.raises(TooLong, match="depth"):
+        q.put(b"x" * 11, **keys)
+    q.put(b"x" * 10, **keys)
+    q.ctl("depth 5B")
+    q.pass_time(DUE_S)
+    assert bodies(q) == []
+    assert "dropped: message exceeds the stream's depth" in q.errors()[-1]
+    with pytest.raises((StreamFull, TooLong)):
+        q.write("s", b"x" * 6)
+    q.write("s", b"x")
