@@ -8,20 +8,13 @@ from typing import Any
 
 import click
 
-from mqfs.errors import BadCommand, BadConfig
-from mqfs.syntax.duration import parse_duration
+from mqfs.cli import arguments
+from mqfs.errors import BadConfig
 
 
 @click.group()
 def bridge() -> None:
     """Carry messages between a group and another system."""
-
-
-def _duration(context: click.Context, option: click.Parameter, value: str) -> int:
-    try:
-        return parse_duration(value)
-    except BadCommand as error:
-        raise click.BadParameter(error.detail) from None
 
 
 def _separators(context: click.Context, option: click.Parameter, value: str) -> tuple[str, str]:
@@ -32,7 +25,7 @@ def _separators(context: click.Context, option: click.Parameter, value: str) -> 
 
 @bridge.command()
 @click.argument("folder", metavar="DIR")
-@click.argument("address")
+@click.argument("address", callback=arguments.addresses)
 @click.argument("group")
 @click.option("--in", "direction", flag_value="in", help="Carry from the folder into the group only.")
 @click.option("--out", "direction", flag_value="out", help="Carry from the group into the folder only.")
@@ -40,7 +33,12 @@ def _separators(context: click.Context, option: click.Parameter, value: str) -> 
 @click.option("--select", multiple=True, metavar="PATTERN", help="Carry these streams only. Repeatable.")
 @click.option("--no-singles", is_flag=True, help="Leave messages for one worker where they are.")
 @click.option(
-    "--poll", default="1s", callback=_duration, metavar="DURATION", show_default=True, help="Interval between scans."
+    "--poll",
+    default="1s",
+    callback=arguments.duration,
+    metavar="DURATION",
+    show_default=True,
+    help="Interval between scans.",
 )
 @click.option(
     "--separator", default=".:.", callback=_separators, metavar="X:Y", show_default=True,
@@ -55,15 +53,15 @@ def _separators(context: click.Context, option: click.Parameter, value: str) -> 
     help="Length at which topics are split, as of QlobberFSQ.",
 )
 @click.option(
-    "--multi-ttl", default="1m", callback=_duration, metavar="DURATION", show_default=True,
+    "--multi-ttl", default="1m", callback=arguments.duration, metavar="DURATION", show_default=True,
     help="Lifetime of exported messages without a ttl.",
 )  # fmt: skip
 @click.option(
-    "--single-ttl", default="1h", callback=_duration, metavar="DURATION", show_default=True,
+    "--single-ttl", default="1h", callback=arguments.duration, metavar="DURATION", show_default=True,
     help="Lifetime of exported messages for one worker.",
 )  # fmt: skip
 @click.option(
-    "--window", default="10m", callback=_duration, metavar="DURATION", show_default=True,
+    "--window", default="10m", callback=arguments.duration, metavar="DURATION", show_default=True,
     help="Minimum 'dedup' of the group.",
 )  # fmt: skip
 @click.option("--expire", is_flag=True, help="Remove expired files.")
@@ -120,7 +118,7 @@ def _node(context: click.Context, option: click.Parameter, value: str) -> bytes:
 @click.argument("broker", metavar="HOST:PORT", callback=_broker)
 @click.argument("exchange")
 @click.argument("program")
-@click.argument("address")
+@click.argument("address", callback=arguments.addresses)
 @click.option(
     "--node", required=True, callback=_node, metavar="IPV4", help="IPv4 address of the local broker (its --fq-node)."
 )

@@ -19,10 +19,10 @@ import click
 import mqfs
 from mq_tools import completion
 from mq_tools.cli_types import open_standard_files, usage_error
+from mqfs.cli import arguments
 from mqfs.cli.users import become_owner
 from mqfs.errors import BadConfig, BadStore, MqfsError
 from mqfs.server.options import Options, command_line, join, read_file
-from mqfs.syntax.duration import parse_duration
 
 ELSEWHERE = ("bridge", "doctor", "mcp", "mount", "spark", "token")  # commands, each in a module beside of its name
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -153,19 +153,22 @@ def bench(**options: Any) -> int:
 
 @command.command()
 @click.argument("store")
-@click.option("--wait", default="60s", metavar="DURATION", show_default=True, help="Time to wait for the takeover.")
-def promote(store: str, wait: str) -> int:
+@click.option(
+    "--wait", "wait_s", default="60s", callback=arguments.wait_s, metavar="DURATION", show_default=True,
+    help="Time to wait for the takeover.",
+)  # fmt: skip
+def promote(store: str, wait_s: float) -> int:
     """Make the standby that serves STORE the primary, and wait until it is.
 
     The primary of before is fenced: it acknowledges nothing more.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(parse_duration(wait) / 1e9)
+        sock.settimeout(wait_s)
         _connect(sock, store)
         try:
             answer = sock.recv(64).decode(errors="replace").strip()
         except TimeoutError:
-            raise BadStore(f"{store}: not promoted in {wait} (see the log of the standby)") from None
+            raise BadStore(f"{store}: not promoted in {wait_s:g} s (see the log of the standby)") from None
     if answer != "primary":
         raise BadStore(f"{store}: not promoted: the standby stopped (see its log)")
     click.echo(f"{store}: primary")

@@ -10,10 +10,10 @@ from typing import Any
 import attrs
 import click
 
+from mqfs.cli import arguments
 from mqfs.cli.bridge import secret
-from mqfs.errors import BadCommand, MqfsError
+from mqfs.errors import MqfsError
 from mqfs.net.address import UnixAddress, parse_addresses
-from mqfs.syntax.duration import parse_duration
 
 log = logging.getLogger("mqfs.mount")
 
@@ -31,23 +31,11 @@ class Options:
     trace: bool
 
 
-def _address(context: click.Context, argument: click.Parameter, value: str) -> str:
-    parse_addresses(value)
-    return value
-
-
-def _duration(context: click.Context, option: click.Parameter, value: str) -> float:
-    try:
-        return parse_duration(value) / 1e9
-    except BadCommand as error:
-        raise click.BadParameter(error.detail) from None
-
-
 @click.command()
-@click.argument("address", metavar="ADDRESS[,ADDRESS...]", callback=_address)
+@click.argument("address", metavar="ADDRESS[,ADDRESS...]", callback=arguments.addresses)
 @click.argument("directory", metavar="DIR")
 @click.option(
-    "--patience", "patience_s", default="60s", callback=_duration, metavar="DURATION", show_default=True,
+    "--patience", "patience_s", default="60s", callback=arguments.duration_s, metavar="DURATION", show_default=True,
     help="Time to wait for a server that is gone, before calls fail.",
 )  # fmt: skip
 @click.option(

@@ -23,7 +23,7 @@ import attrs
 
 from mqfs import limits
 from mqfs.cli.users import become
-from mqfs.errors import BadAddress, BadConfig, BadStore, MqfsError
+from mqfs.errors import BadAddress, BadCommand, BadConfig, BadStore, MqfsError
 from mqfs.net.address import UnixAddress, parse_address, parse_addresses
 from mqfs.server.options import KINDS, Options, join, read_file
 from mqfs.syntax.duration import parse_duration
@@ -87,10 +87,20 @@ def parse(arguments: list[str]) -> Request:
             _add(options, key.replace("-", "_"), value if sign else None)
         elif "-s" not in given:
             raise BadConfig(f"{text!r}: unknown option (expected some of {' '.join(sorted(known))})")
+    if "patience" in options:
+        options["patience"] = _seconds("patience", options["patience"])
     user = options.pop("uid", "")
     if not is_address(source):
         source = os.path.realpath(source)  # the child works in /
     return Request(source, os.path.realpath(words[1]), options, user, "-f" in given)
+
+
+def _seconds(key: str, value: str) -> float:
+    """Raises BadConfig."""
+    try:
+        return parse_duration(value) / 1e9
+    except BadCommand as error:
+        raise BadConfig(f"{key}={value}: {error.detail}") from None
 
 
 def _add(options: dict[str, Any], key: str, value: str | None) -> None:
@@ -166,7 +176,7 @@ def serve_server(request: Request, notify: Callable[[str], None]) -> int:
     options = mount.Options(
         address=request.source,
         directory=request.directory,
-        patience_s=parse_duration(given.get("patience", "60s")) / 1e9,
+        patience_s=given.get("patience", 60.0),
         allow_other=given.get("allow_other"),
         user=given.get("user", ""),
         token=secret(given.get("token_file")),

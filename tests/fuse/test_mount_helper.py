@@ -121,6 +121,17 @@ def test_a_directory_that_is_not_there(space: tuple[MountSpace, Path]) -> None:
     assert "nowhere" in text
 
 
+LATE = ["unix!/s", "/m", "-o", "patience=soon"]
+
+
+@needs_root
+def test_a_wrong_option_of_a_server_elsewhere(space: tuple[MountSpace, Path]) -> None:
+    at, folder = space
+    code, text = at.run("mount", "-t", "mqfs", "-o", "patience=soon", f"unix!{folder}/none", folder / "far")
+    assert (code, text.count("\n")) == (1, 1), text
+    assert text.startswith("mount.mqfs: patience=soon: invalid duration 'soon'")
+
+
 def test_reading_the_command_line() -> None:
     options = r"rw,default=bind v a\,b,default=ttl 5s,listen=unix!/s,allow_other,uid=7"
     words = ["/st", "/m", "-n", "-v", "-o", options, "-f"]
@@ -129,6 +140,7 @@ def test_reading_the_command_line() -> None:
     assert parse(["tls!h!1,tls!i!1", "/m", "-o", "token-file=/t"]).options == {"token_file": "/t"}
     assert parse(["/st", "/m", "-s", "-o", "fancy"]).options == {}
     assert parse(["st", "m"]) == Request(f"{os.getcwd()}/st", f"{os.getcwd()}/m", {})
-    for wrong in (["/st"], ["/st", "/m", "-q"], ["/st", "/m", "-r"], ["tcp!h!1", "/m", "-o", "listen=unix!s"]):
+    assert parse(["tls!h!1", "/m", "-o", "patience=1500ms"]).options == {"patience": 1.5}
+    for wrong in (["/st"], ["/st", "/m", "-q"], ["/st", "/m", "-r"], ["tcp!h!1", "/m", "-o", "listen=unix!s"], LATE):
         with pytest.raises(BadConfig, match=r"expected"):
             parse(wrong)

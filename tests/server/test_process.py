@@ -56,6 +56,27 @@ def test_help_names_every_option_of_the_manual(tmp_path: Path) -> None:
         assert f"Fl -{word}" in manual, word
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("promote", "store", "--wait", "1x"), "invalid duration '1x'"),
+        (("promote", "store", "--wait", "0"), "'0' (expected more than 0)"),
+        (("mount", "x", "y"), "invalid address 'x'"),
+        (("mount", "unix!s", "y", "--patience", "1x"), "invalid duration '1x'"),
+        (("bridge", "fsq", "folder", "x", "g"), "invalid address 'x'"),
+        (("bridge", "fsq", "folder", "unix!s", "g", "--poll", "1x"), "invalid duration '1x'"),
+        (("bridge", "fq", "localhost:1", "e", "p", "x", "--node", "127.0.0.1"), "invalid address 'x'"),
+        (("bench", "--at", "x"), "invalid address 'x'"),
+        (("restore", "file:///nowhere", "store", "--until", "x"), "--until 'x': invalid time"),
+    ],
+)
+def test_a_wrong_command_line_is_2(tmp_path: Path, words: tuple[str, ...], why: str) -> None:
+    done = mqfs(*words, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert why in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("abstract", [False, True])
 def test_readiness(tmp_path: Path, abstract: bool) -> None:
     ready = Ready(tmp_path, abstract=abstract)
