@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import mqfs
+from tests.support import ROOT
 from tests.support.anyone import NOBODY, python_for_anyone
 from tests.support.server import Server, short_folder
 from tests.support.server import mqfs as run
@@ -152,3 +154,21 @@ def test_doctor_finds_the_rings_of_another_user(theirs: Path) -> None:
         assert doctor(theirs, str(theirs / "store")) == (
             0, [f"ok   user: nobody, as of {theirs}/store", "ok   fd keeper: 1 ring held"]
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("guide", ["tokens.md", "tls-and-tokens.md"])
+def test_the_tokens_of_a_guide_are_read(theirs: Path, guide: str) -> None:
+    """By a service of another user: what the guide has root type, for that user and at another path."""
+    lines = (ROOT / "docs" / "howto" / guide).read_text().splitlines()
+    first = next(number for number, line in enumerate(lines) if "mqfs token new" in line)
+    tokens = theirs.parent / "mqfs.tokens"
+    for line in lines[first : first + 2]:
+        line = line.replace("/etc/mqfs.tokens", str(tokens)).replace("new ann", f"new {THEIR_ID}")
+        line = line.replace("mqfs:mqfs", f"{THEIR_ID}:{THEIR_ID}")
+        words = shlex.split(line, comments=True)
+        if words[0] == "chown":
+            subprocess.run(words, check=True)
+        elif words[:2] == ["mqfs", "token"]:
+            assert run(*words[1:], cwd=theirs).returncode == 0
+    with served(theirs, "--token-file", str(tokens)):
+        pass
