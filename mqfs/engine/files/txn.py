@@ -174,7 +174,8 @@ class PartPutHandle(PutHandle):
             if put.expect is not None:
                 packed = packed._replace(expected={put.stream: put.expect})
             ranked = put.priority != headers.NORMAL or bool(put.ttl) or put.single
-            part.add(self.user, packed, ranked=ranked, put_id=self._id(put))
+            put_id = self._id(put) if self.group.settings.dedup else None
+            part.add(self.user, packed, ranked=ranked, put_id=put_id)
         except errors.MqfsError as error:
             self.refused(error)
             raise

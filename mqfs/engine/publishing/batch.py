@@ -366,7 +366,8 @@ class StagedBatch:
         return stream
 
     def add(self, user: User, packed: batch.EncodedBatch, *, ranked: bool = False, put_id: PutId | None = None) -> None:
-        """Put messages into it, or none. `put_id`: of the first. Raises NotFound, Denied, Busy, OverLimit, DiskFull."""
+        """Put messages into it, or none. `put_id`: of the first; one that it has makes them a repeat. Raises NotFound,
+        Denied, Busy, OverLimit, DiskFull."""
         if self.dropped:
             raise errors.NotFound(f"part {self.name!r}: committed or dropped")
         if self.committing:
@@ -374,10 +375,12 @@ class StagedBatch:
         names = [*self._names, *packed.fresh] if packed.fresh else self._names
         for row in packed.rows:
             self.stream(user, names[row.place])
+        if put_id in self.ids:
+            return
         require_fit(self.messages + packed.messages, self.staged.size + len(packed.data))
         expected = dict(self.expected)
         batch_frames.merge_expected(expected, packed.expected)
-        fresh_ids = int(put_id is not None and put_id not in self.ids)
+        fresh_ids = int(put_id is not None)
         self._staging.take(self.attributes.uid, len(packed.data), fresh_ids)
         try:
             self.staged.append(packed.data)

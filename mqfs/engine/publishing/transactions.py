@@ -85,9 +85,11 @@ class Transactions:
         """Drop the parts without a write for long."""
         idle = limits.TRANSACTION_IDLE_S * _SECOND_NS
         for part in list(self.parts.values()):
+            if part.committing:
+                part.used_ns = now_ns
             if part.used_ns + idle > now_ns:
                 self._alarm.at(part.used_ns + idle)
-            elif not part.committing:
+            else:
                 self.drop(part)
                 owner = User(part.attributes.uid, part.attributes.gid)
                 self._host.refuse(
@@ -180,7 +182,7 @@ class Transactions:
     def _unit(
         self, user: User, parts: Sequence[StagedBatch], commit: Callable[[], list[Change]], value: int
     ) -> AtomicBatch:
-        """Raises NotFound, Denied, OverLimit. From then on the parts are not to be changed."""
+        """Raises NotFound, Denied, OverLimit, BadCommand. From then on the parts are not to be changed."""
         tallies: dict[Stream, StreamTotals] = {}
         sources: list[BatchSource] = []
         ids: dict[PutId, int] = {}
@@ -196,6 +198,8 @@ class Transactions:
                 tally.size += mine.size
                 tally.last = before + mine.last
             sources.append(BatchSource(part.messages, part.staged.size, numbers, part.pieces))
+            if twice := ids.keys() & part.ids.keys():
+                raise errors.BadCommand(f"commit: id {min(twice).text!r} is in two parts (expected each once)")
             ids |= {put_id: before + place for put_id, place in part.ids.items()}
             merge_expected(expected, part.expected)
             before += part.messages

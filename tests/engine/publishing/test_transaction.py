@@ -113,6 +113,38 @@ def test_an_id_makes_a_commit_a_repeat(made: Any, line: str) -> None:
         assert put.read(100) == b"3\n", "the message of that id"
 
 
+@pytest.mark.parametrize("line", ["dedup 1h", "dedup 0"])
+def test_an_id_comes_once_in_a_part(made: Any, line: str) -> None:
+    u = made(line)
+    u.part("p", mode=0o777)
+    for user, body in ((ROOT, b"1"), (ROOT, b"2"), (ANNA, b"3"), (ROOT, b"4")):
+        put = u.at(".txn/p/.put", os.O_WRONLY, user)
+        data = b'{"stream":"s","id":"x"} ' + body
+        assert put.write(data) == len(data)
+        put.close()
+    u.stage("p", "s", b"end")
+    u.say("commit job.1 p")
+    wanted = ["1", "3", "end"] if line == "dedup 1h" else ["1", "2", "3", "4", "end"]
+    assert [body for _, body in u.log()] == wanted
+    assert u.tree.memory.of(ROOT.uid) == 0
+    put = u.at(".put", os.O_RDWR)
+    put.write(b'{"stream":"s","id":"x"} again')
+    assert put.read(100) == (b"1\n" if line == "dedup 1h" else b"6\n")
+
+
+def test_an_id_in_two_parts_of_a_commit_is_refused(made: Any) -> None:
+    u = made("dedup 1h")
+    put_in_part(u, "p", "1", id="x")
+    put_in_part(u, "q", "2", id="x")
+    put_in_part(u, "r", "3", id="y")
+    refused(errors.BadCommand, "id 'x' is in two parts", u, "commit job.1 p r q")
+    assert u.log() == []
+    u.say("commit job.1 r q")
+    assert [body for _, body in u.log()] == ["3", "2"]
+    u.say("commit job.2 p")
+    assert len(u.log()) == 2
+
+
 def test_an_id_of_a_commit_is_known_after_a_kill(tmp_path: Path) -> None:
     u = Units("dedup 1h", path=tmp_path / "store")
     put_in_part(u, "p", "1", "2", id="x")
@@ -674,6 +706,26 @@ def test_a_part_that_is_being_committed_is_not_idle(made: Any, monkeypatch: pyte
     u.ctl("clear s")
     assert wait.settled
     assert u.log() == [("s", "1")]
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_part_whose_commit_was_given_up_is_idle_again(
+    made: Any, monkeypatch: pytest.MonkeyPatch, others: bool
+) -> None:
+    monkeypatch.setattr(limits, "TRANSACTION_IDLE_S", 5)
+    u = made("depth 1", "full block")
+    u.write("s", b"x")
+    u.stage("p", "s", b"1")
+    if others:
+        u.part("q")
+    wait = u.say("commit x.1 p")
+    u.pass_time(8)
+    assert u.parts() == ["p"]
+    wait.cancel()
+    u.pass_time(1)
+    assert u.parts() == ["p"], "its commit can be tried again"
+    u.pass_time(9)
+    assert u.parts() == []
 
 
 def test_permission_that_was_taken_away(made: Any) -> None:
