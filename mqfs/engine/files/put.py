@@ -22,7 +22,8 @@ from mqfs.engine.stream import Stream
 from mqfs.model import Kind, Step
 from mqfs.records import batch, headers
 from mqfs.records.batch import BatchSource
-from mqfs.syntax.duration import print_duration
+from mqfs.state.group import PUT
+from mqfs.syntax.duration import parse_duration, print_duration
 
 _DELAYED_BYTES = 128  # that the log takes for a delayed message beside its body and the headers given with it
 
@@ -100,19 +101,36 @@ class PutHandle(CommandFile):
         return {**texts, **put.headers}
 
     def _answer(self, stream: Stream, put: PutRequest, due_ns: int, sequence: int, time_ns: int, known: bool) -> None:
-        """The next read tells what is kept. The message is not delivered yet."""
+        """The next read tells what is kept. The message is not delivered yet. `known`: its id was, and all but its
+        sequence is looked up."""
         self.text = f"{sequence}\n".encode()
         if put.kept:
-            time_ns = time_ns or self._written_ns(stream, sequence)
-            ttl = min(filter(None, (put.ttl, self.group.settings.ttl)), default=0)
+            ttl = put.ttl or 0
+            retained = bool(due_ns) or put.single or self.group.is_retaining(stream)
+            if known:
+                time_ns, ttl, retained = self._known(sequence)
+            ttl = min(filter(None, (ttl, self.group.settings.ttl)), default=0)
             ends_ns = time_ns + ttl if time_ns and ttl else 0
-            retained = time_ns > 0 and (bool(due_ns) or put.single or self.group.is_retaining(stream))
             self.text = f"{sequence} {time_ns} {ends_ns} {known:d} {retained:d}\n".encode()
 
-    def _written_ns(self, stream: Stream, sequence: int) -> int:
-        """When the message of an id that was known was written; 0 where the log does not have it any more."""
-        found = self.group.log.stored.reader.find(stream.number, sequence)
-        return found.time_ns if found is not None and found.sequence == sequence else 0
+    def _known(self, sequence: int) -> tuple[int, int, bool]:
+        """Look up the message that was put with that sequence: its time, or when it is due, its own `ttl`, and whether
+        it is retained. All are 0 where the log does not have it any more."""
+        group, clock = self.group, self.group.tree.clock
+        try:
+            record = group.log.stored.reader.scan(sequence)
+        except errors.Damaged:
+            record = None
+        if record is None or record.sequence != sequence:
+            return 0, 0, False
+        texts, time_ns, number = headers.decode(record.headers), record.time_ns, record.stream
+        if number == PUT:  # it was delayed, and perhaps it still is
+            time_ns, number = clock.wall_ns() + int(texts[headers.DUE]) - clock.engine_ns(), int(texts[headers.TO])
+        stream = group.numbers.get(number)
+        is_there = stream is not None and (
+            headers.SINGLE in texts or group.held.targets(stream, sequence) or group.is_retaining(stream)
+        )
+        return time_ns, parse_duration(texts.get(headers.TTL, "0")), is_there
 
     def _post(self, stream: Stream, put: PutRequest, body: bytes, total: int) -> Step[int]:
         texts = self._texts(put)
