@@ -240,7 +240,7 @@ def test_memory_bounds_the_ids_in_parts(made: Any, monkeypatch: pytest.MonkeyPat
     u.part("q", BERT)
     put(u, "other", part="q", user=BERT)
     u.say("commit job.1 p", ANNA)
-    assert len(u.log()) == 4
+    assert len(u.log()) == 3, "the repeat in the part is none of them"
 
 
 # ---------------------------------------------------------------- the sequence of a repeated id
