@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable
 from hashlib import sha256
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from mqfs import __version__, limits
 from mqfs.engine.tree.tree import Tree
@@ -428,8 +428,18 @@ def _stream_operation(path: str, action: str, method: str) -> Json:
 
 async def _stream_paths(call: Call) -> tuple[list[str], bool]:
     """Paths of streams and views, and whether these are all."""
-    todo: list[tuple[str, Any]] = [("", call.tree.root)]
+    todo: list[tuple[str, Any]] = []
     found: list[str] = []
+    path, node = "/".join(call.user.grant.path if call.user.grant is not None else ()), cast(Any, call.tree.root)
+    try:
+        for name in path.split("/") if path else ():  # above the path of its token it may list nothing
+            node = call.tree.walk(call.user, node, name)
+    except (Denied, NotFound):
+        return [], True
+    if (kind := groups.TYPES.get(type(node))) == "group":
+        todo.append((f"{path}/" if path else "", node))
+    elif kind is not None:
+        found.append(path)
     while todo:
         above, group = todo.pop()
         for node in await _entries(call.tree, call.user, group, call):

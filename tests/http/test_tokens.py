@@ -100,6 +100,21 @@ def test_outside_of_its_path_nothing_is_there(issued: Issued) -> None:
         assert web.get(path, Authorization=auth).status == 403, path
 
 
+@pytest.mark.parametrize("path", ["", "/below", "/below/t", "/s", "/v", "/.consumers/c", "/none"])
+def test_the_document_of_streams_begins_at_the_path_of_a_token(issued: Issued, path: str) -> None:
+    web, group = issued.web, issued.web.group("bind v s")
+    web.put(f"{group}/below/")
+    for stream in (f"{group}/s", f"{group}/below/t"):
+        assert web.post(stream, "m").status == 201
+    web.put(f"{group}/.consumers/c")
+    whole = [name for name in web.get("/.asyncapi.json").json["channels"] if f"/{name}".startswith(f"{group}/")]
+    assert sorted(whole) == sorted(f"{group[1:]}/{name}" for name in ("below/t", "s", "v"))
+    auth = bearer(issued.new("--scope", "read", "--path", f"{group}{path}"))
+    got = web.get("/.asyncapi.json", Authorization=auth).json["channels"]
+    under = f"{group}{path}"
+    assert sorted(got) == sorted(name for name in whole if f"/{name}/".startswith(f"{under}/"))
+
+
 def test_as_the_password_of_basic(issued: Issued) -> None:
     secret = issued.new()
     basic = base64.b64encode(f":{secret}".encode()).decode()
