@@ -96,7 +96,8 @@ def _figures(call: Call, node: Any) -> dict[str, Any]:
 
 async def add_slash(call: Call) -> Answer:
     """A group was named as a file is."""
-    return Answer(308, headers=[("Location", call.path.text + "/")])
+    _, mark, query = call.request.target.partition("?")
+    return Answer(308, headers=[("Location", f"{call.path.text}/{mark}{query}")])
 
 
 async def make_group(call: Call) -> Answer:

@@ -28,6 +28,9 @@ def test_groups(web: Web) -> None:
     assert web.curl("/shop/?after=c&count=2").json["after"] is None
     moved = web.curl("/shop")
     assert (moved.status, moved.headers["Location"]) == (308, "/shop/")
+    for query in ("select=a", "select=a%20b&select=c&since=end", "detail&type=stream", "after=%3F%26?&count=2"):
+        moved = web.curl(f"/shop?{query}")
+        assert (moved.status, moved.headers["Location"]) == (308, f"/shop/?{query}")
     assert web.curl("-X", "DELETE", "/shop/").status == 409
     assert web.curl("-X", "DELETE", "/shop/in/").status == 204
     assert web.curl("/shop/in/").status == 404
