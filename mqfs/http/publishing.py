@@ -252,8 +252,7 @@ async def put(call: Call) -> Answer:
 
 async def put_there(call: Call) -> Answer:
     """As put, to a stream that is there."""
-    there = await is_there(call)
-    return await publish(call) if call.body else there
+    return await publish(call) if call.body else await is_there(call)
 
 
 def frame(name: str, body: bytes, head: bytes = b"") -> bytes:
@@ -402,6 +401,8 @@ async def _prepared(call: Call, handle: Any) -> bytes:
             pieces.append(piece)
             await call.front.pause()
         data = b"".join(pieces)
+    if not data:
+        raise BadRequest("body: empty (expected at least one message)")
     for _ in handle.prepare(data):
         await call.front.pause()
     return data

@@ -201,6 +201,28 @@ def test_a_stream_that_another_uses_meanwhile_stays(web: Web) -> None:
     assert web.ask("HEAD", f"{group}/new").status == 200
 
 
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+def test_only_the_first_message_of_a_stream(web: Web, group: str, method: str) -> None:
+    """Also of one that was made before, without a message."""
+    for name in ("new", "made"):
+        if name == "made":
+            assert web.put(f"{group}/{name}").status == 201
+        first = web.ask(method, f"{group}/{name}", "x", If_None_Match="*")
+        assert (first.status, first.headers["ETag"]) == (201, f'"{first.headers["Mqfs-Sequence"]}"')
+        second = web.ask(method, f"{group}/{name}", "y", If_None_Match="*")
+        assert (second.status, second.headers["ETag"]) == (412, first.headers["ETag"])
+    assert web.ask("PUT", f"{group}/made", If_None_Match="*").status == 412
+
+
+@pytest.mark.parametrize("kind", ["application/x-ndjson", "application/json", "application/vnd.mqfs.frames"])
+@pytest.mark.parametrize("body", ["", "\n", " \n\t\r\n"])
+def test_a_batch_of_nothing_is_refused(web: Web, group: str, kind: str, body: str) -> None:
+    web.put(f"{group}/.txn/p/")
+    for path in (f"{group}/.batch", f"{group}/.txn/p/.batch"):
+        refused = web.post(path, body, Content_Type=kind)
+        assert refused.status == 400, (path, refused.body)
+
+
 def test_a_batch_with_a_condition(web: Web, group: str) -> None:
     web.post(f"{group}/s", "one")
     line = {"stream": "s", "body": "two", "headers": {"expect": "7"}}
