@@ -72,7 +72,7 @@ class PutHandle(CommandFile):
     def _put(self, stream: Stream, put: PutRequest, body: bytes, total: int) -> Step[int]:
         due_ns = self._due_ns(put)
         if put.schedule is not None:
-            return self._plan(stream, put, put.schedule, body, due_ns, total)
+            return self._plan(stream, put, put.schedule, body, total)
         return self._hold(stream, put, body, due_ns, total) if due_ns else self._post(stream, put, body, total)
 
     def _due_ns(self, put: PutRequest) -> int:
@@ -159,13 +159,14 @@ class PutHandle(CommandFile):
         self._answer(stream, put, due_ns, sequence, clock.wall_ns() + due_ns - clock.engine_ns(), bool(known))
         return group.log.after_metadata_sync(total)
 
-    def _plan(
-        self, stream: Stream, put: PutRequest, schedule: Schedule, body: bytes, due_ns: int, total: int
-    ) -> Step[int]:
-        """Keep it as a schedule. `due_ns`: engine time of its first run, where one is given."""
-        group, clock = self.group, self.group.tree.clock
+    def _plan(self, stream: Stream, put: PutRequest, schedule: Schedule, body: bytes, total: int) -> Step[int]:
+        """Keep it as a schedule."""
+        group, wait_ns = self.group, put.delay
         group.log.require_writable(messages=True)
-        wait_ns = due_ns - clock.engine_ns() if due_ns else 0
+        if put.at_ns is not None:
+            wait_ns = put.at_ns - group.tree.clock.wall_ns()
+            if wait_ns < 0:
+                wait_ns %= schedule.every  # in its rhythm
         sequence, known = group.held.schedules.put(self.user, stream, body, self._texts(put), schedule, wait_ns)
         run = group.held.schedules.get(put.id)
         self._answer(stream, put, 1, sequence, run.next_ns if run is not None else 0, known)

@@ -76,10 +76,10 @@ class Schedules:
     # ------------------------------------------------------------ put
 
     def put(
-        self, user: User, stream: Stream, body: bytes, texts: dict[str, str], schedule: Schedule, wait_ns: int
+        self, user: User, stream: Stream, body: bytes, texts: dict[str, str], schedule: Schedule, wait_ns: int | None
     ) -> tuple[int, bool]:
-        """Make a schedule, or put it in place of the one of its name. `wait_ns`: until the first run of `every`; 0: one
-        period. Returns the sequence of the message that waits, and whether the very same did already.
+        """Make a schedule, or put it in place of the one of its name. `wait_ns`: ns until the first run of `every`; None:
+        one period. Returns the sequence of the message that waits, and whether the very same did already.
         Raises OverLimit, NotPermitted."""
         name, old = texts[headers.ID], self._runs.get(texts[headers.ID])
         texts = {**texts, **schedule.texts()}
@@ -99,10 +99,11 @@ class Schedules:
         self._add(run)
         return run.sequence, False
 
-    def _first(self, name: str, schedule: Schedule, stream: int, uid: int, wait_ns: int) -> NextRun:
+    def _first(self, name: str, schedule: Schedule, stream: int, uid: int, wait_ns: int | None) -> NextRun:
         clock = self._host.clock
         wall, engine = clock.wall_ns(), clock.engine_ns()
-        next_ns = schedule.next_ns(wall) if schedule.cron else wall + (wait_ns or schedule.every)
+        wait_ns = schedule.every if wait_ns is None else wait_ns
+        next_ns = schedule.next_ns(wall) if schedule.cron else wall + wait_ns
         return NextRun(name, schedule, 0, stream, uid, next_ns, engine + next_ns - wall)
 
     def _is_same(self, old: NextRun, stream: Stream, body: bytes, texts: dict[str, str]) -> bool:

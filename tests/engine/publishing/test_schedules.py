@@ -66,6 +66,22 @@ def test_the_first_time_may_be_given() -> None:
     assert ids(q) == ["a@22:13:22Z", "b@22:13:23Z"]
 
 
+@pytest.mark.parametrize(
+    ("keys", "runs"),
+    [
+        ({"at": START - 3}, ["27", "37"]), ({"at": START - 3.5}, ["26", "36"]), ({"at": START - 30}, ["20", "30", "40"]),
+        ({"at": 0}, ["20", "30", "40"]), ({"at": START}, ["20", "30", "40"]), ({"at": START + 25}, ["45"]),
+        ({"delay": "0"}, ["20", "30", "40"]), ({"delay": "1s"}, ["21", "31", "41"]), ({}, ["30", "40"]),
+    ],
+)  # fmt: skip
+def test_a_first_time_that_is_past_sets_the_rhythm(keys: dict[str, Any], runs: list[str]) -> None:
+    q = Queues("replay all")
+    q.put(b"a", every="10s", id="a", **keys)
+    q.tree.run_timers()
+    q.pass_time(25)
+    assert ids(q) == [f"a@22:13:{second}Z" for second in runs]
+
+
 def test_readers_that_wait_get_it() -> None:
     q = Queues()
     q.put(b"tick", every="1s", id="t")
