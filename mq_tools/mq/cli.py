@@ -119,8 +119,9 @@ def request(stream: str, body: Sequence[str], timeout_s: float, headers: Sequenc
         raise ToolError(tree.wrong_kind(stream, target, "stream"))
     if not timeout_s:
         raise ToolError("--timeout 0: too short (expected a time such as 10s)", USAGE)
+    given = trace_headers(os.environ) | headers_of(headers)
     for data in bodies_of(body, lines=False, newline=not no_newline):
-        sys.stdout.buffer.write(reply_to(target, data, headers_of(headers), timeout_s))
+        sys.stdout.buffer.write(reply_to(target, data, given, timeout_s))
         sys.stdout.buffer.flush()
 
 

@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -462,6 +464,36 @@ def test_a_reply_in_parts_is_printed_whole(server: Server, deliver: str, replay:
     finally:
         replier.kill()
         replier.wait()
+
+
+numbers = count()
+TRACED = {"traceparent": f"00-{'4b' * 16}-{'00f0' * 4}-01", "tracestate": "vendor=1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "words", "expected"),
+    [
+        ({}, [], {}),
+        ({"TRACEPARENT": TRACED["traceparent"]}, [], {"traceparent": TRACED["traceparent"]}),
+        ({name.upper(): text for name, text in TRACED.items()}, [], TRACED),
+        ({name.upper(): text for name, text in TRACED.items()}, ["-H", "tracestate=x"], {**TRACED, "tracestate": "x"}),
+        ({"TRACEPARENT": "nonsense", "TRACESTATE": "vendor=1"}, [], {}),
+    ],
+)
+@pytest.mark.parametrize("command", ["put", "request"])
+def test_a_message_belongs_to_the_trace_of_the_environment(
+    server: Server, command: str, environ: dict[str, str], words: list[str], expected: dict[str, str]
+) -> None:
+    group = server.group(f"traced{next(numbers)}", "replay all", streams=["s"])
+    with server.connect() as client, client.group(group.name).subscribe("s") as messages:
+        timeout = ["--timeout", f"{HANG_S:.0f}s"] if command == "request" else []
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(said, command, *timeout, *words, group / "s", "x", env=environ)
+            message = messages.get(HANG_S)
+            if command == "request":
+                client.group(group.name).reply(message, "y")
+            assert answer.result() == ("y" if command == "request" else "")
+    assert {name: text for name, text in message.headers.items() if name in TRACED} == expected
 
 
 def test_a_request_that_is_discarded_does_not_wait(server: Server) -> None:
