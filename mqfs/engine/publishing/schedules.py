@@ -78,8 +78,8 @@ class Schedules:
     def put(
         self, user: User, stream: Stream, body: bytes, texts: dict[str, str], schedule: Schedule, wait_ns: int | None
     ) -> tuple[int, bool]:
-        """Make a schedule, or put it in place of the one of its name. `wait_ns`: until the first run of `every`; None: one
-        period. Returns the sequence of the message that waits, and whether the very same did already.
+        """Make a schedule, or put it in place of the one of its name. `wait_ns`: until the first run of `every`; None:
+        one period. Returns the sequence of the message that waits, and whether the very same did already.
         Raises OverLimit, NotPermitted."""
         name, old = texts[headers.ID], self._runs.get(texts[headers.ID])
         texts = {**texts, **schedule.texts()}
