@@ -83,6 +83,21 @@ def test_a_batch_is_all_or_none(web: Web, group: str) -> None:
     assert len(web.get(f"{group}/s?format=json").lines) == 100
 
 
+@pytest.mark.parametrize(("size", "statuses"), [(262_144, (201, 201, 201)), (600_000, (413, 413, 201))])
+def test_an_event_in_structured_mode_is_bounded(web: Web, group: str, size: int, statuses: tuple[int, ...]) -> None:
+    """As the manual says; in binary mode its data is bounded as any message."""
+    data = "x" * (size - len(json.dumps({**GIVEN, "data": ""})))
+    sent = json.dumps({**GIVEN, "data": data})
+    assert len(sent) == size
+    binary = {f"ce_{name}": text for name, text in GIVEN.items()}
+    replies = (
+        web.post(f"{group}/s", sent, Content_Type=KIND),
+        web.post(f"{group}/s", f"[{sent}]", Content_Type=MANY),
+        web.post(f"{group}/s", data, **binary),
+    )
+    assert tuple(reply.status for reply in replies) == statuses
+
+
 def test_options_go_with_an_event(web: Web, group: str) -> None:
     body = json.dumps({**GIVEN, "data": "x"})
     given = {"Content_Type": KIND, "Idempotency_Key": "k", "Mqfs_H_more": "1", "traceparent": TRACE}
