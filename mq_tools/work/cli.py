@@ -68,6 +68,8 @@ def run(arguments: Sequence[str]) -> int:
         del command[0]
     if not command:
         raise ToolError("missing argument COMMAND (see mq-work --help)", USAGE)
+    if options["timeout_s"] == 0:
+        raise ToolError("--timeout 0: too short (expected a time such as 10s)", USAGE)
     make = options.pop("make")
     consumer = ConsumerFile(options.pop("consumer"))
     consumer.check(make=make)

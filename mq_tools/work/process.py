@@ -20,6 +20,7 @@ from mq_tools.cursor import Message
 
 DATA_ERROR, TRY_AGAIN = 65, 75  # EX_DATAERR and EX_TEMPFAIL of sysexits.h
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # as by a shell
+_LOOK_S = 0.05  # from look to look whether the rest of a process group has ended
 _BUSY = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
@@ -77,6 +78,7 @@ class Process:
         self.started = time.monotonic()
         self.signal_at = None if timeout_s is None else self.started + timeout_s
         self.timed_out = False
+        self.look_at: float | None = None  # whether the rest of its process group has ended, which no signal tells
         self.renew_at: float | None = None
         self.lease_lost = False  # the message may be with another worker
         try:
@@ -99,11 +101,15 @@ class Process:
             os.close(stdin)
 
     def has_ended(self) -> bool:
-        """Whether it has ended. After a time-out the rest of its process group is killed."""
-        if self.timed_out:
-            status = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if status is not None:
-                self.signal(signal.SIGKILL)  # before it is reaped and its number reused
+        """Whether it has ended: after a time-out with all of its process group, of which no more is left after the
+        grace."""
+        if self.timed_out and self._process.returncode is None:
+            if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return False
+            if self.signal_at is not None and group_runs(self._process.pid):
+                self.look_at = time.monotonic() + _LOOK_S
+                return False
+            self.signal(signal.SIGKILL)  # before it is reaped and its number reused
         return self._process.poll() is not None
 
     def check_time(self, now: float, grace_s: float) -> None:
@@ -137,6 +143,19 @@ class Process:
         if status < 0:
             return Outcome("nack", f"killed by {_signal_name(-status)}")
         return Outcome("nack", f"exit code {status}")
+
+
+def group_runs(group: int) -> bool:
+    """Whether a process of the group runs; one that has ended and is not reaped does not."""
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{process}/stat", "rb") as file:
+                state, _, its_group = file.read().rpartition(b")")[2].split()[:3]
+        except OSError:
+            continue  # it has ended
+        if int(its_group) == group and state not in (b"Z", b"X"):
+            return True
+    return False
 
 
 def _signal_name(number: int) -> str:

@@ -149,7 +149,8 @@ class Worker:
         poll.register(self._wake, select.POLLIN)
         for slot in self.slots:
             if slot.process is not None:
-                until += [at for at in (slot.process.signal_at, slot.process.renew_at) if at is not None]
+                process = slot.process
+                until += [at for at in (process.signal_at, process.renew_at, process.look_at) if at is not None]
         idle = next((slot for slot in self.slots if slot.idle), None)
         if idle is not None and self.code is None:
             start = max(self.next_start, self.retry_at)
@@ -196,6 +197,7 @@ class Worker:
         try:
             message = whole(self.consumer.group, message)
         except PartMissing as error:
+            self._count()
             self._settle(slot, message, Outcome(f"dead {error}", f"{error}, now a dead letter"))
             return
         except (ToolError, OSError) as error:
@@ -221,10 +223,14 @@ class Worker:
         else:
             lease = self.consumer.lease_s()
             slot.process.renew_at = now + lease / 3 if lease else None
-        if self.remaining is not None:
-            self.remaining -= 1
+        self._count()
         if self.options.interval_s is not None:
             self.next_start = max(self.next_start, now - _LATE_S) + self.options.interval_s
+
+    def _count(self) -> None:
+        """Count a message against -n."""
+        if self.remaining is not None:
+            self.remaining -= 1
 
     # ------------------------------------------------------------ running commands
 

@@ -307,8 +307,50 @@ def test_what_outlives_a_command_at_its_time_out_is_ended(server: Server, tmp_pa
     say(group / "mail", "x")
     pids = tmp_path / "pids"
     script = f"sh -c 'trap \"\" TERM; echo $$ >>{pids}; sleep 1000' & until [ -s {pids} ]; do :; done; wait"
-    assert mq_work("-n", 1, "--timeout", "0.7", "--grace", "1h", consumer, "sh", "-c", script).returncode == 0
+    assert mq_work("-n", 1, "--timeout", "0.7", "--grace", "0.2", consumer, "sh", "-c", script).returncode == 0
     eventually(lambda: not any(map(alive, pids.read_text().split())), "the end of all processes")
+
+
+def test_what_outlives_a_command_at_its_time_out_has_its_grace(server: Server, tmp_path: Path) -> None:
+    """The shell, as any wrapper, dies of SIGTERM at once; its child cleans up first, and is waited for."""
+    group, consumer = work(server, "grace", "retries 1")
+    say(group / "mail", "x")
+    began, go, cleaned = tmp_path / "began", tmp_path / "go", tmp_path / "cleaned"
+    os.mkfifo(go)
+    child = tmp_path / "child"
+    child.write_text(f"trap 'read -r _ <{go}; : >{cleaned}; exit' TERM; : >{began}; while :; do sleep 0.01; done")
+    script = f"echo $$ >{tmp_path}/shell; sh {child}; :"
+    with worker("-n", 1, "--timeout", "2", "--grace", "1h", consumer, "sh", "-c", script) as process:
+        eventually(began.exists, "the child")
+        shell = (tmp_path / "shell").read_text().strip()
+        eventually(lambda: not alive(shell), "the end of the shell")
+        with go.open("w") as pipe:
+            pipe.write("go\n")
+        assert process.wait(HANG_S) == 0
+    assert cleaned.exists()
+    assert letters(group) == [("mail", "1", "1", "w")]
+
+
+def test_a_time_out_of_nothing_is_refused(server: Server) -> None:
+    group, consumer = work(server, "no time", "retries 1")
+    say(group / "mail", "x")
+    result = mq_work("-e", "--timeout", "0", consumer, "true")
+    assert (result.returncode, result.stderr) == (
+        2,
+        b"mq-work: --timeout 0: too short (expected a time such as 10s)\n",
+    )
+    assert counts(consumer)["waiting"] == 1
+
+
+def test_messages_that_no_command_can_run_for_count(server: Server) -> None:
+    group, consumer = work(server, "counted")
+    say(group / "mail", "a\0b", "a\0b")
+    for _ in range(2):
+        (group / ".put").write_text('{"stream":"mail","headers":{"part":"1/2"}} torn')
+    say(group / "mail", "whole")
+    for number in range(1, 5):
+        assert mq_work("-n", 1, consumer, "echo", "{}").returncode == 0
+        assert counts(consumer)["dead"] == number
 
 
 def alive(pid: str) -> bool:
