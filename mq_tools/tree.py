@@ -227,8 +227,17 @@ def check_streams(group: str, names: Sequence[str]) -> frozenset[int]:
     the streams of the group, where one does not exist."""
     if not names or any(is_pattern(group, name) for name in names):
         return frozenset()
-    streams = streams_of(group)
-    for name in names:
-        if name not in streams:
-            raise ToolError(f"{group}: no stream {name!r} (expected one of: {', '.join(streams) or 'none'})")
-    return frozenset(os.stat(os.path.join(group, name)).st_ino for name in names)
+    return frozenset(_inode(group, name) for name in names)
+
+
+def _inode(group: str, name: str) -> int:
+    """The inode of a stream or view. Raises ToolError."""
+    try:
+        status = os.stat(os.path.join(group, name))
+    except FileNotFoundError:
+        status = None
+    except OSError as error:
+        raise ToolError(f"{os.path.join(group, name)}: {reason(error)}") from error
+    if status is None or stat.S_ISDIR(status.st_mode) or is_group_file(name) or "/" in name:
+        raise ToolError(f"{group}: no stream {name!r} (expected one of: {', '.join(streams_of(group)) or 'none'})")
+    return status.st_ino

@@ -492,6 +492,22 @@ def test_end_marks_are_passed_over(server: Server) -> None:
     assert mq_cat("-n", 2, "--order", group).stdout == b"1\n2\n"
 
 
+def test_a_group_that_may_be_entered_but_not_listed(server: Server) -> None:
+    if os.getuid() != 0:
+        pytest.skip("not root: cannot become another user")
+    group = server.group("entered", "replay all", "bind v a", streams=["a", "private"])
+    say(group / "a", "one\n")
+    group.chmod(0o711)
+    (group / "private").chmod(0o600)
+    nobody = {"user": "nobody", "group": "nogroup", "extra_groups": [], "cwd": "/"}
+    for words in ([group, "a"], [group / "a"], [group, "v"]):
+        result = mq_cat("-e", *words, **nobody)
+        assert (result.returncode, result.stdout, result.stderr) == (0, b"one\n", b""), words
+    for name in ("private", "none", "ctl", ".stats", "../entered/a"):
+        result = mq_cat("-e", group, name, **nobody)
+        assert (result.returncode, result.stdout, result.stderr.count(b"\n")) == (1, b"", 1)
+
+
 # ---------------------------------------------------------------- ways to end
 
 
