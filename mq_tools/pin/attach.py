@@ -233,7 +233,10 @@ def foreign(session: Session) -> str:
 def attach(session: Session, detach: bytes) -> int:
     """Attach this terminal; the exit code. Raises ToolError."""
     session.check()
-    if os.environ.get("PIN") == session.path:
+    is_own = False
+    with suppress(OSError):
+        is_own = os.path.samefile(os.environ.get("PIN") or "", session.path)  # by whichever path it is mounted
+    if is_own:
         raise ToolError(f"cannot attach session {session.id!r} to itself")
     return Attachment(session, detach).run()
 

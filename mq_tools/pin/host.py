@@ -1,7 +1,8 @@
 """Host: the process behind a session, which copies bytes between the tree and a program on a pseudo-terminal.
 
 It runs the program, sets the size of its terminal, and reconnects after a restart of the server. It keeps its position
-and the unwritten output (at the limit the program blocks), so input is typed exactly once and no output is lost. It
+and the unwritten output (at the limit the program blocks), so input is typed at most once and no output is lost. Input
+of which the depth of `in` evicts some before the program reads it is not typed whole: the host says so in `out`. It
 ends with the program, or when its group is removed. It has no terminal of a user.
 """
 
@@ -206,7 +207,9 @@ class Host:
             self._drop_link()
             return
         except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO):
+            if error.errno == errno.EPIPE:
+                self._unsent.append(b"\r\n[pin: input was lost, the program reads slower than it was typed]\r\n")
+            elif error.errno != errno.EIO:
                 self._drop_link()
             return
         for message in messages or ():

@@ -516,6 +516,23 @@ def test_attached_to_itself_is_refused(mount: Path) -> None:
     assert (result.returncode, b"cannot attach session 'self' to itself" in result.stdout) == (1, True)
 
 
+def test_attached_to_itself_by_another_path_is_refused(mount: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").symlink_to(mount)
+    create(mount, "self2", "pin", "-a", "-m", str(tmp_path / "other"), "self2")
+    result = pin("-a", "-m", mount, "self2", stdin=subprocess.DEVNULL)
+    assert (result.returncode, b"cannot attach session 'self2' to itself" in result.stdout) == (1, True)
+
+
+def test_input_that_is_lost_is_said(mount: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    session = create(mount, "flood", "sh", "-c", f"stty raw -echo; read x <{tmp_path}/go; exec cat >/dev/null")
+    (session / "ctl").write_text("depth 64K\n")
+    assert pin("-w", "-m", mount, "flood", input=b"x" * 1_000_000).returncode == 0
+    assert b"input was lost" not in history(session)
+    (tmp_path / "go").write_text("go\n")
+    eventually(shows(session, b"[pin: input was lost"), "the line of the host")
+
+
 def test_what_is_typed_does_not_reach_a_session_of_another_user(mount: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("not root: cannot give a session to another user")
