@@ -36,11 +36,11 @@ def open_file(path: str, flags: int, mode: int = 0o777) -> Iterator[int]:
 
 
 def write(fd: int, data: bytes, path: str) -> None:
-    """Write once. Raises ToolError, with the server's text where the file is also open for reading."""
+    """Write once. Raises ToolError with the server's text, as far as it can be had."""
     try:
         count = os.write(fd, data)
     except OSError as error:
-        text = refusal(fd)
+        text = refusal(fd) or logged_refusal(path)
         raise ToolError(f"{path}: {text or _HINTS.get(error.errno or 0) or reason(error)}") from error
     if count < len(data):
         raise ToolError(f"{path}: cut short: {count} of {len(data)} bytes written")
@@ -52,6 +52,15 @@ def refusal(fd: int) -> str:
         os.set_blocking(fd, False)
         return " ".join(os.read(fd, 65536).decode("utf-8", "replace").split())
     except OSError:
+        return ""
+
+
+def logged_refusal(path: str) -> str:
+    """The text of the last refused write of this process in `.errors`, of the group of this file; empty without one."""
+    try:
+        rows = map(json.loads, read_text(os.path.join(os.path.dirname(path), ".errors")).splitlines())
+        return next((str(row["text"]) for row in reversed(list(rows)) if row["pid"] == os.getpid()), "")
+    except (ToolError, ValueError, KeyError):
         return ""
 
 

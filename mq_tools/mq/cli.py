@@ -231,7 +231,7 @@ def purge(path: str, yes: bool) -> None:
         if not click.confirm(f"Drop the waiting messages of {owner}{path}?", err=True):
             raise ToolError("nothing dropped")
     if target.kind == "consumer":
-        with files.open_file(target.path, os.O_WRONLY) as fd:
+        with files.open_file(target.path, os.O_RDWR) as fd:
             files.write(fd, b"seek end\n", target.path)
     else:
         files.write_ctl(target.group, [f"clear {quote(target.name)}" if target.name else "clear"])

@@ -50,22 +50,37 @@ def _letters(group: str, stream: str | None, count: int) -> list[Message]:
         cursor.close()
 
 
+def _editor() -> list[str]:
+    """The words of VISUAL, else EDITOR, else vi. Raises ToolError."""
+    text = os.environ.get("VISUAL") or os.environ.get("EDITOR") or ""
+    try:
+        return shlex.split(text) or ["vi"]
+    except ValueError as error:
+        raise ToolError(f"bad editor {text!r}: {str(error).lower()} (expected a command in EDITOR)") from error
+
+
 def _edited(letter: Message) -> bytes | None:
     """The body as the editor leaves it; None: as it was. Raises ToolError."""
     if "part" in letter.headers:
         raise ToolError(f"dead letter {letter.sequence}: a body in parts cannot be edited (expected one message)")
-    editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
-    with tempfile.NamedTemporaryFile(prefix=f"mq-{letter.sequence}-", suffix=".txt") as file:
-        file.write(letter.body)
-        file.flush()
+    editor = _editor()
+    with tempfile.TemporaryDirectory(prefix="mq-", ignore_cleanup_errors=True) as folder:
+        path = os.path.join(folder, f"{letter.sequence}.txt")
+        with open(path, "wb") as file:
+            file.write(letter.body)
         try:
-            code = subprocess.run([*editor, file.name], check=False).returncode
+            code = subprocess.run([*editor, path], check=False).returncode
         except OSError as error:
             raise ToolError(f"{editor[0]}: {reason(error)} (expected an editor in EDITOR)") from error
         if code:
             raise ToolError(f"{editor[0]}: exit status {code}, nothing sent")
-        with open(file.name, "rb") as changed:  # an editor may have put another file in its place
-            body = changed.read()
+        try:
+            with open(path, "rb") as file:  # an editor may have put another file in its place
+                body = file.read()
+        except OSError as error:
+            raise ToolError(f"{editor[0]}: edited file: {reason(error)}, nothing sent") from error
+    if letter.body and not body.strip(b"\n"):
+        raise ToolError(f"dead letter {letter.sequence}: emptied, nothing sent (the dead letter stays)")
     if not letter.body.endswith(b"\n"):
         body = body.removesuffix(b"\n")  # editors end the last line
     return None if body == letter.body else body

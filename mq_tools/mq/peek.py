@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 from collections.abc import Iterator
+from itertools import count
 
 from mq_cat.output import as_json
 from mq_tools.cursor import Cursor, Message
@@ -20,24 +22,35 @@ def peek(target: TreePath) -> Iterator[tuple[bytes, bytes]]:
         return _by_cursor(target.group)
     if target.kind == "stream" and not _is_work_queue(target):
         return _by_cursor(target.group, target.name)
-    return _by_file(target.path)
+    return _by_file(target)
 
 
 def _is_work_queue(target: TreePath) -> bool:
     return "consumer" in stats_of(target.group).get("streams", {}).get(target.name, {})
 
 
-def _by_file(path: str) -> Iterator[tuple[bytes, bytes]]:
-    """A work queue or consumer, open for reading only: a waiting message a read, then end of file."""
+def _count_waiting(target: TreePath) -> int:
+    """How many messages wait in a work queue or consumer. Raises ToolError."""
+    rows = stats_of(target.group).get("streams" if target.kind == "stream" else "consumers", {})
+    row = rows.get(target.name, {})
+    return int((row.get("consumer", {}) if target.kind == "stream" else row).get("waiting", 0))
+
+
+def _by_file(target: TreePath) -> Iterator[tuple[bytes, bytes]]:
+    """A work queue or consumer, open for reading only: a waiting message a read, then end of file.
+
+    A read of an empty message looks like the end of file; it is one where more messages wait than were read.
+    """
+    path = target.path
     with open_file(path, os.O_RDONLY | os.O_NONBLOCK) as fd:
-        while True:
+        for number in count():
             try:
                 body = os.read(fd, READ_BYTES)
             except BlockingIOError:
                 return
             except OSError as error:
                 raise ToolError(f"{path}: {reason(error)}") from error
-            if not body:
+            if not body and number >= _count_waiting(target):
                 return
             yield body, body_as_json(body)
 
@@ -74,4 +87,6 @@ def _read(cursor: Cursor) -> list[Message] | None:
     except EOFError:
         return None
     except OSError as error:
+        if error.errno == errno.EPIPE:
+            return []  # evicted before they were read: those after them are still there
         raise ToolError(f"{cursor.group}: {reason(error)}") from error

@@ -74,10 +74,10 @@ def bodies_of(words: Sequence[str], *, lines: bool, newline: bool) -> Iterable[b
 class Putter:
     """Writes messages to one stream. Raises ToolError where it does not exist and is not to be created."""
 
-    def __init__(self, stream: TreePath, path: str, *, make: bool) -> None:
-        """`path`: as typed, for errors."""
+    def __init__(self, stream: TreePath, path: str, *, make: bool, hint: str = "--make") -> None:
+        """`path`: as typed, for errors; `hint`: how the stream is created."""
         if not make or is_group_file(stream.name):
-            check_exists(stream, path, " (create it: --make)")
+            check_exists(stream, path, f" (create it: {hint})")
         self._stream, self._make = stream, make
 
     def append(self, bodies: Iterable[bytes]) -> None:

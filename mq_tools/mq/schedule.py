@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -65,7 +66,8 @@ def add(stream: str, id_: str, body: Sequence[str], headers: Sequence[str], no_n
     if target.kind != "stream":
         raise ToolError(tree.wrong_kind(stream, target, "stream"))
     metadata = Metadata(**keys, id=id_, headers=headers_of(headers))
-    for _ in Putter(target, stream, make=False).put(bodies_of(body, lines=False, newline=not no_newline), metadata):
+    putter = Putter(target, stream, make=False, hint=f"touch {shlex.quote(stream)}")
+    for _ in putter.put(bodies_of(body, lines=False, newline=not no_newline), metadata):
         pass
 
 

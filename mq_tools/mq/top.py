@@ -30,6 +30,7 @@ from mq_tools.mq.table import aligned
 from mq_tools.tree import groups_below
 
 _HEAD = ("NAME", "WAITING", "IN/s", "OUT/s", "LAG s", "OLDEST", "READERS", "FAILED", "DEAD", "DROPPED", "HELD-BACK")
+_SHORTEST_S = 0.1  # between two frames on a terminal
 _MARGIN = 6  # lines of a terminal that are not rows
 
 
@@ -204,7 +205,7 @@ def show_live(groups: Sequence[str], interval_s: float, sort: str, count: int | 
         for lines in frames(groups, sort, lambda: max(1, console.height - _MARGIN)):
             live.update(table(lines), refresh=True)
             shown += 1
-            if shown == count or key(interval_s):
+            if shown == count or key(max(interval_s, _SHORTEST_S)):
                 break
 
 

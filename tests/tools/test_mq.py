@@ -22,7 +22,7 @@ from mq_tools.files import write
 from mqfs import limits
 from tests.support.eventually import HANG_S
 from tests.support.server import Server
-from tests.support.tools import environment, mq, mq_cat, mq_work, say, tool
+from tests.support.tools import environment, lines, mq, mq_cat, mq_work, running, say, tool
 
 
 def said(*arguments: object, **more: Any) -> str:
@@ -112,7 +112,7 @@ def test_put_binary_and_large(server: Server) -> None:
     body = b"\xff" + os.urandom(1_044_479)
     said("put", group / "s", input=body)
     assert mq_cat("-e", group).stdout == body
-    assert "too long" in refused(1, "put", group / "s", input=body + b"x")
+    assert "(expected at most 1044480" in refused(1, "put", group / "s", input=body + b"x")
     assert len(kept(group)) == 1
 
 
@@ -238,6 +238,30 @@ def test_peek_a_shared_stream_and_a_consumer(server: Server) -> None:
     assert mq_work("-n", 1, group / ".consumers" / "w", "true").returncode == 0
     assert said("peek", group / ".consumers" / "w") == "2\n"
     assert "no such consumer" in refused(1, "peek", group / ".consumers" / "x")
+
+
+@pytest.mark.parametrize("deliver", ["all", "one"])
+def test_peek_sees_past_empty_messages(server: Server, deliver: str) -> None:
+    group = server.group(f"peek empty {deliver}", "replay all", f"deliver {deliver}", "consumer w s", streams=["s"])
+    for key, body in (("a", b"1\n"), ("b", b""), ("c", b""), ("d", b"2\n"), ("e", b"")):
+        said("put", "--key", key, group / "s", input=body)
+    for path in (group / "s", group / ".consumers" / "w"):
+        assert said("peek", path) == "1\n\n\n2\n\n"
+        assert said("peek", "-n", 3, path) == "1\n\n\n"
+        assert len(said("peek", "--json", path).splitlines()) == 5
+
+
+def test_peek_of_what_is_evicted_meanwhile(server: Server) -> None:
+    group = server.group("peek evicted", "replay all", "sync off", "depth 2000", streams=["s"])
+    say(group / "s", *(f"{number:0999}\n" for number in range(2000)))
+    with running("mq", "peek", "-n", 0, group / "s") as process:
+        read = lines(process.stdout, 1)  # from now on its output is full
+        say(group / "s", *(f"{number:0999}\n" for number in range(2000, 3200)))
+        assert process.stdout is not None
+        read += process.stdout.read().splitlines()
+        assert (process.wait(HANG_S), process.stderr and process.stderr.read()) == (0, b"")
+    assert len(read) < 2000
+    assert int(read[-1]) == 1999
 
 
 def test_peek_where_nothing_is(server: Server) -> None:
@@ -372,8 +396,16 @@ def test_a_dead_letter_is_edited_and_sent(server: Server, tmp_path: Path) -> Non
     (row,) = [row for row in kept(group, "s") if row["body"] == "ONE"]
     assert row["headers"] == {"k": "v", "priority": "7", "sender": str(os.getuid()), "id": "edit of dead 3"}
     assert [row["body"] for row in kept(group, "dead")] == ["two"]
-    for command, text in (("false", "exit status 1, nothing sent"), ("/no/editor", "no such file")):
+    editor.write_text('#!/bin/sh\n: >"$1"\n')
+    for command, text in (
+        ("false", "exit status 1, nothing sent"),
+        ("/no/editor", "no such file"),
+        ("rm", "rm: edited file: no such file or directory, nothing sent"),
+        ("'", 'bad editor "\'": no closing quotation (expected a command in EDITOR)'),
+        (str(editor), "dead letter 4: emptied, nothing sent (the dead letter stays)"),
+    ):
         assert text in refused(1, "redrive", "--edit", group, env=environment(EDITOR=command))
+    assert [row["body"] for row in kept(group, "dead")] == ["two"]
 
 
 @pytest.mark.parametrize(
@@ -402,6 +434,19 @@ def test_a_dead_letter_stays_where_the_edited_message_has_no_receiver(
     assert [row["body"] for row in kept(group, "dead")] == ["one"]
 
 
+def test_a_refused_write_is_told_in_the_server_s_words(server: Server) -> None:
+    """Also of files that take no reader: the words are in .errors."""
+    group = server.group("refused", "replay all", "depth 1", "full reject", "consumer w s", streams=["s"])
+    said("put", group / "s", "x")
+    words = [refused(1, "put", *more, group / "s", "y") for more in ([], ["-v"])]
+    assert [text.partition("refused/")[2].partition(": ")[2] for text in words] == [
+        json.loads(row)["text"] for row in (group / ".errors").read_text().splitlines()
+    ]
+    said("ctl", group, "clear")
+    said("ctl", group, "deliver one")
+    assert "default consumer" in refused(1, "purge", "-y", group / ".consumers" / ".s")
+
+
 def test_put_on_a_condition(server: Server) -> None:
     group = server.group("expected", "replay all", streams=["s"])
     said("put", "--expect", 0, group / "s", "one")
@@ -423,6 +468,8 @@ def test_schedules(server: Server) -> None:
     assert said("schedule", "ls", "--json", group) == ""
     assert "expected one of them" in refused(2, "schedule", "add", group / "s", "x", "tick")
     assert "too short" in refused(1, "schedule", "add", "--every", "10ms", group / "s", "x", "tick")
+    text = refused(1, "schedule", "add", "--every", "1h", group / "t u", "x", "tick")
+    assert text == f"{group}/t u: no such stream (create it: touch '{group}/t u')"
 
 
 REPLIER = """
@@ -604,6 +651,15 @@ def test_top_on_a_terminal(server: Server) -> None:
     counted.expect(pexpect.EOF)
     counted.close()
     assert counted.exitstatus == 0
+
+
+def test_top_without_an_interval_ends_at_q(server: Server) -> None:
+    live = terminal("top", "--interval", "0", server.group("at once", streams=["some-stream"]))
+    live.expect("some-stream")
+    live.send("q")
+    live.expect(pexpect.EOF)
+    live.close()
+    assert live.exitstatus == 0
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
