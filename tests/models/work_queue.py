@@ -205,7 +205,7 @@ class Model:
             self.schedules[id] = {**new, "due": self.now + every, "seq": self.next}
             self.next += 1
         self.put_seq = self.schedules[id]["seq"]
-        return count
+        return self.go(count)
 
     def unschedule(self, id: str) -> Answer:
         s = self.schedules.get(id)
@@ -280,7 +280,7 @@ class Model:
             self.held.append({**put, "headers": headers, "ttl": ttl})
             self.remember(id)
             self.next += 1
-            return count
+            return self.go(count)  # a read may be `until` there
         return self.go(self.append(wait, self.names[name], body, headers, ttl, id, count, expect))
 
     def newest(self, stream: int) -> int:

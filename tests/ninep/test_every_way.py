@@ -198,11 +198,13 @@ def test_every_way(tmp_path: Path) -> None:
                 assert server.process.poll() is None, f"attempt {number}, {way}: {server.text()}"
             ways.close()
             counts = [look(witness, witnessed)]
-        assert server.stop() == 0, server.text()
-        server = Server(*arguments, cwd=tmp_path, program=program)
-        with connect(f"unix!{tmp_path}/s") as witness:
-            counts.append(look(witness, witnessed))
-        assert counts[0] == counts[1], "a restart shows other messages"
+        for _ in range(2):
+            assert server.stop() == 0, server.text()
+            server = Server(*arguments, cwd=tmp_path, program=program)
+            with connect(f"unix!{tmp_path}/s") as witness:
+                counts.append(look(witness, witnessed))
+        assert counts[0] <= counts[1], "a restart loses messages"  # the last ones from a ring may be taken at the stop
+        assert counts[1] == counts[2], "a restart shows other messages"
         assert server.stop() == 0, server.text()
     finally:
         if server.process.poll() is None:

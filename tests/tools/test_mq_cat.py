@@ -677,14 +677,15 @@ class Hammer:
 
     def _run(self, group: Path, streams: list[str], random_: random.Random) -> None:
         fds = {name: os.open(group / name, os.O_WRONLY) for name in streams}
-        number = 0
+        number, began = 0, time.monotonic()
         while not self._stop.is_set():
             name = random_.choice(streams)
             os.write(fds[name], b"%s %d\n" % (name.encode(), number))
             self.written.append((name, number))
             number += 1
-            if not random_.randrange(8):  # bursts, at a rate that a reader can follow
-                self._stop.wait(random_.random() / 50)
+            if not random_.randrange(8):  # bursts, at a rate that a reader can follow, on a busy machine too
+                self._stop.wait(random_.random() / 50 + 3 * (time.monotonic() - began))
+                began = time.monotonic()
         for fd in fds.values():
             os.close(fd)
 
