@@ -3,30 +3,44 @@
 #
 #   MQFS_TOKEN=... examples/agents/agent.sh NAME COMMAND...        until it is ended; JOBS=1: after so many jobs
 #   URL=http://127.0.0.1:8080/agents                               the group of the inboxes
+#   LEASE=60                                                       seconds, until others get a killed agent's job
 #
-# COMMAND has the job as its standard input; what it prints is sent to the inbox of the header `reply-to`, if there is one.
-# Where it fails the job comes again, to this agent or another of the name; at last it is a dead letter. An agent that is
-# killed loses its job to the others when its lease ends.
+# COMMAND has the job as its standard input, and may take as long as it likes; what it prints is sent to the inbox of
+# the header `reply-to`, if there is one. Where that cannot be sent the job is a dead letter. Where COMMAND fails the
+# job comes again, to this agent or another of the name; at last it is a dead letter.
 set -eu
 
 name=$1
 shift
 url=${URL:-http://127.0.0.1:8080/agents}
+lease=${LEASE:-60}
 inbox=$url/.consumers/$name
+answer=$(mktemp)
+trap 'rm -f "$answer"' EXIT
 ask() { curl -fsS -H "Authorization: Bearer $MQFS_TOKEN" "$@"; }
+settle() { printf %s "$token" | ask -o /dev/null --data-binary @- "$inbox/$1"; }
+
+# Renew the lease until the work is done, or this agent was killed.
+renew() {
+    while sleep $((lease / 3)) && kill -0 $$ && settle "touch?lease=${lease}s"; do :; done >/dev/null 2>&1
+}
 
 left=${JOBS:-0}
 while :; do
-    job=$(ask -X POST "$inbox/claim?wait=20s&lease=1m") # where it fails this ends, with what curl says
+    job=$(ask -X POST "$inbox/claim?wait=20s&lease=${lease}s") # where it fails this ends, with what curl says
     [ -n "$job" ] || continue
     token=$(printf %s "$job" | jq -r .token)
-    to=$(printf %s "$job" | jq -r '.headers["reply-to"] // empty')
-    if answer=$(printf %s "$job" | jq -rj .body | "$@"); then
-        [ -z "$to" ] || printf '%s\n' "$answer" | ask -o /dev/null --data-binary @- -H "Mqfs-H-From: $name" "$url/$to"
-        verb=ack
+    to=$(printf %s "$job" | jq -r '.headers["reply-to"] // empty | @uri')
+    renew &
+    verb=ack
+    # bytes that are no text have no place in a shell's variable
+    if printf %s "$job" | jq -r '.body_base64 // (.body | @base64)' | base64 -d | "$@" >"$answer"; then
+        [ -z "$to" ] || ask -o /dev/null --data-binary "@$answer" -H "Mqfs-H-From: $name" "$url/$to" ||
+            verb="dead?reason=no+reply+sent"
     else
         verb=nack
     fi
-    printf %s "$token" | ask -o /dev/null --data-binary @- "$inbox/$verb"
+    kill $! 2>/dev/null || : # it ends by itself where the claim was lost
+    settle "$verb" || echo "agent $name: the job is done again" >&2
     [ $((left -= 1)) -ne 0 ] || break
 done

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pexpect
+import pytest
 
 from tests.http.web import Web
 from tests.support import ROOT
@@ -22,8 +24,8 @@ from tests.support.tools import environment, mq, mq_cat, opened, say
 EXAMPLES = ROOT / "examples"
 
 
-def run(name: str, *arguments: object, **env: str) -> str:
-    """The standard output of an example that succeeds in silence."""
+def run(name: str, *arguments: object, says: str = "", **env: str) -> str:
+    """The standard output of an example that succeeds in silence, or says what fits a pattern."""
     result = subprocess.run(
         [str(EXAMPLES / name), *map(str, arguments)],
         env=environment(**env),
@@ -33,7 +35,7 @@ def run(name: str, *arguments: object, **env: str) -> str:
         text=True,
         stdin=subprocess.DEVNULL,
     )
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.returncode, bool(re.fullmatch(says, result.stderr))) == (0, True), result.stderr
     return result.stdout
 
 
@@ -211,36 +213,122 @@ def test_c_reader_can_be_interrupted(server: Server, tmp_path: Path) -> None:
         assert process.wait(HANG_S) == -signal.SIGINT
 
 
-def test_agents_work_for_each_other(tmp_path: Path) -> None:
-    """Over HTTP, each with a token that reaches their group alone; a job that always fails is a dead letter."""
+class Agents:
+    """A group over HTTP with two agents, each with a token that reaches it alone."""
+
+    def __init__(self, web: Web, tokens: Path) -> None:
+        self.web, self.url, self.path = web, f"{web.url}/agents", web.server.path / "agents"
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where `mqfs` is
+        words = run("agents/setup.sh", tokens, "reviewer", "author", GROUP=str(self.path), PATH=path).split()
+        self.tokens = dict(zip(words[::2], words[1::2], strict=True))
+        assert list(self.tokens) == ["reviewer", "author"]
+        (self.path / "ctl").write_text("backoff 1ms 1ms\n")
+        self.mine = {"Authorization": f"Bearer {self.tokens['author']}"}
+        eventually(lambda: web.get("/agents/", **self.mine).status == 200, "the server has read the new tokens")
+
+    def work(self, name: str, *command: str, jobs: int = 1, says: str = "", **more: str) -> str:
+        """`says`: the pattern of what it says of failures."""
+        environ = {"URL": self.url, "MQFS_TOKEN": self.tokens[name], "JOBS": str(jobs), **more}
+        return run("agents/agent.sh", name, *command, says=says, **environ)
+
+    def ask(self, job: bytes | str, **headers: str) -> None:
+        assert self.web.post("/agents/reviewer", job, **self.mine, **headers).status == 201
+
+    def counts(self) -> tuple[int, int, int]:
+        """Jobs of the reviewer: those that wait, that failed, and that were acknowledged."""
+        row = self.web.get("/agents/.stats", **self.mine).json["consumers"]["reviewer"]
+        return row["waiting"], row["failed"], row["acknowledged"]
+
+
+@pytest.fixture(scope="module")
+def served_agents() -> Iterator[Agents]:
     with short_folder() as folder:
         tokens = folder / "tokens"
         tokens.touch(0o600)
         web = Web(folder, "--token-file", str(tokens), "--require-token", mount=True)
         with web.server:
-            group = web.server.path / "agents"
-            path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where `mqfs` is
-            words = run("agents/setup.sh", tokens, "reviewer", "author", GROUP=str(group), PATH=path).split()
-            known = dict(zip(words[::2], words[1::2], strict=True))
-            assert list(known) == ["reviewer", "author"]
-            (group / "ctl").write_text("backoff 1ms 1ms\n")
+            yield Agents(web, tokens)
 
-            def agent(name: str, *command: str) -> str:
-                return run("agents/agent.sh", name, *command, URL=f"{web.url}/agents", MQFS_TOKEN=known[name], JOBS="1")
 
-            mine = {"Authorization": f"Bearer {known['author']}"}
+@pytest.fixture
+def agents(served_agents: Agents) -> Iterator[Agents]:
+    """Each test leaves no job."""
+    yield served_agents
+    assert served_agents.counts()[0] == 0
 
-            def ask() -> bool:
-                return web.post("/agents/reviewer", "look at parser.c", Mqfs_H_reply_to="author", **mine).status == 201
 
-            eventually(ask, "the server has read the new tokens")
-            agent("reviewer", "sed", "s/look at/looked at/")
-            assert agent("author", "tee", str(tmp_path / "answer")) == ""
-            assert (tmp_path / "answer").read_text() == "looked at parser.c\n"
-            assert web.post("/agents/reviewer", "nonsense", **mine).status == 201
-            for _ in range(3):
-                agent("reviewer", "false")
-            (dead,) = web.get("/agents/dead?format=json", **mine).lines
-            assert (dead["body"], dead["headers"]["stream"]) == ("nonsense", "reviewer")
-            assert web.put("/elsewhere/").status == 401
-            assert web.ask("PUT", "/elsewhere/", **mine).status == 403
+def test_an_agent_keeps_a_job_that_takes_longer_than_the_lease(agents: Agents, tmp_path: Path) -> None:
+    agents.ask("long")
+    _, failed, acknowledged = agents.counts()
+    go, lease_s = tmp_path / "go", 6
+    with ThreadPoolExecutor(1) as pool:
+        work = ["sh", "-c", f"touch {tmp_path}/begun; until [ -e {go} ]; do sleep .1; done"]
+        done = pool.submit(agents.work, "reviewer", *work, LEASE=str(lease_s))
+        try:
+            eventually((tmp_path / "begun").exists, "the work has begun")
+            other = agents.web.post(f"/agents/.consumers/reviewer/claim?wait={2 * lease_s}s", **agents.mine)
+            assert other.status == 204, other.body
+        finally:
+            go.touch()
+        done.result()
+    assert agents.counts() == (0, failed, acknowledged + 1)
+
+
+def test_the_job_of_an_agent_that_is_killed_goes_to_another(agents: Agents, tmp_path: Path) -> None:
+    agents.ask("killed")
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    command = [
+        EXAMPLES / "agents/agent.sh",
+        "reviewer",
+        "sh",
+        "-c",
+        f"touch {begun}; until [ -e {go} ]; do sleep .1; done",
+    ]
+    environ = environment(URL=agents.url, MQFS_TOKEN=agents.tokens["reviewer"], LEASE="3")
+    with subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL) as process:
+        try:
+            eventually(begun.exists, "the work has begun")
+        finally:
+            process.kill()
+    try:
+        (claim,) = agents.web.post(f"/agents/.consumers/reviewer/claim?wait={HANG_S:.0f}s", **agents.mine).lines
+        assert (claim["body"], claim["deliveries"]) == ("killed", 2)
+        assert agents.web.post("/agents/.consumers/reviewer/ack", claim["token"], **agents.mine).status == 204
+    finally:
+        go.touch()
+
+
+@pytest.mark.parametrize("to", ["reply.gone", "no/such", "..", ".stats"])
+def test_an_agent_continues_where_a_reply_cannot_be_sent(agents: Agents, to: str) -> None:
+    """The job is a dead letter: its work was done, and its answer is lost."""
+    agents.ask("for a receiver that is gone", Mqfs_H_reply_to=to)
+    agents.ask("for me", Mqfs_H_reply_to="author")
+    agents.work("reviewer", "cat", jobs=2, says=r"curl: .*\n")
+    *_, dead = agents.web.get("/agents/dead?format=json", **agents.mine).lines
+    assert (dead["body"], dead["headers"]["reason"]) == ("for a receiver that is gone", "no reply sent")
+    assert agents.work("author", "cat") == ""
+
+
+@pytest.mark.parametrize("job", [b"a\xffb", b"a\0b\n\n", b"\n", "ä".encode(), b"null"])
+def test_a_job_and_its_answer_are_any_bytes(agents: Agents, tmp_path: Path, job: bytes) -> None:
+    agents.ask(job, Mqfs_H_reply_to="author")
+    agents.work("reviewer", "tee", str(tmp_path / "job"))
+    assert (tmp_path / "job").read_bytes() == job
+    agents.work("author", "tee", str(tmp_path / "answer"))
+    assert (tmp_path / "answer").read_bytes() == job
+
+
+def test_agents_work_for_each_other(agents: Agents, tmp_path: Path) -> None:
+    """Each token reaches their group alone; a job that always fails is a dead letter."""
+    web, mine = agents.web, agents.mine
+    agents.ask("look at parser.c", Mqfs_H_reply_to="author")
+    agents.work("reviewer", "sed", "s/look at/looked at/")
+    assert agents.work("author", "tee", str(tmp_path / "answer")) == ""
+    assert (tmp_path / "answer").read_text() == "looked at parser.c"
+    agents.ask("nonsense")
+    for _ in range(3):
+        agents.work("reviewer", "false")
+    *_, dead = web.get("/agents/dead?format=json", **mine).lines
+    assert (dead["body"], dead["headers"]["stream"]) == ("nonsense", "reviewer")
+    assert web.put("/elsewhere/").status == 401
+    assert web.ask("PUT", "/elsewhere/", **mine).status == 403
