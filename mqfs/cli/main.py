@@ -22,7 +22,7 @@ from mq_tools.cli_types import open_standard_files, usage_error
 from mqfs.cli import arguments
 from mqfs.cli.users import become_owner
 from mqfs.errors import BadConfig, BadStore, MqfsError
-from mqfs.server.options import Options, command_line, join, read_file
+from mqfs.server.options import command_line, join, read_file
 
 ELSEWHERE = ("bridge", "doctor", "mcp", "mount", "spark", "token")  # commands, each in a module beside of its name
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -66,14 +66,12 @@ def serve(file: str | None, **arguments: Any) -> int:
     Runs until SIGTERM or SIGINT, then unmounts and exits with 0.
     """
 
-    def read() -> Options:
-        return join(read_file(file) if file is not None else {}, arguments)
-
-    options = read()
+    options = join(read_file(file) if file is not None else {}, arguments)
     from mqfs.server.app import run  # here, so that the other commands need neither trio nor FUSE
 
-    can_be_read_again = file is not None and os.path.isfile(file)  # unlike a pipe of the shell
-    return run(options, read if can_be_read_again else None)
+    if file is None or not os.path.isfile(file):  # a pipe of the shell cannot be read again
+        return run(options)
+    return run(options, lambda: join(read_file(file, again=True), arguments))
 
 
 @command.command()

@@ -103,12 +103,19 @@ def _reason(error: OSError) -> str:
 def _check_pem(name: str, path: str, what: str) -> None:
     """Check that a file has a PEM block of that kind: OpenSSL names neither the file nor what it lacks."""
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            text = file.read()
+        with open(path, encoding="ascii", errors="replace", opener=_open_at_once) as file:
+            text = file.read() if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
     except OSError as error:
         raise BadConfig(f"{name} {path}: {error.strerror} (expected a readable PEM file)") from None
+    if text is None:
+        raise BadConfig(f"{name} {path}: not a regular file (expected a PEM file)")
     if f"{what}-----" not in text:
         raise BadConfig(f"{name} {path}: no {what.lower()} in it (expected a PEM file)")
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """An open of a named pipe would wait for its writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _check_key_mode(name: str, path: str) -> None:
@@ -117,8 +124,10 @@ def _check_key_mode(name: str, path: str) -> None:
         status = os.stat(path)
     except OSError as error:
         raise BadConfig(f"{name} {path}: {error.strerror} (expected a readable PEM file)") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise BadConfig(f"{name} {path}: not a regular file (expected a PEM file)")
     closed = 0o027 if status.st_uid == 0 else 0o077
-    if not stat.S_ISREG(status.st_mode) or status.st_mode & closed or status.st_uid not in (0, os.geteuid()):
+    if status.st_mode & closed or status.st_uid not in (0, os.geteuid()):
         raise BadConfig(f"{name} {path}: key open to others (expected mode 600 of the server's user, or 640 of root)")
 
 

@@ -476,21 +476,32 @@ class Server:
     async def stop_on(self, signals: AsyncIterator[int]) -> None:
         """Stop the server at SIGTERM, SIGINT or the end of its terminal, once; read its files again at any other
         SIGHUP."""
-        async for number in signals:
-            if number == signal.SIGHUP and not (self.terminal is not None and self.terminal.is_gone()):
-                self.notices.reloading()
-                await self.reload()
+        more, wanted = trio.open_memory_channel[None](1)  # a file that changes while it is read is read once again
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._reload_at, wanted)
+            async for number in signals:
+                if number == signal.SIGHUP and not (self.terminal is not None and self.terminal.is_gone()):
+                    with contextlib.suppress(trio.WouldBlock):
+                        more.send_nowait(None)
+                elif not self.stopping.is_set():
+                    log.info("%s: stopping", signal.Signals(number).name)
+                    self.stopping.set()
+
+    async def _reload_at(self, wanted: trio.MemoryReceiveChannel[None]) -> None:
+        """Beside the signals: a reload may take as long as the user database does, and a stop does not wait for it."""
+        async for _ in wanted:
+            self.notices.reloading()
+            await self.reload()
+            if not self.stopping.is_set():
                 self.notify("READY=1")
-            elif not self.stopping.is_set():
-                log.info("%s: stopping", signal.Signals(number).name)
-                self.stopping.set()
 
     async def reload(self) -> None:
         """Read options, tokens, the certificate, its key and the clients' authorities again; of a bad file all stays as
         it was."""
         try:
             if self.reread is not None:
-                self._change(await trio.to_thread.run_sync(self._read_options, self.reread))
+                options = await trio.to_thread.run_sync(self._read_options, self.reread, abandon_on_cancel=True)
+                self._change(options)
         except MqfsError as error:
             log.warning("%s; the options stay as they were", error)
         if self.tokens is not None:
@@ -498,7 +509,7 @@ class Server:
         if self.tls is None:
             return
         try:
-            await trio.to_thread.run_sync(self.tls.reload)
+            await trio.to_thread.run_sync(self.tls.reload, abandon_on_cancel=True)
         except Exception as error:  # no thread, too
             log.warning("certificate not replaced: %s", error)
         else:
@@ -577,7 +588,7 @@ async def follow(tokens: Tokens) -> None:
 async def reread(tokens: Tokens) -> None:
     """Read tokens again, on a thread: their users are looked up."""
     try:
-        tokens.replace(await trio.to_thread.run_sync(tokens.read))
+        tokens.replace(await trio.to_thread.run_sync(tokens.read, abandon_on_cancel=True))
     except Exception as error:  # no thread, too
         log.error("tokens not read again: %r", error)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import stat
 import tomllib
 from collections.abc import Mapping
 from typing import Any
@@ -97,10 +98,13 @@ def command_line() -> list[tuple[tuple[str, ...], dict[str, Any]]]:
     return made
 
 
-def read_file(path: str) -> dict[str, Any]:
-    """The options of a configuration file, by the names of Options. Raises BadConfig."""
+def read_file(path: str, *, again: bool = False) -> dict[str, Any]:
+    """The options of a configuration file, by the names of Options. `again`: it was a regular file, and a named pipe in
+    its place is not waited for. Raises BadConfig."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | again * os.O_NONBLOCK)) as file:
+            if again and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise BadConfig(f"--config {path}: not a regular file (expected a readable TOML file)")
             values = tomllib.load(file)
     except OSError as error:
         raise BadConfig(f"--config {path}: {error.strerror} (expected a readable TOML file)") from None

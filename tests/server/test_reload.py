@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import urllib.error
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from mqfs.ninep.client.connection import connect
+from tests.support.certificates import Authority
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server
 
@@ -89,3 +92,30 @@ def test_without_a_file_there_is_nothing_to_read(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGHUP)
         assert server.stop() == 0
         assert "options" not in server.text()
+
+
+@pytest.mark.parametrize("name", ["mqfs.toml", "tokens", "server.pem", "server.key", "ca.pem"])
+def test_a_named_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    """It is a bad file, which changes nothing: the server reads and serves, and stops when it is to."""
+    authority = Authority(tmp_path)
+    pair = authority.of_server(file="pair").read_text()
+    for file in ("server.pem", "server.key", "tokens"):
+        (tmp_path / file).touch(0o600)
+        (tmp_path / file).write_text("" if file == "tokens" else pair)
+    lines = ['listen = ["unix!s", "tls!127.0.0.1!0"]']
+    for key, file in (("token-file", "tokens"), ("tls-cert", "server.pem"), ("tls-key", "server.key")):
+        lines.append(f'{key} = "{file}"')
+    text = "\n".join([*lines, 'tls-client-ca = "ca.pem"', ""])
+    (tmp_path / "mqfs.toml").write_text(text)
+    with Server("--config", "mqfs.toml", cwd=tmp_path) as server:
+        (tmp_path / name).rename(tmp_path / "aside")
+        os.mkfifo(tmp_path / name, 0o600)
+        server.process.send_signal(signal.SIGHUP)
+        eventually(lambda: f"{name}: not a regular file" in server.text(), "it is refused")
+        with connect(f"unix!{tmp_path}/s") as client:
+            client.mkdir("g")
+        (tmp_path / "aside").rename(tmp_path / name)
+        (tmp_path / "mqfs.toml").write_text(text + 'http-host = "mq.example"\n')
+        server.process.send_signal(signal.SIGHUP)
+        eventually(lambda: "options changed: http-host" in server.text(), "the files are read again")
+        assert server.stop() == 0

@@ -169,3 +169,19 @@ def test_a_changed_file_of_tokens_is_read_while_others_are_served(server: Served
     eventually(lambda: server.text().count("tokens read") > before, "it is read")
     with pytest.raises(MqfsError):
         connection.connect(server.tcp, token="wrong", timeout=HANG_S)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_stop_does_not_wait_for_files_that_are_read_again(server: Served, names: Names, told: bool) -> None:
+    """At SIGHUP, and when a file of tokens is found changed."""
+    file = server.folder / "tokens"
+
+    def cause() -> None:
+        if told:
+            server.process.send_signal(signal.SIGHUP)
+        else:
+            file.write_text(file.read_text() + "\n")
+
+    with names.being("slow"):
+        eventually(lambda: cause() or names.asked, "its users are looked up")
+        assert server.stop() == 0
