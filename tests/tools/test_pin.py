@@ -525,7 +525,10 @@ def test_attached_to_itself_by_another_path_is_refused(mount: Path, tmp_path: Pa
 
 def test_input_that_is_lost_is_said(mount: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
-    session = create(mount, "flood", "sh", "-c", f"stty raw -echo; read x <{tmp_path}/go; exec cat >/dev/null")
+    session = create(
+        mount, "flood", "sh", "-c", f"stty raw -echo; echo raw; read x <{tmp_path}/go; exec cat >/dev/null"
+    )
+    eventually(shows(session, b"raw"))
     (session / "ctl").write_text("depth 64K\n")
     assert pin("-w", "-m", mount, "flood", input=b"x" * 1_000_000).returncode == 0
     assert b"input was lost" not in history(session)

@@ -96,6 +96,7 @@ def test_input_of_a_session_that_cannot_be_read(server: Server, flag: str) -> No
     result = shell("<&-", "pin", flag, "-m", server.path, id)
     assert (error_of("pin", result), result.returncode) == ("standard input: bad file descriptor", 1)
     assert mq_cat("-e", "--from", "first", server.path / id, "in").stdout == b""
+    subprocess.run(["rm", "-r", str(server.path / id)], check=True)  # ends its host
 
 
 @pytest.mark.parametrize("fd", CLOSED)
