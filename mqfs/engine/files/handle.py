@@ -87,8 +87,10 @@ class OpenFile:
             finally:
                 if self.held:
                     self.hold(0)
-                if self.last is not None and self.last.held:
-                    self.last.drop()
+                if self.last is not None:
+                    if self.last.held:
+                        self.last.drop()
+                    self.last.handle = None  # no memory of the user any more, and no cycle
 
     def _end(self) -> None:
         """What closing means for this kind of file."""
@@ -203,11 +205,11 @@ class PartialRead:
     """The last message a handle gave, and how much of it. A large one counts as memory of the handle's user; one that
     was read out is kept only where it may be read again, and while its user has memory for it."""
 
-    __slots__ = ("_handle", "body", "can_push_back", "given", "held", "start")
+    __slots__ = ("body", "can_push_back", "given", "handle", "held", "start")
 
     def __init__(self, handle: OpenFile | None = None) -> None:
         """`handle`: None where nothing is counted."""
-        self._handle = handle
+        self.handle = handle
         self.held = 0  # bytes of memory that count as its user's
         self.body: bytes | LongBody = b""
         self.given = 0  # bytes of it that were given
@@ -238,8 +240,8 @@ class PartialRead:
         """Begin with a new message."""
         self.body, self.start = body, offset
         self.given = size = len(body)
-        if (size > FREE_BYTES or self.held) and self._handle is not None:
-            self._hold_large(self._handle, size, size <= count)
+        if (size > FREE_BYTES or self.held) and self.handle is not None:
+            self._hold_large(self.handle, size, size <= count)
         if size <= count:
             return body
         self.given = count
@@ -256,8 +258,8 @@ class PartialRead:
             self.body, self.given = b"", 0  # `back` is passed what was given
 
     def _hold(self, size: int, *, refuse: bool = False) -> None:
-        if self._handle is not None and not (size and self._handle.closed):  # what comes back after that is lost
-            memory, uid = self._handle.group.tree.memory, self._handle.user.uid
+        if self.handle is not None:
+            memory, uid = self.handle.group.tree.memory, self.handle.user.uid
             self.held = memory.change(uid, self.held, size, refuse=refuse)
             if size and not refuse:
                 memory.note_over(uid)
