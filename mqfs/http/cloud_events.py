@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 
 from mqfs.errors import BadRequest
 from mqfs.http.answers import media_type
-from mqfs.http.json_values import elements
+from mqfs.http.json_values import elements, member
 
 PREFIX = "ce-"
 MARK = "ce-specversion"  # what tells that a message is an event
@@ -67,12 +67,13 @@ def from_body(body: bytes, *, batch: bool) -> Iterator[Event]:
         raise BadRequest("body: not an array (expected one of CloudEvents)")
     for number, text in enumerate(elements(body), 1):
         try:
-            yield _from_object(json.loads(text))
+            yield _from_object(text)
         except BadRequest as error:
             raise BadRequest(f"event {number}: {error.detail}") from None
 
 
-def _from_object(value: Any) -> Event:
+def _from_object(text: str) -> Event:
+    value = json.loads(text)
     if not isinstance(value, dict):
         raise BadRequest("not an object (expected a CloudEvent)")
     data, coded = value.pop("data", None), value.pop("data_base64", None)
@@ -92,8 +93,8 @@ def _from_object(value: Any) -> Event:
     elif isinstance(data, str) and kind and not _is_json(kind):
         body = _encoded(data)
     else:
-        kind = kind or "application/json"
-        body = _encoded(json.dumps(data, ensure_ascii=False))
+        _encoded(json.dumps(data, ensure_ascii=False))
+        kind, body = kind or "application/json", member(text, "data").encode()  # its numbers are not to be rounded
     return Event(head | ({CONTENT_TYPE: kind} if kind else {}), body)
 
 

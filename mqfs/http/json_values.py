@@ -81,6 +81,20 @@ def _element_end(text: str, at: int, *, is_cut: bool = False) -> int:
     return end
 
 
+def member(text: str, name: str) -> str:
+    """The characters of a member of an object, which is JSON and has it; of several, of the last, as json.loads."""
+    at, found = text.index("{") + 1, ""
+    while text[at := _past_blanks(text, at)] != "}":
+        key, end = _DECODER.raw_decode(text, at)
+        begin = _past_blanks(text, _past_blanks(text, end) + 1)  # behind the colon
+        _, at = _DECODER.raw_decode(text, begin)
+        if key == name:
+            found = text[begin:at]
+        at = _past_blanks(text, at)
+        at += text[at] == ","
+    return found
+
+
 def _past_blanks(text: str, at: int) -> int:
     found = _BLANKS.match(text, at)
     return found.end() if found is not None else at

@@ -83,6 +83,28 @@ def test_a_batch_is_all_or_none(web: Web, group: str) -> None:
     assert len(web.get(f"{group}/s?format=json").lines) == 100
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        "1e400",
+        "-0",
+        "1.10",
+        "12345678901234567890.123456789",
+        '{"a": 1, "a" :2 , "data": [ ]}',
+        '"data"',
+        '[{"x":"}"}]',
+        " 7",
+    ],
+)
+def test_data_keep_their_characters(web: Web, group: str, data: str) -> None:
+    """Numbers are not rounded, and duplicate names stay, whatever is beside them."""
+    head = json.dumps(GIVEN)[:-1]
+    for sent in (f'{head},"data":{data}}}', f'{{ "ext" : "data\\": 1,", "data": 1,\n"data": {data}\t, {head[1:]}}}'):
+        for body, kind in ((sent, KIND), (f"[{sent}]", MANY)):
+            assert web.post(f"{group}/s", body, Content_Type=kind).status == 201
+    assert [line["body"] for line in web.get(f"{group}/s?format=json").lines] == [data.strip()] * 4
+
+
 @pytest.mark.parametrize(("size", "statuses"), [(262_144, (201, 201, 201)), (600_000, (413, 413, 201))])
 def test_an_event_in_structured_mode_is_bounded(web: Web, group: str, size: int, statuses: tuple[int, ...]) -> None:
     """As the manual says; in binary mode its data is bounded as any message."""
