@@ -530,13 +530,20 @@ class Dispatcher:
             yield
 
     def _end_scan(self, receiver: ClaimingHandle, version: int, scan: Wait[None]) -> None:
+        """Those that do not wait end here. Where names or permissions changed meanwhile the log is looked through again
+        for the others: what the scan went past may be for it by now."""
         group = self._group
         self._scans.discard(receiver)
-        if not (group.removed or group.tree.closing):  # which ends its reads
-            self._waiting.left = limits.PASSED_MESSAGES
-            self.on_looked()
+        self._serve()
         if group.catalog_version != version:
             receiver.scanned_to = 0
+            if receiver.waits:
+                self._serve()
+
+    def _serve(self) -> None:
+        if not (self._group.removed or self._group.tree.closing):  # which ends its reads
+            self._waiting.left = limits.PASSED_MESSAGES
+            self.on_looked()
 
     def _looked_to(self, receiver: ClaimingHandle) -> int:
         return max(self._scan_position, receiver.scanned_to)

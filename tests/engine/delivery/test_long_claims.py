@@ -279,6 +279,32 @@ def test_what_names_change_is_seen_when_it_ends() -> None:
     assert b"no" in (step.result(), again)
 
 
+@pytest.mark.parametrize("change", ["mode", "owner", "name"])
+@pytest.mark.parametrize("when", [0, 5, 40])
+@pytest.mark.parametrize("written", [False, True])
+def test_a_read_gets_what_a_change_of_names_or_rights_shows_it(change: str, when: int, written: bool) -> None:
+    """Though it looked past that message before, and though one comes that is not for it."""
+    long = Long("rights")
+    long.q.stream("u", mode=0o600)
+    expected = b"of its own from now on"
+    long.q.write("t", expected)
+    long.q.write("u", *[b"secret"] * NO)
+    worker = long.open(*(["select a.#"] if change == "name" else []))
+    step = worker.read(BIG)
+    for _ in range(when):
+        long.q.tree.run_timers()
+    assert isinstance(step, Wait)
+    assert not step.settled
+    if change == "name":
+        long.q.tree.rename(ROOT, long.q.group, "t", long.q.group, "a.t")
+    stream = long.q.tree.find(ROOT, f"g/{'a.t' if change == 'name' else 't'}")
+    set_attributes(ROOT, stream, 0o666 if change != "owner" else None, ANNA.uid if change == "owner" else None, None)
+    if written:
+        long.q.write("u", b"secret")
+    long.finish(step)
+    assert step.result() == expected
+
+
 def test_it_ends_though_more_comes_than_it_looks_at() -> None:
     long = Long("select")
     long.hide()
