@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
 
 _HEADS = 1_024  # messages of which the headers are read together
+_NOTED = 64  # of those noted between two looks at the clock: some 1 ms
 _STEPS = 256  # messages between two looks at the clock: some 0.1 ms
 
 
@@ -91,8 +92,10 @@ class PriorityIndex:
         position = bucket.reader.first
         while position < bucket.end.next:
             found, position = bucket.reader.search_headers(position, _HEADS, (_PRIORITY, _TTL, _SINGLE))
-            for sequence in found:
+            for count, sequence in enumerate(found, 1):
                 self._note_found(sequence)
+                if count % _NOTED == 0:
+                    yield
             if position < bucket.end.next:
                 yield
 

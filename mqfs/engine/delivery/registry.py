@@ -21,7 +21,7 @@ from mqfs.engine.delivery.priorities import DeliveryAttributes
 from mqfs.engine.delivery.waiting import ParkedReads, ReadEnds
 from mqfs.engine.language.permissions import bits_for_writers
 from mqfs.engine.retention.low_watermark import LowWatermark
-from mqfs.engine.retention.newest import find_newest
+from mqfs.engine.retention.newest import look_up
 from mqfs.model import NEVER, Record, Step, User
 from mqfs.state.acks import REQUEUE
 from mqfs.state.group import Change, ConsumerState, Slot, bounds_of
@@ -151,7 +151,7 @@ class Consumers(dict[str, Consumer]):
 
     def make(self, name: str, user: User, mode: int) -> Work[Step[Consumer]]:
         """A new consumer of the whole group, at the place where `replay` lets readers begin."""
-        yield from find_newest(self._group.retention)
+        yield from look_up(self._group.retention)
         if name in self:  # made meanwhile
             raise errors.Exists(f"consumer {name!r}: exists already")
         if len(self) >= limits.CONSUMERS:

@@ -22,7 +22,7 @@ from mqfs.engine.language import programs
 from mqfs.engine.language.settings import NO_DEPTH, SYNC_REPLICA, Action, Settings, read
 from mqfs.engine.publishing.admission import WriteRequest
 from mqfs.engine.publishing.publisher import RECORD_BYTES
-from mqfs.engine.retention.newest import find_newest
+from mqfs.engine.retention.newest import look_up
 from mqfs.engine.retention.retained import Clearing, Cut, counted_of, cut_in_steps, has_all, plan_clear
 from mqfs.engine.routing.views import View
 from mqfs.engine.stream import Stream
@@ -82,8 +82,9 @@ class CtlHandle(CommandFile):
             steps += short_steps(settings, action) if action and action.sequences else [(settings, action)]
             if count % _STEPS == 0:
                 yield
-        if group.retention.newest is not None:  # a new consumer asks for the messages of all keys
-            yield from find_newest(group.retention)
+        made = not group.ranks.is_complete and any(action and action.verb == "consumer" for _, action in steps)
+        if group.retention.newest is not None or made:  # a new consumer asks for the messages of all keys
+            yield from look_up(group.retention)
         portions, seen = group.portions.count, group.catalog_version
         yield from self._check(steps)
         for part in parts_of(steps):

@@ -383,7 +383,7 @@ class Cursor(LongResponses, Searcher):
         self._look_for_losses()
         first = max(self.position, group.retention.expiry.expired_before())
         end = group.log.end.next if self.until is None else self.until
-        reader, headed = group.log.reader, not group.ranks
+        reader, headed = group.log.reader, group.ranks.is_complete and not group.ranks
         found = reader.read_run(first, end, count, streams.keys(), headed)
         if found is None:
             return None

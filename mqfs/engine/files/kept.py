@@ -16,7 +16,7 @@ from mqfs import errors, limits
 from mqfs.engine.core.portions import Work
 from mqfs.engine.files.handle import PreparedFile
 from mqfs.engine.nodes import SnapshotNode
-from mqfs.engine.retention.newest import find_newest
+from mqfs.engine.retention.newest import look_up
 from mqfs.engine.stream import Stream
 from mqfs.model import User
 
@@ -40,7 +40,7 @@ class SnapshotHandle(PreparedFile):
 
     def _look_up(self) -> Work[None]:
         stream = self.node.stream
-        yield from find_newest(self.group.retention)
+        yield from look_up(self.group.retention)
         stream.kept.update_low_watermark()
         for sequences, sizes in visible(stream):
             if self._ends:

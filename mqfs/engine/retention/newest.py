@@ -137,8 +137,10 @@ class NewestOfStream:
 NOTHING = NewestOfStream()  # of a stream without any
 
 
-def find_newest(retention: Retention) -> Work[None]:
-    """Look the newest message of each key up, under `replay key`. It was done before, but just after a start."""
+def look_up(retention: Retention) -> Work[None]:
+    """Read from the log what headers say of delivery, and under `replay key` the newest message of each key. Only just
+    after a start it was not done before."""
+    yield from retention.ranks.load()
     while retention.newest is not None and not retention.newest.is_complete:
         yield from retention.newest.follow_in_steps()
 

@@ -99,9 +99,11 @@ class KeptRange:
         self.tail = max(tail, self.tail)
         self._retention.tail = max(tail, self._retention.tail)
 
-    def update_low_watermark(self) -> None:
-        """Raise the floor to what is kept now, and count what is above it."""
-        self._retention.expire_messages()
+    def update_low_watermark(self, *, count_out: bool = True) -> None:
+        """Raise the floor to what is kept now, and count what is above it. Without `count_out` messages that outlived a
+        ttl of their own may still count, where after a start it is not known yet which have one."""
+        if count_out or self._retention.ranks.is_complete or not self._retention.keeps_all:
+            self._retention.expire_messages()
         if self._was_shared != self._owner.shared:
             self._was_shared = self._owner.shared
             self.recount()

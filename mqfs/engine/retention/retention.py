@@ -22,7 +22,7 @@ from mqfs import errors, limits
 from mqfs.engine.core.timers import EXPIRY, TRIMMING, Alarm
 from mqfs.engine.language.settings import NO_DEPTH, Settings
 from mqfs.engine.retention import retained
-from mqfs.engine.retention.newest import NOTHING, NewestPerKey, find_newest
+from mqfs.engine.retention.newest import NOTHING, NewestPerKey, look_up
 from mqfs.engine.retention.retained import Expiry
 from mqfs.model import NEVER, Record
 from mqfs.state.group import Change
@@ -51,6 +51,7 @@ class Retention:
 
     def __init__(self, host: Group) -> None:
         self._host, self._log, self.counts = host, host.log, host.counts
+        self.ranks = host.ranks
         self.expiry = Expiry(host.log, host.clock)
         self.interests: list[Callable[[Any], int]] = []
         self.lapsed: dict[int, int] = {}  # messages that outlived their own ttl: sequence -> stream
@@ -91,9 +92,7 @@ class Retention:
 
     def expire_messages(self) -> None:
         """Messages whose own ttl has ended count no more: a portion."""
-        if not self._host.ranks.is_complete and self.keeps_all:
-            return  # in their turn: see `_expire_due`
-        ended = self._host.ranks.expired(self._host.clock.engine_ns(), _LAPSED)
+        ended = self.ranks.expired(self._host.clock.engine_ns(), _LAPSED)
         for sequence, number in ended:
             stream = self._host.numbers.get(number)
             if stream is not None:
@@ -117,7 +116,7 @@ class Retention:
             owner = self._host.numbers.get(number)
             if owner is None or sequence < owner.kept.state.floor:
                 absent.pop(sequence, None)
-                self._host.ranks.remove(sequence)
+                self.ranks.remove(sequence)
             if count % _STEPS == 0:
                 yield
 
@@ -134,11 +133,11 @@ class Retention:
                 if (found is not None and found[0] == sequence) or sequence in claimed:
                     absent[sequence] = number  # after the others, which are looked at before it is again
                 else:
-                    self._host.ranks.remove(sequence)
+                    self.ranks.remove(sequence)
 
     def is_expired(self, record: Record) -> bool:
         """Whether a message has outlived its own ttl."""
-        rank = self._host.ranks.of(record)
+        rank = self.ranks.of(record)
         return rank is not None and rank.expires_ns <= self._host.clock.engine_ns()
 
     @property
@@ -166,14 +165,14 @@ class Retention:
 
     def trim(self, always: bool = False) -> None:
         """Tell the log what is still wanted, when enough has changed to make it worth the while."""
-        if self._cut and (self.newest is not None or self.lapsed or self._host.ranks.count_expiring()):
+        if self._cut and (self.newest is not None or self.lapsed or self.ranks.count_expiring()):
             self._record_cuts()
         if always or self._trimming is None:
             size, expired = self._log.upkeep.size, self.expiry.expired_before()
             grown = abs(size - self._trimmed_bytes) >= limits.TRIM_BYTES
             loose = self._dirty and (size > limits.TRIM_BYTES or bool(self.lapsed))
             wanted = always or grown or loose or expired > self._trimmed_expired
-            if not (wanted or self.lapsed) and self._host.ranks.is_complete:
+            if not (wanted or self.lapsed) and self.ranks.is_complete:
                 return
             self._trimming = self._trim(size, expired, wanted)
         self._go_on_trimming(always)
@@ -195,12 +194,12 @@ class Retention:
 
     def _trim(self, size: int, expired: int, wanted: bool) -> Iterator[None]:
         """In steps. Floors only rise: those found first still hold at the end. Of streams made meanwhile all stays."""
-        yield from self._host.ranks.load()
+        yield from self.ranks.load()
         self._expire_due(self._host.clock.engine_ns())
         yield from self._forget_lapsed()
         if not wanted:
             return
-        yield from find_newest(self)
+        yield from look_up(self)
         self._dirty, self._trimmed_expired = False, expired
         floors, kept_from, made = {}, self._log.end.next, self._log.state.next_stream
         for stream in list(self._host.numbers.values()):
@@ -211,7 +210,7 @@ class Retention:
             yield
         for absent in (self._log.state.dropped, self.lapsed):
             yield from self._forget_absent(absent)
-        yield from self._host.ranks.forget()
+        yield from self.ranks.forget()
         floors.update((n, 0) for n in range(made, self._log.state.next_stream) if n in self._host.numbers)
         floors.update(self._host.before_trim())
         self.kept_from = kept_from
@@ -338,19 +337,19 @@ class Retention:
         """A message of the stream of that number outlives its own ttl then: a writer may wait for its room."""
         if (stream := self._host.numbers.get(number)) is not None:
             kept = stream.kept
-            is_first = kept.ends_until < self._host.ranks.next_expiry_ns  # those noted before are counted out
+            is_first = kept.ends_until < self.ranks.next_expiry_ns  # those noted before are counted out
             kept.ends_from = due_ns if is_first else min(kept.ends_from, due_ns)
             kept.ends_until = max(kept.ends_until, due_ns)
         self._expiry_alarm.at(due_ns)
 
     def _expire_due(self, now_ns: int) -> None:
         """Not before all with an own ttl are known: `trim` has them read, then calls this again."""
-        if not self._host.ranks.is_complete:
+        if not self.ranks.is_complete:
             self.trim()
             return
         self.expire_messages()
-        if self._host.ranks.next_expiry_ns != NEVER:
-            self._expiry_alarm.at(max(self._host.ranks.next_expiry_ns, now_ns + 1))  # the rest after others
+        if self.ranks.next_expiry_ns != NEVER:
+            self._expiry_alarm.at(max(self.ranks.next_expiry_ns, now_ns + 1))  # the rest after others
 
 
 def renew_newest(retention: Retention, group: Group) -> None:

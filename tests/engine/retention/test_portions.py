@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mqfs import limits
+from mqfs import errors, limits
 from mqfs.engine.delivery import priorities
 from mqfs.model import Wait
 from mqfs.store import compaction
@@ -198,6 +198,9 @@ FIRST = {
     "put": lambda q: q.put(b"new", ttl="1h"),
     "claim": lambda q: q.worker().read(BIG).cancel(),
     "stats": _stats,
+    "records": lambda q: q.cursor("seek first", "format record").read(BIG) and None,
+    "kept": lambda q: q.at(".kept/s").close(),
+    "consumer": lambda q: q.at("ctl", os.O_WRONLY).write(b"consumer v\n") and None,
     "tick": lambda q: q.tree.tick(),
 }
 
@@ -230,3 +233,20 @@ def test_the_first_answer_after_a_start_does_not_wait_for_all_headers(
     assert queues.group.ranks.is_complete
     assert queues.row()["messages"] == 41 + (first in ("write", "put"))
     assert queues.row()["singles"]["first"]
+
+
+@pytest.mark.parametrize("full", ["drop-old", "drop-new", "reject"])
+def test_what_has_ended_takes_no_room_just_after_a_start(tmp_path: Path, full: str) -> None:
+    """In the backlog of a consumer, and in .kept; nor can it be dropped."""
+    queues = Queues("replay all", f"consumer w backlog 3 full {full}", f"full {full}", path=tmp_path / "store")
+    queues.write("s", b"A", b"B")
+    sequence = queues.put(b"ended", ttl="1s")
+    queues.restart()
+    queues.clock.forward(2)
+    assert queues.shows(".kept/s") == [b"AB"]
+    queues.restart()
+    with pytest.raises(errors.NotFound):
+        queues.ctl(f"drop s {sequence}")
+    queues.restart()
+    queues.write("s", b"C")
+    assert drain(queues.worker()) == [b"A", b"B", b"C"]
