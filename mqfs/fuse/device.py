@@ -136,8 +136,8 @@ class ParkedRequests:
         uid: int | None = protocol.U32.unpack_from(self.device.buffer, protocol.USER)[0]
         try:
             self._waits.acquire(uid)
-        except errors.OverLimit as error:
-            if step.cancel(error):
+        except errors.OverLimit:
+            if step.cancel():
                 raise
             uid = None
         request = self.by_unique[unique] = ParkedRequest(self, unique, step, then, uid)

@@ -337,8 +337,8 @@ class Connection:
         """Count it against its user's share; over that it is refused, if it can be cancelled."""
         try:
             self.tree.waits.acquire(self.peer.account)
-        except OverLimit as error:
-            if step.cancel(error):
+        except OverLimit:
+            if step.cancel():
                 raise
             return False
         return True

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ from tests.support.eventually import HANG_S, eventually
 from tests.support.server import COMMAND, Server, short_folder, unmount
 from tests.support.tools import mq_cat, mq_work
 
+TAGS, PARKED = 50, 200  # of the server here
 NO = size(200_000, 4)  # messages that no consumer selects, before one that all do
+LOWERED = [sys.executable, "-m", "tests.server.lowered_server"]
 VIEW = 'bind v prefix:"" payload_contains("needle")'
 
 
@@ -38,7 +41,8 @@ class House:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.elsewhere, self.count = folder, folder / "elsewhere", 0
-        self.server = Server.at(folder, "--http", "unix!web", mount=True)
+        lowered = {"program": LOWERED, "MQFS_LIMITS": f"TAGS={TAGS} PARKED={PARKED}"}
+        self.server = Server.at(folder, "--http", "unix!web", mount=True, **lowered)
         self.elsewhere.mkdir()
         (folder / "mount").mkdir()
         words = [*COMMAND, "mount", self.server.address, str(self.elsewhere)]
@@ -47,7 +51,7 @@ class House:
             client.mkdir("g")
             with client.open("g/ctl", "w") as ctl:
                 ctl.write(f"replay all\nsync off\n{VIEW}\n".encode())
-            for name in ("s", "t"):
+            for name in ("s", "t", "quiet"):
                 client.create(f"g/{name}").close()
             with client.open("g/.batch", "w") as batch:
                 for _ in range(NO // 5_000):
@@ -232,6 +236,67 @@ def test_others_are_served_meanwhile(house: House) -> None:
                 assert other.receive() == b"x"
         assert not select.select([nine.socket], [], [], 0)[0], "it looks still"
         assert nine.answer().data == b"needle"
+
+
+def test_a_full_connection_is_read_while_one_looks(house: House) -> None:
+    """Its requests, flushes and end are seen: what cannot wait there is refused, and what would wait is not kept."""
+    name = house.consumer()
+    with Nine(house, f"g/.consumers/{name}") as nine:
+        reads = [m.Tread(tag, 1, 0, 100) for tag in range(10, 10 + TAGS + 3)]
+        flushes = [m.Tflush(0, 10), m.Tflush(1, 11), m.Tflush(2, 12), m.Tflush(3, 20), m.Tread(9, 1, 0, 100)]
+        nine.send(*reads, *flushes, m.Tflush(4, 20), m.Twalk(8, 0, 2, ()))
+        answers = [nine.answer() for _ in range(9)]
+        assert [answer.tag for answer in answers] == [60, 61, 62, 0, 2, 9, 3, 4, 8], "that of 11 has a place to wait"
+        assert [answer.tag for answer in answers if isinstance(answer, m.Rerror)] == [60, 61, 62, 9]
+    eventually(lambda: house.stats(name)["handles"] == 0, "its end to be seen")
+    assert house.stats(name)["delivered"] == 0
+    assert nonblocking(house.server.path / "g" / ".consumers" / name) == [b"needle"]
+
+
+def of_9p_alone(house: House, name: str) -> bool:
+    with Nine(house, f"g/.consumers/{name}") as nine:
+        nine.send(m.Tread(1, 1, 0, 100))
+        answer = nine.answer()
+        return isinstance(answer, m.Rerror) and answer.ename.startswith("limit reached")
+
+
+def refused(claim: Callable[[], object]) -> bool:
+    try:
+        claim()
+    except OSError as error:
+        return error.errno == errno.ENFILE
+    return False
+
+
+def of_mount_alone(house: House, name: str) -> bool:
+    fd = os.open(house.server.path / "g" / ".consumers" / name, os.O_RDWR)
+    try:
+        return refused(lambda: os.read(fd, 100))
+    finally:
+        os.close(fd)
+
+
+def of_http_alone(house: House, name: str) -> bool:
+    url = f"http://localhost/g/.consumers/{name}/claim?wait=60s"
+    post = ["curl", "-s", "-w", "%{http_code}", "--unix-socket", str(house.folder / "web"), "-X", "POST", url]
+    return subprocess.run(post, check=True, stdout=subprocess.PIPE).stdout.endswith(b"429")
+
+
+@pytest.mark.parametrize("door", [of_9p_alone, of_mount_alone, of_http_alone])
+def test_one_that_looks_needs_a_place_to_wait(house: House, door: Callable[[House, str], bool]) -> None:
+    """Also while it looks it is one of its user's reads that wait."""
+    name = house.consumer()
+    with ExitStack() as waiting:
+        for _ in range(3):
+            nine = waiting.enter_context(Nine(house, "g/quiet"))
+            nine.send(*[m.Tread(tag, 1, 0, 100) for tag in range(10, 6 + TAGS)], m.Twalk(8, 0, 2, ()))
+            answer = nine.answer()
+        assert isinstance(answer, m.Rerror), "all places are taken"
+        assert door(house, name)
+        assert house.stats(name)["delivered"] == 0
+
+    eventually(lambda: not refused(lambda: of_mount(house, house.consumer())), "there to be places again")
+    assert of_mount(house, name) == [b"needle"]
 
 
 CLAIM = """

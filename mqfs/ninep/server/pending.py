@@ -98,17 +98,19 @@ class PendingRequests:
         self._waits, self._peer, self._replies = waits, peer, replies
         self.ready: deque[Pending] = deque()  # resolved, and the reply needs the tree
 
+    @property
+    def _is_full(self) -> bool:
+        return len(self.by_tag) >= limits.TAGS
+
     def park(self, tag: int, later: Later) -> None:
         """Keep a request until its wait is resolved. Raises OverLimit where one over the limit can be cancelled."""
-        if len(self.by_tag) >= limits.TAGS and not later.wait.settled:
-            over = OverLimit(f"too many parked requests (expected at most {limits.TAGS} of a connection)")
-            if later.wait.cancel(over):
-                raise over
+        if self._is_full and not later.wait.settled and later.wait.cancel():
+            raise OverLimit(f"too many parked requests (expected at most {limits.TAGS} of a connection)")
         pending = Pending(tag, later)
         try:
             self._waits.acquire(self._peer.account)
-        except OverLimit as error:
-            if later.wait.cancel(error):
+        except OverLimit:
+            if later.wait.cancel():
                 raise
             pending.counted = False
         self.by_tag[tag] = pending
@@ -153,13 +155,15 @@ class PendingRequests:
 
     def flush(self, request: Tflush) -> None:
         """Cancel a request. One that cannot be cancelled any more is answered first, then the flush. A claim is not
-        before it was looked at what is there: its client may be one that does not wait."""
+        before it was looked at what is there: its client may be one that does not wait. But that flush waits here, too:
+        where there is no room for it, nothing is looked for."""
         pending = self.by_tag.get(request.oldtag)
         if pending is None:
             self._replies.reply(Rflush(request.tag))
-        elif pending.wait.cancel(Interrupted()):
+        elif pending.wait.cancel(None if self._is_full else Interrupted()):
             self._remove(pending)
-            self._replies.reply(Rflush(request.tag))
+            for tag in (*pending.flushes, request.tag):
+                self._replies.reply(Rflush(tag))
         else:
             pending.flushes.append(request.tag)
             self.by_tag[request.tag] = pending
