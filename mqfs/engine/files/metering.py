@@ -91,7 +91,7 @@ class Meter:
     def refusal(self, group: Group, user: User, file: str, what: str, most: int) -> OverQuota:
         """The error of a bound, which also is a line of `.errors`."""
         self.counts.refused += 1
-        error = self._over(what, most)
+        error = OverQuota(f"uid {self.uid} has {what} (expected at most {most})")
         group.refuse(user, file, str(error))
         return error
 
@@ -200,17 +200,12 @@ class Meter:
         step = read(count, offset)
         if not isinstance(step, Wait) or step.settled:
             return step
-        if quota.parked and self.parked >= quota.parked:
-            what = f"{self.parked} reads that wait"
-            if step.cancel(self._over(what, quota.parked)):
-                raise self._refused(handle, what, quota.parked)
+        if quota.parked and self.parked >= quota.parked and step.cancel():
+            raise self._refused(handle, f"{self.parked} reads that wait", quota.parked)
         return self._park(step, claims)
 
     def _refused(self, handle: OpenFile, what: str, most: int) -> OverQuota:
         return self.refusal(handle.group, handle.user, handle.node.name, what, most)
-
-    def _over(self, what: str, most: int) -> OverQuota:
-        return OverQuota(f"uid {self.uid} has {what} (expected at most {most})")
 
     def _park(self, step: Wait[bytes], claims: bool) -> Wait[bytes]:
         self._count(1, claims)

@@ -29,7 +29,7 @@ from mqfs.store.memory import MemoryStore
 from mqfs.store.store import DiskStore
 from tests.support.batches import Units
 from tests.support.calls import calls
-from tests.support.clock import ManualClock
+from tests.support.clock import HastyClock
 from tests.support.hand import ANNA, BERT, ROOT
 from tests.support.queues import Queues, read, say, waits
 
@@ -40,7 +40,7 @@ class Limited(Units):
     """Queues of a server with those `--limit`s."""
 
     def __init__(self, *limits: str, ctl: tuple[str, ...] = (), path: Path | None = None) -> None:
-        self.clock: Any = ManualClock()
+        self.clock: Any = HastyClock()
         self.path = path
         self.store: Any = DiskStore(str(path)) if path else MemoryStore()
         self.limits = limits
@@ -440,6 +440,32 @@ def test_reads_that_wait() -> None:
     fourth = readers[1].read(10)
     readers[1].close()
     assert fourth.result() == b""
+    assert q.use(ROOT)["used"] == {"parked": 0}
+
+
+def test_a_read_that_looks_through_many_messages_is_one_that_waits() -> None:
+    """It is refused at once, as any other beyond the bound, and has claimed nothing."""
+    q = Limited("1001 parked=1", ctl=("replay all", 'bind v prefix:"" payload_contains("yes")', "consumer w v"))
+    q.tree.setattr(ROOT, q.tree.find(ROOT, "g/.consumers/w"), mode=0o666)
+    q.write("s", *[b"no"] * 12_000, b"yes")
+    q.stream("t", ANNA)
+    waiting = q.at("t", user=ANNA).read(10)
+    worker = q.worker(user=ANNA)
+    for count in range(1, 4):
+        q.clock.hasty = True
+        with pytest.raises(OverQuota, match=r"uid 1001 has 1 reads that wait \(expected at most 1\)"):
+            worker.read(10)
+        q.clock.hasty = False
+        assert "uid 1001 has 1 reads that wait" in q.errors(ROOT)[-1]
+        assert (q.use(ROOT)["used"], q.use(ROOT)["refused"]) == ({"parked": 1}, count)
+    assert waiting.cancel()
+    q.clock.hasty = True
+    step = worker.read(10)
+    assert isinstance(step, Wait)
+    while not step.settled:
+        q.tree.run_timers()
+    q.clock.hasty = False
+    assert step.result() == b"yes"
     assert q.use(ROOT)["used"] == {"parked": 0}
 
 
