@@ -15,6 +15,7 @@ import os
 import struct
 import termios
 from collections import deque
+from functools import partial
 from typing import cast
 
 import attrs
@@ -27,10 +28,11 @@ from mqfs.fq.codec import HOP_BYTES, ID_BYTES, NAME_BYTES, hop_list, name, paylo
 from mqfs.fq.exchanges import BrokerCounts, Exchange, Exchanges
 from mqfs.fq.publishing import HOPS, ID, ID_HEAD, SENDER, address
 from mqfs.fq.queues import Queue
-from mqfs.model import Record, User, Wait
+from mqfs.model import Record, Step, User, Wait
 from mqfs.net import identity
+from mqfs.net.identity import NotAnswered
 from mqfs.records import headers
-from mqfs.serving.await_step import await_step
+from mqfs.serving.await_step import answered, await_step
 from mqfs.serving.fairness import FairQueue, TimeSlice
 from mqfs.serving.stream import Gone, SocketStream
 from mqfs.syntax.cache import cache_short
@@ -60,7 +62,8 @@ class QueueReader:
         self.unreadable: list[int] = []  # claimed, and what no client can read
 
     def encode(self, record: Record, body: bytes, stream: str) -> bytes | None:
-        """A message of that stream as a broker sends it; None where no client could read it: its route is too long."""
+        """A message of that stream as a broker sends it; None where no client could read it: its route is too long.
+        Raises NotAnswered."""
         route = self._routes.get(stream)
         if route is None:
             if len(text := text_of(stream)) > NAME_BYTES:
@@ -119,7 +122,7 @@ def _unhex(text: bytes) -> bytes:
 
 
 def _writer(head: bytes) -> str:
-    """The user who published a message through the tree; only messages with headers say who."""
+    """The user who published a message through the tree; only messages with headers say who. Raises NotAnswered."""
     try:
         return identity.user_name(parse_number(headers.decode(head).get(headers.SENDER, "")))
     except BadCommand:
@@ -251,10 +254,10 @@ class Delivery:
         was claimed."""
         handle, data, sequences, claimed = source.handle, bytearray(), list[int](), 0
 
-        def take(record: Record, body: bytes) -> None:
+        async def take(record: Record, body: bytes) -> None:
             nonlocal claimed
             claimed += 1
-            if piece := self._encode(source, record, body):
+            if piece := await self._await_encoded(source, record, body):
                 data.extend(piece)
                 sequences.append(record.sequence)
 
@@ -271,10 +274,10 @@ class Delivery:
                 shown = handle.shown
                 if shown is None or shown[0].sequence not in handle.claims:
                     break  # the consumer was removed, or the server stops
-                take(shown[0], body)
+                await take(shown[0], body)
                 most = limits.FQ_SEND_MESSAGES - claimed, limits.FQ_SEND_BYTES - len(data)
                 for record in handle.claim_behind(*most):
-                    take(record, record.body)
+                    await take(record, record.body)
         except MqfsError as error:
             if not claimed:
                 raise
@@ -282,8 +285,22 @@ class Delivery:
                 self._log(source, error)
         return bytes(data), sequences
 
+    async def _await_encoded(self, source: QueueReader, record: Record, body: bytes) -> bytes | None:
+        """As `_encode`, once the name of its sender is known: clients keep it, so a number is no substitute."""
+        encode = partial(self._encode, source, record, body)
+        step: Step[bytes | None] = answered(encode)
+        while isinstance(step, Wait):
+            source.time_slice.pause()
+            try:
+                step = await await_step(step)
+            except NotAnswered as error:
+                self._log(source, error)
+                step = answered(encode)
+            await source.time_slice.start()
+        return step
+
     def _encode(self, source: QueueReader, record: Record, body: bytes) -> bytes | None:
-        """A claimed message as it is sent; None: it is not."""
+        """A claimed message as it is sent; None: it is not. Raises NotAnswered."""
         exchange = source.exchange
         stream = exchange.group.numbers.get(record.stream)
         if stream is None or (  # it was removed after the claim

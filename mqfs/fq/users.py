@@ -38,7 +38,7 @@ class Users:
         self._gate, self._names, self._checks = gate, names, checks
 
     def user(self, peer: Peer, name: bytes, password: bytes) -> User:
-        """Raises Unauthorized, Denied. Without a token file a password says nothing, as with fq itself."""
+        """Raises Unauthorized, Denied, NotAnswered. Without a token file a password says nothing, as with fq itself."""
         authorization = None
         if peer.tokens is not None and password:
             authorization = f"Bearer {password.decode('latin-1')}"
@@ -55,7 +55,7 @@ class Users:
         return user
 
     def require_name(self, user: User, text: str) -> None:
-        """Check that a user may have messages marked with a name of the file. Raises Denied."""
+        """Check that a user may have messages marked with a name of the file. Raises Denied, NotAnswered."""
         known = self._names.get(text) if self._checks and self._names is not None else None
         if known is not None and identity.user_number(known) != user.uid:
             raise Denied(f"user {text!r}: no password (expected a token of this user)")

@@ -7,6 +7,7 @@ import re
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -28,7 +29,7 @@ from mqfs.http.route import MESSAGE, Route, Sends
 from mqfs.http.routes import Table
 from mqfs.http.target import Path, Target
 from mqfs.model import User
-from mqfs.serving.await_step import await_step
+from mqfs.serving.await_step import answered, await_step
 from mqfs.syntax.quoting import quote
 
 KIND = "fq"
@@ -75,7 +76,7 @@ class Web:
                 return _error(f"missing {what}")
             if len(text.encode()) > NAME_BYTES:
                 return _error(f"{what} too long")
-        self._users.require_name(call.user, str(texts["sender"]))
+        await call.front.await_step(answered(partial(self._users.require_name, call.user, str(texts["sender"]))))
         route, exchange, sender = (str(text).encode() for text in texts.values())
         counts = BrokerCounts()
         publisher = Publisher(self._exchanges, call.user, counts, self._node, call.front.await_step)

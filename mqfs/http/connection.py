@@ -172,7 +172,8 @@ class Connection:
         try:
             answer = await self._perform(request)
         except MqfsError as error:
-            answer = self.table.refuse(request, self.server.gate.explain(error, self.peer, self._user))
+            explained = partial(self.server.gate.explain, error, self.peer, self._user)
+            answer = self.table.refuse(request, await await_step(answered(explained)))
             if isinstance(error, Unauthorized) and (seconds := self.server.gate.delay(self.peer)):
                 self._slice.pause()
                 await trio.sleep(seconds)

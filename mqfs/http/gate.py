@@ -45,10 +45,10 @@ class Gate:
     @staticmethod
     def explain(error: MqfsError, peer: Peer, known: tuple[str | None, User] | None) -> MqfsError:
         """A refusal that says whose rights were asked, where the client did not. `known`: what it said, and who it is
-        by that."""
+        by that. Raises NotAnswered."""
         if type(error) is not Denied or not peer.fixed or known is None or known[0] is not None:
             return error
-        name = identity.user_name(known[1].uid)
+        name = identity.shown_user(known[1].uid)
         return Denied(f"{error} (a client without a token is {name!r}: see --tcp-user and --token-file)")
 
     def delay(self, peer: Peer) -> float:

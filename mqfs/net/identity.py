@@ -4,7 +4,7 @@ The database may be a directory service, slow or away for a while. Every answer 
 
     age of the answer   0 .... NAMES_S            the answer
                         NAMES_S .. NAMES_KEPT_S   asked again; where that fails, or takes NAMES_WAIT_S, the last answer
-    no answer yet       a name is shown as a number; what decides who a user is raises NotAnswered
+    no answer yet       NotAnswered; a name that is only shown is a number after NAMES_WAIT_S
 
 A thread that is `serving_others` waits for no look-up: each is made on a thread of its own, one at a time of a user,
 and a caller that needs it is called back. All other threads ask at once, and wait.
@@ -89,9 +89,9 @@ def serving_others() -> Iterator[None]:
         _thread.servers -= 1
 
 
-def _answer(ask: Ask, of: Any, what: str = "") -> Any:
-    """What the database says; None: nothing. `what`: what is decided by it; "": it is only shown. Raises NotAnswered,
-    on a thread that serves others."""
+def _answer(ask: Ask, of: Any, what: str, *, shown: bool = False) -> Any:
+    """What the database says; None: nothing. `what`: what is asked for, in words. `shown`: it decides nothing, and does
+    not wait where another does for long already. Raises NotAnswered, on a thread that serves others."""
     key, now = (ask, of), time.monotonic()
     known = _answers.get(key)
     if known is not None and now - known.asked < limits.NAMES_S:
@@ -101,8 +101,11 @@ def _answer(ask: Ask, of: Any, what: str = "") -> Any:
     looking = _looking.get(key) or _LookUp.begin(key)
     wait_s = limits.NAMES_RETRY_S if looking is None else looking.began + limits.NAMES_WAIT_S - now
     if known is not None and known.value is not None and now - known.found < limits.NAMES_KEPT_S:
-        if not what or wait_s <= 0:
+        if shown or wait_s <= 0:
             return known.value
+    elif shown:
+        if any(other.began + limits.NAMES_WAIT_S <= now for other in list(_looking.values())):
+            return None
     elif looking is not None:
         wait_s = math.inf
     raise NotAnswered(what, looking, wait_s)
@@ -190,19 +193,24 @@ def _number_of_group(name: str) -> int:
 
 
 def user_name(uid: int) -> str:
-    """The name of a user, or the number where it has none, or none is known yet."""
-    try:
-        return _answer(_name_of_user, uid) or str(uid)
-    except NotAnswered:
-        return str(uid)
+    """The name of a user, or the number where it has none: for what decides or is kept. Raises NotAnswered."""
+    return _answer(_name_of_user, uid, f"user {uid}") or str(uid)
 
 
 def group_name(gid: int) -> str:
-    """The name of a group, or the number where it has none, or none is known yet."""
-    try:
-        return _answer(_name_of_group, gid) or str(gid)
-    except NotAnswered:
-        return str(gid)
+    """The name of a group, or the number where it has none: for what decides or is kept. Raises NotAnswered."""
+    return _answer(_name_of_group, gid, f"group {gid}") or str(gid)
+
+
+def shown_user(uid: int) -> str:
+    """As `user_name`, for what decides nothing: the number also where the database takes limits.NAMES_WAIT_S. Until
+    then it raises NotAnswered."""
+    return _answer(_name_of_user, uid, f"user {uid}", shown=True) or str(uid)
+
+
+def shown_group(gid: int) -> str:
+    """As `shown_user`, of a group. Raises NotAnswered."""
+    return _answer(_name_of_group, gid, f"group {gid}", shown=True) or str(gid)
 
 
 def user_number(name: str) -> int | None:

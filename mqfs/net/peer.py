@@ -51,7 +51,7 @@ class Peer:
             return self.itself()
         if self.uid not in (0, os.geteuid()):
             wanted = uname if n_uname == identity.NONUNAME else n_uname  # the number as it is: a lookup may take long
-            raise Denied(f"cannot attach as {wanted!r}: the connection is user {identity.user_name(self.uid)!r}")
+            raise Denied(f"cannot attach as {wanted!r}: the connection is user {identity.shown_user(self.uid)!r}")
         uid = identity.user_number(uname) if n_uname == identity.NONUNAME else n_uname
         if uid is None:
             raise Denied(f"unknown user {uname!r}")
@@ -77,10 +77,11 @@ class Peer:
         self.refused, self.tokens = why, None
 
     def _is_itself(self, uname: str, n_uname: int) -> bool:
-        """Whether an attach names the peer, or no user. Never looks up a name that a client chose."""
+        """Whether an attach names the peer, or no user. Never looks up a name that a client chose. Raises
+        NotAnswered."""
         if n_uname != identity.NONUNAME:
             return n_uname == self.uid
-        return uname in ("", identity.user_name(self.uid), str(self.uid))
+        return uname in ("", str(self.uid)) or uname == identity.user_name(self.uid)
 
     def look_up(self) -> None:
         """Have all that an attach needs of the system's database. Raises NotAnswered."""

@@ -23,7 +23,7 @@ from mqfs.model import Grant, User
 from mqfs.net import audit, challenge, identity
 from mqfs.net.audit import Audit
 from mqfs.net.challenge import Answer
-from mqfs.net.identity import NONUNAME
+from mqfs.net.identity import NONUNAME, NotAnswered
 from mqfs.syntax.token_line import digest, id_of, parse_line
 
 log = logging.getLogger("mqfs.tokens")
@@ -211,12 +211,12 @@ class Proof:
 
     def write(self, data: bytes) -> int:
         """Check the secret, or the answer to the challenge, whole; a newline may follow. Raises Denied, TooLong,
-        BadRequest."""
+        BadRequest, NotAnswered: then nothing has changed."""
         if self.grant is not None:
             raise BadRequest("token already written")
         if len(data) > limits.TOKEN_BYTES + 1:
             raise TooLong(f"token of {len(data)} bytes (expected at most {limits.TOKEN_BYTES})")
-        nonce, self._nonce, self._shown = self._nonce, "", b""
+        nonce, shown, self._nonce, self._shown = self._nonce, self._shown, "", b""
         if not challenge.is_answer(data):
             grant = self._tokens.user(data.rstrip(b"\r\n"), self._where)
         elif not nonce:
@@ -225,16 +225,21 @@ class Proof:
             answer = challenge.parse_answer(data)
             grant, proof = self._tokens.user_of_answer(answer, nonce, self._uname, self._where)
             self._shown = challenge.line(proof)
-        if grant is None or not self._asked_for(grant.uid):
+        try:
+            known = grant is not None and self._asked_for(grant.uid)
+        except NotAnswered:  # of the right token only: no guess is tried twice with a challenge
+            self._nonce, self._shown = nonce, shown
+            raise
+        if not known:
             raise Denied("unknown token" + (f" for user {self._uname!r}" if self._uname else ""))
         self.grant = grant
         return len(data)
 
     def _asked_for(self, uid: int) -> bool:
-        """Whether the Tauth named that user, or none."""
+        """Whether the Tauth named that user, or none. Raises NotAnswered."""
         if self._n_uname != NONUNAME:
             return self._n_uname == uid
-        return self._uname in ("", identity.user_name(uid), str(uid))
+        return self._uname in ("", str(uid)) or self._uname == identity.user_name(uid)
 
     def user(self, uname: str, n_uname: int) -> Grant:
         """The grant of an attach with this fid. Raises Denied."""

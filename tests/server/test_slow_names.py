@@ -6,10 +6,11 @@ import http.client
 import pwd
 import re
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from mqfs.ninep.client import connection
 from tests.ring.memory.build import compiler
 from tests.support import ROOT
 from tests.support.eventually import HANG_S, eventually, patient
+from tests.support.ninep import Raw
 from tests.support.server import Server
 from tests.support.tokens import OTHER, SECRET, line_of
 
@@ -157,6 +159,25 @@ def test_who_was_known_keeps_the_last_answer_for_a_while(server: Served, names: 
         others_are_served(server)
         with pytest.raises(Denied):
             eventually(read, "the last answer is too old")
+
+
+def test_a_name_that_is_only_shown_is_a_number_where_the_answer_is_slow(server: Served, names: Names) -> None:
+    with connection.connect(f"unix!{server.folder}/s", timeout=HANG_S) as client:
+        client.mkdir("g")
+        client.chmod("g", 0o777)
+    with connection.connect(server.tcp, token=OTHER, timeout=HANG_S) as client:
+        client.create("g/s").close()
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(HANG_S)
+    sock.connect(f"{server.folder}/s")
+    with names.being("slow"), closing(Raw(sock, "9P2000")) as raw:
+        assert "Rwalk" in raw.ask("Twalk tag 1 fid 0 newfid 1 names [g s]")
+        raw.send("Tstat tag 1 fid 1")
+        eventually(lambda: names.asked, "the look-up")
+        others_are_served(server)
+        assert " uid 1 " in raw.reply()
+        with connection.connect(f"unix!{server.folder}/s", timeout=BOUND_S) as client:
+            assert "s" in client.list("g")
 
 
 def test_a_changed_file_of_tokens_is_read_while_others_are_served(server: Served, names: Names) -> None:

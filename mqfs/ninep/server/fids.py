@@ -220,15 +220,16 @@ def file_mode(mode: int) -> int:
 
 
 def stat(tree: Tree, node: Any, size: int | None = None) -> Dir:
-    """A node's attributes as 9P2000 and 9P2000.u have them. `size`: of the snapshot it is open for."""
+    """A node's attributes as 9P2000 and 9P2000.u have them. `size`: of the snapshot it is open for. Raises
+    NotAnswered."""
     it = tree.stat(node)
-    owner = identity.user_name(it.uid)
+    owner = identity.shown_user(it.uid)
     seconds = it.mtime_ns // 10**9 & ALL_ONES
     name = it.name or "/"
     mode = qid_mode(it.mode, it.qid.type)
     return Dir(
         0, 0, it.qid, mode, seconds, seconds, it.size if size is None else size, name, owner,
-        identity.group_name(it.gid), owner, "", it.uid, it.gid, it.uid,
+        identity.shown_group(it.gid), owner, "", it.uid, it.gid, it.uid,
     )  # fmt: skip
 
 
@@ -252,24 +253,24 @@ class OpenDirectory:
         """Whole stat entries, as many as fit; `offset` is 0 or where the last read ended.
 
         Too small a count is an error, except from a client that asks for the rest of its buffer (Linux v9fs): 0 bytes
-        end its loop, and its next read continues here.
+        end its loop, and its next read continues here. Raises NotAnswered: then the same read is to be repeated.
         """
         if offset == 0:
             self._next, self._offset, self._left = 0, 0, 0
         elif offset != self._offset:
             raise BadRequest(f"offset {offset} in a directory (expected 0 or {self._offset})")
-        nodes, size = self._listing.nodes, 0
+        nodes, size, at = self._listing.nodes, 0, self._next
         parts: list[bytes] = []
-        while self._next < len(nodes) and len(parts) < limits.STATS_AT_ONCE:
-            raw = _stat_or_nothing(tree, nodes[self._next], unix)
+        while at < len(nodes) and len(parts) < limits.STATS_AT_ONCE:
+            raw = _stat_or_nothing(tree, nodes[at], unix)
             if size + len(raw) > count:
                 break
             parts.append(raw)
             size += len(raw)
-            self._next += 1
-        if not parts and self._next < len(nodes) and count > self._left:
+            at += 1
+        if not parts and at < len(nodes) and count > self._left:
             raise BadRequest(f"count {count}: too small for a directory entry")
-        self._offset, self._left = self._offset + size, count - size
+        self._next, self._offset, self._left = at, self._offset + size, count - size
         return b"".join(parts)
 
     def entries(self, fid: Fid, offset: int, count: int) -> tuple[Entry, ...]:
@@ -305,8 +306,10 @@ class OpenDirectory:
 
 
 def _stat_or_nothing(tree: Tree, node: Any, unix: bool) -> bytes:
-    """A node's entry; nothing where it was removed meanwhile."""
+    """A node's entry; nothing where it was removed meanwhile. Raises NotAnswered."""
     try:
         return b"" if node.removed else stat_bytes(stat(tree, node), unix)
+    except identity.NotAnswered:
+        raise
     except MqfsError:
         return b""

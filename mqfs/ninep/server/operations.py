@@ -215,15 +215,21 @@ def remove(session: Session, request: m.Tremove) -> Fcall | Later:
 # ---------------------------------------------------------------- attributes
 
 
-def stat_(session: Session, request: m.Tstat) -> Fcall:
-    fid = session.fids.find(request.fid)
-    return m.Rstat(request.tag, stat(session.tree, fid.node, fid.size))
+def stat_(session: Session, request: m.Tstat) -> Fcall | Later:
+    fid = session.fids.find(request.fid)  # once: the client may clunk it while the names are looked up
+    step = session.answered(partial(stat, session.tree, fid.node, fid.size))
+    return later(step, lambda found: m.Rstat(request.tag, found))
 
 
 def wstat(session: Session, request: m.Twstat) -> Fcall | Later:
     """Change name, mode, owner and group, all or none; length and times are accepted and dropped."""
-    fid, wanted = session.fids.find(request.fid), request.stat
-    changes = _changes(session, fid, wanted)
+    fid = session.fids.find(request.fid)
+    step = session.answered(partial(_changes, session, fid, request.stat))
+    return later(step, partial(_change_as, session, request, fid), calls=True)
+
+
+def _change_as(session: Session, request: m.Twstat, fid: Fid, changes: dict[str, int]) -> Fcall | Later:
+    wanted = request.stat
     renamed = bool(wanted.name) and wanted.name != fid.node.name
     if not changes and not renamed:
         touched = any((wanted.length != KEEP64, wanted.mtime != KEEP32, wanted.atime != KEEP32, wanted.name))
@@ -241,7 +247,8 @@ def synced(session: Session, fid: Fid) -> Step[None]:
 
 
 def _changes(session: Session, fid: Fid, wanted: m.Dir) -> dict[str, int]:
-    """The attributes that a Twstat changes, as arguments of the tree's setattr."""
+    """The attributes that a Twstat changes, as arguments of the tree's setattr. Raises BadRequest, NotPermitted,
+    NotAnswered."""
     changes = {}
     qid = fid.node.qid
     if wanted.mode != KEEP32:

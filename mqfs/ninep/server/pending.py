@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from mqfs import limits
@@ -36,10 +36,11 @@ class Negotiated:
 
 
 class Later(NamedTuple):
-    """A reply to be made by `then` from the result of `wait`. `then` calls the tree only if `calls`."""
+    """A reply to be made by `then` from the result of `wait`, perhaps after another wait. `then` calls the tree only if
+    `calls`."""
 
     wait: Wait[Any]
-    then: Callable[[Any], Fcall]
+    then: Callable[[Any], Fcall | Later]
     fid: Fid | None = None
     calls: bool = False
 
@@ -57,7 +58,7 @@ class Pending:
 
 
 def later(
-    step: Step[Any], then: Callable[[Any], Fcall], *, fid: Fid | None = None, calls: bool = False
+    step: Step[Any], then: Callable[[Any], Fcall | Later], *, fid: Fid | None = None, calls: bool = False
 ) -> Fcall | Later:
     """The reply to a step, now or when it is resolved. `calls`: `then` calls the tree."""
     return Later(step, then, fid, calls) if isinstance(step, Wait) else then(step)
@@ -102,11 +103,13 @@ class PendingRequests:
     def _is_full(self) -> bool:
         return len(self.by_tag) >= limits.TAGS
 
-    def park(self, tag: int, later: Later) -> None:
-        """Keep a request until its wait is resolved. Raises OverLimit where one over the limit can be cancelled."""
+    def park(self, tag: int, later: Later, flushes: Sequence[int] = ()) -> None:
+        """Keep a request until its wait is resolved, and the tags of `flushes` that wait for it. Raises OverLimit where
+        one over the limit can be cancelled."""
         if self._is_full and not later.wait.settled and later.wait.cancel():
             raise OverLimit(f"too many parked requests (expected at most {limits.TAGS} of a connection)")
         pending = Pending(tag, later)
+        pending.flushes.extend(flushes)
         try:
             self._waits.acquire(self._peer.account)
         except OverLimit:
@@ -114,6 +117,8 @@ class PendingRequests:
                 raise
             pending.counted = False
         self.by_tag[tag] = pending
+        for flush in flushes:
+            self.by_tag[flush] = pending
         if later.fid is not None:
             later.fid.pending.add(tag)
         later.wait.subscribe(lambda _: self._settled(pending))
@@ -138,7 +143,11 @@ class PendingRequests:
             return
         self._remove(pending)
         try:
-            self._replies.reply(pending.then(pending.wait.result()))
+            reply = pending.then(pending.wait.result())
+            if isinstance(reply, Later):
+                self.park(pending.tag, reply, pending.flushes)
+                return
+            self._replies.reply(reply)
         except Exception as error:
             if not (pending.flushes and isinstance(error, Interrupted)):  # it was cancelled after all
                 self._replies.refuse(pending.tag, error)

@@ -29,7 +29,7 @@ from mqfs.errors import (
     TooLong,
     Unsupported,
 )
-from mqfs.model import Step, User, Wait
+from mqfs.model import Step, Wait
 from mqfs.net.peer import Peer
 from mqfs.net.tokens import Proof
 from mqfs.ninep.codec.dialect import TYPES, negotiate
@@ -84,7 +84,7 @@ class Session:
         self.fids = FidTable(tree.memory, peer.account)
         self.wrong_tokens = 0
         self.delay: Callable[[Callable[[], None]], None] = lambda then: then()  # a driver with a clock does it later
-        self.answered: Callable[[Callable[[], User]], Step[User]] = lambda call: call()  # the same, of a user looked up
+        self.answered: Callable[[Callable[[], Any]], Step[Any]] = lambda call: call()  # the same, of names looked up
         self.unsent = 0  # bytes that `take` returned and the driver could not send yet
         self._trace = trace
         self._framer = Framer(self.negotiated.msize)
@@ -326,8 +326,9 @@ class Session:
     def _read_directory(self, tag: int, fid: Fid, listing: OpenDirectory, offset: int, count: int) -> Fcall | Later:
         most = min(count, self.negotiated.msize - READ_OVERHEAD)
 
-        def then(_: None) -> Fcall:
-            return Rread(tag, listing.read(self.tree, offset, most, self.negotiated.unix))
+        def then(_: None) -> Fcall | Later:
+            step = self.answered(partial(listing.read, self.tree, offset, most, self.negotiated.unix))
+            return later(step, lambda data: Rread(tag, data), fid=fid)
 
         return later(listing.begin(offset), then, fid=fid, calls=True)
 
@@ -390,15 +391,20 @@ class Session:
         """Check a token. A wrong one is answered after a delay; several, or one during that, end the connection."""
         if self.wrong_tokens and self._parked.by_tag:
             raise BadTokens("token: sent before the last one was answered")
+        step = self.answered(partial(self._check_token, proof, token))
+        self._answer(tag, later(step, lambda step: later(step, lambda count: Rwrite(tag, count))))
+
+    def _check_token(self, proof: Proof, token: bytes) -> Step[int]:
+        """The count of its Rwrite. Raises BadTokens, BadRequest, TooLong, NotAnswered."""
         try:
-            self._replies.put(RWRITE.pack(RWRITE.size, R_WRITE, tag, proof.write(token)))
+            return proof.write(token)
         except Denied as error:
             self.wrong_tokens += 1
             if self.wrong_tokens >= limits.TOKEN_GUESSES:
                 raise BadTokens(f"wrong tokens: {self.wrong_tokens}") from None
             wait: Wait[int] = Wait()
-            self._parked.park(tag, Later(wait, lambda count: Rwrite(tag, count)))
             self.delay(partial(wait.fail, error))
+            return wait
 
     def _park_write(self, tag: int, fid: Fid, wait: Wait[int]) -> None:
         if fid.nonblocking and not wait.settled and wait.cancel():
