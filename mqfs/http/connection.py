@@ -325,8 +325,9 @@ class Connection:
             if self._half_closed:
                 self._probe()
             self._slice.pause()
-            with trio.CancelScope(deadline=math.inf if seconds is None else trio.current_time() + seconds):
-                return await await_step(step)
+            until = math.inf if seconds is None else trio.current_time() + seconds
+            with trio.CancelScope(deadline=until):
+                return await await_step(step, until)
         finally:
             self._slice.resume()
             self._waits = False

@@ -112,10 +112,11 @@ class Collector:
         count = 0
         while count < self._most and self.size < limits.HTTP_CLAIM_BYTES and (not count or self._room()):
             try:
-                step = self._handle.read(WHOLE)
-                if isinstance(step, Wait) and not step.settled and (count or not seconds) and step.cancel(TimedOut()):
+                step, most = self._handle.read(WHOLE), 0.0 if count else seconds
+                if isinstance(step, Wait) and not (step.settled or most) and step.cancel(TimedOut()):
                     return
-                data = await self._call.front.await_step(step, seconds)
+                # One that does not wait and was not cancelled looks for what is there, and ends by itself.
+                data = await self._call.front.await_step(step, most or None)
             except TimedOut:
                 return
             except MqfsError:

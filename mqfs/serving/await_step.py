@@ -3,13 +3,14 @@ post_to_loop(), by which other threads call in.
 
 await_step joins the engine's one-shot `Wait` and trio's cancellation. A cancelled wait has consumed nothing. A wait
 that can no longer be cancelled (a message delivered, a write appended) is awaited to its end, and so is one that looks
-for what is there, as the time of its caller may have ended: where it finds nothing it was cancelled after all.
+for what is there when the time of its caller has ended: where it finds nothing it was cancelled after all.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -26,8 +27,9 @@ T = TypeVar("T")
 log = logging.getLogger("mqfs")
 
 
-async def await_step(step: Step[T]) -> T:
-    """The value of a step, at once or when it is resolved. Raises the engine's error, or trio.Cancelled."""
+async def await_step(step: Step[T], until: float = math.inf) -> T:
+    """The value of a step, at once or when it is resolved. `until`: from then on, in trio's seconds, a cancellation
+    says only not to wait for what may come. Raises the engine's error, or trio.Cancelled."""
     if not isinstance(step, Wait):
         return step
     if step.settled:
@@ -39,7 +41,7 @@ async def await_step(step: Step[T]) -> T:
 
     def abort(_: object) -> trio.lowlevel.Abort:
         try:
-            cancelled = step.cancel(Interrupted())
+            cancelled = step.cancel(Interrupted() if trio.current_time() >= until else None)
         except Exception:  # trio calls this, and would end with it
             log.exception("a wait was not cancelled")
             cancelled = False

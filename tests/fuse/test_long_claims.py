@@ -299,6 +299,18 @@ def test_one_that_looks_needs_a_place_to_wait(house: House, door: Callable[[Hous
     assert of_mount(house, name) == [b"needle"]
 
 
+@pytest.mark.parametrize("wait", ["0s", "60s"])
+def test_a_client_of_http_that_is_gone_takes_nothing(house: House, wait: str) -> None:
+    name = house.consumer()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(house.folder / "web"))
+        client.sendall(f"POST /g/.consumers/{name}/claim?wait={wait} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        eventually(lambda: house.stats(name)["parked"], "it to look")
+    eventually(lambda: house.stats(name)["handles"] == 0, "its end to be seen")
+    assert house.stats(name)["delivered"] == 0
+    assert of_mount(house, name) == [b"needle"]
+
+
 CLAIM = """
 import os, sys
 fd = os.open(sys.argv[1], os.O_RDWR)
