@@ -1,8 +1,8 @@
-"""Clocks that stand still until they are moved."""
+"""Clocks that can be moved by hand; all but one stand still otherwise."""
 
 from collections.abc import Sequence
 
-from mqfs.clock import Anchor, resumed
+from mqfs.clock import Anchor, SystemClock, resumed
 
 SECOND = 10**9
 
@@ -40,6 +40,25 @@ class HastyClock(ManualClock):
         if self.hasty:
             self.forward(0.001)
         return super().engine_ns()
+
+
+class RunningClock(SystemClock):
+    """The machine's clocks, which go on from one look to the next; they can be moved ahead."""
+
+    moved = 0
+
+    def wall_ns(self) -> int:
+        return super().wall_ns() + self.moved
+
+    def engine_ns(self) -> int:
+        return super().engine_ns() + self.moved
+
+    def anchor(self) -> Anchor:
+        now = super().anchor()
+        return now._replace(engine_ns=now.engine_ns + self.moved, wall_ns=now.wall_ns + self.moved)
+
+    def forward(self, seconds: float) -> None:
+        self.moved += int(seconds * SECOND)
 
 
 class MachineClock:

@@ -183,8 +183,9 @@ class Schedules:
         for run in sorted(self._runs.values(), key=lambda run: (self._next_try_ns(run), run.sequence)):
             if self._next_try_ns(run) > now_ns or clock.engine_ns() >= until:
                 break
-            if self._wait_by_wall(run) and run.due_ns > now_ns:
-                continue  # the wall clock was set back
+            if self._wait_by_wall(run) and run.next_ns > clock.wall_ns():
+                self.waiting.pop(run.name, None)
+                continue  # the wall clock was set back; `due_ns` is later than `now_ns` always, as it was set just now
             if not self._publish(run):
                 self._alarm.at(now_ns + AGAIN_NS)
                 return

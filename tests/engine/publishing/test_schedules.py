@@ -15,7 +15,7 @@ from mqfs import errors, limits
 from mqfs.engine.language.schedules import parse_cron
 from mqfs.model import User, Wait
 from tests.engine.core.test_shown import Copied
-from tests.support.clock import SECOND, MachineClock
+from tests.support.clock import SECOND, MachineClock, RunningClock
 from tests.support.hand import ANNA, BERT, ROOT
 from tests.support.queues import Queues
 
@@ -245,6 +245,51 @@ def test_cron_is_due_by_the_wall_clock() -> None:
     q.pass_time(3600)
     assert ids(q) == ["u@22:14:00Z", "t@22:15:00Z", "u@22:15:00Z", "u@22:16:00Z"]
     assert schedules(q)["t"]["next"] == START - 22 * 3600 - 13 * 60 - 20 + 86400 + 22 * 3600 + 15 * 60
+
+
+RUNNING: list[dict[str, Any]] = [
+    {"cron": "* * * * *", "id": "t"},
+    {"every": "60s", "id": "t"},
+    {"delay": "60s", "id": "t"},
+]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["running", "restarted"])
+@pytest.mark.parametrize("keys", RUNNING, ids=["cron", "every", "delay"])
+def test_it_is_published_while_the_clocks_run(tmp_path: Path, keys: dict[str, Any], again: bool) -> None:
+    """The engine's clock has gone on whenever it is looked at again."""
+    q = Queues("replay all", path=tmp_path / "store", clock=RunningClock())
+    q.put(b"tick", **keys)
+    if again:
+        q.restart(clean=True)
+    q.clock.forward(65)
+    for _ in range(10):
+        q.tree.run_timers()
+    assert [row["body"] for row in q.kept()] == ["tick"]
+    due_ns = q.tree.timers.next_due_ns
+    assert due_ns is None or due_ns > q.clock.engine_ns(), "nothing is to be done before the next time"
+    q.close()
+
+
+def test_a_run_that_waits_for_room_waits_for_its_time_where_the_clock_is_set_back() -> None:
+    q = Queues("replay all", "depth 1", "full reject")
+    q.write("s", b"old")
+    q.put(b"tick", cron="0 0 * * *", id="t")
+    q.clock.forward(2 * 3600)  # past midnight
+    q.pass_time(1)
+    assert q.errors(), "it waits"
+    q.clock.wall -= 5 * 3600 * SECOND
+    q.pass_time(3)
+    due_ns = q.tree.timers.next_due_ns
+    q.tree.run_timers()
+    assert due_ns is not None
+    assert due_ns > q.clock.engine_ns() + SECOND // 100, "not at once, again and again"
+    q.ctl("depth 2")
+    q.pass_time(3)
+    assert len(q.kept()) == 1
+    q.clock.forward(5 * 3600)
+    q.pass_time(1)
+    assert [row["body"] for row in q.kept()] == ["old", "tick"]
 
 
 def test_a_wall_clock_that_is_set_ahead_makes_it_due_once() -> None:
