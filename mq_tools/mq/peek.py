@@ -30,7 +30,14 @@ def _is_work_queue(target: TreePath) -> bool:
 
 
 def _count_waiting(target: TreePath) -> int:
-    """How many messages wait in a work queue or consumer. Raises ToolError."""
+    """How many messages wait in a work queue or consumer; 0 where some may be of streams that this user may not read.
+    Raises ToolError."""
+    try:
+        with os.scandir(target.group) as entries:
+            if not all(os.access(entry.path, os.R_OK) for entry in entries):
+                return 0
+    except OSError:
+        return 0
     rows = stats_of(target.group).get("streams" if target.kind == "stream" else "consumers", {})
     row = rows.get(target.name, {})
     return int((row.get("consumer", {}) if target.kind == "stream" else row).get("waiting", 0))

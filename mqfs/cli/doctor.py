@@ -88,7 +88,7 @@ def _text(value: object) -> str | None:
 def _user(path: str | None, replica: str | None) -> Iterator[Finding]:
     """Be who the server is: what root may read and write says nothing of that user."""
     for name in ("mqfs.fuse.mount", *(["mqfs.replica.engines", "mqfs.replica.objects"] if replica else [])):
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(ImportError, errors.MountError):
             importlib.import_module(name)  # here, as the installation may be closed to that user
     if path is not None and (user := become_owner(path)):
         yield Finding(OK, "user", f"{user}, as of {path}")

@@ -7,6 +7,7 @@ replies leave, mount and sockets end, last commit, the store is marked clean, th
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import logging
 import math
@@ -164,12 +165,9 @@ def check_words(options: Options) -> None:
 def check_standard_files(options: Options) -> None:
     """Check that standard input and output are open where 9P is to be spoken on them. Raises BadConfig."""
     if web.is_on_standard_files(options):
-        try:
-            os.fstat(0)
-            os.fstat(1)
-        except OSError:
-            text = "standard input or output: closed (expected --mount, --listen, --http, --fq or -s)"
-            raise BadConfig(text) from None
+        modes = [fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE for fd in (0, 1)]
+        if modes[0] == os.O_WRONLY or modes[1] == os.O_RDONLY:  # as `open_standard_files` leaves closed ones
+            raise BadConfig("standard input or output: closed (expected --mount, --listen, --http, --fq or -s)")
 
 
 def make_name_space(service: str) -> None:

@@ -43,7 +43,7 @@ def refused(cwd: Path, code: int, *arguments: str, **more: str) -> str:
         (["bench", "--size", "big"], "--size 'big': not a number (expected a whole number)"),
         (["bench", "--rate", "big"], "--rate 'big': not a number (expected a number)"),
         (["spark", "replay", "x", "--rate", "-1"], "--rate -1: out of range (expected at least 0)"),
-        (["bridge", "fq", "h:1", "e", "p", "a"], "missing option --node (see mqfs bridge fq --help)"),
+        (["bridge", "fq", "h:1", "e", "p", "h:2"], "missing option --node (see mqfs bridge fq --help)"),
         (["bridge", "fsq", "--separator", "x", "d", "a", "g"], "--separator 'x' (expected two characters"),
         (["completion", "tcsh"], "SHELL 'tcsh': unknown (expected one of bash, zsh, fish)"),
         (["serve", "--listen", "127.0.0.1"], "unix!PATH, tcp!HOST!PORT, tls!HOST!PORT or HOST:PORT"),

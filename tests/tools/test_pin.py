@@ -531,7 +531,6 @@ def test_input_that_is_lost_is_said(mount: Path, tmp_path: Path) -> None:
     eventually(shows(session, b"raw"))
     (session / "ctl").write_text("depth 64K\n")
     assert pin("-w", "-m", mount, "flood", input=b"x" * 1_000_000).returncode == 0
-    assert b"input was lost" not in history(session)
     (tmp_path / "go").write_text("go\n")
     eventually(shows(session, b"[pin: input was lost"), "the line of the host")
 
