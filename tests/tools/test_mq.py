@@ -254,11 +254,13 @@ def test_peek_sees_past_empty_messages(server: Server, deliver: str) -> None:
 def test_peek_shows_no_more_than_this_user_may_read(server: Server) -> None:
     group = server.group("peek private", "replay all", "consumer w", streams=["public", "private"])
     (group / "private").chmod(0o600)
+    (group / ".consumers" / "w").chmod(0o666)
     for name, text in (("public", "1\n"), ("private", "2\n"), ("private", "3\n"), ("public", "4\n")):
         say(group / name, text)
     assert said("peek", group / ".consumers" / "w") == "1\n2\n3\n4\n"
     nobody: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": (), "cwd": "/"}
-    assert tool("mq", "peek", group / ".consumers" / "w", **nobody).stdout == b"1\n4\n"
+    result = tool("mq", "peek", group / ".consumers" / "w", **nobody)
+    assert (result.stdout, result.stderr) == (b"1\n4\n", b"")
 
 
 def test_peek_of_what_is_evicted_meanwhile(server: Server) -> None:
