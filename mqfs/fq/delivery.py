@@ -257,7 +257,11 @@ class Delivery:
         async def take(record: Record, body: bytes) -> None:
             nonlocal claimed
             claimed += 1
-            if piece := await self._await_encoded(source, record, body):
+            try:
+                piece = self._encode(source, record, body)
+            except NotAnswered:
+                piece = await self._await_encoded(source, record, body)
+            if piece:
                 data.extend(piece)
                 sequences.append(record.sequence)
 
