@@ -282,9 +282,9 @@ class Group:
         self.counts.refused += 1
         self.refusals.add(Refused(self.clock.wall_ns(), user.uid, user.pid, file, text))
 
-    def unblock(self) -> None:
-        """Something may have made room: let blocked writers go on, and what is due."""
-        if self.held.overdue or self.held.schedules.waiting:
+    def unblock(self, look: bool = True) -> None:
+        """Something may have made room: let blocked writers go on, and with `look` what is due."""
+        if look and (self.held.overdue or self.held.schedules.waiting):
             self.held.retry()
         if self.publisher.blocked.streams:
             self.publisher.blocked.retry(self.held.overdue)

@@ -23,6 +23,7 @@ AGAIN_NS = 10**9  # after a failure
 ROUND_NS = 10**7  # at least, from one look for room to the next, however often there may be some
 _SPARE = 64
 EXPIRY, DELAYED, SCHEDULES, CONSUMERS, PARTS, TRIMMING, PACING, LOOKING = range(8)  # turns
+_DUE = (DELAYED, SCHEDULES)  # what looks for room itself: looked for once more it would ring without end
 
 
 class Timers:
@@ -67,7 +68,7 @@ class Timers:
     def run(self, clock: Clock) -> None:
         """Ring what is due, then let blocked writers of those groups continue. After a slice the rest is left
         for later: many groups may have an alarm at once."""
-        groups: dict[Group, None] = {}
+        groups: dict[Group, bool] = {}  # whether it may be time to look for room for what is due
         now_ns = clock.engine_ns()
         until = now_ns + int(limits.SLICE_S * 1e9)
         while self._heap and self._heap[0][0] <= now_ns:
@@ -75,13 +76,13 @@ class Timers:
             if alarm.due_ns != due_ns or alarm.group.removed:
                 continue  # it was set to another time
             alarm.due_ns = 0
-            groups[alarm.group] = None
+            groups[alarm.group] = groups.get(alarm.group, False) or alarm.turn not in _DUE
             if not self.faults.contain(alarm.group, alarm.what, partial(alarm.ring, now_ns)):
                 alarm.at(now_ns + AGAIN_NS)
             if clock.engine_ns() >= until:
                 break
-        for group in groups:
-            self.faults.contain(group, "letting writers continue", group.unblock)
+        for group, look in groups.items():
+            self.faults.contain(group, "letting writers continue", partial(group.unblock, look))
 
 
 class Alarm:

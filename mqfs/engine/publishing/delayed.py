@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
+_HEAD_BYTES = 1_024  # of headers that are remembered of a message without room; with more it is read at each look
 LOOKED_AT = 1_000  # messages at once, for those of some streams: 0.1 ms
 
 
@@ -38,6 +39,7 @@ class DelayedMessages:
         self._host, self._log = host, host.log
         self._due: list[tuple[int, int]] = []  # (engine ns, sequence)
         self.overdue: dict[int, deque[int]] = {}  # by stream: sequences that are due and wait for room
+        self._tried: dict[int, tuple[int, int, bytes]] = {}  # by stream: the first of those, bytes of its body, headers
         self._round: list[int] = []  # streams of those in which it is still to be tried
         self._round_ns = self._next_round_ns = 0  # engine time at which it was tried in all of them, and will be
         self._streams: dict[int, int] = {}  # sequence -> the stream it is for
@@ -195,38 +197,58 @@ class DelayedMessages:
                 self._round.append(number)
                 return True
         del self.overdue[number]
+        self._tried.pop(number, None)
         self._host.unblock()  # writes that came later
         return True
 
     def _release(self, sequence: int) -> bool:
         """False: there is no room for it. Raises MqfsError and OSError where the disk does not take it."""
-        stream, publisher = self._host.numbers.get(self._streams[sequence]), self._host.publisher
-        record = self.record(sequence)
-        if record is None or stream is None:
+        number = self._streams[sequence]
+        stream, publisher = self._host.numbers.get(number), self._host.publisher
+        tried, size, head = self._tried.get(number, (0, 0, b""))
+        message = self._message(sequence) if tried != sequence else None
+        if stream is None or (message is None and tried != sequence):
             self.drop([sequence])  # its stream is gone, or it is damaged, which was reported
             return True
-        texts = headers.decode(record.headers)
-        del texts[headers.TO], texts[headers.DUE]
-        texts[headers.HELD] = str(sequence)
-        message = Draft(Kind.MESSAGE, stream.number, record.body, headers.encode(texts))
-        try:
-            verdict = publisher.admit_due(stream, request_of(message), charged=True)
-        except errors.StreamFull:
-            return False
-        except errors.TooLong as error:  # `depth` is another one by now
-            user = User(int(texts.get(headers.SENDER, "0")), 0)
-            self._host.refuse(user, stream.name, f"delayed message {sequence} dropped: {error}")
-            verdict = Admission.DISCARD
+        if message is not None:
+            size, head = len(message.body), message.headers
+        verdict = self._admit(stream, sequence, size, head)
         if verdict is Admission.WAIT:
+            if len(head) <= _HEAD_BYTES:
+                self._tried[number] = sequence, size, head
             return False
-        if verdict is Admission.DISCARD:
+        message = message or self._message(sequence)
+        if verdict is Admission.DISCARD or message is None:
             self.drop([sequence])
             return True
         made = publisher.append([message], acks=self.drop_steps([sequence]))
         self._forget(sequence)
-        publisher.deliver_all(stream, made, [message], len(record.body))
+        publisher.deliver_all(stream, made, [message], size)
         publisher.retention.bound_depth(stream)
         return True
+
+    def _message(self, sequence: int) -> Draft | None:
+        """As it is appended to its stream; None: it is damaged."""
+        record = self.record(sequence)
+        if record is None:
+            return None
+        texts = headers.decode(record.headers)
+        number = int(texts.pop(headers.TO))
+        del texts[headers.DUE]
+        texts[headers.HELD] = str(sequence)
+        return Draft(Kind.MESSAGE, number, record.body, headers.encode(texts))
+
+    def _admit(self, stream: Stream, sequence: int, size: int, head: bytes) -> Admission:
+        """Whether there is room for a body of `size` bytes: it need not be read to learn that."""
+        message = Draft(Kind.MESSAGE, stream.number, bytes(size), head)
+        try:
+            return self._host.publisher.admit_due(stream, request_of(message), charged=True)
+        except errors.StreamFull:
+            return Admission.WAIT
+        except errors.TooLong as error:  # `depth` is another one by now
+            user = User(int(headers.decode(head).get(headers.SENDER, "0")), 0)
+            self._host.refuse(user, stream.name, f"delayed message {sequence} dropped: {error}")
+            return Admission.DISCARD
 
     def sequences(self, streams: Container[int]) -> Iterator[list[tuple[int, int]]]:
         """Those for these streams that wait now, oldest first, each with its stream: a list of each LOOKED_AT of all,

@@ -13,6 +13,7 @@ from mqfs import limits
 from mqfs.errors import StreamFull, TooLong
 from mqfs.model import Wait
 from tests.engine.tree.test_quotas import Limited
+from tests.support.clock import SECOND
 from tests.support.hand import ANNA, ROOT
 from tests.support.queues import Queues
 
@@ -169,3 +170,52 @@ def test_what_would_never_fit_is_refused(keys: dict[str, Any]) -> None:
     with pytest.raises((StreamFull, TooLong)):
         q.write("s", b"x" * 6)
     q.write("s", b"x")
+
+
+# ------------------------------------------------------------------ while there is no room
+
+
+def rings_of(q: Queues, seconds: int) -> int:
+    """Look at the alarms whenever one is due, as the server does, for that long: how often that was."""
+    end, rings = q.clock.engine_ns() + seconds * SECOND, 0
+    while (due_ns := q.tree.timers.next_due_ns) is not None and due_ns <= end and rings < 10_000:
+        q.clock.forward(max(due_ns - q.clock.engine_ns(), 0) / SECOND)
+        q.tree.run_timers()
+        rings += 1
+    return rings
+
+
+@pytest.mark.parametrize("keys", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("lines", [("depth 1",), ("depth 10B",), ("consumer w s backlog 1 full reject",)])
+def test_without_room_it_is_tried_once_a_second(lines: tuple[str, ...], keys: dict[str, Any]) -> None:
+    q = Queues("replay all", "full reject", *lines)
+    q.write("s", b"old 1")
+    q.put(b"due 12", **keys)
+    q.clock.forward(DUE_S)
+    assert rings_of(q, 10) < 40
+    assert bodies(q) == ["old 1"]
+
+
+@pytest.mark.parametrize("head", [{}, {"k": "v"}], ids=["plain", "headers"])
+@pytest.mark.parametrize("lines", [("depth 1",), ("depth 20B",), ("consumer w s backlog 1 full block",)])
+def test_what_has_no_room_is_not_read_again(
+    monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...], head: dict[str, str]
+) -> None:
+    q = Queues("replay all", "full reject", *lines)
+    q.write("s", b"old 1 of 20 bytes ..")
+    for body in (b"due 1", b"due 2"):
+        q.put(body, delay="1s", headers=head)
+    reads: list[int] = []
+    record = q.group.held.record
+    monkeypatch.setattr(q.group.held, "record", lambda sequence: reads.append(sequence) or record(sequence))
+    q.pass_time(20)
+    for _ in range(50):
+        q.clock.forward(0.02)
+        q.group.unblock()  # others make room, elsewhere
+        q.tree.run_timers()
+    assert len(reads) == 1
+    q.ctl("depth 100")
+    q.ctl("consumer w s backlog 100 full block")
+    q.pass_time(2)
+    assert bodies(q)[1:] == ["due 1", "due 2"]
+    assert all(("k" in row["headers"]) == bool(head) for row in q.kept()[1:])
