@@ -77,11 +77,17 @@ class UserLimits:
         user = counted(user)
         require_share(self._what, total, user, self._taken.get(user, 0) + amount, self.used + amount)
 
+    def has_room(self, user: Hashable, amount: int) -> bool:
+        """Whether a user may get more."""
+        try:
+            self.check(user, amount)
+        except OverLimit:
+            return False
+        return True
+
     def note_over(self, user: Hashable) -> None:
         """Enter a user in `over`, where it has more than its share: it was given without a check."""
-        try:
-            self.check(user, 0)
-        except OverLimit:
+        if not self.has_room(user, 0):
             self.over.add(user)
 
     def require_none_over(self, user: Hashable) -> None:

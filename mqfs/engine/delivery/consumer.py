@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
+KEPT_BYTES = 4_096  # a larger body is not kept for an undo
 Candidate = tuple[int, int, int]  # a message to be claimed: sequence, stream, bytes of its body
 
 
@@ -84,7 +85,7 @@ class Consumer(Numbered):
         self.opens = 0  # handles, those too which only peek
         self.removal_due = False  # it is transient and its last handle went, but the log did not take its removal
         self.receivers: set[ClaimingHandle] = set()
-        self.unconfirmed: dict[ClaimingHandle, dispatcher.Next] = {}  # `ack read`: the message that each one got last
+        self.unconfirmed: dict[ClaimingHandle, tuple[Record, int, int, int]] = {}  # `ack read`: what each one got last
         self.undo_due: list[ClaimingHandle] = []  # `ack read`: these were lost before they read it; the disk was full
         self.counts = ConsumerCounts()
         held = self.held_exclusives = set[int]()  # exclusive messages that it claimed first and did not ack
@@ -175,7 +176,7 @@ class Consumer(Numbered):
     def low(self) -> int:
         """Every message below is acked, and reached its receiver as far as is known."""
         low = self.progress.ack_floor
-        return min(low, *(first for _, first, _ in self.unconfirmed.values())) if self.unconfirmed else low
+        return min(low, *(first for _, first, _, _ in self.unconfirmed.values())) if self.unconfirmed else low
 
     def is_acked(self, sequence: int) -> bool:
         return self.progress.is_acked(sequence)
@@ -219,7 +220,9 @@ class Consumer(Numbered):
             self.counts.delivered += 1
             self._group.counts.read += 1
             self.counts.acknowledged += 1
-            self.unconfirmed[receiver] = found
+            size = len(record.body)
+            kept = record if size <= KEPT_BYTES else record._replace(body=b"")
+            self.unconfirmed[receiver] = kept, first, failed, size
             if self.flow is not None:
                 self.dispatcher.on_settled(sequence)
             is_multipart = bool(record.headers) and multipart.is_last(record)
@@ -315,7 +318,7 @@ class Consumer(Numbered):
     def undo_auto_ack(self, receiver: ClaimingHandle) -> None:
         """Claim again what a receiver got under `ack read`, for it is lost before it was read. On a full disk it
         is tried again in a second: a close never fails by it."""
-        record, first, failed = self.unconfirmed[receiver]
+        record, first, failed, size = self.unconfirmed[receiver]
         steps = self.progress.step(CLAIM, first, record.sequence, failed, state=State.UNCONFIRMED)
         try:
             self._log.acknowledge(self.state, steps)
@@ -332,7 +335,7 @@ class Consumer(Numbered):
             stream.kept.recount()
         is_multipart = bool(record.headers) and multipart.is_last(record)
         entry = self.progress.unacked[record.sequence]
-        claim = Claim(receiver, record.sequence, record.stream, len(record.body), entry, is_multipart)
+        claim = Claim(receiver, record.sequence, record.stream, size, entry, is_multipart)
         self.claims[claim.sequence] = receiver.claims[claim.sequence] = claim
         if self.flow is not None:
             self.dispatcher.on_delivered(record)

@@ -177,7 +177,8 @@ class ClaimingHandle(OpenFile):
             rest.callback(self.group.unblock)
             rest.callback(super()._end)
             rest.callback(self.consumer.closed, self)
-            if self in self.consumer.unconfirmed and self.last.can_push_back and self.last.given == 0:
+            last = self.last
+            if self in self.consumer.unconfirmed and last.can_push_back and not last.given + last.gone:
                 self.consumer.undo_auto_ack(self)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from mqfs import errors, limits
 from mqfs.engine.core.multipart import LongBody
@@ -202,10 +202,11 @@ FREE_BYTES = 4_096  # of a message, which count as the handle's own
 
 
 class PartialRead:
-    """The last message a handle gave, and how much of it. A large one counts as memory of the handle's user; one that
-    was read out is kept only where it may be read again, and while its user has memory for it."""
+    """The last message a handle gave, and how much of it. A large one counts as memory of the handle's user until it
+    was read out. Then it is kept only where it may be read again, and in no more than half of the user's share: else
+    files without anything unread could keep others from being read."""
 
-    __slots__ = ("body", "can_push_back", "given", "handle", "held", "start")
+    __slots__ = ("body", "can_push_back", "given", "gone", "handle", "held", "start")
 
     def __init__(self, handle: OpenFile | None = None) -> None:
         """`handle`: None where nothing is counted."""
@@ -213,12 +214,13 @@ class PartialRead:
         self.held = 0  # bytes of memory that count as its user's
         self.body: bytes | LongBody = b""
         self.given = 0  # bytes of it that were given
+        self.gone = 0  # bytes of the message before `body`: given, and not kept
         self.start = 0  # the offset at which it was given
         self.can_push_back = False  # `body[given:]` could not be delivered: it is next, whatever the offset
 
     def drop(self) -> None:
         """Forget the message, and what was not given of it."""
-        self.body, self.given, self.start, self.can_push_back = b"", 0, 0, False
+        self.body, self.given, self.gone, self.start, self.can_push_back = b"", 0, 0, 0, False
         if self.held:
             self._hold(0)
 
@@ -238,30 +240,28 @@ class PartialRead:
 
     def first(self, body: bytes, count: int, offset: int) -> bytes:
         """Begin with a new message."""
-        self.body, self.start = body, offset
+        self.body, self.start, self.gone = body, offset, 0
         self.given = size = len(body)
         if (size > FREE_BYTES or self.held) and self.handle is not None:
-            self._hold_large(self.handle, size, size <= count)
+            self._hold(size if size > FREE_BYTES else 0)
+            if self.held and size <= count:
+                self._read_out(self.handle)
         if size <= count:
             return body
         self.given = count
         return body[:count]
 
-    def _hold_large(self, handle: OpenFile, size: int, is_read_out: bool) -> None:
-        kept = size if size > FREE_BYTES else 0
-        may_drop = is_read_out and not handle.auto_ack  # else the consumer keeps it, for an undo
-        try:
-            self._hold(0 if may_drop and handle.sequential else kept, refuse=may_drop)
-        except errors.OverLimit:
+    def _read_out(self, handle: OpenFile) -> None:
+        memory, uid = handle.group.tree.memory, handle.user.uid
+        if handle.sequential or handle.auto_ack or not memory.has_room(uid, memory.of(uid)):
+            self.body, self.given, self.gone = b"", 0, self.gone + len(self.body)
             self._hold(0)
-        if kept and not self.held:
-            self.body, self.given = b"", 0  # `back` is passed what was given
 
-    def _hold(self, size: int, *, refuse: bool = False) -> None:
+    def _hold(self, size: int) -> None:
         if self.handle is not None:
             memory, uid = self.handle.group.tree.memory, self.handle.user.uid
-            self.held = memory.change(uid, self.held, size, refuse=refuse)
-            if size and not refuse:
+            self.held = memory.change(uid, self.held, size, refuse=False)
+            if size:
                 memory.note_over(uid)
 
     def first_of_many(self, body: LongBody, count: int, offset: int) -> Step[bytes]:
@@ -274,9 +274,11 @@ class PartialRead:
     def _give(self, count: int) -> Any:
         begin, body = self.given, self.body
         self.given = end = min(begin + count, len(body))
-        return (
-            body[begin:end] if isinstance(body, bytes) else body.read(begin, end, partial(self._not_read, body, begin))
-        )
+        if not isinstance(body, bytes):
+            return body.read(begin, end, partial(self._not_read, body, begin))
+        if self.held and end == len(body) and self.handle is not None:
+            self._read_out(self.handle)
+        return body[begin:end]
 
     def _not_read(self, body: LongBody, begin: int) -> None:
         """The next read begins there again."""
@@ -284,9 +286,10 @@ class PartialRead:
             self.given = begin
 
     def back(self, data: bytes) -> None:
-        if not self.body:
-            self.body, self.given = data, len(data)
-            if len(data) > FREE_BYTES:
-                self._hold(len(data))
+        if not self.body or (self.gone and len(data) > self.given):
+            self.gone = max(self.gone - len(data), 0)
+            self.body, self.given = data + cast(bytes, self.body)[self.given :], len(data)
+            if len(self.body) > FREE_BYTES:
+                self._hold(len(self.body))
         self.given = max(self.given - len(data), 0)
         self.can_push_back = True

@@ -95,21 +95,62 @@ def test_what_is_read_in_part_is_charged(
     assert queues.tree.memory.of(MINE.uid) == 0
 
 
+@pytest.mark.parametrize("count", [2 * SIZE, SIZE // 4 + 100], ids=["whole", "in pieces"])
 def test_what_is_read_out_is_no_burden(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: tuple[list[str], Open]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: tuple[list[str], Open], count: int
 ) -> None:
+    """To any file of the user, with something to read or not."""
     ctl, open_one = kind
     queues = made(tmp_path, ctl)
-    monkeypatch.setattr(limits, "HELD_BYTES", 2 * (SHARE + queues.tree.memory.used))
-    files, refused, taken = read_all(queues, open_one, 2 * SIZE, MINE)
-    assert (refused > 0) == files[0].auto_ack  # such a message is claimed again, should it not have been delivered
+    before = queues.tree.memory.used
+    monkeypatch.setattr(limits, "HELD_BYTES", 2 * (SHARE + before))
+    files = [open_one(queues, number, MINE) for number in range(FILES)]
+    tracemalloc.start()
+    for turn in range(2):
+        for number in range(FILES if turn else 0):
+            queues.write("s", b"%d" % number + bytes(SIZE))
+        for handle in files:
+            size = 0
+            while size < SIZE:
+                size += len(handle.read(count, 0))
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert queues.tree.memory.of(MINE.uid) <= SHARE // 2 + SIZE
     assert taken < SHARE + 4 * SIZE
-    last = files[0]
-    before = queues.tree.memory.of(MINE.uid)
-    last.push_back(bytes(5))  # it could not be delivered
-    assert last.read(64, 0) == bytes(5)
-    assert queues.tree.memory.of(MINE.uid) <= before + SIZE
+    open_one(queues, 0, MINE).read(1, 0)  # it is not refused
     for handle in files:
         handle.close()
         handle.push_back(bytes(SIZE))
+    assert queues.tree.memory.of(MINE.uid) <= SIZE + 2
+
+
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_what_was_not_delivered_is_given_again(tmp_path: Path, kind: tuple[list[str], Open], pieces: int) -> None:
+    """Though it was read out: all of it, or its last pieces."""
+    ctl, open_one = kind
+    queues = made(tmp_path, ctl)
+    handle = open_one(queues, 0, MINE)
+    count = SIZE // pieces + 100
+    given = [handle.read(count, number * count) for number in range(pieces)]
+    for lost in range(1, pieces + 1):
+        for piece in given[: -lost - 1 : -1]:
+            handle.push_back(piece)
+        again = [handle.read(count, number * count) for number in range(pieces - lost, pieces)]
+        assert again == given[-lost:]
+    assert queues.tree.memory.of(MINE.uid) <= SIZE + 2
+    for piece in reversed(given):
+        handle.push_back(piece)
+    assert queues.tree.memory.of(MINE.uid) >= SIZE
+    handle.close()
     assert queues.tree.memory.of(MINE.uid) == 0
+
+
+@pytest.mark.parametrize("lost", range(5))
+def test_a_message_acked_by_reading_comes_again_if_none_of_it_was_delivered(tmp_path: Path, lost: int) -> None:
+    queues = made(tmp_path, WORK)
+    handle = queues.at("s", BOTH, MINE)
+    given = [handle.read(SIZE // 4 + 100) for _ in range(4)]
+    for piece in given[: -lost - 1 : -1]:
+        handle.push_back(piece)
+    handle.close()
+    assert queues.at("s", BOTH, MINE).read(2 * SIZE)[:1] == (b"0" if lost == 4 else b"1")
