@@ -12,6 +12,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from time import monotonic
 from typing import Any, cast
@@ -75,11 +76,12 @@ async def publish(call: Call) -> Answer:
         call.tree.access(call.user, node, os.W_OK)
         _check_first(name, given, body)
 
+    if seconds is not None and not frames:
+        return await _request(call, name, given, body, seconds, is_new)
+
     async def attempt() -> Answer:
         if frames:
             return published(call, await append(call, group, ".batch", frames), None, place)
-        if seconds is not None:
-            return await _request(call, name, given, body, seconds)
         if given:
             head = json.dumps({"stream": name, **given}, ensure_ascii=False).encode()
             sequence = await append(call, group, ".put", head + b"\n" + body)
@@ -127,9 +129,9 @@ async def _frames_of_events(call: Call, name: str, given: dict[str, Any]) -> byt
     return b"".join(frames)
 
 
-async def _request(call: Call, stream: str, given: dict[str, Any], body: bytes, seconds: float) -> Answer:
-    """Publish, and answer with the first body that is written to the stream which `reply-to` names. The stream goes
-    with the request."""
+async def _request(call: Call, stream: str, given: dict[str, Any], body: bytes, seconds: float, is_new: bool) -> Answer:
+    """Publish, and answer with the first body that is written to the stream which `reply-to` names. That stream goes
+    with the request; one that was made for it (`is_new`) stays once it is published, whatever comes of the reply."""
     tree, user, group, name = call.tree, call.user, call.group, f"reply.{secrets.token_hex(12)}"
     if wrong := given.keys() & {"delay", "at", "every", "cron"}:
         raise BadRequest(f"reply: not with {min(wrong)} (expected a message that is written now)")
@@ -143,7 +145,8 @@ async def _request(call: Call, stream: str, given: dict[str, Any], body: bytes, 
         raise
     with closing(handle):  # it keeps the reply until the cursor has it
         given = {**given, "headers": {**given.get("headers", {}), headers.REPLY_TO: name}}
-        await _ask_for_reply(call, stream, given, body, seconds)
+        send = partial(_ask_for_reply, call, stream, given, body, seconds)
+        await (with_stream(call, stream, send) if is_new else send())
         with closing(tree.open(user, tree.walk(user, group, ".cursor"), os.O_RDWR)) as cursor:
             cursor.write(f"select {name}\nseek first\nformat json\n".encode())
             return await _reply(call, stream, cursor, seconds)

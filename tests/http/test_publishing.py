@@ -277,6 +277,19 @@ def test_a_reply_of_any_size_is_whole_or_refused(web: Web, group: str, word: byt
         assert (reply.body == body, reply.headers["Mqfs-H-k"], reply.headers["Mqfs-H-part"]) == (True, "v", None)
 
 
+@pytest.mark.parametrize(("size", "status"), [(1, 200), (17 << 20, 502), (None, 504)])
+def test_a_stream_made_for_a_request_stays_whatever_its_reply(web: Web, size: int | None, status: int) -> None:
+    """It was published, and perhaps delivered; others may use the stream by now. None: no reply comes."""
+    group = web.group("replay off")
+    with web.server.connect() as client:
+        there = client.group(group[1:])
+        web.put(f"{group}/.consumers/w?over=new")
+        worker = there.work("w", lambda claim: size and there.reply(claim.message, bytes(size)))
+        reply = web.post(f"{group}/new?reply={'60s' if size else '100ms'}", "abc")
+        assert (reply.status, there.streams()) == (status, ["new"])
+        worker.stop()
+
+
 @pytest.mark.parametrize("parts", [["1/3", "2", None], ["1/3"], ["2/2"], ["2"], ["1/3", "3/3"], ["1/2", "1/2", "2/2"]])
 def test_a_reply_that_is_no_whole_body_is_its_first_message(web: Web, group: str, parts: list[str | None]) -> None:
     web.put(f"{group}/s")
