@@ -13,6 +13,7 @@ from mqfs.engine.files.handle import OpenFile
 from mqfs.engine.files.put import FramesFile, PutHandle
 from mqfs.engine.language.put_request import parse
 from mqfs.engine.nodes import StagedStream, TxnCtl
+from mqfs.engine.publishing.batch import Line
 from mqfs.errors import unknown
 from mqfs.model import Step, User
 from mqfs.records import batch, headers
@@ -105,28 +106,32 @@ class PartWriter(OpenFile):
         self.keep(rest)
 
     def _add(self, bodies: list[bytes]) -> None:
-        part, name = self.node.part, self.node.name
+        self.node.part.add(self.user, self._packed(bodies, self.node.part.places))
+
+    def _packed(self, bodies: list[bytes], known: Mapping[bytes, int]) -> batch.EncodedBatch:
         head = headers.of_sender(self.user.uid) if self.group.settings.sender else b""
-        part.add(self.user, batch.concatenate([(name, head, body) for body in bodies], part.places))
+        return batch.concatenate([(self.node.name, head, body) for body in bodies], known)
+
+    def _line(self) -> Line:
+        """The unfinished line, which the file keeps."""
+        return self.user, self._packed([self.partial], {})
 
     def keep(self, rest: bytes, *, refuse: bool = True) -> None:
         super().keep(rest, refuse=refuse)
         if rest:
-            self.node.part.unfinished[self] = self.finish_line
+            self.node.part.unfinished[self] = self._line
         else:
             self.node.part.unfinished.pop(self, None)
 
-    def finish_line(self) -> None:
-        """Stage the unfinished line, if there is one: what follows begins another. Raises as StagedBatch.add."""
-        if self.partial:
-            self._add([self.partial])
-            self.keep(b"")
-
     def _end(self) -> None:
         part = self.node.part
-        if not part.dropped:
+        if part.committing and self.partial:
+            part.closed.append(self._end)  # the commit has the line, unless it is refused
+            return
+        if self.partial and not part.dropped:
             try:
-                self.finish_line()
+                self._add([self.partial])
+                self.partial = b""
             except errors.MqfsError as error:
                 why = f"last, unfinished line of {self.node.name!r} not staged: {error}"
                 self.group.transactions.spoil(part, self.user, why)

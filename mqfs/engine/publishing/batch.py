@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import attrs
 
@@ -330,6 +330,9 @@ class Staging:
             self.kept_quotas.restage(uid, size)
 
 
+Line: TypeAlias = tuple[User, batch.EncodedBatch]  # an unfinished one, of a user
+
+
 class StagedBatch:
     """One part; `attributes` are its owner and mode. Raises OverLimit where no more can be opened."""
 
@@ -352,7 +355,8 @@ class StagedBatch:
         self.messages = 0
         self.ids: dict[PutId, int] = {}  # of its messages, by their place
         self.expected: dict[str, int] = {}  # the newest message of streams, at the commit
-        self.unfinished: dict[object, Callable[[], None]] = {}  # open files with an unfinished line: what stages it
+        self.unfinished: dict[object, Callable[[], Line]] = {}  # of open files: what returns their unfinished line
+        self.closed: list[Callable[[], None]] = []  # what ends those that were closed while it was committed
         self.ranked = self.committing = self.dropped = False
         self.made_ns = self.mtime_ns = clock.wall_ns()
         self.used_ns = clock.engine_ns()
@@ -394,11 +398,6 @@ class StagedBatch:
         self.ranked = self.ranked or ranked
         self.mtime_ns = self._clock.wall_ns()
         self.used_ns = self._clock.engine_ns()
-
-    def finish_lines(self) -> None:
-        """Stage what was written to its open files without a newline. Raises as `add`; the other lines are staged."""
-        for stage in list(self.unfinished.values()):
-            stage()
 
     def _count(self, packed: batch.EncodedBatch) -> None:
         for name in packed.fresh:

@@ -132,8 +132,6 @@ class Transactions:
         if len(set(names)) != len(names):
             raise errors.BadCommand("commit: a part is named twice (expected each once)")
         parts = [self._mine(user, name) for name in names]
-        for part in parts:
-            part.finish_lines()  # they were accepted before the commit, so they are in it
         unit = self._unit(user, parts, partial(self._changes, user, producer, number), value)
         unit.writer = writer
         return unit.write()
@@ -203,6 +201,7 @@ class Transactions:
             ids |= {put_id: before + place for put_id, place in part.ids.items()}
             merge_expected(expected, part.expected)
             before += part.messages
+            before += self._add_lines(part, before, sources, tallies)
         require_fit(before, sum(source.stored_bytes for source in sources))
         self._freeze(parts, True)
         ranked = any(part.ranked for part in parts)
@@ -212,12 +211,34 @@ class Transactions:
             done=lambda _: self._done(parts), undo=lambda: self._freeze(parts, False),
         )  # fmt: skip
 
+    def _add_lines(
+        self, part: StagedBatch, before: int, sources: list[BatchSource], tallies: dict[Stream, StreamTotals]
+    ) -> int:
+        """Add the unfinished lines of a part, how many is returned: they were accepted before the commit, so they are
+        in it. Their files keep them until it is done: where it is refused they go on with them."""
+        lines = [line() for line in part.unfinished.values()]
+        size = sum(len(packed.data) for _, packed in lines)
+        self._staging.take(part.attributes.uid, size, 0)  # is there room for them, too?
+        self._staging.give(part.attributes.uid, size, 0)
+        for place, (user, packed) in enumerate(lines, before):
+            stream = part.stream(user, packed.fresh[0])
+            tally = tallies.setdefault(stream, StreamTotals())
+            tally.messages += 1
+            tally.size += packed.rows[0].size
+            tally.last = place
+            sources.append(BatchSource(1, len(packed.data), array("I", [stream.number]), partial(_whole, packed.data)))
+        return len(lines)
+
     def _freeze(self, parts: Sequence[StagedBatch], committing: bool) -> None:
         """A part that is committed is charged in its streams, and not as staged."""
         for part in parts:
             if part.committing != committing:
                 part.committing = committing
                 self._staging.charge(part.attributes.uid, -part.staged.size if committing else part.staged.size)
+            if not committing:
+                closed, part.closed = part.closed, []
+                for end in closed:
+                    end()
 
     def _done(self, parts: Sequence[StagedBatch]) -> None:
         for part in parts:
@@ -237,6 +258,10 @@ class Transactions:
         if user.uid not in (0, self._log.state.uid):
             raise errors.NotPermitted(f"producer {name!r}: another user's")
         return [(uid, name) for uid in owners]
+
+
+def _whole(data: bytes) -> tuple[bytes]:
+    return (data,)
 
 
 def _forget(producers: Sequence[tuple[int, str]]) -> Change:

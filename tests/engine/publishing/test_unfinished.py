@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits
+from mqfs.model import Wait
 from tests.support.batches import Units
 from tests.support.hand import ANNA, ROOT
 
@@ -101,3 +102,67 @@ def test_one_that_was_continued_is_committed_as_a_whole(made: Any) -> None:
     writer.write(b" and an end\n")
     u.say("commit job.1 p", ANNA)
     assert u.log() == [("open", "whole\n"), ("open", "unfinished and more and an end\n")]
+
+
+# ------------------------------------------------------------------ a commit that is refused
+
+
+FULL = {"reject": errors.StreamFull, "block": None}  # a commit that waits is cancelled
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["first part", "earlier part"])
+@pytest.mark.parametrize("full", FULL)
+@pytest.mark.parametrize("rest", [b" row\n", b" row", b""], ids=["ended", "continued", "closed"])
+def test_a_refused_commit_cuts_no_line(made: Any, full: str, rest: bytes, later: bool) -> None:
+    u = made("data line", "depth 3", f"full {full}")
+    u.stream("open", mode=0o666)
+    for _ in range(3):
+        u.write("t" if later else "open", b"old\n")
+    u.tree.setattr(ROOT, u.group.streams["t"], mode=0o666)
+    u.stage("q", "t", b"other\n", user=ANNA)
+    u.stage("p", "open", b"whole\n", user=ANNA)
+    writer = u.at(".txn/p/open", os.O_WRONLY, ANNA)
+    writer.write(b"INSERT one")
+    if full == "reject":
+        with pytest.raises(errors.StreamFull):
+            u.say("commit job.1 p q", ANNA)
+    else:
+        waiting = u.say("commit job.1 p q", ANNA)
+        assert isinstance(waiting, Wait)
+        with pytest.raises(errors.Busy):
+            writer.write(b"not now\n")
+        assert waiting.cancel()
+    u.ctl("depth 100")
+    if rest:
+        writer.write(rest)
+    else:
+        writer.close()
+    u.say("commit job.1 p q", ANNA)
+    line = (b"INSERT one" + rest).decode()
+    assert [row for row in u.log() if row[1] != "old\n"] == [("open", "whole\n"), ("open", line), ("t", "other\n")]
+    writer.close()
+    assert u.tree.memory.of(ANNA.uid) == 0
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["cancelled", "done"])
+def test_a_file_that_is_closed_while_a_commit_waits(made: Any, done: bool) -> None:
+    u = made("data line", "depth 2", "full block")
+    u.stream("open", mode=0o666)
+    u.write("open", b"old\n")
+    u.stage("p", "open", b"whole\n", user=ANNA)
+    writer = u.at(".txn/p/open", os.O_WRONLY, ANNA)
+    writer.write(b"unfinished")
+    waiting = u.say("commit job.1 p", ANNA)
+    assert isinstance(waiting, Wait)
+    writer.close()
+    if not done:
+        assert waiting.cancel()
+        assert u.parts() == ["p"]
+    u.ctl("depth 3")
+    if done:
+        assert waiting.settled
+    else:
+        u.say("commit job.1 p", ANNA)
+    assert u.log() == [("open", text) for text in ("old\n", "whole\n", "unfinished")]
+    assert u.parts() == []
+    assert u.tree.memory.of(ANNA.uid) == 0
