@@ -33,7 +33,7 @@ class Publisher:
         self._host, self.log, self.retention, self.consumers = host, host.log, host.retention, host.consumers
         self.counts, self.fanout, self.mark_dirty = host.counts, host.fanout, host.mark_dirty
         self._waiting, self.ids, self.kept_quotas = host.waiting, host.ids, host.kept_quotas
-        self.blocked = BlockedWriters(self.admit_in_quota, self.append_admitted)
+        self.blocked = BlockedWriters(self.admit_in_quota, self.append_admitted, host.unblock)
 
     def write_plain(self, stream: Stream, body: bytes, writer: OpenFile) -> Step[int]:
         """As `write`, of one message without headers; `writer` is that of its request. A straight line where
@@ -279,14 +279,16 @@ class Publisher:
 
 
 class BlockedWriters:
-    """The waiting writers of a group; those of a stream are in `stream.blocked`. `admit`, `append`: the publisher's."""
+    """The waiting writers of a group; those of a stream are in `stream.blocked`. `admit`, `append`: the publisher's.
+    `unblock`: the group's."""
 
     def __init__(
         self,
         admit: Callable[[Stream, WriteRequest], Admission],
         append: Callable[[Stream, WriteRequest, Admission], Step[int]],
+        unblock: Callable[[], None],
     ) -> None:
-        self._admit, self._append = admit, append
+        self._admit, self._append, self._unblock = admit, append, unblock
         self.streams: set[Stream] = set()  # on which writers wait
 
     def park(self, stream: Stream, request: WriteRequest) -> Wait[int]:
@@ -304,7 +306,7 @@ class BlockedWriters:
             if request.undo is not None:
                 request.undo()
             if first:
-                self.retry()  # it stood before others for whom there may be room
+                self._unblock()  # it stood before others for whom there may be room
             return True
 
         wait: Wait[int] = Wait(cancel)
@@ -317,7 +319,7 @@ class BlockedWriters:
         requests = [request for stream in self.streams for request in stream.blocked.values()]
         return {stream for request in requests if request.unit is not None for stream in request.unit.tallies}
 
-    def retry(self, due: Container[int] = ()) -> None:
+    def retry(self, due: Container[int]) -> None:
         """Something may have made room: append what is admitted by now. `due`: numbers of streams in which something
         else comes first."""
         if not self.streams:

@@ -13,6 +13,7 @@ from mqfs import limits
 from mqfs.errors import StreamFull, TooLong
 from mqfs.model import Wait
 from tests.engine.tree.test_quotas import Limited
+from tests.support.batches import Units, frame
 from tests.support.clock import SECOND
 from tests.support.hand import ANNA, ROOT
 from tests.support.queues import Queues
@@ -85,6 +86,23 @@ def test_they_stand_before_writers_that_wait() -> None:
     q.ctl("depth 3")
     assert waiting.settled
     assert bodies(q) == ["old", "due", "new"]
+
+
+@pytest.mark.parametrize("batch", [False, True], ids=["write", "batch"])
+def test_a_writer_that_gives_up_lets_none_overtake_them(batch: bool) -> None:
+    q = Units("depth 8B", "full block")
+    q.write("s", b"old1")
+    first = q.batch(frame("s", b"longlong")) if batch else q.at("s", os.O_WRONLY).write(b"longlong")
+    second = q.at("s", os.O_WRONLY).write(b"new")
+    q.put(b"due 12", delay="1s")
+    q.pass_time(5)
+    first.cancel()
+    assert bodies(q) == ["old1"]
+    assert not second.settled
+    q.ctl("depth 13B")
+    q.pass_time(1)
+    assert second.settled
+    assert bodies(q) == ["old1", "due 12", "new"]
 
 
 def test_many_streams_without_room_hold_back_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
