@@ -45,6 +45,7 @@ class DelayedMessages:
         self._streams: dict[int, int] = {}  # sequence -> the stream it is for
         self._sizes: dict[int, int] = {}  # sequence -> bytes of body and headers
         self._bytes: Counter[int] = Counter()  # by stream
+        self._counts: Counter[int] = Counter()
         self._known = False  # all of them are
         self.schedules = Schedules(host, self)
         self._alarm = Alarm(host.timers, host, DELAYED, "appending what is due", self._append_due)
@@ -93,6 +94,11 @@ class DelayedMessages:
         of a schedule, which has `next`, is published by it. Raises OverLimit, OverQuota, TooLong, StreamFull."""
         if len(self._streams) >= limits.HELD:
             raise errors.OverLimit(f"too many delayed messages (expected at most {limits.HELD} in a group)")
+        overdue = min(len(self.overdue.get(stream.number, ())), self._counts[stream.number])  # not those dropped since
+        if overdue >= max(limits.HELD // 2, 1):
+            raise errors.OverLimit(
+                f"stream {stream.name!r}: too many delayed messages wait for room (expected at most {limits.HELD // 2})"
+            )
         if stream.name != self._log.settings.dead:
             require_fit(self._log.settings, 1, len(body))
         head = headers.encode({**texts, headers.TO: str(stream.number), headers.DUE: str(due_ns)})
@@ -119,6 +125,7 @@ class DelayedMessages:
         self._streams[sequence] = stream
         self._sizes[sequence] = size
         self._bytes[stream] += stored(1, size)
+        self._counts[stream] += 1
 
     def _add(self, sequence: int, due_ns: int) -> None:
         heapq.heappush(self._due, (due_ns, sequence))
@@ -293,5 +300,6 @@ class DelayedMessages:
         stream = self._streams.pop(sequence)
         self.schedules.removed(sequence)
         self._bytes[stream] -= stored(1, self._sizes.pop(sequence))
-        if not self._bytes[stream]:
-            del self._bytes[stream]
+        self._counts[stream] -= 1
+        if not self._counts[stream]:
+            del self._bytes[stream], self._counts[stream]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mqfs import limits
-from mqfs.errors import StreamFull, TooLong
+from mqfs.errors import OverLimit, StreamFull, TooLong
 from mqfs.model import Wait
 from tests.engine.tree.test_quotas import Limited
 from tests.support.batches import Units, frame
@@ -188,6 +188,29 @@ def test_what_would_never_fit_is_refused(keys: dict[str, Any]) -> None:
     with pytest.raises((StreamFull, TooLong)):
         q.write("s", b"x" * 6)
     q.write("s", b"x")
+
+
+@pytest.mark.parametrize("full", ["reject", "block"])
+def test_what_has_no_room_leaves_other_streams_half_of_the_bound(monkeypatch: pytest.MonkeyPatch, full: str) -> None:
+    monkeypatch.setattr(limits, "HELD", 20)
+    q = Queues("replay all", "depth 1", f"full {full}")
+    q.stream("t")
+    q.write("s", b"full")
+    put = [q.put(b"due", delay="1s") for _ in range(10)]
+    q.pass_time(3)
+    with pytest.raises(OverLimit, match=r"stream 's': too many delayed messages wait for room"):
+        q.put(b"due", delay="1s")
+    for number in range(10):
+        q.put(b"other", "t", delay=f"{number + 100}s")
+    with pytest.raises(OverLimit, match=r"expected at most 20 in a group"):
+        q.put(b"other", "t", delay="1h")
+    q.ctl(f"drop s {put[5]}")
+    q.put(b"after", delay="1s")
+    q.ctl("depth 100")
+    q.pass_time(3)
+    assert bodies(q) == ["full", *["due"] * 9, "after"]
+    for _ in range(10):
+        q.put(b"again", delay="1s")
 
 
 # ------------------------------------------------------------------ while there is no room
