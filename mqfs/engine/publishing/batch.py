@@ -177,6 +177,9 @@ class AtomicBatch:
         if not self._waited and (first := next((stream for stream in self.tallies if stream.blocked), None)):
             return first
         publisher = self.publisher
+        overdue = publisher.overdue
+        if self._waited and overdue and (due := next((s for s in self.tallies if s.number in overdue), None)):
+            return due  # what is due goes before writes that wait
         if not publisher.consumers.bounded:
             return None
         return lacking_backlog(publisher.log.settings, {s: tally.messages for s, tally in self.tallies.items()})

@@ -33,6 +33,7 @@ class Publisher:
         self._host, self.log, self.retention, self.consumers = host, host.log, host.retention, host.consumers
         self.counts, self.fanout, self.mark_dirty = host.counts, host.fanout, host.mark_dirty
         self._waiting, self.ids, self.kept_quotas = host.waiting, host.ids, host.kept_quotas
+        self.overdue = host.held.overdue
         self.blocked = BlockedWriters(self.admit_in_quota, self.append_admitted, host.unblock)
 
     def write_plain(self, stream: Stream, body: bytes, writer: OpenFile) -> Step[int]:

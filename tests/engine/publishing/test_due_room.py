@@ -105,6 +105,25 @@ def test_a_writer_that_gives_up_lets_none_overtake_them(batch: bool) -> None:
     assert bodies(q) == ["old1", "due 12", "new"]
 
 
+def test_a_batch_that_waits_for_another_stream_goes_after_them() -> None:
+    q = Units("depth 8B", "full block")
+    q.write("s", b"full of.")
+    q.write("t", b"old1")
+    waiting = q.batch(frame("s", b"b"), frame("t", b"b"))
+    behind = q.at("s", os.O_WRONLY).write(b"c")
+    q.put(b"due 12", "t", delay="1s")
+    q.pass_time(5)
+    q.ctl("clear s")
+    q.pass_time(2)
+    assert not waiting.settled
+    assert behind.settled, "it needs no room in that stream"
+    assert (bodies(q), bodies(q, "t")) == (["c"], ["old1"])
+    q.ctl("depth 16B")
+    q.pass_time(2)
+    assert waiting.settled
+    assert (bodies(q), bodies(q, "t")) == (["c", "b"], ["old1", "due 12", "b"])
+
+
 def test_many_streams_without_room_hold_back_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SLICE_S", 0)
     q = Queues("replay all", "depth 1", "full reject")
