@@ -73,15 +73,16 @@ class Client:
             async with trio.open_nursery() as nursery:
                 self._last_sign = trio.current_time()
                 nursery.start_soon(self._beat, channel)
+                time_slice = TimeSlice(self.fair_queue)
                 try:
-                    await self._answer_commands(channel, parser)
+                    await self._answer_commands(channel, parser, time_slice)
                 finally:
+                    time_slice.pause()  # else the user's other connections would wait for its turn for ever
                     self._held_commands = self._hold(self._held_commands, 0)
                 nursery.cancel_scope.cancel()
 
-    async def _answer_commands(self, channel: SocketStream, parser: CommandParser) -> None:
+    async def _answer_commands(self, channel: SocketStream, parser: CommandParser, time_slice: TimeSlice) -> None:
         """Each in the time of its user; what waits to be performed is its memory."""
-        time_slice = TimeSlice(self.fair_queue)
         channel.before_wait = time_slice.pause
         data = b""
         while True:

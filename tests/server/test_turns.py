@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 import trio
@@ -26,7 +27,7 @@ from mqfs.serving.accept import listen
 from mqfs.serving.await_step import post_to_loop
 from mqfs.serving.fairness import Fairness
 from mqfs.store.memory import MemoryStore
-from tests.support.eventually import HANG_S
+from tests.support.eventually import HANG_S, PATIENCE
 from tests.support.server import short_folder
 
 ME = User(os.geteuid(), os.getegid())
@@ -67,6 +68,32 @@ class Greedy:
                     return
                 self.answered += 1
 
+    async def all_leave(self, fairness: Fairness) -> None:
+        """Many are ended, some at once, while another user works; the turn is free for the next connection then."""
+        self.go.set()
+
+        async def ended(number: int) -> None:
+            with suppress(OSError):
+                await self.run(number)
+
+        async def work() -> None:
+            queue = fairness.of("another user")
+            while True:
+                await queue.acquire()
+                await queue.stop(queue.start(), done=False)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work)
+            mine = fairness.of(os.geteuid())
+            with trio.fail_after(30 * PATIENCE):
+                for number in range(60):
+                    async with trio.open_nursery() as crowd:
+                        for one in range(number % 4):
+                            crowd.start_soon(ended, 100 * number + one)
+                await mine.acquire()
+                mine.release()
+            nursery.cancel_scope.cancel()
+
     async def most_between(self, fairness: Fairness) -> int:
         """The most answers between two turns of another user, of many."""
         async with trio.open_nursery() as nursery:
@@ -106,6 +133,25 @@ def test_commands_of_fq_are_performed_by_turns(folder: str) -> None:
         return most
 
     assert trio.run(main) < MOST
+
+
+@pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
+def test_requests_of_ring_clients_whose_time_is_over_keep_no_turn(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TURN_S", 0)
+    monkeypatch.setattr(attach_socket, "ATTACH_S", 0.01)
+
+    async def main() -> None:
+        rings, fairness = RingRegistry(MemoryStore(), post_to_loop()), Fairness()
+        door = attach_socket.AttachSocket(rings, [attach_socket.listen(UnixAddress(f"{folder}/s"))], fairness)
+        ask = protocol.encode({"stream": "none"})
+        greedy = Greedy(f"{folder}/s.ring", socket.SOCK_SEQPACKET, lambda _: ask, ask)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(door.run)
+            await greedy.all_leave(fairness)
+            nursery.cancel_scope.cancel()
+        rings.close()
+
+    trio.run(main)
 
 
 @pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)

@@ -55,6 +55,7 @@ class AttachConnection:
         except OSError:
             pass  # it is gone
         finally:
+            self._slice.pause()  # cancelled, too: else the user's other connections would wait for its turn for ever
             if self.attachment is not None:
                 self.attachment.close()
 
