@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -22,7 +23,7 @@ import pytest
 from nats.js.client import JetStreamContext
 from nats.js.object_store import ObjectStore
 
-from mqfs import limits
+from mqfs import errors, limits
 from mqfs.errors import BadConfig, BadReplica
 from mqfs.replica import objects
 from mqfs.replica.engines import open_log
@@ -44,9 +45,16 @@ STORE = uuid.UUID(int=5)
 
 @pytest.fixture
 def log(url: str) -> Iterator[ReplicatedLog]:
-    log = open_log(url)
-    yield log
-    log.close()
+    found: list[ReplicatedLog] = []
+
+    def opened() -> bool:
+        with contextlib.suppress(errors.BadReplica):  # a cluster that was just started has no leader yet
+            found.append(open_log(url))
+        return bool(found)
+
+    eventually(opened, "the log")
+    yield found[0]
+    found[0].close()
 
 
 def step(log: ReplicatedLog, writer: Writer) -> None:
