@@ -23,7 +23,7 @@ import pytest
 from nats.js.client import JetStreamContext
 from nats.js.object_store import ObjectStore
 
-from mqfs import errors, limits
+from mqfs import limits
 from mqfs.errors import BadConfig, BadReplica
 from mqfs.replica import objects
 from mqfs.replica.engines import open_log
@@ -48,7 +48,7 @@ def log(url: str) -> Iterator[ReplicatedLog]:
     found: list[ReplicatedLog] = []
 
     def opened() -> bool:
-        with contextlib.suppress(errors.BadReplica):  # a cluster that was just started has no leader yet
+        with contextlib.suppress(BadReplica):  # a cluster that was just started has no leader yet
             found.append(open_log(url))
         return bool(found)
 
