@@ -14,7 +14,7 @@ from mqfs import errors, limits
 from mqfs.engine.core import multipart
 from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.consumer import Claim, Consumer
-from mqfs.engine.files.handle import FREE_BYTES, OpenFile, PartialRead
+from mqfs.engine.files.handle import OpenFile, PartialRead, to_tell_of
 from mqfs.engine.files.stream import Writer
 from mqfs.engine.language.permissions import R, allowed
 from mqfs.engine.nodes import TakeFile
@@ -281,8 +281,7 @@ class PeekHandle(OpenFile):
             self.position = position
             if record is not None and self._shows(record):
                 entry = consumer.progress.unacked.get(record.sequence)
-                shown = record if len(record.body) <= FREE_BYTES else record._replace(body=b"")
-                self.shown = shown, 1 if entry is None else entry.failed + 1
+                self.shown = to_tell_of(record), 1 if entry is None else entry.failed + 1
                 return self.last.first(record.body, count, offset)
             if record is None or looked % _LOOKED_AT == 0:
                 yield

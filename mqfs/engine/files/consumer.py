@@ -11,7 +11,7 @@ from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.consumer import Claim, Consumer
 from mqfs.engine.files.claiming import RECORD_OVERHEAD, ClaimingHandle
 from mqfs.engine.files.commands import CommandFile
-from mqfs.engine.files.handle import FREE_BYTES
+from mqfs.engine.files.handle import FREE_BYTES, to_tell_of
 from mqfs.engine.files.seek import WalkBack, position
 from mqfs.engine.language.message_formats import FORMATS, SentNames, describe, parse_seek, shape
 from mqfs.engine.language.permissions import ADMIN, R, W, allowed, require, require_scope
@@ -132,8 +132,8 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
         self.end_due = self.format == "each"
         assert self.shown is not None
         record, deliveries = self.shown
-        if len(record.body) > FREE_BYTES:  # `info` does not ask for it
-            self.shown = record._replace(body=b""), deliveries
+        if len(record.body) > FREE_BYTES:  # mostly not, and this is every claim
+            self.shown = to_tell_of(record), deliveries
         if record.headers and (long := self._long(record)) is not None:
             return self.last.first_of_many(long, count, 0)
         return self.last.first(b"".join(pieces), count, 0)

@@ -14,7 +14,7 @@ from mqfs import errors, limits
 from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.waiting import WaitList
 from mqfs.engine.files.commands import LongResponses
-from mqfs.engine.files.handle import FREE_BYTES
+from mqfs.engine.files.handle import to_tell_of
 from mqfs.engine.files.readers import Searcher, fell_behind
 from mqfs.engine.files.seek import WalkBack, position
 from mqfs.engine.files.status import places
@@ -265,7 +265,7 @@ class Cursor(LongResponses, Searcher):
         return data
 
     def _give(self, record: Record, count: int) -> bytes:
-        self.shown = record if len(record.body) <= FREE_BYTES else record._replace(body=b"")
+        self.shown = to_tell_of(record)
         self.group.counts.read += 1
         self.end_due = self.format == "each"
         return self.last.first(shape(self.format, record, self.group.numbers[record.stream].name), count, 0)
@@ -358,7 +358,7 @@ class Cursor(LongResponses, Searcher):
                 self.position = before
                 break
             self.names.given({record.stream: name})
-            self.shown = record if len(record.body) <= FREE_BYTES else record._replace(body=b"")
+            self.shown = to_tell_of(record)
             self.group.counts.read += 1
             pieces.append(piece)
             size += len(piece)
@@ -419,7 +419,7 @@ class Cursor(LongResponses, Searcher):
             return b"" if self.has_ended else None
         if self.format != "record":
             return self._give(record, count)
-        self.shown = record if len(record.body) <= FREE_BYTES else record._replace(body=b"")
+        self.shown = to_tell_of(record)
         name = self.group.numbers[record.stream].name
         return self.last.first(self.names.give(record, name), count, 0)
 

@@ -17,7 +17,7 @@ from mqfs.engine.core.multipart import LongBody
 from mqfs.engine.core.portions import Work
 from mqfs.engine.group import Group
 from mqfs.engine.nodes import path_text
-from mqfs.model import Step, User, Wait
+from mqfs.model import Record, Step, User, Wait
 
 
 class OpenFile:
@@ -199,6 +199,11 @@ class PreparedFile(OpenFile):
 
 
 FREE_BYTES = 4_096  # of a message, which count as the handle's own
+
+
+def to_tell_of(record: Record) -> Record:
+    """What `info` needs of a message: without its body, if that is large."""
+    return record if len(record.body) <= FREE_BYTES else record._replace(body=b"")
 
 
 class PartialRead:
