@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from mqfs import limits
@@ -43,3 +44,12 @@ def abandon(store: DiskStore) -> None:
             segment.fd = -1
         segment.index = None
     os.close(store._lock)
+
+
+def damage(folder: Path, text: bytes) -> None:
+    """Change the first bytes of that text in the files that have it."""
+    for path in folder.rglob("*"):
+        if path.is_file() and (at := path.read_bytes().find(text)) >= 0:
+            with path.open("r+b") as file:
+                file.seek(at)
+                file.write(b"is")

@@ -27,6 +27,7 @@ from tests.support.calls import calls_once
 from tests.support.clock import HastyClock
 from tests.support.hand import ANNA, ROOT
 from tests.support.queues import Queues
+from tests.support.temp_store import damage
 
 NAMES = [f"t{number * 7_919 % 10_000}" for number in range(10_000)]
 
@@ -821,11 +822,7 @@ def test_a_damaged_message_in_a_search_is_reported_once(kind: str, tmp_path: Pat
     search.hide(3_000)
     expected = search.show(b"yes, to be damaged"), search.show(b"yes")
     file = search.open()
-    for log in tmp_path.rglob("*"):
-        if log.is_file() and b"to be damaged" in (data := log.read_bytes()):
-            with log.open("r+b") as raw:
-                raw.seek(data.index(b"to be damaged"))
-                raw.write(b"is")
+    damage(tmp_path, b"to be damaged")
     search.clock.hasty = True
     first, second = file.read(100), file.read(100)
     finish(search.queues, second)

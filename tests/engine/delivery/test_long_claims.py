@@ -16,6 +16,7 @@ from mqfs.model import Wait
 from tests.support.clock import HastyClock
 from tests.support.hand import ANNA, ROOT
 from tests.support.queues import BIG, Queues, read, say
+from tests.support.temp_store import damage
 
 NO = 12_000  # messages that a claim passes over
 SELECT = 'select program prefix:"" payload_contains("yes")'
@@ -320,11 +321,7 @@ def test_a_damaged_message_is_reported_once(tmp_path: Path) -> None:
     long.hide(3_000)
     long.show(b"yes, to be damaged")
     expected = long.show()
-    for log in tmp_path.rglob("*"):
-        if log.is_file() and b"to be damaged" in (data := log.read_bytes()):
-            with log.open("r+b") as raw:
-                raw.seek(data.index(b"to be damaged"))
-                raw.write(b"is")
+    damage(tmp_path, b"to be damaged")
     worker = long.open()
     first, second = worker.read(BIG), worker.read(BIG)
     long.finish(first)

@@ -12,6 +12,7 @@ import pytest
 from mqfs.model import Wait
 from tests.support.hand import ROOT
 from tests.support.queues import Queues
+from tests.support.temp_store import damage
 
 SECOND = 10**9
 
@@ -63,9 +64,7 @@ def test_of_one_whose_message_is_gone_or_damaged(tmp_path: Path, delay: dict[str
     q = Queues("replay all", "dedup 1h", path=tmp_path / "store")
     sequence, *_ = receipt(q, id="x", headers={"mark": "find me"}, **delay)
     q.restart()
-    for segment in q.path.rglob("*"):  # type: ignore[union-attr]
-        if segment.is_file() and b"find me" in (data := segment.read_bytes()):
-            segment.write_bytes(data.replace(b"find me", b"fiNd me"))
+    damage(tmp_path / "store", b"find me")
     for again in ({}, {"delay": "5s"}):
         assert receipt(q, id="x", **again) == [sequence, 0, 0, 1, 0]
     assert receipt(q, id="y")[3] == 0
