@@ -283,7 +283,7 @@ class Group:
         self.refusals.add(Refused(self.clock.wall_ns(), user.uid, user.pid, file, text))
 
     def unblock(self, look: bool = True) -> None:
-        """Something may have made room: let blocked writers go on, and with `look` what is due."""
+        """Something may have made room: let blocked writers continue, and with `look` what is due."""
         if look and (self.held.overdue or self.held.schedules.waiting):
             self.held.retry()
         if self.publisher.blocked.streams:

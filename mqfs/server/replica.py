@@ -211,7 +211,7 @@ class Replica:
     def _on_end(self, why: Fenced | DiskFailed) -> None:
         if isinstance(why, DiskFailed):
             self._server.refused = why
-        self.fenced.set()  # first: whatever fails below, a server that copies nothing must not go on
+        self.fenced.set()  # first: whatever fails below, a server that copies nothing must end
         if self._store is not None and self._store.replication is not None:
             self._store.replication.fail(OSError(errno.EIO, str(why)))
 

@@ -215,7 +215,7 @@ class Transactions:
         self, part: StagedBatch, before: int, sources: list[BatchSource], tallies: dict[Stream, StreamTotals]
     ) -> int:
         """Add the unfinished lines of a part, how many is returned: they were accepted before the commit, so they are
-        in it. Their files keep them until it is done: where it is refused they go on with them."""
+        in it. Their files keep them until it is done, and where it is refused."""
         lines = [line() for line in part.unfinished.values()]
         size = sum(len(packed.data) for _, packed in lines)
         self._staging.take(part.attributes.uid, size, 0)  # is there room for them, too?
