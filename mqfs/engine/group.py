@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 NO_REPLICA = "sync replica: the server has no replica (expected --replica URL at its start, or another 'sync')"
 _RESHAPE = frozenset({"remove", "rename", "bind", "unbind", "consumer", "forget"})  # see routing_version
+_SHOWS = frozenset({"attributes", "rename", "bind", "unbind", "ctl"})  # see reach_version
 _LOOSENS = frozenset({"remove", "floor", "drop", "ctl", "forget"})  # changes after which less is wanted, perhaps
 
 
@@ -69,6 +70,7 @@ class Group:
         self.counts = GroupCounts()
         self.catalog_version = 0  # grows with every change of names and permissions
         self.routing_version = 0  # grows when other views or consumers than before may cover a stream
+        self.reach_version = 0  # grows when messages that are there may be for other readers than before
         self.order_version = 0  # grows when consumers may deliver other messages than before, or in another order
         self.ranks = PriorityIndex(self)
         self.retention: Retention = Retention(self)
@@ -165,6 +167,7 @@ class Group:
         """The log and the state have them."""
         for change in changes:
             self.routing_version += change["do"] in _RESHAPE
+            self.reach_version += change["do"] in _SHOWS
             if change["do"] in _LOOSENS:
                 self.retention.retention_changed(change)
         if self.ring is not None:

@@ -468,7 +468,7 @@ class Dispatcher:
         if receiver in self._scans and not in_portions:
             return None
         position, aside, is_first = self._scan_position, False, waiting.left > 0
-        if receiver.scanned_to > position and receiver.scanned_version == group.catalog_version:
+        if receiver.scanned_to > position and receiver.scanned_version == group.reach_version:
             position, aside = receiver.scanned_to, True  # what lies between is not for this one
         while True:
             try:
@@ -477,7 +477,7 @@ class Dispatcher:
                 if in_portions:
                     return None  # the next search raises it
                 self._scan_position = max(self._scan_position, error.sequence + 1) if not aside else self._scan_position
-                receiver.scanned_to, receiver.scanned_version = error.sequence + 1, group.catalog_version
+                receiver.scanned_to, receiver.scanned_version = error.sequence + 1, group.reach_version
                 raise
             if record is None:
                 if not aside:
@@ -500,14 +500,14 @@ class Dispatcher:
             if verdict != _CLAIMABLE and not aside:
                 position = self._go_past(record, first, verdict)
             if aside:
-                receiver.scanned_to, receiver.scanned_version = position, group.catalog_version
+                receiver.scanned_to, receiver.scanned_version = position, group.reach_version
             waiting.left -= 1 + len(record.body) // limits.PASSED_BYTES
             if waiting.left <= 0 and position < group.log.end.next:
                 return None if in_portions else self._scan_on(receiver, is_first)
 
     def _scan_on(self, receiver: ClaimingHandle, is_first: bool) -> Next | None:
         """Continue the scan in portions; `is_first`: with one now, as it is the first scan of this piece of work."""
-        version, portions, work = self._group.catalog_version, self._group.portions, self._scan_steps(receiver)
+        version, portions, work = self._group.reach_version, self._group.portions, self._scan_steps(receiver)
         if receiver.scanned_version != version:
             receiver.scanned_to = 0
         step = portions.run(work) if is_first else portions.later(work)
@@ -523,7 +523,7 @@ class Dispatcher:
         or permissions do not begin it again: where they change all the time it would not end."""
         waiting, ready, end = self._waiting, self._ready, self._group.log.end.next
         while receiver in self._receivers and self._ready is ready:
-            waiting.left, receiver.scanned_version = _FEW, self._group.catalog_version
+            waiting.left, receiver.scanned_version = _FEW, self._group.reach_version
             found = self._scan(receiver, in_portions=True)
             if found is not None or waiting.left > 0 or self._looked_to(receiver) >= end:
                 return
@@ -535,7 +535,7 @@ class Dispatcher:
         group = self._group
         self._scans.discard(receiver)
         self._serve()
-        if group.catalog_version != version:
+        if group.reach_version != version:
             receiver.scanned_to = 0
             if receiver.waits:
                 self._serve()

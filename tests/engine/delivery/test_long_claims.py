@@ -161,7 +161,19 @@ def test_what_was_looked_at_is_not_looked_at_again(kind: str) -> None:
     worker = long.open()
     assert long.nothing(worker)
     step = worker.read(BIG)
-    assert step.cancel()
+    assert step.cancel(errors.Again())
+
+
+@kinds
+def test_a_new_stream_does_not_have_it_looked_at_again(kind: str) -> None:
+    long = Long(kind)
+    long.hide()
+    worker = long.open()
+    assert long.nothing(worker)
+    long.q.stream("new")
+    long.q.consumer("other")
+    step = worker.read(BIG)
+    assert step.cancel(errors.Again())
 
 
 @kinds
