@@ -47,11 +47,6 @@ REQUESTS = 16  # requests in a row before other connections are served
 SMALL_BYTES = 65_536  # of a body that is not counted as its user's memory
 
 
-def _large(body: object) -> int:
-    """Bytes of a body that count."""
-    return len(body) if isinstance(body, bytes) and len(body) > SMALL_BYTES else 0
-
-
 class Connection:
     """A channel, and the requests that come through it. It is also what its calls wait by (Call.front)."""
 
@@ -75,6 +70,7 @@ class Connection:
         self._alone = b""  # the present request as it came, where nothing came before or after it
         self._repeated: RepeatedPublish | None = None
         self._held = 0  # bytes of memory that count as the user's
+        self._request_bytes = 0  # of them those of the request
         self._user: tuple[str | None, User] | None = None  # of the last Authorization
 
     @property
@@ -213,11 +209,12 @@ class Connection:
         call = Call(self, user, self.peer.account, request, path, found)
         call.check_options(route.options)
         await self._receive_body(request, route)
+        self._request_bytes = self._held
         answer = await route.call(call)
         if self._alone and self._proxy is None:
             self._repeated = repeatable(call, route, self._alone)
         try:
-            self._hold(_large(request.body) + _large(answer.body))
+            self.hold(len(answer.body) if isinstance(answer.body, bytes) else 0)
         except OverLimit:
             if answer.done is not None:
                 answer.done(False)
@@ -264,6 +261,10 @@ class Connection:
         if request.size > most:
             raise TooLong(f"body: too long (expected at most {most} bytes)")
 
+    def hold(self, size: int) -> None:
+        """Charge the user of the request with its answer as far as it is made, `size` bytes. Raises OverLimit."""
+        self._hold(self._request_bytes + (size if size > SMALL_BYTES else 0))
+
     def _hold(self, size: int) -> None:
         if size or self._held:
             self._held = self.tree.memory.change(self.peer.account, self._held, size)
@@ -280,7 +281,9 @@ class Connection:
         if isinstance(body, bytes):
             size = None if is_head else len(body)
             head = wire.head(answer.status, headers, int(time.time()), size, self._closing)
-            await self.channel.send(head if is_head else head + body, limits.HTTP_SEND_S)
+            pieces = (head + body,) if len(body) <= SMALL_BYTES else (head, body)  # of a large one no copy is held
+            for piece in (head,) if is_head else pieces:
+                await self.channel.send(piece, limits.HTTP_SEND_S)
             return True
         counted = any(name == "Content-Length" for name, _ in headers)
         chunked = not counted and request.version == "1.1" and not is_head
@@ -298,6 +301,7 @@ class Connection:
         try:
             async with aclosing(cast(Any, body)):
                 async for piece in body:
+                    self.hold(len(piece))
                     await self.channel.send(head + (wire.chunk(piece) if chunked else piece), patience)
                     head = b""
                     await self._slice.stop()

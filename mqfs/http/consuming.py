@@ -12,7 +12,7 @@ from mqfs import limits
 from mqfs.engine.files.claiming import PeekHandle
 from mqfs.engine.files.consumer import ConsumerHandle
 from mqfs.engine.language.message_formats import shape
-from mqfs.errors import BadCommand, BadRequest, Busy, Exists, MqfsError, Stale
+from mqfs.errors import BadCommand, BadRequest, Busy, Exists, MqfsError, OverLimit, Stale
 from mqfs.http import answers
 from mqfs.http.answers import LINES, NO_STORE, SANDBOX, Answer, Format, problem
 from mqfs.http.call import WHOLE, Call, TimedOut
@@ -90,6 +90,7 @@ async def peek(call: Call) -> Answer:
             record, delivery = handle.shown
             pieces.append(shape(form.cursor, record, call.group.numbers[record.stream].name, delivery))
             size += len(pieces[-1])
+            call.front.hold(size)
             await call.front.pause()
     finally:
         handle.close()
@@ -129,6 +130,10 @@ class Collector:
             add(data, shown[0].sequence, shown[1])
             self.size += len(data)
             count += 1
+            try:  # before one more is read: it may be the longest there is
+                self._call.front.hold(self.size + limits.MESSAGE_BYTES)
+            except OverLimit:
+                return  # with what it has so far
             await self._call.front.pause()
 
 

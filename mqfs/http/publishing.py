@@ -171,6 +171,7 @@ async def _reply(call: Call, stream: str, cursor: Any, seconds: float) -> Answer
         size += len(cast(bytes, answers[-1].body))
         if size > limits.HTTP_READ_BYTES:
             raise LongReply(f"reply from stream {stream!r}: too long (expected at most {limits.HTTP_READ_BYTES} bytes)")
+        call.front.hold(size)
         await call.front.pause()
     if not answers:
         reason = f"in {seconds:g} s" if monotonic() >= ends else "any more: the stream of replies was removed"

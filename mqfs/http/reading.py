@@ -28,6 +28,7 @@ from mqfs.syntax.quoting import command_lines, quote_word
 
 PIECE_BYTES = 65_536  # of an answer that are sent at once
 RECORD_BYTES = 256 << 10  # of one read in `format record`
+GATHERED_BYTES = 1 << 20  # of an answer that are read before they count as its user's memory
 _LINE = re.compile(r"line \d+: (seek )?")
 OPTIONS = (
     "since", "count", "bytes", "until", "wait", "follow", "strict", "format", "data", "last_event_id", "seq",
@@ -166,11 +167,12 @@ class AnswerMessages:
         return b"".join(pieces)
 
     async def all(self, room: int) -> bytes:
-        """As gather, in as many slices as it takes."""
+        """As gather, in as many slices as it takes. Raises OverLimit, too."""
         pieces, size = [], 0
         while size < room and not self.at_end:
-            pieces.append(self.gather(room - size))
+            pieces.append(self.gather(min(room - size, GATHERED_BYTES)))
             size += len(pieces[-1])
+            self._call.front.hold(size)
             await self.pause()
         return b"".join(pieces)
 

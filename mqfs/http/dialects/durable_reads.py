@@ -77,6 +77,7 @@ class Stitched:
                 self.next = max(self.next, source.cursor.position)
                 found += [body] if body else []
                 size += len(body)
+                self._call.front.hold(size)
                 await self._call.front.pause()
             elif not source.at_end:
                 await source.pause()
