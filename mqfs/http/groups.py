@@ -153,7 +153,7 @@ async def with_stream(call: Call, name: str, write: Callable[[], Awaitable[T]]) 
         return await write()
     try:
         return await write()
-    except MqfsError:
+    except BaseException:  # also where its client is gone
         call.tree.unmake(stream)
         raise
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -138,6 +139,65 @@ def test_an_expired_stream_is_removed(users: Users, path: str, goes: bool) -> No
         assert users.names(path) == before
 
 
+# ---------------------------------------------------------------- what other programs write
+
+WRONG = ([], {}, [1], {"a": 1}, "x", -1, 1.5, 1e999, 2**53, True, None)
+RIGHT = {"kind": ("x",), "asked": ("x",), "expires": (), "ttl": (None,), "deleted": (True,)}  # and are not wrong there
+
+
+@pytest.mark.process
+def test_records_of_the_wrong_type_are_another_program_s(ds_alone: Durable) -> None:
+    """In the catalog, whatever field it is of: the stream is what it was made as."""
+    ds, kind = ds_alone, {"Content_Type": "application/json", "Stream_TTL": "1000"}
+    assert ds.create("/g/a", "[1]", **kind).status == 201
+    (line,) = ds.tree.get("/ds/g/__ds?format=json").lines
+    record = json.loads(line["body"])
+    lines = [json.dumps(wrong) for wrong in WRONG]
+    for field in record:
+        lines += [json.dumps(record | {field: wrong}) for wrong in WRONG if wrong not in RIGHT.get(field, ())]
+        lines.append(json.dumps({name: value for name, value in record.items() if name != field}))
+    for text in lines:
+        assert ds.tree.post("/ds/g/__ds", text).status == 201, text
+    ds.server.restart()
+    found = ds.get("/g/a")
+    assert (found.status, found.body, found.headers["Content-Type"]) == (200, b"[1]", "application/json")
+    assert ds.ask("HEAD", "/g/a").headers["Stream-TTL"] == "1000"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("field", ["producers", "seq", "closed", "closer"])
+def test_headers_of_the_wrong_type_are_another_program_s(ds_alone: Durable, field: str) -> None:
+    """The state is that of the append before."""
+    ds, path = ds_alone, f"/g/{field}"
+    numbers = [["p", 1], ["p", 1, 1, 1], ["p", "1", 1], ["p", 1, [1]], ["p", 1e999, 1], ["p", True, 1], ["p", -1, 0]]
+    of_closer = [*numbers, [1, 1, 1], [[], 1, 1], ["\ud800", 1, 1]]
+    values = {
+        "producers": [*(one for one in WRONG if one != {}), *({one[0]: one[1:]} for one in numbers), {"\ud800": [1, 1]}],
+        "seq": [*(one for one in WRONG if one != "x"), "\ud800"],
+        "closed": [one for one in WRONG if one is not True],
+        "closer": [*WRONG, *of_closer],
+    }[field]
+    assert ds.create(path).status == 201
+    assert ds.produce(path, "a", 1, 0, Stream_Seq="5").status == 200
+    for value in values:
+        text = quote(json.dumps({field: value}))
+        assert ds.tree.post(f"/ds{path}?h-durable={text}", "other").status == 201, value
+        assert ds.produce(path, "a", 1, 0).status == 204, value
+        assert ds.append(path, "b", Stream_Seq="5").status == 409, value
+    ds.server.restart()
+    assert ds.produce(path, "a", 1, 0).status == 204
+    assert ds.produce(path, "b", 1, 1).status == 200
+    assert ds.get(path).body == b"a" + len(values) * b"other" + b"b"
+
+
+@pytest.fixture
+def ds_alone() -> Iterator[Durable]:
+    with short_folder() as folder:
+        ds = Durable(folder, at=free_port())
+        with ds.server:
+            yield ds
+
+
 # ---------------------------------------------------------------- what trims it
 
 
@@ -172,6 +232,39 @@ def test_who_makes_a_stream_without_room_holds_up_no_one() -> None:
             assert ds.ask("HEAD", "/g/a").status == 200
             assert not making.done()
             assert making.result().status == 503
+            assert [entry["name"] for entry in ds.tree.get("/ds/g/").json["entries"]] == ["__ds", "a"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("full", ["reject", "drop-new", "block", "gone"])
+def test_a_stream_that_is_refused_is_not_made(full: str) -> None:
+    """Nor where its client is gone before there is room."""
+    with short_folder() as folder:
+        haste = json.dumps({"GROUP_BYTES": 256 << 10, "DURABLE_WAIT_S": 3600 if full == "gone" else 1})
+        ds = Durable(folder, program=(sys.executable, "-m", "tests.http.hasty_server"), HASTE=haste)
+
+        def names() -> set[str]:
+            return {entry["name"] for entry in ds.tree.get("/ds/g/").json["entries"]}
+
+        with ds.server:
+            assert ds.create("/g/a").status == 201
+            assert ds.tree.post("/ds/g/ctl", "full reject").status == 204
+            while (status := ds.tree.post("/ds/g/a", bytes(50_000)).status) == 201:
+                pass
+            assert status == 507
+            assert ds.tree.post("/ds/g/ctl", f"full {'block' if full == 'gone' else full}").status == 204
+            if full == "gone":
+                with ds.raw() as sock:
+                    sock.sendall(b"PUT /g/new HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50000\r\n\r\n")
+                    sock.sendall(bytes(50_000))
+                    eventually(lambda: ds.tree.open_files("/ds/g", ".batch"), "it waits for room")
+                    assert "new" in names()
+                eventually(lambda: names() == {"__ds", "a"}, "it is taken back")
+            else:
+                assert ds.create("/g/new", bytes(50_000)).status in (503, 507)
+            assert names() == {"__ds", "a"}
+            assert ds.tree.post("/ds/g/ctl", "clear").status == 204
+            assert ds.create("/g/new", b"x").status == 201
 
 
 @pytest.mark.process

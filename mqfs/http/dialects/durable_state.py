@@ -41,6 +41,7 @@ CATALOG = "__ds"  # also the protocol's name for what is not a stream
 HEADER = "durable"
 SERVER = User(0, 0, where="durable")  # reads back what was written on behalf of clients that may only write
 _LOSSY = attrs.evolve(RAW, lost=lambda first, last: b"")  # what is damaged or trimmed ends no look-up
+MOST = 2**53 - 1  # of numbers that a client in JavaScript has
 _CREATED = ("kind", "ttl", "expires", "source", "fork", "asked")
 
 
@@ -87,17 +88,27 @@ def decode_config(body: bytes) -> tuple[int, Config] | None:
     try:
         found: Any = json.loads(body) if len(body) <= limits.CTL_BYTES else None
         config = Config(**{name: found[name] for name in (*_CREATED, "deleted")})
+        numbers = found["stream"], config.source, config.fork, *([] if config.ttl is None else [config.ttl])
+        if not all(map(_is_number, numbers)) or type(config.deleted) is not bool:
+            return None
+        if not all(map(is_header, (config.kind, config.expires, config.asked))):
+            return None
         attrs.evolve(config, used=0.0).seconds_left()  # raises where its times are none
-        texts, numbers = (config.kind, config.expires, config.asked), (found["stream"], config.source, config.fork)
-        is_sound = all(type(one) is int and one >= 0 for one in numbers) and type(config.deleted) is bool
-        return (numbers[0], config) if is_sound and all(map(is_header, texts)) else None
+        return numbers[0], config
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
 
 
-def is_header(text: str) -> bool:
-    """Whether a header of an answer may be that text."""
-    return len(text) <= limits.NAME_BYTES and text.isascii() and (text == "" or text.isprintable())
+def _is_number(value: object) -> bool:
+    """Whether it is a number of a stream, a sequence, a time in seconds, or one that a client counts."""
+    return type(value) is int and 0 <= value <= MOST
+
+
+def is_header(text: object) -> bool:
+    """Whether it is a text that a header of an answer may be."""
+    if not isinstance(text, str) or len(text) > limits.NAME_BYTES:
+        return False
+    return text.isascii() and (text == "" or text.isprintable())
 
 
 @attrs.define
@@ -143,15 +154,17 @@ class StreamState:
             return
         try:
             said = json.loads(text)
-            producers = [
-                Producer(str(id), int(epoch), int(seq)) for id, (epoch, seq) in said.get("producers", {}).items()
-            ]
-            closer = said.get("closer")
-            self.producers = OrderedDict((one.id, one) for one in producers)
-            self.seq, self.closed = str(said.get("seq", "")), bool(said.get("closed"))
-            self.closer, self.is_told = Producer(*closer) if closer else None, True
+            producers = [Producer(id, *numbers) for id, numbers in said.get("producers", {}).items()]
+            seq, closed = said.get("seq", ""), said.get("closed", False)
+            closer = Producer(*said["closer"]) if "closer" in said else None
+            all_of = [*producers, *([] if closer is None else [closer])]
+            "".join((seq, *(one.id for one in all_of))).encode()  # raises where one is no text, or half a character
         except (ValueError, TypeError, AttributeError, RecursionError):
-            pass  # another program's header
+            return  # another program's header
+        if type(closed) is not bool or not all(_is_number(n) for one in all_of for n in (one.epoch, one.seq)):
+            return
+        self.producers = OrderedDict((one.id, one) for one in producers)
+        self.seq, self.closed, self.closer, self.is_told = seq, closed, closer, True
 
 
 class Lock:

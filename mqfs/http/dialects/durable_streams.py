@@ -28,6 +28,7 @@ from mqfs.http.dialects.durable_messages import BYTES, JSON, split
 from mqfs.http.dialects.durable_reads import SAME_SITE, parse_offset, print_offset
 from mqfs.http.dialects.durable_state import (
     CATALOG,
+    MOST,
     Catalog,
     Config,
     Lock,
@@ -45,7 +46,6 @@ from mqfs.model import User
 from mqfs.syntax.names import check_name
 
 _COUNT = re.compile("0|[1-9][0-9]{0,15}")
-_MOST = 2**53 - 1  # of numbers that a client in JavaScript has
 _NEEDED = "data message\nreplay all\ndeliver all\ndepth 0\nttl 0\n"
 _MAKING: WeakKeyDictionary[Tree, Lock] = WeakKeyDictionary()  # a group is seen by others when it has its settings
 
@@ -78,7 +78,7 @@ def _flag(call: Call, name: str) -> bool:
     return call.request.headers.get(name, "").strip().lower() == "true"
 
 
-def _count(call: Call, name: str, most: int = _MOST) -> int | None:
+def _count(call: Call, name: str, most: int = MOST) -> int | None:
     """A number of a header. Raises BadRequest."""
     text = call.request.headers.get(name)
     if text is None:
@@ -322,14 +322,19 @@ async def create(call: Call) -> Answer:
 
 
 async def _made(call: Call, catalog: Catalog, config: Config, messages: list[bytes], closes: bool) -> Answer:
-    """A new stream, with its first messages."""
+    """A new stream, with its first messages. One that is made for them and that they are refused for is taken back."""
     if CATALOG in catalog.group.streams:  # whoever may not write there makes no stream without what it is made with
         call.tree.access(call.user, call.own(CATALOG), os.W_OK)
+    was_there = call.target.name in catalog.group.streams
     stream = await groups.make_stream(call)
-    await _make_catalog(call, catalog.group)
-    begin = publishing.frame(CATALOG, config.encode(stream.number))
     state = StreamState(tail=config.fork, end=config.fork).after(None, "", close=closes)
-    await _write(call, catalog, stream, state, messages, begin)
+    try:
+        await _make_catalog(call, catalog.group)
+        await _write(call, catalog, stream, state, messages, publishing.frame(CATALOG, config.encode(stream.number)))
+    except BaseException:  # also where its client is gone: what waited for room then was given up
+        if not was_there:
+            call.tree.unmake(stream)
+        raise
     catalog.put(stream, config)
     url = f"{call.site}{call.path.text}"
     return Answer(201, kind=config.kind, headers=[*_places(config, state), ("Location", url), _type(config)])
