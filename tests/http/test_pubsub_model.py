@@ -98,17 +98,24 @@ class OverHttp(RuleBasedStateMachine):
     def publish(self, data: st.DataObject, name: str, tail: str) -> None:
         wait = self.number()
         body = f"{wait}:{tail}".encode()
-        self.model.create(name)
         bodies = lines(body) if self.model.set["data"] == "line" else [body]
-        result = self.model.append(wait, self.model.names[name], bodies, len(body))
+        result = self.append(wait, name, bodies)
+        wanted = WAIT if result == WAIT else self.published(wait, result)
+        its = self.subject.ask(wait, data.draw(st.sampled_from(["POST", "PUT"])), name, body)
+        self.same(wanted, its if its == WAIT else self.shown(its, wanted))
+
+    def append(self, wait: int, name: str, bodies: list[bytes], key: str | None = None) -> Any:
+        """What a publish comes to. One that is refused leaves no new stream."""
+        is_new = self.model.create(name) is None
+        result = self.model.append(wait, self.model.names[name], bodies, sum(map(len, bodies)), key=key)
         if result == WAIT and self.never_fits(bodies):  # a batch is refused at once
             self.model.cancel(wait)
             result = "TooLong"
         if result == WAIT:
             self.waits[wait] = None
-        wanted = WAIT if result == WAIT else self.published(wait, result)
-        its = self.subject.ask(wait, data.draw(st.sampled_from(["POST", "PUT"])), name, body)
-        self.same(wanted, its if its == WAIT else self.shown(its, wanted))
+        elif is_new and isinstance(result, str):
+            self.model.remove(name)
+        return result
 
     def never_fits(self, bodies: list[bytes]) -> bool:
         size, depth = self.model.set["size"], self.model.set["depth"]
@@ -120,13 +127,7 @@ class OverHttp(RuleBasedStateMachine):
         removes = removes and self.model.set["full"] != "block"
         wait, before = self.number(), self.model.next
         body = b"" if removes else b"%d:" % wait
-        self.model.create(name)
-        result = self.model.append(wait, self.model.names[name], [body], len(body), key=key)
-        if result == WAIT and self.never_fits([body]):
-            self.model.cancel(wait)
-            result = "TooLong"
-        if result == WAIT:
-            self.waits[wait] = None
+        result = self.append(wait, name, [body], key)
         wanted = WAIT if result == WAIT else self.published(wait, result)
         if removes and not isinstance(result, str) and self.model.next > before:
             wanted = 201, b"%d\n" % before
