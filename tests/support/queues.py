@@ -97,9 +97,9 @@ class Queues(Hand):
     def taker(self, name: str = "s", user: User = ROOT) -> Taker:
         return Taker(self.at(name, os.O_RDWR, user))
 
-    def put(self, body: bytes, stream: str = "s", **keys: Any) -> int:
+    def put(self, body: bytes, stream: str = "s", user: User = ROOT, **keys: Any) -> int:
         """Put a message; the sequence that the next read gave."""
-        handle = self.at(".put", os.O_RDWR)
+        handle = self.at(".put", os.O_RDWR, user)
         assert not isinstance(handle.write(json.dumps({"stream": stream, **keys}).encode() + b" " + body), Wait)
         sequence = int(handle.read(64))
         handle.close()

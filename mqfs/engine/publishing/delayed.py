@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
@@ -20,6 +20,7 @@ from mqfs.engine.publishing.admission import Admission, request_of, require_fit
 from mqfs.engine.publishing.kept_quotas import stored
 from mqfs.engine.publishing.schedules import Schedules
 from mqfs.model import Draft, Kind, Record, User
+from mqfs.quotas import UserLimits
 from mqfs.records import headers
 from mqfs.state.acks import ACK, step
 from mqfs.state.group import PUT, Change
@@ -43,7 +44,8 @@ class DelayedMessages:
         self._round: list[int] = []  # streams of those in which it is still to be tried
         self._round_ns = self._next_round_ns = 0  # engine time at which it was tried in all of them, and will be
         self._streams: dict[int, int] = {}  # sequence -> the stream it is for
-        self._sizes: dict[int, int] = {}  # sequence -> bytes of body and headers
+        self._sizes: dict[int, tuple[int, int]] = {}  # sequence -> bytes of body and headers, and who put it
+        self._shares = UserLimits("delayed messages in a group", "HELD")
         self._bytes: Counter[int] = Counter()  # by stream
         self._counts: Counter[int] = Counter()
         self._known = False  # all of them are
@@ -70,7 +72,8 @@ class DelayedMessages:
             position = record.sequence + 1
             if own is None or not own.progress.is_acked(record.sequence):
                 texts = headers.decode(record.headers)
-                self._count(record.sequence, int(texts[headers.TO]), len(record.body) + len(record.headers))
+                size = len(record.body) + len(record.headers)
+                self._count(record.sequence, int(texts[headers.TO]), size, _user(texts))
                 if headers.NEXT in texts:
                     self.schedules.load(record.sequence, texts)
                 else:
@@ -92,8 +95,7 @@ class DelayedMessages:
     ) -> int:
         """Keep a message until then, and record those changes and steps with it; returns the sequence it has here. That
         of a schedule, which has `next`, is published by it. Raises OverLimit, OverQuota, TooLong, StreamFull."""
-        if len(self._streams) >= limits.HELD:
-            raise errors.OverLimit(f"too many delayed messages (expected at most {limits.HELD} in a group)")
+        self._shares.check(user := _user(texts))
         overdue = min(len(self.overdue.get(stream.number, ())), self._counts[stream.number])  # not those dropped since
         if overdue >= max(limits.HELD // 2, 1):
             raise errors.OverLimit(
@@ -107,7 +109,7 @@ class DelayedMessages:
         self._host.publisher.retention.reserve_room(len(body) + len(head) + 40)
         sequence = self._log.append_batch([Draft(Kind.MESSAGE, PUT, body, head)], changes, acks)
         self._log.state.nameless(PUT)
-        self._count(sequence, stream.number, len(body) + len(head))
+        self._count(sequence, stream.number, len(body) + len(head), user)
         if headers.NEXT not in texts:
             self._add(sequence, due_ns)
         self.end_reads(sequence)
@@ -121,9 +123,10 @@ class DelayedMessages:
         else:
             self._log.hold(sequence, lambda _: ends.end_reads())
 
-    def _count(self, sequence: int, stream: int, size: int) -> None:
+    def _count(self, sequence: int, stream: int, size: int, user: int) -> None:
+        self._shares.release(user, -1)
         self._streams[sequence] = stream
-        self._sizes[sequence] = size
+        self._sizes[sequence] = size, user
         self._bytes[stream] += stored(1, size)
         self._counts[stream] += 1
 
@@ -133,7 +136,7 @@ class DelayedMessages:
 
     def replaced(self, sequence: int, new: int) -> None:
         """One was published, and another of the same stream and size, about, waits from now on: that was recorded."""
-        self._count(new, self._streams[sequence], self._sizes[sequence])
+        self._count(new, self._streams[sequence], *self._sizes[sequence])
         self._forget(sequence)
 
     def bytes_of(self, stream: int) -> int:
@@ -253,7 +256,7 @@ class DelayedMessages:
         except errors.StreamFull:
             return Admission.WAIT
         except errors.TooLong as error:  # `depth` is another one by now
-            user = User(int(headers.decode(head).get(headers.SENDER, "0")), 0)
+            user = User(_user(headers.decode(head)), 0)
             self._host.refuse(user, stream.name, f"delayed message {sequence} dropped: {error}")
             return Admission.DISCARD
 
@@ -298,8 +301,15 @@ class DelayedMessages:
 
     def _forget(self, sequence: int) -> None:
         stream = self._streams.pop(sequence)
+        size, user = self._sizes.pop(sequence)
         self.schedules.removed(sequence)
-        self._bytes[stream] -= stored(1, self._sizes.pop(sequence))
+        self._shares.release(user)
+        self._bytes[stream] -= stored(1, size)
         self._counts[stream] -= 1
         if not self._counts[stream]:
             del self._bytes[stream], self._counts[stream]
+
+
+def _user(texts: Mapping[str, str]) -> int:
+    """Who put a message with these headers."""
+    return int(texts.get(headers.SENDER, "0"))

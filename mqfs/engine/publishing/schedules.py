@@ -30,7 +30,7 @@ from mqfs import errors, limits
 from mqfs.engine.core.timers import AGAIN_NS, ROUND_NS, SCHEDULES, Alarm
 from mqfs.engine.language.schedules import Schedule, parse_shown, shown
 from mqfs.engine.publishing.admission import Admission, request_of
-from mqfs.model import Draft, Kind, User
+from mqfs.model import Draft, Kind, Record, User
 from mqfs.quotas import require_share
 from mqfs.records import headers
 from mqfs.state.group import PUT
@@ -54,6 +54,8 @@ class NextRun:
     next_ns: int  # wall time
     due_ns: int  # engine time
     last_ns: int = 0  # wall time of the run before; 0: there was none, or it is not known
+    size: int = -1  # bytes of its body, once it was read to look for room; -1: it was not
+    head: bytes = b""  # and the headers that its message would have
 
 
 class Schedules:
@@ -200,19 +202,20 @@ class Schedules:
         host, held = self._host, self._held
         publisher, stream = host.publisher, host.numbers.get(run.stream)
         try:
-            record = held.record(run.sequence)
+            record = held.record(run.sequence) if run.size < 0 else None  # it is not read again to look for room
+            if record is not None:
+                run.size, run.head = len(record.body), _headers(run, record)
+            verdict = self._admit(run, stream) if stream is not None and run.size >= 0 else Admission.DISCARD
+            if verdict is Admission.WAIT:
+                return True
+            record = record or held.record(run.sequence)
             if record is None or stream is None:
                 held.drop([run.sequence])  # its stream is gone, or it is damaged, which was reported
                 return True
             following = self._following(run)
             waits = headers.decode(record.headers)
-            texts = {key: text for key, text in waits.items() if key not in _OF_SCHEDULES}
-            texts |= {headers.ID: f"{run.name}@{shown(run.next_ns)}", headers.HELD: str(run.sequence)}
             waits |= {headers.NEXT: str(following.next_ns), headers.DUE: str(following.due_ns)}
-            messages = [Draft(Kind.MESSAGE, stream.number, record.body, headers.encode(texts))]
-            verdict = self._admit(run, stream, messages[0])
-            if verdict is Admission.WAIT:
-                return True
+            messages = [Draft(Kind.MESSAGE, stream.number, record.body, _headers(run, record))]
             if verdict is Admission.DISCARD:
                 messages.clear()
             next_one = Draft(Kind.MESSAGE, PUT, record.body, headers.encode(waits))
@@ -230,9 +233,10 @@ class Schedules:
         held.end_reads(following.sequence)
         return True
 
-    def _admit(self, run: NextRun, stream: Stream, message: Draft) -> Admission:
+    def _admit(self, run: NextRun, stream: Stream) -> Admission:
         """As Publisher.admit_due, but it waits where a write is refused: one line of `.errors` for each run."""
         user, why = User(run.uid, 0), f"stream {stream.name!r} is full"
+        message = Draft(Kind.MESSAGE, stream.number, bytes(run.size), run.head)
         try:
             verdict = self._host.publisher.admit_due(stream, request_of(message), charged=False)
         except errors.TooLong as error:  # `depth` is another one by now
@@ -249,12 +253,19 @@ class Schedules:
     def _following(self, run: NextRun) -> NextRun:
         """The run after this one, which is in the future."""
         clock, schedule = self._host.clock, run.schedule
+        run = attrs.evolve(run, size=-1, head=b"")
         if schedule.cron:
             wall = clock.wall_ns()
             next_ns = schedule.next_ns(max(wall, run.next_ns))
             return attrs.evolve(run, next_ns=next_ns, due_ns=clock.engine_ns() + next_ns - wall, last_ns=run.next_ns)
         later = ((clock.engine_ns() - run.due_ns) // schedule.every + 1) * schedule.every
         return attrs.evolve(run, next_ns=run.next_ns + later, due_ns=run.due_ns + later)
+
+
+def _headers(run: NextRun, record: Record) -> bytes:
+    """Those of the message of a run. `record`: the one that waits for it."""
+    texts = {key: text for key, text in headers.decode(record.headers).items() if key not in _OF_SCHEDULES}
+    return headers.encode({**texts, headers.ID: f"{run.name}@{shown(run.next_ns)}", headers.HELD: str(run.sequence)})
 
 
 def _not_run_yet(run: NextRun, wall_ns: int) -> int:

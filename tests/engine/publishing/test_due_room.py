@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from mqfs.model import Wait
 from tests.engine.tree.test_quotas import Limited
 from tests.support.batches import Units, frame
 from tests.support.clock import SECOND
-from tests.support.hand import ANNA, ROOT
+from tests.support.hand import ANNA, BERT, ROOT
 from tests.support.queues import Queues
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -215,21 +216,40 @@ def test_what_has_no_room_leaves_other_streams_half_of_the_bound(monkeypatch: py
     q = Queues("replay all", "depth 1", f"full {full}")
     q.stream("t")
     q.write("s", b"full")
-    put = [q.put(b"due", delay="1s") for _ in range(10)]
+    put = [q.put(b"due", user=user, delay="1s") for user in [ANNA, BERT] * 5]
     q.pass_time(3)
     with pytest.raises(OverLimit, match=r"stream 's': too many delayed messages wait for room"):
         q.put(b"due", delay="1s")
-    for number in range(10):
+    for number in range(9):
         q.put(b"other", "t", delay=f"{number + 100}s")
-    with pytest.raises(OverLimit, match=r"expected at most 20 in a group"):
-        q.put(b"other", "t", delay="1h")
+    with pytest.raises(OverLimit, match=r"expected at most 10 a user, 20 in all"):
+        q.put(b"other", "t", user=BERT, delay="1h")
     q.ctl(f"drop s {put[5]}")
-    q.put(b"after", delay="1s")
+    q.put(b"after", user=BERT, delay="1s")
     q.ctl("depth 100")
     q.pass_time(3)
     assert bodies(q) == ["full", *["due"] * 9, "after"]
-    for _ in range(10):
-        q.put(b"again", delay="1s")
+    for user in [ANNA, BERT] * 5:
+        q.put(b"again", user=user, delay="1s")
+
+
+def test_one_user_has_half_of_the_bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(limits, "HELD", 32)
+    q = Queues("replay all", path=tmp_path / "store")
+    put = [q.put(b"anna's", user=ANNA, delay="1h") for _ in range(16)]
+    for _ in range(14):
+        q.put(b"bert's", user=BERT, delay="1m")
+    for _ in range(2):
+        for user in (ANNA, BERT):
+            with pytest.raises(OverLimit, match=r"too many delayed messages in a group \(expected at most 16 a user"):
+                q.put(b"one more", user=user, delay="1h")
+        q.restart()
+    q.ctl(f"drop s {put[0]}")
+    q.put(b"anna's", user=ANNA, delay="1h")
+    q.put(b"root's", delay="1h")
+    q.pass_time(61)
+    assert bodies(q) == ["bert's"] * 14
+    q.put(b"bert's", user=BERT, delay="1h")
 
 
 # ------------------------------------------------------------------ while there is no room
@@ -256,15 +276,18 @@ def test_without_room_it_is_tried_once_a_second(lines: tuple[str, ...], keys: di
     assert bodies(q) == ["old 1"]
 
 
+@pytest.mark.parametrize("keys", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("head", [{}, {"k": "v"}], ids=["plain", "headers"])
 @pytest.mark.parametrize("lines", [("depth 1",), ("depth 20B",), ("consumer w s backlog 1 full block",)])
 def test_what_has_no_room_is_not_read_again(
-    monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...], head: dict[str, str]
+    monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...], head: dict[str, str], keys: dict[str, Any]
 ) -> None:
     q = Queues("replay all", "full reject", *lines)
     q.write("s", b"old 1 of 20 bytes ..")
-    for body in (b"due 1", b"due 2"):
-        q.put(body, delay="1s", headers=head)
+    due = ["due 1"] if "id" in keys else ["due 1", "due 2"]
+    for body in due:
+        q.put(body.encode(), headers=head, **keys)
+    q.clock.forward(DUE_S)
     reads: list[int] = []
     record = q.group.held.record
     monkeypatch.setattr(q.group.held, "record", lambda sequence: reads.append(sequence) or record(sequence))
@@ -277,5 +300,5 @@ def test_what_has_no_room_is_not_read_again(
     q.ctl("depth 100")
     q.ctl("consumer w s backlog 100 full block")
     q.pass_time(2)
-    assert bodies(q)[1:] == ["due 1", "due 2"]
+    assert bodies(q)[1:] == due
     assert all(("k" in row["headers"]) == bool(head) for row in q.kept()[1:])
