@@ -328,9 +328,9 @@ class Store(Protocol):
         """The same log, its messages in memory only: for a group with `keep ring`."""
         ...
 
-    def remove(self, number: int, then: Committed | None = None) -> None:
-        """Durable when this returns; the bucket must not be used any more. Where the store has a copy, `then` is called
-        when the copy knows it, too."""
+    def remove(self, number: int, then: Committed | None = None) -> Step[None]:
+        """Durable when the step is done; the bucket is to be left alone from now on, unless that fails. Where the store
+        has a copy, `then` is called when the copy knows it, too."""
         ...
 
     def tick(self) -> None:

@@ -41,7 +41,7 @@ class GroupCommit:
 
     __slots__ = (
         "_asked", "_begun", "_chain", "_closed", "_covered", "_folder_changed", "_lacking_since", "_one_sync",
-        "_sync_error", "_unsynced", "_waiting", "copy", "synced", "written",
+        "_paused", "_sync_error", "_unsynced", "_waiting", "copy", "synced", "written",
     )  # fmt: skip
 
     def __init__(self, chain: Chain) -> None:
@@ -55,7 +55,7 @@ class GroupCommit:
         self._lacking_since: float | None = None  # no sync had a descriptor
         self._one_sync = threading.RLock()
         self._sync_error: OSError | None = None
-        self._closed = False
+        self._closed = self._paused = False
         self.copy: LogCopy | None = None  # of the log, elsewhere
 
     def start_synced(self) -> None:
@@ -89,7 +89,7 @@ class GroupCommit:
             self.sync(lambda error: then(error) if error is not None else copy.after(mark, then))
 
     def _ask(self, due: float) -> None:
-        if self._asked is None or due < self._asked:
+        if not self._paused and (self._asked is None or due < self._asked):
             try:
                 for segment in self._to_sync():
                     segment.open()  # and it stays open until the answer: see `may_close`
@@ -101,8 +101,12 @@ class GroupCommit:
                 return
             self._asked = due
             self._chain.context.committer.request(
-                self, self._sync_job, self._end_sync, max(0.0, due - time.monotonic())
+                self, self._sync_unless_paused, self._end_sync, max(0.0, due - time.monotonic())
             )
+
+    def _sync_unless_paused(self) -> None:
+        if not self._paused:
+            self._sync_job()
 
     def _sync_job(self) -> None:
         """On the committer's thread, or on the engine's where it cannot wait for that. The system reports a failure to
@@ -249,7 +253,7 @@ class GroupCommit:
         """Whether the descriptor may be closed: no sync uses it or waits to."""
         if segment not in self._unsynced:
             return True
-        if self._asked is not None or self._chain.end.failed is not None:
+        if self._asked is not None or self._paused or self._chain.end.failed is not None:
             return False
         if self.synced != self.written:
             try:
@@ -282,9 +286,12 @@ class GroupCommit:
     # ------------------------------------------------------------ the end
 
     def pause(self) -> None:
-        """Sync nothing until `ask_again` or `close`: the folder is being moved."""
-        self._chain.context.committer.cancel(self)
-        self._asked = None
+        """Begin no sync until `resume`, but by `sync_now`: the folder is being moved, or the server stops."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused, self._asked = False, None
+        self.ask_again()
 
     def settle_all(self) -> None:
         """After `sync_now`, where nothing is appended any more."""

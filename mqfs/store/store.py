@@ -13,9 +13,10 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from mqfs import errors, limits
-from mqfs.model import Kind, Step
+from mqfs.model import Kind, Step, Wait
 from mqfs.store.api import Bucket, Committed, Histogram
 from mqfs.store.appender import Appender, DiskRangeWriter, read_heads
 from mqfs.store.chain import Chain
@@ -147,24 +148,23 @@ class DiskStore:
     def in_memory(self, bucket: Bucket) -> Bucket:
         return MemoryOnlyLog(bucket)
 
-    def remove(self, number: int, then: Committed | None = None) -> None:
+    def remove(self, number: int, then: Committed | None = None) -> Step[None]:
         if self.replication is not None:
             self._record_removal(number)
             self._finish_removal(number, then)
-            return
-        folder = folder_of(self.path, number)
+            return None
+        wait: Wait[None] = Wait()
         with refusing(f"group {number}"):
-            if not self.disk.is_folder(folder):
+            if not self.disk.is_folder(folder_of(self.path, number)):
                 raise errors.NotFound(f"no bucket of group {number}")
-        self._remove_folder(number, self._buckets.get(number))
-        if then is not None:
-            then(None)
+        self._move_away(number, lambda error: wait.follow_call(lambda: self._moved(number, error, then)))
+        return wait.result() if wait.settled else wait
 
     def _record_removal(self, number: int) -> None:
         """Have the log itself say so, durably. Raises NotFound, DiskFull, DiskFailed, ReadOnly."""
         bucket = self._open(number, fresh=False)
         bucket.writer.append(Kind.CHANGE, 0, bucket.end.last_ns, removal_body(time.time_ns()))
-        bucket.commit.sync_now()
+        bucket.commit.sync_now()  # here: the copy is to have that and the removal in one frame
 
     def _finish_removal(self, number: int, then: Committed | None = None) -> None:
         """The log says that the group was removed: its folder goes when the copy says so, too; without one, now."""
@@ -175,34 +175,43 @@ class DiskStore:
 
         def on_copied(error: OSError | None) -> None:
             if error is None:
-                try:
-                    self._remove_folder(number, self._removing.get(number))
-                except errors.MqfsError as failed:
-                    log.warning("group %d: its folder stays until the next start: %s", number, failed)
+                self._move_away(number, on_moved)
             if then is not None:
                 then(error)
 
+        def on_moved(error: OSError | None) -> None:
+            try:
+                self._moved(number, error)
+            except errors.MqfsError as failed:
+                log.warning("group %d: its folder stays until the next start: %s", number, failed)
+
         bucket.commit.replicate(on_copied)
 
-    def _remove_folder(self, number: int, bucket: DiskBucket | None) -> None:
-        """Move the folder away, durably, and remove what is in it. Raises DiskFailed."""
-        folder, gone = folder_of(self.path, number), f"{self.staging}/{number}.gone"
-        if bucket is not None:
+    def _move_away(self, number: int, then: Committed) -> None:
+        """Move the folder away, durably, on the committer's thread: of this log nothing is synced meanwhile."""
+        if (bucket := self._buckets.get(number) or self._removing.get(number)) is not None:
             bucket.upkeep.pause()
-        try:
-            with refusing(f"group {number}"):
-                self._move(folder, gone, os.path.dirname(folder))
-        except errors.MqfsError:
-            if bucket is not None:
+        folder = folder_of(self.path, number)
+        move = partial(self._move, folder, self._gone(number), os.path.dirname(folder))
+        self.committer.request(move, move, then, 0.0)
+
+    def _gone(self, number: int) -> str:
+        return f"{self.staging}/{number}.gone"
+
+    def _moved(self, number: int, error: OSError | None, then: Committed | None = None) -> None:
+        """The folder was moved away, or not and why: remove what is in it. Raises DiskFull, DiskFailed."""
+        if error is not None:
+            if (bucket := self._buckets.get(number)) is not None:
                 bucket.upkeep.resume()
-            raise
+            with refusing(f"group {number}"):
+                raise error
+        bucket = self._buckets.pop(number, None) or self._removing.pop(number, None)
         if bucket is not None:
             bucket.upkeep.abandon()
-            self._buckets.pop(number, None)
-            self._removing.pop(number, None)
-            self.full.pop(number, None)
-
-        self._empty(gone)
+        self.full.pop(number, None)
+        self._empty(self._gone(number))
+        if then is not None:
+            then(None)
 
     def _empty(self, gone: str) -> None:
         """Remove a folder of files, in portions: commits go between them."""

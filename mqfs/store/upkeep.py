@@ -127,11 +127,11 @@ class DiskUpkeep:
             segment.load()
 
     def pause(self) -> None:
-        """Sync nothing until `resume` or `abandon`: the folder is being moved."""
+        """Begin no sync until `resume` or `abandon`: the folder is being moved."""
         self._commit.pause()
 
     def resume(self) -> None:
-        self._commit.ask_again()
+        self._commit.resume()
 
     # ------------------------------------------------------------ the end
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mqfs.errors import Exists
+from mqfs.errors import Exists, NotFound
 from mqfs.ninep.client.connection import Client, connect
 from tests.support.eventually import eventually
 from tests.support.server import Server
@@ -39,6 +39,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def other(server: Server) -> Iterator[Client]:
     with connect(server.address) as client:
         yield client
+
+
+def remove(server: Server, path: str) -> None:
+    with connect(server.address) as client:
+        client.remove(path)
+
+
+def refuses(client: Client, path: str) -> bool:
+    """Whether there is nothing at that path."""
+    try:
+        client.stat(path)
+    except NotFound:
+        return True
+    return False
 
 
 class Beside:
@@ -74,6 +88,32 @@ def test_others_do_not_wait_for_the_disk_under_a_new_group(server: Server, other
     assert took > 3 * SYNC_S, "it is on disk before it is answered"
     assert beside.trips > 100
     assert beside.longest < SYNC_S
+
+
+def test_others_do_not_wait_for_the_disk_under_a_removed_group(server: Server, other: Client) -> None:
+    other.mkdir("gone")
+    with connect(server.address) as client, Beside(other) as beside:
+        begun = time.monotonic()
+        client.remove("gone")
+        took = time.monotonic() - begun
+        assert "gone" not in other.list("")
+    assert took > SYNC_S, "the removal is on disk before it is answered"
+    assert beside.trips > 100
+    assert beside.longest < SYNC_S
+
+
+def test_a_group_that_is_being_removed_takes_nothing_new(server: Server, other: Client) -> None:
+    other.mkdir("going")
+    removing = threading.Thread(target=lambda: remove(server, "going"))
+    removing.start()
+    eventually(lambda: refuses(other, "going/.put"), "the removal has begun")
+    with pytest.raises(Exists):
+        other.mkdir("going")
+    with pytest.raises(NotFound):
+        other.remove("going")
+    removing.join()
+    assert "going" not in other.list("")
+    other.mkdir("going")
 
 
 def test_a_group_that_is_being_made_is_there_once_and_not_before(server: Server, other: Client) -> None:

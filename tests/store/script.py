@@ -47,6 +47,7 @@ class Known:
     dropped: set[int] = attrs.Factory(set)
     made: bool = False  # its maker has the answer
     removing: bool = False
+    is_left_alone: bool = False  # its remover has no answer yet
     removed: bool = False
     changes: int = 0  # CHANGE and ACK records appended
     state_at: int = 0
@@ -141,7 +142,10 @@ class Script:
         self.store = DiskStore(PATH, disk=disk)
         if self.slow:
             self.turns = self.store.committer = Turns(disk, self._write_on)
+        groups = set(self.store.groups())
         for known in self.known.values():
+            if known.is_left_alone:
+                known.removed, known.is_left_alone = known.number not in groups, False
             if known.made and not known.removed:
                 self._state(self.store.open(known.number), known)
 
@@ -161,7 +165,7 @@ class Script:
         self._use(self.store.open(known.number), known, choice)
 
     def _alive(self) -> list[Known]:
-        return [known for known in self.known.values() if known.made and not known.removed]
+        return [known for known in self.known.values() if known.made and not (known.removed or known.is_left_alone)]
 
     def step(self, disk: LyingDisk) -> None:
         assert self.store is not None
@@ -183,10 +187,7 @@ class Script:
                 raise Unstarted from error
             return
         if choice < 0.04 and len(alive) > 1:
-            known = self.random.choice(alive)
-            known.removing = True
-            self.store.remove(known.number)
-            known.removed = True
+            self._remove(self.random.choice(alive))
             return
         self._use_any(choice)
 
@@ -212,6 +213,22 @@ class Script:
         wait: Wait[Any] = Wait()
         wait.subscribe(made)
         wait.follow_call(lambda: self.store.make_soon(number, b"0"))  # type: ignore[union-attr]
+
+    def _remove(self, known: Known) -> None:
+        """It is left alone until it is known whether it went."""
+        known.removing = known.is_left_alone = True
+
+        def removed(wait: Wait[None]) -> None:
+            def take() -> None:
+                wait.result()
+                known.removed = True
+
+            known.is_left_alone = False
+            self._try(take)
+
+        wait: Wait[None] = Wait()
+        wait.subscribe(removed)
+        wait.follow_call(lambda: self.store.remove(known.number))  # type: ignore[union-attr]
 
     def _use(self, bucket: Bucket, known: Known, choice: float) -> None:
         assert self.store is not None
@@ -316,7 +333,7 @@ class Script:
                 assert known.number not in groups, "a removed group is back"
             elif known.made and not known.removing:
                 assert known.number in groups, "a group that was made is gone"
-            known.removed, known.removing = known.number not in groups, False
+            known.removed, known.removing, known.is_left_alone = known.number not in groups, False, False
             if known.number in groups:
                 self._check_group(store, known, everything)
         assert groups <= self.numbers

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from mqfs.errors import DiskFailed, ReadOnly
-from mqfs.model import Kind
+from mqfs.model import Kind, Wait
 from mqfs.store.api import Bucket
 from mqfs.store.commit_thread import CommitThread
 from mqfs.store.disk import Disk
@@ -52,6 +52,14 @@ def made(path: Path, disk: Disk) -> tuple[DiskStore, Bucket, Calls]:
     bucket = store.make(store.number(), b"{}")
     bucket.writer.state = lambda: b"{}"
     return store, bucket, calls
+
+
+def remove(store: DiskStore, number: int, calls: Calls) -> None:
+    step = store.remove(number)
+    assert isinstance(step, Wait)
+    while not step.settled:
+        calls.get(timeout=HANG_S)()
+    step.result()
 
 
 def test_one_sync_serves_all_who_wait(tmp_path: Path) -> None:
@@ -152,11 +160,11 @@ def test_closing_answers_those_who_wait(tmp_path: Path) -> None:
 
 
 def test_a_removed_bucket_answers_those_who_wait(tmp_path: Path) -> None:
-    store, bucket, _ = made(tmp_path, Disk())
+    store, bucket, calls = made(tmp_path, Disk())
     told: list[OSError | None] = []
     bucket.writer.append(Kind.MESSAGE, 16, 0, b"x")
     bucket.upkeep.sync(told.append, 3_600)
-    store.remove(1)
+    remove(store, 1, calls)
     assert told == [None]
     assert list(store.groups()) == []
     store.close()
@@ -172,7 +180,7 @@ def test_a_bucket_is_removed_while_its_index_is_to_be_extended(tmp_path: Path) -
                 bucket.upkeep.sync(told.append)
                 while len(told) <= number:
                     calls.get(timeout=HANG_S)()
-        store.remove(1)
+        remove(store, 1, calls)
         assert list(store.groups()) == []
         store.close()
 
@@ -262,8 +270,8 @@ def test_commits_go_between_the_files_of_a_removed_group(tmp_path: Path) -> None
         large.writer.state = lambda: b"{}"
         for _ in range(200):
             large.writer.append(Kind.MESSAGE, 16, 0, b"x" * 100)
+        remove(store, large.id, calls)
         disk.unlinked = 0
-        store.remove(large.id)
         bucket.writer.append(Kind.MESSAGE, 16, 0, b"x")
         bucket.upkeep.sync(told.append)
         while not told:

@@ -369,8 +369,8 @@ class Tree:
         if name in FOLDERS and not group.removed:
             return None
         victim = group.groups.get(name)
-        if victim is None:
-            if find_in_group(group, name) is not None:
+        if victim is None or victim.removed:
+            if victim is None and find_in_group(group, name) is not None:
                 raise errors.NotDirectory(f"{name!r}: a file, not a group")
             raise not_found(group, name)
         require_unsticky(user, group.state, victim.state, name)
@@ -381,17 +381,37 @@ class Tree:
         self.unserved.require_empty(victim.number, name)
         if victim.ring is not None:
             victim.ring.changed([{"do": "remove"}])
-        removed: Wait[None] = Wait()
+        victim.removed = True  # nothing begins in it while the disk is waited for
+        copied: Wait[None] = Wait()
         try:
-            self.store.remove(victim.number, answering(removed, None, NOT_REPLICATED))
-        except OSError as error:
-            raise errors.DiskFailed(f"cannot remove group {name!r}: {error.strerror or error}") from error
-        del group.groups[name], self.groups[victim.number]
-        group.catalog_version += 1
+            step = self.store.remove(victim.number, answering(copied, None, NOT_REPLICATED))
+        except errors.MqfsError:
+            victim.removed = False
+            raise
+        if not isinstance(step, Wait):
+            return self._forget(victim, copied)
+        removed: Wait[None] = Wait()
+        step.subscribe(lambda done: removed.follow_call(lambda: self._end_removal(victim, done, copied)))
+        return removed
+
+    def _end_removal(self, victim: Group, done: Wait[None], copied: Wait[None]) -> Step[None]:
+        """The disk has it, or not: then the group is there again."""
+        try:
+            done.result()
+        except errors.MqfsError:
+            victim.removed = False
+            self.dirty_groups.add(victim)
+            raise
+        return self._forget(victim, copied)
+
+    def _forget(self, victim: Group, copied: Wait[None]) -> Step[None]:
+        """A group was removed."""
+        parent = victim.parent
+        del parent.groups[victim.name], self.groups[victim.number]
+        parent.catalog_version += 1
         self.dirty_groups.discard(victim)
-        victim.removed = True
         victim.end()
-        return removed if victim.settings.sync == SYNC_REPLICA and not removed.settled else None
+        return copied if victim.settings.sync == SYNC_REPLICA and not copied.settled else None
 
     def rename(self, user: User, group: Group | Folder, name: str, to: Group | Folder, new: str) -> Step[None]:
         """A new name inside the same group. Raises NotPermitted into another, Exists onto one that is there."""

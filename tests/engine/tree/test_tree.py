@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import queue
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,13 @@ from mqfs.engine.tree import tree
 from mqfs.engine.tree.attributes import attributes
 from mqfs.errors import NotPermitted
 from mqfs.model import QTDIR, User, Wait
+from mqfs.store.disk import Disk
+from mqfs.store.store import DiskStore
 from mqfs.syntax import names
 from mqfs.syntax.quoting import quote
 from tests.support.batches import Units
+from tests.support.clock import ManualClock
+from tests.support.eventually import HANG_S
 from tests.support.hand import ANNA, BERT, ROOT, Hand
 from tests.support.queues import Queues
 
@@ -599,3 +606,43 @@ def test_a_file_whose_mode_is_fixed_says_why(path: str, why: str) -> None:
     with pytest.raises(NotPermitted, match=f"{re.escape(why)}$"):
         u.tree.setattr(ROOT, node, mode=0o600)
     assert attributes(node) == before
+
+
+class RefusingDisk(Disk):
+    refuses = False
+
+    def sync_folder(self, path: str) -> None:
+        if self.refuses:
+            raise OSError(errno.EIO, "broken")
+        super().sync_folder(path)
+
+
+def test_a_group_that_the_disk_does_not_remove_is_there_again(tmp_path: Path) -> None:
+    """Meanwhile there is none, though others are served; it takes names and messages after that."""
+    calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    disk = RefusingDisk()
+    store = DiskStore(str(tmp_path / "store"), calls.put, disk)
+    files = tree.Tree(store, ManualClock(), owner=ROOT)
+
+    def done(step: Any) -> Any:
+        while isinstance(step, Wait) and not step.settled:
+            calls.get(timeout=HANG_S)()
+        return step.result() if isinstance(step, Wait) else step
+
+    group = done(files.mkdir(ROOT, files.root, "g", 0o777))
+    disk.refuses = True
+    step = files.rmdir(ROOT, files.root, "g")
+    for call in (lambda: files.find(ROOT, "g/.put"), lambda: files.rmdir(ROOT, files.root, "g")):
+        with pytest.raises(errors.NotFound):
+            call()
+    with pytest.raises(errors.DiskFailed):
+        done(step)
+    disk.refuses = False
+    assert files.find(ROOT, "g") is group
+    stream = done(files.create(ROOT, group, "s", 0o666))
+    assert done(files.open(ROOT, stream, os.O_WRONLY).write(b"x")) == 1
+    done(files.unlink(ROOT, group, "s"))
+    done(files.rmdir(ROOT, files.root, "g"))
+    assert "g" not in files.root.groups
+    files.close()
+    store.close()
