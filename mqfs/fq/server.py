@@ -96,12 +96,13 @@ class FqServer:
         try:
             with scope:
                 return await self._serve(channel, peer)
-        except Exception as error:
-            why = ungrouped(error)
-            if isinstance(why, Malformed | trio.TooSlowError):
-                log.info("%s: connection ended: %s", peer.where, why if why.args else "no sign of the client")
-            elif not isinstance(why, Gone):
-                log.exception("%s: connection ended", peer.where)
+        except* Gone:  # perhaps beside the cancellation of a server that stops
+            pass
+        except* (Malformed, trio.TooSlowError) as errors:
+            why = ungrouped(errors)
+            log.info("%s: connection ended: %s", peer.where, why if why.args else "no sign of the client")
+        except* Exception:
+            log.exception("%s: connection ended", peer.where)
         finally:
             self._scopes.discard(scope)
         return True

@@ -207,7 +207,7 @@ class Acceptor:
                     log.warning("%s: connection ended: user %d not looked up in time", peer.where, peer.uid)
                     return
                 await self.serve(sock, tls, peer, listener)
-        except Exception:
+        except* Exception:  # beside a cancellation, too: it would end all connections
             log.exception("%s: connection ended", peer.where)
         finally:
             self.give_place(peer)

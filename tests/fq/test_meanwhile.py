@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from trio.testing import wait_all_tasks_blocked
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import NotFound
+from mqfs.fq import codec
 from mqfs.fq.codec import Message, MessageParser
 from mqfs.fq.delivery import Delivery
 from mqfs.fq.exchanges import BrokerCounts, Exchange, Exchanges
@@ -287,6 +289,31 @@ def test_a_bind_whose_consumer_goes_with_a_reader_meanwhile_can_be_asked_again(t
             assert list(queue.holds) == [exchanges.find(b"a")]
 
     trio.run(run)
+
+
+def test_a_client_that_goes_in_the_moment_in_which_the_server_stops(caplog: pytest.LogCaptureFixture) -> None:
+    """It is no failure, of the server or of its connection. Whichever of both is first is left to chance."""
+
+    async def run() -> None:
+        listener = listen("tcp!127.0.0.1!0")
+        server = FqServer(Queues().tree, group="fq", node=bytes(4), tcp_user="root")
+        server.add(listener)
+        near, far = socket.socketpair()
+        with near, far:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(server.run)
+                name = listener.socket.getsockname()
+                one = await trio.to_thread.run_sync(partial(client.Client, name, "q", with_data=False))
+                one.commands.sendall(20_000 * codec.status())
+                await wait_all_tasks_blocked(0.02)  # the server waits for room for its answers
+                far.send(b"x")
+                one.commands.close()  # it resets the connection, as there are answers that it has not read
+                await trio.lowlevel.wait_readable(near)
+                await server.stop()
+
+    for _ in range(20):
+        trio.run(run)
+    assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []
 
 
 @pytest.mark.parametrize("now", ["", line_of("root", SECRET, "read")], ids=["revoked", "changed"])
