@@ -29,10 +29,12 @@ def wait_s(context: click.Context, option: click.Parameter, value: str) -> float
     return seconds
 
 
-def addresses(context: click.Context, argument: click.Parameter, value: str) -> str:
-    """A callback of click: the address of a server, or several with commas between. Raises BadParameter."""
+def addresses(context: click.Context, argument: click.Parameter, value: str | None) -> str | None:
+    """A callback of click: the address of a server, or several with commas between; None: not given. Raises
+    BadParameter."""
     try:
-        parse_addresses(value)
+        if value is not None:
+            parse_addresses(value)
     except BadAddress as error:
         raise click.BadParameter(error.detail) from None
     return value

@@ -21,6 +21,7 @@ from weakref import WeakValueDictionary
 import anyio
 import click
 
+from mqfs.cli import arguments
 from mqfs.client import Message, aio
 from mqfs.client.aio import AsyncClaim, AsyncClaims, AsyncGroup
 from mqfs.errors import (
@@ -53,7 +54,10 @@ Unsettled claims go to others when you end. `tail` and `history` look without cl
 
 
 @click.command()
-@click.option("--at", "address", metavar="ADDRESS", help="Address of the server; else $MQFS_ADDRESS, ./mqfs.sock.")
+@click.option(
+    "--at", "address", callback=arguments.addresses, metavar="ADDRESS",
+    help="Address of the server; else $MQFS_ADDRESS, ./mqfs.sock.",
+)  # fmt: skip
 @click.option("--group", default=GROUP, metavar="PATH", show_default=True, help="Group; made where it is missing.")
 @click.option("--read-only", is_flag=True, help="Offer the tools that only look.")
 def mcp(address: str | None, group: str, read_only: bool) -> int:

@@ -67,6 +67,9 @@ def test_help_names_every_option_of_the_manual(tmp_path: Path) -> None:
         (("bridge", "fsq", "folder", "unix!s", "g", "--poll", "1x"), "invalid duration '1x'"),
         (("bridge", "fq", "localhost:1", "e", "p", "x", "--node", "127.0.0.1"), "invalid address 'x'"),
         (("bench", "--at", "x"), "invalid address 'x'"),
+        (("mcp", "--at", "x"), "invalid address 'x'"),
+        (("mcp", "--at", "tcp!h!x"), "invalid address 'tcp!h!x'"),
+        (("spark", "verify", "g/s", "--at", "x"), "'x'"),
         (("restore", "file:///nowhere", "store", "--until", "x"), "--until 'x': invalid time"),
     ],
 )
