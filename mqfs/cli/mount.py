@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import attrs
@@ -85,27 +85,28 @@ async def run(options: Options, notify: Callable[[str], None]) -> int:
     session = Session(options.address, patience_s=options.patience_s, user=options.user, token=options.token)
     terminal = Terminal()  # first: it looks whether SIGHUP is ignored
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-        link = await session.connect()
         refused: MqfsError | None = None
+        stopping, starting = trio.Event(), trio.CancelScope()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(session.run, link)
+            nursery.start_soon(_until_signal, signals, terminal, stopping, starting)
             try:
-                tree = await RemoteTree.of(session)
-                trace = printer("fuse", {"fuse"} if options.trace else ())
-                fuse = mounts.FuseMount(tree, path, allow_other=allow_other, trace=trace)
-                await fuse.attach()
+                with starting:  # a server that does not answer is waited for
+                    link = await session.connect()
+                    nursery.start_soon(session.run, link)
+                    tree = await RemoteTree.of(session)
+                    trace = printer("fuse", {"fuse"} if options.trace else ())
+                    fuse = mounts.FuseMount(tree, path, allow_other=allow_other, trace=trace)
+                    await fuse.attach()
+                    await nursery.start(fuse.run)
             except MqfsError as error:
                 refused = error
+            if refused is not None or starting.cancelled_caught:
                 nursery.cancel_scope.cancel()
                 await trio.lowlevel.checkpoint()
-            await nursery.start(fuse.run)
             log.info("%s mounted at %s", link.where, path)
             notify("READY=1")
             nursery.start_soon(_until_unmounted, fuse, nursery.cancel_scope)
-            async for number in signals:
-                if number != signal.SIGHUP or terminal.is_gone():
-                    log.info("%s: stopping", signal.Signals(number).name)
-                    break
+            await stopping.wait()
             notify("STOPPING=1")
             session.close()
             await fuse.stop()
@@ -113,6 +114,16 @@ async def run(options: Options, notify: Callable[[str], None]) -> int:
     if refused is not None:
         raise refused
     return 0
+
+
+async def _until_signal(signals: AsyncIterator[int], terminal: Any, stopping: Any, starting: Any) -> None:
+    """At a signal that ends it: set the event `stopping`, and cancel the scope `starting`."""
+    async for number in signals:
+        if number != signal.SIGHUP or terminal.is_gone():
+            log.info("%s: stopping", signal.Signals(number).name)
+            stopping.set()
+            starting.cancel()
+            break
 
 
 async def _until_unmounted(fuse: Any, scope: Any) -> None:

@@ -536,6 +536,35 @@ def test_a_mount_that_cannot_be_is_one_line(tmp_path: Path, what: str) -> None:
 # ------------------------------------------------------------ signals, terminals
 
 
+@pytest.mark.parametrize("answers", [0, 2], ids=["nothing", "attach"])
+def test_a_signal_ends_the_wait_for_the_first_answers(answers: int) -> None:
+    """Where the server accepts the connection, and answers nothing more."""
+    with short_folder() as folder, Server.at(folder) as server:
+        (path := folder / "far").mkdir()
+        frozen, silent = Frozen(folder / "frozen", server.address), threading.Event()
+
+        def some() -> Iterator[int]:
+            yield from range(answers)
+            silent.set()
+
+        frozen.answers = itertools.chain([some()], itertools.repeat(()))
+        words = [*COMMAND, "mount", f"unix!{frozen.path}", str(path), "--patience", "1h"]
+        try:
+            with subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+                try:
+                    assert silent.wait(HANG_S)
+                    process.terminate()
+                    _, said = process.communicate(timeout=HANG_S)
+                finally:
+                    process.kill()
+            assert (process.returncode, said) == (0, "mqfs: SIGTERM: stopping\n")
+            assert not mounted(path)
+        finally:
+            frozen.listener.close()
+            frozen.end()
+            unmount(path)
+
+
 def test_hangup_changes_nothing(elsewhere: Elsewhere) -> None:
     group = elsewhere.group("g", "replay all")
     for number in range(3):
