@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import attrs
 
+from mq_tools.cli_types import open_standard_files
 from mqfs import limits
 from mqfs.cli.users import become
 from mqfs.errors import BadAddress, BadCommand, BadConfig, BadStore, MqfsError
@@ -241,6 +242,7 @@ def mount(request: Request) -> int:
 
 def main() -> NoReturn:
     """The entry point: one line for every failure, no traceback."""
+    open_standard_files()
     try:
         request = parse(sys.argv[1:])
         sys.exit(0 if request.fake else mount(request))

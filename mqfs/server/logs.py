@@ -133,13 +133,18 @@ def set_up(level: str = "info", form: str = "text") -> None:
     audit.setLevel(logging.INFO)
 
 
-def move_to_syslog() -> None:
-    """Log to syslog from now on, as of a process that leaves its terminal; nowhere where there is none."""
-    handler: logging.Handler
-    try:
-        handler = SysLogHandler("/dev/log", SysLogHandler.LOG_DAEMON)
-    except OSError:
-        handler = logging.NullHandler()
-    handler.setFormatter(OneLine("mqfs[%(process)d]: %(message)s"))
+def move_to_syslog(path: str = "/dev/log") -> None:
+    """Log to syslog from now on, as of a process that leaves its terminal; nowhere where there is none.
+
+    Args:
+        path: Its socket.
+    """
     for logger in (logging.root, logging.getLogger("mqfs.audit")):
+        handler: logging.Handler
+        try:
+            handler = SysLogHandler(path, SysLogHandler.LOG_DAEMON)
+        except OSError:
+            handler = logging.NullHandler()
+        handler.setFormatter(OneLine("mqfs[%(process)d]: %(message)s"))
         logger.handlers[:] = [handler]
+    logging.root.handlers[0].addFilter(Sparing())  # of the lines of the audit none is left out

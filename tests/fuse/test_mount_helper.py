@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,28 @@ def test_a_server_elsewhere(space: tuple[MountSpace, Path]) -> None:
         assert at.run("umount", mount) == (0, "")
         eventually(lambda: not at.servers(), "the process of the mount ends")
         assert server.process.poll() is None
+
+
+@needs_root
+@pytest.mark.parametrize("redirection", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_a_mount_with_a_file_closed(space: tuple[MountSpace, Path], redirection: str, is_elsewhere: bool) -> None:
+    """None of its own files gets that number: what is written there would be in it."""
+    at, folder = space
+    with ExitStack() as stack:
+        source = f"{folder}/closed"
+        if is_elsewhere:
+            (folder / "open").mkdir(exist_ok=True)
+            stack.enter_context(Server.at(folder / "open"))
+            source = f"unix!{folder}/open/socket"
+        command = f'exec "$@" {redirection}'
+        assert at.run("sh", "-c", command, "sh", "mount.mqfs", source, folder / "mq")[0] == 0
+        stream = at.path(folder / "mq") / f"s{int(is_elsewhere)}"
+        stream.write_text("hello\n")
+        (pid,) = at.servers()
+        assert [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in range(3)] == 3 * [os.devnull]
+        assert at.run("umount", folder / "mq") == (0, "")
+        eventually(lambda: not at.servers(), "the server ends")
 
 
 @needs_root

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,8 @@ from mqfs import errors, limits
 from mqfs.model import User
 from mqfs.net.audit import Audit
 from mqfs.ninep.client.connection import connect
-from mqfs.server.logs import Handler, JsonLine, OneLine, Sparing, check, leads_to_journal
+from mqfs.server.logs import Handler, JsonLine, OneLine, Sparing, check, leads_to_journal, move_to_syslog
+from tests.support.eventually import HANG_S
 from tests.support.server import Server
 
 log = logging.getLogger("tests.logs")
@@ -52,6 +55,34 @@ def test_lines_of_a_kind_are_bounded_and_the_rest_is_counted(
         ]  # fmt: skip
     finally:
         caplog.handler.filters.clear()
+
+
+def test_lines_of_a_kind_are_bounded_in_syslog_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for those of the audit."""
+    audit = logging.getLogger("mqfs.audit")
+    for logger in (logging.root, audit):
+        monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(audit, "propagate", False)  # as a server has it
+    lines: list[str] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslog, ThreadPoolExecutor(1) as thread:
+
+        def receive() -> None:
+            while (line := syslog.recv(1 << 16).rstrip(b"\0").decode().partition("]: ")[2]) != "end":
+                lines.append(line)
+
+        syslog.settimeout(HANG_S)
+        syslog.bind(str(tmp_path / "log"))
+        move_to_syslog(str(tmp_path / "log"))
+        received = thread.submit(receive)
+        for number in range(2 * limits.LOG_LINES):
+            repeat(number)
+            audit.error("change %d", number)
+        log.error("end")
+        received.result()
+        for logger in (logging.root, audit):
+            logger.handlers[0].close()
+    assert [line for line in lines if "failed" in line] == [f"connection {n} failed" for n in range(limits.LOG_LINES)]
+    assert [line for line in lines if "change" in line] == [f"change {n}" for n in range(2 * limits.LOG_LINES)]
 
 
 # ---------------------------------------------------------------- JSON, and the journal
