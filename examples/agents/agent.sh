@@ -3,7 +3,7 @@
 #
 #   MQFS_TOKEN=... examples/agents/agent.sh NAME COMMAND...        until it is ended; JOBS=1: after so many jobs
 #   URL=http://127.0.0.1:8080/agents                               the group of the inboxes
-#   LEASE=60                                                       seconds, until others get a killed agent's job
+#   LEASE=60                                                       seconds, until others get a killed agent's job; 3 on
 #
 # COMMAND has the job as its standard input, and may take as long as it likes; what it prints is sent to the inbox of
 # the header `reply-to`, if there is one. Where that cannot be sent the job is a dead letter. Where COMMAND fails the
@@ -14,15 +14,16 @@ name=$1
 shift
 url=${URL:-http://127.0.0.1:8080/agents}
 lease=${LEASE:-60}
+[ "$lease" -ge 3 ] 2>/dev/null || { echo "agent $name: LEASE '$lease' (expected a number of seconds, at least 3)" >&2 && exit 2; }
 inbox=$url/.consumers/$name
 answer=$(mktemp)
 trap 'rm -f "$answer"' EXIT
 ask() { curl -fsS -H "Authorization: Bearer $MQFS_TOKEN" "$@"; }
 settle() { printf %s "$token" | ask -o /dev/null --data-binary @- "$inbox/$1"; }
 
-# Renew the lease until the work is done, or this agent was killed.
+# Renew the lease until the work is done, or this agent was killed. One that fails is tried again before the lease ends.
 renew() {
-    while sleep $((lease / 3)) && kill -0 $$ && settle "touch?lease=${lease}s"; do :; done >/dev/null 2>&1
+    while sleep $((lease / 3)) && kill -0 $$; do settle "touch?lease=${lease}s" || :; done >/dev/null 2>&1
 }
 
 left=${JOBS:-0}
@@ -40,7 +41,7 @@ while :; do
     else
         verb=nack
     fi
-    kill $! 2>/dev/null || : # it ends by itself where the claim was lost
+    kill $! 2>/dev/null || :
     settle "$verb" || echo "agent $name: the job is done again" >&2
     [ $((left -= 1)) -ne 0 ] || break
 done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -257,13 +258,24 @@ def agents(served_agents: Agents) -> Iterator[Agents]:
     assert served_agents.counts()[0] == 0
 
 
-def test_an_agent_keeps_a_job_that_takes_longer_than_the_lease(agents: Agents, tmp_path: Path) -> None:
+FAILS_ONCE = """#!/bin/sh
+case $* in *touch*) if mkdir "$ONCE" 2>/dev/null; then exit 7; fi ;; esac
+exec {curl} "$@"
+"""
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["", "one renewal fails"])
+def test_an_agent_keeps_a_job_that_takes_longer_than_the_lease(agents: Agents, tmp_path: Path, fails: bool) -> None:
     agents.ask("long")
     _, failed, acknowledged = agents.counts()
-    go, lease_s = tmp_path / "go", 6
+    go, once, lease_s, more = tmp_path / "go", tmp_path / "once", 6, dict[str, str]()
+    if fails:
+        (curl := tmp_path / "curl").write_text(FAILS_ONCE.format(curl=shutil.which("curl")))
+        curl.chmod(0o755)
+        more = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ONCE": str(once)}
     with ThreadPoolExecutor(1) as pool:
         work = ["sh", "-c", f"touch {tmp_path}/begun; until [ -e {go} ]; do sleep .1; done"]
-        done = pool.submit(agents.work, "reviewer", *work, LEASE=str(lease_s))
+        done = pool.submit(agents.work, "reviewer", *work, LEASE=str(lease_s), **more)
         try:
             eventually((tmp_path / "begun").exists, "the work has begun")
             other = agents.web.post(f"/agents/.consumers/reviewer/claim?wait={2 * lease_s}s", **agents.mine)
@@ -272,6 +284,16 @@ def test_an_agent_keeps_a_job_that_takes_longer_than_the_lease(agents: Agents, t
             go.touch()
         done.result()
     assert agents.counts() == (0, failed, acknowledged + 1)
+    assert once.exists() == fails
+
+
+@pytest.mark.parametrize("lease", ["0", "2", "-1", "1m", "x"])
+def test_an_agent_refuses_a_lease_that_it_cannot_renew_in_time(agents: Agents, lease: str) -> None:
+    words = [EXAMPLES / "agents/agent.sh", "reviewer", "cat"]
+    environ = environment(URL=agents.url, MQFS_TOKEN=agents.tokens["reviewer"], LEASE=lease, JOBS="1")
+    done = subprocess.run(words, env=environ, capture_output=True, timeout=HANG_S, text=True, stdin=subprocess.DEVNULL)
+    said = f"agent reviewer: LEASE '{lease}' (expected a number of seconds, at least 3)\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
 def test_the_job_of_an_agent_that_is_killed_goes_to_another(agents: Agents, tmp_path: Path) -> None:
