@@ -22,6 +22,7 @@ static PyMethodDef functions[] = {
 static int begin(PyObject *module)
 {
     crc_begin();
+    if (postings_begin()) return -1;
     PyObject *ready = PyType_FromSpec(&ready_spec);
     if (!ready || PyModule_AddObjectRef(module, "Ready", ready)) return -1;
     Py_DECREF(ready);

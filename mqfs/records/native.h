@@ -1,4 +1,4 @@
-/* What the parts of this extension share: the head of a record, and their functions. Nothing is kept between two calls. */
+/* What the parts of this extension share: the head of a record, and their functions. */
 #ifndef MQFS_NATIVE_H
 #define MQFS_NATIVE_H
 #include <Python.h>
@@ -34,6 +34,7 @@ static inline int arguments(const char *name, Py_ssize_t count, Py_ssize_t wante
 
 #pragma GCC visibility push(hidden)
 extern PyType_Spec ready_spec;
+int postings_begin(void); /* before all others of postings.c; -1 with an error set */
 PyObject *native_pack(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *native_frames(PyObject *self, PyObject *data);
 PyObject *native_stamp(PyObject *self, PyObject *const *args, Py_ssize_t count);

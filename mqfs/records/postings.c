@@ -1,4 +1,5 @@
-/* The rows of each stream: the postings of a segment, which are their ordinals, and their tally. Nothing is kept between two calls.
+/* The rows of each stream: the postings of a segment, which are their ordinals, and their tally. Nothing is kept between two calls
+ * but two random factors: a client that writes into a ring chooses the numbers, and none that it finds may share their slots.
  *
  * Bounds. `whose` has an entry a row. There are size / 2 owners for `size` slots and `grow` comes before more than that, so half of
  * the slots are free and the search for one ends. Each owner's list has room for as many ordinals as rows were counted for it. */
@@ -14,23 +15,41 @@ typedef struct {
     Owner *owners;
     uint32_t *slots; /* owner + 1 */
     size_t count, size;
+    unsigned shift; /* to as many bits as a slot's number has */
 } Owners;
 
+static uint64_t factors[2]; /* odd, of this process */
+
+int postings_begin(void)
+{
+    PyObject *module = PyImport_ImportModule("os");
+    PyObject *random = module ? PyObject_CallMethod(module, "urandom", "n", (Py_ssize_t)sizeof factors) : NULL;
+    char *bytes = random ? PyBytes_AsString(random) : NULL;
+    if (bytes) memcpy(factors, bytes, sizeof factors);
+    factors[0] |= 1;
+    factors[1] |= 1;
+    Py_XDECREF(random);
+    Py_XDECREF(module);
+    return bytes ? 0 : -1;
+}
+
+/* The high bits of a product depend on all bits of its factors. */
 static uint32_t *slot_of(const Owners *o, uint32_t stream)
 {
-    size_t at = (size_t)((stream * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & (o->size - 1);
+    uint64_t mixed = stream * factors[0];
+    size_t at = (size_t)((mixed ^ mixed >> 32) * factors[1] >> o->shift);
     while (o->slots[at] && o->owners[o->slots[at] - 1].stream != stream) at = (at + 1) & (o->size - 1);
     return o->slots + at;
 }
 
 static int grow(Owners *o)
 {
-    size_t size = o->size ? 2 * o->size : 64;
+    size_t size = o->size ? 2 * o->size : 1 << 6;
     uint32_t *slots = PyMem_Calloc(size, sizeof *slots);
     Owner *owners = slots ? PyMem_Realloc(o->owners, size / 2 * sizeof *owners) : NULL;
     if (!owners) return PyMem_Free(slots), PyErr_NoMemory(), 0;
     PyMem_Free(o->slots);
-    *o = (Owners){owners, slots, o->count, size};
+    *o = (Owners){owners, slots, o->count, size, o->size ? o->shift - 1 : 64 - 6};
     for (size_t i = 0; i < o->count; i++) *slot_of(o, owners[i].stream) = (uint32_t)i + 1;
     return 1;
 }
@@ -64,7 +83,7 @@ PyObject *native_tally(PyObject *module, PyObject *const *args, Py_ssize_t count
     if (!arguments("tally", count, 2) || PyObject_GetBuffer(args[0], &streams, PyBUF_SIMPLE)) return NULL;
     if (PyObject_GetBuffer(args[1], &bodies, PyBUF_SIMPLE)) return PyBuffer_Release(&streams), NULL;
     size_t rows = (size_t)streams.len / 4;
-    Owners o = {NULL, NULL, 0, 0};
+    Owners o = {0};
     PyObject *result = NULL;
     uint32_t *whose = PyMem_Malloc((rows + 1) * sizeof *whose);
     Sum *sums = NULL;
@@ -100,7 +119,7 @@ PyObject *native_postings(PyObject *module, PyObject *const *args, Py_ssize_t co
     if (!arguments("postings", count, 2) || !integers(args + 1, 1, &begin)) return NULL;
     if (PyObject_GetBuffer(args[0], &view, PyBUF_SIMPLE)) return NULL;
     size_t rows = (size_t)view.len / 4;
-    Owners o = {NULL, NULL, 0, 0};
+    Owners o = {0};
     PyObject *result = NULL;
     uint32_t *whose = PyMem_Malloc((rows + 1) * sizeof *whose);
     if (!whose) PyErr_NoMemory();

@@ -42,10 +42,11 @@ def is_ordered(rows: RecordColumns) -> bool:
     return bool(_need().ordered(rows.sequences, rows.times))
 
 
-def is_plain(rows: RecordColumns, most: int) -> bool:
+def is_plain(rows: RecordColumns, most: int, streams: range) -> bool:
     """Whether all are messages without headers that a client may publish: whole atomic batches and ephemeral ones, with
-    bodies of 1 to `most` bytes."""
-    return bool(_need().plain(rows.bodies, rows.headers, rows.kinds, rows.flags, most))
+    bodies of 1 to `most` bytes, of streams with numbers in that range."""
+    columns = rows.bodies, rows.headers, rows.kinds, rows.flags, rows.streams
+    return bool(_need().plain(*columns, most, streams.start, streams.stop))
 
 
 def moved(rows: RecordColumns, by: int) -> RecordColumns:

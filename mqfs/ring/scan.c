@@ -116,23 +116,29 @@ PyObject *native_ordered(PyObject *module, PyObject *const *args, Py_ssize_t cou
     return PyBool_FromLong(fits);
 }
 
-/* plain(bodies, headers, kinds, flags, most): whether all are messages without headers, in whole batches, of 1 to `most` bytes. */
+/* plain(bodies, headers, kinds, flags, streams, most, first, next): whether all are messages without headers, in whole batches, of 1
+ * to `most` bytes and of streams from `first` to before `next`. */
 PyObject *native_plain(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
-    Py_buffer column[4];
-    uint64_t most;
-    if (!arguments("plain", count, 5, 5) || !number(args[4], UINT32_MAX, &most) || !columns(args, 4, column, "\4\2\1\1")) return NULL;
+    Py_buffer column[5];
+    uint64_t most, first, next;
+    if (!arguments("plain", count, 8, 8) || !number(args[5], UINT32_MAX, &most) || !number(args[6], UINT32_MAX, &first) ||
+        !number(args[7], UINT64_MAX, &next) || !columns(args, 5, column, "\4\2\1\1\4"))
+        return NULL;
     const uint8_t *bodies = column[0].buf, *headers = column[1].buf, *kinds = column[2].buf, *flags = column[3].buf;
+    const uint8_t *streams = column[4].buf;
     size_t rows = (size_t)column[2].len;
     int inside = 0;
     for (size_t row = 0; row < rows && inside >= 0; row++) {
-        uint32_t body;
+        uint32_t body, stream;
         memcpy(&body, bodies + 4 * row, 4);
+        memcpy(&stream, streams + 4 * row, 4);
         inside = next_state(inside, flags[row]);
+        if (stream < first || stream >= next) inside = -1;
         if (kinds[row] != 1 || headers[2 * row] || headers[2 * row + 1] || !body || body > most) inside = -1;
     }
-    release(column, 4);
+    release(column, 5);
     return PyBool_FromLong(!inside);
 }
 

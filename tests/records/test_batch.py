@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from mqfs.store.segment.index import NonMessageRecords, OpenIndex
 from mqfs.store.segment.recovery import scan_segment
 from tests.support.batches import Units, frame
 from tests.support.campaign import size
+from tests.support.chosen_numbers import crowded_numbers
 from tests.support.temp_store import lowered
 
 INNER, SETTLED = 2, 4
@@ -242,6 +244,27 @@ def test_tally_of_columns_that_do_not_fit() -> None:
 def test_postings_of_many_streams() -> None:
     streams = array("I", [n * 7 for n in range(10_000)] * 2)
     assert all(list(array("I", rows)) == [s // 7, s // 7 + 10_000] for s, rows in batch.postings(streams, 0))
+
+
+@pytest.mark.parametrize("numbers", ["crowded", "pairs of powers of two", "multiples"])
+def test_no_numbers_of_streams_are_searched_for_long(numbers: str) -> None:
+    """Whoever writes into a ring chooses them: they take about as long as numbers that follow one another."""
+    count = 50_000
+    powers = sorted({(1 << a) + (1 << b) + c for a in range(31) for b in range(31) for c in range(110)})
+    chosen = {
+        "crowded": crowded_numbers(count),
+        "pairs of powers of two": array("I", powers[:count]),
+        "multiples": array("I", range(0, count << 16, 1 << 16)),
+    }[numbers]
+
+    def measured(streams: array[int]) -> float:
+        rows = RecordColumns(0, *(memoryview(streams) for _ in range(8)))
+        began = time.process_time()
+        assert len(batch.tally(rows)) == len(list(batch.postings(streams, 0))) == len(streams)
+        return time.process_time() - began
+
+    plain = min(measured(array("I", range(len(chosen)))) for _ in range(3))
+    assert min(measured(chosen) for _ in range(3)) < 10 * plain + 0.1
 
 
 KINDS = st.sampled_from([Kind.MESSAGE, Kind.MESSAGE, Kind.END, Kind.CHANGE, Kind.ACK])

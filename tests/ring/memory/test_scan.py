@@ -51,12 +51,13 @@ def test_noise(noise: bytes) -> None:
     assert (columns.end, [*zip(*columns[1:], strict=True)]) == rows(noise)
 
 
+ALL = range(1 << 32)  # numbers of streams
 BATCHES = re.compile(rb"(?:\x00|\x01\x03*\x02|\x04)*")  # flags of whole atomic batches, and of ephemeral messages
 
 
 @given(st.binary(max_size=12).map(lambda flags: bytes(flag % 6 for flag in flags)))
 def test_flags_of_whole_batches(flags: bytes) -> None:
-    assert is_plain(columns_of(flags=flags), 1) == bool(BATCHES.fullmatch(flags))
+    assert is_plain(columns_of(flags=flags), 1, ALL) == bool(BATCHES.fullmatch(flags))
 
 
 @pytest.mark.parametrize("at", range(3))
@@ -64,13 +65,16 @@ def test_what_a_client_may_not_publish(at: int) -> None:
     def changed(sound: int, other: int) -> list[int]:
         return [other if row == at else sound for row in range(3)]
 
-    assert is_plain(columns_of(bodies=[1, 9, 2]), 9)
+    assert is_plain(columns_of(bodies=[1, 9, 2]), 9, ALL)
     for other in (0, 10, 2**32 - 1):
-        assert not is_plain(columns_of(bodies=changed(9, other)), 9)
+        assert not is_plain(columns_of(bodies=changed(9, other)), 9, ALL)
     for other in (0, 2, 6, 255):
-        assert not is_plain(columns_of(kinds=changed(1, other)), 9)
+        assert not is_plain(columns_of(kinds=changed(1, other)), 9, ALL)
     for other in (1, 256, 2**16 - 1):
-        assert not is_plain(columns_of(headers=changed(0, other)), 9)
+        assert not is_plain(columns_of(headers=changed(0, other)), 9, ALL)
+    for other in (0, 15, 18, 2**32 - 1):
+        assert is_plain(columns_of(streams=changed(16, 17)), 9, range(16, 18))
+        assert not is_plain(columns_of(streams=changed(17, other)), 9, range(16, 18))
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-2, 2)), min_size=1, max_size=6), st.booleans())
@@ -91,7 +95,7 @@ def test_moved(positions: list[int], by: int) -> None:
 def test_columns_that_do_not_fit() -> None:
     for rows in (columns_of(kinds=[1] * 3, flags=[0] * 2), columns_of(kinds=[], flags=[0])):
         with pytest.raises(ValueError, match="columns of different lengths"):
-            is_plain(rows, 9)
+            is_plain(rows, 9, ALL)
     with pytest.raises(ValueError, match="columns of different lengths"):
         is_ordered(columns_of(sequences=[1, 2], times=[1]))
 

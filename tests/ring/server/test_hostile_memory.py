@@ -34,6 +34,7 @@ from tests.ring.server.story import small
 from tests.store.script import PATH
 from tests.support.anyone import NOBODY, plain_environment, python_for_anyone
 from tests.support.campaign import seed, size, whole
+from tests.support.chosen_numbers import crowded_numbers
 from tests.support.eventually import HANG_S, eventually, patient
 from tests.support.lying_disk import LyingDisk
 from tests.support.server import Server
@@ -272,6 +273,21 @@ def test_a_state_that_makes_no_sense(keeper: Any) -> None:
     client.ring.publish(16, b"after")
     rig.pump()
     assert [body for _, _, body in rig.log()] == [b"before", b"after"]
+    rig.stop()
+
+
+def test_numbers_of_streams_that_there_are_not(keeper: Any) -> None:
+    """As many as the ring can hold in one batch, chosen so that it takes long to count them: they are not counted."""
+    rig = Rig("replay all", disk=LyingDisk())
+    client = rig.attach()
+    rig.own.follower.stop()
+    client.ring.publish_unit([(1, number, b"x") for number in crowded_numbers(57_000)])
+    began = time.process_time()
+    rig.pump()
+    assert time.process_time() - began < patient(WORST_S)
+    rig.tick()
+    assert rig.own is None
+    assert rig.log() == []
     rig.stop()
 
 
