@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
-from mqfs.engine.delivery.dispatcher import Coverage, visible_record
+from mqfs.engine.delivery.dispatcher import visible_record
 from mqfs.model import NEVER, Kind, Record
 from mqfs.state.group import ConsumerState
 
 if TYPE_CHECKING:
-    from mqfs.engine.delivery.consumer import Claim
+    from mqfs.engine.delivery.consumer import Claim, Coverage
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 

@@ -16,13 +16,14 @@ from mqfs.engine.core import multipart
 from mqfs.engine.core.timers import AGAIN_NS, CONSUMERS, Alarm
 from mqfs.engine.delivery import dispatcher
 from mqfs.engine.delivery.backlog import Backlog
-from mqfs.engine.delivery.dispatcher import Coverage, Dispatcher
+from mqfs.engine.delivery.dispatcher import Dispatcher
 from mqfs.engine.delivery.exclusive_messages import ExclusiveClaims
 from mqfs.engine.delivery.flow import Flow
 from mqfs.engine.delivery.redelivery import Deadlines, Redelivery
 from mqfs.engine.delivery.waiting import ParkedReads
 from mqfs.engine.language.permissions import Numbered
 from mqfs.engine.language.rules import print_rules
+from mqfs.engine.routing.filter import MessageFilter
 from mqfs.model import NEVER, Kind, Record, RecordRun
 from mqfs.records.record import heads
 from mqfs.state.acks import ACK, CLAIM, SEEK, State, Unacked
@@ -31,6 +32,7 @@ from mqfs.state.rules import NO_RULES
 from mqfs.syntax.quoting import quote
 
 if TYPE_CHECKING:
+    from mqfs.engine.delivery.priorities import PriorityIndex
     from mqfs.engine.delivery.registry import Consumers
     from mqfs.engine.files.claiming import ClaimingHandle
     from mqfs.engine.group import Group
@@ -422,3 +424,74 @@ class Consumer(Numbered):
             if self._log.end.failed is None:
                 self.removal_due = True
                 self.alarm.at(self._group.clock.engine_ns() + AGAIN_NS)
+
+
+# ------------------------------------------------------------ coverage
+
+
+class Coverage:
+    """Which messages of a group are for a consumer, wherever it is: those of the stream, view or group that it is over.
+
+    `stream`: the one whose default consumer it is; None: it has a name and `state.over`.
+    """
+
+    __slots__ = ("_filter", "_filter_version", "_group", "_held", "_own", "_ranks", "exclusives_only", "stream")
+
+    def __init__(
+        self, group: Group, ranks: PriorityIndex, own: ConsumerState, stream: Stream | None, held: set[int]
+    ) -> None:
+        self._group, self._ranks, self._own, self.stream = group, ranks, own, stream
+        self._held = held  # exclusive messages that this consumer claimed first
+        self.exclusives_only = False  # a default consumer under `deliver all` has no others
+        self._filter: MessageFilter | None = None
+        self._filter_version = -1
+
+    @property
+    def filter(self) -> MessageFilter:
+        """Finds its messages in the log, and others that `matches` leaves out."""
+        group = self._group
+        if self._filter is None or self._filter_version != group.catalog_version:
+            self._filter_version = group.catalog_version
+            numbers, names = self._over()
+            old = self._filter
+            if old is None or (old.numbers, tuple(old.names)) != (numbers, names):
+                self._filter = MessageFilter(group, numbers, names)
+        assert self._filter is not None
+        return self._filter
+
+    def _over(self) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
+        """Numbers of streams, names of views."""
+        if self.stream is not None:
+            return (self.stream.number,), ()
+        over = self._own.over
+        if not over:
+            return None, ()
+        if over in self._group.views:
+            return None, (over,)
+        stream = self._group.streams.get(over)
+        return (stream.number,) if stream else (), ()
+
+    def covers(self, stream: Stream) -> bool:
+        """Whether messages of the stream may be for it. Dead letters are only for a consumer over their stream."""
+        if self.stream is not None:
+            return stream is self.stream
+        name, over = stream.state.name, self._own.over
+        if name == self._group.log.settings.dead and name != over:
+            return False
+        return not over or self.filter.covers(stream)
+
+    def matches(self, stream: Stream, record: Record) -> bool:
+        """Whether the message is for this consumer, acked or not. An exclusive one is for the first that claims it, and
+        stays so when its stream leaves a view."""
+        if self.exclusives_only:
+            return self._ranks.is_hidden(record)
+        if self.stream is not None or record.sequence in self._held:
+            return True
+        if self._own.over:
+            if not (self.covers(stream) and self.filter.selects(stream, record)):
+                return False
+        elif stream.state.name == self._group.log.settings.dead:
+            return False
+        if not record.headers or not self._ranks.is_exclusive(record.sequence):
+            return True
+        return not stream.exclusives.is_taken(record.sequence)

@@ -11,9 +11,12 @@ urgent, never with the backlog.
 The claim of 5 says `slot 3 to 5`: 3 and 4 have nothing for the consumer, and the acks of neighbours join to one range.
 Past 7, which is known, the slot [6, 6] holds no message. It is a gap, and acked with the next claim.
 
-A scan that passes over many messages continues in portions, for that receiver: up to one for it, or to the end that the
-log had when it began. Both places, `_scan_position` and the receiver's `scanned_to`, are remembered at each step. Until
-then that receiver gets nothing by it, also by a claim that does not wait, which ends when it `has_looked`.
+A receiver that may not have the first of `_ready` has a heap of its own (`Own`): it looks at each once.
+
+A search that passes over many messages, of `_ready` or of the log, continues in portions, for that receiver: up to one
+for it, or to the end that the log had when it began. Both places, `_scan_position` and the receiver's `scanned_to`, are
+remembered at each step. Until then that receiver gets nothing by it, also by a claim that does not wait, which ends
+when it `has_looked`.
 """
 
 from __future__ import annotations
@@ -29,17 +32,15 @@ from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.flow import Flow, Keys
 from mqfs.engine.delivery.priorities import DeliveryAttributes, PriorityIndex
 from mqfs.engine.delivery.waiting import Waiting
-from mqfs.engine.routing.filter import MessageFilter
 from mqfs.model import NEVER, Kind, Record, RecordRun, Wait
 from mqfs.records.headers import NORMAL, key_of
 from mqfs.state.acks import ACK, AckState, Unacked, step
-from mqfs.state.group import ConsumerState
 
 if TYPE_CHECKING:
+    from mqfs.engine.delivery.consumer import Coverage
     from mqfs.engine.delivery.redelivery import Deadlines
     from mqfs.engine.files.claiming import ClaimingHandle
     from mqfs.engine.group import Group
-    from mqfs.engine.stream import Stream
 
 MESSAGE = int(Kind.MESSAGE)
 _FEW = 64  # messages looked up in less than a millisecond
@@ -61,6 +62,18 @@ def visible_record(group: Group, sequence: int, unacked: bool = False) -> Record
     return record if stream is not None and stream.kept.visible(record, unacked) else None
 
 
+class Own:
+    """The messages known to be free that one receiver may have, as it may not have the first of all: those of the first
+    `seen` in `offered`. Also some that are not free any more."""
+
+    __slots__ = ("heap", "offered", "seen", "version")
+
+    def __init__(self, offered: list[Key], version: int) -> None:
+        self.offered, self.version = offered, version
+        self.heap: list[Key] = []
+        self.seen = 0
+
+
 class Dispatcher:
     """The search for a consumer, of which `receivers` are open. It claims nothing: see `on_claimed`."""
 
@@ -72,7 +85,9 @@ class Dispatcher:
         "_group",
         "_keys",
         "_loading",
+        "_looked",
         "_looked_through",
+        "_offered",
         "_order",
         "_progress",
         "_ranks",
@@ -103,9 +118,11 @@ class Dispatcher:
         self.gaps: dict[int, int] = {}  # slots that hold nothing for it, first -> last: acked with the next claim
         self._ready: list[Key] | None = None  # known and perhaps free; None: to be looked up by the next claim
         self._loading: list[Key] | None = None  # `_ready`, while it is put together; nothing is claimed meanwhile
-        self._scans: set[ClaimingHandle] = set()  # for these the log is looked through in portions
+        self._offered: list[Key] | None = None  # `_ready` as it came, for those with a heap of their own
+        self._scans: set[ClaimingHandle] = set()  # for these it is looked through in portions
+        self._looked: ClaimingHandle | None = None  # all that was there was just now looked at for it: see `_end_scan`
         self.on_looked: Callable[[], None] = lambda: None  # serve the reads that waited for either
-        self._looked_through = 0  # of these, when all of them were
+        self._looked_through = 0  # those in `_ready`, when they were put into `_offered`
         self._order = 0  # the group's order_version when they were looked up
         self.flow: Flow | None = None  # the rules of the consumer; None: it has none
         self._keys: Keys | None = None  # where one of them is about keys, from the first claim on
@@ -114,7 +131,7 @@ class Dispatcher:
     def move(self, position: int) -> None:
         """All below is acked, nothing above."""
         self._scan_position = self._gap_start = position
-        self._ready, self._loading, self._keys, self.gaps = None, None, None, {}
+        self._ready, self._offered, self._loading, self._keys, self.gaps = None, None, None, None, {}
         for receiver in self._receivers:
             receiver.scanned_to = 0
 
@@ -139,7 +156,7 @@ class Dispatcher:
         if self._ready is None or self._loading is not None:
             return
         if not _FEW < len(self._ready) <= 2 * len(self._progress.unacked):
-            self._ready = None
+            self._ready = self._offered = None
 
     def gap_steps(self) -> bytes:
         """The gaps, as the log says them."""
@@ -156,7 +173,7 @@ class Dispatcher:
         elif self._ready is not None:
             record = visible_record(self._group, sequence)
             rank = DeliveryAttributes(0, NORMAL, NEVER)  # it is gone: the search finds that, and the log will say so
-            heapq.heappush(self._ready, self._ranks.key(sequence, rank) if record is None else self._key(record))
+            self._offer(self._ranks.key(sequence, rank) if record is None else self._key(record))
             if self._keys is not None:
                 self._keys.on_due(sequence)
 
@@ -164,16 +181,25 @@ class Dispatcher:
         """A message was requeued. Whether it is kept still is looked up in its turn."""
         if self._ready is not None:
             rank = self._ranks.get(sequence) or DeliveryAttributes(stream, NORMAL, NEVER)
-            heapq.heappush(self._ready, self._ranks.key(sequence, rank))
+            heapq.heappush(self._ready, key := self._ranks.key(sequence, rank))
+            if self._offered is not None:
+                self._offered.append(key)
             if self._keys is not None:
                 self._keys.on_due(sequence)
 
     def add_ranked(self, sequence: int, rank: DeliveryAttributes) -> None:
         """A new message has delivery attributes."""
         if self._ready is not None and not rank.continued and (rank.exclusive or not self._coverage.exclusives_only):
-            heapq.heappush(self._ready, self._ranks.key(sequence, rank))
+            self._offer(self._ranks.key(sequence, rank))
             if not self._receivers:
                 self.release_cache()
+
+    def _offer(self, key: Key) -> None:
+        """A message may be free."""
+        if self._ready is not None:
+            heapq.heappush(self._ready, key)
+            if self._offered is not None:
+                self._offered.append(key)
 
     def _load(self) -> bool:
         """Put together what is known. False: that takes long, and is done in portions; `on_looked` is called then."""
@@ -193,6 +219,7 @@ class Dispatcher:
             self.search_again()
         ready: list[Key] = []
         self._ready = self._loading = ready
+        self._offered = None
         try:
             for _ in self._ranks.load():
                 yield
@@ -258,8 +285,8 @@ class Dispatcher:
             found = None
         else:
             found = self._scan(receiver)
-            if found is None and receiver in self._scans:
-                return None  # what it finds may come before the best one of those known
+        if found is None and receiver in self._scans and receiver is not self._looked:
+            return None  # what is found may come before the best one of those known
         if best is None or (found is not None and self._key(found[0]) < best[0]):
             return found
         return best[1]
@@ -325,27 +352,37 @@ class Dispatcher:
         if sequence >= self._scan_position and first == self._gap_start:
             self._gap_start = self._scan_position = sequence + 1
 
-    def _best_ready(self, receiver: ClaimingHandle) -> tuple[Key, Next] | None:
-        """The best one of those known that this receiver may have."""
-        heap = self._ready
+    def _best_ready(self, receiver: ClaimingHandle, in_portions: bool = False) -> tuple[Key, Next] | None:
+        """The best one of those known that this receiver may have. None, too, where that is looked for in portions."""
+        waiting, is_first, heap = self._waiting, self._waiting.left > 0, self._ready
         assert heap is not None
         while heap:
             if not self._is_free(heap[0][2]):
                 heapq.heappop(heap)
                 continue
-            key = heap[0] if self._may_have(receiver, heap[0]) else self._next_best(receiver, heap)
-            if key is None:
-                return None
+            mine = heap
+            if not self._may_have(receiver, heap[0]):
+                own = self._own_of(receiver, heap)
+                if not self._look_at_offered(own, receiver):
+                    if in_portions or not self._go_on(receiver, is_first):
+                        return None
+                    continue
+                mine = own.heap
+                while mine and not self._is_free(mine[0][2]):
+                    heapq.heappop(mine)
+                if not mine:
+                    return None
+            key = mine[0]
             sequence = key[2]
-            record = visible_record(self._group, sequence)
+            record = visible_record(self._group, sequence, unacked=True)
             first, failed = self._slot(sequence, record)
             if record is not None and self._coverage.matches(self._group.numbers[record.stream], record):
                 return key, (record, first, failed)
             self.gaps[first] = max(sequence, self.gaps.get(first, 0))  # it expired, was evicted or dropped
-            if key is heap[0]:
-                heapq.heappop(heap)
-            else:
-                heap.remove(key)  # `_next_best` sorted it
+            heapq.heappop(mine)
+            waiting.left -= 1
+            if waiting.left <= 0 and (in_portions or not self._go_on(receiver, is_first)):
+                return None
         return None
 
     # ------------------------------------------------------------ rules, and keys
@@ -367,10 +404,6 @@ class Dispatcher:
             self._by_expiry = self._group.log.settings.order == "expiry"
             yield from self._keys.load()
         yield from self._keys.offer_all()
-
-    def _offer(self, rank: Key) -> None:
-        if self._ready is not None:
-            heapq.heappush(self._ready, rank)
 
     def _is_kept(self, sequence: int) -> bool:
         record = visible_record(self._group, sequence)
@@ -397,7 +430,7 @@ class Dispatcher:
                 return best[1]
             ended = self._coverage.exclusives_only or self._scan_position >= self._group.log.end.next
             found = None if ended else self._scan(receiver)
-            if found is None and receiver in self._scans:
+            if found is None and receiver in self._scans and receiver is not self._looked:
                 return None
             if best is None or (found is not None and self._key(found[0]) < best[0]):
                 return found
@@ -411,7 +444,11 @@ class Dispatcher:
         while heap and found is None:
             key = heapq.heappop(heap)
             sequence = key[2]
-            if key in again or not self._is_free(sequence):
+            if key in again:
+                continue
+            if not self._is_free(sequence):
+                if self._progress.is_acked(sequence):  # with the slot of another: it went while it waited
+                    keys.on_gone(sequence)
                 continue
             record = visible_record(self._group, sequence)
             first, failed = self._slot(sequence, record)
@@ -440,14 +477,28 @@ class Dispatcher:
             return not self._progress.is_acked(sequence)
         return not entry.claimed and entry.due_ns <= self._group.clock.engine_ns()
 
-    def _next_best(self, receiver: ClaimingHandle, heap: list[Key]) -> Key | None:
-        """The best one that this receiver may have. Sorts the heap; what is not free, or there twice, goes when it has
-        doubled."""
-        if len(heap) > 2 * self._looked_through + _FEW:
+    def _own_of(self, receiver: ClaimingHandle, heap: list[Key]) -> Own:
+        """Those that this receiver may have. Rows that are not free, or there twice, leave a heap that has doubled."""
+        if self._offered is None or len(self._offered) > 2 * self._looked_through + _FEW:
             heap[:] = {key for key in heap if self._is_free(key[2])}
-            self._looked_through = len(heap)
-        heap.sort()
-        return next((key for key in heap if self._is_free(key[2]) and self._may_have(receiver, key)), None)
+            heapq.heapify(heap)
+            self._offered, self._looked_through = heap.copy(), len(heap)
+        own, version = receiver.own, self._group.reach_version
+        if own is None or own.offered is not self._offered or own.version != version:
+            own = receiver.own = Own(self._offered, version)
+        return own
+
+    def _look_at_offered(self, own: Own, receiver: ClaimingHandle) -> bool:
+        """Look at what was offered since. False: it is to go on in portions."""
+        waiting, offered = self._waiting, own.offered
+        while own.seen < len(offered):
+            if waiting.left <= 0:
+                return False
+            key = offered[own.seen]
+            own.seen, waiting.left = own.seen + 1, waiting.left - 1
+            if self._may_have(receiver, key):
+                heapq.heappush(own.heap, key)
+        return True
 
     def _may_have(self, receiver: ClaimingHandle, key: Key) -> bool:
         stream = self._group.numbers.get(key[3])
@@ -461,9 +512,9 @@ class Dispatcher:
 
     # ------------------------------------------------------------ the scan of the log
 
-    def _scan(self, receiver: ClaimingHandle, in_portions: bool = False) -> Next | None:
+    def _scan(self, receiver: ClaimingHandle, in_portions: bool = False, may_go_on: bool = True) -> Next | None:
         """The first message in the log that no receiver had and this one may have. None, too, where that is looked for
-        in portions."""
+        in portions; `may_go_on`: they may begin."""
         group, waiting = self._group, self._waiting
         if receiver in self._scans and not in_portions:
             return None
@@ -503,20 +554,25 @@ class Dispatcher:
                 receiver.scanned_to, receiver.scanned_version = position, group.reach_version
             waiting.left -= 1 + len(record.body) // limits.PASSED_BYTES
             if waiting.left <= 0 and position < group.log.end.next:
-                return None if in_portions else self._scan_on(receiver, is_first)
+                if in_portions or not may_go_on or not self._go_on(receiver, is_first):
+                    return None
+                return self._scan(receiver, may_go_on=False)  # what they came to
 
-    def _scan_on(self, receiver: ClaimingHandle, is_first: bool) -> Next | None:
-        """Continue the scan in portions; `is_first`: with one now, as it is the first scan of this piece of work."""
+    def _go_on(self, receiver: ClaimingHandle, is_first: bool) -> bool:
+        """Continue the search in portions; `is_first`: with one now, as it is the first search of this piece of work.
+        Whether it has ended."""
+        if receiver in self._scans:
+            return False
         version, portions, work = self._group.reach_version, self._group.portions, self._scan_steps(receiver)
         if receiver.scanned_version != version:
             receiver.scanned_to = 0
         step = portions.run(work) if is_first else portions.later(work)
         self._waiting.left = 0
         if not isinstance(step, Wait):
-            return self._scan(receiver)  # what it came to
+            return True
         self._scans.add(receiver)
         step.subscribe(partial(self._end_scan, receiver, version))
-        return None
+        return False
 
     def _scan_steps(self, receiver: ClaimingHandle) -> Work[None]:
         """Until there is a message for it, which the next scan then finds at once, or to the end as it was. Other names
@@ -524,17 +580,24 @@ class Dispatcher:
         waiting, ready, end = self._waiting, self._ready, self._group.log.end.next
         while receiver in self._receivers and self._ready is ready:
             waiting.left, receiver.scanned_version = _FEW, self._group.reach_version
-            found = self._scan(receiver, in_portions=True)
-            if found is not None or waiting.left > 0 or self._looked_to(receiver) >= end:
-                return
+            best = self._best_ready(receiver, in_portions=True) if ready and self._keys is None else None
+            if waiting.left > 0:
+                if self._coverage.exclusives_only or (best and best[0] < (-NORMAL, 0, self._scan_position)):
+                    return
+                found = self._scan(receiver, in_portions=True)
+                if found is not None or waiting.left > 0 or self._looked_to(receiver) >= end:
+                    return
             yield
 
     def _end_scan(self, receiver: ClaimingHandle, version: int, scan: Wait[None]) -> None:
-        """Those that do not wait end here. Where names or permissions changed meanwhile the log is looked through again
-        for the others: what the scan went past may be for it by now."""
+        """Those that do not wait end here, and what comes all the time keeps none from those known. Where names or
+        permissions changed meanwhile the log is looked through again for the others: what the scan went past may be for
+        it by now."""
         group = self._group
         self._scans.discard(receiver)
+        self._looked = receiver
         self._serve()
+        self._looked = None
         if group.reach_version != version:
             receiver.scanned_to = 0
             if receiver.waits:
@@ -550,7 +613,9 @@ class Dispatcher:
 
     def has_looked(self, receiver: ClaimingHandle, end: int) -> bool:
         """Whether all messages below `end`, and those known, were looked at for it: none of them is, or it has them."""
-        return self._loading is None and (receiver not in self._scans or self._looked_to(receiver) >= end)
+        if self._loading is not None or receiver not in self._scans:
+            return self._loading is None
+        return receiver is self._looked and self._looked_to(receiver) >= end
 
     def _pass_known(self) -> Work[None]:
         """Move the scan to the first message that may go, in steps: there may be many before it."""
@@ -614,74 +679,3 @@ class Dispatcher:
 
 
 _CLAIMABLE, _SKIPPED, _KNOWN = range(3)  # what the scan finds of a message
-
-
-# ------------------------------------------------------------ coverage
-
-
-class Coverage:
-    """Which messages of a group are for a consumer, wherever it is: those of the stream, view or group that it is over.
-
-    `stream`: the one whose default consumer it is; None: it has a name and `state.over`.
-    """
-
-    __slots__ = ("_filter", "_filter_version", "_group", "_held", "_own", "_ranks", "exclusives_only", "stream")
-
-    def __init__(
-        self, group: Group, ranks: PriorityIndex, own: ConsumerState, stream: Stream | None, held: set[int]
-    ) -> None:
-        self._group, self._ranks, self._own, self.stream = group, ranks, own, stream
-        self._held = held  # exclusive messages that this consumer claimed first
-        self.exclusives_only = False  # a default consumer under `deliver all` has no others
-        self._filter: MessageFilter | None = None
-        self._filter_version = -1
-
-    @property
-    def filter(self) -> MessageFilter:
-        """Finds its messages in the log, and others that `matches` leaves out."""
-        group = self._group
-        if self._filter is None or self._filter_version != group.catalog_version:
-            self._filter_version = group.catalog_version
-            numbers, names = self._over()
-            old = self._filter
-            if old is None or (old.numbers, tuple(old.names)) != (numbers, names):
-                self._filter = MessageFilter(group, numbers, names)
-        assert self._filter is not None
-        return self._filter
-
-    def _over(self) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
-        """Numbers of streams, names of views."""
-        if self.stream is not None:
-            return (self.stream.number,), ()
-        over = self._own.over
-        if not over:
-            return None, ()
-        if over in self._group.views:
-            return None, (over,)
-        stream = self._group.streams.get(over)
-        return (stream.number,) if stream else (), ()
-
-    def covers(self, stream: Stream) -> bool:
-        """Whether messages of the stream may be for it. Dead letters are only for a consumer over their stream."""
-        if self.stream is not None:
-            return stream is self.stream
-        name, over = stream.state.name, self._own.over
-        if name == self._group.log.settings.dead and name != over:
-            return False
-        return not over or self.filter.covers(stream)
-
-    def matches(self, stream: Stream, record: Record) -> bool:
-        """Whether the message is for this consumer, acked or not. An exclusive one is for the first that claims it, and
-        stays so when its stream leaves a view."""
-        if self.exclusives_only:
-            return self._ranks.is_hidden(record)
-        if self.stream is not None or record.sequence in self._held:
-            return True
-        if self._own.over:
-            if not (self.covers(stream) and self.filter.selects(stream, record)):
-                return False
-        elif stream.state.name == self._group.log.settings.dead:
-            return False
-        if not record.headers or not self._ranks.is_exclusive(record.sequence):
-            return True
-        return not stream.exclusives.is_taken(record.sequence)

@@ -22,8 +22,8 @@ from mqfs.state.acks import ACK, REQUEUE
 from mqfs.state.group import ConsumerState
 
 if TYPE_CHECKING:
-    from mqfs.engine.delivery.consumer import Claim
-    from mqfs.engine.delivery.dispatcher import Coverage, Dispatcher
+    from mqfs.engine.delivery.consumer import Claim, Coverage
+    from mqfs.engine.delivery.dispatcher import Dispatcher
     from mqfs.engine.delivery.priorities import PriorityIndex
     from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
@@ -55,8 +55,10 @@ class ExclusiveMessages:
         """The lowest sequence of one that was not claimed; 0 where there is none."""
         sequences = self._index.exclusives(self._stream.number)
         floor = self._stream.kept.state.floor
-        while sequences and (sequences[0] < floor or not self._is_unclaimed(sequences[0])):
-            del sequences[0]
+        at = bisect.bisect_left(sequences, floor)
+        while at < len(sequences) and not self._is_unclaimed(sequences[at]):
+            at += 1
+        del sequences[:at]
         return sequences[0] if sequences else 0
 
     def all_unclaimed(self) -> list[int]:

@@ -206,8 +206,11 @@ class Keys:
             return False
         if self._ordered and (failed := self._first_failed(queue)):
             return record.sequence == failed
+        before = len(queue.waiting)
         while queue.waiting and self._is_stale(queue.waiting[0]):
             heapq.heappop(queue.waiting)
+        if 0 < len(queue.waiting) < before:
+            self._offer(queue.waiting[0])
         return not queue.waiting or rank <= queue.waiting[0]
 
     def is_next_after(self, record: Record) -> bool:

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from mqfs import errors
+from mqfs import errors, limits
 from mqfs.engine.core import multipart
 from mqfs.engine.core.portions import Work, exhaust
 from mqfs.model import NEVER, Record
@@ -92,21 +92,26 @@ class PriorityIndex:
         position = bucket.reader.first
         while position < bucket.end.next:
             found, position = bucket.reader.search_headers(position, _HEADS, (_PRIORITY, _TTL, _SINGLE))
-            for count, sequence in enumerate(found, 1):
-                self._note_found(sequence)
-                if count % _NOTED == 0:
+            left = _NOTED
+            for sequence in found:
+                left -= 1 + self._note_found(sequence) // limits.PASSED_BYTES
+                if left <= 0:
+                    left = _NOTED
                     yield
             if position < bucket.end.next:
                 yield
 
-    def _note_found(self, sequence: int) -> None:
-        """A message that may have attributes, if it is not damaged."""
+    def _note_found(self, sequence: int) -> int:
+        """A message that may have attributes, if it is not damaged. Returns the bytes of its body."""
         try:
             record = self._group.log.bucket.reader.scan(sequence)
         except errors.Damaged:
-            return
-        if record is not None and record.sequence == sequence and record.stream in self._group.numbers:
+            return 0
+        if record is None or record.sequence != sequence:
+            return 0
+        if record.stream in self._group.numbers:
             self.note(record)
+        return len(record.body)
 
     def note(self, record: Record) -> DeliveryAttributes | None:
         """A message with headers was found or appended."""
@@ -238,5 +243,8 @@ class PriorityIndex:
                 self._note_removed(rank)
             if count % _STEPS == 0:
                 yield
-        for number in self.by_stream.keys() - numbers.keys():
-            del self.by_stream[number]
+        for number, sequences in list(self.by_stream.items()):
+            if (stream := numbers.get(number)) is None:
+                del self.by_stream[number]
+            else:
+                del sequences[: bisect.bisect_left(sequences, stream.state.floor)]

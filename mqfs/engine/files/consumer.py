@@ -451,7 +451,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
 
     def _rescan(self) -> None:
         """Other messages than before are for this handle."""
-        self.scanned_to = 0
+        self.scanned_to, self.own = 0, None
         if self.waits:
             self.consumer.reads.serve()
 

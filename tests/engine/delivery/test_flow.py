@@ -172,6 +172,22 @@ def test_messages_with_headers_are_looked_up_in_portions_after_a_start(
         assert given == [b"33", b"last", b"urgent", *rest, b"single"]
 
 
+def test_large_messages_with_headers_are_looked_up_a_few_at_a_time(tmp_path: Path) -> None:
+    clock = HastyClock()
+    q = Queues("replay all", path=tmp_path / "store", clock=clock)
+    q.consumer()
+    for _ in range(200):
+        q.put(bytes(300_000), priority=6)
+    q.restart()
+    worker, clock.hasty = q.worker(), True
+    wait = worker.read(BIG)
+    for _ in range(9):
+        q.tree.run_timers()
+    assert isinstance(wait, Wait)
+    assert not wait.settled
+    until_settled(q, wait)
+
+
 def test_a_seek_ends_what_is_looked_up_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher, "_STEPS", 1)
     clock = HastyClock()
@@ -250,6 +266,34 @@ def test_a_message_for_another_reader_holds_back_the_next_of_its_key() -> None:
     assert not wait.settled
     say(root, "ack")
     assert wait.result() == b"a2"
+
+
+@pytest.mark.parametrize("how", ["dropped", "expired", "evicted"])
+def test_one_that_goes_while_it_waits_holds_nothing_back(how: str) -> None:
+    """Though it is acked with the slot of another message, which another worker claims."""
+    q = keyed("retries 0")
+    q.stream("private", mode=0o600)
+    q.tree.setattr(ROOT, q.group.consumers["w"], mode=0o666)
+    q.write("private", b"of root")
+    first = q.put(b"a1", key="a")
+    options = {"ttl": "5s"} if how == "expired" else {"stream": "few"} if how == "evicted" else {}
+    q.stream("few")
+    gone = q.put(b"a2", key="a", **options)
+    q.put(b"a3", key="a")
+    anna, root = q.worker(user=ANNA), q.worker()
+    assert read(anna) == b"a1"
+    step = anna.read(BIG)
+    if how == "expired":
+        q.clock.forward(10)
+        q.tree.tick()
+    else:
+        q.ctl("clear few" if how == "evicted" else f"drop s {gone}")
+    assert read(root) == b"of root"
+    q.put(b"without", stream="private")
+    assert read(root) == b"without"
+    say(anna, f"ack {first}")
+    assert isinstance(step, Wait)
+    assert step.result() == b"a3"
 
 
 def test_a_message_that_expired_holds_nothing_back() -> None:

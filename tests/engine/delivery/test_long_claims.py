@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 from mqfs import errors
 from mqfs.engine.tree.attributes import set_attributes
 from mqfs.model import Wait
-from tests.support.clock import HastyClock
+from tests.support.calls import calls_once
+from tests.support.clock import SECOND, HastyClock
 from tests.support.hand import ANNA, ROOT
 from tests.support.queues import BIG, Queues, read, say
 from tests.support.temp_store import damage
@@ -66,6 +68,26 @@ class Long:
             between()
             self.q.tree.run_timers()
         raise AssertionError("it does not end")
+
+    def finish_all(self, step: Any) -> int:
+        """Ring the alarm until nothing is left to be looked at. How often."""
+        assert isinstance(step, Wait)
+        for count in range(NO):
+            due = self.q.tree.timers.next_due_ns
+            if due is None or due > self.clock.engine + SECOND:
+                return count
+            self.q.tree.run_timers()
+        raise AssertionError("it does not end")
+
+    def claim(self, worker: Any) -> bytes:
+        step = worker.read(BIG)
+        if isinstance(step, Wait):
+            self.finish(step)
+            step = step.result()
+        return bytes(step)
+
+    def hide_one(self) -> None:
+        self.hide(1)
 
     def nothing(self, worker: Any) -> bool:
         """Whether a claim that does not wait gets nothing."""
@@ -419,3 +441,99 @@ def test_what_was_given_back_comes_before_what_is_found() -> None:
     again = worker.read(BIG)
     long.finish(again)
     assert again.result() == b"yes 2"
+
+
+@pytest.mark.parametrize("known", ["of low priority", "given back"])
+@pytest.mark.parametrize("others", [0, 20])
+def test_what_is_known_comes_though_others_write_all_the_time(known: str, others: int) -> None:
+    """To a claim that does not wait, and that looks through the log first."""
+    long = Long("select")
+    long.hide(3_000)
+    if known == "given back":
+        long.show(b"yes")
+    else:
+        long.q.put(b"yes", priority=1)
+    worker = long.open()
+    if known == "given back":
+        assert long.claim(worker) == b"yes"
+        say(worker, "nack 0s")
+    long.hide(3_000)
+    step = worker.read(BIG)
+    assert not step.cancel(errors.Again())
+    long.finish(step, lambda: long.hide(others))
+    assert step.result() == b"yes"
+
+
+@pytest.mark.parametrize("kind", ["select", "rights"])
+@pytest.mark.parametrize("known", ["urgent", "given back"])
+def test_those_known_are_passed_over_once_and_in_portions(kind: str, known: str) -> None:
+    long = Long(kind)
+    q, count = long.q, 3_000
+    if known == "urgent":
+        for _ in range(count):
+            q.put(b"no", priority=9, stream=long.hidden_in)
+    else:
+        long.hide(count)
+        other = q.worker("w")
+        for _ in range(count):
+            read(other)
+        other.close()
+    worker = long.open()
+    step = worker.read(BIG)
+    assert long.finish_all(step) > 20
+    assert not step.settled
+    assert calls_once(long.hide_one) < 300
+    assert q.put(b"yes", priority=9)
+    assert step.result() == b"yes"
+
+
+def test_known_ones_that_are_gone_are_passed_over_in_portions() -> None:
+    long = Long("rights")
+    long.q.ctl("ttl 60s")
+    for _ in range(3_000):
+        long.q.put(b"no", priority=9)
+    worker = long.open()
+    assert long.claim(worker) == b"no"
+    long.clock.forward(100)
+    steps = list[Any]()
+    assert calls_once(lambda: steps.append(worker.read(BIG))) < 10_000
+    long.finish_all(steps[0])
+    assert long.show() == steps[0].result()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_each_gets_the_best_that_it_may_have(seed: int) -> None:
+    """Among those known, however they came to be: urgent ones, of low priority, given back, and of streams of others."""
+    choose = random.Random(seed)
+    q = Queues("replay all", "retries 0", "backoff 0s 0s")
+    q.stream("t", mode=0o600)
+    q.consumer("w")
+    set_attributes(ROOT, q.tree.find(ROOT, "g/.consumers/w"), 0o666, None, None)
+    free, claimed = dict[int, tuple[int, str]](), dict[int, tuple[Any, int, str]]()
+    workers = {q.worker("w", user=ANNA): "s", q.worker("w", "select t"): "t", q.worker("w"): "st"}
+    for _ in range(150):
+        what = choose.choice(["put", "put", "claim", "claim", "claim", "nack", "ack", "rights"])
+        worker, mine = choose.choice(list(workers.items()))
+        if what == "put":
+            priority, stream = choose.choice([1, 4, 4, 9, 9]), choose.choice("st")
+            free[q.put(b"x", priority=priority, stream=stream)] = -priority, stream
+        elif what == "claim":
+            best = min(((p, s) for s, (p, stream) in free.items() if stream in mine), default=None)
+            step = worker.read(BIG)
+            if best is None:
+                assert isinstance(step, Wait)
+                assert step.cancel()
+            else:
+                assert max(worker.claims) == best[1] or best[1] in worker.claims
+                claimed[best[1]] = worker, *free.pop(best[1])
+        elif what == "rights":
+            mode = choose.choice([0o600, 0o666])
+            set_attributes(ROOT, q.tree.find(ROOT, "g/t"), mode, None, None)
+            workers[next(iter(workers))] = "s" if mode == 0o600 else "st"
+        elif claimed:
+            sequence = choose.choice(list(claimed))
+            worker, priority, stream = claimed.pop(sequence)
+            say(worker, f"{what} {sequence}")
+            if what == "nack":
+                free[sequence] = priority, stream
+    assert set(claimed) == {sequence for worker in workers for sequence in worker.claims}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mqfs import limits
 from mqfs.engine.language.message_formats import FORMATS
 from mqfs.model import Wait
 from tests.support.queues import BIG, Queues, drain, read, say, waits
@@ -22,6 +23,19 @@ def test_one_of_the_readers_that_wait_gets_it_and_none_that_only_reads() -> None
     assert parked[1].result() == b"x"
     q.write("s", b"all")
     assert [step.result() for step in (parked[0], parked[2])] == [b"all", b"all"]
+
+
+def test_those_that_a_bound_took_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TRIM_BYTES", 1)
+    q = Queues("replay all", "depth 10", "full drop-old")
+    for _ in range(500):
+        q.put(b"x", single=True)
+    q.tree.tick()
+    number = q.group.streams["s"].number
+    assert len(q.group.ranks.by_stream[number]) == 10
+    taker = q.taker()
+    assert [read(taker) for _ in range(10)] == [b"x"] * 10
+    assert waits(taker)
 
 
 def test_it_waits_for_who_takes() -> None:
