@@ -150,6 +150,12 @@ class LogUpkeep(Protocol):
         ...
 
     @property
+    def is_final(self) -> bool:
+        """Whether messages that were found and are not any more are nowhere: neither in a file that is yet to be
+        removed, nor in the copy of the store, which is not compacted."""
+        ...
+
+    @property
     def lost(self) -> list[str]:
         """What of the history is damaged; known when `history` was iterated."""
         ...

@@ -71,6 +71,11 @@ class SegmentRemoval:
         self._syncing = False  # a sync is under way after which the first of them goes
         self._closed = False
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether files of replaced segments may be there after a crash: their messages would count again."""
+        return bool(self._replaced) or self._syncing
+
     def remove(self, segments: list[Segment]) -> None:
         """Remove them after a sync. Those that are still needed then stay."""
         self._commit.sync(lambda error: None if error else self._remove_now(segments))

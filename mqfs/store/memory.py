@@ -52,6 +52,10 @@ class MemoryLog:
     def lag(self) -> None:
         return None
 
+    @property
+    def is_final(self) -> bool:
+        return True
+
     def fail(self, error: OSError) -> None:
         self.end.failed = self.end.failed or error
 
@@ -457,6 +461,10 @@ class _Upkeep:
     @property
     def lag(self) -> tuple[int, float] | None:
         return self._disk.lag
+
+    @property
+    def is_final(self) -> bool:
+        return True
 
     def trim(self, floors: Mapping[int, int], dropped: Set[int], wanted: Wanted | None = None) -> None:
         self._memory.trim(floors, dropped, wanted)

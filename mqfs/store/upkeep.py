@@ -51,6 +51,10 @@ class DiskUpkeep:
         copy = self._commit.copy
         return (copy.lag_bytes, copy.lag_s) if copy is not None else None
 
+    @property
+    def is_final(self) -> bool:
+        return self._commit.copy is None and not self._removal.is_pending
+
     def on_rolled(self, then: Callable[[], None]) -> None:
         self._appender.on_rolled = then
 

@@ -104,8 +104,9 @@ class Retention:
                 self._host.mark_dirty()
 
     def _forget_lapsed(self) -> Iterator[None]:
-        """Those at the beginning of their stream need not be remembered: it keeps nothing there. In steps."""
-        for number in set(self.lapsed.values()):
+        """Those at the beginning of their stream need not be remembered, nor dropped ones: it keeps nothing there. In
+        steps."""
+        for number in {*self.lapsed.values(), *self._log.state.dropped.values()}:
             if (stream := self._host.numbers.get(number)) is not None:
                 yield from stream.kept.pass_absent()
         yield from self._forget_absent(self.lapsed)
@@ -122,9 +123,11 @@ class Retention:
 
     def _forget_removed(self) -> None:
         """The log has given back room: messages in the middle may be gone from it, too. Claimed ones are remembered: an
-        acknowledgement must not count them out again."""
+        acknowledgement must not count them out again. Dropped ones, too, while the message may be found again: by a
+        start after a crash, or by a server that takes over. Below their stream's floor `_forget_absent` forgets them,
+        as the state at the head of the next segment has that floor."""
         claimed = set[int]().union(*(consumer.claims for consumer in self._host.consumers.every()))
-        for absent in (self._log.state.dropped, self.lapsed):
+        for absent in (self._log.state.dropped, self.lapsed) if self._log.upkeep.is_final else (self.lapsed,):
             for sequence, number in list(islice(absent.items(), _LOOKED_AT)):
                 found = self._log.reader.locate(number, sequence)
                 if (stream := self._host.numbers.get(number)) is not None:
