@@ -8,9 +8,9 @@ A checkpoint before frame 1 has a check sum in place of a time. The frame says i
 it: of several servers that begin a log at once, one has frame 1, and the checkpoints of the others count for nothing.
 
 A checkpoint has what the log had at a frame. Its bytes come from the segment files of a running store. Later bytes are
-not read, and a segment that is compacted meanwhile holds the same messages. Where a segment goes while it is read, the
-checkpoint is made again. It lacks what was trimmed meanwhile, so a restore to a frame before it is whole needs an older
-one:
+not read, and a segment that is compacted meanwhile holds the same messages; not so the first bytes of it, so what was
+the newest at the frame is not compacted meanwhile (`Keeper`). Where a segment goes while it is read, the checkpoint is
+made again. It lacks what was trimmed meanwhile, so a restore to a frame before it is whole needs an older one:
 
     log      417 position | 418 m7 | 419 m7 is acknowledged | 420 whole
     store              segments are read: that of m7 is gone ^ begins when all are read

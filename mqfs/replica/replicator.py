@@ -76,7 +76,7 @@ class Replicator:
         replication.silent_s = lambda: self._driver.silent_s
         replication.on_closed = self._finish
         self._thread.start()
-        self._keeper.start()
+        self._keeper.start(replication)
 
     def copy(self, when_idle: Callable[[], None]) -> None:
         """All logs are open: copy them. `when_idle` is called once on the store's thread, when all that is there now is
@@ -279,9 +279,11 @@ class Keeper:
         self._unsure = False  # a sync failed: what is on disk is not known
         self._has_base = primary.writer.position.epoch == 1  # a log that this server began
         self._checkpoints = Checkpointer(primary.log, path, stop)
+        self._replication: Replication | None = None
         self._thread = threading.Thread(target=self._run, name="replica keeper", daemon=True)
 
-    def start(self) -> None:
+    def start(self, replication: Replication) -> None:
+        self._replication = replication
         self._thread.start()
 
     def begin(self) -> None:
@@ -309,9 +311,18 @@ class Keeper:
             self._ended = self._begun
 
     def _take(self) -> tuple[Position, Have, set[tuple[int, int]]]:
-        with self._lock:
+        """Where the log is. The segments that are the newest there keep their bytes until `_release`: a checkpoint has
+        the first of them, and the frames after it add the others."""
+        with self._lock:  # before a later segment counts as copied
             touched, self._touched = self._touched, set()
-            return self._position, dict(self._have), touched
+            have = dict(self._have)
+            if self._replication is not None:
+                self._replication.held = have
+            return self._position, have, touched
+
+    def _release(self) -> None:
+        if self._replication is not None:
+            self._replication.held = {}
 
     def _run(self) -> None:
         while not self._stop.wait(limits.REPLICA_STATE_S):
@@ -333,6 +344,8 @@ class Keeper:
                 log.warning("replica %s: no checkpoint: %s", self._log.name, error)
             except Exception:
                 log.exception("the replica's keeper failed")
+            finally:
+                self._release()
 
     def _look_for_base(self) -> None:
         """Have a checkpoint made now where there is none, and frames may not have all: a server that was killed when it

@@ -90,14 +90,14 @@ class LogCopy:
     """How far one log is copied."""
 
     __slots__ = (
-        "_dirty", "_ended", "_expected", "_lacking", "_position", "_replication", "_since", "_waiting", "chain",
-        "commit", "copied", "settled",
+        "_dirty", "_ended", "_expected", "_lacking", "_position", "_replication", "_settled", "_since", "_waiting",
+        "chain", "commit", "copied",
     )  # fmt: skip
 
     def __init__(self, replication: Replication, chain: Chain, commit: GroupCommit) -> None:
         self._replication, self.chain, self.commit = replication, chain, commit
         self.copied = 0  # of `commit.written`
-        self.settled = 0  # all of the segments below that name is copied
+        self._settled = 0  # all of the segments below that name is copied
         self._lacking: deque[Segment] = deque()  # segments with bytes to be taken, in order
         self._position = 0  # in the first of them
         self._dirty = False  # it is in the list of logs with something to copy
@@ -110,7 +110,7 @@ class LogCopy:
         """The copy has all before that: the name of a segment, and bytes of it; None: it has nothing. Raises BadReplica
         where that segment and all after it are lost here: quarantined, because its state fails its check."""
         first, position = have or (0, 0)
-        self.settled = first
+        self._settled = first
         segments = [segment for segment in self.chain.segments if segment.first >= first]
         if not segments:
             raise errors.BadReplica(
@@ -158,6 +158,12 @@ class LogCopy:
             self._waiting.append((mark, then))
 
     @property
+    def settled(self) -> int:
+        """Segments below that name may be rewritten: all of them is copied, and no checkpoint reads a part of one."""
+        held = self._replication.held.get(self.chain.group)
+        return self._settled if held is None else min(self._settled, held[0])
+
+    @property
     def lag_bytes(self) -> int:
         """Bytes that the copy lacks; also the changes of the folder among them count one each."""
         return max(0, self.commit.written - self.copied)
@@ -190,7 +196,7 @@ class LogCopy:
 
     def confirm(self, mark: _Mark, taken_s: float) -> None:
         """The copy has what was written up to that mark; it was taken at that moment."""
-        self.copied, self.settled = max(self.copied, mark.written), max(self.settled, mark.first)
+        self.copied, self._settled = max(self.copied, mark.written), max(self._settled, mark.first)
         self._since = taken_s if self.lag_bytes else 0.0
         if self._expected <= self.copied:
             self._replication.expected.discard(self)
@@ -240,6 +246,7 @@ class Replication:
         self._copies: dict[int, LogCopy] = {}
         self.expected: set[LogCopy] = set()  # for which callers wait
         self._have: Mapping[int, tuple[int, int]] = {}
+        self.held: Mapping[int, tuple[int, int]] = {}  # as `begin`: that is being read
         self._dirty: deque[LogCopy] = deque()
         self._events: deque[Entry] = deque()
         self._is_notified = False

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mqfs import limits
+from mqfs.model import Record
 from mqfs.replica import checkpoint
 from mqfs.replica.checkpoint import Checkpoint, Checkpointer
 from mqfs.replica.engines import open_log
@@ -19,6 +20,7 @@ from mqfs.replica.log import NoAnswer, Position, ReplicatedLog, Stopped
 from mqfs.replica.restore import Point, restore
 from mqfs.replica.state import Have
 from mqfs.store.check import check
+from mqfs.store.store import DiskBucket
 from tests.replica.primary import LocalPrimary, bodies_of
 from tests.support.eventually import eventually
 
@@ -374,3 +376,53 @@ def test_the_prune_removes_chunks_of_an_upload_that_ended_early(
     assert chunks()
     primary.stop()
     check_restored(log, primary, tmp_path / "r")
+
+
+@pytest.mark.parametrize("url", ["file"], indirect=True)
+def test_the_newest_segment_of_a_checkpoint_is_not_compacted_meanwhile(
+    tmp_path: Path, url: str, log: ReplicatedLog
+) -> None:
+    """It has the first bytes of that, and the frames after it add the others: they are to fit."""
+
+    def append(*bodies: bytes) -> None:
+        primary.append(2, *bodies)
+        primary.wait(2, len(primary.acknowledged.get(2, ())) + 1)
+
+    def is_looked_through() -> bool:
+        primary.store.tick()
+        return bucket.upkeep.compaction._work is None
+
+    def is_compacted() -> bool:
+        primary.store.tick()
+        return Path(first.path).stat().st_ino != inode
+
+    primary = LocalPrimary(tmp_path / "a", url)
+    bucket, keeper = primary.bucket(2), primary.replicator._keeper
+    first = bucket.chain.segments[0]
+    append(*[b"gone" + b"." * 100] * 10)
+    position, have, _ = keeper._take()
+    append(b"kept" + b"." * 2_600, *[b"kept" + b"." * 60] * 8)
+    while len(bucket.chain.segments) < 3:
+        append(b"gone" + b"." * 1_000)
+    bucket.upkeep.trim({16: 1}, {record.sequence for record in records_of(bucket) if record.body.startswith(b"gone")})
+    inode = Path(first.path).stat().st_ino
+    primary.run(is_looked_through)
+    making = threading.Thread(target=keeper._make_checkpoint, args=(position, have))
+    making.start()
+    primary.run(lambda: not making.is_alive())
+    assert (made := checkpoint.newest(log)) is not None
+    assert made.position.number == position.number
+    keeper._release()
+    primary.run(is_compacted)
+    primary.stop()
+    restore(log, str(tmp_path / "r"), Point())
+    kept = [body for body in bodies_of(tmp_path / "r", 2) if body.startswith(b"kept")]
+    assert list(map(len, kept)) == [2_604] + [64] * 8
+    assert check(str(tmp_path / "r"), report=print) == 0
+
+
+def records_of(bucket: DiskBucket) -> Iterator[Record]:
+    at = 0
+    while (record := bucket.reader.scan(at)) is not None:
+        yield record
+        at = record.sequence + 1
