@@ -22,7 +22,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Set
 
 from mqfs import errors, limits
 from mqfs.model import Kind
@@ -189,12 +189,13 @@ def _is_worth_a_roll(segment: Segment, appender: Appender) -> bool:
 class Compaction:
     """The compaction of one log."""
 
-    __slots__ = ("_commit", "_looked", "_work", "chain", "liveness", "removal")
+    __slots__ = ("_commit", "_dropped", "_looked", "_work", "chain", "liveness", "removal")
 
     def __init__(self, chain: Chain, commit: GroupCommit, liveness: Liveness, removal: SegmentRemoval) -> None:
         self.chain, self._commit, self.liveness, self.removal = chain, commit, liveness, removal
         self._work: Work | None = None
         self._looked: object = None  # what there was at the last begin
+        self._dropped: Set[int] = frozenset()  # messages dropped one by one, at the last begin
 
     def tick(self, until: float) -> None:
         """A portion, until that moment of the monotonic clock. Raises OSError, MqfsError."""
@@ -220,6 +221,7 @@ class Compaction:
 
     def compact(self) -> Work:
         """Rewrite each run of adjacent sealed segments of which less than a quarter is live."""
+        yield from self._note_dropped()
         for segment, end in self.chain.sealed():
             if segment in self.chain.segments:  # it may go while others are measured
                 yield from self._measure_live_bytes(segment, end)
@@ -232,6 +234,15 @@ class Compaction:
             log.warning("group %d was not compacted: %s", self.chain.group, error)
         finally:
             self.removal.paused = False
+
+    def _note_dropped(self) -> Work:
+        """A segment with messages that were dropped since the last time is measured again."""
+        dropped = self.liveness.dropped
+        for count, sequence in enumerate(dropped - self._dropped, 1):
+            self.chain.segments[self.chain.number_of(sequence)].liveness.dense_until = None
+            if count % _LOOKED == 0:
+                yield False
+        self._dropped = dropped
 
     def _measure_live_bytes(self, segment: Segment, end: int) -> Work:
         """Count the bytes of its live messages; more than a quarter is not counted further."""

@@ -9,7 +9,7 @@ Of a stream without a watermark nothing is live but what was written since they 
 
 Floors only rise. So a segment remembers what was found (LivenessCache), and no message is looked at twice: one live
 message answers for the segment while it is live (`hint`), streams before `cursor` have none any more, and a segment of
-which a quarter is live stays so until a floor passes `dense_until`.
+which a quarter is live stays so until a floor passes `dense_until`, or one of its messages is dropped.
 """
 
 from __future__ import annotations
