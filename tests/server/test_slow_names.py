@@ -138,6 +138,36 @@ def test_a_slow_answer_delays_nobody_but_its_user(server: Served, names: Names) 
     assert [end() for end in waiting] == [None, None, None]
 
 
+@pytest.mark.parametrize("version", ["9P2000", "9P2000.L"])
+@pytest.mark.parametrize("user", ["by a token", "by the socket"])
+def test_requests_that_are_sent_before_the_answers_are_performed_in_order(
+    server: Served, names: Names, user: str, version: str
+) -> None:
+    """The client's user is looked up, by its token, or because root attaches as daemon."""
+    n_uname = " n_uname 4294967295" if version == "9P2000.L" else ""
+    attach = [f'Tattach tag 3 fid 0 afid NOFID uname "daemon" aname ""{n_uname}']
+    host, port = server.tcp.split("!")[1:]
+    if user == "by a token":
+        sock = socket.create_connection((host, int(port)), HANG_S)
+        who = f'uname "daemon" aname ""{n_uname}'
+        attach = [f"Tauth tag 1 afid 9 {who}", f'Twrite tag 2 fid 9 offset 0 data "{OTHER}"']
+        attach += [f"Tattach tag 3 fid 0 afid 9 {who}"]
+    else:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.settimeout(HANG_S)
+        sock.connect(f"{server.folder}/s")
+    requests = [*attach, "Twalk tag 4 fid 0 newfid 1 names []", "Tclunk tag 5 fid 1", "Tclunk tag 6 fid 0"]
+    with closing(Raw(sock)) as raw:
+        raw.ask(f"Tversion tag NOTAG msize 8192 version {version}")
+        raw.unix = version != "9P2000"
+        with names.being("slow"):
+            raw.send(*requests)
+            eventually(lambda: names.asked, "the look-up")
+            others_are_served(server)
+        kinds = [f"R{line[1:].split(' fid')[0].split(' afid')[0]}" for line in requests]
+        assert [" ".join(raw.reply().split(" ")[:3]) for _ in requests] == kinds
+
+
 def test_who_was_known_keeps_the_last_answer_for_a_while(server: Served, names: Names) -> None:
     with connection.connect(f"unix!{server.folder}/s", timeout=HANG_S) as client:
         client.create("s").close()

@@ -65,7 +65,7 @@ def _attached(session: Session, request: m.Tattach) -> User:
 def attach(session: Session, request: m.Tattach) -> Fcall | Later:
     session.fids.check_new(request.fid)
     step = session.answered(partial(_attached, session, request))
-    return later(step, partial(_attach_as, session, request), calls=True)
+    return later(step, partial(_attach_as, session, request), calls=True, makes=request.fid)
 
 
 def _attach_as(session: Session, request: m.Tattach, user: User) -> Fcall:

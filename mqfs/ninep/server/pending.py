@@ -37,31 +37,37 @@ class Negotiated:
 
 class Later(NamedTuple):
     """A reply to be made by `then` from the result of `wait`, perhaps after another wait. `then` calls the tree only if
-    `calls`."""
+    `calls`. `makes`: the number of the fid that is attached, or proven, by it."""
 
     wait: Wait[Any]
     then: Callable[[Any], Fcall | Later]
     fid: Fid | None = None
     calls: bool = False
+    makes: int | None = None
 
 
 class Pending:
     """A parked request, and the tags of the flushes that wait for it."""
 
-    __slots__ = ("calls", "counted", "fid", "flushes", "tag", "then", "wait")
+    __slots__ = ("calls", "counted", "fid", "flushes", "makes", "tag", "then", "wait")
 
     def __init__(self, tag: int, later: Later) -> None:
         self.tag = tag
-        self.wait, self.then, self.fid, self.calls = later
+        self.wait, self.then, self.fid, self.calls, self.makes = later
         self.flushes: list[int] = []
         self.counted = True  # against the share of its user
 
 
 def later(
-    step: Step[Any], then: Callable[[Any], Fcall | Later], *, fid: Fid | None = None, calls: bool = False
+    step: Step[Any],
+    then: Callable[[Any], Fcall | Later],
+    *,
+    fid: Fid | None = None,
+    calls: bool = False,
+    makes: int | None = None,
 ) -> Fcall | Later:
-    """The reply to a step, now or when it is resolved. `calls`: `then` calls the tree."""
-    return Later(step, then, fid, calls) if isinstance(step, Wait) else then(step)
+    """The reply to a step, now or when it is resolved. `calls`, `makes`: see Later."""
+    return Later(step, then, fid, calls, makes) if isinstance(step, Wait) else then(step)
 
 
 def both(first: Step[Any], second: Step[Any]) -> Step[None]:
@@ -95,6 +101,7 @@ class PendingRequests:
 
     def __init__(self, waits: UserLimits, peer: Peer, replies: Replies, wake: Callable[[], object]) -> None:
         self.by_tag: dict[int, Pending] = {}  # the flushes too
+        self.making: set[int] = set()  # numbers of fids, of which the next request waits
         self.wake = wake
         self._waits, self._peer, self._replies = waits, peer, replies
         self.ready: deque[Pending] = deque()  # resolved, and the reply needs the tree
@@ -121,6 +128,8 @@ class PendingRequests:
             self.by_tag[flush] = pending
         if later.fid is not None:
             later.fid.pending.add(tag)
+        if later.makes is not None:
+            self.making.add(later.makes)
         later.wait.subscribe(lambda _: self._settled(pending))
 
     def _settled(self, pending: Pending) -> None:
@@ -161,6 +170,8 @@ class PendingRequests:
             self._waits.release(self._peer.account)
         if pending.fid is not None:
             pending.fid.pending.discard(pending.tag)
+        if pending.makes is not None:
+            self.making.discard(pending.makes)
 
     def flush(self, request: Tflush) -> None:
         """Cancel a request. One that cannot be cancelled any more is answered first, then the flush. A claim is not
@@ -197,6 +208,7 @@ class PendingRequests:
     def clear(self) -> Iterator[None]:
         """Forget all requests, in steps. A write that was appended stays, unanswered."""
         parked, self.by_tag = self.by_tag, {}
+        self.making.clear()
         self.ready.clear()
         for pending in reversed(dict.fromkeys(parked.values())):
             pending.wait.cancel()

@@ -60,6 +60,8 @@ log = logging.getLogger("mqfs.ninep")
 Operation = Callable[["Session", Any], Fcall | Later]
 OPERATIONS: dict[type[Any], Operation] = {**operations.OPERATIONS, **linux_operations.OPERATIONS}
 
+FIDS = ("fid", "afid", "newfid", "dfid", "olddirfid", "newdirfid", "dirfd")  # the fields that are numbers of fids
+
 _numbers = itertools.count(1)
 
 
@@ -91,23 +93,25 @@ class Session:
         self._replies = Replies(self.negotiated, peer.where, trace)
         self._parked = PendingRequests(tree.waits, peer, self._replies, wake)
         self._restart: Iterator[None] | None = None  # the rest of a Tversion
+        self._early = b""  # a request that came before its fid was attached or proven; those after it wait, too
 
     # ------------------------------------------------------------ bytes in and out
 
     @property
     def congested(self) -> bool:
         """Whether too much is unanswered or not taken: then stop reading, and call `receive` once that has changed."""
-        return self._replies.bytes + self.unsent > limits.REPLY_BYTES or len(self._parked.by_tag) > limits.TAGS
+        is_full = self._replies.bytes + self.unsent > limits.REPLY_BYTES or len(self._parked.by_tag) > limits.TAGS
+        return is_full or (bool(self._early) and self._is_early(self._early, 0, len(self._early)))
 
     @property
     def unfinished(self) -> int:
         """Bytes received of requests that are not whole or not performed yet."""
-        return self._framer.unfinished
+        return self._framer.unfinished + len(self._early)
 
     @property
     def held(self) -> int:
         """Bytes in memory: of requests and of replies."""
-        return self._framer.unfinished + self._replies.bytes + self.unsent
+        return self.unfinished + self._replies.bytes + self.unsent
 
     @property
     def missing(self) -> int:
@@ -133,8 +137,13 @@ class Session:
         room, until = limits.REPLY_BYTES - self.unsent, perf_counter() + slice_s
         if self._restart is not None and not self._continue_restart(until):
             return False
+        if self._early and not self._perform_early():
+            return False
         for buffer, start, size in self._framer.frames(data):
             number = buffer[start + 4]
+            if self._parked.making and self._is_early(buffer, start, size):
+                self._early = bytes(memoryview(buffer)[start : start + size])
+                return False
             if self._trace is not None:
                 self._general(buffer, start, size)
             elif number == T_READ and size == TREAD.size:
@@ -155,6 +164,22 @@ class Session:
             if perf_counter() > until:
                 return False
         self._restart = None
+        return True
+
+    def _is_early(self, buffer: Buffer, start: int, size: int) -> bool:
+        """Whether a request names a fid whose user is looked up: a client may send it before it has the answer."""
+        if not self._parked.making or buffer[start + 4] not in TYPES:
+            return False
+        request = decode(buffer, start, size, self.negotiated.unix)
+        return not self._parked.making.isdisjoint(getattr(request, name, None) for name in FIDS)
+
+    def _perform_early(self) -> bool:
+        """Perform the request that came early. False: it still is."""
+        early = self._early
+        if self._is_early(early, 0, len(early)):
+            return False
+        self._early = b""
+        self._general(early, 0, len(early))
         return True
 
     def take(self) -> list[bytes]:
@@ -185,7 +210,7 @@ class Session:
                     fid.reader.push_back(fid.given[1])
         yield from self._reset()
         self._replies.take()  # free its memory now, not with the next collection
-        self._framer = Framer(self.negotiated.msize)
+        self._framer, self._early = Framer(self.negotiated.msize), b""
         self._parked.wake = self.delay = ended  # no reference cycle with its driver: collections are rare
 
     def clunk(self, fid: Fid) -> None:
@@ -370,7 +395,7 @@ class Session:
             if tag in self._parked.by_tag:
                 raise BadRequest(f"tag {tag}: in use")
             if fid is None and number in self.fids.proofs:
-                self._prove(tag, self.fids.proofs[number], bytes(memoryview(buffer)[begin : begin + length]))
+                self._prove(tag, number, bytes(memoryview(buffer)[begin : begin + length]))
                 return
             if fid is None or fid.writer is None:
                 raise BadFid(f"fid {number}: not open for writing")
@@ -387,12 +412,12 @@ class Session:
         except Exception as error:
             self._replies.refuse(tag, error)
 
-    def _prove(self, tag: int, proof: Proof, token: bytes) -> None:
+    def _prove(self, tag: int, number: int, token: bytes) -> None:
         """Check a token. A wrong one is answered after a delay; several, or one during that, end the connection."""
         if self.wrong_tokens and self._parked.by_tag:
             raise BadTokens("token: sent before the last one was answered")
-        step = self.answered(partial(self._check_token, proof, token))
-        self._answer(tag, later(step, lambda step: later(step, lambda count: Rwrite(tag, count))))
+        step = self.answered(partial(self._check_token, self.fids.proofs[number], token))
+        self._answer(tag, later(step, lambda step: later(step, lambda count: Rwrite(tag, count)), makes=number))
 
     def _check_token(self, proof: Proof, token: bytes) -> Step[int]:
         """The count of its Rwrite. Raises BadTokens, BadRequest, TooLong, NotAnswered."""
