@@ -11,7 +11,7 @@ import math
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from functools import partial
 from time import perf_counter
@@ -169,7 +169,7 @@ class Connection:
             answer = await self._perform(request)
         except MqfsError as error:
             explained = partial(self.server.gate.explain, error, self.peer, self._user)
-            answer = self.table.refuse(request, await await_step(answered(explained)))
+            answer = self.table.refuse(request, await self._looked_up(explained))
             if isinstance(error, Unauthorized) and (seconds := self.server.gate.delay(self.peer)):
                 self._slice.pause()
                 await trio.sleep(seconds)
@@ -199,7 +199,7 @@ class Connection:
         if request.method == "OPTIONS" and (answer := server.rules.preflight(request)) is not None:
             return answer
         path = target.parse(request.target)
-        user = await await_step(answered(partial(self._user_of, request, path)))
+        user = await self._looked_up(partial(self._user_of, request, path))
         found = self.table.resolve(self.tree, user, path)
         if request.method == "OPTIONS":
             return Answer(204, headers=[("Allow", ", ".join(self.table.methods(found)))])
@@ -338,6 +338,18 @@ class Connection:
             if counted:
                 self.tree.waits.release(self.peer.account)
         raise TimedOut
+
+    async def _looked_up(self, call: Callable[[], T]) -> T:
+        """What a call returns that may need names of the system's database of users. Others of the user have their
+        turn while it does not answer. Raises NotAnswered."""
+        step = answered(call)
+        if isinstance(step, Wait):
+            self._slice.pause()
+            try:
+                return await await_step(step)
+            finally:
+                self._slice.resume()
+        return step
 
     def _count_wait(self, step: Wait[Any]) -> bool:
         """Count it against its user's share; over that it is refused, if it can be cancelled."""

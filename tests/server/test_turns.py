@@ -6,29 +6,38 @@ Counted, not measured in seconds. The other user is a queue of fairness.py; the 
 from __future__ import annotations
 
 import os
+import pwd
+import select
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from mqfs import limits, ring
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.fq import codec
 from mqfs.fq.server import FqServer
+from mqfs.http.server import HttpServer
 from mqfs.model import User
+from mqfs.net import identity
 from mqfs.net.address import UnixAddress
+from mqfs.net.tokens import Tokens
 from mqfs.ring import protocol
 from mqfs.ring.server import attach_socket
 from mqfs.ring.server.registry import RingRegistry
 from mqfs.serving.accept import listen
 from mqfs.serving.await_step import post_to_loop
-from mqfs.serving.fairness import Fairness
+from mqfs.serving.fairness import Fairness, FairQueue
 from mqfs.store.memory import MemoryStore
 from tests.support.eventually import HANG_S, PATIENCE
 from tests.support.server import short_folder
+from tests.support.tokens import OTHER, SECRET, line_of
 
 ME = User(os.geteuid(), os.getegid())
 TURNS = 100  # of the other user
@@ -133,6 +142,53 @@ def test_commands_of_fq_are_performed_by_turns(folder: str) -> None:
         return most
 
     assert trio.run(main) < MOST
+
+
+def test_who_is_looked_up_keeps_no_turn(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other connections of a host are served, though the user of one of them is not known yet."""
+    slow_uid, is_asked, answers, ask = 1, threading.Event(), threading.Event(), pwd.getpwuid
+
+    def look_up(uid: int) -> pwd.struct_passwd:
+        if uid == slow_uid:
+            is_asked.set()
+            assert answers.wait(HANG_S)
+        return ask(uid)
+
+    def get(secret: str) -> socket.socket:
+        sock = socket.create_connection(where, HANG_S)
+        sock.sendall(f"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {secret}\r\n\r\n".encode())
+        return sock
+
+    async def main() -> None:
+        server = HttpServer(Tree(MemoryStore(), SystemClock(), owner=ME), tokens=tokens, tcp_user=str(ME.uid))
+        server.add(listener)
+        queue = server.fairness.of(where[0])
+        with identity.serving_others():
+            await act(server, queue)
+
+    async def act(server: HttpServer, queue: FairQueue) -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(server.run)
+            queue.owner = trio.lowlevel.current_task()
+            with get(OTHER) as slow:
+                await wait_all_tasks_blocked(0.02)  # it waits for the turn
+                monkeypatch.setattr(pwd, "getpwuid", look_up)
+                queue.release()
+                assert await trio.to_thread.run_sync(is_asked.wait, HANG_S)
+                with get(SECRET) as other:
+                    assert (await trio.to_thread.run_sync(other.recv, 12)) == b"HTTP/1.1 200"
+                assert select.select([slow], [], [], 0) == ([], [], [])
+                answers.set()
+                assert (await trio.to_thread.run_sync(slow.recv, 12)) == b"HTTP/1.1 200"
+            await server.stop()
+
+    file = Path(folder) / "tokens"
+    file.touch(0o600)
+    file.write_text(line_of(ME.uid, SECRET) + line_of(slow_uid, OTHER))
+    tokens, listener = Tokens(str(file)), listen("tcp!127.0.0.1!0")
+    monkeypatch.setattr(identity, "_answers", {})  # of other tests
+    where = listener.socket.getsockname()
+    trio.run(main)
 
 
 @pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
