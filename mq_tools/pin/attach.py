@@ -260,8 +260,21 @@ def write(session: Session, words: Sequence[str]) -> None:
         if words:
             os.write(fd, os.fsencode(" ".join(words)) + b"\n")
         else:
-            while data := read_piece():
-                os.write(fd, data)
+            _write_input(fd, path)
         os.close(fd)
     except OSError as error:
         raise ToolError(f"{path}: {reason(error)}") from error
+
+
+def _write_input(fd: int, path: str) -> None:
+    """Type all of standard input. Where that is refused, a file is left where the rest of it begins. Raises ToolError,
+    which says how much was typed."""
+    typed = 0
+    while data := read_piece():
+        try:
+            os.write(fd, data)
+        except OSError as error:
+            with suppress(OSError):  # a pipe
+                os.lseek(STDIN, -len(data), os.SEEK_CUR)
+            raise ToolError(f"{path}: {reason(error)} (typed: {typed} bytes of standard input)") from error
+        typed += len(data)

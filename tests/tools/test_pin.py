@@ -535,6 +535,26 @@ def test_input_that_is_lost_is_said(mount: Path, tmp_path: Path) -> None:
     eventually(shows(session, b"[pin: input was lost"), "the line of the host")
 
 
+@pytest.mark.parametrize("is_file", [True, False])
+def test_the_rest_of_refused_input_is_there(mount: Path, tmp_path: Path, is_file: bool) -> None:
+    """After a pipe the error tells where it begins."""
+    session = create(mount, "full", "sh", "-c", "stty raw -echo; exec cat >/dev/null")
+    (session / "ctl").write_text("full reject\ndepth 100000B\n")
+    data = b"".join(b"%07d\n" % number for number in range(20_000))
+    (tmp_path / "data").write_bytes(data)
+    script = '{ pin -w -m "$1" full; cat >"$2/rest"; }' + (' <"$2/data"' if is_file else "")
+    if not is_file:
+        script = f'cat "$2/data" | {script}'
+    words = ["sh", "-c", script, "sh", str(mount), str(tmp_path)]
+    done = subprocess.run(words, env=environment(), capture_output=True, timeout=HANG_S, stdin=subprocess.DEVNULL)
+    typed = len((session / ".kept" / "in").read_bytes())
+    assert 0 < typed < 100_000
+    expected = f"pin: {session}/in: no space left on device (typed: {typed} bytes of standard input)\n"
+    assert done.stderr.decode() == expected
+    if is_file:
+        assert (tmp_path / "rest").read_bytes() == data[typed:]
+
+
 def test_what_is_typed_does_not_reach_a_session_of_another_user(mount: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("not root: cannot give a session to another user")
