@@ -214,7 +214,8 @@ class Connection:
         if self._alone and self._proxy is None:
             self._repeated = repeatable(call, route, self._alone)
         try:
-            self.hold(len(answer.body) if isinstance(answer.body, bytes) else 0)
+            if isinstance(answer.body, bytes):
+                self.hold(len(answer.body))
         except OverLimit:
             if answer.done is not None:
                 answer.done(False)
@@ -281,9 +282,7 @@ class Connection:
         if isinstance(body, bytes):
             size = None if is_head else len(body)
             head = wire.head(answer.status, headers, int(time.time()), size, self._closing)
-            pieces = (head + body,) if len(body) <= SMALL_BYTES else (head, body)  # of a large one no copy is held
-            for piece in (head,) if is_head else pieces:
-                await self.channel.send(piece, limits.HTTP_SEND_S)
+            await self._send_parts((head,) if is_head else (head, body), limits.HTTP_SEND_S)
             return True
         counted = any(name == "Content-Length" for name, _ in headers)
         chunked = not counted and request.version == "1.1" and not is_head
@@ -296,13 +295,22 @@ class Connection:
             return True
         return await self._stream(head, body, chunked, math.inf if answer.endless else limits.HTTP_SEND_S)
 
+    async def _send_parts(self, parts: tuple[bytes, ...], patience: float) -> None:
+        """Send parts one after another; large ones without a copy, which would be held as long as its client reads."""
+        if sum(map(len, parts)) <= SMALL_BYTES:
+            parts = (b"".join(parts),)
+        for part in parts:
+            await self.channel.send(part, patience)
+
     async def _stream(self, head: bytes, body: AsyncIterator[bytes], chunked: bool, patience: float) -> bool:
-        """Send a body piece by piece; each is taken by the kernel before the next one is made."""
+        """Send a body piece by piece; each is taken by the kernel before the next one is made. The call has charged the
+        first."""
         try:
             async with aclosing(cast(Any, body)):
                 async for piece in body:
-                    self.hold(len(piece))
-                    await self.channel.send(head + (wire.chunk(piece) if chunked else piece), patience)
+                    if not head:
+                        self.hold(len(piece))
+                    await self._send_parts((head, *(wire.chunk(piece) if chunked else (piece,))), patience)
                     head = b""
                     await self._slice.stop()
                     await self.take_turn()

@@ -326,6 +326,7 @@ async def _follow(call: Call, source: AnswerMessages, words: Wish) -> Answer:
     """An answer without an end."""
     cursor = source.cursor
     data = await source.begin() + source.gather(PIECE_BYTES)
+    call.front.hold(len(data))
     call.front.begin_stream()
 
     def done(_: bool) -> None:

@@ -245,6 +245,6 @@ def head(status: int, headers: Iterable[tuple[str, str]], second: int, size: int
     return f"{_begin(status, second)}{fields}{_CLOSE if close else ''}\r\n".encode()
 
 
-def chunk(data: bytes) -> bytes:
-    """A part of a body; empty for nothing, as an empty chunk ends it."""
-    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+def chunk(data: bytes) -> tuple[bytes, ...]:
+    """A piece of a body, in parts; none for nothing, as an empty chunk ends it."""
+    return (b"%x\r\n" % len(data), data, b"\r\n") if data else ()
