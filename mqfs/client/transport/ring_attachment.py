@@ -288,18 +288,26 @@ class AttachClient:
         return answer, fds[0]
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The server's answer. Raises its error, Disconnected."""
-        return self._exchange(question)[0]
+        """The server's answer, which repeats the question. Raises its error, Disconnected."""
+        answer, _ = self._exchange(question)
+        if any(answer.get(key) != asked for key, asked in question.items()):
+            self.close()
+            raise Disconnected(f"{self._path}: an answer to another question than {question}")
+        return answer
 
     def _exchange(self, question: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
-        try:
-            with self._lock:
+        """Ask, and receive the answer. Where anything interrupts that, Ctrl-C too, the connection is closed: the next
+        question would get the answer of this one."""
+        with self._lock:
+            try:
                 with contextlib.suppress(BrokenPipeError):  # refused; the reason can still be read
                     self._socket.send(protocol.encode(question))
                 data, fds, _, _ = socket.recv_fds(self._socket, limits.RING_PACKET_BYTES, 1)
-        except OSError as error:
-            self.close()
-            raise Disconnected(f"{self._path}: {error}") from None
+            except BaseException as error:
+                self.close()
+                if isinstance(error, OSError):
+                    raise Disconnected(f"{self._path}: {error}") from None
+                raise
         for fd in fds:
             os.set_inheritable(fd, False)
         if not data:
