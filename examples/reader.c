@@ -4,8 +4,7 @@
  *   cc -O2 -Wall -Wextra -o reader examples/reader.c      (or: make -C examples)
  *   ./reader ./mq/room/alice ./mq/room/bob
  *
- * Prints "PATH: MESSAGE". A stream is at its end when it is removed or somebody wrote `eof STREAM` to `ctl`; the
- * program ends when all are, or with Ctrl-C.
+ * Prints "PATH: MESSAGE". A stream is at its end when it is removed; the program ends when all are, or with Ctrl-C.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -19,25 +18,47 @@ enum { MESSAGE_BYTES = 1044480, STREAMS = 64 };	/* the largest message a stream 
 
 static char message[MESSAGE_BYTES];
 
-/* Print what there is; 0 at the end of the stream, else 1. */
+static void
+print(const char *path, ssize_t n)
+{
+	printf("%s: ", path);
+	fwrite(message, 1, n, stdout);	/* %.*s would end at a byte of 0 */
+	if (n == 0 || message[n - 1] != '\n')
+		putchar('\n');
+	fflush(stdout);
+}
+
+/*
+ * Print what there is; 0 at the end of the stream, else 1. A read returns 0 for an empty message, once, and for an EOF
+ * marker (`eof STREAM` in ctl), once; at the end every read does. So the second 0 in a row is the end.
+ */
 static int
 drain(int fd, const char *path)
 {
-	ssize_t n;
+	ssize_t n, before = -1;
+	int why;
 
-	while ((n = read(fd, message, sizeof message)) > 0) {
-		printf("%s: %.*s%s", path, (int)n, message, message[n - 1] == '\n' ? "" : "\n");
-		fflush(stdout);
+	while ((n = read(fd, message, sizeof message)) >= 0 || errno == EINTR) {
+		if (n < 0)
+			continue;
+		if (n == 0 && before == 0)
+			return 0;
+		if (before == 0)
+			print(path, 0);
+		if (n > 0)
+			print(path, n);
+		before = n;
 	}
-	if (n == 0)
-		return 0;
-	if (errno == EAGAIN || errno == EINTR)
+	why = errno;
+	if (before == 0)
+		print(path, 0);
+	if (why == EAGAIN)
 		return 1;
-	if (errno == EPIPE) {	/* told once; the next read goes on at the oldest message kept */
+	if (why == EPIPE) {	/* told once; the next read goes on at the oldest message kept */
 		fprintf(stderr, "reader: %s: messages were lost\n", path);
 		return 1;
 	}
-	fprintf(stderr, "reader: %s: %s\n", path, strerror(errno));
+	fprintf(stderr, "reader: %s: %s\n", path, strerror(why));
 	exit(1);
 }
 

@@ -196,8 +196,14 @@ def test_c_reader(server: Server, tmp_path: Path) -> None:
             os.unlink(group / "a")
             say(group / "b", "go on\n")
             assert process.stdout.readline() == f"{group}/b: go on\n".encode()
-            (group / "ctl").write_text("eof b\n")
+            with server.connect() as client:
+                for body in (b"", b"a\0b", b"", b"\0", b"", b"\n", b"", b"last"):
+                    client.group("c").publish("b", body)
+                    said = body if body.endswith(b"\n") else body + b"\n"
+                    assert process.stdout.readline() == f"{group}/b: ".encode() + said
+            os.unlink(group / "b")
             assert process.wait(HANG_S) == 0
+            assert process.stdout.read() == b""
         finally:
             process.kill()
     missing = subprocess.run([program, group / "not"], capture_output=True, check=False)
