@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqfs.ring")
 
 _NOT_ITS_FAULT = (errors.DiskFull, errors.DiskFailed, errors.ReadOnly, errors.OverLimit, OSError)  # but the machine's
+_TAIL_AT, _KEPT_POSITION_AT = 256, 776  # bytes of a ring's memory: ring.h
 
 
 class GroupRing:
@@ -99,8 +100,7 @@ class RingRegistry:
         """Abandon a ring that cannot be resumed: its bytes go to quarantine, and no later start meets it again."""
         log.error("ring of group %d abandoned: %s: %s", number, type(error).__name__, error)
         try:
-            kept = os.pread(fd, limits.RING_RANGE_BYTES, ring.HEAD_BYTES)
-            self._store.open(number).ranges.quarantine(kept, "a ring that could not be resumed")
+            self._store.open(number).ranges.quarantine(_untaken(fd), "a ring that could not be resumed")
         except (errors.MqfsError, OSError) as failed:
             log.error("ring of group %d not quarantined: %s", number, failed)
         self._drop(number, generation)
@@ -371,6 +371,16 @@ class RingRegistry:
 def _whose(group: Group) -> tuple[str, int]:
     """The key of a pause after a corrupt ring: the owner, who alone has access; by `ring all` the group."""
     return ("group", group.number) if group.settings.ring == "all" else ("owner", group.state.uid)
+
+
+def _untaken(fd: int) -> bytes:
+    """The bytes of a ring that no server has taken, as its memory says: it need not pass as a ring. All of its bytes
+    where the positions make no sense."""
+    size = os.fstat(fd).st_size - ring.HEAD_BYTES
+    begin, tail = (int.from_bytes(os.pread(fd, 8, at), "little") for at in (_KEPT_POSITION_AT, _TAIL_AT))
+    count, at = (tail - begin, begin % size) if begin <= tail <= begin + size else (size, 0)
+    data = os.pread(fd, min(count, size - at), ring.HEAD_BYTES + at)
+    return data + os.pread(fd, count - len(data), ring.HEAD_BYTES)
 
 
 def _first_untaken(held: Ring) -> int:

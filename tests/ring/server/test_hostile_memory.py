@@ -291,17 +291,30 @@ def test_numbers_of_streams_that_there_are_not(keeper: Any) -> None:
     rig.stop()
 
 
-@pytest.mark.parametrize("word", ["magic", "seat"])
-def test_a_ring_that_cannot_be_resumed(keeper: Any, word: str) -> None:
-    """A start puts what it has into quarantine and has it dropped from the keeper: the next one does not meet it."""
+@pytest.mark.parametrize("word", ["magic", "version", "seat", "nonsense"])
+def test_a_ring_that_cannot_be_resumed(keeper: Any, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    """A start puts what was not taken into quarantine, all of it and nothing else, and has the ring dropped from the
+    keeper: the next one does not meet it. Where its positions make no sense, the whole ring is put there."""
+    monkeypatch.setattr(limits, "RING_BYTES", 4 << 20)
     disk = LyingDisk()
     rig = Rig("replay all", disk=disk)
     client = rig.attach()
-    client.ring.publish(16, b"only in the ring")
+    body = bytes(limits.RING_BYTES // 64)
+    for number in range(60):
+        client.ring.publish(16, b"taken %d;" % number + body)
+        rig.pump()
+    untaken = [b"only in the ring %d;" % number for number in range(30)]  # beyond the end of its memory, and round
+    for name in untaken:
+        client.ring.publish(16, name + body)
     memory = mmap.mmap(client.ring.fileno(), ring.HEAD_BYTES)
     rig.kill()
     if word == "magic":
         memory[:8] = bytes(8)
+    elif word == "version":
+        memory[8:12] = (99).to_bytes(4, "little")
+    elif word == "nonsense":
+        memory[:8] = bytes(8)
+        memory[KNOWN["tail"] : KNOWN["tail"] + 8] = (2**64 - 1).to_bytes(8, "little")
     else:
         fcntl.fcntl(client.ring.fileno(), fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 1, 0))
     disk = disk.after_kill()
@@ -311,7 +324,8 @@ def test_a_ring_that_cannot_be_resumed(keeper: Any, word: str) -> None:
     rig.write("s", b"and on")
     assert [body for _, _, body in rig.log()][-1] == b"and on"
     kept = b"".join(disk.view(f"{PATH}/quarantine/{name}") for name in disk.listdir(f"{PATH}/quarantine"))
-    assert b"only in the ring" in kept
+    assert [name for name in untaken if name not in kept] == []
+    assert (b"taken 59;" in kept) == (word == "nonsense")
     memory.close()
     rig.stop()
 
