@@ -166,7 +166,7 @@ class RingAttachment:
             try:
                 now = self.now
                 if now is None or now.generation != answer["generation"]:
-                    now = Attached(ring.attach(fd, answer["generation"]), attach_socket, answer)
+                    now = Attached(_map(fd, answer["generation"]), attach_socket, answer)
                 elif now.is_replaced:
                     raise Stale("ring of the server is retired")
                 else:
@@ -239,6 +239,14 @@ class RingAttachment:
             at.socket.close()
 
 
+def _map(fd: int, generation: int) -> ring.Ring:
+    """The ring of that descriptor. Raises Unsupported where this process cannot map it: then it uses the files."""
+    try:
+        return ring.attach(fd, generation)
+    except OSError as error:
+        raise Unsupported(f"ring not mapped: {error.strerror or error}") from None
+
+
 _attachments: weakref.WeakSet[RingAttachment] = weakref.WeakSet()
 
 
@@ -255,6 +263,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
 _NO_SERVER = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.EPROTOTYPE)
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)  # of this process or machine
 
 
 class NoAttachSocket(Unsupported):
@@ -265,26 +274,31 @@ class AttachClient:
     """A connection, which holds one attachment while it is open. Thread-safe."""
 
     def __init__(self, path: str, timeout: float | None) -> None:
-        """Raises NoAttachSocket, Disconnected."""
+        """Raises NoAttachSocket, Unsupported, Disconnected."""
         self._path = path
         self._lock = threading.Lock()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._socket.settimeout(timeout)
-            with reachable(path) as where:
-                self._socket.connect(where)
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                self._socket.settimeout(timeout)
+                with reachable(path) as where:
+                    self._socket.connect(where)
+            except OSError:
+                self._socket.close()
+                raise
         except OSError as error:
-            self._socket.close()
             if error.errno in _NO_SERVER:
                 raise NoAttachSocket(f"{path}: no server with rings ({error.strerror})") from None
+            if error.errno in _SHORT:
+                raise Unsupported(f"{path}: {error.strerror}") from None
             raise Disconnected(f"{path}: {error}") from None
         _open.add(self)
 
     def attach(self, group: str) -> tuple[dict[str, Any], int]:
         """Attach to a group's ring: its description and a descriptor. Raises the server's error."""
         answer, fds = self._exchange({"attach": group, "version": protocol.VERSION})
-        if len(fds) != 1:
-            raise Disconnected(f"{self._path}: no descriptor in the answer")
+        if len(fds) != 1:  # this process can have no more
+            raise Unsupported(f"{self._path}: no descriptor in the answer")
         return answer, fds[0]
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
@@ -333,7 +347,8 @@ class AttachClient:
         self._socket.close()
 
     def __del__(self) -> None:
-        self._socket.close()
+        with contextlib.suppress(AttributeError):  # there was none to be had
+            self._socket.close()
 
 
 _open: weakref.WeakSet[AttachClient] = weakref.WeakSet()
