@@ -11,13 +11,14 @@ import mmap
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from mqfs.records.arrow import ArrowDecoder
 from mqfs.records.record import HEAD_BYTES, padded
-from mqfs.store.segment.index import HEAD_SIZE, SEALED, IndexPart, SealedIndex, columns_pass, decode_part, rows_end
+from mqfs.store.segment.index import HEAD_SIZE, SEALED, IndexPart, SealedIndex, decode_part, file_columns_pass, rows_end
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.plan import Range
 
@@ -96,13 +97,15 @@ class Segments:
 
 
 def _index(path: str) -> SealedIndex | None:
+    """Mapped once all of it was read: a look at a page that the disk cannot read would end the process."""
     with open(path, "rb") as file:
+        read = partial(os.pread, file.fileno())
+        head = read(rows_end(read(HEAD_SIZE, 0)), 0)
+        part: IndexPart | None = decode_part(head) if head else None
+        if part is None or not part.flags & SEALED or part.start or not file_columns_pass(read, part):
+            return None
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    head = data[: rows_end(data[:HEAD_SIZE])]
-    part: IndexPart | None = decode_part(head) if head else None
-    if part is None or not part.flags & SEALED or part.start or not columns_pass(data, part):
-        return None
-    return SealedIndex(data, part)
+    return SealedIndex(data, part) if len(data) >= part.size else None
 
 
 def _pieces(index: SealedIndex, low: int, high: int) -> Iterator[tuple[int, int]]:

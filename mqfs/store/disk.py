@@ -73,18 +73,14 @@ class Disk:
             os.close(fd)
 
     def view(self, path: str) -> Buffer:
-        """The bytes of a file that is not written any more."""
+        """The bytes of a file that is not written any more, mapped: a page of it that the disk cannot read, or that is
+        cut off meanwhile, ends the process with SIGBUS when it is looked at."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             size = os.fstat(fd).st_size
             return mmap.mmap(fd, size, prot=mmap.PROT_READ) if size else b""
         finally:
             os.close(fd)
-
-    def rest(self, view: Buffer) -> None:
-        """Let the kernel have the pages of a mapped file back: they are read again when they are looked at."""
-        if isinstance(view, mmap.mmap):
-            view.madvise(mmap.MADV_DONTNEED)
 
     def is_open_to_others(self, path: str) -> bool:
         """Whether another user may put files there."""

@@ -20,6 +20,7 @@ import struct
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 import attrs
@@ -391,14 +392,17 @@ def rows_end(data: bytes) -> int:
     return HEAD_SIZE + OTHER_SIZE * int(_HEAD.unpack_from(data)[8])
 
 
-def columns_pass(data: Buffer, part: IndexPart) -> bool:
+def columns_pass(data: bytes, part: IndexPart) -> bool:
     """Whether the columns of the part, whose file is `data`, are as they were written."""
-    begin, end = part.at + HEAD_SIZE + OTHER_SIZE * part.others, part.at + part.size
-    if end > len(data):
-        return False
-    crc = 0
-    for at in range(begin, end, _PIECE):  # of a mapped file each piece is a copy
-        crc = extend(crc, data[at : min(at + _PIECE, end)])
+    return part.at + part.size <= len(data) and file_columns_pass(lambda count, at: data[at : at + count], part)
+
+
+def file_columns_pass(read: Callable[[int, int], bytes], part: IndexPart) -> bool:
+    """The same of a file of which `read` reads a count of bytes at a position. For a page that the disk cannot read it
+    raises OSError, where a look at a map would end the process."""
+    begin, end, crc = part.at + HEAD_SIZE + OTHER_SIZE * part.others, part.at + part.size, 0
+    for at in range(begin, end, _PIECE):
+        crc = extend(crc, read(min(_PIECE, end - at), at))
     return crc == part.columns_crc
 
 
@@ -478,14 +482,19 @@ class IndexFile:
         return decode_part(data, 0, at)
 
     def sealed_index(self) -> SealedIndex | None:
-        """The index of a sealed segment; None where the file is not as it was written."""
+        """The index of a sealed segment; None where the file is not as it was written, or cannot be read."""
+        part = self.parts[0]
         try:
-            data = self._disk.view(self.path)
             if not self.checked:
-                self.checked = columns_pass(data, self.parts[0])
-                self._disk.rest(data)  # few of its pages are looked at later
+                fd = self._disk.open(self.path, os.O_RDONLY)
+                try:
+                    self.checked = file_columns_pass(partial(read_all, self._disk, fd), part)
+                finally:
+                    self._disk.close(fd)
             if self.checked:
-                return SealedIndex(data, self.parts[0])
+                data = self._disk.view(self.path)
+                if len(data) >= part.at + part.size:
+                    return SealedIndex(data, part)
         except OSError:
             pass
         return None
@@ -552,5 +561,6 @@ def _fits(part: IndexPart, parts: list[IndexPart], size: int, identity: int) -> 
 __all__ = [
     "CLEAN", "COLUMNS", "HEAD_SIZE", "NO_ORDINALS", "OTHER", "OTHER_SIZE", "SEALED", "Index", "IndexFile",
     "IndexPart", "NonMessageRecords", "OpenIndex", "Plain", "SealedIndex", "columns_pass", "decode_part",
-    "encode_part", "first_headed", "load_part", "pack_other", "rows_end", "seek", "seek_before", "size_of", "weight",
+    "encode_part", "file_columns_pass", "first_headed", "load_part", "pack_other", "rows_end", "seek", "seek_before",
+    "size_of", "weight",
 ]  # fmt: skip
