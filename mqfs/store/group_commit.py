@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqfs.store")
 
+_IDLE_S = 1.0  # until a log is synced so that its descriptor can be closed
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)  # nothing was synced, and nothing failed: see `_put_off`
 
 
@@ -249,19 +250,21 @@ class GroupCommit:
         if self.copy is not None:
             self.copy.answer_all(error)
 
-    def may_close(self, segment: Segment) -> bool:
-        """Whether the descriptor may be closed: no sync uses it or waits to."""
+    def may_close(self, segment: Segment, at_once: bool) -> bool:
+        """Whether the descriptor may be closed: no sync uses it or waits to. A log is synced first: on this thread
+        with `at_once`, else on the committer's, and the descriptor may be closed at a later look."""
         if segment not in self._unsynced:
             return True
         if self._asked is not None or self._paused or self._chain.end.failed is not None:
             return False
-        if self.synced != self.written:
+        if at_once and self.synced != self.written:
             try:
                 self.sync_now()
             except errors.DiskFailed:
                 return False
             self.synced = self._covered
-        return True
+        self.sync(None, _IDLE_S)
+        return self.synced == self.written
 
     def extend_index(self, segment: Segment) -> None:
         """Extend the index on disk once the records appended so far are synced."""
