@@ -13,6 +13,7 @@ static PyMethodDef functions[] = {
     {"stamp", FAST(native_stamp), METH_FASTCALL, NULL},
     {"unit", FAST(native_unit), METH_FASTCALL, NULL},
     {"tally", FAST(native_tally), METH_FASTCALL, NULL},
+    {"total", FAST(native_total), METH_FASTCALL, NULL},
     {"postings", FAST(native_postings), METH_FASTCALL, NULL},
     {"columns", native_columns, METH_VARARGS, NULL},
     {"pick", native_pick, METH_VARARGS, NULL},

@@ -204,6 +204,13 @@ def tally(rows: RecordColumns) -> Sequence[StreamTotal]:
     return list(found.values())
 
 
+def total(column: Sequence[int], ordinals: Sequence[int]) -> int:
+    """The sum of those rows of a column of an index. `ordinals`: u32 in a buffer."""
+    if not MISSING:
+        return _native.total(cast(Buffer, column), cast(Any, column).itemsize, cast(Buffer, ordinals))
+    return sum(column[ordinal] for ordinal in ordinals)
+
+
 # ------------------------------------------------------------ record batch
 
 # An atomic batch whose messages are encoded already, but for what only the log knows (batch.py), and read a piece at a
@@ -255,5 +262,5 @@ class RecordBatch(Sequence[Draft]):
 
 __all__ = [
     "MISSING", "EncodedBatch", "StreamTotal", "concatenate", "count_frames", "decode_batch", "encode_batch", "finalize",
-    "postings", "scan_batch", "tally",
+    "postings", "scan_batch", "tally", "total",
 ]  # fmt: skip

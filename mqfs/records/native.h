@@ -40,6 +40,7 @@ PyObject *native_frames(PyObject *self, PyObject *data);
 PyObject *native_stamp(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *native_unit(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *native_tally(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *native_total(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *native_postings(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *native_columns(PyObject *self, PyObject *args);
 PyObject *native_pick(PyObject *self, PyObject *args);

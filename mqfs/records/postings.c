@@ -1,5 +1,6 @@
-/* The rows of each stream: the postings of a segment, which are their ordinals, and their tally. Nothing is kept between two calls
- * but two random factors: a client that writes into a ring chooses the numbers, and none that it finds may share their slots.
+/* The rows of each stream: the postings of a segment, which are their ordinals, their tally, and the sum of some of a column. Nothing
+ * is kept between two calls but two random factors: a client that writes into a ring chooses the numbers, and none that it finds may
+ * share their slots.
  *
  * Bounds. `whose` has an entry a row. There are size / 2 owners for `size` slots and `grow` comes before more than that, so half of
  * the slots are free and the search for one ends. Each owner's list has room for as many ordinals as rows were counted for it. */
@@ -108,6 +109,37 @@ PyObject *native_tally(PyObject *module, PyObject *const *args, Py_ssize_t count
     PyBuffer_Release(&bodies);
     PyBuffer_Release(&streams);
     return result;
+}
+
+static inline uint32_t value_at(const uint8_t *column, size_t width, size_t row)
+{
+    uint32_t four;
+    uint16_t two;
+    if (width == 1) return column[row];
+    if (width == 2) return memcpy(&two, column + 2 * row, 2), two;
+    return memcpy(&four, column + 4 * row, 4), four;
+}
+
+/* total(column, width, ordinals): the sum of those rows of a column, whose values have `width` bytes, 4 at most. */
+PyObject *native_total(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    unsigned long long width, sum = 0;
+    Py_buffer column, ordinals;
+    if (!arguments("total", count, 3) || !integers(args + 1, 1, &width)) return NULL;
+    if (width != 1 && width != 2 && width != 4) return PyErr_SetString(PyExc_ValueError, "no width of a column"), NULL;
+    if (PyObject_GetBuffer(args[0], &column, PyBUF_SIMPLE)) return NULL;
+    if (PyObject_GetBuffer(args[2], &ordinals, PyBUF_SIMPLE)) return PyBuffer_Release(&column), NULL;
+    size_t rows = (size_t)column.len / width, wanted = (size_t)ordinals.len / 4, at = 0;
+    for (; at < wanted; at++) {
+        size_t row = value_at(ordinals.buf, 4, at);
+        if (row >= rows) break;
+        sum += value_at(column.buf, width, row);
+    }
+    PyBuffer_Release(&ordinals);
+    PyBuffer_Release(&column);
+    if (at < wanted) return PyErr_SetString(PyExc_IndexError, "an ordinal is not in the column"), NULL;
+    return PyLong_FromUnsignedLongLong(sum);
 }
 
 /* postings(streams, begin) */

@@ -21,6 +21,7 @@ from operator import itemgetter
 from mqfs import errors, limits
 from mqfs.model import Head, Kind, Listed, Record, RecordRun, Split
 from mqfs.records import columns
+from mqfs.records.batch import total
 from mqfs.records.record import HEAD_BYTES, decode, padded
 from mqfs.store.chain import Chain
 from mqfs.store.segment.file import Segment
@@ -130,16 +131,16 @@ class DiskLogReader:
         messages = size = 0
         for index, ordinals in self._range(stream, sequence, end):
             messages += len(ordinals)
-            size += sum(pick(index.bodies, ordinals))
+            size += total(index.bodies, ordinals)
         return messages, size
 
     def header_bytes(self, stream: int, sequence: int, end: int | None = None) -> int:
-        return sum(sum(pick(index.headers, ordinals)) for index, ordinals in self._range(stream, sequence, end))
+        return sum(total(index.headers, ordinals) for index, ordinals in self._range(stream, sequence, end))
 
     def count_eof_markers(self, stream: int, sequence: int, end: int | None = None) -> int:
         marks = 0
         for index, ordinals in self._range(stream, sequence, end):
-            marks += bytes(pick(index.kinds, ordinals)).count(_END)
+            marks += total(index.kinds, ordinals) - Kind.MESSAGE * len(ordinals)  # END is one more
         return marks
 
     def _range(self, stream: int, sequence: int, end: int | None) -> Iterator[tuple[Index, Sequence[int]]]:

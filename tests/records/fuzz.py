@@ -201,6 +201,9 @@ def postings(dice: Random) -> None:
     bodies = array("I", [dice.choice([0, 1, 2**32 - 1]) for _ in streams])
     rows = RecordColumns(0, *(memoryview(column) for column in (b"", b"", b"", bodies, streams, b"", b"", b"")))
     both(lambda: batch.tally(rows))
+    column = array(dice.choice("BHI"), [dice.randrange(256) for _ in streams])
+    ordinals = array("I", [dice.randrange(len(streams)) for _ in streams])
+    both(lambda: batch.total(column, ordinals))
 
 
 def gather(dice: Random) -> None:

@@ -241,6 +241,23 @@ def test_tally_of_columns_that_do_not_fit() -> None:
         batch.tally(rows)
 
 
+@pytest.mark.parametrize("code", "BHI")
+@given(data=st.data())
+def test_total(code: str, data: st.DataObject) -> None:
+    column = array(code, data.draw(st.lists(st.integers(0, 256 ** array(code).itemsize - 1), min_size=1, max_size=300)))
+    some = array("I", data.draw(st.lists(st.integers(0, len(column) - 1), max_size=300)))
+    assert batch.total(column, some) == sum(column[ordinal] for ordinal in some)
+    assert batch.total(memoryview(column), memoryview(some)) == batch.total(column, some)
+    with in_python():
+        assert batch.total(column, some) == sum(column[ordinal] for ordinal in some)
+
+
+def test_total_of_what_is_not_there() -> None:
+    for ordinal in (1, 2**32 - 1):
+        with pytest.raises(IndexError):
+            batch.total(array("I", [7]), array("I", [0, ordinal]))
+
+
 def test_postings_of_many_streams() -> None:
     streams = array("I", [n * 7 for n in range(10_000)] * 2)
     assert all(list(array("I", rows)) == [s // 7, s // 7 + 10_000] for s, rows in batch.postings(streams, 0))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 import tracemalloc
+from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from mqfs.errors import DiskFull
 from mqfs.model import Draft, Kind
+from mqfs.records import batch
 from mqfs.store.disk import Disk
 from mqfs.store.memory import MemoryStore
 from mqfs.store.segment.index import OpenIndex
@@ -105,6 +108,44 @@ def test_one_stream_costs_its_own_messages(tmp_path: Path) -> None:
         assert disk.reads == 10
         assert disk.read_bytes == 10 * 1_032
         store.close()
+
+
+def took(act: Callable[[], object]) -> float:
+    """Seconds of this thread, the least of several."""
+    times = []
+    for _ in range(5):
+        began = time.thread_time()
+        act()
+        times.append(time.thread_time() - began)
+    return min(times)
+
+
+@pytest.mark.skipif(bool(batch.MISSING), reason=batch.MISSING)
+@pytest.mark.parametrize("sealed", [False, True])
+def test_what_a_stream_has_is_added_up_much_faster_than_one_by_one(tmp_path: Path, sealed: bool) -> None:
+    """It is asked for in one piece, as by the first open of a stream after a start."""
+    store = DiskStore(f"{tmp_path}/store")
+    bucket = store.make(store.number(), b"{}")
+    bucket.writer.state = lambda: b"{}"
+    for _ in range(20):
+        bucket.writer.append_batch([Draft(Kind.MESSAGE, 16 + n % 2, b"x" * (n % 9), b"") for n in range(4_000)], 0)
+    if sealed:
+        bucket.upkeep.sync()
+        bucket.writer.roll()
+        bucket.upkeep.sync()
+    index = bucket.chain.segments[0].load()
+    assert isinstance(index, OpenIndex) != sealed
+    posting, metrics = index.posting(16), bucket.metrics
+    asked: dict[str, Callable[[], object]] = {
+        "bodies": lambda: metrics.count(16, 0),
+        "headers": lambda: metrics.header_bytes(16, 0),
+        "kinds": lambda: metrics.count_eof_markers(16, 0),
+    }
+    for column, ask in asked.items():
+        each = took(lambda column=column: sum(itemgetter(*posting)(getattr(index, column))))
+        assert took(ask) < each / 5, column
+    assert metrics.count(16, 0) == (40_000, sum(index.bodies[ordinal] for ordinal in posting))
+    store.close()
 
 
 def test_acknowledgements_are_few_bytes_in_memory(tmp_path: Path) -> None:
