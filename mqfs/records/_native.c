@@ -17,6 +17,7 @@ static PyMethodDef functions[] = {
     {"postings", FAST(native_postings), METH_FASTCALL, NULL},
     {"columns", native_columns, METH_VARARGS, NULL},
     {"pick", native_pick, METH_VARARGS, NULL},
+    {"search", FAST(native_search), METH_FASTCALL, NULL},
     {"messages", FAST(native_messages), METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL}};
 

@@ -211,6 +211,17 @@ def total(column: Sequence[int], ordinals: Sequence[int]) -> int:
     return sum(column[ordinal] for ordinal in ordinals)
 
 
+def search(data: bytes, begin: int, positions: Sequence[int], sizes: Sequence[int], keys: Sequence[bytes]) -> list[int]:
+    """Which of some records have one of the keys, as headers.key makes them, in their headers: their rows. `data`:
+    bytes of the log from `begin` on; `positions` there, u32, and `sizes` of their headers, u16, in buffers."""
+    if not MISSING:
+        return _native.search(data, begin, cast(Buffer, positions), cast(Buffer, sizes), tuple(keys))
+    places = (position - begin + HEAD_BYTES for position in positions)
+    texts = (data[at : at + size] for at, size in zip(places, sizes, strict=True))
+    names = {key[1:].decode() for key in keys}
+    return [row for row, text in enumerate(texts) if not names.isdisjoint(headers.decode(text))]
+
+
 # ------------------------------------------------------------ record batch
 
 # An atomic batch whose messages are encoded already, but for what only the log knows (batch.py), and read a piece at a
@@ -262,5 +273,5 @@ class RecordBatch(Sequence[Draft]):
 
 __all__ = [
     "MISSING", "EncodedBatch", "StreamTotal", "concatenate", "count_frames", "decode_batch", "encode_batch", "finalize",
-    "postings", "scan_batch", "tally", "total",
+    "postings", "scan_batch", "search", "tally", "total",
 ]  # fmt: skip

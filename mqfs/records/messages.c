@@ -38,6 +38,57 @@ static PyObject *texts_of(const uint8_t *p, size_t n)
     return made;
 }
 
+/* Whether one of the keys, each as it begins a header, is in these headers. */
+static int has_key(const uint8_t *p, size_t n, Py_buffer *keys, Py_ssize_t count)
+{
+    for (size_t at = 0; at < n;) {
+        size_t value = at + 1 + p[at];
+        if (value + 2 > n) break;
+        for (Py_ssize_t i = 0; i < count; i++)
+            if ((size_t)keys[i].len == value - at && !memcmp(p + at, keys[i].buf, value - at)) return 1;
+        at = value + 2 + (p[value] | (size_t)p[value + 1] << 8);
+    }
+    return 0;
+}
+
+/* search(data, begin, positions, sizes, keys): which of the records at those positions of a log, which is read from `begin` on, have
+ * one of the keys, 8 at most, in their headers of those sizes, as far as these were read: their rows. */
+PyObject *native_search(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    unsigned long long begin;
+    Py_buffer data = {0}, positions = {0}, sizes = {0}, keys[8] = {{0}};
+    Py_ssize_t wanted = count == 5 ? PyTuple_Size(args[4]) : 0, held = 0;
+    PyObject *result = NULL;
+    if (!arguments("search", count, 5) || wanted < 0 || !integers(args + 1, 1, &begin)) return NULL;
+    if (wanted > 8) return PyErr_SetString(PyExc_ValueError, "more keys than 8"), NULL;
+    if (PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE) || PyObject_GetBuffer(args[2], &positions, PyBUF_SIMPLE) ||
+        PyObject_GetBuffer(args[3], &sizes, PyBUF_SIMPLE))
+        goto done;
+    while (held < wanted && !PyObject_GetBuffer(PyTuple_GetItem(args[4], held), &keys[held], PyBUF_SIMPLE)) held++;
+    size_t rows = (size_t)positions.len / 4;
+    if (held < wanted || !(result = PyList_New(0))) goto done;
+    for (size_t row = 0; result && row < rows && row < (size_t)sizes.len / 2; row++) {
+        uint32_t position;
+        uint16_t size;
+        memcpy(&position, (const uint8_t *)positions.buf + 4 * row, 4);
+        memcpy(&size, (const uint8_t *)sizes.buf + 2 * row, 2);
+        if (position < begin || position - begin + sizeof(Head) > (size_t)data.len) continue; /* the log ends before it */
+        size_t at = (size_t)(position - begin) + sizeof(Head), left = (size_t)data.len - at;
+        if (has_key((const uint8_t *)data.buf + at, size < left ? size : left, keys, wanted)) {
+            PyObject *number = PyLong_FromSize_t(row);
+            if (!number || PyList_Append(result, number)) Py_CLEAR(result);
+            Py_XDECREF(number);
+        }
+    }
+done:
+    while (held) PyBuffer_Release(&keys[--held]);
+    PyBuffer_Release(&sizes);
+    PyBuffer_Release(&positions);
+    PyBuffer_Release(&data);
+    return result;
+}
+
 static PyObject *message_of(PyTypeObject *type, allocfunc allocate, const Head *head, PyObject *stream, const uint8_t *record,
                             PyObject *none)
 {

@@ -44,6 +44,7 @@ PyObject *native_total(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *native_postings(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *native_columns(PyObject *self, PyObject *args);
 PyObject *native_pick(PyObject *self, PyObject *args);
+PyObject *native_search(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *native_messages(PyObject *self, PyObject *const *args, Py_ssize_t count);
 #pragma GCC visibility pop
 #endif

@@ -76,7 +76,8 @@ class LogReader(Protocol):
 
     def search_headers(self, sequence: int, most: int, keys: Sequence[bytes]) -> tuple[list[int], int]:
         """Looks into the headers of at most `most` messages at or after `sequence`, which are not checked. Returns the
-        sequences of those in whose header bytes one of `keys` is found, and where to continue: `next` at the end."""
+        sequences of those that have one of `keys`, as headers.key makes them, perhaps of some that have one in another
+        header, and where to continue: `next` at the end."""
         ...
 
 

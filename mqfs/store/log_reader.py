@@ -20,8 +20,7 @@ from operator import itemgetter
 
 from mqfs import errors, limits
 from mqfs.model import Head, Kind, Listed, Record, RecordRun, Split
-from mqfs.records import columns
-from mqfs.records.batch import total
+from mqfs.records import batch, columns
 from mqfs.records.record import HEAD_BYTES, decode, padded
 from mqfs.store.chain import Chain
 from mqfs.store.segment.file import Segment
@@ -131,16 +130,16 @@ class DiskLogReader:
         messages = size = 0
         for index, ordinals in self._range(stream, sequence, end):
             messages += len(ordinals)
-            size += total(index.bodies, ordinals)
+            size += batch.total(index.bodies, ordinals)
         return messages, size
 
     def header_bytes(self, stream: int, sequence: int, end: int | None = None) -> int:
-        return sum(total(index.headers, ordinals) for index, ordinals in self._range(stream, sequence, end))
+        return sum(batch.total(index.headers, ordinals) for index, ordinals in self._range(stream, sequence, end))
 
     def count_eof_markers(self, stream: int, sequence: int, end: int | None = None) -> int:
         marks = 0
         for index, ordinals in self._range(stream, sequence, end):
-            marks += total(index.kinds, ordinals) - Kind.MESSAGE * len(ordinals)  # END is one more
+            marks += batch.total(index.kinds, ordinals) - Kind.MESSAGE * len(ordinals)  # END is one more
         return marks
 
     def _range(self, stream: int, sequence: int, end: int | None) -> Iterator[tuple[Index, Sequence[int]]]:
@@ -205,9 +204,13 @@ class DiskLogReader:
         stop = self._stop(index, first)
         first, stop = first_headed(index, first, stop)
         found = range(first, min(first + most, stop))
-        texts = _header_texts(segment, index, found, keys)
-        hits = [first + at for at, text in enumerate(texts) if any(key in text for key in keys)]
-        return [index.sequences[ordinal] for ordinal in hits], index.sequences[found.stop - 1] + 1
+        sizes, positions = index.headers[first : found.stop], index.positions[first : found.stop]
+        if any(sizes) and (span := _span(positions, sizes)):
+            rows = batch.search(segment.read(positions[0], span), positions[0], positions, sizes, keys)
+        else:
+            texts = enumerate(_header_texts(segment, index, found))
+            rows = [row for row, text in texts if any(key in text for key in keys)]
+        return [index.sequences[first + row] for row in rows], index.sequences[found.stop - 1] + 1
 
     def _stop(self, index: Index, ordinal: int) -> int:
         """One above the last message of the index that is its segment's to give."""
@@ -229,16 +232,19 @@ class DiskLogReader:
         return None
 
 
-def _header_texts(segment: Segment, index: Index, found: range, keys: Sequence[bytes] = ()) -> list[bytes]:
-    """The header bytes of those messages. With `keys`, none where none of these can be in any."""
+def _span(positions: Sequence[int], sizes: Sequence[int]) -> int:
+    """The bytes that have the headers of all those messages; 0: one read of them costs more than one for each."""
+    span = positions[-1] + HEAD_BYTES + sizes[-1] - positions[0]
+    return span if span <= _NEAR_BYTES * len(positions) else 0
+
+
+def _header_texts(segment: Segment, index: Index, found: range) -> list[bytes]:
+    """The header bytes of those messages."""
     sizes, positions = index.headers[found.start : found.stop], index.positions[found.start : found.stop]
     if not any(sizes):
         return [b""] * len(found)
-    begin, span = positions[0], positions[-1] + HEAD_BYTES + sizes[-1] - positions[0]
-    if span <= _NEAR_BYTES * len(found):  # one call for all costs less than one for each
-        data = segment.read(begin, span)
-        if keys and not any(key in data for key in keys):
-            return []
+    if span := _span(positions, sizes):
+        data, begin = segment.read(positions[0], span), positions[0]
         places = [position - begin + HEAD_BYTES for position in positions]
         return [data[at : at + size] for at, size in zip(places, sizes, strict=True)]
     places = [position + HEAD_BYTES for position in positions]

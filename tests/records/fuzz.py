@@ -206,6 +206,15 @@ def postings(dice: Random) -> None:
     both(lambda: batch.total(column, ordinals))
 
 
+def search(dice: Random) -> None:
+    """In any bytes, of which some are headers."""
+    data = b"".join(dice.choice([b"\1k\0\0", b"\1k\2\0vv", b"\3ttl\1\0", dice.randbytes(9)]) for _ in range(99))
+    positions = array("I", sorted(7 + dice.randrange(len(data) + 50) for _ in range(dice.randrange(30))))
+    sizes = array("H", [dice.choice([0, 1, 9, 60, 2**16 - 1]) for _ in positions])
+    keys = dice.sample([b"\1k", b"\3ttl", b"\4none"], dice.randrange(4))
+    both(lambda: batch.search(data, 7, positions, sizes, keys))
+
+
 def gather(dice: Random) -> None:
     streams = {
         number: (dice.choice(NAMES), *(dice.choice([0, 1, 41, 2**40, 2**64 - 1]) for _ in "ab"))
@@ -441,7 +450,7 @@ def hostile(dice: Random) -> None:
 
 
 FUZZED: dict[str, Callable[[Random], None]] = {
-    "pack": pack, "stamp": stamp, "unit": unit, "postings": postings, "columns": gather, "pick": pick,
+    "pack": pack, "stamp": stamp, "unit": unit, "postings": postings, "search": search, "columns": gather, "pick": pick,
     "messages": messages, "ranges": ranges, "scan": scan, "crc32c": crc, "publish": publish, "hostile": hostile,
 }  # fmt: skip
 

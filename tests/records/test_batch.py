@@ -241,6 +241,29 @@ def test_tally_of_columns_that_do_not_fit() -> None:
         batch.tally(rows)
 
 
+HEADS = st.dictionaries(
+    st.sampled_from(["k", "ttl", "kind", "x" * 200]), st.sampled_from(["", "v", "\3ttl", "y" * 300])
+)
+
+
+@given(st.lists(st.tuples(HEADS, st.binary(max_size=9)), max_size=20), st.integers(0, 1_000), st.integers(0, 60))
+def test_search(records: list[tuple[dict[str, str], bytes]], begin: int, lacking: int) -> None:
+    data, positions, sizes = b"", array("I"), array("H")
+    for texts, body in records:
+        head = headers.encode(texts)
+        positions.append(begin + len(data))
+        sizes.append(len(head))
+        data += encode(1, 2, 3, 1, 0, head, body)
+    keys = [headers.key("k"), headers.key("ttl")]
+    wanted = [row for row, (texts, _) in enumerate(records) if not {"k", "ttl"}.isdisjoint(texts)]
+    assert batch.search(data, begin, positions, sizes, keys) == wanted
+    done = batch.search(data[:-lacking], begin, memoryview(positions), memoryview(sizes), keys)
+    assert set(done) <= set(wanted), "where the log ends early"
+    with in_python():
+        assert batch.search(data, begin, positions, sizes, keys) == wanted
+        assert batch.search(data[:-lacking], begin, positions, sizes, keys) == done
+
+
 @pytest.mark.parametrize("code", "BHI")
 @given(data=st.data())
 def test_total(code: str, data: st.DataObject) -> None:

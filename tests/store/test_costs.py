@@ -14,7 +14,7 @@ import pytest
 
 from mqfs.errors import DiskFull
 from mqfs.model import Draft, Kind
-from mqfs.records import batch
+from mqfs.records import batch, headers
 from mqfs.store.disk import Disk
 from mqfs.store.memory import MemoryStore
 from mqfs.store.segment.index import OpenIndex
@@ -145,6 +145,31 @@ def test_what_a_stream_has_is_added_up_much_faster_than_one_by_one(tmp_path: Pat
         each = took(lambda column=column: sum(itemgetter(*posting)(getattr(index, column))))
         assert took(ask) < each / 5, column
     assert metrics.count(16, 0) == (40_000, sum(index.bodies[ordinal] for ordinal in posting))
+    store.close()
+
+
+@pytest.mark.skipif(bool(batch.MISSING), reason=batch.MISSING)
+def test_headers_are_searched_without_a_look_at_the_bodies(tmp_path: Path) -> None:
+    """Those of a whole log are, where one asks for its priorities before maintenance has read them."""
+    store = DiskStore(f"{tmp_path}/store")
+    bucket = store.make(store.number(), b"{}")
+    bucket.writer.state = lambda: b"{}"
+    head = headers.encode({"kind": "order", "customer": "ann"})
+    bucket.writer.append_batch([Draft(Kind.MESSAGE, 16, b"x" * 1_500, head)] * 4_000, 0)
+    segment = bucket.chain.segments[0]
+    keys = [headers.key(name) for name in ("priority", "ttl", "single")]
+
+    def search() -> None:
+        position = 1
+        while position < bucket.end.next:
+            found, position = bucket.reader.search_headers(position, 1_000, keys)
+            assert found == []
+
+    def read() -> None:
+        for at in range(segment.head, segment.used, segment.used // 4):
+            segment.read(at, segment.used // 4)
+
+    assert took(search) < 6 * took(read)
     store.close()
 
 
