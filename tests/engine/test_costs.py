@@ -81,6 +81,22 @@ def test_opening_a_snapshot_does_not_walk_the_messages(tmp_path: Path, monkeypat
     assert few == many
 
 
+def opening(streams: int, line: str) -> int:
+    """The calls of an open of `order` and of a seek, beside streams that keep a message each."""
+    hand = Hand(line)
+    for number in range(streams):
+        hand.stream(f"s{number}")
+        hand.write(f"s{number}", b"x", b"y")
+    hand.open("order").close()  # what is not kept goes
+    cursor = hand.cursor()
+    return calls(lambda: (hand.open("order").close(), cursor.write(b"seek 5\n")))
+
+
+def test_a_reader_of_newest_messages_does_not_look_at_each_again() -> None:
+    few, many = (opening(streams, "replay last") for streams in (100, 200))
+    assert many - few <= 100 * 12
+
+
 def evicting(path: Path, messages: int) -> tuple[int, int]:
     """What the write costs that finds a log at its bound, in calls; and how many messages it takes away."""
     queues = Queues("replay all", path=path / str(messages))

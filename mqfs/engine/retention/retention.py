@@ -155,11 +155,14 @@ class Retention:
         return settings.replay != "all" or settings.deliver != "all"
 
     def advance_all(self) -> None:
-        """Raise all floors that readers decide: removed messages stay removed for those that seek back."""
+        """Raise all floors that readers decide: removed messages stay removed for those that seek back. Under `replay
+        last` a stream with one message keeps that."""
         if self.is_up_to_readers:
+            is_last_kept = self._log.settings.replay == "last" and self._log.settings.deliver == "all"
             for stream in self._host.numbers.values():
-                if stream.kept.count:
-                    stream.kept.update_low_watermark()
+                kept = stream.kept
+                if kept.count and not (is_last_kept and kept.count == 1 and kept.newest >= kept.state.floor):
+                    kept.update_low_watermark()
 
     def bound_bytes(self) -> int:
         if self._log.settings.keep == "ring":
