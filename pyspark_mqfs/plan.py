@@ -30,8 +30,9 @@ class Range:
     high: int
     streams: Mapping[str, tuple[int, int]]
     is_whole: bool  # these are all streams of the group
-    bucket: int = 0  # number of the group
-    numbers: Mapping[str, tuple[int, int]] = {}  # by stream: (number, floor), where segments can be read
+    bucket: int  # number of the group
+    numbers: Mapping[str, tuple[int, int]]  # by stream: (number, floor)
+    plain: bool  # segments can be read
     messages: int = 0
     size: int = 0  # bytes in the log, approximately
 
@@ -72,8 +73,8 @@ def ranges(catalog: ServerCatalog, start: Mapping[str, int], end: Mapping[str, i
         if streams:
             is_whole = group.is_whole and len(streams) == len(group.streams)
             low, high = min(b for b, _ in streams.values()), max(e for _, e in streams.values())
-            numbers = {n: (group.streams[n].number, group.streams[n].floor) for n in streams} if group.plain else {}
-            result.append(Range(path, low, high, streams, is_whole, group.number, numbers))
+            numbers = {name: (group.streams[name].number, group.streams[name].floor) for name in streams}
+            result.append(Range(path, low, high, streams, is_whole, group.number, numbers, group.plain))
     return result
 
 

@@ -10,7 +10,7 @@ import gc
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import attrs
 import pyarrow as pa
@@ -111,7 +111,7 @@ class _RangeReader:
     def _read_segments(self) -> Iterator[pa.RecordBatch]:
         """Read sealed segments, where they are visible."""
         path = self.task.path
-        if path and self.range.numbers and check_store(path, self.store):
+        if path and self.range.plain and check_store(path, self.store):
             segments = Segments(path, self.range.bucket)
             for position, batch in segments.batches(self.range, self._decoder, self.position):
                 self.position = position
@@ -155,13 +155,28 @@ class _RangeReader:
                 yield batch
 
     def _names(self, client: Client) -> list[str]:
-        """The existing streams of the range."""
-        present = stream_positions(client, self.range.group)["streams"]
-        assert isinstance(present, dict)
-        missing = [name for name in self.range.streams if name not in present]
-        if missing:
-            self._on_loss(f"{path_of(self.range.group, missing[0])} was removed")
+        """The streams of the range that are there, and still the ones that were planned."""
+        present = self._present(client)
         return [name for name in self.range.streams if name in present]
+
+    def _present(self, client: Client) -> dict[str, Mapping[str, int | None]]:
+        """The positions of those streams. A loss where one is missing, or another stream, or group, has its name."""
+        read = stream_positions(client, self.range.group)
+        if read["store"] != self.store:
+            raise wrong_store(self.store, str(read["store"]), self.task.server.address)
+        if read["group"] != self.range.bucket:
+            self._on_loss(f"group {self.range.group or '/'} was removed and created again")
+            return {}
+        rows: dict[str, Mapping[str, int | None]] = read["streams"]  # type: ignore[assignment]
+        present = {}
+        for name, (number, _) in self.range.numbers.items():
+            if name not in rows:
+                self._on_loss(f"{path_of(self.range.group, name)} was removed")
+            elif rows[name]["number"] != number:
+                self._on_loss(f"{path_of(self.range.group, name)} was removed and created again")
+            else:
+                present[name] = rows[name]
+        return present
 
     def _group_is_there(self, client: Client) -> bool:
         try:
@@ -172,16 +187,9 @@ class _RangeReader:
 
     def _check_losses(self, client: Client) -> None:
         """Check, after reading, that no message of the range was removed before it was read."""
-        read = stream_positions(client, self.range.group)
-        if read["store"] != self.store:
-            raise wrong_store(self.store, str(read["store"]), self.task.server.address)
-        rows = read["streams"]
-        assert isinstance(rows, dict)
-        for name, (low, high) in self.range.streams.items():
-            row = rows.get(name)
-            if row is None:
-                self._on_loss(f"{path_of(self.range.group, name)} was removed")
-            elif has_lost_messages(client, self.range.group, name, low, high, row["floor"] or 0, row["cut"] or 0):
+        for name, row in self._present(client).items():
+            low, high = self.range.streams[name]
+            if has_lost_messages(client, self.range.group, name, low, high, row["floor"] or 0, row["cut"] or 0):
                 self._on_loss(loss_of(path_of(self.range.group, name), low, min(high, row["floor"] or 0)))
 
     def _on_loss(self, loss: str) -> None:

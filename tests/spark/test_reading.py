@@ -146,3 +146,24 @@ def test_over_tcp_as_the_user_of_the_token(spark: Any, tmp_path: Path) -> None:
 
 def test_the_token_is_not_printed() -> None:
     assert SECRET not in repr(Server("tcp!h!1", token=SECRET))
+
+
+@pytest.mark.parametrize("what", ["a", "group"])
+@pytest.mark.parametrize("read_before", [0, 1])
+def test_one_made_anew_after_planning(full: Scene, what: str, read_before: int) -> None:
+    """Nothing of a later stream or group of the name is read for the first; that is a loss, never silence."""
+    for strict in (False, True):
+        task, piece = planned(full, strict=strict, pattern="g/a")
+        batches = task.batches(piece)
+        for _ in range(read_before):
+            next(batches)
+        full.client.remove("g/a")
+        if what == "group":
+            full.client.remove("g")
+            full.group("g")
+        full.stream("g/a", *(b"new" for _ in range(200)))
+        if strict:
+            with pytest.raises(DataLoss, match=r"g.* was removed and created again .*option failOnDataLoss false"):
+                list(batches)
+        else:
+            assert b"new" not in [body for rows in batches for body in rows.to_pydict()["value"]]
