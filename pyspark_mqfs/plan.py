@@ -85,6 +85,7 @@ class PartitionLimits:
     partitions: int  # at least, given enough messages
     messages: int  # at most
     size: int  # of bytes in the log, approximately at most; 0: by the total
+    cores: int = attrs.field(factory=lambda: os.cpu_count() or 1)  # that a size by the total is for
 
     @classmethod
     def of(cls, options: Options) -> PartitionLimits:
@@ -99,7 +100,7 @@ class PartitionLimits:
         wanted = list(wanted)
         sizes = {item.group: _measure(client, item) for item in wanted}
         total = sum(size for _, size in sizes.values())
-        most = self.size or _default_task_bytes(total)
+        most = self.size or _default_task_bytes(total, self.cores)
         messages = self.messages or (1 << 62)
         if self.partitions:
             most = min(most, max(1, -(-total // self.partitions)))
@@ -109,9 +110,8 @@ class PartitionLimits:
         return _pack(pieces, messages, most, self.partitions, store)
 
 
-def _default_task_bytes(total: int) -> int:
-    """Bytes of one task: equal work for all processors of this machine."""
-    cores = max(os.cpu_count() or 1, 1)
+def _default_task_bytes(total: int, cores: int) -> int:
+    """Bytes of one task: equal work for all processors of a machine."""
     tasks = -(-total // MOST_BYTES)
     tasks = -(-tasks // cores) * cores
     return max(LEAST_BYTES, -(-total // max(tasks, 1)))

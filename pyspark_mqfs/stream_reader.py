@@ -1,7 +1,8 @@
 """The stream reader: positions, triggers, and the consumers of the query.
 
 The checkpoint has its offsets: the uuid of the store, the name of the consumer, and by stream the next sequence and the
-identity of the stream. One process of the driver has this object and its connection; tasks have a copy of `task`.
+identity of the stream; and of the batch that ends there what its repeat needs (BATCH), absent in older checkpoints.
+One process of the driver has this object and its connection; tasks have a copy of `task`.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 log = logging.getLogger(__name__)
 DELAY_S = 900.0  # maxTriggerDelay, as of Kafka
+BATCH = ("starts", "tasks")  # of an offset: where streams begin that are new in the batch; the limits of its tasks
 Offset = dict[str, Any]
 
 
@@ -151,7 +153,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
             if not isinstance(limit, ReadAllAvailable) and size is None:
                 size = self.max_bytes
-            return _offset(catalog, start, limit_end(client, catalog, before, dict(end), messages, size))
+            after = _offset(catalog, start, limit_end(client, catalog, before, dict(end), messages, size))
+            if after == {key: value for key, value in start.items() if key not in BATCH}:
+                return start
+            starts = _starts(catalog, before, after["streams"])
+            return {**after, "starts": starts, "tasks": attrs.asdict(self.partition_limits)}
 
         return self.link.with_retry(look)
 
@@ -216,9 +222,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             catalog = self._read_catalog(client, start)
             if start["consumer"] != end["consumer"]:  # the first batch is repeated, planned by another process
                 self.consumers.remove(client, start["consumer"], catalog)
-            low, high = self._known_positions(catalog, start), self._known_positions(catalog, end)
+            low = {**end.get("starts", {}), **self._known_positions(catalog, start)}
+            high = self._known_positions(catalog, end)
             check_losses(client, catalog, low, high, strict=self.strict)
-            return self.partition_limits.slices(client, ranges(catalog, low, high), catalog.store)
+            limits = PartitionLimits(**end["tasks"]) if "tasks" in end else self.partition_limits
+            return limits.slices(client, ranges(catalog, low, high), catalog.store)
 
         return self.link.with_retry(planned)
 
@@ -253,6 +261,12 @@ def _offset(catalog: ServerCatalog, before: Offset, streams: Mapping[str, int]) 
         "streams": dict(sorted(streams.items())),
         "numbers": {path: numbers[path] for path in sorted(streams) if path in numbers},
     }
+
+
+def _starts(catalog: ServerCatalog, before: Mapping[str, int], end: Mapping[str, int]) -> dict[str, int]:
+    """Where the batch begins to read the streams that are new in it, so that a repeat notices lost messages."""
+    new = {path: stream.oldest for path, _, stream in catalog.streams() if path in end and path not in before}
+    return {path: min(oldest or end[path], end[path]) for path, oldest in sorted(new.items())}
 
 
 def _ends(catalog: ServerCatalog, before: Mapping[str, int]) -> dict[str, int]:
