@@ -51,6 +51,7 @@ class Group:
     is_whole: bool  # all its streams are selected
     number: int = 0  # of its bucket
     plain: bool = False  # log and floors are enough to decide what to read
+    wildcards: str = ""  # of patterns of streams
 
     @property
     def end(self) -> int:
@@ -186,7 +187,8 @@ def _group(path: str, read: Mapping[str, object], wanted: Callable[[str, str], b
         if wanted(path, name)
     }
     next_, log_bytes, number = (int(str(read[key])) for key in ("next", "log_bytes", "group"))
-    return Group(path, next_, log_bytes, streams, len(streams) == len(every), number, bool(read["plain"]))
+    wildcards = "".join(read["words"][1:])  # type: ignore[index]
+    return Group(path, next_, log_bytes, streams, len(streams) == len(every), number, bool(read["plain"]), wildcards)
 
 
 class Split(NamedTuple):

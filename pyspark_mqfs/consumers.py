@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from mqfs.errors import Busy, Denied, Disconnected, MqfsError, NotFound, NotPermitted
-from mqfs.limits import MESSAGE_BYTES
+from mqfs.limits import CTL_BYTES, MESSAGE_BYTES, VIEW_PATTERNS
 from mqfs.ninep.client.connection import Client, File
 from mqfs.syntax.quoting import quote_word
 from pyspark_mqfs.catalog import Group, ServerCatalog, path_of
 from pyspark_mqfs.options import OptionError
 
 log = logging.getLogger(__name__)
+OTHER_LINES_BYTES = 4_096  # of the write that has the lines of a view
 PAUSE_S = 0.1  # from try to try to open a consumer
 
 
@@ -100,44 +101,44 @@ class Consumers:
 
     def _create_or_extend(self, client: Client, name: str, group: Group, position: int) -> None:
         """Create the consumer: of the whole group, of one stream, or of a view of several. An existing one gets new
-        streams: by its view, or by being replaced with one of a view."""
+        streams: by its view, or by being replaced with one of a view, or of the whole group where a view cannot be."""
         streams = frozenset(group.streams)
         exists = self._exists(client, path_of(group.path, f".consumers/{name}"))
         if exists and self._sources.get(group.path) == streams:
             return
-        views = "".join(f"bind {quote_word(name)} {quote_word(stream)}\n" for stream in sorted(streams))
+        view = _view(name, group)
         if exists:
-            if self._exists(client, path_of(group.path, name)):
-                self._write_ctl(client, group, views)
+            has_view = self._exists(client, path_of(group.path, name))
+            if has_view and view:
+                self._write_ctl(client, group, view)
             elif self._lacks_streams(client, name, group):
-                self._replace(client, name, group, position, views)
+                remove = f"remove {quote_word(name)}\n" + (f"unbind {quote_word(name)}\n" if has_view else "")
+                self._replace(client, name, group, position, remove + view + _consumer(name, name if view else ""))
         elif group.is_whole:
             self._create_for_group(client, name, group)
         elif len(streams) == 1:
-            self._write_ctl(client, group, f"consumer {quote_word(name)} {quote_word(next(iter(streams)))} private\n")
+            self._write_ctl(client, group, _consumer(name, next(iter(streams))))
+        elif not view:
+            self._create_for_group(client, name, group)
         else:
-            self._write_ctl(client, group, f"{views}consumer {quote_word(name)} {quote_word(name)} private\n")
+            self._write_ctl(client, group, view + _consumer(name, name))
         self._sources[group.path] = streams
 
     def _lacks_streams(self, client: Client, name: str, group: Group) -> bool:
-        """Whether the consumer is of one stream, and the query reads others."""
+        """Whether the consumer is of one stream or view, and the query reads others."""
         with client.open(path_of(group.path, ".stats")) as file:
             stats = json.loads(b"".join(iter(lambda: file.receive(MESSAGE_BYTES), b"")))
         source = stats["consumers"][name]["over"]
         return source is not None and any(stream != source for stream in group.streams)
 
-    def _replace(self, client: Client, name: str, group: Group, position: int, views: str) -> None:
-        """Replace it with a consumer of a view. A placeholder retains the messages until its position is restored."""
+    def _replace(self, client: Client, name: str, group: Group, position: int, lines: str) -> None:
+        """Replace it by these lines of `ctl`. A placeholder retains the messages until its position is restored."""
         other = _placeholder(name)
         self._open(client, name, group)  # raises Busy if another query has it
         self._close()
         self._create_for_group(client, other, group)
         self._seek(client, other, group, position)
-        self._write_ctl(
-            client,
-            group,
-            f"remove {quote_word(name)}\n{views}consumer {quote_word(name)} {quote_word(name)} private\n",
-        )
+        self._write_ctl(client, group, lines)
 
     def _seek(self, client: Client, name: str, group: Group, position: int) -> None:
         path, command = path_of(group.path, f".consumers/{name}"), f"seek {position}\n".encode()
@@ -156,7 +157,7 @@ class Consumers:
     def _create_for_group(self, client: Client, name: str, group: Group) -> None:
         """Create a consumer of the whole group. Without permission to write `ctl` it is not private."""
         try:
-            self._write_ctl(client, group, f"consumer {quote_word(name)} private\n")
+            self._write_ctl(client, group, _consumer(name, ""))
         except (Denied, NotPermitted):
             client.create(path_of(group.path, f".consumers/{name}"), "w").close()
 
@@ -170,6 +171,21 @@ class Consumers:
     def _write_ctl(self, client: Client, group: Group, lines: str) -> None:
         with client.open(path_of(group.path, "ctl"), "w") as file:
             file.write(lines.encode())
+
+
+def _consumer(name: str, source: str) -> str:
+    """The line that creates a consumer of a stream or view, or of the whole group."""
+    return f"consumer {quote_word(name)} {f'{quote_word(source)} ' if source else ''}private\n"
+
+
+def _view(name: str, group: Group) -> str:
+    """The lines that bind a view of the streams; "" where it would be of others, or refused: a stream's name may be
+    read as a pattern, or the lines are too many for a view or for one write."""
+    names = sorted(group.streams)
+    if len(names) > VIEW_PATTERNS or any(char in stream for char in group.wildcards for stream in names):
+        return ""
+    lines = "".join(f"bind {quote_word(name)} {quote_word(stream)}\n" for stream in names)
+    return lines if len(lines.encode()) <= CTL_BYTES - OTHER_LINES_BYTES else ""
 
 
 def _placeholder(name: str) -> str:

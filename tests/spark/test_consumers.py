@@ -1,0 +1,44 @@
+"""The consumers of a query retain what it reads, whatever the names and the number of its streams."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.spark.scene import Scene
+from tests.spark.test_stream import Readers, reader, taken
+
+__all__ = ["reader"]  # the fixture
+
+MANY = [f"{number:03}{'n' * 240}" for number in range(300)]  # no one write to `ctl` has room for a view of these
+
+
+@pytest.mark.parametrize(
+    ("first", "odd"),
+    [
+        *((first, [name]) for name in ("c#", "a*b", "x.#", "c+") for first in (["a"], ["a", "b"], [])),
+        (["a"], MANY),
+    ],
+)
+def test_names_that_no_view_can_have(scene: Scene, reader: Readers, first: list[str], odd: list[str]) -> None:
+    """From the first, or when they are added to a consumer of one stream, or of a view. The group keeps only what
+    consumers have not had."""
+    scene.group("g", "replay off", "words . + ~" if odd == ["c+"] else "words . * #", "sync off")
+    for name in {"a", "b", "other", *odd}:
+        scene.stream(f"g/{name}")
+
+    def selection(names: list[str]) -> dict[str, str]:
+        return {"assign": json.dumps({f"g/{name}": [0] for name in names}), "consumer": "mine"}
+
+    before = reader(scene, **selection(first or odd))
+    start = before.initialOffset()
+    scene.write(f"g/{(first or odd)[0]}", b"1")
+    before.stop()
+    mine = reader(scene, **selection(first + odd))
+    assert taken(mine, start) == [b"1"]
+    mine.stop()
+    scene.write("g/other", b"not asked for")
+    scene.write(f"g/{odd[-1]}", b"2")
+    assert taken(reader(scene, **selection(first + odd)), start) == [b"1", b"2"]
+    assert list(scene.stats("g")["consumers"]) == ["mine"]
