@@ -1,19 +1,25 @@
 """Connections to a server over 9P: address, user and retries.
 
-A call through `with_retry` may be made twice, so it has to be idempotent.
+A call through `with_retry` may be made twice, so it has to be idempotent. A call has no deadline, as a commit may wait
+for room (`full block`); but a connection ends whose server answers nothing, not even this:
+
+    call     commit ----------------------------------- Disconnected
+    _Watch          ..... stat of the root --- no answer
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import attrs
 from pyspark import TaskContext
 
 from mqfs import limits
-from mqfs.errors import BadAddress, Denied, Disconnected
+from mqfs.errors import BadAddress, Denied, Disconnected, MqfsError
 from mqfs.net.address import ADDRESS_FORMS, UnixAddress, is_loopback, parse_addresses
 from mqfs.ninep.client import connection
 from mqfs.ninep.client.connection import Client
@@ -22,6 +28,7 @@ from pyspark_mqfs.options import OptionError, Options, invalid
 T = TypeVar("T")
 
 RETRY_S = 60.0  # longer than a restart of the server takes
+ANSWER_S = 3.0  # of a stat: not less, as a machine may be under load; and longer than the reply to a wrong token takes
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 
 
@@ -61,6 +68,7 @@ class Link:
     def __init__(self, server: Server) -> None:
         self.server = server
         self._client: Client | None = None
+        self._watch: _Watch | None = None
 
     def __enter__(self) -> Link:
         return self
@@ -77,17 +85,20 @@ class Link:
                     server.address,
                     user=server.user,
                     msize=server.msize,
-                    timeout=max(server.retry_s, limits.TOKEN_DELAY_S + 1.0),  # the reply to a wrong token is delayed
+                    timeout=max(server.retry_s, ANSWER_S),
                     token=server.token,
                 )
             except Denied as error:
                 option = "token" if server.token else "user"
                 raise OptionError(f"option {option}: refused by the server at {server.address!r}: {error}") from None
+            self._watch = _Watch(self._client, max(server.retry_s / 2, ANSWER_S))
         return self._client
 
     def close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
+            if self._watch is not None:
+                self._watch.end()
             client.close()
 
     def with_retry(self, act: Callable[[Client], T]) -> T:
@@ -118,6 +129,34 @@ class Link:
         if TaskContext.get() is None or not is_local:
             return ""
         return " (expected tcp!HOST!PORT or tls!HOST!PORT, for workers on other machines)"
+
+
+class _Watch:
+    """A thread that ends a connection whose server answers nothing."""
+
+    def __init__(self, client: Client, pause_s: float) -> None:
+        """`pause_s`: from one stat to the next, and the most that the answer to one may take."""
+        self._client, self._pause_s = client, pause_s
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, name="mqfs-watch", daemon=True).start()
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._pause_s):
+            # In a thread of its own: sending may wait, too, behind a write that the server does not receive.
+            asked = threading.Thread(target=self._ask, name="mqfs-ask", daemon=True)
+            asked.start()
+            asked.join(self._pause_s)
+            if asked.is_alive():
+                self._client.close(f"no answer in {self._pause_s:g} s")
+            if self._client.lost:
+                return
+
+    def _ask(self) -> None:
+        with suppress(MqfsError, OSError):  # of a connection that has ended
+            self._client.stat("")
 
 
 __all__ = ["Link", "Server"]
