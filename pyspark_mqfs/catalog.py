@@ -219,8 +219,11 @@ def select(file: File, names: Iterable[str]) -> None:
         file.write(b"select\n")
 
 
-def measure(client: Client, group: str, names: Iterable[str], begin: str, end: int, step: str) -> list[Split]:
-    """The splits of [begin, end) of a group; `begin` as for `seek`, `step` as for `measure`."""
+def measure(
+    client: Client, group: str, names: Iterable[str], begin: str, end: int, step: str, *, first: bool = False
+) -> list[Split]:
+    """The splits of [begin, end) of a group; `begin` as for `seek`, `step` as for `measure`. `first`: some of them, at
+    least the first, which costs the same however many there are."""
     splits: list[Split] = []
     with client.open(path_of(group, ".cursor"), "r+") as file:
         select(file, names)
@@ -234,7 +237,7 @@ def measure(client: Client, group: str, names: Iterable[str], begin: str, end: i
             if len(part) > 1 and part[-1].end < end < ANY:
                 part.pop()  # cut short by the end of the answer: measured again
             splits += part
-            if not part or part[-1].end >= end or end == ANY:
+            if first or not part or part[-1].end >= end or end == ANY:
                 return splits
             begin = str(part[-1].end)
 

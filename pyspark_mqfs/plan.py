@@ -183,14 +183,16 @@ def limit_end(
     end: dict[str, int],
     messages: int | None,
     size: int | None,
+    turn: int,
 ) -> dict[str, int]:
-    """`end`, reduced to the limits, of which each group gets its share; never below `start`."""
+    """`end`, reduced to the limits, of which each group gets its share; never below `start`. `turn`: another one for
+    each batch, so that all groups are served, however few messages it may have."""
     if messages is None and size is None:
         return end
     wanted = ranges(catalog, start, end)
     weights = [_measure(client, item) for item in wanted]
-    shares = _shares([count for count, _ in weights], messages)
-    size_shares = _shares([weight for _, weight in weights], size)
+    shares = _shares([count for count, _ in weights], messages, turn)
+    size_shares = _shares([weight for _, weight in weights], size, turn)
     for item, (count, weight), most, most_size in zip(wanted, weights, shares, size_shares, strict=True):
         high = item.high
         if most is not None and count > most:
@@ -213,20 +215,27 @@ def _limit_group(group: Group, start: Mapping[str, int], end: dict[str, int], hi
 
 def _first_cut(client: Client, item: Range, step: str) -> int:
     """The end of the first split of that size."""
-    splits = measure(client, item.group, item.streams, str(item.low), item.high, step)
+    splits = measure(client, item.group, item.streams, str(item.low), item.high, step, first=True)
     return splits[0].end if splits else item.high
 
 
-def _shares(wanted: list[int], most: int | None) -> list[int | None]:
-    """UserLimits of `most` in proportion; the remainder goes to the first below their demand."""
+def _shares(wanted: list[int], most: int | None, turn: int) -> list[int | None]:
+    """Shares of `most`: 1 for each that wants any, so that a small one need not wait until the others want nothing;
+    the rest in proportion. The remainder, and a bound too small for all, go to others with each `turn`."""
     total = sum(wanted)
     if most is None or total <= most:
         return [None] * len(wanted)
-    shares = [most * item // total for item in wanted]
+    order = [number for number, item in enumerate(wanted) if item]
+    order = order[turn % len(order) :] + order[: turn % len(order)]
+    shares = [0] * len(wanted)
+    for number in order[:most]:
+        shares[number] = 1
+    spare, rest = most - sum(shares), max(total - len(order), 1)
+    for number in order:
+        shares[number] += spare * (wanted[number] - 1) // rest
     left = most - sum(shares)
-    for n, item in enumerate(wanted):
-        more = min(left, max(item - shares[n], 0), 1 if left < len(wanted) else left)
-        shares[n], left = shares[n] + more, left - more
+    for number in [number for number in order if 0 < shares[number] < wanted[number]][:left]:
+        shares[number] += 1
     return list(shares)
 
 

@@ -95,6 +95,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.consumers = Consumers(required=bool(self.consumer), timeout_s=server.retry_s)
         self.end_limits: dict[str, int] | None = None  # Trigger.AvailableNow: the ends at the start of the query
         self.positions: dict[str, int] = {}  # the positions of its consumers
+        self.turn = 0  # bounded batches so far
         self.latest: Offset | None = None  # the latest offset
         self.initial: Offset | None = None  # the first offset of a new query, until its first batch is planned
 
@@ -153,7 +154,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
             if not isinstance(limit, ReadAllAvailable) and size is None:
                 size = self.max_bytes
-            after = _offset(catalog, start, limit_end(client, catalog, before, dict(end), messages, size))
+            self.turn += 1
+            after = _offset(catalog, start, limit_end(client, catalog, before, dict(end), messages, size, self.turn))
             if after == {key: value for key, value in start.items() if key not in BATCH}:
                 return start
             starts = _starts(catalog, before, after["streams"])

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pyspark_mqfs import schema
 from pyspark_mqfs.catalog import Selection
@@ -107,15 +109,27 @@ def test_a_thousand_streams_are_one_task(scene: Scene) -> None:
     ("wanted", "most", "given"),
     [
         ([5, 5], 20, [None, None]),
-        ([10, 30], 20, [5, 15]),
+        ([10, 30], 20, [6, 14]),
         ([1, 1, 1], 2, [1, 1, 0]),
-        ([1_000, 1], 10, [10, 0]),
+        ([1_000, 1], 10, [9, 1]),
+        ([0, 1_000, 0, 2], 10, [0, 9, 0, 1]),
         ([], 5, []),
         ([3], None, [None]),
     ],
 )
 def test_shares_of_a_bound(wanted: list[int], most: int | None, given: list[int | None]) -> None:
-    assert _shares(wanted, most) == given
+    assert _shares(wanted, most, 0) == given
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.integers(1, 60), st.integers(0, 20))
+def test_all_of_a_bound_is_shared(wanted: list[int], most: int, turn: int) -> None:
+    """And of as many turns as there are groups each has something in one."""
+    shares = [_shares(wanted, most, turn + number) for number in range(len(wanted))]
+    for those in shares:
+        found = [item if share is None else share for item, share in zip(wanted, those, strict=True)]
+        assert sum(found) == min(most, sum(wanted))
+        assert all(share <= item for share, item in zip(found, wanted, strict=True))
+    assert all(any(those[number] != 0 for those in shares) for number, item in enumerate(wanted) if item)
 
 
 def test_over_tcp_as_the_user_of_the_token(spark: Any, tmp_path: Path) -> None:

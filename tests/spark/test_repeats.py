@@ -1,8 +1,9 @@
-"""A batch that another driver repeats: planned as it was, whatever the machine and the options are by then."""
+"""How batches are planned: a repeat as it was, by any machine with any options; a bounded one for all groups."""
 
 from __future__ import annotations
 
 import os
+import struct
 from typing import Any
 
 import pytest
@@ -49,3 +50,39 @@ def test_the_tasks_of_a_repeat(
     assert len(repeated(second, begin, end)) == 300
     older = {name: value for name, value in end.items() if name not in ("starts", "tasks")}
     assert [piece.value for piece in second.partitions(begin, older)] != planned  # of a checkpoint without them
+
+
+@pytest.mark.parametrize(("bound", "value"), [("maxOffsetsPerTrigger", "2"), ("maxBytesPerTrigger", "500")])
+def test_a_bounded_batch_has_something_of_each_group_soon(
+    scene: Scene, reader: Readers, bound: str, value: str
+) -> None:
+    """Also of more groups than the batch may have messages, beside one that gets as much as is read."""
+    groups = ["big", *(f"small{number}" for number in range(4))]
+    for group in groups:
+        scene.group(group)
+        scene.stream(f"{group}/s", b"1", b"2")
+    scene.write("big/s", *(b"%d" % number for number in range(1_000)))
+    mine = reader(scene, subscribePattern=".*", **{bound: value})
+    position = mine.initialOffset()
+    for _ in range(2 * len(groups)):
+        scene.write("big/s", *(b"more" for _ in range(20)))
+        position = mine.latestOffset(position, mine.getDefaultReadLimit())
+    assert all(position["streams"][f"{group}/s"] > 1 for group in groups)
+
+
+def test_what_a_bounded_batch_costs_does_not_grow(scene: Scene, reader: Readers) -> None:
+    """As many requests, however many batches wait."""
+    scene.group("g")
+    scene.stream("g/s")
+    frame = struct.pack("<IHH", 8 + 1 + 1, 1, 0) + b"sx"
+
+    def requests(backlog: int) -> int:
+        with scene.client.open("g/.batch", "w") as file:
+            file.write(frame * backlog)
+        mine = reader(scene, subscribe="g/s", maxOffsetsPerTrigger="1")
+        start = mine.initialOffset()
+        before = mine.link.client()._replies
+        assert mine.latestOffset(start, mine.getDefaultReadLimit())["streams"] == {"g/s": 2}
+        return mine.link.client()._replies - before
+
+    assert requests(10) == requests(30_000)
