@@ -28,6 +28,7 @@ class Bound:
     by_stream: Mapping[str, int]
     timed: bool
     strict: bool = False  # no message at or after the time is an error
+    starts: bool = False
 
     @classmethod
     def starting(cls, options: Options, default: int) -> Bound:
@@ -35,7 +36,7 @@ class Bound:
         strategy = options.text("startingOffsetsByTimestampStrategy", "error").lower()
         if strategy not in STRATEGIES:
             raise invalid("startingOffsetsByTimestampStrategy", strategy, " or ".join(STRATEGIES))
-        return cls._of(options, option, default, strict=strategy == "error")
+        return attrs.evolve(cls._of(options, option, default, strict=strategy == "error"), starts=True)
 
     @classmethod
     def ending(cls, options: Options) -> Bound:
@@ -82,6 +83,8 @@ class Bound:
             value = self.by_stream.get(path, self.default)
             if self.timed and (path in self.by_stream or not self.by_stream):
                 positions[path] = times.position(group, value)
+                if self.starts:  # at the oldest message that is there: an older one is not asked for by its sequence
+                    positions[path] = max(positions[path], position_of(EARLIEST, group, stream))
             else:
                 positions[path] = position_of(value, group, stream)
         return positions

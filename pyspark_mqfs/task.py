@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 import attrs
 import pyarrow as pa
@@ -18,7 +19,8 @@ from pyspark import TaskContext
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from mqfs.errors import Disconnected, FellBehind, NotDirectory, NotFound
+from mqfs.errors import Denied, Disconnected, FellBehind, NotDirectory, NotFound, NotPermitted
+from mqfs.limits import MESSAGE_BYTES
 from mqfs.ninep.client.connection import Client, File, Slot
 from mqfs.ninep.codec.messages import Fcall, Rread, Tread
 from mqfs.ninep.codec.wire import IO_OVERHEAD
@@ -227,13 +229,23 @@ def has_lost_messages(client: Client, group: str, name: str, low: int, high: int
     """Whether messages of [low, high) of a stream are no longer retained."""
     if cut > low and floor > low:
         return _had_messages(client, group, name, low, min(high, cut)) is not False
-    return floor > low and bool(_had_messages(client, group, name, low, min(high, floor)))
+    return (
+        floor > low and bool(_had_messages(client, group, name, low, min(high, floor))) and not _has_keys(client, group)
+    )
 
 
 def _had_messages(client: Client, group: str, name: str, low: int, high: int) -> bool | None:
     """Whether the stream had messages in the range; None where the log no longer has it."""
     splits = measure(client, group, [name], str(low), high, "0")
     return True if splits else None
+
+
+def _has_keys(client: Client, group: str) -> bool:
+    """Whether a later message of a key replaces the one before (`replay key`), which is no loss. Rarely asked."""
+    with suppress(Denied, NotPermitted), client.open(path_of(group, "ctl")) as file:
+        text = b"".join(iter(lambda: file.receive(MESSAGE_BYTES), b""))
+        return b"\nreplay key\n" in b"\n" + text
+    return False
 
 
 def check_losses(

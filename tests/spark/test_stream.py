@@ -74,7 +74,9 @@ def reader() -> Iterator[Readers]:
     made: list[StreamReader] = []
 
     def make(scene: Scene, **options: str) -> StreamReader:
-        said = {"address": scene.address, "startingOffsets": "earliest", "retrySeconds": "0.2", **options}
+        said = {"address": scene.address, "retrySeconds": "0.2", **options}
+        if not any(name.startswith("starting") for name in options):
+            said["startingOffsets"] = "earliest"
         made.append(StreamReader(said, schema.all_columns(headers=False)))
         return made[-1]
 
