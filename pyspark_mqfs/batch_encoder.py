@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from mqfs import limits
 from mqfs.records import headers
 from mqfs.records.record import HEAD_BYTES
-from pyspark_mqfs.catalog import split
+from pyspark_mqfs.catalog import path_of, split
 from pyspark_mqfs.options import OptionError
 
 if TYPE_CHECKING:
@@ -50,6 +50,13 @@ class Frames(NamedTuple):
     data: Any  # the frames, concatenated
     borders: Numbers  # where each frame begins, and the end of the last
     log_bytes: Numbers  # bytes of each in a log
+
+    def path(self, row: int) -> str:
+        """The path of the stream of a message."""
+        begin = int(self.borders[row])
+        [head] = np.frombuffer(self.data, _HEAD, 1, begin)
+        name = memoryview(self.data)[begin + _HEAD.itemsize :][: int(head["name"])]
+        return path_of(self.group, bytes(name).decode())
 
 
 def check_schema(schema: StructType, *, has_topic: bool) -> None:
@@ -93,6 +100,7 @@ class Encoder:
         heads = self._heads(columns, batch.num_rows)
         paths, places = self._paths(columns, batch.num_rows)
         _check_values(values, paths, places)
+        _check_heads(heads, paths, places)
         groups: dict[str, list[int]] = {}
         for number, path in enumerate(paths):
             groups.setdefault(split(path)[0], []).append(number)
@@ -126,10 +134,7 @@ class Encoder:
         if not encoded:
             return None
         heads = encoded[0] if len(encoded) == 1 else pc.binary_join_element_wise(*encoded, b"")
-        longest = pc.max(pc.binary_length(heads)).as_py()
-        if longest > limits.HEADER_BYTES:
-            raise OptionError(f"column headers: {longest} bytes in a row (expected at most {limits.HEADER_BYTES})")
-        return heads if longest else None
+        return heads if pc.max(pc.binary_length(heads)).as_py() else None
 
     def _encode_headers(self, column: pa.Array) -> pa.Array:
         counts = np.asarray(pc.fill_null(pc.list_value_length(column), 0), np.int64)
@@ -183,6 +188,18 @@ def _check_values(values: pa.Array, paths: list[str], places: pa.Array) -> None:
     path = paths[places[row].as_py()]
     limit = "at least 1" if least <= 0 else f"at most {limits.MESSAGE_BYTES}"
     raise OptionError(f"column value: {sizes[row]} bytes in a row for {path} (expected {limit}; null counts as 0)")
+
+
+def _check_heads(heads: pa.Array | None, paths: list[str], places: pa.Array) -> None:
+    if heads is None:
+        return
+    sizes = np.asarray(pc.binary_length(heads))
+    row = int(sizes.argmax())
+    if sizes[row] > limits.HEADER_BYTES:
+        path = paths[places[row].as_py()]
+        raise OptionError(
+            f"column headers: {sizes[row]} bytes in a row for {path} (expected at most {limits.HEADER_BYTES})"
+        )
 
 
 def _borders(array: pa.Array) -> Numbers:

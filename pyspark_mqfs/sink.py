@@ -15,7 +15,7 @@ from contextlib import suppress
 import attrs
 
 from mqfs import limits
-from mqfs.errors import Disconnected, Exists, MqfsError, NotFound
+from mqfs.errors import Disconnected, Exists, MqfsError, NotFound, OverLimit
 from mqfs.ninep.client.channel import Channel
 from mqfs.ninep.client.connection import Client, Slot
 from mqfs.ninep.codec.messages import Twrite
@@ -65,7 +65,7 @@ class Staging:
                 " (nothing was published; Spark has to repeat the batch)"
             ) from None
         except MqfsError as error:
-            raise SinkError(f"group {frames.group or '/'!r}: {error}") from None
+            raise SinkError(f"group {frames.group or '/'!r}: {error}{_advice(error)}") from None
 
     def _put(self, frames: Frames) -> None:
         at, count = 0, len(frames.log_bytes)
@@ -114,7 +114,7 @@ class Staging:
                 f"staging failed: lost the server: {error} (nothing was published; repeat the batch)"
             ) from None
         except MqfsError as error:
-            raise SinkError(str(error)) from None
+            raise SinkError(f"staging failed: {error}{_advice(error)}") from None
         self._link.close()
         return tuple(self._full)
 
@@ -155,7 +155,8 @@ class _OpenBatch:
             elif not self._rest:
                 size = int(borders[at + 1] - borders[at])
                 raise OptionError(
-                    f"row too large: {size} bytes with its headers (expected at most {most} by option msize)"
+                    f"row too large: {size} bytes for {frames.path(at)} with its name and headers"
+                    f" (expected at most {most} by option msize)"
                 )
             if at < last:
                 self._send()
@@ -173,6 +174,13 @@ class _OpenBatch:
         while self._waiting:
             self._client.answer(self._waiting.popleft())
         self._client.do(self._client.caller.clunk(self._file.fid))
+
+
+def _advice(error: MqfsError) -> str:
+    """What to do where all that is staged together reaches a bound of the server."""
+    if not isinstance(error, OverLimit):
+        return ""
+    return " (a write is staged whole: write less at once, from fewer tasks or to fewer groups, or as a stream)"
 
 
 def _create_batch(client: Client, path: str) -> None:

@@ -156,6 +156,28 @@ def test_an_attempt_that_fails_leaves_nothing(scene: Scene) -> None:
     assert parts(scene, "g") == []
 
 
+def test_what_is_too_large_is_named(scene: Scene) -> None:
+    """By its stream, for headers and for a row that no write has room for; for parts by what to do."""
+    scene.group("g")
+    scene.group("h")
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    paths, long = ["g/a", "h/b", "g/" + "n" * 200], [("x", bytes(16_000))]
+    values = [b"1", b"2", bytes(limits.MESSAGE_BYTES)]
+    columns = StructType([StructField("value", BinaryType()), StructField("topic", StringType())])
+    mine = Sink.of(Options({"address": scene.address}, writer.WRITE, "a test"), columns, False)
+    for headers, text in (
+        ([None, long + long, None], "column headers: 32008 bytes in a row for h/b"),
+        ([None, None, [("x", bytes(5_000))]], r"row too large: \d+ bytes for g/n{200} with its name and headers"),
+    ):
+        batch = pa.record_batch({"value": values, "topic": paths, "headers": pa.array(headers, kind)})
+        with pytest.raises(OptionError, match=text):
+            mine.stage("q", "spark-q-0-", iter([batch]))
+    parts = (scene.client.caller.mkdir(f"g/.txn/{number}", 0o700) for number in range(limits.PARTS // 2))
+    assert scene.client.together(parts).count(None) == limits.PARTS // 2
+    with pytest.raises(SinkError, match=r"group 'g': too many parts .*: write less at once, from fewer tasks"):
+        into(scene).stage("q", "spark-q-0-", rows("1"))
+
+
 def test_a_server_that_starts_anew_before_the_commit(spark: Any, scene: Scene) -> None:
     scene.group("g")
     mine = into(scene)
