@@ -55,11 +55,14 @@ class Consumers:
                 with suppress(MqfsError):
                     self._write_ctl(client, group, f"unbind {quote_word(name)}\n")
 
+    def are_held(self, client: Client) -> bool:
+        """Whether this connection has one open, so that no other query can use them."""
+        return self._open_file is not None and self._open_file[0] is client
+
     def _is_current(self, client: Client, group: Group, position: int) -> bool:
         """Whether the consumer of the group has the position and streams already, by this connection."""
-        is_open = self._open_file is not None and self._open_file[0] is client
         same = self._sources.get(group.path) == frozenset(group.streams)
-        return is_open and same and self._positions.get(group.path) == position
+        return self.are_held(client) and same and self._positions.get(group.path) == position
 
     def _move_group(self, client: Client, name: str, group: Group, position: int) -> None:
         try:
@@ -86,7 +89,7 @@ class Consumers:
 
     def _open(self, client: Client, name: str, group: Group) -> None:
         """Hold the consumer of the first group open for the life of the connection. Raises Busy."""
-        if self._open_file and self._open_file[0] is client:
+        if self.are_held(client):
             return
         deadline = time.monotonic() + self.timeout_s
         while True:

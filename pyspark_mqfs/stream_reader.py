@@ -249,6 +249,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if any(position > self.positions.get(path, -1) for path, position in positions.items()):  # never backwards
             self.consumers.move(client, consumer, catalog, positions)
             self.positions = positions
+        elif not self.consumers.are_held(client):  # after a reconnect another query could open them
+            self.consumers.move(client, consumer, catalog, self.positions)
 
     def stop(self) -> None:
         self.link.close()

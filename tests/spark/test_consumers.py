@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from pyspark_mqfs.options import OptionError
 from tests.spark.scene import Scene
 from tests.spark.test_stream import Readers, reader, taken
 
@@ -42,3 +44,19 @@ def test_names_that_no_view_can_have(scene: Scene, reader: Readers, first: list[
     scene.write(f"g/{odd[-1]}", b"2")
     assert taken(reader(scene, **selection(first + odd)), start) == [b"1", b"2"]
     assert list(scene.stats("g")["consumers"]) == ["mine"]
+
+
+def test_two_queries_with_one_checkpoint_after_a_restart(scene: Scene, reader: Readers) -> None:
+    """The first has the consumer again with its next look, also if nothing new was written."""
+    scene.group("g")
+    scene.stream("g/a", b"1")
+    first = reader(scene, subscribe="g/a", retrySeconds="20")
+    end = first.latestOffset(first.initialOffset(), ReadAllAvailable())
+    first.commit(end)
+    scene.server.kill()
+    scene.start()
+    assert first.latestOffset(end, ReadAllAvailable()) == end
+    with pytest.raises(OptionError, match=r"consumer spark-.* of group g: open by another query"):
+        reader(scene, subscribe="g/a").latestOffset(end, ReadAllAvailable())
+    scene.write("g/a", b"2")
+    assert taken(first, end) == [b"2"]
