@@ -125,6 +125,8 @@ class LogCopy:
             self.note()
         else:
             self.copied = self.commit.written
+        if have is not None and (lowest := self.chain.firsts[0]) > 1 and not self._replication.lacks(self.chain):
+            self.note_trimmed(0, lowest)  # again: a kill may have come before the copy knew it
 
     def note(self) -> None:
         """Something was appended."""
@@ -138,7 +140,7 @@ class LogCopy:
         self._lacking.append(segment)
 
     def note_trimmed(self, first: int, end: int) -> None:
-        """A segment was removed, which was responsible for those sequences."""
+        """Segments were removed that were responsible for those sequences."""
         self._replication.note_event(Trimmed(self.chain.group, first, end))
 
     def expect(self, mark: int) -> None:
@@ -270,6 +272,13 @@ class Replication:
             with contextlib.suppress(errors.MqfsError):
                 self._context.open(number)
             yield
+
+    def lacks(self, chain: Chain) -> bool:
+        """Whether segments may be missing at its beginning that were damaged, not removed."""
+        try:
+            return self._context.quarantine.has_below(chain.group, chain.firsts[0])
+        except (OSError, ValueError):  # a name that is no segment's
+            return True
 
     def attach(self, chain: Chain, commit: GroupCommit) -> None:
         """A log was opened or made."""

@@ -323,7 +323,7 @@ class DiskBucket:
 
 # ------------------------------------------------------------ quarantine
 
-# The folder quarantine/: what failed a check, for a person to look at. Nothing in it is read or removed by the store.
+# The folder quarantine/: what failed a check, for a person to look at. Nothing in it is opened or removed by the store.
 
 
 class Quarantine:
@@ -347,6 +347,11 @@ class Quarantine:
             # A copy, then the removal: a rename from one directory to another is not one step on every disk.
             self._keep(f"{group}-{first:020d}-0", data)
         self._disk.unlink(path)
+
+    def has_below(self, group: int, first: int) -> bool:
+        """Whether a whole segment before that one may have been moved here."""
+        found = (name.split("-") for name in self._disk.listdir(self._path) if name.startswith(f"{group}-"))
+        return any(int(before) < first for _, before, position in found if position.split(".")[0] == "0")
 
     def _keep(self, name: str, data: bytes) -> None:
         path = self._free_path(name, data)

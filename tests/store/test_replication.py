@@ -427,3 +427,52 @@ def test_a_newest_segment_that_the_copy_has_and_the_store_lost() -> None:
     bucket.writer.append(Kind.MESSAGE, 16, 9, b"more")
     assert [entry.group for entry in copied.all_of(again)] == [2]
     again.close()
+
+
+def logs_of(disk: LyingDisk, store: str) -> list[str]:
+    return sorted(name for name in disk.listdir(f"{store}/buckets/01/1") if name.endswith(".log"))
+
+
+@pytest.mark.parametrize("ends", ["killed", "closed"])
+def test_what_was_trimmed_before_a_restart_goes_from_the_copy(ends: str) -> None:
+    """The copy did not know it by then: no engine answered."""
+    disk, made, replica = LyingDisk(), LyingDisk(), Copied()
+    store = DiskStore(PATH, disk=disk, replica=replica.notify)
+    store.replication.begin({})  # type: ignore[union-attr]
+    filled(store, 200)
+    target = StandbyStore(COPY, store.uuid, made)
+    series = replica.all_of(store)
+    target.apply(series)
+    store.open(1).upkeep.trim({16: 150}, set())
+    store.open(1).upkeep.sync()
+    if ends == "closed":
+        store.close()
+    else:
+        disk = disk.after_kill()
+    again = DiskStore(PATH, disk=disk, replica=replica.notify)
+    again.replication.begin(positions([series]))  # type: ignore[union-attr]
+    list(again.replication.open_all())  # type: ignore[union-attr]
+    target.apply(replica.all_of(again))
+    target.sync()
+    assert logs_of(made, COPY) == logs_of(disk, PATH)
+    assert len(logs_of(made, COPY)) < 10
+
+
+def test_what_was_damaged_at_the_beginning_stays_in_the_copy() -> None:
+    disk, made, replica = LyingDisk(), LyingDisk(), Copied()
+    store = DiskStore(PATH, disk=disk, replica=replica.notify)
+    store.replication.begin({})  # type: ignore[union-attr]
+    filled(store, 200)
+    target = StandbyStore(COPY, store.uuid, made)
+    series = replica.all_of(store)
+    target.apply(series)
+    store.close()
+    before = logs_of(disk, PATH)
+    disk.unlink(f"{PATH}/buckets/01/1/{before[0][:-4]}.idx")
+    disk.rename(f"{PATH}/buckets/01/1/{before[0]}", f"{PATH}/quarantine/1-{before[0][:-4]}-0")  # as `check --fix` does
+    again = DiskStore(PATH, disk=disk, replica=replica.notify)
+    again.replication.begin(positions([series]))  # type: ignore[union-attr]
+    list(again.replication.open_all())  # type: ignore[union-attr]
+    target.apply(replica.all_of(again))
+    target.close()
+    assert logs_of(made, COPY) == before
