@@ -367,11 +367,12 @@ static inline void ring_await(struct ring_futex *futex, _Atomic uint64_t *word, 
 }
 
 /* Wait until `total` bytes may be written, or for a while; for an eighth of the ring at least, so that a full ring does not
- * pass on record by record. */
+ * pass on record by record. Wake-ups do not extend the wait: any process that is attached may wake it, as often as it likes. */
 static inline void ring_await_room(struct ring_handle *h, uint64_t total, int64_t ns)
 {
     struct ring *s = h->shared;
     uint64_t want = total > h->size / 8 ? total : h->size / 8;
+    int64_t until = ring_clock(CLOCK_MONOTONIC) + (ns < RING_FULL_NS ? ns : RING_FULL_NS), left;
     for (int turn = 0;; turn++) {
         uint32_t rung = atomic_load(&s->space.word);
         if (turn >= 64) atomic_store(&s->space.asleep, 1);
@@ -379,7 +380,8 @@ static inline void ring_await_room(struct ring_handle *h, uint64_t total, int64_
         uint64_t tail = atomic_load(&s->tail);
         if (ring_limit(h, tail) - tail >= want || atomic_load(&s->retired)) return;
         if (turn < 64) { ring_pause(); continue; }
-        if (futex_wait(&s->space.word, rung, ns < RING_FULL_NS ? ns : RING_FULL_NS)) return;
+        if ((left = until - ring_clock(CLOCK_MONOTONIC)) <= 0) return;
+        if (futex_wait(&s->space.word, rung, left)) return;
     }
 }
 

@@ -9,17 +9,20 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import pytest
 
 from mqfs import errors
 from mqfs.ring import Ring, bell, create, wait_any
-from tests.support.eventually import HANG_S, eventually
+from tests.support.eventually import HANG_S, eventually, patient
 from tests.support.forks import child, ended, state_of
 
 LEAST = 1 << 16
+LOCK, DATA, SPACE, COMMIT = 128, 384, 512, 648  # where the words are that are waited for
+DISTURBED_S = patient(10.0)
 FUTEX = 98 if platform.machine() == "aarch64" else 202  # the system call's number
 WAYS: list[Literal["spin", "yield", "block"]] = ["spin", "yield", "block"]
 
@@ -226,25 +229,54 @@ def test_times_never_go_back() -> None:
     assert [record[1] for record in consumer.records(9)] == [late] * 3
 
 
-def test_who_keeps_waking_who_waits_for_the_lock_makes_it_no_longer() -> None:
-    """Any process that is attached may ring the lock's word, as often as it likes."""
-    ring = create(LEAST)
+@contextmanager
+def woken(ring: Ring, at: int, value: int | None = None) -> Iterator[None]:
+    """Processes that keep waking the waiters for that word of the ring: any that is attached may, as often as it
+    likes. They end after DISTURBED_S. `value`: of the word meanwhile."""
     memory = mmap.mmap(ring.fileno(), 4_096)
-    word = ctypes.c_uint32.from_buffer(memory, 128)
-    word.value = 1 | 1 << 31  # that process lives as long as the machine
-    wake, over = ctypes.CDLL(None, use_errno=True).syscall, threading.Event()
+    word = ctypes.c_uint32.from_buffer(memory, at)
+    before, word.value = word.value, word.value if value is None else value
+    wake, began = ctypes.CDLL(None, use_errno=True).syscall, time.monotonic()
 
-    def disturb() -> None:
-        while not over.is_set():
+    def disturb(_: Ring) -> None:
+        while time.monotonic() - began < DISTURBED_S:
             wake(FUTEX, ctypes.byref(word), 1, 2**31 - 1, None, None, 0)
 
-    thread = threading.Thread(target=disturb)
-    thread.start()
-    began = time.monotonic()
     try:
-        assert not ring.retire(0.1)
-        assert time.monotonic() - began < HANG_S
+        with ExitStack() as children:
+            for _ in range(3):
+                children.enter_context(child(ring, disturb))
+            yield
     finally:
-        word.value = 0
-        over.set()
-        thread.join()
+        word.value = before
+
+
+def filled(ring: Ring) -> None:
+    for bodies in ([bytes(100)] * 1_000, [bytes(100)], [b""]):
+        while True:
+            try:
+                ring.publish_many(1, bodies, 0)
+            except errors.Again:
+                break
+
+
+@pytest.mark.process
+def test_wake_ups_by_others_do_not_extend_a_wait() -> None:
+    ring = create(1 << 24)
+    waits: dict[int, tuple[int | None, Callable[[], object]]] = {
+        LOCK: (1 | 1 << 31, lambda: ring.retire(0.1)),  # that process lives as long as the machine
+        SPACE: (None, lambda: ring.publish(1, b"x", b"", 1, 0, 0.1)),
+        COMMIT: (None, lambda: ring.wait_committed(1 << 40, 0.1)),
+        DATA: (None, lambda: ring.wait(ring.tail, 0.1)),
+    }
+    gate = ring.consumer(gates=True, hold=True)
+    filled(ring)
+    for at, (value, wait) in reversed(waits.items()):
+        with woken(ring, at, value):
+            began = time.monotonic()
+            try:
+                assert not wait()
+            except errors.Again:
+                pass
+            assert time.monotonic() - began < DISTURBED_S / 2
+    gate.close()
