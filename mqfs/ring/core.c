@@ -63,7 +63,7 @@ int ring_take_slot(struct ring_handle *h, enum ring_slot_state state, uint64_t *
             errno = EINVAL;
             return -1;
         }
-        h->mine |= UINT64_C(1) << i;
+        atomic_fetch_or(&h->mine, UINT64_C(1) << i);
         atomic_store(&s->slot[i].position, *position);
         atomic_store(&s->slot[i].pid, (uint32_t)getpid());
         atomic_store(&s->slot[i].state, state);
@@ -75,12 +75,13 @@ int ring_take_slot(struct ring_handle *h, enum ring_slot_state state, uint64_t *
     return -1;
 }
 
-/* Free a slot; the kept one continues to gate for its next consumer. Needs no lock: the OFD lock is released last. */
+/* Free a slot; the kept one continues to gate for its next consumer. Needs no lock: no other process takes it before the OFD lock is
+ * released, and no other thread of this handle, whose lock that is as well, before the bit is cleared. */
 void ring_free_slot(struct ring_handle *h, unsigned slot)
 {
     if (slot) atomic_store(&h->shared->slot[slot].state, SLOT_FREE);
-    h->mine &= ~(UINT64_C(1) << slot);
     ring_slot_lock(h, slot, F_OFD_SETLK, F_UNLCK);
+    atomic_fetch_and(&h->mine, ~(UINT64_C(1) << slot));
     ring_wake(&h->shared->space);
 }
 

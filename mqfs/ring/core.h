@@ -32,7 +32,7 @@ struct ring_handle {
     uint8_t *data;
     uint64_t size; /* our own copy: that in shared memory may change at any time */
     uint64_t limit; /* up to which the gating consumers last allowed writing */
-    uint64_t mine;  /* bits of slots taken through this handle: its own OFD locks never conflict with it */
+    _Atomic uint64_t mine; /* bits of slots taken through this handle: its own OFD locks never conflict with it */
     uint64_t end;   /* after the last record published */
     uint64_t near;  /* up to which no follower that is waited for is overtaken, as last seen */
     uint64_t lost;  /* bits of the followers that are not waited for: they stood still, or were too slow */

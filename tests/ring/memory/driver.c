@@ -1,6 +1,7 @@
 /* The ring's core in C, for sanitizers and as the yardstick of the bench.
  *
  *   driver threads COUNT         publishers and gating consumers, threads on one mapping: exact counts, one order
+ *   driver seats COUNT           threads take and free seats of one handle: each that is taken is locked, all are free at the end
  *   driver noise ROUNDS SEED     noise in shared memory; then everything is tried
  *   driver publish FD COUNT SIZE BATCH WAIT / driver consume FD COUNT BATCH WAIT   one end of a ring that another process made
  *   driver copy COUNT SIZE       memcpy and one atomic store a message: prints ns
@@ -144,6 +145,37 @@ static void threads(uint64_t count)
     for (unsigned i = 0; i < PUBLISHERS + CONSUMERS; i++) pthread_join(all[i], NULL);
 }
 
+/* ---- seats ---- */
+
+static pthread_mutex_t taking = PTHREAD_MUTEX_INITIALIZER; /* one thread at a time takes a seat; any frees one meanwhile */
+static struct ring_handle other;                           /* with locks of its own: it sees those of the first handle */
+
+static void *sitter(void *unused)
+{
+    (void)unused;
+    uint64_t position;
+    for (uint64_t i = 0; i < each; i++) {
+        pthread_mutex_lock(&taking);
+        unsigned slot = sit(&shared_handle, &position);
+        pthread_mutex_unlock(&taking);
+        must(ring_slot_alive(&other, slot), "a seat that was taken is not locked");
+        ring_free_slot(&shared_handle, slot);
+    }
+    return NULL;
+}
+
+static void seats(uint64_t count)
+{
+    pthread_t all[3];
+    each = count;
+    shared_handle = made(1 << 16);
+    other = opened(shared_handle.locks, shared_handle.size);
+    for (unsigned i = 0; i < 3; i++) must(!pthread_create(&all[i], NULL, sitter, NULL), "thread");
+    for (unsigned i = 0; i < 3; i++) pthread_join(all[i], NULL);
+    must(!shared_handle.mine, "a seat is left");
+    for (unsigned slot = 0; slot < RING_SLOTS; slot++) must(!ring_slot_alive(&other, slot), "a seat is still locked");
+}
+
 /* ---- noise ---- */
 
 static uint64_t chance;
@@ -232,6 +264,8 @@ int main(int argc, char **argv)
     uint64_t number = strtoull(argv[2], NULL, 10);
     if (!strcmp(argv[1], "threads")) {
         threads(number);
+    } else if (!strcmp(argv[1], "seats")) {
+        seats(number);
     } else if (!strcmp(argv[1], "noise") && argc > 3) {
         chance = strtoull(argv[3], NULL, 10) * 2 + 1;
         noise(number);

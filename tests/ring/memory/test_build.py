@@ -55,13 +55,21 @@ def run(driver: Path, *arguments: object) -> None:
 def test_address_and_undefined_behaviour_sanitizers(tmp_path: Path) -> None:
     driver = build.driver(tmp_path / "driver", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     run(driver, "threads", size(200_000))
+    run(driver, "seats", size(200_000))
     run(driver, "noise", size(20_000), seed())
 
 
 @pytest.mark.process
 def test_thread_sanitizer(tmp_path: Path) -> None:
     """Reads of gating consumers have no race; one that may be overtaken reads unfinished writes, and looks again."""
-    run(build.driver(tmp_path / "driver", "-O1", "-fsanitize=thread", "-Wno-tsan"), "threads", size(100_000))
+    driver = build.driver(tmp_path / "driver", "-O1", "-fsanitize=thread", "-Wno-tsan")
+    run(driver, "threads", size(100_000))
+    run(driver, "seats", size(100_000))
+
+
+@pytest.mark.process
+def test_threads_take_and_free_seats_of_one_handle(tmp_path: Path) -> None:
+    run(build.driver(tmp_path / "driver", "-O2"), "seats", 200_000)
 
 
 @pytest.mark.process
