@@ -68,7 +68,7 @@ static int await_head(Consumer *self, int64_t until, struct ring_record *head)
         if (atomic_load(&h->shared->retired)) ring_await(&h->shared->commit, &h->shared->final, UINT64_MAX, WAIT_BLOCK, left);
         else ring_await(&h->shared->data, &h->shared->tail, self->position, self->how, left);
         Py_END_ALLOW_THREADS
-        if (PyErr_CheckSignals()) return -1;
+        if (interrupted(self->ring)) return -1;
     }
 }
 
@@ -300,7 +300,7 @@ PyObject *Ring_consumer(Ring *self, PyObject *args, PyObject *keywords)
             result = RING_RETIRED;
         }
         Py_END_ALLOW_THREADS
-        if (PyErr_CheckSignals()) break;
+        if (interrupted(self)) break;
     }
     self->publishes = 0;
     if (slot < 0 && !PyErr_Occurred()) {
@@ -310,7 +310,10 @@ PyObject *Ring_consumer(Ring *self, PyObject *args, PyObject *keywords)
     }
     if (slot < 0) return NULL;
     Consumer *consumer = PyErr_Occurred() ? NULL : PyObject_New(Consumer, consumer_type);
-    if (!consumer) return ring_free_slot(&self->h, (unsigned)slot), NULL;
+    if (!consumer) {
+        if (self->h.shared) ring_free_slot(&self->h, (unsigned)slot);
+        return NULL;
+    }
     consumer->ring = (Ring *)Py_NewRef((PyObject *)self);
     consumer->position = consumer->released = position;
     consumer->last = 0;

@@ -50,6 +50,9 @@ static inline int usable(const Ring *ring)
     return 0;
 }
 
+/* Run the handlers of signals that have come; whether one raised an error, or forked: then this is the child, which has no ring. */
+static inline int interrupted(const Ring *ring) { return PyErr_CheckSignals() || !usable(ring); }
+
 static inline int64_t deadline(PyObject *timeout)
 {
     if (!timeout || timeout == Py_None) return FOREVER;

@@ -50,7 +50,7 @@ static int await_final(Ring *ring, int64_t until)
         Py_BEGIN_ALLOW_THREADS
         ring_await(&s->commit, &s->final, UINT64_MAX, WAIT_BLOCK, left);
         Py_END_ALLOW_THREADS
-        if (PyErr_CheckSignals()) return -1;
+        if (interrupted(ring)) return -1;
     }
     return final >= ring->h.end ? 0 : refuse(RING_RETIRED);
 }
@@ -77,7 +77,7 @@ static int put(Ring *ring, const struct ring_part *parts, size_t count, uint64_t
             Py_BEGIN_ALLOW_THREADS
             ring_await_followers(h, total, left);
             Py_END_ALLOW_THREADS
-            if (PyErr_CheckSignals()) return -1;
+            if (interrupted(ring)) return -1;
             continue;
         }
         left = remaining(until);
@@ -87,7 +87,7 @@ static int put(Ring *ring, const struct ring_part *parts, size_t count, uint64_t
         if (result == RING_BOUND)
             ring_await(&h->shared->commit, &h->shared->bound, atomic_load(&h->shared->bound), WAIT_BLOCK, left);
         Py_END_ALLOW_THREADS
-        if (PyErr_CheckSignals()) return -1;
+        if (interrupted(ring)) return -1;
     }
 }
 
@@ -266,7 +266,7 @@ static PyObject *Ring_wait_committed(Ring *self, PyObject *const *args, Py_ssize
         Py_BEGIN_ALLOW_THREADS
         ring_sleep(&s->commit, &s->committed, seen, left); /* at once: a commit takes longer than a look is worth */
         Py_END_ALLOW_THREADS
-        if (PyErr_CheckSignals()) break;
+        if (interrupted(self)) break;
     }
     self->users--;
     return PyErr_Occurred() ? NULL : PyBool_FromLong(seen >= sequence);
@@ -329,7 +329,7 @@ static PyObject *Ring_wait(Ring *self, PyObject *const *args, Py_ssize_t count)
         Py_BEGIN_ALLOW_THREADS
         ring_await(&s->data, &s->tail, seen, WAIT_BLOCK, left);
         Py_END_ALLOW_THREADS
-        if (PyErr_CheckSignals()) break;
+        if (interrupted(self)) break;
     }
     self->users--;
     return PyErr_Occurred() ? NULL : PyBool_FromLong(atomic_load(&s->tail) != seen);

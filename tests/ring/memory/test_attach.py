@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -208,6 +209,77 @@ def test_a_forked_child_must_attach_for_itself_and_keeps_no_slot_alive() -> None
         assert [row[3:] for row in ring.slots()] == [(False, True)]
     for one in (fd, reads, writes):
         os.close(one)
+
+
+class Forked(Exception):
+    """In the parent, when its child has ended as it should."""
+
+
+def fork_in_a_handler(*_: object) -> None:
+    """As a program does that continues as a daemon on a signal."""
+    pid = os.fork()
+    if pid:
+        assert ended(pid) == 0
+        raise Forked
+
+
+def full(ring: Ring) -> Any:
+    gate = ring.consumer(gates=True)
+    while True:
+        try:
+            ring.publish(1, bytes(100), b"", 1, 0, 0)
+        except errors.Again:
+            return gate
+
+
+def locked(ring: Ring) -> Any:
+    memory = mmap.mmap(ring.fileno(), 4_096)
+    memory[128:132] = (1 | 1 << 31).to_bytes(4, "little")  # by a process that lives as long as the machine
+    return memory
+
+
+def retired(ring: Ring) -> Any:
+    """Published, and the server has not said where it ended."""
+    other = attach(ring.fileno())
+    consumer = ring.consumer()
+    other.retire(0)
+    return consumer
+
+
+WAITS: dict[str, tuple[Callable[[Ring], Any], Callable[[Ring, Any], object]]] = {
+    "body": (lambda ring: ring.consumer(), lambda _, consumer: consumer.body()),
+    "bodies": (lambda ring: ring.consumer(), lambda _, consumer: consumer.bodies(9)),
+    "range": (lambda ring: ring.consumer(gates=True), lambda _, consumer: consumer.range(9)),
+    "end": (retired, lambda _, consumer: consumer.record()),
+    "wait": (lambda _: None, lambda ring, _: ring.wait(ring.tail)),
+    "commit": (lambda _: None, lambda ring, _: ring.wait_committed(9)),
+    "room": (full, lambda ring, _: ring.publish(1, bytes(100))),
+    "room for several": (full, lambda ring, _: ring.publish_many(1, [bytes(100)] * 9)),
+    "sequences": (lambda ring: ring.grant(0), lambda ring, _: ring.publish(1, b"x")),
+    "lock": (locked, lambda ring, _: ring.publish(1, b"x")),
+    "lock for a consumer": (locked, lambda ring, _: ring.consumer()),
+}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", WAITS)
+def test_a_handler_that_forks_while_something_is_waited_for(name: str) -> None:
+    """The child gets the error of a handle that it inherited, and the parent waits on."""
+    prepare, wait = WAITS[name]
+
+    def act(again: Ring) -> None:
+        pid, held = os.getpid(), prepare(again)
+        signal.signal(signal.SIGALRM, fork_in_a_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises((Forked, errors.Stale)) as raised:
+            wait(again, held)
+        if os.getpid() == pid:
+            assert raised.type is Forked
+            again.close()
+        else:
+            assert "of the parent process" in str(raised.value)
+
+    assert ended(fork(create(LEAST), act)) == 0
 
 
 def scribble(fd: int, chance: random.Random) -> None:
