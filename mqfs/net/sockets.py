@@ -116,6 +116,15 @@ def peer(sock: socket.socket) -> tuple[int, int, int]:
     return pid, uid, gid
 
 
+def pid_namespace() -> int:
+    """The number of the PID namespace of this process: within it the numbers of processes and threads differ. 0 where
+    /proc does not tell."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
 def peer_groups(sock: Any) -> frozenset[int] | None:
     """The supplementary groups of the peer when it connected; None where the kernel has no record of them."""
     try:

@@ -19,7 +19,7 @@ from mqfs import limits, ring
 from mqfs.client.backoff import Backoff
 from mqfs.client.types import Link
 from mqfs.errors import Busy, Disconnected, MqfsError, NotFound, Stale, Unsupported
-from mqfs.net.sockets import reachable
+from mqfs.net.sockets import pid_namespace, reachable
 from mqfs.ring import protocol
 from mqfs.syntax.names import check_file_name
 from mqfs.syntax.patterns import DOTTED, Words
@@ -296,7 +296,8 @@ class AttachClient:
 
     def attach(self, group: str) -> tuple[dict[str, Any], int]:
         """Attach to a group's ring: its description and a descriptor. Raises the server's error."""
-        answer, fds = self._exchange({"attach": group, "version": protocol.VERSION})
+        where = {"version": protocol.VERSION, "pid_namespace": pid_namespace()}
+        answer, fds = self._exchange({"attach": group, **where})
         if len(fds) != 1:  # this process can have no more
             raise Unsupported(f"{self._path}: no descriptor in the answer")
         return answer, fds[0]

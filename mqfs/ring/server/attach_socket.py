@@ -15,9 +15,10 @@ from typing import Any
 import trio
 
 from mqfs import limits
-from mqfs.errors import BadRequest, DiskFailed, MqfsError, OverLimit
+from mqfs.errors import BadRequest, DiskFailed, MqfsError, OverLimit, Unsupported
 from mqfs.net.address import UnixAddress
 from mqfs.net.peer import Peer
+from mqfs.net.sockets import pid_namespace
 from mqfs.net.tls import TlsCalls
 from mqfs.quotas import UserLimits
 from mqfs.ring import protocol
@@ -89,6 +90,7 @@ class AttachConnection:
             raise BadRequest(f"invalid packet: keys {sorted(request)} (expected one of attach, stream, number)")
         value = request[wanted[0]]
         if wanted[0] == "attach":
+            self.require_namespace(request.get("pid_namespace"))
             return self.attach(value, request.get("version"), fds)
         if self.attachment is None:
             raise BadRequest("not attached (expected attach first)")
@@ -101,6 +103,13 @@ class AttachConnection:
         if type(value) is not int or not 0 < value < 1 << 32:
             raise BadRequest('"number": invalid value (expected an integer from 1 to 4294967295)')
         return {"number": value, "stream": self.attachment.name(value)}
+
+    def require_namespace(self, number: Any) -> None:
+        """Raise Unsupported for a client of another PID namespace than ours: the ring's lock has the number of the
+        thread that holds it, and threads of two namespaces may have the same one. `number`: of the client's namespace;
+        None: it does not tell, as before there was such a field. The kernel shows no process of ours as 0."""
+        if self.peer.pid == 0 or number not in (None, pid_namespace()):
+            raise Unsupported("rings: not from another PID namespace (expected the server's, as of one container)")
 
     def attach(self, path: Any, version: Any, fds: list[int]) -> dict[str, Any]:
         if not isinstance(path, str):

@@ -33,7 +33,7 @@ from tests.ring.server.rig import ME, Rig
 from tests.support.anyone import NOBODY
 from tests.support.campaign import size
 from tests.support.eventually import HANG_S, eventually
-from tests.support.server import Server, short_folder
+from tests.support.server import SERVE, Server, environment, short_folder
 
 pytestmark = pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING)
 
@@ -281,6 +281,51 @@ def test_ring_says_who_attaches() -> None:
                 assert by_nobody(away, "g")[1] == 1
         finally:
             away.close()
+
+
+INSIDE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]  # a PID namespace, as of another container
+BY_LIBRARY = """
+import sys, mqfs
+from mqfs.errors import Unsupported
+with mqfs.connect(sys.argv[1]) as client:
+    client.group("g", create=True, ctl=["replay all"]).publish("s", b"by the files", wait="committed")
+    print(client.group("g")._publisher._direct._attachment.now is not None)
+try:
+    with mqfs.connect(sys.argv[1], transport="ring") as client:
+        client.group("g").publish("s", b"by the ring")
+        print("by the ring")
+except Unsupported as error:
+    print(error)
+"""
+
+
+def by_library(away: Server, *before: str) -> list[str]:
+    command = [*before, sys.executable, "-c", BY_LIBRARY, away.address]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.process
+@pytest.mark.root
+@pytest.mark.parametrize("inner", ["client", "server"])
+def test_no_ring_for_processes_of_two_pid_namespaces(inner: str) -> None:
+    """Threads of both may have one number, by which the lock of the ring knows them. The files are used."""
+    with short_folder() as folder:
+        away = Server.at(folder, program=[*INSIDE, *SERVE] if inner == "server" else SERVE)
+        try:
+            used, why = by_library(away, *(INSIDE if inner == "client" else ()))
+            assert used == "False"
+            assert "another PID namespace" in why
+            with Caller(away) as caller:  # that does not tell: where the server sees its process, it is attached
+                said = caller.ask(attach="g", version=protocol.VERSION)
+                assert said.get("error") == ("Unsupported" if inner == "server" else None)
+                answers = [caller.ask(attach="g", version=protocol.VERSION, pid_namespace=n) for n in (0, "x", [], 1.5)]
+                assert {answer["error"] for answer in answers} == {"Unsupported"}
+            if inner == "client":
+                assert by_library(away) == ["True", "by the ring"]
+        finally:
+            away.kill()
 
 
 SOMEBODY = User(70_000, 70_000, frozenset(), 1, "test")
