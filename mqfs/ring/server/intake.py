@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import struct
 import time
 from collections import deque
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 from mqfs import errors, limits, ring
 from mqfs.engine.group import Group
 from mqfs.engine.publishing.ring_ingest import count_unstored, has_live_readers, ingest
-from mqfs.model import MORE, NEVER, Record, RecordColumns
+from mqfs.model import MORE, NEVER, Buffer, Record, RecordColumns
 from mqfs.records.record import HEAD_BYTES, padded
 from mqfs.ring.server.ingest_checks import HEAD_COST, IngestChecks
 from mqfs.store.api import Bucket, LogEnd
@@ -31,7 +32,7 @@ log = logging.getLogger("mqfs.ring")
 UNWRITABLE = (errors.DiskFull, errors.StreamFull, errors.DiskFailed, errors.ReadOnly)
 
 _TIME, _CRC = struct.Struct("<q"), struct.Struct("<I")
-_EPHEMERAL = bytes([ring.EPHEMERAL])
+_EPHEMERAL = re.compile(re.escape(bytes([ring.EPHEMERAL])) + b"+")  # in a column of flags
 _OWN_BYTES = 64 << 10  # of the server's changes and acks, which go to the log meanwhile
 _LEAST_KEPT = 64 << 10  # bytes that take as long as to make a file
 
@@ -52,18 +53,29 @@ class _Range:
         """The sequence of the next row."""
         return self.rows.sequences[self.at]
 
-    def alike(self, end: int) -> tuple[int, bool]:
-        """The end of the rows, from the next one to there, that are all ephemeral or all not; whether they are."""
-        if self._flags[self.at] == ring.EPHEMERAL:
-            return end - len(self._flags[self.at : end].lstrip(_EPHEMERAL)), True
-        found = self._flags.find(_EPHEMERAL, self.at, end)
-        return (found if found >= 0 else end), False
+    def split(self, begin: int, end: int) -> tuple[Buffer, RecordColumns, RecordColumns]:
+        """The records of these rows that are not ephemeral, with their rows, and the rows of those that are. In one
+        pass: a client may publish both by turns, as many as the ring has room for."""
+        if ring.EPHEMERAL not in self._flags[begin:end]:
+            return self.between(begin, end), self.rows.part(begin, end), ring.scan(b"")
+        whole, stops = memoryview(self.data), [*self.rows.positions[begin:end], self._stop(end)]
+        kept, ephemeral, at = [], [], 0
+        for run in _EPHEMERAL.finditer(self._flags[begin:end]):
+            first, after = run.span()
+            kept.append(whole[stops[at] : stops[first]])
+            ephemeral.append(whole[stops[first] : stops[after]])
+            at = after
+        kept.append(whole[stops[at] : stops[-1]])
+        data = b"".join(kept)
+        return data, ring.scan(data), ring.scan(b"".join(ephemeral))
 
     def between(self, begin: int, end: int) -> memoryview:
         """The records of these rows."""
-        positions = self.rows.positions
-        stop = positions[end] if end < len(positions) else self.rows.end
-        return memoryview(self.data)[positions[begin] : stop]
+        return memoryview(self.data)[self.rows.positions[begin] : self._stop(end)]
+
+    def _stop(self, end: int) -> int:
+        """Where the row before that one ends."""
+        return self.rows.positions[end] if end < len(self) else self.rows.end
 
 
 class RingIntake:
@@ -239,29 +251,32 @@ class RingIntake:
             end = begin + until - sequences[begin]
         if self._void and self._void.start <= sequences[end - 1]:
             return self._leave_out_void(there)
-        end, ephemeral = there.alike(end)
-        data, part = there.between(begin, end), there.rows.part(begin, end)
-        if not ephemeral and self._is_wanted(part):
+        size, following = len(there.between(begin, end)), sequences[end - 1] + 1
+        data, part, ephemeral = there.split(begin, end)
+        if len(data) and self._is_wanted(part):
             self._group.retention.reserve_room(len(data))
             if part.times[0] < self._inner.end.last_ns:
                 data = _lifted(data, part, self._inner.end.last_ns)
                 part = ring.scan(data, part.positions[0])
-            self._skip_to(part.sequences[0])
+            self._skip_to(sequences[begin])
             base = self._inner.ranges.reserve_space(len(data), end - begin)
             part = ring.moved(part, base - part.positions[0])
             self._inner.ranges.append_range(data, part)
+            self._inner.ranges.skip_to(following)
             there.at = end
             try:
+                count_unstored(self._group, ephemeral)
                 ingest(self._group, data, base, part)
             finally:
                 self._done_with_range()
         else:
             self._inner.ranges.reserve_space(0, end - begin)
-            self._inner.ranges.skip_to(part.sequences[-1] + 1)
-            count_unstored(self._group, part)
+            self._inner.ranges.skip_to(following)
+            for rows in (part, ephemeral):
+                count_unstored(self._group, rows)
             there.at = end
             self._done_with_range()
-        return len(data)
+        return size
 
     def _is_wanted(self, rows: RecordColumns) -> bool:
         """Whether they must be retained, or a reader has not had them."""
@@ -398,7 +413,7 @@ def hold_room(bucket: Bucket, size: int) -> None:
     bucket.ranges.hold_room(size + _OWN_BYTES)
 
 
-def _lifted(data: memoryview, rows: RecordColumns, least_ns: int) -> memoryview:
+def _lifted(data: Buffer, rows: RecordColumns, least_ns: int) -> memoryview:
     """The same records, none before that time. An earlier one was published while the log had a later one written, or
     before the clock was set back, or it was forged; messages of others expire by their own time."""
     made = bytearray(data)
