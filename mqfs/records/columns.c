@@ -208,6 +208,21 @@ static PyObject *gathered(const Py_buffer *data, size_t begin, const Table *tabl
     return result;
 }
 
+static inline int aligned(const Py_buffer *column, size_t to) { return !column->len || (uintptr_t)column->buf % to == 0; }
+
+/* Why these are no table of streams; NULL where they are. */
+static const char *misfit(const Py_buffer *numbers, const Py_buffer *bounds, const Py_buffer *ends, const Py_buffer *names)
+{
+    size_t count = (size_t)numbers->len / 4;
+    if (!aligned(numbers, 4) || !aligned(bounds, 8) || !aligned(ends, 4)) return "the columns of the table are not aligned";
+    if ((size_t)bounds->len < 16 * count || (size_t)ends->len < 4 * (count + 1)) return "the columns of the table are not of one length";
+    const int32_t *end = ends->buf;
+    if (end[0] < 0 || end[count] > names->len) return "names of the table end outside of it";
+    for (size_t i = 0; i < count; i++)
+        if (end[i + 1] < end[i]) return "names of the table do not follow one another";
+    return NULL;
+}
+
 PyObject *native_columns(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -218,10 +233,11 @@ PyObject *native_columns(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "y*n(y*y*y*y*)ipO", &data, &begin, &numbers, &bounds, &ends, &names, &asked, &strangers, &allocate)) return NULL;
     Table table = {numbers.buf, bounds.buf, ends.buf, names.buf, (size_t)numbers.len / 4};
     PyObject *result = NULL;
+    const char *wrong = misfit(&numbers, &bounds, &ends, &names);
     if (begin < 0 || begin > data.len || (size_t)data.len > UINT32_MAX)
         PyErr_SetString(PyExc_ValueError, "it begins outside of the buffer, or that is too large");
-    else if ((size_t)bounds.len < 16 * table.count || (size_t)ends.len < 4 * (table.count + 1) || names.len < table.ends[table.count])
-        PyErr_SetString(PyExc_ValueError, "the columns of the table are not of one length");
+    else if (wrong)
+        PyErr_SetString(PyExc_ValueError, wrong);
     else
         result = gathered(&data, (size_t)begin, &table, asked, strangers, allocate);
     Py_buffer *all[] = {&data, &numbers, &bounds, &ends, &names};
@@ -275,6 +291,11 @@ PyObject *native_pick(PyObject *module, PyObject *args)
     (void)module;
     Py_buffer data, numbers;
     if (!PyArg_ParseTuple(args, "y*y*", &data, &numbers)) return NULL;
+    if (!aligned(&numbers, 4)) {
+        PyBuffer_Release(&data);
+        PyBuffer_Release(&numbers);
+        return PyErr_SetString(PyExc_ValueError, "the numbers of streams are not aligned"), NULL;
+    }
     Table table = {.numbers = numbers.buf, .count = (size_t)numbers.len / 4};
     Picked found;
     PyObject *kept = NULL, *result = NULL, *seen = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)table.count);

@@ -7,6 +7,7 @@ import struct
 from array import array
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,6 +116,34 @@ def test_a_stream_without_a_name_is_no_surprise_only_where_it_may_be() -> None:
 def test_what_begins_outside(begin: int) -> None:
     with pytest.raises(ValueError, match="outside"):
         gather.columns(encoded([(1, 5, 3, 1, {}, b"a")]), begin, NameTable.of({}), ALL, strangers=True)
+
+
+UNALIGNED = memoryview(bytes(65))[1:]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"numbers": UNALIGNED[:8]}, "not aligned"),
+        ({"bounds": UNALIGNED[:32]}, "not aligned"),
+        ({"ends": UNALIGNED[:12]}, "not aligned"),
+        ({"bounds": array("Q", [0, 9, 0])}, "not of one length"),
+        ({"ends": array("i", [0, 1])}, "not of one length"),
+        ({"ends": array("i", [0, 1, 3])}, "end outside"),
+        ({"ends": array("i", [-1, 1, 2])}, "end outside"),
+        ({"ends": array("i", [0, 9, 2])}, "do not follow"),
+        ({"ends": array("i", [2, 1, 2])}, "do not follow"),
+        ({"ends": array("i", [0, -(1 << 31), 2])}, "do not follow"),
+    ],
+)
+def test_what_is_no_table_is_refused(change: dict[str, Any], why: str) -> None:
+    data = encoded([(1, 5, 3, 1, {}, b"a"), (2, 5, 4, 1, {}, b"b")])
+    table = attrs.evolve(NameTable.of({3: ("s", 0, 9), 4: ("t", 0, 9)}), **change)
+    with pytest.raises(ValueError, match=why):
+        gather.columns(data, 0, table, ALL, strangers=True)
+    if "numbers" in change:
+        with pytest.raises(ValueError, match=why):
+            gather.filter_run(data, table.numbers)
 
 
 def test_room_that_is_too_small_is_refused() -> None:
