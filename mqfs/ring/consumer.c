@@ -16,14 +16,21 @@ static void advance(Consumer *self, const struct ring_record *head)
     if (!self->gates || self->position - self->released >= self->ring->h.size / 16) settle(self);
 }
 
+static int overtaken(const Consumer *self)
+{
+    PyErr_Format(errors.fell_behind, "overtaken after sequence %llu", (unsigned long long)self->last);
+    return -1;
+}
+
 static int fail(Consumer *self, enum ring_result result)
 {
     if (result == RING_OVERTAKEN && !self->slot) result = RING_DAMAGED; /* publishers wait for the kept one: it cannot be overtaken */
     if (result == RING_OVERTAKEN) {
         self->position = atomic_load(&self->ring->h.shared->tail) & ~UINT64_C(7);
         if (!self->hold) settle(self);
-        PyErr_Format(errors.fell_behind, "overtaken after sequence %llu", (unsigned long long)self->last);
-    } else if (result == RING_DAMAGED) {
+        return overtaken(self);
+    }
+    if (result == RING_DAMAGED) {
         PyObject *error = PyObject_CallFunction(errors.damaged, "Ks", (unsigned long long)self->last + 1,
                                                 "no record at its position (corrupt ring)");
         if (error) PyErr_SetObject(errors.damaged, error);
@@ -53,9 +60,9 @@ static void leave(Consumer *self)
 static int await_head(Consumer *self, int64_t until, struct ring_record *head)
 {
     struct ring_handle *h = &self->ring->h;
-    if (self->fell) {
+    if (self->fell) { /* it has continued at the tail of that moment */
         self->fell = 0;
-        return fail(self, RING_OVERTAKEN);
+        return overtaken(self);
     }
     for (;;) {
         int result = ring_look(h, self->position, head);

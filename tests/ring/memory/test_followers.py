@@ -13,7 +13,8 @@ from collections.abc import Callable
 import pytest
 
 from mqfs import errors
-from mqfs.ring import HEAD_BYTES, Ring, create
+from mqfs.ring import HEAD_BYTES, Ring, _native, create
+from tests.ring.memory.stops import READ
 from tests.support.eventually import HANG_S, eventually, patient
 from tests.support.forks import ended, fork, state_of
 
@@ -164,3 +165,36 @@ def test_one_that_was_given_up_is_waited_for_again() -> None:
     eventually(lambda: got == A_RING * 3 // 4)
     over.set()
     thread.join()
+
+
+@pytest.mark.parametrize("what", ["records", "bodies"])
+def test_what_is_published_before_it_learns_that_it_was_overtaken_is_not_lost(what: str) -> None:
+    """A call that was overtaken gives what it had read before, and the next one raises: reading continues where the
+    ring ended at the first one."""
+    ring = create(LEAST)
+    reads, writes = os.pipe()
+
+    def follow(again: Ring) -> None:
+        follower = again.consumer()
+        again.publish(1, b"read")
+        again.publish(1, b"overwritten")
+        _native._stop_at(READ, signal.SIGSTOP)
+        assert len(getattr(follower, what)(10, 0)) == 1
+        os.write(writes, b"r")
+        signal.raise_signal(signal.SIGSTOP)
+        with pytest.raises(errors.FellBehind):
+            getattr(follower, what)(10, 0)
+        assert follower.body(0) == b"meanwhile"
+
+    pid = fork(ring, follow)
+    eventually(lambda: state_of(pid) == "T")
+    for _ in range(2 * A_RING):
+        ring.publish(1, BODY, b"", 1, 0, 0)
+    os.kill(pid, signal.SIGCONT)
+    os.read(reads, 1)
+    eventually(lambda: state_of(pid) == "T")
+    ring.publish(1, b"meanwhile")
+    os.kill(pid, signal.SIGCONT)
+    assert ended(pid) == 0
+    os.close(reads)
+    os.close(writes)
