@@ -102,9 +102,10 @@ class Backlog:
 
     def count_unclaimed(self, counts: dict[object, int]) -> tuple[int, int]:
         """(messages neither acked nor in flight, those of them that are delayed). `counts` is filled with what was
-        counted: at one moment it serves all consumers at the same place."""
+        counted: it serves all consumers at the same place, until others were served."""
         progress, stream = self._own.progress, self._coverage.stream
-        place = stream, self._own.over, progress.ack_floor, tuple(progress.acked_ranges)
+        moment = self._group.portions.count
+        place = moment, stream, self._own.over, progress.ack_floor, tuple(progress.acked_ranges)
         if place not in counts:
             counts[place] = self.count()
         claimed, delayed = self.count_claimed_and_delayed()

@@ -65,6 +65,31 @@ def test_stats_are_as_in_one_piece() -> None:
     assert handle.read(10, 5).decode() == whole[5:15]
 
 
+def test_what_waits_is_counted_at_the_moment_of_its_row() -> None:
+    """Between two rows of consumers messages are written and claimed: none has claimed more than there were."""
+    queues, clock = group_of()
+    for number in range(30):
+        queues.consumer(f"c{number}")
+    worker = queues.worker("c7")
+    clock.hasty = True
+    handle = queues.open(".stats")
+    step = handle.read(1 << 20)
+    assert isinstance(step, Wait)
+    written = 0
+    while not step.settled:
+        clock.hasty = False
+        queues.write("s", *[b"x"] * 5)
+        for _ in range(5):
+            assert not isinstance(worker.read(1 << 20), Wait)
+        clock.hasty = True
+        written += 5
+        queues.tree.run_timers()
+    rows = json.loads(step.result())["consumers"]
+    assert written > 100
+    assert rows["c7"]["waiting"] == 0 < rows["c7"]["claimed"]
+    assert all(0 <= row["waiting"] <= written for row in rows.values())
+
+
 def test_what_is_removed_meanwhile_is_not_shown() -> None:
     queues, clock = group_of("a", "z")
     clock.hasty = True
