@@ -503,7 +503,7 @@ def test_known_ones_that_are_gone_are_passed_over_in_portions() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_each_gets_the_best_that_it_may_have(seed: int) -> None:
-    """Among those known, however they came to be: urgent ones, of low priority, given back, and of streams of others."""
+    """Among those known: urgent ones, of low priority, given back, and of streams of others."""
     choose = random.Random(seed)
     q = Queues("replay all", "retries 0", "backoff 0s 0s")
     q.stream("t", mode=0o600)
