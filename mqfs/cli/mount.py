@@ -88,7 +88,7 @@ async def run(options: Options, notify: Callable[[str], None]) -> int:
         refused: MqfsError | None = None
         stopping, starting = trio.Event(), trio.CancelScope()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_until_signal, signals, terminal, stopping, starting)
+            nursery.start_soon(_until_signal, signals, terminal, session, stopping, starting)
             try:
                 with starting:  # a server that does not answer is waited for
                     link = await session.connect()
@@ -108,20 +108,21 @@ async def run(options: Options, notify: Callable[[str], None]) -> int:
             nursery.start_soon(_until_unmounted, fuse, nursery.cancel_scope)
             await stopping.wait()
             notify("STOPPING=1")
-            session.close()
             await fuse.stop()
             nursery.cancel_scope.cancel()
-    if refused is not None:
+    if refused is not None and not stopping.is_set():
         raise refused
     return 0
 
 
-async def _until_signal(signals: AsyncIterator[int], terminal: Any, stopping: Any, starting: Any) -> None:
-    """At a signal that ends it: set the event `stopping`, and cancel the scope `starting`."""
+async def _until_signal(signals: AsyncIterator[int], terminal: Any, session: Any, stopping: Any, starting: Any) -> None:
+    """At a signal that ends it: set the event `stopping`, close the session, and cancel the scope `starting`, which
+    alone would wait for the answers to what was asked."""
     async for number in signals:
         if number != signal.SIGHUP or terminal.is_gone():
             log.info("%s: stopping", signal.Signals(number).name)
             stopping.set()
+            session.close()
             starting.cancel()
             break
 

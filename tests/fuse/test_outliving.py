@@ -541,18 +541,13 @@ def test_a_signal_ends_the_wait_for_the_first_answers(answers: int) -> None:
     """Where the server accepts the connection, and answers nothing more."""
     with short_folder() as folder, Server.at(folder) as server:
         (path := folder / "far").mkdir()
-        frozen, silent = Frozen(folder / "frozen", server.address), threading.Event()
-
-        def some() -> Iterator[int]:
-            yield from range(answers)
-            silent.set()
-
-        frozen.answers = itertools.chain([some()], itertools.repeat(()))
+        frozen = Frozen(folder / "frozen", server.address)
+        frozen.answers = itertools.chain([range(answers)], itertools.repeat(()))
         words = [*COMMAND, "mount", f"unix!{frozen.path}", str(path), "--patience", "1h"]
         try:
             with subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True) as process:
                 try:
-                    assert silent.wait(HANG_S)
+                    eventually(lambda: select.select(frozen.open[1:2], [], [], 0)[0], "it waits for an answer")
                     process.terminate()
                     _, said = process.communicate(timeout=HANG_S)
                 finally:
