@@ -1,7 +1,8 @@
 """`mqfs spark dead-letters`: divert selected messages, and redrive dead letters.
 
 Headers have the origin of a dead letter. The server sets `stream` and `sequence`, which are reserved; diverted messages
-have `letter.stream`, `letter.sequence` and `letter.reason`.
+have `letter.stream`, `letter.sequence` and `letter.reason`. No header has the group: dead letters are in the group that
+they came from. A group in a header, which any publisher may set, would let a letter choose where a redrive publishes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pyspark_mqfs.commands.checkpoints import forget_producer, query_checkpoint
 from pyspark_mqfs.commands.copy import Copy, batch_limits, headers_map, run_query, select_messages
 from pyspark_mqfs.commands.replay import read_text, retains
 from pyspark_mqfs.commands.session import CommandError
-from pyspark_mqfs.commands.sources import Progress, Source, follow, no_progress, watch
+from pyspark_mqfs.commands.sources import ROOT, Progress, Source, follow, group_of, no_progress, stream_of, watch
 from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import COMMON, Options
 
@@ -50,6 +51,7 @@ class Divert:
         if not self.where:
             raise CommandError("dead-letters divert: no --where (expected an SQL condition)")
         self.source.check()
+        _check_groups((split(path.strip("/"))[0] for path in self.source.streams), self.to)
 
 
 @attrs.frozen
@@ -70,9 +72,10 @@ class Redrive:
 
 
 def divert(spark: SparkSession, request: Divert, progress: Progress = no_progress) -> dict[str, Any]:
-    """Copy the selected messages; the originals stay."""
+    """Copy the selected messages; the originals stay. Raises CommandError for streams of another group than `to`."""
     request.check()
-    origin = [("stream", F.element_at(F.split("topic", "/"), -1)), ("sequence", F.col("offset").cast("string"))]
+    _check_groups(request.source.catalog().groups, request.to)
+    origin = [("stream", _stream_in(split(request.to.strip("/"))[0])), ("sequence", F.col("offset").cast("string"))]
     added = F.array(*(_header(PREFIX + name, value) for name, value in [*origin, ("reason", F.lit(request.reason))]))
 
     def letters(rows: DataFrame) -> DataFrame:
@@ -80,11 +83,15 @@ def divert(spark: SparkSession, request: Divert, progress: Progress = no_progres
         return select_messages(rows, request.where).select("value", headers, F.lit(request.to).alias("topic"))
 
     copy = Copy(request.source, request.source, to=request.to, checkpoint=request.checkpoint, forever=request.forever)
-    return run_query(spark, copy, letters, [split(request.to)[0]], progress)
+    return run_query(spark, copy, letters, [split(request.to.strip("/"))[0]], progress)
 
 
 def redrive(spark: SparkSession, request: Redrive, progress: Progress = no_progress) -> dict[str, Any]:
-    """Publish dead letters to their original streams, each once, also after a crash, and drop them."""
+    """Publish dead letters to their original streams, and drop them.
+
+    With a checkpoint each is published once. Without one nothing remembers a run that ended between the publishing and
+    the drop of a batch: the next run publishes the letters of that batch again.
+    """
     request.check()
     group = request.source.streams[0].rpartition("/")[0]
     server = Server.of(Options(request.source.server(), COMMON, "a command"))
@@ -120,6 +127,24 @@ def redrive(spark: SparkSession, request: Redrive, progress: Progress = no_progr
             if not checkpoint.resumable:
                 forget_producer(request.source, [group], f"spark-app-redrive-{query.id}")
     return {"redriven": sent[0]}
+
+
+def _check_groups(groups: Iterable[str], to: str) -> None:
+    """Check that the sources are in the group of `to`, where a redrive publishes. Raises CommandError."""
+    for group in groups:
+        if group != split(to.strip("/"))[0]:
+            raise CommandError(_other_group(group, to))
+
+
+def _other_group(group: str, to: str) -> str:
+    return f"dead-letters divert: --to {to}: not in group {group or '/'!r} of the messages (expected their group)"
+
+
+def _stream_in(group: str) -> Column:
+    """The name of a message's stream; an error in a group that came after the check, under --pattern and --follow."""
+    stream = stream_of(F.col("topic"))
+    late = F.raise_error(F.concat(F.lit("dead-letters divert: not in the group of --to: "), F.col("topic")))
+    return F.when(group_of(F.col("topic")) == (group or ROOT), stream).otherwise(late)
 
 
 def _require_room(client: Client, group: str) -> None:

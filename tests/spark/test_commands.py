@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pexpect
@@ -18,7 +20,7 @@ from pyspark_mqfs.commands.session import CommandError, explain
 from pyspark_mqfs.commands.sources import Source
 from pyspark_mqfs.commands.stats import Stats
 from tests.spark.scene import Scene
-from tests.support.eventually import HANG_S
+from tests.support.eventually import HANG_S, eventually
 from tests.support.server import COMMAND, environment, mqfs
 
 
@@ -120,6 +122,46 @@ def test_dead_letters_of_the_server(spark: Any, scene: Scene) -> None:
     assert dead_letters.redrive(spark, Redrive(Source(scene.address, ("g/dead",)))) == {"redriven": 2}
     assert bodies(scene, "g/dead") == []
     assert bodies(scene, "g/mail") == [b"one", b"two", b"one", b"two"]
+
+
+def test_messages_are_diverted_in_their_group_only(spark: Any, scene: Scene) -> None:
+    """A redrive publishes in the group of the dead letters."""
+    scene.group("a")
+    scene.group("b")
+    for path in ("a/mail", "b/mail", "root"):
+        scene.stream(path, f"bad {path}".encode())
+    for source, to in (
+        (Source(scene.address, ("b/mail",)), "a/dead"),
+        (Source(scene.address, pattern="[ab]/mail"), "a/dead"),
+        (Source(scene.address, ("root",)), "a/dead"),
+        (Source(scene.address, ("a/mail",)), "dead"),
+    ):
+        with pytest.raises(CommandError, match=f"--to {to}: not in group"):
+            dead_letters.divert(spark, Divert(source, "text like 'bad%'", to))
+    assert not {"dead"} & {*scene.client.list("a"), *scene.client.list("")}
+
+
+def test_a_group_that_comes_later_is_not_diverted_to_another(spark: Any, scene: Scene) -> None:
+    scene.group("a")
+    scene.stream("a/mail", b"bad a")
+    ended = Event()
+
+    def come_later() -> None:
+        eventually(lambda: "dead" in scene.client.list("a") and bodies(scene, "a/dead"))
+        scene.group("b")
+        scene.stream("b/mail", b"bad b")
+        eventually(lambda: ended.is_set() or len(bodies(scene, "a/dead")) > 1)
+        for query in spark.streams.active:
+            query.stop()
+
+    request = Divert(Source(scene.address, pattern="[ab]/mail"), "text like 'bad%'", "a/dead", forever=True)
+    with ThreadPoolExecutor(1) as pool:
+        later = pool.submit(come_later)
+        with pytest.raises(Exception, match="not in the group of --to: b/mail"):
+            dead_letters.divert(spark, request)
+        ended.set()
+        later.result(HANG_S)
+    assert bodies(scene, "a/dead") == [b"bad a"]
 
 
 @pytest.mark.parametrize("line", ["full drop-new", "replay off"])
@@ -242,6 +284,10 @@ def test_one_line_for_what_is_wrong_before_spark_is_started(tmp_path: Path) -> N
             "(expected unix!PATH, tcp!HOST!PORT, tls!HOST!PORT or HOST:PORT)",
         ),
         (("dead-letters", "divert", "g/a", "--to", "g/dead", *at), "no --where (expected an SQL condition)"),
+        (
+            ("dead-letters", "divert", "g/a", "--where", "true", "--to", "h/dead", *at),
+            "--to h/dead: not in group 'g' of the messages",
+        ),
         (("dead-letters", "redrive", "", *at), "paths of streams, as jobs/mail,jobs/print)"),
     ):
         done = mqfs("spark", *words, cwd=tmp_path, JAVA_HOME=str(no_java))
