@@ -28,9 +28,11 @@ SETTINGS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     "spark.sql.streaming.stopTimeout": "30s",
 }
-_OWN_ERROR = re.compile(r"(?:OptionError|SinkError|MqfsError|pyspark_mqfs\.\S*?Error): (.*?)(?:\n|$)")
-
-
+_OWN_ERROR = re.compile(
+    r"(?:\b(?:pyspark_mqfs|mqfs)(?:\.\w+)+: |\b(?:OptionError|SinkError|MqfsError): |\[USER_RAISED_EXCEPTION\] )"
+    r"(.*?)(?:\n|$)"
+)
+_PYTHON = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(?:py4j\.protocol\.\w+: )?(?=\S)")
 _STREAM = re.compile(r"^\[STREAM_FAILED\] Query \[[^]]*\] terminated with exception: ")
 _CALL = re.compile(r"^An error occurred while calling \S+\s+: (?:\S+: )?")  # of py4j
 
@@ -71,11 +73,13 @@ def session(master: str, settings: Sequence[str], name: str) -> Iterator[SparkSe
 
 
 def explain(error: BaseException) -> str:
-    """The line of our own error in one wrapped by Spark, else its first line."""
+    """The line of our own error in one wrapped by Spark; else that of the last error in Python; else the first."""
     text = str(error)
     matches = _OWN_ERROR.findall(text)
     if matches:
         return str(matches[-1]).strip()
+    if "Traceback (most" in text:
+        text = _PYTHON.split(text)[-1]
     return _CALL.sub("", _STREAM.sub("", text)).strip().split("\n", 1)[0][:500]
 
 
