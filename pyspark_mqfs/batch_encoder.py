@@ -180,14 +180,16 @@ def check_path(path: str) -> str:
 
 
 def _check_values(values: pa.Array, paths: list[str], places: pa.Array) -> None:
-    sizes = np.asarray(pc.fill_null(pc.binary_length(values), 0))
+    sizes = np.asarray(pc.fill_null(pc.binary_length(values), -1))  # -1: null; an empty message is one, too
     least, most = sizes.min(), sizes.max()
-    if least > 0 and most <= limits.MESSAGE_BYTES:
+    if least >= 0 and most <= limits.MESSAGE_BYTES:
         return
-    row = int(sizes.argmin() if least <= 0 else sizes.argmax())
+    row = int(sizes.argmin() if least < 0 else sizes.argmax())
     path = paths[places[row].as_py()]
-    limit = "at least 1" if least <= 0 else f"at most {limits.MESSAGE_BYTES}"
-    raise OptionError(f"column value: {sizes[row]} bytes in a row for {path} (expected {limit}; null counts as 0)")
+    if least < 0:
+        raise OptionError(f"column value: null in a row for {path} (expected a message, which may be empty)")
+    limit = limits.MESSAGE_BYTES
+    raise OptionError(f"column value: {sizes[row]} bytes in a row for {path} (expected at most {limit})")
 
 
 def _check_heads(heads: pa.Array | None, paths: list[str], places: pa.Array) -> None:

@@ -103,10 +103,11 @@ def start_query(rows: DataFrame, request: Copy, checkpoint: str) -> StreamingQue
 
 
 def select_messages(rows: DataFrame, where: str) -> DataFrame:
-    """The messages of a condition, which may also use `text`, the message, and `header`, a map of texts."""
+    """The messages of a condition, which may also use `text`, the message, and `header`, a map of texts. Bytes that are
+    not UTF-8 become U+FFFD in both."""
     if not where:
         return rows
-    more = rows.withColumn(TEXT, F.decode("value", "UTF-8")).withColumn(HEADER, headers_map())
+    more = rows.withColumn(TEXT, _text(F.col("value"))).withColumn(HEADER, headers_map())
     return more.where(where).drop(TEXT, HEADER)
 
 
@@ -115,11 +116,16 @@ def headers_or_empty() -> Column:
     return F.coalesce(F.col("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>"))
 
 
+def _text(value: Column) -> Column:
+    """Bytes as a string. `decode` fails on what is not UTF-8, and one such message would end the whole query."""
+    return F.make_valid_utf8(value.cast("string"))
+
+
 def headers_map() -> Column:
     """The headers as a map of texts."""
     pairs = F.transform(
         headers_or_empty(),
-        lambda header: F.struct(header["key"], F.decode(header["value"], "UTF-8")),
+        lambda header: F.struct(header["key"], _text(header["value"])),
     )
     return F.map_from_entries(pairs)
 

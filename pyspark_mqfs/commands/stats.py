@@ -16,7 +16,7 @@ from pyspark_mqfs.commands.session import CommandError
 from pyspark_mqfs.commands.sources import Progress, Source, no_progress, read
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 POINTS = 200  # of the plot of rates
 SHARES = (0.5, 0.9, 0.99, 0.999)
@@ -45,8 +45,7 @@ def run(spark: SparkSession, request: Stats, progress: Progress = no_progress) -
     request.check()
     rows = archive.open_archive(spark, request.path) if request.source is None else read(spark, request.source)
     rows = select_messages(rows, request.where).withColumn("size", F.octet_length("value").cast("bigint"))
-    late = headers_map()[request.sent].cast("double") if request.sent else F.lit(None).cast("double")
-    rows = rows.withColumn("late", F.unix_micros("timestamp") / 1e6 - late)
+    rows = rows.withColumn("late", F.unix_micros("timestamp") / 1e6 - _sent(request.sent))
     rows = rows.select("topic", "timestamp", "size", "late").cache()
     try:
         progress("counting")
@@ -55,6 +54,14 @@ def run(spark: SparkSession, request: Stats, progress: Progress = no_progress) -
         return result
     finally:
         rows.unpersist()
+
+
+def _sent(header: str) -> Column:
+    """The time in a header, null where it is missing or not a finite number."""
+    if not header:
+        return F.lit(None).cast("double")
+    seconds = headers_map()[header].try_cast("double")
+    return F.when(F.abs(seconds) < float("inf"), seconds)  # nan is above all numbers here
 
 
 def _streams(rows: DataFrame) -> list[dict[str, Any]]:
@@ -82,7 +89,7 @@ def _row(counts: dict[str, Any]) -> dict[str, Any]:
 
 def _sizes(rows: DataFrame) -> list[tuple[int, int]]:
     """(size, messages from this size to twice of it) by powers of two."""
-    power = F.floor(F.log2("size"))
+    power = F.floor(F.log2(F.greatest("size", F.lit(1))))  # an empty message counts as one byte
     counts = rows.groupBy(power.alias("power")).count().orderBy("power").collect()
     return [(1 << int(row["power"]), int(row["count"])) for row in counts]
 

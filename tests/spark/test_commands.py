@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,11 +14,13 @@ from typing import Any
 import pexpect
 import pytest
 
-from pyspark_mqfs.commands import copy, dead_letters, replay, report, stats
+from pyspark_mqfs.commands import archive, copy, dead_letters, replay, report, stats
+from pyspark_mqfs.commands.archive import Archive
 from pyspark_mqfs.commands.copy import Copy
 from pyspark_mqfs.commands.dead_letters import Divert, Redrive
+from pyspark_mqfs.commands.replay import Replay
 from pyspark_mqfs.commands.session import CommandError, explain
-from pyspark_mqfs.commands.sources import Source
+from pyspark_mqfs.commands.sources import Source, follow
 from pyspark_mqfs.commands.stats import Stats
 from tests.spark.scene import Scene
 from tests.support.eventually import HANG_S, eventually
@@ -209,6 +212,42 @@ def test_stats_and_their_pictures(spark: Any, scene: Scene, tmp_path: Path) -> N
     assert "g/&lt;b&gt;" in text
     assert text.count("data:image/png;base64,") == 3
     assert "g/a" in report.table(found)
+
+
+def test_one_odd_message_ends_no_command(spark: Any, scene: Scene, tmp_path: Path) -> None:
+    """Bytes that are not UTF-8, empty messages, and a header that is not the number it should be."""
+    scene.group("g")
+    scene.stream("g/a", b"bad 1", b"\xff\0 bad", b"good")
+    sent = ("1700000000.5", "yesterday", "nan", "inf", "")
+    for text in sent:
+        scene.put("g", json.dumps({"stream": "a", "headers": {"sent": text}}), b"")
+    source, path = Source(scene.address, ("g/a",)), str(tmp_path / "archive")
+    dead_letters.divert(spark, Divert(source, "text like '%bad%' and header['sent'] is null", "g/dead"))
+    assert bodies(scene, "g/dead") == [b"bad 1", b"\xff\0 bad"]
+    copy.run(spark, Copy(source, source, to="h/empty", where="text = '' and header['sent'] = 'yesterday'"))
+    archive.run(spark, Archive(source, path))
+    assert replay.run(spark, Replay(path, source, into="back"))["messages"] == 3 + len(sent)
+    found = stats.run(spark, stats.Stats(source=Source(scene.address, pattern="(g/a|back/g/a|h/empty)"), sent="sent"))
+    counts = {row["stream"]: (row["messages"], row["smallest"]) for row in found["streams"]}
+    assert counts == {"g/a": (8, 0), "back/g/a": (8, 0), "h/empty": (1, 0)}
+    latencies = next(row["latency_s"] for row in found["streams"] if row["stream"] == "g/a")
+    assert 0 < latencies["p50"] == latencies["p999"] < float("inf")
+    assert found["sizes"] == [(1, 11), (4, 6)]
+
+
+def test_the_reason_of_a_failure_in_python_is_told(spark: Any, scene: Scene) -> None:
+    """Not what Spark says first."""
+
+    def fail(batch: Any, number: int) -> None:
+        raise OSError("disk on fire")
+
+    scene.group("g")
+    scene.stream("g/a", b"1")
+    source = Source(scene.address, ("g/a",))
+    query = follow(spark, source).writeStream.foreachBatch(fail).trigger(availableNow=True).start()
+    with pytest.raises(Exception, match="disk on fire") as failed:
+        query.awaitTermination(HANG_S)
+    assert explain(failed.value) == "OSError: disk on fire"
 
 
 def pythons(program: str) -> dict[str, str]:

@@ -52,6 +52,7 @@ def test_columns(spark: Any, scene: Scene) -> None:
             (b"two", None, "h/b", None),
             (b"three", None, "root", []),
             (b"four", None, "g/c", [("\u00fc", b"")]),
+            (b"", "k2", "g/empty", None),
         ],
         "value binary, key string, topic string, headers array<struct<key:string,value:binary>>",
     ).coalesce(1)
@@ -69,6 +70,7 @@ def test_columns(spark: Any, scene: Scene) -> None:
         "h/b": (b"two", []),
         "root": (b"three", []),
         "g/c": (b"four", [sender, ("\u00fc", b"")]),
+        "g/empty": (b"", [("key", b"k2"), sender]),
     }
     write(numbers(spark, 1000, 4), scene, topic="g/all")
     assert read(spark, scene, "g/all") == [str(n) for n in range(1000)]  # in the order of the partitions
@@ -131,7 +133,7 @@ def into(scene: Scene, **more: str) -> Sink:
     return Sink.of(Options({"address": scene.address, "topic": "g/a", **more}, writer.WRITE, "a test"), VALUE, False)
 
 
-def rows(*values: str) -> Any:
+def rows(*values: str | None) -> Any:
     return iter([pa.record_batch({"value": list(values)})])
 
 
@@ -151,8 +153,8 @@ def test_an_attempt_that_nobody_wants(spark: Any, scene: Scene) -> None:
 
 def test_an_attempt_that_fails_leaves_nothing(scene: Scene) -> None:
     scene.group("g")
-    with pytest.raises(OptionError, match="column value: 0 bytes in a row for g/a"):
-        into(scene).stage("q", "spark-q-0-", iter([*rows("1"), *rows("2", "")]))
+    with pytest.raises(OptionError, match="column value: null in a row for g/a"):
+        into(scene).stage("q", "spark-q-0-", iter([*rows("1"), *rows("2", None)]))
     assert parts(scene, "g") == []
 
 
