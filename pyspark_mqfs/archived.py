@@ -4,7 +4,8 @@
     log        g/a 120..230, g/b 95..181   read from 201 and 181 on: 120..200 are in both, and count once
 
 So a log may keep days and its archive years. A stream that was removed since is only in the archive, a new one only in
-the log. Messages that neither has any more are a loss: an error, as for any read (`failOnDataLoss`).
+the log. Messages that neither has any more are a loss: an error, as for any read (`failOnDataLoss`). A stream that was
+removed and created again is another one, whose sequences say nothing about those of the archive: an error, too.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from pyspark_mqfs.commands.archive import identity, open_archive
+from pyspark_mqfs.commands.archive import identity, open_archive, stream_numbers
 from pyspark_mqfs.commands.session import CommandError
-from pyspark_mqfs.commands.sources import Source, read
+from pyspark_mqfs.commands.sources import Source, read, selected_names
 from pyspark_mqfs.schema import all_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pyspark.sql import Column, DataFrame, SparkSession
+
+    from pyspark_mqfs.catalog import ServerCatalog
 
 
 def history(spark: SparkSession, archive: str, address: str, *, user: str = "", token: str = "") -> DataFrame:
@@ -41,13 +42,13 @@ def history(spark: SparkSession, archive: str, address: str, *, user: str = "", 
         The columns of the reader with `includeHeaders`; `offset` is unique in a group, rows are in no order.
 
     Raises:
-        CommandError: There is no archive, or it is of another store.
+        CommandError: There is no archive, it is of another store, or a stream was created again since.
         OptionError: The address is invalid, or the server cannot be reached.
     """
     archived = open_archive(spark, archive)
     metadata = identity(spark, archive)
     selection = metadata["streams"]
-    names = tuple(filter(None, selection.get("subscribe", "").split(",")))
+    names = selected_names(selection)
     source = Source(address, names, selection.get("subscribePattern", ""), user, token)
     catalog = source.catalog()
     if catalog.store != metadata["store"]:
@@ -60,7 +61,7 @@ def history(spark: SparkSession, archive: str, address: str, *, user: str = "", 
         return kept
     if names:
         source = Source(address, tuple(path for path in names if path in present), "", user, token)
-    live = read(spark, source, **_after(archived, present))
+    live = read(spark, source, **_after(spark, archive, archived, catalog))
     return kept.unionByName(live)
 
 
@@ -71,11 +72,19 @@ def _column(archived: DataFrame, name: str, kind: str) -> Column:
     return F.lit(0 if kind == "int" else None).cast(kind).alias(name)
 
 
-def _after(archived: DataFrame, present: Iterable[str]) -> dict[str, str]:
-    """The option that begins after the archive's last message of each stream."""
+def _after(spark: SparkSession, archive: str, archived: DataFrame, catalog: ServerCatalog) -> dict[str, str]:
+    """The option that begins after the archive's last message of each stream. Raises CommandError for a stream that was
+    created again."""
     ends = archived.groupBy("topic").agg(F.max("offset").alias("last")).collect()
     starts = {row["topic"]: row["last"] + 1 for row in ends}
-    found = {path: starts[path] for path in present if path in starts}
+    known, now = stream_numbers(spark, archive), catalog.numbers()
+    found = {}
+    for path, group, _ in catalog.streams():
+        if path not in starts:
+            continue
+        if known.get(path, now[path]) != now[path] or group.next < starts[path]:
+            raise CommandError(f"{archive}: {path} was removed and created again since (expected a new archive)")
+        found[path] = starts[path]
     return {"startingOffsets": json.dumps(found)} if found else {}
 
 

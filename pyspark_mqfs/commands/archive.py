@@ -11,17 +11,31 @@ moved.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import attrs
 from pyspark.sql import functions as F
 
+from pyspark_mqfs.catalog import split
 from pyspark_mqfs.commands.folder import Folder
 from pyspark_mqfs.commands.session import CommandError
-from pyspark_mqfs.commands.sources import Progress, Source, follow, group_of, no_progress, path_of, stream_of, watch
+from pyspark_mqfs.commands.sources import (
+    ROOT,
+    Progress,
+    Source,
+    follow,
+    group_of,
+    no_progress,
+    path_of,
+    stream_of,
+    watch,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from pyspark_mqfs.catalog import ServerCatalog
 
 FORMAT = 1
 ABOUT, CHECKPOINT, ASIDE, MESSAGES = "_mqfs/archive.json", "_mqfs/checkpoint", "_mqfs/aside", "messages"
@@ -32,6 +46,7 @@ SCHEMA = (
 )
 FILE_BYTES = 128 << 20
 FILES_PER_BATCH = 8
+SCHEMES, NAME_BYTES = ("file", "hdfs"), 255  # file systems that bound a name
 
 
 @attrs.frozen
@@ -54,6 +69,7 @@ def run(spark: SparkSession, request: Archive, progress: Progress = no_progress)
     folder = Folder(spark, request.path)
     metadata = {"format": FORMAT, "store": catalog.store, "streams": request.source.selection_options()}
     _check_identity(folder, metadata)
+    _check_names(spark, folder, catalog)
     cores = spark.sparkContext.defaultParallelism
     rows = follow(
         spark, request.source,
@@ -101,6 +117,26 @@ def _check_identity(folder: Folder, metadata: dict[str, Any]) -> None:
             )
 
 
+def _check_names(spark: SparkSession, folder: Folder, catalog: ServerCatalog) -> None:
+    """Check the paths of the streams with messages against the file system. Raises CommandError.
+
+    Names have at most 255 bytes, and Spark escapes some characters in a value to three. Object stores have no such
+    limit.
+    """
+    if folder.scheme not in SCHEMES:
+        return
+    jvm: Any = spark._jvm
+    escape = jvm.org.apache.spark.sql.catalyst.catalog.ExternalCatalogUtils.escapePathName
+    for path, group, stream in catalog.streams():
+        for label, name in (("group", group.path or ROOT), ("stream", split(path)[1])):
+            size = len(f"{label}={escape(name)}".encode())
+            if size > NAME_BYTES and stream.newest:
+                raise CommandError(
+                    f"{folder.path}: {label} {name!r} makes a folder name of {size} bytes"
+                    f" (expected at most {NAME_BYTES}: leave its streams out, or archive to an object store)"
+                )
+
+
 def _describe(value: Any) -> str:
     return ", ".join(value.values()) if isinstance(value, dict) else str(value)
 
@@ -144,6 +180,17 @@ def identity(spark: SparkSession, path: str) -> dict[str, Any]:
     return metadata
 
 
+def stream_numbers(spark: SparkSession, path: str) -> dict[str, str]:
+    """The identity of each archived stream, as of `ServerCatalog.numbers`: from the offsets in the checkpoint, of which
+    a file has a line of its version, one of metadata, and one for each source."""
+    folder = Folder(spark, path)
+    batches = [int(name) for name in folder.names(f"{CHECKPOINT}/offsets") if name.isdigit()]
+    if not batches:
+        return {}
+    lines = folder.read_text(f"{CHECKPOINT}/offsets/{max(batches)}").strip().splitlines()
+    return dict(json.loads(lines[-1]).get("numbers", {}))
+
+
 def open_archive(spark: SparkSession, path: str) -> DataFrame:
     """The messages of an archive, with the columns of a reader and `crc`. Raises CommandError where there is none."""
     identity(spark, path)
@@ -154,4 +201,4 @@ def open_archive(spark: SparkSession, path: str) -> DataFrame:
     return rows.withColumn("topic", path_of(F.col("group"), F.col("stream")))
 
 
-__all__ = ["Archive", "archive_columns", "identity", "open_archive", "run"]
+__all__ = ["Archive", "archive_columns", "identity", "open_archive", "run", "stream_numbers"]

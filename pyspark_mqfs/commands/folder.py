@@ -21,6 +21,7 @@ class Folder:
         self._jvm = jvm
         root = jvm.org.apache.hadoop.fs.Path(path)
         self._fs = root.getFileSystem(spark._jsc.hadoopConfiguration())
+        self.scheme = str(self._fs.getUri().getScheme())
         self.path = str(self._fs.makeQualified(root).toString())
 
     def _at(self, name: str) -> Any:
@@ -60,11 +61,13 @@ class Folder:
 
     def read_json(self, name: str) -> Any:
         """The value of a file; None where it does not exist."""
-        if not self.exists(name):
-            return None
+        return json.loads(self.read_text(name)) if self.exists(name) else None
+
+    def read_text(self, name: str) -> str:
+        """The text of a file."""
         stream = self._fs.open(self._at(name))
         try:
-            return json.loads(bytes(stream.readAllBytes()))
+            return bytes(stream.readAllBytes()).decode()
         finally:
             stream.close()
 

@@ -1,9 +1,11 @@
 """`mqfs spark replay`: the messages of an archive → streams, in order, each once.
 
 The plan of a replay is splits of each group that fit one atomic batch. It is written into the archive before the first
-split is published, so that a repeat has the same splits; each is committed once, by its number. A message keeps
-its headers. Reserved ones become `was.NAME`, and `replay.sequence` and `replay.time` (µs since 1970) have the original
-sequence and time; not so with `plain`.
+split is published, so that a repeat has the same splits; each is committed once, by its number. What the archive got
+since is planned after that, in a file of its own.
+
+A message keeps its headers. Reserved ones become `was.NAME`, and `replay.sequence` and `replay.time` (µs since 1970)
+have the original sequence and time; not so with `plain`.
 """
 
 from __future__ import annotations
@@ -74,17 +76,24 @@ def run(spark: SparkSession, request: Replay, progress: Progress = no_progress) 
     folder, rows = Folder(spark, request.path), _selected(archive.open_archive(spark, request.path), request)
     server = _server(request.target)
     plan = _plan(spark, folder, rows, request, _store(server))
-    _make_groups(server, {target_of(split[0], request.into) for split in plan["stretches"]})
-    pace = _Pace(plan["stretches"], request, progress)
-    for number, (group, first, last, _, _, _) in enumerate(plan["stretches"]):
-        pace.wait(number)
+    groups = {target_of(split[0], request.into) for split in plan["stretches"]}
+    _make_groups(server, groups)
+    published = _published(server, plan, groups)
+    remaining = [
+        (number, split)
+        for number, split in enumerate(plan["stretches"])
+        if number >= published.get(target_of(split[0], request.into), 0)
+    ]
+    pace = _Pace([split for _, split in remaining], request, progress)
+    for turn, (number, (group, first, last, _, _, _)) in enumerate(remaining):
+        pace.wait(turn)
         part = rows.where((F.col("group") == group) & F.col("offset").between(first, last))
         ordered = _partition(part, first, last, spark.sparkContext.defaultParallelism)
         ordered.select("value", _headers(request.plain), _topic(request.into).alias("topic")).write.format(
             "mqfs"
         ).options(**request.target.server(), txnAppId=plan["name"], txnVersion=str(number)).mode("append").save()
-        pace.add(number)
-    return {"replay": plan["name"], "messages": pace.messages, "batches": len(plan["stretches"])}
+        pace.add(turn)
+    return {"replay": plan["name"], "messages": pace.messages, "batches": len(remaining)}
 
 
 def _partition(rows: DataFrame, first: int, last: int, tasks: int) -> DataFrame:
@@ -171,9 +180,9 @@ def restore_originals(rows: DataFrame) -> DataFrame:
         ),
     )
     return (
-        rows.withColumn("sequence_then", _value_of(SEQUENCE).cast("bigint"))
+        rows.withColumn("sequence_then", _value_of(SEQUENCE).try_cast("bigint"))
         .where("sequence_then is not null")
-        .withColumn("timestamp", F.timestamp_micros(_value_of(TIME).cast("bigint")))
+        .withColumn("timestamp", F.timestamp_micros(_value_of(TIME).try_cast("bigint")))
         .withColumn("offset", F.col("sequence_then"))
         .withColumn("headers", F.when(F.size(back) > 0, back))
         .drop("sequence_then")
@@ -190,7 +199,8 @@ def _value_of(key: str) -> Column:
 
 
 def _plan(spark: SparkSession, folder: Folder, rows: DataFrame, request: Replay, store: str) -> dict[str, Any]:
-    """The plan of this name, or a new one. Raises CommandError where it is of another replay."""
+    """The plan of this name, with what the archive got since, or a new one. Raises CommandError where it is of another
+    replay, or the archive has more of what was planned."""
     identity = {**request.identity(), "store": store}
     digest = hashlib.sha256(repr(sorted(identity.items())).encode()).hexdigest()[:16]
     about = folder.read_json(archive.ABOUT)
@@ -202,7 +212,31 @@ def _plan(spark: SparkSession, folder: Folder, rows: DataFrame, request: Replay,
         folder.write_json(file, plan)
     elif plan["said"] != identity:
         raise CommandError(f"replay {name!r}: used for {plan['said']} (expected another --id for {identity})")
+    else:
+        _extend(spark, folder, rows, request, plan)
     return dict(plan)
+
+
+def _extend(spark: SparkSession, folder: Folder, rows: DataFrame, request: Replay, plan: dict[str, Any]) -> None:
+    """Add the splits of later runs, and of the messages after the last planned one of each group. They are in files of
+    their own: a crash while the plan is replaced would lose it. Raises CommandError."""
+    count = 0
+    while more := folder.read_json(f"{PLANS}/{plan['name']}+{count + 1}.json"):
+        count += 1
+        plan["stretches"] += more["stretches"]
+    ends: dict[str, int] = {}
+    for group, _, last, *_ in plan["stretches"]:
+        ends[group] = max(last, ends.get(group, 0))
+    planned = F.broadcast(spark.createDataFrame(list(ends.items()), "group string, planned bigint"))
+    rows = rows.join(planned, "group", "left")
+    present, expected = rows.where("offset <= planned").count(), sum(split[3] for split in plan["stretches"])
+    if present > expected:
+        text = f"the archive has {present} messages where {expected} were planned (expected another --id)"
+        raise CommandError(f"replay {plan['name']!r}: {text}")
+    new = list(_splits(rows.where("planned is null or offset > planned").drop("planned"), request))
+    if new:
+        folder.write_json(f"{PLANS}/{plan['name']}+{count + 1}.json", {"stretches": new})
+        plan["stretches"] += new
 
 
 Split = tuple[str, int, int, int, int, float]  # group, first, last, messages, bytes, time of the first
@@ -313,6 +347,18 @@ def _make_groups(server: Server, groups: Iterable[str]) -> None:
     with server.link() as link:
         for group in sorted(groups):
             link.with_retry(lambda client, group=group: make_group(client, group))  # type: ignore[misc]
+
+
+def _published(server: Server, plan: dict[str, Any], groups: Iterable[str]) -> dict[str, int]:
+    """By group, the number of the first split that was not committed there; without those of which none was."""
+    prefix, found = f"committed spark-app-{plan['name']}.", {}
+    with server.link() as link:
+        for group in groups:
+            lines = link.with_retry(lambda client, group=group: read_text(client, path_of(group, ".txn/ctl")))  # type: ignore[misc]
+            for line in lines.splitlines():
+                if line.startswith(prefix) and line[len(prefix) :].isdigit():
+                    found[group] = int(line[len(prefix) :])
+    return found
 
 
 def make_group(client: Client, path: str) -> None:

@@ -5,8 +5,9 @@ Starts no query.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import attrs
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+SELECTION = ("subscribe", "assign", "subscribePattern")
 ROOT = "."  # the root group in a partition path; not a legal name of a group
 Progress = Callable[[str], None]
 
@@ -41,9 +43,15 @@ class Source:
         return {name: value for name, value in values.items() if value}
 
     def selection_options(self) -> dict[str, str]:
+        """The option that selects the streams. `subscribe`, as of Kafka, separates by commas and drops blanks around a
+        name, so that names with those need `assign`. Raises CommandError."""
         if bool(self.streams) == bool(self.pattern):
             raise CommandError("streams and --pattern: none or both given (expected GROUP/STREAM... or --pattern)")
-        return {"subscribePattern": self.pattern} if self.pattern else {"subscribe": ",".join(self.streams)}
+        if self.pattern:
+            return {"subscribePattern": self.pattern}
+        if any("," in path or path != path.strip() for path in self.streams):
+            return {"assign": json.dumps({path: [0] for path in self.streams})}
+        return {"subscribe": ",".join(self.streams)}
 
     def options(self) -> dict[str, str]:
         return {**self.server(), **self.selection_options(), "includeHeaders": "true"}
@@ -57,13 +65,20 @@ class Source:
         Server.of(Options(self.server(), COMMON, "a command"))
 
     def _parse(self) -> tuple[Selection, Server]:
-        options = Options(self.options(), (*COMMON, "subscribe", "subscribePattern", "includeHeaders"), "a command")
+        options = Options(self.options(), (*COMMON, *SELECTION, "includeHeaders"), "a command")
         return Selection.of(options), Server.of(options)
 
     def catalog(self) -> ServerCatalog:
         selection, server = self._parse()
         with server.link() as link:
             return link.with_retry(selection.catalog)
+
+
+def selected_names(selection: Mapping[str, str]) -> tuple[str, ...]:
+    """The streams that `selection_options` was made of; none for a pattern."""
+    if "assign" in selection:
+        return tuple(json.loads(selection["assign"]))
+    return tuple(filter(None, selection.get("subscribe", "").split(",")))
 
 
 def read(spark: SparkSession, source: Source, **more: str) -> DataFrame:
@@ -119,6 +134,7 @@ __all__ = [
     "no_progress",
     "path_of",
     "read",
+    "selected_names",
     "stream_of",
     "watch",
 ]

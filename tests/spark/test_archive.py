@@ -12,7 +12,7 @@ import pyspark_mqfs
 from pyspark_mqfs.commands import archive, replay, verify
 from pyspark_mqfs.commands.archive import Archive
 from pyspark_mqfs.commands.replay import Replay
-from pyspark_mqfs.commands.session import CommandError
+from pyspark_mqfs.commands.session import CommandError, explain
 from pyspark_mqfs.commands.sources import Source
 from pyspark_mqfs.commands.verify import Verify
 from tests.spark.scene import Scene
@@ -73,6 +73,7 @@ def test_there_and_back(spark: Any, scene: Scene, tmp_path: Path) -> None:
     again = Replay(moved, Source(scene.address), into="back", rate=150)
     assert replay.run(spark, again)["messages"] == 205
     replay.run(spark, again)  # published once
+    scene.put("back/g", '{"stream":"a","headers":{"replay.sequence":"x","replay.time":"y"}}', b"of someone else")
     back = Source(scene.address, pattern="back/.*")
     found = verify.run(spark, Verify(moved, back, replayed=True, into="back"))
     assert found["sound"], found
@@ -89,6 +90,81 @@ def test_an_archive_at_a_path_that_looks_like_a_pattern(spark: Any, scene: Scene
     path = str(tmp_path / "a[b]{c,d}*?")
     assert archive.run(spark, Archive(everything(scene), path))["messages"] == 2
     assert len(kept(Path(path) / "messages")) == 1
+
+
+def test_names_that_a_list_would_take_for_others(spark: Any, scene: Scene, tmp_path: Path) -> None:
+    scene.group("g")
+    names = ("g/a,b", "g/t ", " u")
+    for path in (*names, "g/a", "b", "g/t", "u"):
+        scene.stream(path, path.encode())
+    scene.ctl("", "replay all")
+    scene.write(" u", b" u")
+    source, path = Source(scene.address, names), str(tmp_path / "archive")
+    archive.run(spark, Archive(source, path))
+    assert {row[0] for row in rows(archive.open_archive(spark, path))} == {*names}
+    scene.write("g/a,b", b"since")
+    assert {row[3] for row in rows(pyspark_mqfs.history(spark, path, scene.address))} >= {b"since", b"g/t ", b" u"}
+    assert verify.run(spark, Verify(path, source))["not_archived_yet"] == 1
+    with pytest.raises(CommandError, match="archive of streams"):
+        archive.run(spark, Archive(Source(scene.address, ("g/a", "b")), path))
+
+
+@pytest.mark.parametrize("line", ["remove group", "remove stream"])
+def test_history_does_not_mix_in_a_stream_of_the_same_name(spark: Any, scene: Scene, tmp_path: Path, line: str) -> None:
+    """Its sequences may be those of messages in the archive."""
+    scene.group("g")
+    scene.stream("g/a", b"old 1", b"old 2", b"old 3")
+    source, path = Source(scene.address, ("g/a",)), str(tmp_path / "archive")
+    archive.run(spark, Archive(source, path))
+    scene.client.remove("g/a")
+    if line == "remove group":
+        for name in scene.client.list("g/.consumers"):
+            scene.client.remove(f"g/.consumers/{name}")
+        scene.client.remove("g")
+        scene.group("g")
+    scene.stream("g/a", *(b"new %d" % number for number in range(5)))
+    with pytest.raises(CommandError, match="g/a was removed and created again"):
+        pyspark_mqfs.history(spark, path, scene.address)
+
+
+@pytest.mark.parametrize(
+    ("path", "what"), [(f"g/{'n' * 249}", "stream"), (f"g/{'#' * 90}", "stream"), (f"g/{'d' * 249}/s", "group 'g/")]
+)
+def test_a_name_that_is_too_long_for_a_folder_is_told(
+    spark: Any, scene: Scene, tmp_path: Path, path: str, what: str
+) -> None:
+    scene.group("g")
+    scene.stream("g/a", b"1")
+    if path.count("/") > 1:
+        scene.group(path.rpartition("/")[0])
+    scene.stream(path)
+    source, folder = Source(scene.address, pattern="g/.*"), str(tmp_path / "archive")
+    assert archive.run(spark, Archive(source, folder))["messages"] == 1  # it has no folder yet
+    scene.write(path, b"2")
+    with pytest.raises(CommandError, match=f"{what}.* makes a folder name of 2[5-9][0-9] bytes"):
+        archive.run(spark, Archive(source, folder))
+
+
+def test_a_replay_goes_on_with_what_the_archive_got_since(spark: Any, scene: Scene, tmp_path: Path) -> None:
+    for group in ("g", "h"):
+        scene.group(group)
+    scene.stream("g/a", b"1", b"2", b"3")
+    source, path = Source(scene.address, pattern="[gh]/.*"), str(tmp_path / "archive")
+    again, found = Replay(path, Source(scene.address), into="back", rate=1_000), []
+    for more in ([], [("g/a", b"4"), ("g/b", b"5"), ("h/c", b"6"), ("g/a", b"7")]):
+        for name, body in more:
+            if name.rpartition("/")[2] not in scene.client.list(name[0]):
+                scene.stream(name)
+            scene.write(name, body)
+        archive.run(spark, Archive(source, path))
+        found += [replay.run(spark, again)["messages"] for _ in range(2)]
+    assert found == [3, 0, 4, 0]
+    back = Source(scene.address, pattern="back/.*")
+    assert {(row[0], row[3]) for row in rows(spark.read.format("mqfs").options(**back.options()).load())} == {
+        ("back/g/a", b"1"), ("back/g/a", b"2"), ("back/g/a", b"3"), ("back/g/a", b"4"), ("back/g/b", b"5"),
+        ("back/h/c", b"6"), ("back/g/a", b"7"),
+    }  # fmt: skip
+    assert verify.run(spark, Verify(path, back, replayed=True, into="back"))["same"] == 7
 
 
 def test_history_has_the_archive_and_what_came_after(spark: Any, scene: Scene, tmp_path: Path) -> None:
@@ -111,8 +187,9 @@ def test_history_has_the_archive_and_what_came_after(spark: Any, scene: Scene, t
     assert rows(found) == sorted([*wanted, *live])
     assert {row["partition"] for row in found.select("partition").distinct().collect()} == {0}
     scene.ctl("g", "clear a")
-    with pytest.raises(Exception, match="data loss: g/a"):  # `since` is in neither now
+    with pytest.raises(Exception, match="data loss: g/a") as failed:  # `since` is in neither now
         pyspark_mqfs.history(spark, path, scene.address).collect()
+    assert explain(failed.value).startswith("data loss: g/a")
 
 
 def test_what_verify_finds(spark: Any, scene: Scene, tmp_path: Path) -> None:
