@@ -366,6 +366,7 @@ class Dispatcher:
                 if not self._look_at_offered(own, receiver):
                     if in_portions or not self._go_on(receiver, is_first):
                         return None
+                    in_portions = True  # there is nothing to go on with
                     continue
                 mine = own.heap
                 while mine and not self._is_free(mine[0][2]):
