@@ -221,7 +221,9 @@ class Standby:
         where = f"{socket.gethostname()}:{os.path.realpath(path)}"
         self._name = uuid.uuid5(uuid.NAMESPACE_URL, where).hex[:16]  # the same at its next start
         self._promoted, self._stop = threading.Event(), threading.Event()
-        self._heard = time.monotonic()  # when a frame came last, or the engine did not answer
+        self._silent_s = 0.0  # so long no frame came, while the engine answered
+        self._answered = time.monotonic()  # when it did last
+        self._heard: tuple[object, int] = (None, -1)  # whose frame came last, and its number
         self._copied_at = -1  # number of the frame at which the store was set aside
         self.primary = ""  # its address
 
@@ -241,9 +243,11 @@ class Standby:
             except NoAnswer as error:
                 log.warning("replica %s: no answer: %s; tried again until it answers", self._log.name, error)
                 self._stop.wait(limits.REPLICA_RETRY_S / 2)
+                if time.monotonic() - self._answered < self._failover_s / 2:
+                    continue  # a short one: else an engine that fails now and then delays a takeover for ever
             except Stopped:
                 break
-            self._heard = time.monotonic()
+            self._silent_s = 0.0
         return None
 
     def _follow(self) -> Primary | None:
@@ -255,8 +259,8 @@ class Standby:
             self._stop.wait(1.0)  # the primary has not begun
             return None
         follower = following.open_follower(self._log, self._path, store)
+        self._answered = time.monotonic()
         try:
-            self._heard = time.monotonic()
             while not self._is_due() and not self._stop.is_set():
                 self._step(follower)
             follower.note()
@@ -268,12 +272,22 @@ class Standby:
             follower.close()
 
     def _is_due(self) -> bool:
-        return self._promoted.is_set() or time.monotonic() - self._heard > self._failover_s
+        return self._promoted.is_set() or self._silent_s > self._failover_s
 
     def _step(self, follower: Follower) -> None:
-        if follower.step(min(1.0, self._failover_s / 4)):
-            self._heard = time.monotonic()
+        began, wait_s = time.monotonic(), min(1.0, self._failover_s / 4)
+        try:
+            follower.step(wait_s)
+        except NoAnswer:  # until now it did answer, at most for so long
+            self._silent_s += min(time.monotonic() - began, wait_s)
+            raise
+        self._answered = time.monotonic()
         at = follower.state.position
+        primary = at.epoch, at.own, at.address
+        if primary != self._heard[0] or at.number > self._heard[1]:  # others were read before an error
+            self._silent_s, self._heard = 0.0, (primary, at.number)
+        else:
+            self._silent_s += self._answered - began
         self._log.report(self._name, Report(at.number, at.crc))  # also again: the one before may be lost
         if follower.state.position.address != self.primary:
             self.primary = follower.state.position.address
@@ -282,6 +296,7 @@ class Standby:
     def _take_over(self, follower: Follower) -> Primary | None:
         why = "promoted" if self._promoted.is_set() else f"no frame for {self._failover_s:g} s"
         log.warning("replica %s: %s: taking over", self._log.name, why)
+        self._silent_s = 0.0  # without an answer it is looked at again whether the primary is there
         return take_over(follower, self._log, self._address, self._stop)
 
     def _discard(self, follower: Follower, why: Diverged) -> None:

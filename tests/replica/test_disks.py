@@ -144,3 +144,33 @@ def test_a_folder_of_a_log_that_cannot_be_read_is_not_an_empty_one(
             log.objects.list("checkpoint/") if work == "list" else log.objects.remove_stale_uploads()
         monkeypatch.undo()
         assert log.objects.list("checkpoint/") == ["checkpoint/one"]
+
+
+def test_an_engine_that_fails_now_and_then_does_not_delay_a_takeover(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It fails more often than within each `--failover`."""
+    url, folder, away = f"file://{tmp_path}/replica", tmp_path / "replica", tmp_path / "away"
+    primary = LocalPrimary(tmp_path / "a", url)
+    primary.append(1, b"one")
+    primary.wait(1, 1)
+    standby = LocalStandby(tmp_path / "b", url, failover_s=6.0)
+    assert eventually(lambda: are_equal(tmp_path / "a", tmp_path / "b"))
+    primary.kill()
+
+    def failures() -> int:
+        return sum("no answer" in record.getMessage() for record in caplog.records)
+
+    count = 0
+    while standby.thread.is_alive() and count < 30:
+        before = failures()
+        folder.rename(away)
+        assert eventually(lambda before=before: failures() > before or not standby.thread.is_alive())
+        away.rename(folder)
+        standby.thread.join(1.0)  # what it hears in between is nothing
+        count += 1
+    assert count > 1
+    assert standby.failed is None
+    assert standby.primary is not None
+    LocalPrimary(tmp_path / "b", url, standby.primary).stop()
+    assert bodies_of(tmp_path / "b", 1) == [b"one"]
