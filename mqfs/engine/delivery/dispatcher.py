@@ -30,7 +30,7 @@ from mqfs import errors, limits
 from mqfs.engine.core import multipart
 from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.flow import Flow, Keys
-from mqfs.engine.delivery.priorities import DeliveryAttributes, PriorityIndex
+from mqfs.engine.delivery.priorities import DeliveryAttributes, Key, Own, PriorityIndex
 from mqfs.engine.delivery.waiting import Waiting
 from mqfs.model import NEVER, Kind, Record, RecordRun, Wait
 from mqfs.records.headers import NORMAL, key_of
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 MESSAGE = int(Kind.MESSAGE)
 _FEW = 64  # messages looked up in less than a millisecond
 _STEPS = 256  # of such a look-up between two looks at the clock: a short one is done at once on a busy machine, too
-Key = tuple[int, int, int, int]  # (-priority, expiry, sequence, stream): the least is delivered first
 Next = tuple[Record, int, int]  # a message, where its slot begins, its failed deliveries
 
 
@@ -62,18 +61,6 @@ def visible_record(group: Group, sequence: int, unacked: bool = False) -> Record
     return record if stream is not None and stream.kept.visible(record, unacked) else None
 
 
-class Own:
-    """The messages known to be free that one receiver may have, as it may not have the first of all: those of the first
-    `seen` in `offered`. Also some that are not free any more."""
-
-    __slots__ = ("heap", "offered", "seen", "version")
-
-    def __init__(self, offered: list[Key], version: int) -> None:
-        self.offered, self.version = offered, version
-        self.heap: list[Key] = []
-        self.seen = 0
-
-
 class Dispatcher:
     """The search for a consumer, of which `receivers` are open. It claims nothing: see `on_claimed`."""
 
@@ -86,8 +73,8 @@ class Dispatcher:
         "_keys",
         "_loading",
         "_looked",
-        "_looked_through",
         "_offered",
+        "_offered_most",
         "_order",
         "_progress",
         "_ranks",
@@ -122,7 +109,7 @@ class Dispatcher:
         self._scans: set[ClaimingHandle] = set()  # for these it is looked through in portions
         self._looked: ClaimingHandle | None = None  # all that was there was just now looked at for it: see `_end_scan`
         self.on_looked: Callable[[], None] = lambda: None  # serve the reads that waited for either
-        self._looked_through = 0  # those in `_ready`, when they were put into `_offered`
+        self._offered_most = 0  # rows, before it is put together again
         self._order = 0  # the group's order_version when they were looked up
         self.flow: Flow | None = None  # the rules of the consumer; None: it has none
         self._keys: Keys | None = None  # where one of them is about keys, from the first claim on
@@ -182,8 +169,9 @@ class Dispatcher:
         if self._ready is not None:
             rank = self._ranks.get(sequence) or DeliveryAttributes(stream, NORMAL, NEVER)
             heapq.heappush(self._ready, key := self._ranks.key(sequence, rank))
-            if self._offered is not None:
-                self._offered.append(key)
+            if (offered := self._offered) is not None:
+                offered.append(key)
+                self._offered = offered if len(offered) <= self._offered_most else None
             if self._keys is not None:
                 self._keys.on_due(sequence)
 
@@ -198,8 +186,9 @@ class Dispatcher:
         """A message may be free."""
         if self._ready is not None:
             heapq.heappush(self._ready, key)
-            if self._offered is not None:
-                self._offered.append(key)
+            if (offered := self._offered) is not None:
+                offered.append(key)
+                self._offered = offered if len(offered) <= self._offered_most else None
 
     def _load(self) -> bool:
         """Put together what is known. False: that takes long, and is done in portions; `on_looked` is called then."""
@@ -219,7 +208,7 @@ class Dispatcher:
             self.search_again()
         ready: list[Key] = []
         self._ready = self._loading = ready
-        self._offered = None
+        self._offered, self._offered_most = None, 0
         try:
             for _ in self._ranks.load():
                 yield
@@ -369,10 +358,13 @@ class Dispatcher:
                     in_portions = True  # there is nothing to go on with
                     continue
                 mine = own.heap
-                while mine and not self._is_free(mine[0][2]):
+                while mine and not (self._is_free(mine[0][2]) and self._may_have(receiver, mine[0])):
                     heapq.heappop(mine)
-                if not mine:
+                if not mine and own.end is None:
                     return None
+                if not mine:
+                    own.begin_again()
+                    continue
             key = mine[0]
             sequence = key[2]
             record = visible_record(self._group, sequence, unacked=True)
@@ -480,12 +472,13 @@ class Dispatcher:
 
     def _own_of(self, receiver: ClaimingHandle, heap: list[Key]) -> Own:
         """Those that this receiver may have. Rows that are not free, or there twice, leave a heap that has doubled."""
-        if self._offered is None or len(self._offered) > 2 * self._looked_through + _FEW:
-            heap[:] = {key for key in heap if self._is_free(key[2])}
-            heapq.heapify(heap)
-            self._offered, self._looked_through = heap.copy(), len(heap)
+        if self._offered is None:
+            if len(heap) > self._offered_most > 0:
+                heap[:] = {key for key in heap if self._is_free(key[2])}
+                heapq.heapify(heap)
+            self._offered, self._offered_most = heap.copy(), 2 * len(heap) + _FEW
         own, version = receiver.own, self._group.reach_version
-        if own is None or own.offered is not self._offered or own.version != version:
+        if own is None or own.offered is not self._offered or (own.version != version and receiver not in self._scans):
             own = receiver.own = Own(self._offered, version)
         return own
 
@@ -495,10 +488,9 @@ class Dispatcher:
         while own.seen < len(offered):
             if waiting.left <= 0:
                 return False
-            key = offered[own.seen]
-            own.seen, waiting.left = own.seen + 1, waiting.left - 1
-            if self._may_have(receiver, key):
-                heapq.heappush(own.heap, key)
+            waiting.left -= 1
+            if (key := own.next_offered()) is not None and self._may_have(receiver, key):
+                own.add(key)
         return True
 
     def _may_have(self, receiver: ClaimingHandle, key: Key) -> bool:
@@ -581,6 +573,8 @@ class Dispatcher:
         waiting, ready, end = self._waiting, self._ready, self._group.log.end.next
         while receiver in self._receivers and self._ready is ready:
             waiting.left, receiver.scanned_version = _FEW, self._group.reach_version
+            if receiver.own is not None:
+                receiver.own.version = receiver.scanned_version
             best = self._best_ready(receiver, in_portions=True) if ready and self._keys is None else None
             if waiting.left > 0:
                 if self._coverage.exclusives_only or (best and best[0] < (-NORMAL, 0, self._scan_position)):
@@ -600,7 +594,7 @@ class Dispatcher:
         self._serve()
         self._looked = None
         if group.reach_version != version:
-            receiver.scanned_to = 0
+            receiver.scanned_to, receiver.own = 0, None
             if receiver.waits:
                 self._serve()
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _HEADS = 1_024  # messages of which the headers are read together
 _NOTED = 64  # of those noted between two looks at the clock: some 1 ms
+_OWN = 1_024  # messages that a receiver which may not have all remembers: 8 B each
 _STEPS = 256  # messages between two looks at the clock: some 0.1 ms
 
 
@@ -50,6 +51,43 @@ class DeliveryAttributes(NamedTuple):
     expires_ns: int
     exclusive: bool = False
     continued: bool = False
+
+
+Key = tuple[int, int, int, int]  # (-priority, expiry, sequence, stream): the least is delivered first
+
+
+class Own:
+    """A heap of the messages known to be free that one receiver may have, as it may not have the first of all.
+
+    `offered` are all, as they came, and the first `seen` were looked at. Where the heap has no room for more, it is up
+    to `end`; once it is empty they are looked at again, without those below that it had before.
+    """
+
+    __slots__ = ("_again", "_begin", "end", "heap", "offered", "seen", "version")
+
+    def __init__(self, offered: list[Key], version: int) -> None:
+        self.offered, self.version = offered, version
+        self.heap: list[Key] = []
+        self.seen, self.end = 0, cast(Key | None, None)
+        self._again, self._begin = 0, cast(Key | None, None)  # of the first `_again` those below `_begin` are past
+
+    def next_offered(self) -> Key | None:
+        """The next one that was not looked at; None: it is past."""
+        key, self.seen = self.offered[self.seen], self.seen + 1
+        return None if self._begin is not None and self.seen <= self._again and key < self._begin else key
+
+    def add(self, key: Key) -> None:
+        """The receiver may have that one."""
+        if self.end is None or key < self.end:
+            heapq.heappush(self.heap, key)
+            if len(self.heap) > 2 * _OWN:
+                first = heapq.nsmallest(_OWN + 1, self.heap)
+                self.heap, self.end = first[:-1], first[-1]
+
+    def begin_again(self) -> None:
+        """The heap is empty, and there is more."""
+        self._again, self._begin = self.seen, self.end
+        self.seen, self.end = 0, None
 
 
 class PriorityIndex:
@@ -187,7 +225,7 @@ class PriorityIndex:
             if stream is not None and covers(stream):
                 yield sequence, rank
 
-    def key(self, sequence: int, rank: DeliveryAttributes) -> tuple[int, int, int, int]:
+    def key(self, sequence: int, rank: DeliveryAttributes) -> Key:
         """The place of a message in the order of delivery: the least is delivered first."""
         expires = 0
         if self._group.log.settings.order == "expiry":

@@ -21,7 +21,7 @@ from mqfs.engine.nodes import TakeFile
 from mqfs.model import NEVER, Record, Step, User, Wait
 
 if TYPE_CHECKING:
-    from mqfs.engine.delivery.dispatcher import Own
+    from mqfs.engine.delivery.priorities import Own
     from mqfs.engine.stream import Stream
 
 _LOOKED_AT = 32  # messages, between two looks at the clock

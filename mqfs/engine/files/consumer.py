@@ -75,7 +75,10 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
     def _is_selected(self, stream: Stream, sequence: int) -> bool:
         """Whether a program selects that message."""
         record = self.group.log.reader.find(stream.number, sequence)
-        return record is not None and record.sequence == sequence and self.selection.selects(stream, record)
+        if record is None or record.sequence != sequence:
+            return False
+        self.group.waiting.left -= len(record.body) // limits.PASSED_BYTES
+        return self.selection.selects(stream, record)
 
     # ------------------------------------------------------------ reading
 

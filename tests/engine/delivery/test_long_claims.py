@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors
+from mqfs.engine.delivery import priorities
 from mqfs.engine.tree.attributes import set_attributes
 from mqfs.model import Wait
 from tests.support.calls import calls_once
@@ -537,3 +538,66 @@ def test_each_gets_the_best_that_it_may_have(seed: int) -> None:
             if what == "nack":
                 free[sequence] = priority, stream
     assert set(claimed) == {sequence for worker in workers for sequence in worker.claims}
+
+
+@pytest.mark.parametrize("every", [1, 7])
+def test_known_ones_are_looked_at_to_the_end_though_rights_change_all_the_time(every: int) -> None:
+    long = Long("rights")
+    for _ in range(3_000):
+        long.q.put(b"no", priority=9, stream="t")
+    expected = b"yes"
+    long.q.put(expected, priority=8)
+    long.q.stream("other")
+    worker, count = long.open(), 0
+
+    def change() -> None:
+        nonlocal count
+        count += 1
+        if count % every == 0:
+            mode = 0o600 + count % 2
+            set_attributes(ROOT, long.q.tree.find(ROOT, "g/other"), mode, None, None)
+
+    step = worker.read(BIG)
+    assert long.finish(step, change) < 200
+    assert step.result() == expected
+
+
+@pytest.mark.parametrize("room", [4, 1_024])
+def test_a_worker_remembers_a_few_of_those_that_it_may_have(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And gets all in order."""
+    monkeypatch.setattr(priorities, "_OWN", room)
+    q = Queues("replay all", "retries 0", "backoff 0s 0s")
+    q.stream("t", mode=0o600)
+    q.consumer("w")
+    set_attributes(ROOT, q.tree.find(ROOT, "g/.consumers/w"), 0o666, None, None)
+    q.put(b"first", priority=9, stream="t")
+    chosen = random.Random(room)
+    wanted = sorted((-p, q.put(b"x", priority=p)) for p in (chosen.choice([1, 7, 8, 9]) for _ in range(60)))
+    q.ctl(f"drop s {wanted[20][1]}")
+    del wanted[20]
+    worker, got = q.worker("w", user=ANNA), list[int]()
+    for turn in range(59):
+        assert read(worker) == b"x"
+        got.append(next(iter(set(worker.claims) - set(got))))
+        if turn == 30:
+            say(worker, f"nack {got[3]}")
+            assert read(worker) == b"x"
+            assert got[3] in worker.claims
+    assert got == [sequence for _, sequence in wanted]
+    assert worker.own is not None
+    assert len(worker.own.heap) <= 2 * room
+
+
+def test_what_comes_and_goes_is_not_remembered() -> None:
+    """Once a worker that may not have all was there."""
+    long = Long("rights")
+    long.q.put(b"no", priority=9, stream="t")
+    restricted, other = long.q.worker("w", user=ANNA), long.q.worker("w")
+    assert long.nothing(restricted)
+    restricted.close()
+    read(other)
+    for _ in range(2_000):
+        sequence = long.q.put(b"yes", priority=9)
+        assert read(other) == b"yes"
+        say(other, f"ack {sequence}")
+    assert len(long.q.group.consumers["w"].dispatcher._offered or ()) < 200
