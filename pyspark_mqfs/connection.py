@@ -1,7 +1,7 @@
 """Connections to a server over 9P: address, user and retries.
 
 A call through `with_retry` may be made twice, so it has to be idempotent. A call has no deadline, as a commit may wait
-for room (`full block`); but a connection ends whose server answers nothing, not even this:
+for room (`full block`); but a connection ends whose server answers nothing, not even this, while no byte moves:
 
     call     commit ----------------------------------- Disconnected
     _Watch          ..... stat of the root --- no answer
@@ -135,7 +135,7 @@ class _Watch:
     """A thread that ends a connection whose server answers nothing."""
 
     def __init__(self, client: Client, pause_s: float) -> None:
-        """`pause_s`: from one stat to the next, and the most that the answer to one may take."""
+        """`pause_s`: from one stat to the next, and the longest without a byte until the answer to one."""
         self._client, self._pause_s = client, pause_s
         self._ended = threading.Event()
         threading.Thread(target=self._run, name="mqfs-watch", daemon=True).start()
@@ -148,9 +148,11 @@ class _Watch:
             # In a thread of its own: sending may wait, too, behind a write that the server does not receive.
             asked = threading.Thread(target=self._ask, name="mqfs-ask", daemon=True)
             asked.start()
-            asked.join(self._pause_s)
-            if asked.is_alive():
-                self._client.close(f"no answer in {self._pause_s:g} s")
+            while asked.is_alive() and not self._client.lost:
+                before = self._client.progress  # of a slow link: the stat waits behind long requests and replies
+                asked.join(self._pause_s)
+                if asked.is_alive() and self._client.progress == before:
+                    self._client.close(f"no answer in {self._pause_s:g} s")
             if self._client.lost:
                 return
 

@@ -1,12 +1,16 @@
-"""A server that is there and answers nothing: an error of what reads, what stages and what commits, not for ever."""
+"""A server that is there and answers nothing: an error of what reads, stages and commits, not for ever; over a slow
+link it answers late, which is no error."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -17,6 +21,7 @@ from pyspark_mqfs.batch_encoder import Encoder, Frames
 from pyspark_mqfs.connection import Server
 from pyspark_mqfs.options import OptionError
 from pyspark_mqfs.sink import SinkError
+from pyspark_mqfs.task import Window
 from tests.spark.scene import Scene
 from tests.spark.test_stream import Readers, reader
 from tests.support.eventually import eventually, patient
@@ -114,3 +119,62 @@ def test_a_commit_that_waits_for_room(scene: Scene, monkeypatch: pytest.MonkeyPa
     thread.join()
     assert errors == [None]
     assert scene.stats("g")["streams"]["a"]["messages"] == 3
+
+
+BYTES_S = 500_000.0  # of the slow link: a request or reply of 1 MB takes longer than both pauses of a watch
+
+
+@pytest.fixture
+def slow(scene: Scene, tmp_path: Path) -> Iterator[str]:
+    """The address of the server behind a slow link."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "slow"))
+        listener.listen()
+
+        def accept() -> None:
+            while True:
+                try:
+                    near, _ = listener.accept()
+                except OSError:
+                    return
+                threading.Thread(target=connect, args=(near,), daemon=True).start()
+
+        def connect(near: socket.socket) -> None:
+            with near, socket.socket(socket.AF_UNIX) as far:
+                far.connect(scene.address.removeprefix("unix!"))
+                back = threading.Thread(target=carry, args=(far, near), daemon=True)
+                back.start()
+                carry(near, far)
+                back.join()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"unix!{tmp_path}/slow"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def carry(source: socket.socket, target: socket.socket) -> None:
+    """All bytes, as the slow link does."""
+    with suppress(OSError):
+        while data := source.recv(16_384):
+            target.sendall(data)
+            time.sleep(len(data) / BYTES_S)
+    for end in (source, target):
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_slow_link(scene: Scene, slow: str) -> None:
+    """A stat waits there behind requests, and its answer behind replies, for longer than from a silent server."""
+    scene.group("g")
+    scene.stream("g/a")
+    server = Server(slow, retry_s=1.0)
+    staging = sink.Staging(server, "spark-q-0-", True)
+    for _ in range(2):
+        staging.put(frames("x" * 900_000))
+    sink.commit(server, sink.Transaction("spark-q", 1, "spark-q-0-", once=True, split=False), staging.finish())
+    with server.link() as link:
+        client = link.client()
+        with client.open("g/.cursor", "r+") as file:
+            file.write(b"select a\nformat record\nseek 1\nuntil 2\n")
+            assert sum(map(len, iter(Window(client, file, None).next, b""))) > 1_800_000
+        assert link.client() is client

@@ -39,6 +39,7 @@ from mqfs.ninep.codec.messages import Fcall
 T = TypeVar("T")
 
 RECEIVE_BYTES = 65_536  # more is fetched by a system call of its own each time
+SEND_BYTES = 65_536  # of one call, so that `progress` shows those of a long request over a slow link
 IDLE_S = 5.0  # that the receiver of async programs stays without a request
 FLUSH_S = 10.0  # without any answer: a server that owes one to a Tflush has stopped
 ANSWER_BYTES = 65_536  # of `File.ask`: of `.put`, and of a cursor with names of views
@@ -145,6 +146,7 @@ class Client:
         self._sending = threading.Lock()  # requests leave in order; acquired before the other
         self._slots: dict[int, Slot] = {}  # by tag
         self._replies = 0  # so far
+        self._sent = 0  # pieces, so far
         self._followers: dict[Slot, None] = {}  # of threads that wait while another one receives
         self._receiving = False
         self._watched: dict[Slot, None] = {}  # by async programs
@@ -176,6 +178,11 @@ class Client:
         poll = select.poll()
         poll.register(self.socket, select.POLLRDHUP)
         return bool(poll.poll(0))
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """Differs from an earlier one if the connection has moved bytes since: some received, or SEND_BYTES sent."""
+        return self._replies, self.caller.missing, self._sent
 
     def _require_process(self) -> None:
         """Before any lock: in a child another thread of the parent may have it for ever."""
@@ -221,7 +228,9 @@ class Client:
                     self._slots[slot.tag] = slot
                 data = self.caller.take()
             try:
-                self.socket.sendall(data)
+                for at in range(0, len(data), SEND_BYTES):
+                    self.socket.sendall(data[at : at + SEND_BYTES])
+                    self._sent += 1
             except BaseException as error:
                 with self._lock:
                     self._lose(_reason(error) if isinstance(error, OSError) else "sending was interrupted")
