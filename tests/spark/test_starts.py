@@ -70,3 +70,21 @@ def test_messages_that_others_replaced(scene: Scene, reader: Readers) -> None:
         else:
             assert taken(again, position) == left
         again.stop()
+
+
+def test_messages_that_expired_beside_replaced_ones(scene: Scene, reader: Readers) -> None:
+    """They are lost, of a planned task and of the next batch: `ttl` takes messages that no other has replaced."""
+    scene.group("g", "replay key", "sync off")
+    scene.stream("g/s")
+    put(scene, "v")
+    mine = reader(scene, subscribe="g/s")
+    start: Any = mine.initialOffset()
+    pieces = mine.partitions(start, mine.latestOffset(start, ReadAllAvailable()))
+    scene.client.remove(f"g/.consumers/{mine.name}")
+    scene.ctl("g", "ttl 1s")
+    eventually(lambda: scene.stats("g")["streams"]["s"]["floor"] > 9, "they have gone")
+    with pytest.raises(DataLoss, match="g/s: sequences 7 to 9 are no longer retained"):
+        list(mine.read(pieces[0]))
+    put(scene, "w")
+    with pytest.raises(DataLoss, match="g/s: sequences 1 to"):
+        taken(mine, start)
