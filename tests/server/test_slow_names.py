@@ -168,6 +168,74 @@ def test_requests_that_are_sent_before_the_answers_are_performed_in_order(
         assert [" ".join(raw.reply().split(" ")[:3]) for _ in requests] == kinds
 
 
+@pytest.fixture
+def patient_server(tmp_path: Path, names: Names) -> Iterator[Served]:
+    """One that ends no look-up, and keeps few requests that wait for one."""
+    with Served(
+        tmp_path, names, f"NAMES_S=1 NAMES_WAIT_S=0.2 NAMES_KEPT_S=3 HANDSHAKE_S={patient(3600)} TAGS=8"
+    ) as made:
+        yield made
+
+
+@contextmanager
+def sent_early(server: Served, names: Names, *requests: str) -> Iterator[Raw]:
+    """Requests behind a Tattach, tag 3, of which the user is looked up: fid 0."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(HANG_S)
+    sock.connect(f"{server.folder}/s")
+    with closing(Raw(sock)) as raw:
+        raw.ask("Tversion tag NOTAG msize 8192 version 9P2000")
+        raw.unix = False
+        raw.send('Tattach tag 3 fid 0 afid NOFID uname "daemon" aname ""', *requests)
+        eventually(lambda: names.asked, "the look-up")
+        yield raw
+
+
+EARLY = "Twalk tag 4 fid 0 newfid 1 names []"
+
+
+def test_a_flush_and_a_version_wait_for_no_look_up(patient_server: Served, names: Names) -> None:
+    """Not behind a request that does, either."""
+    with names.being("slow"):
+        with sent_early(patient_server, names, EARLY) as raw:
+            raw.send("Tflush tag 6 oldtag 3")
+            assert raw.reply() == "Rflush tag 6"
+            assert raw.reply().startswith("Rerror tag 4 ")  # without its fid
+        with sent_early(patient_server, names, EARLY) as raw:
+            raw.send("Tversion tag NOTAG msize 8192 version 9P2000")
+            assert raw.reply().startswith("Rversion ")
+            assert raw.ask('Tattach tag 7 fid 0 afid NOFID uname "" aname ""').startswith("Rattach tag 7 ")
+            assert raw.ask(EARLY).startswith("Rwalk tag 4 ")
+
+
+def test_an_early_request_that_is_flushed_is_not_performed(patient_server: Served, names: Names) -> None:
+    with names.being("slow"), sent_early(patient_server, names, EARLY, "Tflush tag 6 oldtag 4") as raw:
+        assert raw.reply() == "Rflush tag 6"
+        (names.folder / "slow").unlink()
+        assert raw.reply().startswith("Rattach tag 3 ")
+        assert raw.ask("Tclunk tag 5 fid 1").startswith("Rerror tag 5 ")
+        (names.folder / "slow").touch()
+
+
+def test_the_end_of_a_client_waits_for_no_look_up(patient_server: Served, names: Names) -> None:
+    def descriptors() -> int:
+        return len(list(Path(f"/proc/{patient_server.process.pid}/fd").iterdir()))
+
+    with names.being("slow"):
+        with sent_early(patient_server, names, EARLY):
+            before = descriptors()
+        eventually(lambda: descriptors() < before, "the server's end is closed")
+
+
+def test_more_early_requests_than_are_kept_are_performed_in_order(patient_server: Served, names: Names) -> None:
+    walks = [f"Twalk tag {tag} fid {tag - 4} newfid {tag - 3} names []" for tag in range(4, 104)]
+    with names.being("slow"), sent_early(patient_server, names, *walks) as raw:
+        (names.folder / "slow").unlink()
+        tags = [int(raw.reply().split(" ")[2]) for _ in range(1 + len(walks))]
+        (names.folder / "slow").touch()
+    assert tags == list(range(3, 104))
+
+
 def test_who_was_known_keeps_the_last_answer_for_a_while(server: Served, names: Names) -> None:
     with connection.connect(f"unix!{server.folder}/s", timeout=HANG_S) as client:
         client.create("s").close()

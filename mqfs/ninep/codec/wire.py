@@ -27,7 +27,7 @@ SHORT = struct.Struct("<H")
 QID = struct.Struct("<BIQ")
 ENTRY = struct.Struct("<BIQQBH")
 
-T_READ, R_READ, T_WRITE, R_WRITE = 116, 117, 118, 119
+T_VERSION, T_FLUSH, T_READ, R_READ, T_WRITE, R_WRITE = 100, 108, 116, 117, 118, 119
 HEADER_BYTES = HEADER.size
 READ_OVERHEAD = READ_HEADER.size  # an Rread carries at most msize less this
 IO_OVERHEAD = 24  # what every client allows for; a Twrite carries at most msize less this
@@ -56,6 +56,10 @@ class Framer:
         if len(self._rest) < 4:
             return 0
         return max(int(COUNT.unpack_from(self._rest)[0]) - len(self._rest), 0)
+
+    def keep(self, data: bytes) -> None:
+        """Keep bytes for the next call of `frames`."""
+        self._rest += data
 
     def frames(self, data: bytes = b"") -> Iterator[tuple[Buffer, int, int]]:
         """Each whole frame as (buffer, position, size). Bytes not consumed stay for the next call."""

@@ -51,6 +51,7 @@ class Connection:
         self._held = 0  # bytes of memory that count as the client's
         self._unsent: list[memoryview] = []
         self._moved = trio.Event()  # set when something was sent, or a reply came
+        self._pause: trio.CancelScope | None = None  # of a wait for bytes that ends when the session resumes
 
     @property
     def idle(self) -> bool:
@@ -73,7 +74,7 @@ class Connection:
     async def run(self) -> None:
         """Read and perform until the client disconnects or breaks the protocol, or the server ends."""
         try:
-            while data := await self._receive():
+            while (data := await self._receive()) is not None:
                 if not await self._perform(data):
                     break
             await self._finish()
@@ -97,8 +98,8 @@ class Connection:
                 self._moved = trio.Event()
                 await self._moved.wait()
 
-    async def _receive(self) -> bytes:
-        """Bytes read; b"" at the end."""
+    async def _receive(self) -> bytes | None:
+        """Bytes read; b"": none, but the session resumes; None at the end."""
         size = RECEIVE_BYTES
         if self._held or self.session.unfinished:
             self._count_memory()
@@ -106,9 +107,13 @@ class Connection:
         yielded = False
         while not self.ended:
             try:
-                return self._read(self.incoming, size)
+                data = self._read(self.incoming, size)
+                return data if data or self.session.resumes else None
             except BlockingIOError:
-                if yielded:
+                if self.session.waits_to_resume:
+                    if await self._pause_until_readable():
+                        return b""
+                elif yielded:
                     await self._readable(self.incoming)
                 else:  # a client that was just answered and can run asks again at once: no wait is the cheapest
                     os.sched_yield()
@@ -116,8 +121,16 @@ class Connection:
             except OSError as error:
                 if error.errno not in _GONE:
                     raise
-                return b""
-        return b""
+                return None
+        return None
+
+    async def _pause_until_readable(self) -> bool:
+        """Wait for bytes, or until the session resumes; whether it does."""
+        if not self.session.resumes:
+            with trio.CancelScope() as self._pause:
+                await self._readable(self.incoming)
+            self._pause = None
+        return self.session.resumes
 
     async def _in_slices(self, steps: Iterator[None]) -> None:
         """Perform steps in turns of the user, however many of its connections end."""
@@ -166,6 +179,8 @@ class Connection:
         out = self.session.take()
         if out and not self.session.is_mute:
             self._send(out)
+        if self._pause is not None and self.session.resumes:
+            self._pause.cancel()
         if self._unsent and not self.ended:
             self._note_unsent()
             self.server.nursery.start_soon(self._drain)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter
@@ -43,7 +44,9 @@ from mqfs.ninep.codec.wire import (
     READ_HEADER,
     READ_OVERHEAD,
     RWRITE,
+    T_FLUSH,
     T_READ,
+    T_VERSION,
     T_WRITE,
     TREAD,
     WRITE_HEADER,
@@ -93,7 +96,8 @@ class Session:
         self._replies = Replies(self.negotiated, peer.where, trace)
         self._parked = PendingRequests(tree.waits, peer, self._replies, wake)
         self._restart: Iterator[None] | None = None  # the rest of a Tversion
-        self._early = b""  # a request that came before its fid was attached or proven; those after it wait, too
+        self._early: deque[bytes] = deque()  # one that came before its fid was attached or proven, and those after it
+        self._early_bytes = 0
 
     # ------------------------------------------------------------ bytes in and out
 
@@ -101,12 +105,26 @@ class Session:
     def congested(self) -> bool:
         """Whether too much is unanswered or not taken: then stop reading, and call `receive` once that has changed."""
         is_full = self._replies.bytes + self.unsent > limits.REPLY_BYTES or len(self._parked.by_tag) > limits.TAGS
-        return is_full or (bool(self._early) and self._is_early(self._early, 0, len(self._early)))
+        return is_full or (self._is_full_of_early and not self.resumes)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether requests that came early can be performed now: call `receive`."""
+        return bool(self._early) and not self._is_early(self._early[0], 0, len(self._early[0]))
+
+    @property
+    def waits_to_resume(self) -> bool:
+        """Whether requests came early and are not performed yet."""
+        return bool(self._early)
+
+    @property
+    def _is_full_of_early(self) -> bool:
+        return self._early_bytes > limits.REPLY_BYTES or len(self._early) > limits.TAGS
 
     @property
     def unfinished(self) -> int:
         """Bytes received of requests that are not whole or not performed yet."""
-        return self._framer.unfinished + len(self._early)
+        return self._framer.unfinished + self._early_bytes
 
     @property
     def held(self) -> int:
@@ -137,13 +155,17 @@ class Session:
         room, until = limits.REPLY_BYTES - self.unsent, perf_counter() + slice_s
         if self._restart is not None and not self._continue_restart(until):
             return False
-        if self._early and not self._perform_early():
-            return False
+        if self._early:
+            self._framer.keep(data)
+            data = b""
+            if not self._perform_early(room, until):
+                return False
         for buffer, start, size in self._framer.frames(data):
             number = buffer[start + 4]
-            if self._parked.making and self._is_early(buffer, start, size):
-                self._early = bytes(memoryview(buffer)[start : start + size])
-                return False
+            if (self._early or self._parked.making) and self._queue_early(buffer, start, size):
+                if self._is_full_of_early:
+                    return False
+                continue
             if self._trace is not None:
                 self._general(buffer, start, size)
             elif number == T_READ and size == TREAD.size:
@@ -154,9 +176,14 @@ class Session:
                 self._general(buffer, start, size)
             if self._restart is not None and not self._continue_restart(until):
                 return False
-            if self._replies.bytes > room or len(self._parked.by_tag) > limits.TAGS or perf_counter() > until:
+            if self._early and not self._perform_early(room, until):  # it was a Tflush
+                return False
+            if self._is_enough(room, until):
                 return False
         return True
+
+    def _is_enough(self, room: int, until: float) -> bool:
+        return self._replies.bytes > room or len(self._parked.by_tag) > limits.TAGS or perf_counter() > until
 
     def _continue_restart(self, until: float) -> bool:
         """Continue a Tversion. False: the slice was over before its end."""
@@ -173,14 +200,28 @@ class Session:
         request = decode(buffer, start, size, self.negotiated.unix)
         return not self._parked.making.isdisjoint(getattr(request, name, None) for name in FIDS)
 
-    def _perform_early(self) -> bool:
-        """Perform the request that came early. False: it still is."""
-        early = self._early
-        if self._is_early(early, 0, len(early)):
+    def _queue_early(self, buffer: Buffer, start: int, size: int) -> bool:
+        """Keep a request that came early, or behind one that did. A Tversion and a Tflush wait for no look-up."""
+        if buffer[start + 4] in (T_VERSION, T_FLUSH) or not (self._early or self._is_early(buffer, start, size)):
             return False
-        self._early = b""
-        self._general(early, 0, len(early))
+        self._early.append(bytes(memoryview(buffer)[start : start + size]))
+        self._early_bytes += size
         return True
+
+    def _perform_early(self, room: int, until: float) -> bool:
+        """Perform the requests that came early and no longer are. False: that was enough, or too many still are."""
+        while self.resumes:
+            frame = self._early.popleft()
+            self._early_bytes -= len(frame)
+            self._general(frame, 0, len(frame))
+            if self._is_enough(room, until):
+                return False
+        return not self._is_full_of_early
+
+    def _forget_early(self, tag: int | None = None) -> None:
+        """Drop the requests that came early, or those of a tag. They are not answered."""
+        kept = [frame for frame in self._early if tag is not None and HEADER.unpack_from(frame)[2] != tag]
+        self._early, self._early_bytes = deque(kept), sum(map(len, kept))
 
     def take(self) -> list[bytes]:
         """The replies so far, to be sent in this order. Not to be called from inside the engine."""
@@ -210,7 +251,7 @@ class Session:
                     fid.reader.push_back(fid.given[1])
         yield from self._reset()
         self._replies.take()  # free its memory now, not with the next collection
-        self._framer, self._early = Framer(self.negotiated.msize), b""
+        self._framer = Framer(self.negotiated.msize)
         self._parked.wake = self.delay = ended  # no reference cycle with its driver: collections are rare
 
     def clunk(self, fid: Fid) -> None:
@@ -221,6 +262,7 @@ class Session:
 
     def _reset(self) -> Iterator[None]:
         """Forget all requests and fids, in steps."""
+        self._forget_early()
         yield from self._parked.clear()
         for fid in self.fids.clear():
             try:
@@ -254,6 +296,7 @@ class Session:
         elif request.tag in self._parked.by_tag:
             self._replies.refuse(request.tag, BadRequest(f"tag {request.tag}: in use"))
         elif isinstance(request, Tflush):
+            self._forget_early(request.oldtag)
             self._parked.flush(request)
         else:
             self._perform(request)
