@@ -86,5 +86,5 @@ def test_messages_that_expired_beside_replaced_ones(scene: Scene, reader: Reader
     with pytest.raises(DataLoss, match="g/s: sequences 7 to 9 are no longer retained"):
         list(mine.read(pieces[0]))
     put(scene, "w")
-    with pytest.raises(DataLoss, match="g/s: sequences 1 to"):
+    with pytest.raises(DataLoss, match="g/s: sequences 7 to"):
         taken(mine, start)
