@@ -312,6 +312,8 @@ class Connection:
                         self.hold(len(piece))
                     await self._send_parts((head, *(wire.chunk(piece) if chunked else (piece,))), patience)
                     head = b""
+                    del piece  # the next one may be long in coming
+                    self.hold(0)
                     await self._slice.stop()
                     await self.take_turn()
         except (Cut, MqfsError) as error:

@@ -316,6 +316,7 @@ def _places(source: AnswerMessages, following: int) -> Headers:
 async def _rest(call: Call, source: AnswerMessages, words: Wish, data: bytes) -> AsyncIterator[bytes]:
     """The body of an answer with an end, in pieces."""
     yield data
+    del data
     while not source.at_end:
         yield source.gather(PIECE_BYTES)
         await source.pause()
@@ -341,6 +342,7 @@ async def _follow(call: Call, source: AnswerMessages, words: Wish) -> Answer:
 async def _forever(call: Call, source: AnswerMessages, words: Wish, data: bytes) -> AsyncIterator[bytes]:
     form = words.form
     yield data
+    data = b""  # what was sent is held no longer while more is waited for
     while not source.over and not call.tree.closing:
         data = source.gather(PIECE_BYTES)
         if not data and not source.over:
@@ -350,6 +352,7 @@ async def _forever(call: Call, source: AnswerMessages, words: Wish, data: bytes)
                 data = form.beat() if form.beat is not None else b""
             await call.front.take_turn()
         yield data
+        data = b""
         await call.front.pause()
     if not call.tree.closing:  # a client is to come back after a restart
         yield form.end

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mqfs import limits
+from tests.http.test_durable_streams import Durable
 from tests.http.web import Web
 from tests.support.server import short_folder
 
@@ -82,3 +83,47 @@ def test_many_long_answers_at_once(web: Web, what: str) -> None:
     assert found["HTTP/1.1 200"] > 0
     assert found.keys() <= {"HTTP/1.1 200", "HTTP/1.1 429"}
     assert held < 5 * SHARE  # one is put together of its pieces, and the allocator keeps some of what was freed
+
+
+# ---------------------------------------------------------------- followers that have read all there is
+
+FOLLOWERS = SHARE // len(BODY) + 4  # the memory of their user would not hold a message for each
+MARK = b"the end"
+FOLLOWED = {"raw": "/ds/g/{}?follow", "events": "/ds/g/{}?follow&format=sse", "durable": "/g/{}?offset=-1&live=sse"}
+
+
+@pytest.fixture
+def durable() -> Iterator[Durable]:
+    with short_folder() as folder:
+        program = (sys.executable, "-m", "tests.server.lowered_server")
+        durable = Durable(folder, program=program, MQFS_LIMITS=f"HELD_BYTES={2 * SHARE}")
+        with durable.server:
+            assert durable.create("/g/first").status == 201
+            assert durable.tree.post("/ds/g/ctl", "sync off").status == 204
+            yield durable
+
+
+def read_to_mark(sock: socket.socket) -> None:
+    data = b""
+    while MARK not in data:
+        more = sock.recv(MIB)
+        assert more, f"cut after {len(data)} bytes"
+        data += more
+
+
+@pytest.mark.parametrize("comes", ["before", "later"])
+@pytest.mark.parametrize("what", FOLLOWED)
+def test_idle_followers_hold_nothing(durable: Durable, what: str, comes: str) -> None:
+    """Not the last message that each has read, whether it was the first piece of its answer or a later one."""
+    web = durable if what == "durable" else durable.tree
+    with ExitStack() as stack:
+        for n in range(FOLLOWERS):
+            assert durable.create(f"/g/s{n}").status == 201
+            if comes == "before":
+                assert durable.append(f"/g/s{n}", BODY + MARK).status == 204
+            sock = stack.enter_context(web.raw())
+            sock.sendall(f"GET {FOLLOWED[what].format(f's{n}')} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            if comes == "later":
+                sock.recv(1, socket.MSG_PEEK)  # it has begun
+                assert durable.append(f"/g/s{n}", BODY + MARK).status == 204
+            read_to_mark(sock)

@@ -226,7 +226,7 @@ async def _events(call: Call, stitched: Stitched, kind: str, cursor: str, found:
             control |= {"upToDate": True} if stitched.at_end else {}
             control |= {"streamClosed": True} if is_closed else {}
             yield data_event(kind, found) + control_event(control)
-            is_first = False
+            found, is_first = [], False  # what was sent is held no longer while more is waited for
         left = ends - time.monotonic()
         if is_closed or stitched.is_over or left <= 0:
             return

@@ -482,6 +482,7 @@ async def _joined(*parts: bytes | AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async with aclosing(cast(Any, part)):
             async for piece in part:
                 yield piece
+                del piece  # the next one may be long in coming
 
 
 async def _scheduled(
