@@ -423,6 +423,8 @@ class Tree:
             if find_in_group(group, name) is not None:
                 raise errors.NotPermitted(f"cannot rename {name!r}")
             raise not_found(group, name)
+        if isinstance(node, Group) and node.removed:  # the disk is waited for
+            raise not_found(group, name)
         if to is not group:
             raise errors.NotPermitted("cannot move a file into another group")
         require_unsticky(user, group.state, node.state, name)

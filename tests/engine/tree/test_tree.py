@@ -630,9 +630,20 @@ def test_a_group_that_the_disk_does_not_remove_is_there_again(tmp_path: Path) ->
         return step.result() if isinstance(step, Wait) else step
 
     group = done(files.mkdir(ROOT, files.root, "g", 0o777))
+    ctl = files.open(ROOT, files.find(ROOT, "g/ctl"), os.O_WRONLY)
     disk.refuses = True
     step = files.rmdir(ROOT, files.root, "g")
-    for call in (lambda: files.find(ROOT, "g/.put"), lambda: files.rmdir(ROOT, files.root, "g")):
+    for call in (
+        lambda: files.find(ROOT, "g/.put"),
+        lambda: files.create(ROOT, group, "s", 0o666),
+        lambda: files.mkdir(ROOT, group, "inner", 0o777),
+        lambda: files.create(ROOT, Folder(group, ".consumers"), "c", 0o666),
+        lambda: files.mkdir(ROOT, TxnFolder(group), "part", 0o777),
+        lambda: files.setattr(ROOT, group, mode=0o700),
+        lambda: files.rename(ROOT, files.root, "g", files.root, "h"),
+        lambda: files.rmdir(ROOT, files.root, "g"),
+        lambda: ctl.write(b"replay all\n"),
+    ):
         with pytest.raises(errors.NotFound):
             call()
     with pytest.raises(errors.DiskFailed):
