@@ -111,13 +111,14 @@ def _copy(group: Group, first: int, last: Record, to: Stream, texts: Mapping[str
 
 def redrive(group: Group, name: str | None, most: int | None) -> Work[None]:
     """Send dead letters back to the streams they came from (`name`: of that one alone), the oldest first. `most`: None,
-    or how many at most. One that fails again meanwhile stays."""
+    or how many at most. One that fails again meanwhile stays. Raises OverLimit, after those before it, for one above a
+    letter that stays where the group remembers as many dropped messages as it may."""
     dead = group.streams.get(group.log.settings.dead)
     if dead is None:
         return
     dead.kept.update_low_watermark()
     moved, position, end = 0, dead.state.floor, group.log.end.next
-    while (most is None or moved < most) and len(group.log.state.dropped) < limits.DROPPED and not dead.removed:
+    while (most is None or moved < most) and not dead.removed:
         record = _next_letter(group, dead, position)
         if record is None or record.sequence >= end:
             break
@@ -160,6 +161,11 @@ def _send_back(group: Group, dead: Stream, first: int, last: Record, origin: Str
     change: Change = {"do": "drop", "stream": dead.number, "sequences": list(range(first, last.sequence + 1))}
     if dead.kept.first_kept() == first:
         change = {"do": "floor", "floors": [[dead.number, last.sequence + 1]]}
+    elif len(group.log.state.dropped) + len(change["sequences"]) > limits.DROPPED:
+        raise errors.OverLimit(
+            f"redrive: too many single messages (expected at most {limits.DROPPED} in a group; "
+            f"first redrive or acknowledge the oldest letters of {dead.name!r}, or clear it)"
+        )
     sequence = group.publisher.append(messages, [change])
     group.retention.note_change()
     if first == last.sequence:

@@ -14,6 +14,7 @@ from mqfs.model import User, Wait
 from tests.engine.core.test_shown import Copied
 from tests.support.hand import ROOT
 from tests.support.queues import BIG, Queues, drain, read, refusal, say, told, waits
+from tests.support.temp_store import lowered
 
 
 def letter(q: Queues, at: int = 0, stream: str = "dead") -> dict[str, str]:
@@ -295,6 +296,30 @@ def test_letters_of_a_stream_that_is_gone_stay() -> None:
     q.tree.unlink(ROOT, q.group, "t")
     q.ctl("redrive")
     assert [row["body"] for row in q.kept("dead")] == ["t1"]
+
+
+def test_redrive_says_that_it_cannot_go_on() -> None:
+    """A letter that stays keeps those taken from above it among the dropped ones of the group, which are bounded. Once
+    it goes, the others do."""
+    q = Queues("retries 1")
+    q.stream("old")
+    q.consumer()
+    worker = q.worker()
+    for stream, body in [("old", b"o"), *(("s", b"%d" % number) for number in range(5))]:
+        q.write(stream, body)
+        assert read(worker) == body
+        say(worker, "nack")
+    q.tree.unlink(ROOT, q.group, "old")
+    with lowered(DROPPED=3):
+        for _ in range(2):
+            with pytest.raises(errors.OverLimit, match=r"at most 3 .* oldest letters of 'dead'"):
+                q.ctl("redrive")
+            assert [row["body"] for row in q.kept("dead")] == ["o", "3", "4"]
+        assert drain(worker) == [b"0", b"1", b"2"]
+        q.stream("old")
+        q.ctl("redrive")
+        assert q.kept("dead") == []
+        assert drain(worker) == [b"o", b"3", b"4"]
 
 
 def test_redrive_of_nothing() -> None:
