@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { MESSAGE_BYTES = 1044480, STREAMS = 64 };	/* the largest message a stream takes */
@@ -28,37 +29,37 @@ print(const char *path, ssize_t n)
 	fflush(stdout);
 }
 
+/* Whether the stream was removed: then it has no name, and no message is left in it. */
+static int
+is_removed(int fd)
+{
+	struct stat st;
+
+	return fstat(fd, &st) != 0 || st.st_nlink == 0;
+}
+
 /*
- * Print what there is; 0 at the end of the stream, else 1. A read returns 0 for an empty message, once, and for an EOF
- * marker (`eof STREAM` in ctl), once; at the end every read does. So the second 0 in a row is the end.
+ * Print what there is; 0 at the end of the stream, else 1. A read returns 0 at the end, but also for an empty message,
+ * and for an EOF marker (`eof STREAM` in ctl), which is printed like one.
  */
 static int
 drain(int fd, const char *path)
 {
-	ssize_t n, before = -1;
-	int why;
+	ssize_t n;
 
 	while ((n = read(fd, message, sizeof message)) >= 0 || errno == EINTR) {
-		if (n < 0)
-			continue;
-		if (n == 0 && before == 0)
+		if (n == 0 && is_removed(fd))
 			return 0;
-		if (before == 0)
-			print(path, 0);
-		if (n > 0)
+		if (n >= 0)
 			print(path, n);
-		before = n;
 	}
-	why = errno;
-	if (before == 0)
-		print(path, 0);
-	if (why == EAGAIN)
+	if (errno == EAGAIN)
 		return 1;
-	if (why == EPIPE) {	/* told once; the next read goes on at the oldest message kept */
+	if (errno == EPIPE) {	/* told once; the next read goes on at the oldest message kept */
 		fprintf(stderr, "reader: %s: messages were lost\n", path);
 		return 1;
 	}
-	fprintf(stderr, "reader: %s: %s\n", path, strerror(why));
+	fprintf(stderr, "reader: %s: %s\n", path, strerror(errno));
 	exit(1);
 }
 

@@ -14,16 +14,20 @@ name=$1
 shift
 url=${URL:-http://127.0.0.1:8080/agents}
 lease=${LEASE:-60}
-[ "$lease" -ge 3 ] 2>/dev/null || { echo "agent $name: LEASE '$lease' (expected a number of seconds, at least 3)" >&2 && exit 2; }
+case $lease in 0* | *[!0-9]*) lease= ;; esac # arithmetic takes 010 for 8, and fails at 08
+[ "$lease" -ge 3 ] 2>/dev/null || { echo "agent $name: LEASE '$LEASE' (expected a number of seconds, at least 3)" >&2 && exit 2; }
 inbox=$url/.consumers/$name
 answer=$(mktemp)
 trap 'rm -f "$answer"' EXIT
 ask() { curl -fsS -H "Authorization: Bearer $MQFS_TOKEN" "$@"; }
-settle() { printf %s "$token" | ask -o /dev/null --data-binary @- "$inbox/$1"; }
+settle() { printf %s "$token" | ask -o /dev/null --data-binary @- ${2:+--max-time "$2"} "$inbox/$1"; } # 2: in seconds
 
-# Renew the lease until the work is done, or this agent was killed. One that fails is tried again before the lease ends.
+# Renew the lease until the work is done, or this agent was killed. A renewal that fails, or is not answered, is tried
+# again before the lease ends.
 renew() {
-    while sleep $((lease / 3)) && kill -0 $$; do settle "touch?lease=${lease}s" || :; done >/dev/null 2>&1
+    while sleep $((lease / 3)) && kill -0 $$; do
+        settle "touch?lease=${lease}s" $((lease / 12)).5 || :
+    done >/dev/null 2>&1
 }
 
 left=${JOBS:-0}

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -187,10 +188,17 @@ def test_c_reader(server: Server, tmp_path: Path) -> None:
     )
     group = server.group("c", "replay all", streams=["a", "b"])
     say(group / "a", "kept\n")
+    with server.connect() as client:
+        for body in (b"", b"", b"after none"):
+            client.group("c").publish("b", body)
+    say(group / "ctl", "eof b\neof b\n")
+    say(group / "b", "after both\n")
     with subprocess.Popen([program, group / "a", group / "b"], stdout=subprocess.PIPE, bufsize=0) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == f"{group}/a: kept\n".encode()
+            for text in ("", "", "after none", "", "", "after both"):
+                assert process.stdout.readline() == f"{group}/b: {text}\n".encode()
             say(group / "b", "no newline")
             assert process.stdout.readline() == f"{group}/b: no newline\n".encode()
             os.unlink(group / "a")
@@ -265,21 +273,27 @@ def agents(served_agents: Agents) -> Iterator[Agents]:
 
 
 FAILS_ONCE = """#!/bin/sh
-case $* in *touch*) if mkdir "$ONCE" 2>/dev/null; then exit 7; fi ;; esac
+case $* in *touch*) if mkdir "$ONCE" 2>/dev/null; then {how}; fi ;; esac
 exec {curl} "$@"
 """
+HOW = {"fails": "exit 7", "is not answered": 'exec {curl} --connect-to "::127.0.0.1:$SILENT" "$@"'}
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["", "one renewal fails"])
-def test_an_agent_keeps_a_job_that_takes_longer_than_the_lease(agents: Agents, tmp_path: Path, fails: bool) -> None:
+@pytest.mark.parametrize("renewal", ["", *HOW])
+def test_an_agent_keeps_a_job_that_takes_longer_than_the_lease(agents: Agents, tmp_path: Path, renewal: str) -> None:
+    """Also where one renewal fails, or is not answered."""
     agents.ask("long")
     _, failed, acknowledged = agents.counts()
-    go, once, lease_s, more = tmp_path / "go", tmp_path / "once", 6, dict[str, str]()
-    if fails:
-        (curl := tmp_path / "curl").write_text(FAILS_ONCE.format(curl=shutil.which("curl")))
-        curl.chmod(0o755)
-        more = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ONCE": str(once)}
-    with ThreadPoolExecutor(1) as pool:
+    go, once, more = tmp_path / "go", tmp_path / "once", dict[str, str]()
+    lease_s = 12 if renewal == "is not answered" else 6
+    with ThreadPoolExecutor(1) as pool, socket.create_server(("127.0.0.1", 0)) as silent:
+        if renewal:
+            (curl := tmp_path / "curl").write_text(
+                FAILS_ONCE.replace("{how}", HOW[renewal]).format(curl=shutil.which("curl"))
+            )
+            curl.chmod(0o755)
+            path, port = f"{tmp_path}:{os.environ['PATH']}", silent.getsockname()[1]
+            more = {"PATH": path, "ONCE": str(once), "SILENT": str(port)}
         work = ["sh", "-c", f"touch {tmp_path}/begun; until [ -e {go} ]; do sleep .1; done"]
         done = pool.submit(agents.work, "reviewer", *work, LEASE=str(lease_s), **more)
         try:
@@ -290,10 +304,10 @@ def test_an_agent_keeps_a_job_that_takes_longer_than_the_lease(agents: Agents, t
             go.touch()
         done.result()
     assert agents.counts() == (0, failed, acknowledged + 1)
-    assert once.exists() == fails
+    assert once.exists() == bool(renewal)
 
 
-@pytest.mark.parametrize("lease", ["0", "2", "-1", "1m", "x"])
+@pytest.mark.parametrize("lease", ["0", "2", "08", "010", "+9", "-1", "1m", "x"])
 def test_an_agent_refuses_a_lease_that_it_cannot_renew_in_time(agents: Agents, lease: str) -> None:
     words = [EXAMPLES / "agents/agent.sh", "reviewer", "cat"]
     environ = environment(URL=agents.url, MQFS_TOKEN=agents.tokens["reviewer"], LEASE=lease, JOBS="1")
