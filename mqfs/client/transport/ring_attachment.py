@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import select
 import socket
 import threading
 import time
 import weakref
+from array import array
 from typing import Any
 
 from mqfs import limits, ring
@@ -162,18 +164,16 @@ class RingAttachment:
         """Raises Stale, Busy while a generation ends."""
         attach_socket = self._dial()
         try:
-            answer, fd = attach_socket.attach(self._name)
-            try:
-                now = self.now
-                if now is None or now.generation != answer["generation"]:
-                    now = Attached(_map(fd, answer["generation"]), attach_socket, answer)
-                elif now.is_replaced:
-                    raise Stale("ring of the server is retired")
-                else:
-                    now.socket.close()
-                    now.socket = attach_socket
-            finally:
-                os.close(fd)
+            answer, memory = attach_socket.attach(self._name)
+            now = self.now
+            if now is None or now.generation != answer["generation"]:
+                now = Attached(_map(memory.fileno(), answer["generation"]), attach_socket, answer)
+            elif now.is_replaced:
+                raise Stale("ring of the server is retired")
+            else:
+                now.socket.close()
+                now.socket = attach_socket
+            memory.close()
         except BaseException:
             attach_socket.close()
             raise
@@ -262,6 +262,7 @@ os.register_at_fork(after_in_child=_in_child)
 # ---------------------------------------------------------------- attach socket (docs/reference/ring-protocol.md)
 
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
+_RECEIVE = (limits.RING_PACKET_BYTES,), (socket.CMSG_LEN(array("i").itemsize),), (socket.MSG_CMSG_CLOEXEC,)
 _NO_SERVER = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.EPROTOTYPE)
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)  # of this process or machine
 
@@ -277,6 +278,7 @@ class AttachClient:
         """Raises NoAttachSocket, Unsupported, Disconnected."""
         self._path = path
         self._lock = threading.Lock()
+        self._memory: list[io.FileIO] = []  # the descriptor that was received; a file, which can be closed twice
         try:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
@@ -294,43 +296,57 @@ class AttachClient:
             raise Disconnected(f"{path}: {error}") from None
         _open.add(self)
 
-    def attach(self, group: str) -> tuple[dict[str, Any], int]:
-        """Attach to a group's ring: its description and a descriptor. Raises the server's error."""
+    def attach(self, group: str) -> tuple[dict[str, Any], io.FileIO]:
+        """Attach to a group's ring: its description, and its memory, which `close` closes, too. Raises the server's
+        error."""
         where = {"version": protocol.VERSION, "pid_namespace": pid_namespace()}
-        answer, fds = self._exchange({"attach": group, **where})
-        if len(fds) != 1:  # this process can have no more
+        answer = self._exchange({"attach": group, **where})
+        if len(self._memory) != 1:  # this process can have no more
             raise Unsupported(f"{self._path}: no descriptor in the answer")
-        return answer, fds[0]
+        return answer, self._memory[0]
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         """The server's answer, which repeats the question. Raises its error, Disconnected."""
-        answer, _ = self._exchange(question)
+        answer = self._exchange(question)
         if any(answer.get(key) != asked for key, asked in question.items()):
             self.close()
             raise Disconnected(f"{self._path}: an answer to another question than {question}")
         return answer
 
-    def _exchange(self, question: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    def _exchange(self, question: dict[str, Any]) -> dict[str, Any]:
         """Ask, and receive the answer. Where anything interrupts that, Ctrl-C too, the connection is closed: the next
         question would get the answer of this one."""
+        received: list[Any] = []
         with self._lock:
             try:
                 with contextlib.suppress(BrokenPipeError):  # refused; the reason can still be read
                     self._socket.send(protocol.encode(question))
-                data, fds, _, _ = socket.recv_fds(self._socket, limits.RING_PACKET_BYTES, 1)
+                # One call of C: the handler of a signal, which runs after it, finds the descriptor kept.
+                received.extend(map(self._socket.recvmsg, *_RECEIVE))
+                self._keep_memory(received)
             except BaseException as error:
+                if not self._memory:
+                    with contextlib.suppress(OSError):  # no file of memory
+                        self._keep_memory(received)
                 self.close()
                 if isinstance(error, OSError):
                     raise Disconnected(f"{self._path}: {error}") from None
                 raise
-        for fd in fds:
-            os.set_inheritable(fd, False)
+        data = received[0][0]
         if not data:
             raise Disconnected(f"{self._path}: the server closed the connection")
         answer = protocol.decode(data)
         if "error" in answer:
             protocol.raise_refusal(answer)
-        return answer, fds
+        return answer
+
+    def _keep_memory(self, received: list[Any]) -> None:
+        """Keep the descriptors that were received as files: all of them, or none where this is interrupted."""
+        fds = array("i")
+        for _, ancillary, _, _ in received:
+            for _, _, data in ancillary:
+                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+        self._memory.extend(map(io.FileIO, fds))
 
     @property
     def is_lost(self) -> bool:
@@ -346,6 +362,8 @@ class AttachClient:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes threads that wait for an answer
         self._socket.close()
+        for memory in self._memory:
+            memory.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # there was none to be had

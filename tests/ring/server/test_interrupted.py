@@ -6,13 +6,14 @@ at the first, then at the second, until a call of the library ends before it.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -99,6 +100,34 @@ def test_a_reader_names_streams_after_an_interrupted_get(away: Server) -> None:
                 break
             place += 1
         assert place > 5
+
+
+def rings_open() -> int:
+    """Descriptors of rings in this process, those of rings that nothing refers to any more aside."""
+    gc.collect()
+    count = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            count += "mqfs-ring" in os.readlink(f"/proc/self/fd/{fd}")
+    return count
+
+
+def test_an_interrupted_attach_leaves_no_descriptor(away: Server) -> None:
+    """Wherever it is interrupted: the process would run out of them."""
+
+    def publish(place: int) -> bool:
+        with away.connect() as client:
+            group = client.group("g", create=True, ctl=["replay all"])
+            is_interrupted = interrupt_at(place, partial(group.publish, "s", b"s"))
+            group.publish("s", b"s")
+            return is_interrupted
+
+    publish(1 << 30)
+    before, place = rings_open(), 1
+    while publish(place):
+        assert rings_open() == before, place
+        place += 1
+    assert place > 10
 
 
 @contextmanager
