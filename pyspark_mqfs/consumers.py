@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from mqfs.errors import Busy, Denied, Disconnected, MqfsError, NotFound, NotPermitted
+from mqfs.errors import Busy, Denied, Disconnected, MqfsError, NotFound, NotPermitted, OverLimit
 from mqfs.limits import CTL_BYTES, MESSAGE_BYTES, VIEW_PATTERNS
 from mqfs.ninep.client.connection import Client, File
 from mqfs.syntax.quoting import quote_word
@@ -33,21 +33,28 @@ class Consumers:
         self._open_file: tuple[Client, File, str] | None = None  # its connection, file and path
         self._sources: dict[str, frozenset[str]] = {}  # by group: the streams of its consumer
         self._positions: dict[str, int] = {}  # by group: the position of its consumer
+        self._whole: set[str] = set()  # groups whose consumer is of the whole group
         self._refused: set[str] = set()  # groups that refuse a consumer
 
     def move(self, client: Client, name: str, catalog: ServerCatalog, positions: Mapping[str, int]) -> None:
         """Move the consumers to these positions, creating them where missing. Raises OptionError, Disconnected."""
         for path, group in catalog.groups.items():
             starts = [positions[key] for stream in group.streams if (key := path_of(path, stream)) in positions]
-            if starts and path not in self._refused and not self._is_current(client, group, min(starts)):
-                self._move_group(client, name, group, min(starts))
-                self._positions[path] = min(starts)
+            if not starts or path in self._refused:
+                continue
+            position = min(starts)
+            if path in self._whole and position >= group.end:
+                position = group.next  # what other streams have by now is not retained for this query
+            if not self._is_current(client, group, position):
+                self._move_group(client, name, group, position)
+                self._positions[path] = position
 
     def remove(self, client: Client, name: str, catalog: ServerCatalog) -> None:
         """Remove the consumers of that name and their views."""
         self._close()
         self._sources.clear()
         self._positions.clear()
+        self._whole.clear()
         for path, group in catalog.groups.items():
             with suppress(MqfsError):
                 client.remove(path_of(path, f".consumers/{name}"))
@@ -111,12 +118,7 @@ class Consumers:
             return
         view = _view(name, group)
         if exists:
-            has_view = self._exists(client, path_of(group.path, name))
-            if has_view and view:
-                self._write_ctl(client, group, view)
-            elif self._lacks_streams(client, name, group):
-                remove = f"remove {quote_word(name)}\n" + (f"unbind {quote_word(name)}\n" if has_view else "")
-                self._replace(client, name, group, position, remove + view + _consumer(name, name if view else ""))
+            self._extend(client, name, group, position, view)
         elif group.is_whole:
             self._create_for_group(client, name, group)
         elif len(streams) == 1:
@@ -126,13 +128,33 @@ class Consumers:
         else:
             self._write_ctl(client, group, view + _consumer(name, name))
         self._sources[group.path] = streams
+        whole = not self._source(client, name, group) if exists else group.is_whole or (len(streams) > 1 and not view)
+        if whole:
+            self._whole.add(group.path)
 
-    def _lacks_streams(self, client: Client, name: str, group: Group) -> bool:
-        """Whether the consumer is of one stream or view, and the query reads others."""
+    def _extend(self, client: Client, name: str, group: Group, position: int, view: str) -> None:
+        """Give an existing consumer the streams. Its view keeps those that were removed, so it may have no room left:
+        it is replaced, too."""
+        has_view = self._exists(client, path_of(group.path, name))
+        if has_view and view:
+            try:
+                self._write_ctl(client, group, view)
+                return
+            except OverLimit:
+                pass
+        else:
+            source = self._source(client, name, group)
+            if not source or all(stream == source for stream in group.streams):
+                return
+        remove = f"remove {quote_word(name)}\n" + (f"unbind {quote_word(name)}\n" if has_view else "")
+        self._replace(client, name, group, position, remove + view + _consumer(name, name if view else ""))
+
+    def _source(self, client: Client, name: str, group: Group) -> str:
+        """The stream or view of the consumer; "" for the whole group."""
         with client.open(path_of(group.path, ".stats")) as file:
             stats = json.loads(b"".join(iter(lambda: file.receive(MESSAGE_BYTES), b"")))
-        source = stats["consumers"][name]["over"]
-        return source is not None and any(stream != source for stream in group.streams)
+        source: str = stats["consumers"][name]["over"]
+        return source
 
     def _replace(self, client: Client, name: str, group: Group, position: int, lines: str) -> None:
         """Replace it by these lines of `ctl`. A placeholder retains the messages until its position is restored."""

@@ -246,11 +246,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.link.with_retry(done)
 
     def _move_consumers(self, client: Client, catalog: ServerCatalog, consumer: str, positions: dict[str, int]) -> None:
-        if any(position > self.positions.get(path, -1) for path, position in positions.items()):  # never backwards
-            self.consumers.move(client, consumer, catalog, positions)
-            self.positions = positions
-        elif not self.consumers.are_held(client):  # after a reconnect another query could open them
-            self.consumers.move(client, consumer, catalog, self.positions)
+        if not any(position > self.positions.get(path, -1) for path, position in positions.items()):
+            positions = self.positions  # never backwards
+        # Also where none moved: one of a whole group passes other streams, one of a lost connection is opened.
+        self.consumers.move(client, consumer, catalog, positions)
+        self.positions = positions
 
     def stop(self) -> None:
         self.link.close()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from mqfs.limits import VIEW_PATTERNS
 from pyspark_mqfs.options import OptionError
 from tests.spark.scene import Scene
 from tests.spark.test_stream import Readers, reader, taken
@@ -60,3 +62,44 @@ def test_two_queries_with_one_checkpoint_after_a_restart(scene: Scene, reader: R
         reader(scene, subscribe="g/a").latestOffset(end, ReadAllAvailable())
     scene.write("g/a", b"2")
     assert taken(first, end) == [b"2"]
+
+
+def test_other_streams_of_a_group_that_is_full(scene: Scene, reader: Readers) -> None:
+    """A consumer of the whole group waits for their messages as long as some that the query reads are before them."""
+    scene.group("g", "replay off", "full block", "depth 4", "sync off")
+    for name in ("c#", "d*", "other"):
+        scene.stream(f"g/{name}")
+    mine = reader(scene, assign=json.dumps({"g/c#": [0], "g/d*": [0]}), consumer="mine")
+    start = mine.initialOffset()
+    scene.write("g/c#", b"1")
+    end = mine.latestOffset(start, ReadAllAvailable())
+    scene.write("g/other", b"a", b"b", b"c", b"d")
+    low = scene.stats("g")["consumers"]["mine"]["low"]
+    assert mine.latestOffset(start, ReadAllAvailable()) == end
+    assert scene.stats("g")["consumers"]["mine"]["low"] == low  # until the batch is committed
+    mine.commit(end)
+    assert scene.stats("g")["streams"]["other"]["messages"] == 0
+    scene.write("g/other", b"e", b"f", b"g", b"h")
+    assert mine.latestOffset(end, ReadAllAvailable()) == end
+    assert scene.stats("g")["streams"]["other"]["messages"] == 0
+    scene.write("g/other", b"i", b"j", b"k", b"l")
+    scene.write("g/d*", b"2")
+    assert taken(mine, end) == [b"2"]
+
+
+def test_a_view_full_of_removed_streams(scene: Scene, reader: Readers) -> None:
+    scene.group("g", "replay off", "sync off")
+    scene.stream("g/other")
+    names = [f"g/x{number}" for number in range(VIEW_PATTERNS)]
+    scene.client.together(scene.client.caller.create(name, os.O_WRONLY, 0o666) for name in names)
+    mine = reader(scene, subscribePattern="g/x.*", failOnDataLoss="false", consumer="mine")
+    start = mine.latestOffset(mine.initialOffset(), ReadAllAvailable())
+    for name in names[:3]:
+        scene.client.remove(name)
+    scene.stream("g/xnew", b"1")
+    end = mine.latestOffset(start, ReadAllAvailable())
+    mine.commit(end)
+    scene.write("g/xnew", b"2")
+    assert taken(mine, end) == [b"2"]
+    assert scene.stats("g")["consumers"]["mine"]["over"] == "mine"
+    assert list(scene.stats("g")["consumers"]) == ["mine"]
