@@ -60,6 +60,7 @@ class Retention:
         self.kept_from = 0  # the lowest sequence that any stream keeps, when it was last trimmed
         self._trimmed_bytes = 0  # the log's size, and what had expired, when it was last trimmed
         self._trimmed_expired = 0
+        self._unlooked = 0  # dropped messages to be looked up, as the log has given back room
         self._dirty = False  # something that was wanted then may not be any more
         self._trimming: Iterator[None] | None = None  # what is left of it
         self._cut_below = 0  # what the log's bound has cut last
@@ -121,22 +122,34 @@ class Retention:
             if count % _STEPS == 0:
                 yield
 
-    def _forget_removed(self) -> None:
-        """The log has given back room: messages in the middle may be gone from it, too. Claimed ones are remembered: an
-        acknowledgement must not count them out again. Dropped ones, too, while the message may be found again: by a
-        start after a crash, or by a server that takes over. Below their stream's floor `_forget_absent` forgets them,
-        as the state at the head of the next segment has that floor."""
+    def _forget_removed(self, absent: dict[int, int]) -> None:
+        """The log has given back room: messages in the middle may be gone from it, too. A portion of them is looked up.
+        Claimed ones are remembered: an acknowledgement must not count them out again."""
         claimed = set[int]().union(*(consumer.claims for consumer in self._host.consumers.every()))
-        for absent in (self._log.state.dropped, self.lapsed) if self._log.upkeep.is_final else (self.lapsed,):
-            for sequence, number in list(islice(absent.items(), _LOOKED_AT)):
-                found = self._log.reader.locate(number, sequence)
-                if (stream := self._host.numbers.get(number)) is not None:
-                    stream.kept.newest_kept()  # while it is known that this one is not
-                del absent[sequence]
-                if (found is not None and found[0] == sequence) or sequence in claimed:
-                    absent[sequence] = number  # after the others, which are looked at before it is again
-                else:
-                    self.ranks.remove(sequence)
+        for sequence, number in list(islice(absent.items(), _LOOKED_AT)):
+            found = self._log.reader.locate(number, sequence)
+            if (stream := self._host.numbers.get(number)) is not None:
+                stream.kept.newest_kept()  # while it is known that this one is not
+            del absent[sequence]
+            if (found is not None and found[0] == sequence) or sequence in claimed:
+                absent[sequence] = number  # after the others, which are looked at before it is again
+            else:
+                self.ranks.remove(sequence)
+
+    def _forget_dropped(self) -> None:
+        """As `_forget_removed`, but while the message may be found again, by a start after a crash or by a server that
+        takes over, it is remembered. Below their stream's floor `_forget_absent` forgets them, as the state at the head
+        of the next segment has that floor."""
+        if self._unlooked and self._log.upkeep.is_final:
+            self._forget_removed(self._log.state.dropped)
+            self._unlooked = max(self._unlooked - _LOOKED_AT, 0)
+        if self._looks_again:
+            self._host.mark_dirty()
+
+    @property
+    def _looks_again(self) -> bool:
+        """Whether dropped messages are to be looked up in this trim or a later one. In a copy they stay."""
+        return self._unlooked > 0 and (self._log.upkeep.is_final or self._log.upkeep.lag is None)
 
     def is_expired(self, record: Record) -> bool:
         """Whether a message has outlived its own ttl."""
@@ -178,7 +191,7 @@ class Retention:
             grown = abs(size - self._trimmed_bytes) >= limits.TRIM_BYTES
             loose = self._dirty and (size > limits.TRIM_BYTES or bool(self.lapsed))
             wanted = always or grown or loose or expired > self._trimmed_expired
-            if not (wanted or self.lapsed) and self.ranks.is_complete:
+            if not (wanted or self.lapsed or self._looks_again) and self.ranks.is_complete:
                 return
             self._trimming = self._trim(size, expired, wanted)
         self._go_on_trimming(always)
@@ -204,6 +217,7 @@ class Retention:
         self._expire_due(self._host.clock.engine_ns())
         yield from self._forget_lapsed()
         if not wanted:
+            self._forget_dropped()
             return
         yield from look_up(self)
         self._dirty, self._trimmed_expired = False, expired
@@ -226,7 +240,9 @@ class Retention:
         else:
             self._log.upkeep.trim(floors, {sequence for sequence in gone if sequence < newest.known}, newest.wanted)
         if self._log.upkeep.size < max(size, self._trimmed_bytes):
-            self._forget_removed()
+            self._forget_removed(self.lapsed)
+            self._unlooked = len(self._log.state.dropped)
+        self._forget_dropped()
         self._trimmed_bytes = self._log.upkeep.size
 
     def note_eviction(self, messages: int, before: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mqfs.engine.retention import retention
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import Wait
 from mqfs.store.disk import Disk
@@ -99,10 +100,12 @@ def test_after_a_takeover(tmp_path: Path, lines: tuple[str, ...]) -> None:
 
 
 class Stuck(Disk):
-    """A disk that removes no segment."""
+    """A disk that removes no segment, until it does."""
+
+    is_stuck = True
 
     def unlink(self, path: str) -> None:
-        if "/buckets/" in path and path.endswith(".log"):
+        if self.is_stuck and "/buckets/" in path and path.endswith(".log"):
             raise OSError(errno.EBUSY, "not now")
         super().unlink(path)
 
@@ -127,3 +130,20 @@ def test_the_dropped_are_forgotten(tmp_path: Path) -> None:
     primary.write("s", *[b"y" * 1_000] * 20)
     primary.pass_time(2)
     assert len(primary.group.state.dropped) == 95 - 19
+
+
+@pytest.mark.parametrize("at_once", [1_000, 10])
+def test_the_dropped_are_forgotten_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """Where files of replaced segments go only after the trim, and where there are more than one trim looks up. Nothing
+    more is written."""
+    monkeypatch.setattr(retention, "_LOOKED_AT", at_once)
+    disk = Stuck()
+    q = OneGroup(DiskStore(str(tmp_path / "store"), disk=disk), "replay all")
+    left = q.work()
+    assert len(q.group.state.dropped) == 95
+    disk.is_stuck = False
+    for _ in range(100):
+        q.store.tick()
+        q.pass_time(1)
+    assert len(q.group.state.dropped) < 30
+    assert q.all_of() == left
