@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import quote
 
@@ -265,6 +266,28 @@ def test_a_stream_that_is_refused_is_not_made(full: str) -> None:
             assert names() == {"__ds", "a"}
             assert ds.tree.post("/ds/g/ctl", "clear").status == 204
             assert ds.create("/g/new", b"x").status == 201
+
+
+@pytest.mark.process
+def test_a_refused_stream_that_is_followed_stays() -> None:
+    """It is not taken back from a reader that came while its maker waited for room."""
+    with short_folder() as folder:
+        haste = json.dumps({"GROUP_BYTES": 256 << 10, "DURABLE_WAIT_S": 3600})
+        ds = Durable(folder, program=(sys.executable, "-m", "tests.http.hasty_server"), HASTE=haste)
+        with ds.server, ExitStack() as stack:
+            assert ds.create("/g/a").status == 201
+            assert ds.tree.post("/ds/g/ctl", "full reject").status == 204
+            while ds.tree.post("/ds/g/a", bytes(50_000)).status == 201:
+                pass
+            assert ds.tree.post("/ds/g/ctl", "full block").status == 204
+            with ds.raw() as sock:
+                sock.sendall(b"PUT /g/new HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50000\r\n\r\n" + bytes(50_000))
+                ds.tree.eventually_open("/ds/g", ".batch", 1)
+                follower = stack.enter_context(ds.tree.stream("/ds/g/new?follow"))
+            ds.tree.eventually_open("/ds/g", ".batch", 0)
+            assert ds.tree.post("/ds/g/ctl", "clear").status == 204
+            assert ds.tree.post("/ds/g/new", "later\n").status == 201
+            assert follower.line() == b"later\n"
 
 
 @pytest.mark.process

@@ -97,6 +97,10 @@ class Fanout:
         """Whether a reader of these streams is open, parked or not."""
         return bool(self.log_readers or self.cursors or any(stream.readers for stream in streams))
 
+    def is_selected(self, stream: Stream) -> bool:
+        """Whether an open cursor has selected the stream by its name, so that its removal may end it."""
+        return any(stream.number in (cursor.selection.numbers or ()) for cursor in self.cursors)
+
     def is_awaited(self, streams: Iterable[Stream]) -> bool:
         """Whether each new message of these streams is to be delivered by itself: for a parked reader or a bound."""
         consumers = self._consumers

@@ -345,7 +345,9 @@ class Tree:
     def unmake(self, stream: Stream) -> None:
         """Take back a stream that was made for a write that was refused, unless it is in use by now."""
         group = stream.group
-        if stream.removed or stream.opens or stream in group.publisher.blocked.of_batches():
+        if stream.removed or stream.opens or group.fanout.is_selected(stream):
+            return
+        if stream in group.publisher.blocked.of_batches():
             return
         remove = partial(_remove_if_empty, group, stream, "a new stream is taken back")
         self.faults.contain(group, f"taking back stream {stream.name!r}", remove)
