@@ -22,7 +22,7 @@ from mqfs import limits
 from mqfs.errors import BadAddress, Denied, Disconnected, MqfsError
 from mqfs.net.address import ADDRESS_FORMS, UnixAddress, is_loopback, parse_addresses
 from mqfs.ninep.client import connection
-from mqfs.ninep.client.connection import Client
+from mqfs.ninep.client.connection import Client, progress
 from pyspark_mqfs.options import OptionError, Options, invalid
 
 T = TypeVar("T")
@@ -149,9 +149,9 @@ class _Watch:
             asked = threading.Thread(target=self._ask, name="mqfs-ask", daemon=True)
             asked.start()
             while asked.is_alive() and not self._client.lost:
-                before = self._client.progress  # of a slow link: the stat waits behind long requests and replies
+                before = progress(self._client)  # of a slow link: the stat waits behind long requests and replies
                 asked.join(self._pause_s)
-                if asked.is_alive() and self._client.progress == before:
+                if asked.is_alive() and progress(self._client) == before:
                     self._client.close(f"no answer in {self._pause_s:g} s")
             if self._client.lost:
                 return

@@ -179,11 +179,6 @@ class Client:
         poll.register(self.socket, select.POLLRDHUP)
         return bool(poll.poll(0))
 
-    @property
-    def progress(self) -> tuple[int, int, int]:
-        """Differs from an earlier one if the connection has moved bytes since: some received, or SEND_BYTES sent."""
-        return self._replies, self.caller.missing, self._sent
-
     def _require_process(self) -> None:
         """Before any lock: in a child another thread of the parent may have it for ever."""
         if self._forks != _forks:
@@ -694,3 +689,8 @@ class File(io.RawIOBase):
         if not self.closed:
             self.client.drop(self.channel.fid)
             super().close()
+
+
+def progress(client: Client) -> tuple[int, int, int]:
+    """Differs from an earlier one if the connection has moved bytes since: some received, or SEND_BYTES sent."""
+    return client._replies, client.caller.missing, client._sent
