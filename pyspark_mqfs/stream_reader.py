@@ -226,7 +226,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self.consumers.remove(client, start["consumer"], catalog)
             low = {**end.get("starts", {}), **self._known_positions(catalog, start)}
             high = self._known_positions(catalog, end)
-            check_losses(client, catalog, low, high, strict=self.strict)
+            check_losses(client, catalog, low, high, strict=self.strict, new=low.keys() - start["streams"].keys())
             limits = PartitionLimits(**end["tasks"]) if "tasks" in end else self.partition_limits
             return limits.slices(client, ranges(catalog, low, high), catalog.store)
 
@@ -268,9 +268,10 @@ def _offset(catalog: ServerCatalog, before: Offset, streams: Mapping[str, int]) 
 
 
 def _starts(catalog: ServerCatalog, before: Mapping[str, int], end: Mapping[str, int]) -> dict[str, int]:
-    """Where the batch begins to read the streams that are new in it, so that a repeat notices lost messages."""
+    """Where the batch begins to read the streams that are new in it, so that a repeat notices lost messages; without
+    those of which it has none."""
     new = {path: stream.oldest for path, _, stream in catalog.streams() if path in end and path not in before}
-    return {path: min(oldest or end[path], end[path]) for path, oldest in sorted(new.items())}
+    return {path: oldest for path, oldest in sorted(new.items()) if 0 < oldest < end[path]}
 
 
 def _ends(catalog: ServerCatalog, before: Mapping[str, int]) -> dict[str, int]:

@@ -10,7 +10,7 @@ import gc
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 
 import attrs
@@ -252,15 +252,23 @@ def _only_replaces(client: Client, group: str) -> bool:
 
 
 def check_losses(
-    client: Client, catalog: ServerCatalog, start: dict[str, int], end: dict[str, int], *, strict: bool
+    client: Client,
+    catalog: ServerCatalog,
+    start: dict[str, int],
+    end: dict[str, int],
+    *,
+    strict: bool,
+    new: Collection[str] = (),
 ) -> None:
-    """Raise DataLoss, or warn, for messages between two positions that are no longer retained."""
+    """Raise DataLoss, or warn, for messages between two positions that are no longer retained. `new`: the paths of
+    streams that no batch before has read."""
     known = {path: (group, stream) for path, group, stream in catalog.streams()}
     for path, low in start.items():
         high = end.get(path, low)
         loss = ""
         if path not in known:
-            loss = f"{path}, read up to sequence {low}, was removed or is not selected"
+            read = f"to be read from sequence {low}" if path in new else f"read up to sequence {low}"
+            loss = f"{path}, {read}, was removed or is not selected"
         else:
             group, stream = known[path]
             name = path.rpartition("/")[2]

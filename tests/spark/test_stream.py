@@ -653,3 +653,21 @@ def test_messages_of_a_new_stream_that_go_before_their_batch_is_repeated(
         strict.partitions(start, end)
     strict.stop()
     assert repeated(lenient, start, end) == left
+
+
+def test_a_new_stream_that_is_removed_before_it_has_a_message(scene: Scene, reader: Readers) -> None:
+    """No message of it is lost; of one with a message the error says from where it was to be read."""
+    scene.group("g")
+    scene.stream("g/a", b"1")
+    mine = reader(scene, subscribePattern="g/.*")
+    start = mine.latestOffset(mine.initialOffset(), ReadAllAvailable())
+    scene.stream("g/empty")
+    scene.write("g/a", b"2")
+    end = mine.latestOffset(start, ReadAllAvailable())
+    scene.client.remove("g/empty")
+    assert repeated(mine, start, end) == [b"2"]
+    scene.stream("g/new", b"3")
+    after = mine.latestOffset(start, ReadAllAvailable())
+    scene.client.remove("g/new")
+    with pytest.raises(DataLoss, match="g/new, to be read from sequence 3, was removed"):
+        mine.partitions(start, after)
