@@ -6,7 +6,9 @@ Reads and writes small files by the file system classes of Hadoop, so that HDFS 
 from __future__ import annotations
 
 import json
+import os
 import re
+import uuid
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -74,14 +76,47 @@ class Folder:
     def write_json(self, name: str, value: Any) -> None:
         """Write a file atomically, by a rename."""
         aside = f"{name}.new"
-        stream = self._fs.create(self._at(aside), True)
+        self._write(aside, value)
+        if self.exists(name):
+            self.remove(name)
+        self.rename(aside, name)
+
+    def create_json(self, name: str, value: Any) -> bool:
+        """Create a file, whole. False where it exists: it stays as it is. Of several processes at once, one creates it.
+
+        Raises OSError.
+        """
+        aside = f"{name.rpartition('/')[0]}/{uuid.uuid4().hex}.new"
+        self._write(aside, value)
+        try:
+            created = self._place(aside, name)
+        finally:
+            self.remove(aside)
+        if not created and not self.exists(name):
+            raise OSError(f"cannot create {self.under(name)}")
+        return created
+
+    def _place(self, aside: str, name: str) -> bool:
+        """Give a file its name, unless there is one."""
+        if self.scheme == "file":  # where a rename replaces; that of HDFS does not
+            try:
+                os.link(self._local(aside), self._local(name))
+                return True
+            except FileExistsError:
+                return False
+            except OSError:
+                pass  # a file system without hard links, as FAT
+        return not self.exists(name) and bool(self._fs.rename(self._at(aside), self._at(name)))
+
+    def _local(self, name: str) -> str:
+        return str(self._at(name).toUri().getPath())
+
+    def _write(self, name: str, value: Any) -> None:
+        stream = self._fs.create(self._at(name), True)
         try:
             stream.write(bytearray(json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"))
         finally:
             stream.close()
-        if self.exists(name):
-            self.remove(name)
-        self.rename(aside, name)
 
 
 __all__ = ["Folder"]

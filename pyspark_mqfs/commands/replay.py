@@ -73,9 +73,10 @@ class Replay:
 def run(spark: SparkSession, request: Replay, progress: Progress = no_progress) -> dict[str, Any]:
     """Publish the messages that are not yet published."""
     request.check()
-    folder, rows = Folder(spark, request.path), _selected(archive.open_archive(spark, request.path), request)
+    folder, rows = Folder(spark, request.path), _selected(spark, request)
     server = _server(request.target)
     plan = _plan(spark, folder, rows, request, _store(server))
+    rows = _selected(spark, request)  # again: another run may have planned what the archive got since
     groups = {target_of(split[0], request.into) for split in plan["stretches"]}
     _make_groups(server, groups)
     published = _published(server, plan, groups)
@@ -105,7 +106,9 @@ def _partition(rows: DataFrame, first: int, last: int, tasks: int) -> DataFrame:
 # ---------------------------------------------------------------- which
 
 
-def _selected(rows: DataFrame, request: Replay) -> DataFrame:
+def _selected(spark: SparkSession, request: Replay) -> DataFrame:
+    """The present messages of the archive."""
+    rows = archive.open_archive(spark, request.path)
     if request.streams:
         rows = rows.where(F.col("topic").isin(*request.streams))
     if request.since is not None:
@@ -208,22 +211,27 @@ def _plan(spark: SparkSession, folder: Folder, rows: DataFrame, request: Replay,
     file = f"{PLANS}/{name}.json"
     plan = folder.read_json(file)
     if plan is None:
-        plan = {"name": name, "said": identity, "stretches": list(_splits(rows, request))}
-        folder.write_json(file, plan)
-    elif plan["said"] != identity:
+        new = {"name": name, "said": identity, "stretches": list(_splits(rows, request))}
+        if folder.create_json(file, new):
+            return new
+        plan = folder.read_json(file)  # of another run, meanwhile
+    if plan["said"] != identity:
         raise CommandError(f"replay {name!r}: used for {plan['said']} (expected another --id for {identity})")
-    else:
-        _extend(spark, folder, rows, request, plan)
-    return dict(plan)
-
-
-def _extend(spark: SparkSession, folder: Folder, rows: DataFrame, request: Replay, plan: dict[str, Any]) -> None:
-    """Add the splits of later runs, and of the messages after the last planned one of each group. They are in files of
-    their own: a crash while the plan is replaced would lose it. Raises CommandError."""
     count = 0
-    while more := folder.read_json(f"{PLANS}/{plan['name']}+{count + 1}.json"):
-        count += 1
-        plan["stretches"] += more["stretches"]
+    while True:
+        while more := folder.read_json(f"{PLANS}/{name}+{count + 1}.json"):
+            count += 1
+            plan["stretches"] += more["stretches"]
+        new = {"stretches": _unplanned(spark, rows, request, plan)}
+        if not new["stretches"]:
+            return dict(plan)
+        # a file of its own: a crash while the plan is replaced would lose it. Where another run creates it first, its
+        # splits count, as it may have published them.
+        folder.create_json(f"{PLANS}/{name}+{count + 1}.json", new)
+
+
+def _unplanned(spark: SparkSession, rows: DataFrame, request: Replay, plan: dict[str, Any]) -> list[Split]:
+    """The splits of the messages after the last planned one of each group. Raises CommandError."""
     ends: dict[str, int] = {}
     for group, _, last, *_ in plan["stretches"]:
         ends[group] = max(last, ends.get(group, 0))
@@ -233,10 +241,7 @@ def _extend(spark: SparkSession, folder: Folder, rows: DataFrame, request: Repla
     if present > expected:
         text = f"the archive has {present} messages where {expected} were planned (expected another --id)"
         raise CommandError(f"replay {plan['name']!r}: {text}")
-    new = list(_splits(rows.where("planned is null or offset > planned").drop("planned"), request))
-    if new:
-        folder.write_json(f"{PLANS}/{plan['name']}+{count + 1}.json", {"stretches": new})
-        plan["stretches"] += new
+    return list(_splits(rows.where("planned is null or offset > planned").drop("planned"), request))
 
 
 Split = tuple[str, int, int, int, int, float]  # group, first, last, messages, bytes, time of the first

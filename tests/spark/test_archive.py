@@ -11,6 +11,7 @@ import pytest
 import pyspark_mqfs
 from pyspark_mqfs.commands import archive, replay, verify
 from pyspark_mqfs.commands.archive import Archive
+from pyspark_mqfs.commands.folder import Folder
 from pyspark_mqfs.commands.replay import Replay
 from pyspark_mqfs.commands.session import CommandError, explain
 from pyspark_mqfs.commands.sources import Source
@@ -165,6 +166,47 @@ def test_a_replay_goes_on_with_what_the_archive_got_since(spark: Any, scene: Sce
         ("back/h/c", b"6"), ("back/g/a", b"7"),
     }  # fmt: skip
     assert verify.run(spark, Verify(path, back, replayed=True, into="back"))["same"] == 7
+
+
+def test_of_two_that_create_a_file_one_does(spark: Any, tmp_path: Path) -> None:
+    """That is how the first plan of a replay is made."""
+    one, two = (Folder(spark, str(tmp_path)) for _ in range(2))
+    assert [one.create_json("plans/a.json", 1), two.create_json("plans/a.json", 2)] == [True, False]
+    assert two.read_json("plans/a.json") == 1
+    assert {path.name for path in (tmp_path / "plans").iterdir()} == {"a.json"}
+
+
+def test_two_replays_at_once_publish_each_message_once(
+    spark: Any, scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The archive grows while one of them plans, and the other publishes what it has then."""
+    scene.group("g")
+    scene.stream("g/a")
+    source, path = Source(scene.address, ("g/a",)), str(tmp_path / "archive")
+    request = Replay(path, Source(scene.address), into="back", name="one")
+    splits = replay._splits
+
+    def grow(body: bytes) -> None:
+        scene.write("g/a", body)
+        archive.run(spark, Archive(source, path))
+
+    def overtaken(*arguments: Any) -> Any:
+        found = list(splits(*arguments))
+        monkeypatch.setattr(replay, "_splits", splits)
+        grow(b"3")
+        replay.run(spark, request)
+        return iter(found)
+
+    grow(b"1")
+    replay.run(spark, request)
+    grow(b"2")
+    monkeypatch.setattr(replay, "_splits", overtaken)
+    replay.run(spark, request)
+    grow(b"4")
+    replay.run(spark, request)
+    back = Source(scene.address, pattern="back/.*")
+    found = [row[3] for row in rows(spark.read.format("mqfs").options(**back.options()).load())]
+    assert found == [b"1", b"2", b"3", b"4"]
 
 
 def test_history_has_the_archive_and_what_came_after(spark: Any, scene: Scene, tmp_path: Path) -> None:
