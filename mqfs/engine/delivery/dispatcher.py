@@ -11,7 +11,7 @@ urgent, never with the backlog.
 The claim of 5 says `slot 3 to 5`: 3 and 4 have nothing for the consumer, and the acks of neighbours join to one range.
 Past 7, which is known, the slot [6, 6] holds no message. It is a gap, and acked with the next claim.
 
-A receiver that may not have the first of `_ready` has a heap of its own (`Own`): it looks at each once.
+A receiver that may not have the first of `_ready` has a heap of its own (`OwnHeap`): it looks at each once.
 
 A search that passes over many messages, of `_ready` or of the log, continues in portions, for that receiver: up to one
 for it, or to the end that the log had when it began. Both places, `_scan_position` and the receiver's `scanned_to`, are
@@ -30,7 +30,7 @@ from mqfs import errors, limits
 from mqfs.engine.core import multipart
 from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.flow import Flow, Keys
-from mqfs.engine.delivery.priorities import DeliveryAttributes, Key, Own, PriorityIndex
+from mqfs.engine.delivery.priorities import DeliveryAttributes, Key, OwnHeap, PriorityIndex
 from mqfs.engine.delivery.waiting import Waiting
 from mqfs.model import NEVER, Kind, Record, RecordRun, Wait
 from mqfs.records.headers import NORMAL, key_of
@@ -470,19 +470,19 @@ class Dispatcher:
             return not self._progress.is_acked(sequence)
         return not entry.claimed and entry.due_ns <= self._group.clock.engine_ns()
 
-    def _own_of(self, receiver: ClaimingHandle, heap: list[Key]) -> Own:
+    def _own_of(self, receiver: ClaimingHandle, heap: list[Key]) -> OwnHeap:
         """Those that this receiver may have. Rows that are not free, or there twice, leave a heap that has doubled."""
         if self._offered is None:
             if len(heap) > self._offered_most > 0:
                 heap[:] = {key for key in heap if self._is_free(key[2])}
                 heapq.heapify(heap)
             self._offered, self._offered_most = heap.copy(), 2 * len(heap) + _FEW
-        own, version = receiver.own, self._group.reach_version
+        own, version = receiver.own_heap, self._group.reach_version
         if own is None or own.offered is not self._offered or (own.version != version and receiver not in self._scans):
-            own = receiver.own = Own(self._offered, version)
+            own = receiver.own_heap = OwnHeap(self._offered, version)
         return own
 
-    def _look_at_offered(self, own: Own, receiver: ClaimingHandle) -> bool:
+    def _look_at_offered(self, own: OwnHeap, receiver: ClaimingHandle) -> bool:
         """Look at what was offered since. False: it is to go on in portions."""
         waiting, offered = self._waiting, own.offered
         while own.seen < len(offered):
@@ -573,8 +573,8 @@ class Dispatcher:
         waiting, ready, end = self._waiting, self._ready, self._group.log.end.next
         while receiver in self._receivers and self._ready is ready:
             waiting.left, receiver.scanned_version = _FEW, self._group.reach_version
-            if receiver.own is not None:
-                receiver.own.version = receiver.scanned_version
+            if receiver.own_heap is not None:
+                receiver.own_heap.version = receiver.scanned_version
             best = self._best_ready(receiver, in_portions=True) if ready and self._keys is None else None
             if waiting.left > 0:
                 if self._coverage.exclusives_only or (best and best[0] < (-NORMAL, 0, self._scan_position)):
@@ -594,7 +594,7 @@ class Dispatcher:
         self._serve()
         self._looked = None
         if group.reach_version != version:
-            receiver.scanned_to, receiver.own = 0, None
+            receiver.scanned_to, receiver.own_heap = 0, None
             if receiver.waits:
                 self._serve()
 

@@ -56,7 +56,7 @@ class DeliveryAttributes(NamedTuple):
 Key = tuple[int, int, int, int]  # (-priority, expiry, sequence, stream): the least is delivered first
 
 
-class Own:
+class OwnHeap:
     """A heap of the messages known to be free that one receiver may have, as it may not have the first of all.
 
     `offered` are all, as they came, and the first `seen` were looked at. Where the heap has no room for more, it is up

@@ -21,7 +21,7 @@ from mqfs.engine.nodes import TakeFile
 from mqfs.model import NEVER, Record, Step, User, Wait
 
 if TYPE_CHECKING:
-    from mqfs.engine.delivery.priorities import Own
+    from mqfs.engine.delivery.priorities import OwnHeap
     from mqfs.engine.stream import Stream
 
 _LOOKED_AT = 32  # messages, between two looks at the clock
@@ -45,7 +45,7 @@ class ClaimingHandle(OpenFile):
         self.waits: dict[Wait[bytes], tuple[int, int, int]] = {}  # count, offset, the process that reads
         self.claiming_pid = 0  # the process for which a message is being claimed
         self.scanned_to, self.scanned_version = 0, -1  # up to here the log has nothing for this handle
-        self.own: Own | None = None  # those known that this handle may have, where it may not have all
+        self.own_heap: OwnHeap | None = None  # those known that this handle may have, where it may not have all
         self.guards: dict[int, Callable[[], None]] = {}  # processes that live, and how to stop watching them
         self.group.retention.apply_depth_after_recovery()
 

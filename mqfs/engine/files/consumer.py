@@ -454,7 +454,7 @@ class ConsumerHandle(ClaimingHandle, CommandFile):
 
     def _rescan(self) -> None:
         """Other messages than before are for this handle."""
-        self.scanned_to, self.own = 0, None
+        self.scanned_to, self.own_heap = 0, None
         if self.waits:
             self.consumer.reads.serve()
 

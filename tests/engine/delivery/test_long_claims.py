@@ -584,8 +584,8 @@ def test_a_worker_remembers_a_few_of_those_that_it_may_have(room: int, monkeypat
             assert read(worker) == b"x"
             assert got[3] in worker.claims
     assert got == [sequence for _, sequence in wanted]
-    assert worker.own is not None
-    assert len(worker.own.heap) <= 2 * room
+    assert worker.own_heap is not None
+    assert len(worker.own_heap.heap) <= 2 * room
 
 
 def test_what_comes_and_goes_is_not_remembered() -> None:
