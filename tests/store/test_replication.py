@@ -433,16 +433,22 @@ def logs_of(disk: LyingDisk, store: str) -> list[str]:
     return sorted(name for name in disk.listdir(f"{store}/buckets/01/1") if name.endswith(".log"))
 
 
-@pytest.mark.parametrize("ends", ["killed", "closed"])
-def test_what_was_trimmed_before_a_restart_goes_from_the_copy(ends: str) -> None:
-    """The copy did not know it by then: no engine answered."""
-    disk, made, replica = LyingDisk(), LyingDisk(), Copied()
+def with_copy(disk: LyingDisk, made: LyingDisk, replica: Copied) -> tuple[DiskStore, StandbyStore, list[Entry]]:
+    """A store of some segments, its copy, and what that got."""
     store = DiskStore(PATH, disk=disk, replica=replica.notify)
     store.replication.begin({})  # type: ignore[union-attr]
     filled(store, 200)
     target = StandbyStore(COPY, store.uuid, made)
     series = replica.all_of(store)
     target.apply(series)
+    return store, target, series
+
+
+@pytest.mark.parametrize("ends", ["killed", "closed"])
+def test_what_was_trimmed_before_a_restart_goes_from_the_copy(ends: str) -> None:
+    """The copy did not know it by then: no engine answered."""
+    disk, made, replica = LyingDisk(), LyingDisk(), Copied()
+    store, target, series = with_copy(disk, made, replica)
     store.open(1).upkeep.trim({16: 150}, set())
     store.open(1).upkeep.sync()
     if ends == "closed":
@@ -460,12 +466,7 @@ def test_what_was_trimmed_before_a_restart_goes_from_the_copy(ends: str) -> None
 
 def test_what_was_damaged_at_the_beginning_stays_in_the_copy() -> None:
     disk, made, replica = LyingDisk(), LyingDisk(), Copied()
-    store = DiskStore(PATH, disk=disk, replica=replica.notify)
-    store.replication.begin({})  # type: ignore[union-attr]
-    filled(store, 200)
-    target = StandbyStore(COPY, store.uuid, made)
-    series = replica.all_of(store)
-    target.apply(series)
+    store, target, series = with_copy(disk, made, replica)
     store.close()
     before = logs_of(disk, PATH)
     disk.unlink(f"{PATH}/buckets/01/1/{before[0][:-4]}.idx")

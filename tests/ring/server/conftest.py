@@ -1,4 +1,4 @@
-"""The keeper of the rings of rigs; and no log where corruption is meant to be."""
+"""A server with rings, the keeper of the rings of rigs, and no log where corruption is meant to be."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from mqfs.ring.server import registry
 from tests.ring.server.rig import Keeper
+from tests.support.server import Server, short_folder
 
 
 @pytest.fixture
@@ -26,3 +27,14 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(before)
+
+
+@pytest.fixture
+def away() -> Iterator[Server]:
+    """A server to which clients attach by its ring."""
+    with short_folder() as folder:
+        server = Server.at(folder, transport="ring")
+        try:
+            yield server
+        finally:
+            server.close()

@@ -25,21 +25,11 @@ from mqfs import ring
 from mqfs.client.transport import ring_attachment
 from mqfs.ring import protocol
 from tests.support.eventually import HANG_S
-from tests.support.server import Server, short_folder
+from tests.support.server import Server
 
 pytestmark = [pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING), pytest.mark.process]
 
 EXCHANGE = (ring_attachment.__file__, protocol.__file__, socket.__file__)
-
-
-@pytest.fixture
-def away() -> Iterator[Server]:
-    with short_folder() as folder:
-        server = Server.at(folder, transport="ring")
-        try:
-            yield server
-        finally:
-            server.close()
 
 
 def interrupt_at(place: int, call: Callable[[], Any]) -> bool:

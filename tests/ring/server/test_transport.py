@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +29,6 @@ from tests.support.eventually import HANG_S, eventually
 from tests.support.server import COMMAND, Server, environment, keepers, short_folder, start
 
 pytestmark = [pytest.mark.skipif(bool(ring.MISSING), reason=ring.MISSING), pytest.mark.process]
-
-
-@pytest.fixture
-def away() -> Iterator[Server]:
-    with short_folder() as folder:
-        server = Server.at(folder, transport="ring")
-        try:
-            yield server
-        finally:
-            server.close()
 
 
 def kept(client: Client, *ctl: str) -> Group:
