@@ -26,6 +26,7 @@ PROGRAM = "pin"
 READ_BYTES = 65536
 CHECK_S = 2.0  # from check to check for the host of an idle session
 RECHECK_S = 0.2  # the same while it is missing
+LOST = (errno.ENOTCONN, errno.ECONNABORTED)  # of files of a server that ended
 STDIN, STDOUT = 0, 1
 
 
@@ -134,14 +135,18 @@ class Attachment:
             if error.errno == errno.EPIPE:
                 write_all(STDOUT, b"\r\n[pin: output was lost, this reader fell behind]\r\n")
                 return []
-            raise ToolError(self._end_reason()) from error
+            raise ToolError(self._end_reason(error)) from error
         if messages:
             self._missing_since = None
         return messages
 
-    def _end_reason(self) -> str:
-        if self._session.is_served and not self._session.exists:
-            return f"session {self._session.id!r} was removed"
+    def _end_reason(self, error: OSError | None = None, file: str = ".cursor") -> str:
+        """Why the attachment ends: the error of `file`, or its end (None)."""
+        if self._session.is_served:
+            if not self._session.exists:
+                return f"session {self._session.id!r} was removed"
+            if error is not None and error.errno not in LOST:
+                return f"{self._session.stream(file)}: {reason(error)}"
         return f"lost the tree at {self._session.mount} (once it is served again: pin -a {self._session.id})"
 
     def _check_host(self) -> None:
@@ -182,8 +187,8 @@ class Attachment:
         if text and self._in is not None:
             try:
                 os.write(self._in, text)
-            except OSError:
-                raise ToolError(self._end_reason()) from None
+            except OSError as error:
+                raise ToolError(self._end_reason(error, "in")) from error
         return not key
 
 

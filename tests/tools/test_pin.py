@@ -555,6 +555,20 @@ def test_the_rest_of_refused_input_is_there(mount: Path, tmp_path: Path, is_file
         assert (tmp_path / "rest").read_bytes() == data[typed:]
 
 
+@pytest.mark.parametrize(
+    ("ctl", "why"),
+    [("full reject\ndepth 2\n", "no space left on device"), ("full reject\ndepth 1B\n", "message too long")],
+)
+def test_an_attachment_that_cannot_type_says_why(mount: Path, ctl: str, why: str) -> None:
+    """Not that the tree is lost, which is still served."""
+    session = create(mount, "narrow", "sh", "-c", "stty raw -echo; exec cat >/dev/null")
+    for word in ("a", "b"):
+        assert pin("-w", "-m", mount, "narrow", word).returncode == 0
+    (session / "ctl").write_text(ctl)
+    done = pin("-a", "-m", mount, "narrow", input=b"more\n")
+    assert (done.returncode, done.stderr.decode()) == (1, f"pin: {session}/in: {why}\n")
+
+
 def test_what_is_typed_does_not_reach_a_session_of_another_user(mount: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("not root: cannot give a session to another user")
