@@ -375,8 +375,10 @@ def _whose(group: Group) -> tuple[str, int]:
 
 def _untaken(fd: int) -> bytes:
     """The bytes of a ring that no server has taken, as its memory says: it need not pass as a ring. All of its bytes
-    where the positions make no sense."""
+    where the positions make no sense; none of a file that has not the size of a ring of ours."""
     size = os.fstat(fd).st_size - ring.HEAD_BYTES
+    if not 0 < size <= limits.RING_BYTES:
+        return b""
     begin, tail = (int.from_bytes(os.pread(fd, 8, at), "little") for at in (_KEPT_POSITION_AT, _TAIL_AT))
     count, at = (tail - begin, begin % size) if begin <= tail <= begin + size else (size, 0)
     data = os.pread(fd, min(count, size - at), ring.HEAD_BYTES + at)

@@ -330,6 +330,44 @@ def test_a_ring_that_cannot_be_resumed(keeper: Any, monkeypatch: pytest.MonkeyPa
     rig.stop()
 
 
+def foreign_descriptors(folder: Path) -> dict[str, int]:
+    """Files that a program of the server's user may have given to the keeper in place of a ring."""
+    sizes = {"empty": 0, "short": 100, "only a head": ring.HEAD_BYTES, "a page more": ring.HEAD_BYTES + 4096}
+    sizes["larger than the memory"] = 1 << 46
+    found = {}
+    for name, length in sizes.items():
+        found[name] = os.memfd_create("foreign")
+        os.ftruncate(found[name], length)
+    found["write only"] = os.open(folder / "file", os.O_WRONLY | os.O_CREAT)
+    os.ftruncate(found["write only"], ring.HEAD_BYTES + 4096)
+    found["folder"] = os.open(folder, os.O_RDONLY)
+    found["null"] = os.open("/dev/null", os.O_RDONLY)
+    found["pipe"], other = os.pipe()
+    os.close(other)
+    return found
+
+
+def test_what_the_keeper_holds_need_not_be_a_ring(keeper: Any, tmp_path: Path) -> None:
+    """Whatever it is: the server starts, the group continues, and the keeper holds it no longer."""
+    disk = LyingDisk()
+    rig = Rig("replay all", disk=disk)
+    group = rig.group.number
+    for what, fd in foreign_descriptors(tmp_path).items():
+        rig.kill()
+        keeper.rings[group, 1] = fd
+        disk = disk.after_kill()
+        rig = Rig(disk=disk)
+        assert keeper.rings == {}, what
+        rig.attach().ring.publish(16, what.encode())
+        rig.pump()
+        assert rig.log()[-1][2] == what.encode()
+        rig.own.ring_log.retire("the next is to come")
+        while rig.own is not None:
+            rig.tick()
+        keeper("").quit()
+    rig.stop()
+
+
 # ---------------------------------------------------------------- a real server
 
 
