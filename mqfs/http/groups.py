@@ -69,7 +69,7 @@ async def show(call: Call) -> Answer:
             if len(entries) == count:
                 more = last
                 break
-            entry = {"name": node.name, "type": TYPES[type(node)], **(_figures(call, node) if detail else {})}
+            entry = {"name": node.name, "type": TYPES[type(node)], **(await _figures(call, node) if detail else {})}
             entries.append(json.dumps(entry, ensure_ascii=False))
             last = node.name
         await call.front.pause()
@@ -84,14 +84,15 @@ def _types(word: str | None) -> list[type]:
     return [kind for kind, name in TYPES.items() if word in (None, name)]
 
 
-def _figures(call: Call, node: Any) -> dict[str, Any]:
+async def _figures(call: Call, node: Any) -> dict[str, Any]:
     """The counters in `.stats` of a stream, or of a group if the user may read them there."""
     if isinstance(node, Group):
         try:
             call.tree.access(call.user, call.tree.walk(call.user, node, ".stats"), os.R_OK)
         except (Denied, NotFound):  # removed since it was listed
             return {}
-    return status_files.figures(node)
+    found: dict[str, Any] = await call.front.await_step(node.group.portions.run(status_files.figures(node)))
+    return found
 
 
 async def add_slash(call: Call) -> Answer:

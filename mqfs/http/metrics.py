@@ -229,7 +229,9 @@ class Scrape:
             await self._front.pause()
             if consumer.group.removed:
                 raise NotFound("group was removed")
-        claimed, delayed = backlog.count_claimed_and_delayed()
+        claimed, delayed = await self._front.await_step(
+            consumer.group.portions.run(backlog.count_claimed_and_delayed())
+        )
         return (
             max(unacked - claimed, 0), len(consumer.claims), delayed,
             _oldest_s(consumer) if unacked > claimed else 0.0, consumer.opens,

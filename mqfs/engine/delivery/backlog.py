@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
+from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.dispatcher import visible_record
 from mqfs.model import NEVER, Kind, Record
 from mqfs.state.group import ConsumerState
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 MESSAGE = int(Kind.MESSAGE)
 _FREE_STEPS = 200  # a count of at most these may be made for each write
 _STEP_NS, _RECOUNT_NS = 20_000, 10**9  # between two longer ones: for each step, and at most
+_LOOKED_AT = 64  # streams or messages between two looks at the clock: some 0.3 ms
 
 
 class Backlog:
@@ -100,27 +102,39 @@ class Backlog:
             acked = sum(kept.messages(first, end + 1) for first, end in progress.acked_in(begin, last))
             yield kept.messages(begin) - acked
 
-    def count_unclaimed(self, counts: dict[object, int]) -> tuple[int, int]:
-        """(messages neither acked nor in flight, those of them that are delayed). `counts` is filled with what was
-        counted: it serves all consumers at the same place, until others were served."""
+    def count_unclaimed(self, counts: dict[object, int]) -> Work[tuple[int, int]]:
+        """(messages neither acked nor in flight, those of them that are delayed). In steps: of few they are of one
+        moment. `counts` is filled with what was counted: it serves all consumers at the same place, until others were
+        served."""
         progress, stream = self._own.progress, self._coverage.stream
         moment = self._group.portions.count
         place = moment, stream, self._own.over, progress.ack_floor, tuple(progress.acked_ranges)
         if place not in counts:
-            counts[place] = self.count()
-        claimed, delayed = self.count_claimed_and_delayed()
-        return counts[place] - claimed, delayed
+            unacked = 0
+            for looked, part in enumerate(self.counts(), 1):
+                unacked += part
+                if looked % _LOOKED_AT == 0:
+                    yield
+            counts[place] = unacked
+        claimed, delayed = yield from self.count_claimed_and_delayed()
+        waiting = max(counts[place] - claimed, 0)  # some may have been claimed between two steps
+        return waiting, min(delayed, waiting)
 
-    def count_claimed_and_delayed(self) -> tuple[int, int]:
-        """(messages claimed, messages delayed) of those that `count` counts: of streams that it covers by now."""
-        now, coverage = self._group.clock.engine_ns(), self._coverage
-        claims, numbers = self._claims.values(), self._group.numbers
-        streams = filter(coverage.covers, filter(None, map(numbers.get, {claim.stream for claim in claims})))
-        kept = {stream.number: stream.kept for stream in streams}
-        claimed = sum(claim.stream in kept and kept[claim.stream].is_counted(claim.sequence) for claim in claims)
-        unacked = self._own.progress.unacked.items()
-        delayed = [sequence for sequence, entry in unacked if not entry.claimed and entry.due_ns > now]
-        return claimed, sum(self._is_shown(sequence) for sequence in delayed)
+    def count_claimed_and_delayed(self) -> Work[tuple[int, int]]:
+        """(messages claimed, messages delayed) of those that `count` counts: of streams that it covers by now. In
+        steps."""
+        now, numbers, unacked = self._group.clock.engine_ns(), self._group.numbers, self._own.progress.unacked
+        claimed = delayed = 0
+        for looked, claim in enumerate(list(self._claims.values()), 1):
+            claimed += (stream := numbers.get(claim.stream)) is not None and self._counts(stream, claim.sequence)
+            if looked % _LOOKED_AT == 0:
+                yield
+        for looked, sequence in enumerate(list(unacked), 1):
+            entry = unacked.get(sequence)
+            delayed += entry is not None and not entry.claimed and entry.due_ns > now and self._is_shown(sequence)
+            if looked % _LOOKED_AT == 0:
+                yield
+        return claimed, delayed
 
     def _counts(self, stream: Stream, sequence: int) -> bool:
         """Whether `count` counts that message of the stream, acked or not."""

@@ -71,22 +71,22 @@ def _seen(stream: Stream, user: User) -> bool:
 
 
 def _rows(
-    items: Mapping[str, T], row: Callable[[T], dict[str, Any]], form: Form, has: Callable[[T], bool] | None = None
+    items: Mapping[str, T], row: Callable[[T], Work[dict[str, Any]]], form: Form, has: Callable[[T], bool] | None = None
 ) -> Work[str]:
     """The text of an object of objects as it stands inside `.stats`, by name, in steps."""
     rows = []
     for name in (yield from in_order(list(items))):
         one = items.get(name)
         if one is not None and (has is None or has(one)):
-            rows.append(form.row(name, row(one)))
+            rows.append(form.row(name, (yield from row(one))))
         yield
     return form.whole(rows)
 
 
-def figures(node: Group | Stream | View) -> dict[str, Any]:
-    """The part of `.stats` that counts one of a group's files, or a group as a whole."""
+def figures(node: Group | Stream | View) -> Work[dict[str, Any]]:
+    """The part of `.stats` that counts one of a group's files, or a group as a whole. In steps."""
     if isinstance(node, Stream):
-        return _stream(node, {})
+        return (yield from _stream(node, {}))
     if isinstance(node, View):
         return {"readers": len(node.readers)}
     bucket, counts = node.log.bucket, node.counts
@@ -290,7 +290,7 @@ def _place(stream: Stream) -> dict[str, int | None]:
     }
 
 
-def _stream(stream: Stream, counts: dict[object, int]) -> dict[str, Any]:
+def _stream(stream: Stream, counts: dict[object, int]) -> Work[dict[str, Any]]:
     row: dict[str, Any] = {
         **_place(stream),
         "messages": stream.kept.count,
@@ -301,7 +301,7 @@ def _stream(stream: Stream, counts: dict[object, int]) -> dict[str, Any]:
         "blocked": len(stream.blocked),
     }
     if stream.group.log.settings.deliver == "one":
-        row["consumer"] = _consumer(stream.shown_consumer(), counts)
+        row["consumer"] = yield from _consumer(stream.shown_consumer(), counts)
     elif any(singles := _singles(stream)):
         row["singles"] = dict(zip(("first", "parked"), singles, strict=True))
     return row
@@ -313,10 +313,10 @@ def _singles(stream: Stream) -> tuple[int, int]:
     return stream.exclusives.first_waiting(), len(own.reads.parked) if own is not None else 0
 
 
-def _consumer(consumer: Consumer, counts: dict[object, int]) -> dict[str, Any]:
+def _consumer(consumer: Consumer, counts: dict[object, int]) -> Work[dict[str, Any]]:
     """`waiting`: neither acknowledged nor claimed; of them `delayed` are not due yet. `oldest`: its time; None,
     too, where it is not among the next messages."""
-    waiting, delayed = consumer.backlog.count_unclaimed(counts)
+    waiting, delayed = yield from consumer.backlog.count_unclaimed(counts)
     oldest, _ = consumer.backlog.unclaimed()
     return {
         "over": consumer.state.over if consumer.state.name else consumer.name,

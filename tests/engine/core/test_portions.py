@@ -90,6 +90,39 @@ def test_what_waits_is_counted_at_the_moment_of_its_row() -> None:
     assert all(0 <= row["waiting"] <= written for row in rows.values())
 
 
+@pytest.mark.parametrize("many", ["streams", "claimed", "delayed"])
+def test_however_much_a_consumer_has_its_row_is_made_in_portions(many: str) -> None:
+    """In `.stats`: others are served between each few messages or streams of the one row."""
+    queues, clock = group_of(*NAMES[: 2_000 if many == "streams" else 0])
+    queues.ctl("backoff 1h 1h", "retries 0")
+    before, _ = pieces_of_stats(queues, clock)
+    queues.consumer("w")
+    queues.write("s", *[b"x"] * 2_000)
+    if many != "streams":
+        worker = queues.worker("w", "format record")
+        while len(worker.claims) < 2_000:
+            assert not isinstance(worker.read(1 << 20), Wait)
+    if many == "delayed":
+        worker.write("".join(f"nack {sequence}\n" for sequence in list(worker.claims)).encode())
+    pieces, text = pieces_of_stats(queues, clock)
+    assert pieces - before > 20
+    assert text == queues.text(".stats")
+    row = queues.stats("w")
+    assert (row["waiting"], row["claimed"], row["delayed"]) == {
+        "streams": (2_000, 0, 0), "claimed": (0, 2_000, 0), "delayed": (2_000, 0, 2_000)
+    }[many]  # fmt: skip
+
+
+def pieces_of_stats(queues: Queues, clock: HastyClock) -> tuple[int, str]:
+    """In how many pieces `.stats` is made where each look at the clock ends one, and its text."""
+    clock.hasty = True
+    step = queues.open(".stats").read(1 << 24)
+    assert isinstance(step, Wait)
+    pieces = finish(queues, step)
+    clock.hasty = False
+    return pieces, step.result().decode()
+
+
 def test_what_is_removed_meanwhile_is_not_shown() -> None:
     queues, clock = group_of("a", "z")
     clock.hasty = True
