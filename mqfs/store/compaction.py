@@ -23,6 +23,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Set
+from functools import partial
 
 from mqfs import errors, limits
 from mqfs.model import Kind
@@ -85,12 +86,17 @@ class SegmentRemoval:
             return  # perhaps one of them; the next trim asks again
         for segment in segments:
             if segment in self._chain.segments and not self._commit.has_unsynced(segment) and not self._closed:
-                if self._commit.copy is not None:
-                    end = self._chain.end_of(self._chain.segments.index(segment))
-                    self._commit.copy.note_trimmed(segment.first, end)
+                end = self._chain.end_of(self._chain.segments.index(segment))
                 self._chain.remove(segment)
-                self._remove_files(segment)
+                if (copy := self._commit.copy) is None:
+                    self._remove_files(segment)
+                else:
+                    copy.note_trimmed(segment.first, end, partial(self._remove_told, segment))
         self._chain.lowest = None
+
+    def _remove_told(self, segment: Segment) -> None:
+        if not self._closed:
+            self._remove_files(segment)
 
     def replace(self, run: list[Segment], used: int, put_in_place: Callable[[], None]) -> None:
         """Replace a run of segments by one of that length, which has the name of the first."""

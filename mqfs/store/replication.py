@@ -90,8 +90,8 @@ class LogCopy:
     """How far one log is copied."""
 
     __slots__ = (
-        "_dirty", "_ended", "_expected", "_lacking", "_position", "_replication", "_settled", "_since", "_waiting",
-        "chain", "commit", "copied",
+        "_dirty", "_ended", "_expected", "_lacking", "_position", "_replication", "_settled", "_since", "_taken",
+        "_waiting", "chain", "commit", "copied",
     )  # fmt: skip
 
     def __init__(self, replication: Replication, chain: Chain, commit: GroupCommit) -> None:
@@ -100,6 +100,7 @@ class LogCopy:
         self._settled = 0  # all of the segments below that name is copied
         self._lacking: deque[Segment] = deque()  # segments with bytes to be taken, in order
         self._position = 0  # in the first of them
+        self._taken = 0  # of segments above that name the copy has nothing
         self._dirty = False  # it is in the list of logs with something to copy
         self._since = 0.0  # when the oldest bytes that are not copied were written; monotonic
         self._expected = 0  # callers wait for what was written up to that mark, or will
@@ -110,7 +111,7 @@ class LogCopy:
         """The copy has all before that: the name of a segment, and bytes of it; None: it has nothing. Raises BadReplica
         where that segment and all after it are lost here: quarantined, because its state fails its check."""
         first, position = have or (0, 0)
-        self._settled = first
+        self._settled = self._taken = first
         segments = [segment for segment in self.chain.segments if segment.first >= first]
         if not segments:
             raise errors.BadReplica(
@@ -125,8 +126,6 @@ class LogCopy:
             self.note()
         else:
             self.copied = self.commit.written
-        if have is not None and (lowest := self.chain.firsts[0]) > 1 and not self._replication.lacks(self.chain):
-            self.note_trimmed(0, lowest)  # again: a kill may have come before the copy knew it
 
     def note(self) -> None:
         """Something was appended."""
@@ -139,9 +138,14 @@ class LogCopy:
         """A new segment is appended to from now on."""
         self._lacking.append(segment)
 
-    def note_trimmed(self, first: int, end: int) -> None:
-        """Segments were removed that were responsible for those sequences."""
-        self._replication.note_event(Trimmed(self.chain.group, first, end))
+    def note_trimmed(self, first: int, end: int, remove: Callable[[], object]) -> None:
+        """No message of that segment is needed: `remove` its file. Where the copy has bytes of it, not before it knows
+        that: after a kill the file is found, and trimmed again. A start that does not find one cannot know whether it
+        was trimmed or lost, and what was lost here is to stay in the copy."""
+        has_nothing = first > self._taken
+        self._replication.note_event(Trimmed(self.chain.group, first, end), None if has_nothing else remove)
+        if has_nothing:
+            remove()
 
     def expect(self, mark: int) -> None:
         """A caller is about to wait for what was written up to that mark."""
@@ -186,6 +190,7 @@ class LogCopy:
         while True:
             segment, is_last = self._lacking[0], len(self._lacking) == 1
             end = segment.used
+            self._taken = segment.first
             if end > self._position:
                 ranges.append(_Range(self.chain.group, segment, self._position, end))
                 self._position = end
@@ -234,7 +239,7 @@ class _Series(NamedTuple):
 
     marks: dict[LogCopy, _Mark]
     ranges: deque[_Range]
-    events: list[Entry]
+    events: list[tuple[Entry, Callable[[], object] | None]]
     taken_s: float
 
 
@@ -250,7 +255,7 @@ class Replication:
         self._have: Mapping[int, tuple[int, int]] = {}
         self.held: Mapping[int, tuple[int, int]] = {}  # as `begin`: that is being read
         self._dirty: deque[LogCopy] = deque()
-        self._events: deque[Entry] = deque()
+        self._events: deque[tuple[Entry, Callable[[], object] | None]] = deque()
         self._is_notified = False
         self._series: _Series | None = None  # that is being taken
         self._taken: _Series | None = None  # all of it, and not confirmed
@@ -273,13 +278,6 @@ class Replication:
                 self._context.open(number)
             yield
 
-    def lacks(self, chain: Chain) -> bool:
-        """Whether segments may be missing at its beginning that were damaged, not removed."""
-        try:
-            return self._context.quarantine.has_below(chain.group, chain.firsts[0])
-        except (OSError, ValueError):  # a name that is no segment's
-            return True
-
     def attach(self, chain: Chain, commit: GroupCommit) -> None:
         """A log was opened or made."""
         copy = LogCopy(self, chain, commit)
@@ -298,9 +296,9 @@ class Replication:
         self._dirty.append(copy)
         self._notify()
 
-    def note_event(self, event: Entry) -> None:
-        """Something happened to a log beside what it says."""
-        self._events.append(event)
+    def note_event(self, event: Entry, told: Callable[[], object] | None = None) -> None:
+        """Something happened to a log beside what it says. `told` is called when the copy knows it."""
+        self._events.append((event, told))
         self._notify()
 
     def _notify(self) -> None:
@@ -316,6 +314,9 @@ class Replication:
         for copy, mark in series.marks.items():
             copy.confirm(mark, series.taken_s)
             self._answering.append(copy)
+        for _, told in series.events:
+            if told is not None:
+                told()
         self._answer()
 
     def _answer(self) -> None:
@@ -381,7 +382,7 @@ class Replication:
         if ranges:
             return Portion(entries, True)
         self._series, self._taken = None, series
-        return Portion(entries + series.events, False)
+        return Portion(entries + [event for event, _ in series.events], False)
 
     def _begin_series(self) -> _Series | None:
         self._is_notified = False  # first: what is noted from here on notifies again

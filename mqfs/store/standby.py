@@ -170,7 +170,8 @@ class StandbyStore:
         folder = folder_of(self.path, entry.group)
         firsts = self._firsts(folder)
         for first, end in pairwise(firsts):  # never the newest
-            if entry.first <= first and end <= entry.end:
+            # The one of that name in any case: what was after it may have been trimmed before it was copied.
+            if first == entry.first or (entry.first <= first and end <= entry.end):
                 self.sync()  # the state that made it unwanted, first
                 for name in (f"{first:020d}.idx", f"{first:020d}.log"):
                     with contextlib.suppress(FileNotFoundError):

@@ -348,11 +348,6 @@ class Quarantine:
             self._keep(f"{group}-{first:020d}-0", data)
         self._disk.unlink(path)
 
-    def has_below(self, group: int, first: int) -> bool:
-        """Whether a whole segment before that one may have been moved here."""
-        found = (name.split("-") for name in self._disk.listdir(self._path) if name.startswith(f"{group}-"))
-        return any(int(before) < first for _, before, position in found if position.split(".")[0] == "0")
-
     def _keep(self, name: str, data: bytes) -> None:
         path = self._free_path(name, data)
         if path is not None:

@@ -13,7 +13,7 @@ from mqfs import errors
 from mqfs.model import Kind
 from mqfs.store.replication import Entry, LogBytes, Portion, Removed, Trimmed
 from mqfs.store.standby import StandbyStore
-from mqfs.store.store import DiskStore, folder_of
+from mqfs.store.store import DiskBucket, DiskStore, folder_of
 from tests.store.script import PATH, Script
 from tests.support.campaign import size, tree_seed
 from tests.support.lying_disk import LyingDisk, Stopped
@@ -240,6 +240,10 @@ def test_nothing_that_was_copied_is_lost_with_its_server(killed: bool) -> None:
 def filled(store: DiskStore, count: int = 3) -> None:
     bucket = store.make(store.number(), b"0")
     bucket.writer.state = lambda: b"0"
+    grow(bucket, count)
+
+
+def grow(bucket: DiskBucket, count: int) -> None:
     for number in range(count):
         bucket.writer.append(Kind.MESSAGE, 16, number, b"%d" % number)
 
@@ -446,31 +450,61 @@ def with_copy(disk: LyingDisk, made: LyingDisk, replica: Copied) -> tuple[DiskSt
 
 @pytest.mark.parametrize("ends", ["killed", "closed"])
 def test_what_was_trimmed_before_a_restart_goes_from_the_copy(ends: str) -> None:
-    """The copy did not know it by then: no engine answered."""
+    """The copy did not know it by then: no engine answered. So its files are here yet, and are trimmed again."""
     disk, made, replica = LyingDisk(), LyingDisk(), Copied()
     store, target, series = with_copy(disk, made, replica)
+    before = logs_of(disk, PATH)
     store.open(1).upkeep.trim({16: 150}, set())
     store.open(1).upkeep.sync()
+    assert store.open(1).upkeep.size < sum(disk.size_of(f"{folder_of(PATH, 1)}/{name}") for name in before)
     if ends == "closed":
         store.close()
     else:
         disk = disk.after_kill()
+    assert logs_of(disk, PATH) == before
     again = DiskStore(PATH, disk=disk, replica=replica.notify)
     again.replication.begin(positions([series]))  # type: ignore[union-attr]
     list(again.replication.open_all())  # type: ignore[union-attr]
+    again.open(1).upkeep.trim({16: 150}, set())
+    again.open(1).upkeep.sync()
     target.apply(replica.all_of(again))
     target.sync()
     assert logs_of(made, COPY) == logs_of(disk, PATH)
-    assert len(logs_of(made, COPY)) < 10
+    assert len(logs_of(made, COPY)) < len(before)
 
 
-def test_what_was_damaged_at_the_beginning_stays_in_the_copy() -> None:
+def test_what_the_copy_has_nothing_of_goes_while_its_engine_is_away() -> None:
+    """Else the disk would have to have room for all that is written meanwhile."""
+    disk, made, replica = LyingDisk(), LyingDisk(), Copied()
+    store, target, _ = with_copy(disk, made, replica)
+    before = logs_of(disk, PATH)
+    for floor in (300, 450):
+        grow(store.open(1), 150)
+        store.open(1).upkeep.trim({16: floor}, set())
+        store.open(1).upkeep.sync()
+    assert logs_of(disk, PATH)[: len(before)] == before
+    assert int(logs_of(disk, PATH)[len(before)][:-4]) > 300
+    target.apply(replica.all_of(store))
+    target.sync()
+    assert logs_of(made, COPY) == logs_of(disk, PATH)
+    assert int(logs_of(disk, PATH)[0][:-4]) > 300
+    store.close()
+
+
+@pytest.mark.parametrize("how", ["moved aside", "quarantine emptied", "lost"])
+def test_what_was_lost_at_the_beginning_stays_in_the_copy(how: str) -> None:
+    """Only what a server trimmed goes from the copy, not what a start does not find."""
     disk, made, replica = LyingDisk(), LyingDisk(), Copied()
     store, target, series = with_copy(disk, made, replica)
     store.close()
     before = logs_of(disk, PATH)
     disk.unlink(f"{PATH}/buckets/01/1/{before[0][:-4]}.idx")
-    disk.rename(f"{PATH}/buckets/01/1/{before[0]}", f"{PATH}/quarantine/1-{before[0][:-4]}-0")  # as `check --fix` does
+    aside = f"{PATH}/quarantine/1-{before[0][:-4]}-0"
+    disk.rename(f"{PATH}/buckets/01/1/{before[0]}", aside)  # as `check --fix` does
+    if how == "quarantine emptied":
+        disk.unlink(aside)
+    elif how == "lost":
+        disk.rename(aside, "/s/elsewhere")
     again = DiskStore(PATH, disk=disk, replica=replica.notify)
     again.replication.begin(positions([series]))  # type: ignore[union-attr]
     list(again.replication.open_all())  # type: ignore[union-attr]
