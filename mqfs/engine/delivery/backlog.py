@@ -18,6 +18,7 @@ from mqfs.state.group import ConsumerState
 if TYPE_CHECKING:
     from mqfs.engine.delivery.consumer import Claim, Coverage
     from mqfs.engine.group import Group
+    from mqfs.engine.retention.retained import KeptRange
     from mqfs.engine.stream import Stream
 
 MESSAGE = int(Kind.MESSAGE)
@@ -125,8 +126,12 @@ class Backlog:
         steps."""
         now, numbers, unacked = self._group.clock.engine_ns(), self._group.numbers, self._own.progress.unacked
         claimed = delayed = 0
+        covered = dict[int, KeptRange | None]()
         for looked, claim in enumerate(list(self._claims.values()), 1):
-            claimed += (stream := numbers.get(claim.stream)) is not None and self._counts(stream, claim.sequence)
+            if claim.stream not in covered:
+                stream = numbers.get(claim.stream)
+                covered[claim.stream] = stream.kept if stream is not None and self._coverage.covers(stream) else None
+            claimed += (kept := covered[claim.stream]) is not None and kept.is_counted(claim.sequence)
             if looked % _LOOKED_AT == 0:
                 yield
         for looked, sequence in enumerate(list(unacked), 1):
