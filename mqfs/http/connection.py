@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -348,6 +348,10 @@ class Connection:
             if counted:
                 self.tree.waits.release(self.peer.account)
         raise TimedOut
+
+    def to_the_end(self) -> AbstractContextManager[object]:
+        """For what has to be undone although the client is gone: it waits all the same."""
+        return trio.CancelScope(shield=True)
 
     async def _looked_up(self, call: Callable[[], T]) -> T:
         """What a call returns that may need names of the system's database of users. Others of the user have their

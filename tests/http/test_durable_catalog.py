@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -266,6 +267,73 @@ def test_a_stream_that_is_refused_is_not_made(full: str) -> None:
             assert names() == {"__ds", "a"}
             assert ds.tree.post("/ds/g/ctl", "clear").status == 204
             assert ds.create("/g/new", b"x").status == 201
+
+
+@pytest.mark.process
+def test_a_refused_put_leaves_no_groups() -> None:
+    """Whatever it is refused for."""
+    with short_folder() as folder:
+        ds = Durable(folder, "--limit", f"{os.geteuid()} kept=100K")
+        with ds.server:
+            assert ds.create("/there/a", "x").status == 201
+            for headers, name, body, status in (
+                ({"Stream_Forked_From": "/there/none"}, "s", b"", 404),
+                ({"Stream_Forked_From": "/there/a"}, "s", b"", 400),
+                ({"Stream_Fork_Offset": "-1"}, "s", b"", 400),
+                ({"Content_Type": "application/json"}, "s", b"{", 400),
+                ({}, ".s", b"", 400),
+                ({}, "ctl", b"", 400),
+                ({}, "s", bytes(200_000), 429),
+            ):
+                for path in (f"/new/{name}", f"/there/new/in/{name}"):
+                    assert ds.create(path, body, **headers).status == status, (path, headers)
+                    assert names(ds, "") == {"there"}, (path, headers)
+                    assert names(ds, "/there") == {"__ds", "a"}, (path, headers)
+
+
+def names(ds: Durable, path: str) -> set[str]:
+    return {entry["name"] for entry in ds.tree.get(f"/ds{path}/").json["entries"]}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_put_whose_client_is_gone_leaves_no_groups(is_used: bool) -> None:
+    """But one that another program uses by then."""
+    with short_folder() as folder:
+        ds = Durable(folder, "--limit", f"{os.geteuid()} bytes=1")
+        with ds.server:
+            assert ds.create("/a", bytes(3600)).status == 201  # the next one waits for an hour
+            with ds.raw() as sock:
+                sock.sendall(b"PUT /new/in/s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello")
+                eventually(lambda: ds.tree.open_files("/ds/new/in", ".batch") > 0, "it waits for its rate")
+                if is_used:
+                    assert ds.tree.put("/ds/new/other").status == 201
+            path, left = ("/new", {"other"}) if is_used else ("", {"__ds", "a"})
+            eventually(lambda: names(ds, path) == left, "what it made is taken back")
+
+
+@pytest.mark.process
+def test_a_put_beside_refused_ones_is_made() -> None:
+    """Though these take back the groups that they make, again and again."""
+    with short_folder() as folder, ThreadPoolExecutor(3) as threads:
+        ds, ends, at = Durable(folder), threading.Event(), 0
+
+        def refused() -> set[int]:
+            found = set[int]()
+            while not ends.is_set():
+                found.add(ds.create(f"/g{at}/in/a", "{", Content_Type="application/json").status)
+            return found
+
+        with ds.server:
+            others = [threads.submit(refused) for _ in range(3)]
+            try:
+                for at in range(60):
+                    while at % 2 and not names(ds, "") >= {f"g{at}"}:
+                        pass  # it is there, and being taken back
+                    assert ds.create(f"/g{at}/in/b", "x").status == 201
+            finally:
+                ends.set()
+            assert [one.result() for one in others] == [{400}] * 3
 
 
 @pytest.mark.process

@@ -171,24 +171,24 @@ class Lock:
     """One holder at a time, in the order in which they came."""
 
     def __init__(self) -> None:
-        self._is_held = False
+        self.is_held = False
         self._waits: deque[Wait[None]] = deque()
 
     @asynccontextmanager
     async def held(self, call: Call) -> AsyncIterator[None]:
         """Hold it. Raises OverLimit where the user waits for too much."""
-        if self._is_held:
+        if self.is_held:
             wait: Wait[None] = Wait(self._leave)
             self._waits.append(wait)
             await call.front.await_step(cast(Step[None], wait))
-        self._is_held = True
+        self.is_held = True
         try:
             yield
         finally:
             if self._waits:
                 self._waits.popleft().resolve(None)  # it is handed over
             else:
-                self._is_held = False
+                self.is_held = False
 
     def _leave(self, wait: Wait[None]) -> bool:
         self._waits.remove(wait)
@@ -379,6 +379,12 @@ async def catalog_of(call: Call, group: Any) -> Catalog:
             del known[number]
     await catalog.load(call)
     return catalog
+
+
+def is_used(tree: Tree, group: Any) -> bool:
+    """Whether a request makes or removes a stream of that group now, or waits to."""
+    catalog = _CATALOGS.get(tree, {}).get(group.number)
+    return catalog is not None and catalog.lock.is_held
 
 
 def frames(name: str, messages: Iterable[bytes], last: bytes) -> bytes:

@@ -6,6 +6,7 @@ durable_reads.py reads them. A client acts as its own user, by the modes of the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -37,6 +38,7 @@ from mqfs.http.dialects.durable_state import (
     catalog_of,
     frames,
     is_header,
+    is_used,
 )
 from mqfs.http.route import APPEND, Route
 from mqfs.http.routes import Table
@@ -290,8 +292,21 @@ async def _write(
 
 async def create(call: Call) -> Answer:
     """PUT: a new stream, or one that is there and is just like it."""
+    made = list[Any]()
+    try:
+        answer = await _create(call, made)
+    except BaseException:  # also where its client is gone
+        await _unmake_groups(call, made)
+        raise
+    if answer.status >= 400:
+        await _unmake_groups(call, made)
+    return answer
+
+
+async def _create(call: Call, made: list[Any]) -> Answer:
+    """The answer; groups that are made for it are added to `made`, the outermost first."""
     asked, closes = _config(call), _flag(call, "stream-closed")
-    call = await _in_its_group(call)
+    call = await _in_its_group(call, made)
     catalog = await catalog_of(call, call.group)
     async with catalog.lock.held(call):
         call.group.log.require_writable(messages=True)
@@ -374,9 +389,12 @@ async def _is_blank(call: Call, catalog: Catalog, stream: Any) -> bool:
     return not catalog.is_made(stream) and not (await catalog.state(call, stream)).end
 
 
-async def _in_its_group(call: Call) -> Call:
+async def _in_its_group(call: Call, made: list[Any]) -> Call:
     """The call in the group of its stream; groups that are not there are made. Raises Busy where that one keeps too
     little."""
+    if call.group.removed:  # perhaps it is being taken back
+        async with _MAKING.setdefault(call.tree, Lock()).held(call):
+            call = attrs.evolve(call, target=call.front.table.resolve(call.tree, call.user, call.path))
     while call.target.kind == "nothing":
         async with _MAKING.setdefault(call.tree, Lock()).held(call):
             call = attrs.evolve(call, target=call.front.table.resolve(call.tree, call.user, call.path))
@@ -384,12 +402,13 @@ async def _in_its_group(call: Call) -> Call:
                 group, name = call.target.node, call.target.name
                 mode = groups.mode(call, group, groups.GROUP_MODE)
                 try:
-                    made: Any = await call.front.await_step(call.tree.mkdir(call.user, group, name, mode))
+                    new: Any = await call.front.await_step(call.tree.mkdir(call.user, group, name, mode))
                 except Exists:  # made in the tree meanwhile
                     if name not in group.groups:
                         raise
                 else:
-                    await groups.write(call, call.tree.walk(call.user, made, "ctl"), _NEEDED.encode())
+                    made.append(new)
+                    await groups.write(call, call.tree.walk(call.user, new, "ctl"), _NEEDED.encode())
                 call = attrs.evolve(call, target=call.front.table.resolve(call.tree, call.user, call.path))
     if call.target.kind == "stream":
         call = attrs.evolve(call, target=Target("new stream", call.target.node.group, call.target.name))
@@ -399,6 +418,21 @@ async def _in_its_group(call: Call) -> Call:
                 expected = "replay all, deliver all, data message, no depth, no ttl"
                 raise Busy(f"group {call.group.state.name!r}: keeps too little (expected {expected})")
     return call
+
+
+async def _unmake_groups(call: Call, made: list[Any]) -> None:
+    """Take back groups that were made for a stream that was refused, unless they are in use by now. A request that
+    comes meanwhile waits for it, and makes them again."""
+    if not made:
+        return
+    with call.front.to_the_end(), contextlib.suppress(MqfsError):  # it waits for other PUTs and the disk only
+        async with _MAKING.setdefault(call.tree, Lock()).held(call):
+            for group in reversed(made):
+                if is_used(call.tree, group):
+                    return
+                if (catalog := group.streams.get(CATALOG)) is not None:
+                    call.tree.unmake(catalog)
+                await call.front.await_step(call.tree.rmdir(call.user, group.parent, group.name))
 
 
 def _keeps_all(group: Any) -> bool:
