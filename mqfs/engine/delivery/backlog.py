@@ -126,7 +126,7 @@ class Backlog:
         steps."""
         now, numbers, unacked = self._group.clock.engine_ns(), self._group.numbers, self._own.progress.unacked
         claimed = delayed = 0
-        covered = dict[int, KeptRange | None]()
+        covered: dict[int, KeptRange | None] = {}
         for looked, claim in enumerate(list(self._claims.values()), 1):
             if claim.stream not in covered:
                 stream = numbers.get(claim.stream)
