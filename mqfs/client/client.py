@@ -91,7 +91,7 @@ def open(store: str | os.PathLike[str] | None, *, defaults: Settings | Sequence[
         A client.
 
     Raises:
-        BadStore: Another process has it; the text says how to reach that. Or it is damaged.
+        BadStore: Another process has it; the text says how to reach that. Or it has a replicated log, or is damaged.
         BadCommand: A line is invalid.
     """
     from mqfs.client.transport.embedded import EmbeddedTransport

@@ -26,7 +26,7 @@ from mqfs import limits
 from mqfs.clock import SystemClock
 from mqfs.engine.language.settings import parse_settings
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, BadStore, MqfsError
+from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, MqfsError
 from mqfs.http.gate import BrowserRules
 from mqfs.model import User
 from mqfs.net import identity
@@ -50,7 +50,7 @@ from mqfs.serving.fairness import Fairness
 from mqfs.store.api import Store
 from mqfs.store.commit_thread import Inline
 from mqfs.store.memory import MemoryStore
-from mqfs.store.store import DiskStore
+from mqfs.store.store import DiskStore, check_alone
 from mqfs.syntax.names import check_name
 
 if TYPE_CHECKING:
@@ -314,9 +314,7 @@ class Server:
         if self.options.store is None:
             log.info("no --store: messages are kept in memory and lost at exit")
             return MemoryStore()
-        if os.path.exists(f"{self.options.store}/replica"):
-            expected = "expected --replica URL, or its file 'replica' moved away"
-            raise BadStore(f"{self.options.store}: has a replicated log ({expected})")
+        check_alone(self.options.store)
         line = tracing.printer("store", self.traced)
         return DiskStore(self.options.store, post_to_loop(), tracing.trace_disk(line) if line else None)
 

@@ -451,6 +451,14 @@ def read_label(disk: Disk, path: str) -> tuple[str, int]:
         raise errors.BadStore(f"{path}/mqfs: no uuid or groups line") from error
 
 
+def check_alone(path: str) -> None:
+    """Raises BadStore for the store of a replicated log. Without that the server would forget what the copies have to
+    know: which messages were dropped, and where in the log they are."""
+    if os.path.exists(f"{path}/replica"):
+        expected = "expected mqfs serve --replica URL, or its file 'replica' moved away for good"
+        raise errors.BadStore(f"{path}: has a replicated log ({expected})")
+
+
 def take_lock(disk: Disk, path: str, *, write: bool = True) -> int:
     """The lock's descriptor, with our process number in the file; with `write` off that is left as it is."""
     try:
@@ -470,6 +478,6 @@ def take_lock(disk: Disk, path: str, *, write: bool = True) -> int:
 
 
 __all__ = [
-    "FOLDERS", "VERSION", "DiskBucket", "DiskStore", "Quarantine", "begin", "folder_of", "group_folders", "label",
-    "prepare", "read_label", "refusing", "take_lock", "write_label",
+    "FOLDERS", "VERSION", "DiskBucket", "DiskStore", "Quarantine", "begin", "check_alone", "folder_of",
+    "group_folders", "label", "prepare", "read_label", "refusing", "take_lock", "write_label",
 ]  # fmt: skip

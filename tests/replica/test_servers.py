@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from mqfs import errors
+from mqfs.client.client import open as open_store
 from tests.fq import client as fq
 from tests.support.campaign import size
 from tests.support.eventually import HANG_S, eventually
@@ -294,7 +296,10 @@ def test_a_store_with_a_replicated_log_is_not_served_without_it(tmp_path: Path) 
             node.publish(0, 1)
         done = mqfs("serve", "--store", str(folder / "store"), "--listen", f"unix!{folder}/socket", cwd=folder)
         assert done.returncode == 1
-        assert "has a replicated log (expected --replica URL, or its file 'replica' moved away)" in done.stderr
+        words = "has a replicated log (expected mqfs serve --replica URL, or its file 'replica' moved away for good)"
+        assert words in done.stderr
+        with pytest.raises(errors.BadStore, match=re.escape(words)):
+            open_store(folder / "store")
         (folder / "store/replica").rename(folder / "moved")
         with Server.at(folder) as server, server.connect() as client:
             assert len(list(client.group("jobs").history())) == 1

@@ -27,7 +27,7 @@ from mqfs.ninep.client.connection import flags_of
 from mqfs.store.api import Store
 from mqfs.store.commit_thread import run_posted
 from mqfs.store.memory import MemoryStore
-from mqfs.store.store import DiskStore
+from mqfs.store.store import DiskStore, check_alone
 
 if TYPE_CHECKING:
     from mqfs.client.transport.ring import RingGroup
@@ -378,6 +378,7 @@ class EmbeddedFile:
 
 def open_store(path: str, post: Callable[[Callable[[], None]], None]) -> DiskStore:
     """Open a store. Raises BadStore; where another process has it, with the way to reach that."""
+    check_alone(path)
     try:
         return DiskStore(path, post)
     except BadStore as error:
