@@ -14,6 +14,7 @@ import pytest
 from mqfs import limits
 from mqfs.clock import SystemClock
 from mqfs.model import Wait
+from tests.support.batches import Units, frame
 from tests.support.calls import calls, calls_once, lines
 from tests.support.clock import SECOND
 from tests.support.eventually import patient
@@ -388,6 +389,33 @@ def test_a_setting_that_loses_all_looks_up_nothing_of_each_stream(tmp_path: Path
 def test_settings_leave_alone_what_consumers_cover(tmp_path: Path) -> None:
     lines = ("consumer mail s", "replay off", "replay all", "replay off")
     assert per_stream(tmp_path, *lines, "replay all") < per_stream(tmp_path, *lines, "dead other", "replay all")
+
+
+def batch_over(path: Path, streams: int, how: str, waits: str) -> int:
+    """The calls of an atomic batch of one message for each of that many streams, where a program waits for the last."""
+    queues = Units(path=path / str(streams))
+    names = [f"t{number}" for number in range(streams)]
+    frames = [frame(queues.stream(name).name, b"x") for name in names]
+    if waits == "worker":
+        queues.consumer("w", names[-1])
+    waiting = queues.worker() if waits == "worker" else queues.at(names[-1])
+    if waits == "poller":
+        waiting.watch(lambda: None)
+    else:
+        assert isinstance(waiting.read(10), Wait)
+    if how == "batch":
+        return calls_once(lambda: queues.batch(*frames))
+    queues.part("p")
+    batch = queues.at(".txn/p/.batch", os.O_WRONLY)
+    batch.write(b"".join(frames))
+    return calls_once(lambda: queues.say("commit a.1 p"))
+
+
+@pytest.mark.parametrize("waits", ["reader", "worker", "poller"])
+@pytest.mark.parametrize("how", ["batch", "commit"])
+def test_a_batch_over_many_streams_costs_little_for_each(how: str, waits: str, tmp_path: Path) -> None:
+    costs = [batch_over(tmp_path, streams, how, waits) for streams in (1_000, 2_000)]
+    assert (costs[1] - costs[0]) / 1_000 <= 40
 
 
 def test_ctl_makes_the_line_of_each_consumer_once() -> None:

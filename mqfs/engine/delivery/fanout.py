@@ -101,8 +101,9 @@ class Fanout:
         """Whether an open cursor has selected the stream by its name, so that its removal may end it."""
         return any(stream.number in (cursor.selection.numbers or ()) for cursor in self.cursors)
 
-    def is_awaited(self, streams: Iterable[Stream]) -> bool:
-        """Whether each new message of these streams is to be delivered by itself: for a parked reader or a bound."""
+    def is_awaited(self, streams: list[Stream]) -> bool:
+        """Whether each new message of these streams is to be delivered by itself: for a parked reader or a bound. Those
+        at the end of the list that are not awaited leave it: asked again during delivery it looks at each once."""
         consumers = self._consumers
         if self._log.end.next >= consumers.read_ends.next:
             return True
@@ -110,8 +111,11 @@ class Fanout:
             return False
         if self.order_waits.readers or self.cursor_waits.readers or self.pollers.calls:
             return True
-        if any(stream.waits.readers or stream.pollers.calls or stream.is_attended for stream in streams):
-            return True
+        while streams:
+            last = streams[-1]
+            if last.waits.readers or last.pollers.calls or last.is_attended:
+                return True
+            streams.pop()
         return any(waits.readers for waits in self.view_waits.values())
 
     def deliver(self, stream: Stream, record: Record) -> None:

@@ -258,32 +258,42 @@ class AtomicBatch:
         self._deliver(first, drafts, time_ns)
 
     def _deliver(self, first: int, drafts: Iterator[tuple[int, Draft]], time_ns: int) -> None:
+        publisher, rest, awaited = self.publisher, self.tallies, list(self.tallies)
+        for stream, tally in rest.items():
+            stream.kept.appended_many(first + tally.last, tally.messages, tally.size)
+        if self.ranked or publisher.fanout.is_awaited(awaited):
+            rest = self._deliver_each(drafts, time_ns, awaited)
+        self._count_only(rest, time_ns)
+        if publisher.log.settings.depth is not NO_DEPTH:
+            for stream in self.tallies:
+                publisher.retention.bound_depth(stream)
+
+    def _deliver_each(
+        self, drafts: Iterator[tuple[int, Draft]], time_ns: int, awaited: list[Stream]
+    ) -> dict[Stream, StreamTotals]:
+        """Deliver messages one by one while someone waits for them. Returns the totals of the others."""
         publisher, streams = self.publisher, {stream.number: stream for stream in self.tallies}
         rest = {stream: StreamTotals(tally.messages, tally.size) for stream, tally in self.tallies.items()}
-        for stream, tally in self.tallies.items():
-            stream.kept.appended_many(first + tally.last, tally.messages, tally.size)
         # A reader that was served has left the wait list, and cannot rejoin before this returns.
-        while (self.ranked or publisher.fanout.is_awaited(self.tallies)) and (some := list(islice(drafts, _DELIVERED))):
+        while (self.ranked or publisher.fanout.is_awaited(awaited)) and (some := list(islice(drafts, _DELIVERED))):
             for sequence, draft in some:
                 stream = streams[draft.stream]
                 record = Record(sequence, time_ns, stream.number, MESSAGE, 0, draft.headers, draft.body)
                 publisher.deliver(stream, record)
                 rest[stream].messages -= 1
                 rest[stream].size -= len(draft.body)
-        self._count_only(rest, time_ns)
-        if publisher.log.settings.depth is not NO_DEPTH:
-            for stream in self.tallies:
-                publisher.retention.bound_depth(stream)
+        return rest
 
-    def _count_only(self, rest: dict[Stream, StreamTotals], time_ns: int) -> None:
+    def _count_only(self, rest: Mapping[Stream, StreamTotals], time_ns: int) -> None:
         """Update counters only; no reader is waiting."""
         publisher = self.publisher
         for stream, tally in rest.items():
             stream.kept.mtime_ns = time_ns
             stream.written += tally.messages
-            publisher.counts.written += tally.messages
-            publisher.counts.written_bytes += tally.size
-            stream.pollers.wake()
+            if stream.pollers.calls:
+                stream.pollers.wake()
+        publisher.counts.written += sum(tally.messages for tally in rest.values())
+        publisher.counts.written_bytes += sum(tally.size for tally in rest.values())
         publisher.fanout.pollers.wake()
 
 

@@ -34,7 +34,7 @@ def ingest(group: Group, data: Buffer, base: int, rows: RecordColumns) -> None:
         group.publisher.counts.written_bytes += size
     group.publisher.mark_dirty()
     streams = [stream for stream, _ in found]
-    _deliver(group, streams, data, base, rows)
+    _deliver(group, streams.copy(), data, base, rows)
     if group.publisher.log.settings.depth is not NO_DEPTH:
         for stream in streams:
             group.publisher.retention.bound_depth(stream)
@@ -52,7 +52,8 @@ def count_unstored(group: Group, rows: RecordColumns) -> None:
 
 
 def _deliver(group: Group, streams: list[Stream], data: Buffer, base: int, rows: RecordColumns) -> None:
-    """Deliver them one by one. A served reader has left the wait list, and cannot rejoin before this returns."""
+    """Deliver those of these streams one by one. A served reader has left the wait list, and cannot rejoin before this
+    returns."""
     for n, number in enumerate(rows.streams):
         if not n % _ASKED_AGAIN and not group.publisher.fanout.is_awaited(streams):
             break

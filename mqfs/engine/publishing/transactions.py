@@ -191,7 +191,9 @@ class Transactions:
             for name, mine in part.tallies.items():
                 stream = part.stream(user, name)
                 numbers.append(stream.number)
-                tally = tallies.setdefault(stream, StreamTotals())
+                if (tally := tallies.get(stream)) is None:
+                    tallies[stream] = StreamTotals(mine.messages, mine.size, before + mine.last)
+                    continue
                 tally.messages += mine.messages
                 tally.size += mine.size
                 tally.last = before + mine.last
