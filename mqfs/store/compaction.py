@@ -208,8 +208,8 @@ class Compaction:
         if self._work is None:
             if len(self.chain.segments) < 2:
                 return
-            settled = self._commit.copy.settled if self._commit.copy is not None else 0
-            looked = (*self.liveness.version(), len(self.chain.segments), settled)
+            copied = (copy.settled, copy.held) if (copy := self._commit.copy) is not None else ()
+            looked = (*self.liveness.version(), len(self.chain.segments), *copied)
             if looked == self._looked:
                 return
             self._looked = looked
@@ -277,14 +277,15 @@ class Compaction:
         """Those that become much smaller: a segment that would only be copied is left."""
         runs: list[list[Segment]] = [[]]
         behind, copy = 0, self._commit.copy
+        held = copy.held if copy is not None else 0
         for segment, end in self.chain.sealed():
             if copy is not None and segment.first >= copy.settled:
                 break  # positions in what replaces it are others than the copy has
             if segment.first != behind:
                 runs.append([])  # one between them is not known to be sealed
             behind = end
-            live = segment.liveness.live_bytes
-            if live is None or live >= segment.used // 4 or segment.liveness.is_damaged or segment.doubtful:
+            live, is_damaged = segment.liveness.live_bytes, segment.liveness.is_damaged or segment.doubtful
+            if live is None or live >= segment.used // 4 or is_damaged or segment.first == held:
                 runs.append([])
                 continue
             if len(runs[-1]) == _RUN or (runs[-1] and _result([*runs[-1], segment]) > limits.SEGMENT_BYTES):

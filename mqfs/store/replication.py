@@ -165,9 +165,13 @@ class LogCopy:
 
     @property
     def settled(self) -> int:
-        """Segments below that name may be rewritten: all of them is copied, and no checkpoint reads a part of one."""
-        held = self._replication.held.get(self.chain.group)
-        return self._settled if held is None else min(self._settled, held[0])
+        """Segments below that name may be rewritten, but for `held`: all of them is copied."""
+        return self._settled
+
+    @property
+    def held(self) -> int:
+        """The name of the segment of which a checkpoint reads a part, which is not rewritten meanwhile; 0: none."""
+        return self._replication.held.get(self.chain.group, (0, 0))[0]
 
     @property
     def lag_bytes(self) -> int:

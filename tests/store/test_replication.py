@@ -371,6 +371,33 @@ def test_a_segment_with_bytes_that_are_not_confirmed_is_not_compacted() -> None:
     assert len(bucket.chain.segments) < segments
 
 
+def test_a_segment_that_a_checkpoint_reads_holds_back_no_other() -> None:
+    """An upload may take for ever."""
+    disk, replica = LyingDisk(), Copied()
+    store = DiskStore(PATH, disk=disk, replica=replica.notify)
+    filled(store, 400)
+    replica.all_of(store)
+    bucket = store.open(1)
+    firsts = list(bucket.chain.firsts)
+    assert len(firsts) > 6
+    held = firsts[2]
+    store.replication.held = {1: (held, 64)}  # type: ignore[union-attr]
+    before = disk.size_of(f"{folder_of(PATH, 1)}/{held:020d}.log")
+    bucket.upkeep.trim({16: 1}, set(range(1, 400)) - set(firsts))
+
+    def compacted() -> list[int]:
+        for _ in range(40):
+            store.tick()
+        return [int(name[:-4]) for name in logs_of(disk, PATH)]
+
+    assert compacted() == [firsts[0], held, firsts[3], firsts[-1]]
+    assert disk.size_of(f"{folder_of(PATH, 1)}/{held:020d}.log") == before
+    store.replication.held = {}  # type: ignore[union-attr]
+    assert compacted() == [firsts[0], held, firsts[3], firsts[-1]]
+    assert disk.size_of(f"{folder_of(PATH, 1)}/{held:020d}.log") < before
+    store.close()
+
+
 def test_what_is_trimmed_goes_from_the_copy() -> None:
     disk, made, replica = LyingDisk(), LyingDisk(), Copied()
     store = DiskStore(PATH, disk=disk, replica=replica.notify)
