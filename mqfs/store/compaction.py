@@ -86,13 +86,24 @@ class SegmentRemoval:
             return  # perhaps one of them; the next trim asks again
         for segment in segments:
             if segment in self._chain.segments and not self._commit.has_unsynced(segment) and not self._closed:
-                end = self._chain.end_of(self._chain.segments.index(segment))
+                try:
+                    end = self._held_until(segment)
+                except (OSError, errors.MqfsError) as error:
+                    log.warning("group %d: %s was not removed: %s", self._chain.group, segment.path, error)
+                    continue
                 self._chain.remove(segment)
                 if (copy := self._commit.copy) is None:
                     self._remove_files(segment)
                 else:
                     copy.note_trimmed(segment.first, end, partial(self._remove_told, segment))
         self._chain.lowest = None
+
+    def _held_until(self, segment: Segment) -> int:
+        """Where the sequences end that a copy needs no more. Not where the next segment begins: of one between the two
+        that was lost here nothing is known. Raises OSError, MqfsError."""
+        if self._commit.copy is None:
+            return segment.first
+        return min(self._chain.end_of(self._chain.segments.index(segment)), last_sequence(segment) + 1)
 
     def _remove_told(self, segment: Segment) -> None:
         if not self._closed:

@@ -538,3 +538,40 @@ def test_what_was_lost_at_the_beginning_stays_in_the_copy(how: str) -> None:
     target.apply(replica.all_of(again))
     target.close()
     assert logs_of(made, COPY) == before
+
+
+def test_what_was_lost_in_the_middle_stays_in_the_copy() -> None:
+    """Also when the segment before it is trimmed, which answers for those sequences, too."""
+    disk, made, replica = LyingDisk(), LyingDisk(), Copied()
+    store, target, series = with_copy(disk, made, replica)
+    store.close()
+    before = logs_of(disk, PATH)
+    for ending in ("log", "idx"):
+        disk.unlink(f"{PATH}/buckets/01/1/{before[1][:-4]}.{ending}")
+    again = DiskStore(PATH, disk=disk, replica=replica.notify)
+    again.replication.begin(positions([series]))  # type: ignore[union-attr]
+    list(again.replication.open_all())  # type: ignore[union-attr]
+    again.open(1).upkeep.trim({16: int(before[1][:-4])}, set())
+    again.open(1).upkeep.sync()
+    target.apply(replica.all_of(again))
+    target.close()
+    assert logs_of(disk, PATH) == before[2:]
+    assert logs_of(made, COPY) == before[1:]
+    again.close()
+
+
+def test_what_was_compacted_into_a_trimmed_segment_goes_from_the_copy() -> None:
+    disk, made, replica = LyingDisk(), LyingDisk(), Copied()
+    store, target, _ = with_copy(disk, made, replica)
+    bucket, before = store.open(1), logs_of(disk, PATH)
+    bucket.upkeep.trim({16: 1}, set(range(1, 200)) - set(bucket.chain.firsts))  # one of each segment stays
+    for _ in range(20):
+        store.tick()
+    assert logs_of(disk, PATH) == [before[0], before[-1]]
+    bucket.upkeep.trim({16: 200}, set())
+    bucket.upkeep.sync()
+    target.apply(replica.all_of(store))
+    target.close()
+    assert logs_of(disk, PATH) == logs_of(made, COPY)
+    assert before[0] not in logs_of(made, COPY)
+    store.close()
