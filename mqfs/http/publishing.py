@@ -10,9 +10,10 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from functools import partial
+from io import BytesIO
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from time import monotonic
 from typing import Any, cast
@@ -52,6 +53,7 @@ _PART = f"Mqfs-H-{headers.PART}"
 _TAG = re.compile(r'"([0-9]{1,19})"')
 _MARKS = "mqfs-", cloud_events.PREFIX
 _SHORT_BYTES = 16 << 10  # of a line that is read as any JSON: whatever it holds, that takes less than a millisecond
+PORTION_BYTES = 64 << 10  # of frames: fewer are put together and checked at once, and count as no memory
 _LINE_BYTES = 4 * limits.MESSAGE_BYTES  # of any line: a body in base64, or with most characters escaped
 _PAIRS = limits.HEADER_BYTES // 3  # in an object: no message has more headers
 _BLANKS = re.compile(r"[ \t\r]*")
@@ -103,7 +105,8 @@ async def _publish_plain(call: Call, stream: Any, place: str) -> Answer:
             handle.close()
         if answer is not None:
             return answer
-    return published(call, await append(call, group, ".batch", framed(group, stream.name, call.body)), stream, place)
+    frames = await gathered(call, framed(group, stream.name, call.body))
+    return published(call, await append(call, group, ".batch", frames), stream, place)
 
 
 def _check_first(name: str, given: dict[str, Any], body: bytes) -> None:
@@ -118,15 +121,17 @@ async def _frames_of_events(call: Call, name: str, given: dict[str, Any]) -> byt
     """A batch of CloudEvents for a stream of that name, for `.batch`: all or none. Raises BadRequest, TooLong."""
     if given or call.option("reply") is not None:
         raise BadRequest(f"{min(given, default='reply')}: not with a batch of CloudEvents (expected no options)")
-    frames = list[bytes]()
-    for event in cloud_events.from_body(call.body, batch=True):
-        if any(len(text.encode()) > 0xFFFF for text in event.headers.values()):
-            raise TooLong(f"event {len(frames) + 1}: attribute too long (expected at most 65,535 bytes)")
-        frames.append(frame(name, event.body, headers.encode(event.headers)))
-        await call.front.pause()
-    if not frames:
+    if not (frames := await gathered(call, _from_events(name, call.body))):
         raise BadRequest("body: an empty array (expected at least one event)")
-    return b"".join(frames)
+    return frames
+
+
+def _from_events(name: str, body: bytes) -> Iterator[bytes]:
+    """The frame of each event."""
+    for number, event in enumerate(cloud_events.from_body(body, batch=True), 1):
+        if any(len(text.encode()) > 0xFFFF for text in event.headers.values()):
+            raise TooLong(f"event {number}: attribute too long (expected at most 65,535 bytes)")
+        yield frame(name, event.body, headers.encode(event.headers))
 
 
 async def _request(call: Call, stream: str, given: dict[str, Any], body: bytes, seconds: float, is_new: bool) -> Answer:
@@ -268,16 +273,33 @@ def frame(name: str, body: bytes, head: bytes = b"") -> bytes:
     return b"".join((HEAD.pack(HEAD.size + len(raw) + len(head) + len(body), len(raw), len(head)), raw, head, body))
 
 
-def framed(group: Any, name: str, body: bytes) -> bytes:
+def framed(group: Any, name: str, body: bytes) -> Iterator[bytes]:
     """The frames of a body for `.batch`: the messages that a write to the stream would make."""
-    bodies = lines(body) if group.settings.data == "line" else [body]
-    return b"".join(frame(name, one) for one in bodies)
+    return (frame(name, one) for one in (lines(body) if group.settings.data == "line" else [body]))
 
 
-def lines(body: bytes) -> list[bytes]:
+def lines(body: bytes) -> Iterator[bytes]:
     """The messages that a write makes of a body under `data line`."""
-    *whole, rest = body.split(b"\n")
-    return [line + b"\n" for line in whole] + ([rest] if rest or not whole else [])
+    at = 0
+    while end := body.find(b"\n", at) + 1:
+        yield body[at:end]
+        at = end
+    if at < len(body) or not body:
+        yield body[at:]
+
+
+async def gathered(call: Call, frames: Iterable[bytes], held: int = 0) -> bytes:
+    """The frames of one write, put together in portions. They may be many times as long as the body that they are made
+    of, and take memory of the user beside it; `held`: bytes that do already. Raises OverLimit, and what `frames` does.
+    """
+    data, charged = BytesIO(), 0
+    for piece in frames:
+        data.write(piece)
+        if (size := data.tell()) > charged + PORTION_BYTES:
+            charged = size
+            call.front.hold(held + size)
+        await call.front.pause()
+    return data.getvalue()
 
 
 async def append(call: Call, group: Any, file: str, data: bytes) -> int:
@@ -285,11 +307,17 @@ async def append(call: Call, group: Any, file: str, data: bytes) -> int:
     return int((await ask(call, group, file, data) or [b"0"])[0])
 
 
-async def ask(call: Call, group: Any, file: str, data: bytes, most: float | None = None) -> list[bytes]:
+async def ask(
+    call: Call, group: Any, file: str, data: bytes, most: float | None = None, check: Callable[[], None] | None = None
+) -> list[bytes]:
     """The words that answer a write to `.put` or `.batch`; none: it was discarded. `most`: seconds that it waits for
-    room, whatever the request says."""
+    room, whatever the request says. `check` is called right before the write, and raises what refuses it."""
     handle = call.tree.open(call.user, call.tree.walk(call.user, group, file), os.O_RDWR)
     try:
+        if file == ".batch" and len(data) > PORTION_BYTES:
+            await _prepare(call, handle, data)
+        if check is not None:
+            check()
         return await _ask(call, handle, data, call.seconds("wait") if most is None else most)
     finally:
         handle.close()
@@ -400,16 +428,17 @@ async def _prepared(call: Call, handle: Any) -> bytes:
         raise BadRequest(f"content type {kind!r} (expected {_JSON_LINES[0]} or {FRAMES})")
     data = call.body
     if kind != FRAMES:
-        pieces = []
-        for piece in _from_lines(data, handle.stream):
-            pieces.append(piece)
-            await call.front.pause()
-        data = b"".join(pieces)
+        data = await gathered(call, _from_lines(data, handle.stream))
     if not data:
         raise BadRequest("body: empty (expected at least one message)")
+    await _prepare(call, handle, data)
+    return data
+
+
+async def _prepare(call: Call, handle: Any, data: bytes) -> None:
+    """Check what is written to an open `.batch` next, in portions."""
     for _ in handle.prepare(data):
         await call.front.pause()
-    return data
 
 
 def _from_lines(body: bytes, admit: Callable[[str], object]) -> Iterator[bytes]:

@@ -38,6 +38,7 @@ SHORT_S = patient(1.2 * limits.SLICE_S)  # of one or two milliseconds; maintenan
 Act = Callable[[], object]
 Work = Callable[[Client], Act]
 BATCH, JSON_LINES, MOST = "/theirs/own/.batch", "application/x-ndjson", limits.HTTP_BATCH_BYTES
+LONG = "x" * 250  # a name
 OPEN: list[Any] = []  # closed at the end
 
 
@@ -465,6 +466,14 @@ def lines_of_another(client: Client) -> Act:
     return post(client, BATCH, b'{"stream":"empty","body":""}\n' * (MOST // 29), JSON_LINES, uid=GREEDY)
 
 
+def lines_of_one_stream(client: Client) -> Act:
+    """A body of many lines, to a stream with a long name of another."""
+    write(client, "theirs/own/ctl", "data line\n")
+    create(client, f"theirs/own/{LONG}")
+    client.chmod(f"theirs/own/{LONG}", 0o600)
+    return post(client, f"/theirs/own/{LONG}", b"\n" * limits.MESSAGE_BYTES, "text/plain", uid=GREEDY)
+
+
 def written(client: Client, data: bytes) -> Act:
     """To `.batch`, over 9P."""
     other = connect(f"unix!{client.socket.getpeername()}", msize=limits.MSIZE_MOST)
@@ -575,8 +584,9 @@ def many_words(client: Client) -> Act:
 
 WORK = (
     batch_with_a_bad_end, batch_of_many_names, batch_of_too_many_messages, batch_of_headers,
-    batch_of_lines, batch_of_newlines, batch_of_one_line, batch_of_another, lines_of_another, write_with_a_bad_end,
-    write_of_many_names, programs_that_search, programs_bound_together, many_lines_that_clear, many_consumers_made,
+    batch_of_lines, batch_of_newlines, batch_of_one_line, batch_of_another, lines_of_another, lines_of_one_stream,
+    write_with_a_bad_end, write_of_many_names, programs_that_search, programs_bound_together,
+    many_lines_that_clear, many_consumers_made,
     many_small_messages_at_once, many_consumers_removed, many_words,
     many_open_files, many_open_files_and_tversion, many_reads_that_wait, many_requests_at_once,
     metrics_of_many_groups, totals_of_many_consumers, stats_of_many_users,

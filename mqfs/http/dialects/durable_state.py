@@ -19,7 +19,7 @@ import json
 import math
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, NamedTuple, cast
@@ -385,10 +385,3 @@ def is_used(tree: Tree, group: Any) -> bool:
     """Whether a request makes or removes a stream of that group now, or waits to."""
     catalog = _CATALOGS.get(tree, {}).get(group.number)
     return catalog is not None and catalog.lock.is_held
-
-
-def frames(name: str, messages: Iterable[bytes], last: bytes) -> bytes:
-    """The frames of some messages; `last`: the headers of the last one."""
-    pieces = list(messages)
-    heads = [b""] * (len(pieces) - 1) + [last]
-    return b"".join(publishing.frame(name, body, head) for body, head in zip(pieces, heads, strict=True))

@@ -10,10 +10,12 @@ import contextlib
 import os
 import re
 import time
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from stat import S_ISVTX
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import attrs
@@ -36,7 +38,6 @@ from mqfs.http.dialects.durable_state import (
     Producer,
     StreamState,
     catalog_of,
-    frames,
     is_header,
     is_used,
 )
@@ -195,8 +196,8 @@ async def append(call: Call) -> Answer:
         state = await catalog.state(call, stream)
         if (refused := _refused(call, config, state, producer)) is not None:
             return refused
-        messages = await _messages(call, config.kind) if call.body else []
-        if not messages and call.body:
+        messages = await _messages(call, stream.name, config.kind)
+        if not messages.number and call.body:
             raise BadRequest("body: an empty array (expected at least one message)")
         if (done := _repeated(state, producer)) is not None:
             return done
@@ -209,7 +210,7 @@ async def append(call: Call) -> Answer:
     if producer is None:
         return Answer(204, headers=head)
     head += [("Producer-Epoch", str(producer.epoch)), ("Producer-Seq", str(producer.seq))]
-    return Answer(200 if messages else 204, headers=head)
+    return Answer(200 if messages.number else 204, headers=head)
 
 
 def _refused(call: Call, config: Config, state: StreamState, producer: Producer | None) -> Answer | None:
@@ -253,36 +254,57 @@ def _repeated(state: StreamState, producer: Producer | None) -> Answer | None:
     return None
 
 
-async def _messages(call: Call, kind: str) -> list[bytes]:
-    """The messages of a body. Raises BadRequest, TooLong."""
-    found = list[bytes]()
-    for message in split(kind, call.body):
-        found.append(message)
-        await call.front.pause()
-    return found
+class Messages(NamedTuple):
+    """The messages of an append to the stream of that name. `frames`: all but the last one, for `.batch`."""
+
+    name: str
+    frames: bytes
+    last: bytes
+    number: int
+
+
+async def _messages(call: Call, name: str, kind: str, prefix: Sequence[bytes] = ()) -> Messages:
+    """The messages of a body for the stream of that name; `prefix`: some before it. Raises BadRequest, TooLong,
+    OverLimit."""
+    count, last = 0, b""
+
+    def frames() -> Iterator[bytes]:
+        nonlocal count, last
+        for message in chain(prefix, split(kind, call.body) if call.body else ()):
+            yield publishing.frame(name, last) if count else b""
+            count, last = count + 1, message
+
+    return Messages(name, await publishing.gathered(call, frames()), last, count)
 
 
 async def _write(
-    call: Call, catalog: Catalog, stream: Any, after: StreamState, messages: list[bytes], begin: bytes = b""
+    call: Call, catalog: Catalog, stream: Any, after: StreamState, messages: Messages, begin: bytes = b""
 ) -> None:
     """Append messages, with the state after them; `begin`: a frame before them. Raises NotFound where the stream was
     removed meanwhile: another may have its name."""
-    messages = [*messages, b""] if after.closed else messages
-    data = begin + (frames(stream.name, messages, after.encode()) if messages else b"")
-    if not data:
+    pieces, last, count = [begin, messages.frames], messages.last, messages.number + after.closed
+    if after.closed and messages.number:
+        pieces.append(publishing.frame(messages.name, last))
+    if count:
+        pieces.append(publishing.frame(messages.name, b"" if after.closed else last, after.encode()))
+    if not (data := b"".join(pieces)):
         return
-    if stream.removed or catalog.config(stream).deleted:
-        raise NotFound(f"stream {stream.name!r}: removed")
+
+    def check() -> None:
+        if stream.removed or stream.name != messages.name or catalog.config(stream).deleted:
+            raise NotFound(f"stream {messages.name!r}: removed")
+
+    call.front.hold(len(messages.frames) + len(data))
     try:
-        words = await publishing.ask(call, catalog.group, ".batch", data, limits.DURABLE_WAIT_S)
+        words = await publishing.ask(call, catalog.group, ".batch", data, limits.DURABLE_WAIT_S, check)
     except BaseException:  # perhaps it was appended, and only its client is gone
         catalog.forget(stream)
         raise
     if not words:
         raise StreamFull(f"stream {stream.name!r}: full")
-    if messages:
-        after.end = int(words[0]) + bool(begin) + len(messages)
-        if len(messages) > after.closed:
+    if count:
+        after.end = int(words[0]) + bool(begin) + count
+        if messages.number:
             after.tail = after.end - after.closed
     catalog.update(stream, after)
 
@@ -332,11 +354,11 @@ async def _create(call: Call, made: list[Any]) -> Answer:
             return await _compared(call, catalog, stream, asked, closes)
         if source is not None:
             asked.fork, prefix = await _place(call, catalog, source)
-        messages = prefix + (await _messages(call, asked.kind) if call.body else [])
+        messages = await _messages(call, call.target.name, asked.kind, prefix)
         return await _made(call, catalog, asked, messages, closes)
 
 
-async def _made(call: Call, catalog: Catalog, config: Config, messages: list[bytes], closes: bool) -> Answer:
+async def _made(call: Call, catalog: Catalog, config: Config, messages: Messages, closes: bool) -> Answer:
     """A new stream, with its first messages. One that is made for them and that they are refused for is taken back."""
     if CATALOG in catalog.group.streams:  # whoever may not write there makes no stream without what it is made with
         call.tree.access(call.user, call.own(CATALOG), os.W_OK)

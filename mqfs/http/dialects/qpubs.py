@@ -111,7 +111,7 @@ async def emit(call: Call) -> Answer:
     if not body:
         raise BadRequest("emit: empty (expected value=TEXT or a body)")
     group, name = call.group, _name(call)
-    frames = publishing.framed(group, name, body)
+    frames = await publishing.gathered(call, publishing.framed(group, name, body))
     sequence = await with_stream(call, name, partial(publishing.append, call, group, ".batch", frames))
     return publishing.published(call, sequence, group.streams.get(name))
 
