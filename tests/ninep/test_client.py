@@ -9,7 +9,8 @@ import signal
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,14 @@ from mqfs.ninep.client import connection as blocking
 from mqfs.ninep.client.channel import Channel
 from mqfs.ninep.client.machine import ClientMachine
 from mqfs.ninep.codec.dialect import Dialect
-from mqfs.ninep.codec.messages import Rclunk, Rread, Rwrite, Tclunk, Tread, Twalk, Twrite
-from mqfs.ninep.codec.wire import encode
+from mqfs.ninep.codec.messages import Rclunk, Rflush, Rread, Rwrite, Tclunk, Tflush, Tread, Tstat, Twalk, Twrite
+from mqfs.ninep.codec.wire import Framer, decode, encode
 from mqfs.store.replication import Entry
 from mqfs.store.store import DiskStore
 from tests.support.copied import follow
 from tests.support.eventually import HANG_S, eventually, patient
 from tests.support.ninep import ME, META, Running, make_tree, open_handles, running
-from tests.support.server import mqfs
+from tests.support.server import Server, mqfs
 
 
 @pytest.fixture
@@ -247,6 +248,88 @@ def test_a_server_that_never_answers_the_connect(tmp_path: Path) -> None:
             blocking.connect(f"unix!{tmp_path}/s", timeout=0.05)
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("call", ["read", "read in time", "write", "ask", "stat", "open"])
+def test_ctrl_c_waits_for_no_server_that_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, call: str
+) -> None:
+    """Whatever the call waits for; with another thread that waits, too, and gets an end."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    monkeypatch.setattr(blocking, "FLUSH_S", HANG_S)
+    served = Server.at(tmp_path)
+    try:
+        one = blocking.connect(served.address)
+        file, other, put = one.create("s", "r+"), one.open("s"), one.open(".put", "r+")
+        calls: dict[str, Callable[[], object]] = {
+            "read": file.receive,
+            "read in time": lambda: file.receive(timeout=HANG_S),
+            "write": lambda: file.write(b"x"),
+            "ask": lambda: put.ask(b'{"stream":"s"} x'),
+            "stat": lambda: one.stat("s"),
+            "open": lambda: one.open("s"),
+        }
+        served.process.send_signal(signal.SIGSTOP)
+        main = threading.main_thread().ident
+        assert main is not None
+        with ThreadPoolExecutor(2) as threads:
+            waits = threads.submit(other.receive)
+            eventually(lambda: one._receiving, "the other thread to wait")
+
+            def interrupt() -> None:
+                eventually(lambda: one._followers, "the main thread to wait")
+                signal.pthread_kill(main, signal.SIGINT)
+
+            threads.submit(interrupt)
+            began = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                calls[call]()
+            assert time.monotonic() - began < HANG_S / 2
+            with pytest.raises(errors.Disconnected, match="no answer to a cancelled request"):
+                waits.result(HANG_S)
+        one.close()
+    finally:
+        served.process.send_signal(signal.SIGCONT)
+        served.close()
+
+
+LONG = 1_000_000
+
+
+def test_a_link_that_only_sends_is_not_taken_for_a_dead_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long request of another thread stands before what asks for the answer to a cancelled one."""
+    monkeypatch.setattr(blocking, "FLUSH_S", patient(1.0))
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, blocking.SEND_BYTES)
+    with ThreadPoolExecutor(2) as threads, theirs, blocking.Client(ours, ClientMachine()) as one:
+        read, written = (blocking.File(one, Channel(n, Qid(0, 0, n), 1 << 20, False), "r+") for n in (1, 2))
+
+        def serve() -> None:
+            frames, asked, answers = Framer(1 << 20), 0, b""
+            while data := theirs.recv(blocking.SEND_BYTES):
+                for buffer, start, size in frames.frames(data):
+                    message = decode(buffer, start, size, False)
+                    asked += isinstance(message, Tstat)
+                    if isinstance(message, Twrite):
+                        answers += encode(Rwrite(message.tag, len(message.data)), False)
+                    if isinstance(message, Tflush):
+                        answers += encode(Rflush(message.tag), False)
+                        begun.set()
+                    if asked == 2:
+                        theirs.sendall(answers)
+                        return
+                if begun.is_set():
+                    time.sleep(blocking.FLUSH_S / 8)  # the link is slow
+
+        begun = threading.Event()
+        served = threads.submit(serve)
+        long = threads.submit(lambda: begun.wait(HANG_S) and written.write(bytes(LONG)))
+        with pytest.raises(TimeoutError):
+            read.receive(timeout=0.01)
+        served.result(HANG_S)
+        assert long.result(HANG_S) == LONG
+
+
 def test_a_server_that_does_not_even_answer_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocking, "FLUSH_S", 0.05)
     ours, theirs = socket.socketpair()
@@ -413,7 +496,7 @@ def test_a_host_that_does_not_answer_any_more(writes: bool) -> None:
             ours.settimeout(0.01)
             with contextlib.suppress(TimeoutError):
                 while True:
-                    ours.sendall(bytes(1 << 20))
+                    ours.sendall(bytes(LONG))
             ours.settimeout(None)
             with pytest.raises(errors.Disconnected, match="timed out"):
                 one.list() if writes else one.answer(slot)

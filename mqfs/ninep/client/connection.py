@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import queue
 import select
@@ -38,10 +39,10 @@ from mqfs.ninep.codec.messages import Fcall
 
 T = TypeVar("T")
 
-RECEIVE_BYTES = 65_536  # more is fetched by a system call of its own each time
-SEND_BYTES = 65_536  # of one call, so that `progress` shows those of a long request over a slow link
+RECEIVE_BYTES = SEND_BYTES = 65_536  # of one call: `progress` shows those of a long request over a slow link
 IDLE_S = 5.0  # that the receiver of async programs stays without a request
-FLUSH_S = 10.0  # without any answer: a server that owes one to a Tflush has stopped
+FLUSH_S = 10.0  # without any byte: a server that owes an answer to a Tflush has stopped
+INTERRUPT_S = 2.0  # that Ctrl-C waits for that answer
 ANSWER_BYTES = 65_536  # of `File.ask`: of `.put`, and of a cursor with names of views
 WINDOW = 64  # procedures under way at once: enough to keep a server busy
 MODES = {"r": os.O_RDONLY, "w": os.O_WRONLY, "r+": os.O_RDWR}
@@ -123,8 +124,7 @@ class Slot:
 
     def finish(self, reply: Fcall | None) -> None:
         self.reply, self.done = reply, True
-        if self.wake is not None:
-            self.wake.put(None)
+        self.wake_up()
         if self.on_done is not None:
             self.on_done()
 
@@ -146,7 +146,7 @@ class Client:
         self._sending = threading.Lock()  # requests leave in order; acquired before the other
         self._slots: dict[int, Slot] = {}  # by tag
         self._replies = 0  # so far
-        self._sent = 0  # pieces, so far
+        self._sent = 0  # whole pieces, so far
         self._followers: dict[Slot, None] = {}  # of threads that wait while another one receives
         self._receiving = False
         self._watched: dict[Slot, None] = {}  # by async programs
@@ -166,8 +166,6 @@ class Client:
         if self._forks == _forks:  # a child's copy of the socket is not to end the parent's connection
             with self._lock:
                 self._lose(why)
-            with contextlib.suppress(OSError):
-                self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that receives
         self.socket.close()
 
     @property
@@ -197,6 +195,8 @@ class Client:
             slot.wake_up()
         self._watched.clear()
         self._watching.notify()
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that receives; the server sees the end
 
     # ------------------------------------------------------------ requests out, replies in
 
@@ -225,7 +225,7 @@ class Client:
             try:
                 for at in range(0, len(data), SEND_BYTES):
                     self.socket.sendall(data[at : at + SEND_BYTES])
-                    self._sent += 1
+                    self._sent += at + SEND_BYTES <= len(data)  # else what is asked in `give_up` would count
             except BaseException as error:
                 with self._lock:
                     self._lose(_reason(error) if isinstance(error, OSError) else "sending was interrupted")
@@ -364,21 +364,22 @@ class Client:
         reply: Any = self.wait(slot, deadline)
         return expect(request, reply)
 
-    def give_up(self, slot: Slot) -> Fcall | None:
+    def give_up(self, slot: Slot, most_s: float = math.inf) -> Fcall | None:
         """Cancel a request: its reply, if that came all the same. A write that waits for the disk or the replica has
-        one, as late as it is. Raises Disconnected where the server answers nothing at all in FLUSH_S, though it is
-        asked for its root; then the connection is lost."""
-        heard, heard_at = (self._replies, self.caller.missing), time.monotonic()
+        one, as late as it is. Raises Disconnected, and the connection is lost, where it is not cancelled in `most_s`
+        seconds, or no byte is moved in FLUSH_S though the server is asked for its root."""
+        until = time.monotonic() + most_s
         self.flush(slot)
+        moved, moved_at = progress(self), time.monotonic()
         while True:
             try:
-                return self.wait(slot, time.monotonic() + FLUSH_S / 2)
+                return self.wait(slot, min(until, time.monotonic() + FLUSH_S / 2))
             except TimeoutError:
+                now, before, moved = time.monotonic(), moved, progress(self)
+                moved_at = moved_at if moved == before else now
                 with self._lock:
-                    if heard != (heard := (self._replies, self.caller.missing)):
-                        heard_at = time.monotonic()
-                    elif time.monotonic() - heard_at >= FLUSH_S:
-                        self._lose(f"no answer to a cancelled request in {FLUSH_S:g} s")
+                    if now >= min(until, moved_at + FLUSH_S):
+                        self._lose(f"no answer to a cancelled request in {min(most_s, FLUSH_S):g} s")
                         raise self._disconnected() from None
                 self._send([stat_of_root(self.caller)])
 
@@ -414,7 +415,7 @@ class Client:
                     step, answer = procedure.throw, error
                 except BaseException:  # Ctrl-C
                     with contextlib.suppress(Disconnected):
-                        self.give_up(slot)
+                        self.give_up(slot, INTERRUPT_S)
                     raise
                 slot = None
         except StopIteration as done:
@@ -602,13 +603,12 @@ class File(io.RawIOBase):
         except Disconnected:
             raise
         except TimeoutError:
-            late = self.client.give_up(slot)
-            if late is None:
+            if (late := self.client.give_up(slot)) is None:
                 raise
             return late
         except BaseException:  # Ctrl-C
             with contextlib.suppress(Disconnected):
-                if (late := self.client.give_up(slot)) is not None:
+                if (late := self.client.give_up(slot, INTERRUPT_S)) is not None:
                     self.channel.keep(late)
             raise
         if reply is None:
@@ -644,7 +644,7 @@ class File(io.RawIOBase):
             raise error.with_traceback(None) from None
         except BaseException:  # Ctrl-C
             with contextlib.suppress(Disconnected):
-                self.client.give_up(slot)
+                self.client.give_up(slot, INTERRUPT_S)
             raise
         return int(reply.count)
 
@@ -666,13 +666,17 @@ class File(io.RawIOBase):
                 if (late := client.give_up(written)) is None:
                     raise
                 expect(cast(Fcall, written.request), late)
-        except (MqfsError, TimeoutError):
-            client.give_up(read)
-            raise
-        try:
             procedure.send(client.answer(read))
         except StopIteration as done:
             return done.value or self.receive(ANSWER_BYTES)  # the write waited, the read did not
+        except (MqfsError, TimeoutError):
+            client.give_up(read)
+            raise
+        except BaseException:  # Ctrl-C
+            with contextlib.suppress(Disconnected):
+                client.give_up(written, INTERRUPT_S)
+                client.give_up(read, INTERRUPT_S)
+            raise
         raise AssertionError("read failed: more than one request (expected plain 9P2000)")
 
     def close(self) -> None:
