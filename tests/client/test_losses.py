@@ -19,7 +19,7 @@ from mqfs.client.subscription import CursorSubscription
 from mqfs.client.transport import ring_subscription
 from mqfs.client.types import read_whole
 from mqfs.errors import Disconnected, FellBehind
-from tests.support.eventually import HANG_S
+from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server
 
 SETTINGS = ([], ["replay last"], ["replay all"], ["replay all", "depth 20"], ["keep ring"], ["keep ring", "depth 20"])
@@ -255,6 +255,24 @@ def test_what_a_server_that_was_started_again_has_not_is_told(server: Server, nu
                 other.group("g").publish("s", b"last")
                 more = told(reading, lambda message: message.body == b"last")
     assert given + lost + sum(more) >= 201
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [0, 3])
+def test_the_sequences_that_a_kill_leaves_out_are_no_loss(server: Server, before: int) -> None:
+    """Nor where all that was there, and that it had, has outlived its ttl."""
+    with server.connect() as client:
+        group = client.group("g", create=True, ctl=["replay all", "ttl 1s"])
+        group.create("s")
+        with group.subscribe("s") as reading:
+            group.publish_many(("s", b"%d" % number) for number in range(before))
+            assert [reading.get(timeout=HANG_S).body for _ in range(before)] == [b"%d" % n for n in range(before)]
+            eventually(lambda: not group.stats().streams["s"].messages)
+            server.restart(signal.SIGKILL)
+            with server.connect() as other:
+                other.group("g").ctl("ttl 1h")
+                other.group("g").publish("s", b"last")
+                assert reading.get(timeout=HANG_S).body == b"last"
 
 
 @pytest.mark.slow

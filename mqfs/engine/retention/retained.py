@@ -123,7 +123,7 @@ class KeptRange:
             away = found is not None and (found[0] in lapsed or found[0] in dropped)
             steps += 1
             if not away or steps % _STEPS == 0:
-                first = found[0] if found is not None else bucket.end.next
+                first = found[0] if found is not None else first
                 if first > self.state.floor:
                     self._raise(first)
                 yield
@@ -525,6 +525,7 @@ class Expiry:
     def __init__(self, log: GroupLog, clock: Clock) -> None:
         self._log, self._clock = log, clock
         self._before = (-1, 0)  # (engine time asked for, the answer)
+        self._first = 0  # the first message that has not outlived it, then
 
     def is_expired(self, record: Record) -> bool:
         """Whether a message has outlived the group's `ttl`."""
@@ -540,14 +541,16 @@ class Expiry:
         known_at, known = self._before
         if known_at == limit:
             return known
-        floor, behind, anchors = 0, self._log.end.next, self._log.state.anchors
+        young, behind, reader, anchors = 0, self._log.end.next, self._log.reader, self._log.state.anchors
         for first, anchor in reversed(anchors):  # the newest of that time or before tells
             if anchor.engine_ns <= limit or anchor is anchors[0][1]:
-                floor = min(self._log.reader.first_at_time(anchor.wall_ns + limit - anchor.engine_ns + 1), behind)
+                young = min(reader.first_at_time(anchor.wall_ns + limit - anchor.engine_ns + 1), behind)
                 break
             behind = first
-        self._before = (limit, floor)
-        return floor
+        if young != self._first:  # a kill leaves a gap in the sequences: a reader before that has lost nothing
+            self._first, known = young, (reader.before(young) or 0) + 1
+        self._before = (limit, known)
+        return known
 
     def expires_by_ttl(self, sequence: int) -> int:
         """Until when the group's `ttl` keeps a message, engine ns; NEVER where it has none."""
