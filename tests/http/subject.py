@@ -163,11 +163,11 @@ class HttpSubject:
     def _call(self, function: Any) -> None:
         trio.from_thread.run_sync(function, trio_token=self._token)
 
-    def end(self, claims: int = 0) -> None:
-        """Stop, and check that nothing was left behind but the handles of that many claims."""
-        left = self.tree.open_files.count, parked(self.tree), self.tree.waits.used
+    def end(self, least: int = 0, most: int = 0) -> None:
+        """Stop, and check that nothing was left behind but the handles of so many claims."""
+        handles, *left = self.tree.open_files.count, parked(self.tree), self.tree.waits.used
         self.abandon()
-        assert left == (claims, 0, 0)
+        assert least <= handles <= most and left == [0, 0]
 
     def abandon(self) -> None:
         for sock, _ in self._waiting.values():
