@@ -164,10 +164,11 @@ class HttpSubject:
         trio.from_thread.run_sync(function, trio_token=self._token)
 
     def end(self, least: int = 0, most: int = 0) -> None:
-        """Stop, and check that nothing was left behind but the handles of so many claims."""
+        """Stop, and check that nothing is left but handles of claims, from `least` to `most`."""
         handles, *left = self.tree.open_files.count, parked(self.tree), self.tree.waits.used
         self.abandon()
-        assert least <= handles <= most and left == [0, 0]
+        assert least <= handles <= most
+        assert left == [0, 0]
 
     def abandon(self) -> None:
         for sock, _ in self._waiting.values():
