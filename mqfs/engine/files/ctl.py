@@ -24,6 +24,7 @@ from mqfs.engine.publishing.admission import WriteRequest
 from mqfs.engine.publishing.publisher import RECORD_BYTES
 from mqfs.engine.retention.newest import look_up
 from mqfs.engine.retention.retained import Clearing, Cut, counted_of, cut_in_steps, has_all, plan_clear
+from mqfs.engine.retention.retention import forget_dropped
 from mqfs.engine.routing.views import View
 from mqfs.engine.stream import Stream
 from mqfs.model import Draft, Kind, Step, User
@@ -77,14 +78,17 @@ class CtlHandle(CommandFile):
             raise
 
     def _carry_out(self, text: str, value: int) -> Work[Step[int]]:
-        group, steps = self.group, list[tuple[Settings, Action | None]]()
+        group, steps, named = self.group, list[tuple[Settings, Action | None]](), 0
         for count, (settings, action) in enumerate(read(text, group.settings), 1):
             steps += short_steps(settings, action) if action and action.sequences else [(settings, action)]
+            named += len(action.sequences) if action else 0
             if count % _STEPS == 0:
                 yield
         made = not group.ranks.is_complete and any(action and action.verb == "consumer" for _, action in steps)
         if group.retention.newest is not None or made:  # a new consumer asks for the messages of all keys
             yield from look_up(group.retention)
+        if len(group.state.dropped) + named > limits.DROPPED:
+            yield from forget_dropped(group, {action.stream or "" for _, action in steps if action is not None})
         portions, seen = group.portions.count, group.catalog_version
         yield from self._check(steps)
         for part in parts_of(steps):
@@ -180,7 +184,8 @@ class Plan:
         self._steps: list[AckSteps] = []
         self._drops: dict[Stream, dict[int, int]] = {}  # messages: sequence -> bytes
         self._late: dict[Stream, dict[int, None]] = {}  # messages that are delayed
-        self._dropped = 0  # messages that are not delayed
+        self._firsts: dict[Stream, int] = {}  # of some of those: nothing below is kept, as lines leave it
+        self._dropped = 0  # messages that are not delayed, and not below these
         self._views: dict[str, list[str]] = {}  # patterns of those that lines name, as they found them
         self._patterns: dict[str, dict[str, None]] = {}  # as they leave them; without any a view is removed
         self._grown = 0  # patterns added to all views together
@@ -272,7 +277,7 @@ class Plan:
         stream.kept.update_low_watermark()  # once the newest is dropped, under `replay last` the one before it counts
         group, floor, targets = self._group, stream.state.floor, self._group.held.targets
         sizes, late = self._drops.setdefault(stream, {}), self._late.setdefault(stream, {})
-        self._dropped -= len(sizes)
+        before = len(sizes)
         for sequence in action.sequences:
             if targets(stream, sequence):
                 late[sequence] = None
@@ -281,9 +286,22 @@ class Plan:
             if found is None or found[0] != sequence or sequence < floor or stream.kept.is_deleted(sequence):
                 raise errors.NotFound(f"no message {sequence} in stream {stream.name!r}")
             sizes[sequence] = found[1]
-        self._dropped += len(sizes)
+        self._dropped += len(sizes) - before
+        if len(group.state.dropped) + self._dropped > limits.DROPPED:
+            self._dropped -= self._pass_dropped(stream, sizes)
         if len(group.state.dropped) + self._dropped > limits.DROPPED:
             raise errors.OverLimit(f"drop: too many single messages (expected at most {limits.DROPPED} in a group)")
+
+    def _pass_dropped(self, stream: Stream, sizes: dict[int, int]) -> int:
+        """Too many to be remembered: the oldest go with the floor of their stream. How many more, which are none where
+        keys decide what is kept."""
+        group, passed = self._group, 0
+        if group.retention.newest is None:
+            first = self._firsts.get(stream) or stream.kept.first_kept()
+            while first in sizes:
+                first, passed = stream.kept.first_kept(first + 1) or group.log.end.next, passed + 1
+            self._firsts[stream] = first
+        return passed
 
     def _check_unschedule(self, settings: Settings, action: Action) -> None:
         """A schedule is its delayed message, which is dropped."""
@@ -307,8 +325,12 @@ class Plan:
 
     def _plan_drops(self) -> Work[None]:
         for count, (stream, sizes) in enumerate(self._drops.items(), 1):
-            if sizes:
-                self._changes.add({"do": "drop", "stream": stream.number, "sequences": list(sizes)})
+            first = self._firsts.get(stream, 0)
+            sequences = [sequence for sequence in sizes if sequence >= first]
+            if len(sequences) < len(sizes):
+                self._changes.add({"do": "floor", "floors": [[stream.number, first]]})
+            if sequences:
+                self._changes.add({"do": "drop", "stream": stream.number, "sequences": sequences})
             rest = iter(self._late[stream])
             while some := list(islice(rest, _STEPS)):
                 steps = self._group.held.drop_steps(some)

@@ -249,9 +249,9 @@ class KeptRange:
                 self.count -= 1
                 self.size -= found[1]
 
-    def first_kept(self) -> int:
-        """Sequence of the first message at or above the floor that was not dropped; 0 where there is none."""
-        found = locate(self, self.state.floor)
+    def first_kept(self, position: int = 0) -> int:
+        """Sequence of the first message that was not dropped, at or above the floor and that position; 0: none."""
+        found = locate(self, max(self.state.floor, position))
         while found is not None and self.is_deleted(found[0]):
             found = locate(self, found[0] + 1)
         return found[0] if found else 0

@@ -374,6 +374,13 @@ class Retention:
             self._expiry_alarm.at(max(self.ranks.next_expiry_ns, now_ns + 1))  # the rest after others
 
 
+def forget_dropped(group: Group, names: Set[str]) -> Iterator[None]:
+    """Forget the dropped messages before all that these streams keep. In steps."""
+    for stream in [group.streams[name] for name in names & group.streams.keys()]:
+        yield from stream.kept.pass_absent()
+    yield from group.retention._forget_absent(group.state.dropped)
+
+
 def renew_newest(retention: Retention, group: Group) -> None:
     """`replay` or the stream of dead letters is another: what is kept by keys is looked up again, if anything is."""
     group.log.remember_newest(None)

@@ -243,8 +243,8 @@ def test_a_write_is_held_to_the_limits_by_all_of_its_lines(
 ) -> None:
     monkeypatch.setattr(limits, most, 3)
     hand.stream()
-    hand.write("s", *[b"x"] * 4)
-    start = hand.group.streams["s"].kept.first_kept()
+    hand.write("s", *[b"x"] * 5)
+    start = hand.group.streams["s"].kept.first_kept() + 1  # the oldest is not counted
     line, undo = {
         "CONSUMERS": ("consumer w{}", "remove w{}"),
         "DROPPED": ("drop s {}", ""),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mqfs import errors
 from tests.support.queues import Queues
 from tests.support.temp_store import lowered
 
@@ -51,3 +52,35 @@ def test_their_room_is_given_back(tmp_path: Path, end: Callable[[Queues, list[in
     assert q.group.log.upkeep.size < 100_000 + times * 10_000
     assert len(q.group.retention.lapsed) + len(q.group.state.dropped) < 60
     assert len(q.kept()) == 1 + times * 15
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("lines", [("replay all",), ("deliver one",)])
+def test_the_oldest_can_be_dropped_though_as_many_are_as_may_be(
+    tmp_path: Path, lines: tuple[str, ...], clean: bool
+) -> None:
+    """They need not be remembered, and those that follow them no more."""
+    q = Queues(*lines, path=tmp_path / "store")
+    with lowered(DROPPED=5):
+        sequences = [q.put(b"%d" % number) for number in range(12)]
+        drop(q, sequences[1:6])
+        with pytest.raises(errors.OverLimit):
+            drop(q, [sequences[7]])
+        with pytest.raises(errors.OverLimit):
+            drop(q, [sequences[0], sequences[7], *sequences[9:]])
+        drop(q, [sequences[0]])
+        drop(q, [sequences[7]])
+        assert [row["body"] for row in q.kept()] == ["6", "8", "9", "10", "11"]
+        drop(q, sequences[8:11])
+        with pytest.raises(errors.NotFound):
+            drop(q, [sequences[0]])
+        assert [row["body"] for row in q.kept()] == ["6", "11"]
+        assert (q.row()["messages"], q.row()["bytes"]) == (2, 3)
+        q.ctl(*(f"drop s {sequences[number]}" for number in (11, 6)))
+        for _ in range(2):
+            assert q.kept() == []
+            assert (q.row()["messages"], q.row()["bytes"]) == (0, 0)
+            q.restart(clean=clean)
+        last = q.put(b"new")
+        drop(q, [last])
+        assert q.kept() == []
