@@ -12,6 +12,7 @@ moved.
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -28,6 +29,7 @@ from pyspark_mqfs.commands.sources import (
     group_of,
     no_progress,
     path_of,
+    selected_names,
     stream_of,
     watch,
 )
@@ -65,6 +67,7 @@ class Archive:
 
 def run(spark: SparkSession, request: Archive, progress: Progress = no_progress) -> dict[str, Any]:
     """Update the archive with the present messages. Raises CommandError where it is of another store or streams."""
+    request.source.check_lists()
     catalog = request.source.catalog()
     folder = Folder(spark, request.path)
     metadata = {"format": FORMAT, "store": catalog.store, "streams": request.source.selection_options()}
@@ -138,7 +141,10 @@ def _check_names(spark: SparkSession, folder: Folder, catalog: ServerCatalog) ->
 
 
 def _describe(value: Any) -> str:
-    return ", ".join(value.values()) if isinstance(value, dict) else str(value)
+    """A store, or the streams as arguments of the command."""
+    if isinstance(value, dict):
+        return shlex.join(selected_names(value)) or ", ".join(value.values())
+    return str(value)
 
 
 class _BatchFiles:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 PREFIX = "letter."
+ADDED = tuple(PREFIX + name for name in ("stream", "sequence", "reason"))  # by divert
 DROPPED_AT_ONCE = 1_000  # sequences in one line of ctl
 
 
@@ -75,8 +76,9 @@ def divert(spark: SparkSession, request: Divert, progress: Progress = no_progres
     """Copy the selected messages; the originals stay. Raises CommandError for streams of another group than `to`."""
     request.check()
     _check_groups(request.source.catalog().groups, request.to)
-    origin = [("stream", _stream_in(split(request.to.strip("/"))[0])), ("sequence", F.col("offset").cast("string"))]
-    added = F.array(*(_header(PREFIX + name, value) for name, value in [*origin, ("reason", F.lit(request.reason))]))
+    stream = _stream_in(split(request.to.strip("/"))[0])
+    values = stream, F.col("offset").cast("string"), F.lit(request.reason)
+    added = F.array(*map(_header, ADDED, values))
 
     def letters(rows: DataFrame) -> DataFrame:
         headers = F.concat(_settable_headers(), added).alias("headers")
@@ -171,8 +173,8 @@ def _origin(group: str) -> Column:
 def _settable_headers() -> Column:
     """The headers that may be set, without those of a dead letter."""
     present = F.coalesce(F.col("headers"), F.expr("array()").cast("array<struct<key:string,value:binary>>"))
-    reserved = sorted(headers.RESERVED)
-    return F.filter(present, lambda header: ~header["key"].isin(reserved) & ~header["key"].startswith(PREFIX))
+    others = [*sorted(headers.RESERVED), *ADDED]
+    return F.filter(present, lambda header: ~header["key"].isin(others))
 
 
 def _header(key: str, value: Column) -> Column:

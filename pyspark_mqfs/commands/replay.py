@@ -166,8 +166,9 @@ def _is_replay_header(header: Column) -> Column:
     return header["key"].isin(SEQUENCE, TIME) | header["key"].startswith(RESERVED_PREFIX)
 
 
-def restore_originals(rows: DataFrame) -> DataFrame:
-    """Replayed messages with their original sequence, time and headers."""
+def restore_originals(rows: DataFrame, *, others: bool = False) -> DataFrame:
+    """Replayed messages with their original sequence, time and headers; `others`: and those that are none, as they
+    are."""
     present = F.col("headers")
     settable = F.filter(present, lambda header: ~header["key"].isin(SEQUENCE, TIME, headers.SENDER))
     back = F.transform(
@@ -182,12 +183,14 @@ def restore_originals(rows: DataFrame) -> DataFrame:
             header["value"].alias("value"),
         ),
     )
+    replayed = F.col("sequence_then").isNotNull()
+    then = F.timestamp_micros(_value_of(TIME).try_cast("bigint"))
     return (
         rows.withColumn("sequence_then", _value_of(SEQUENCE).try_cast("bigint"))
-        .where("sequence_then is not null")
-        .withColumn("timestamp", F.timestamp_micros(_value_of(TIME).try_cast("bigint")))
-        .withColumn("offset", F.col("sequence_then"))
-        .withColumn("headers", F.when(F.size(back) > 0, back))
+        .where(replayed | F.lit(others))
+        .withColumn("timestamp", F.when(replayed, then).otherwise(F.col("timestamp")))
+        .withColumn("offset", F.when(replayed, F.col("sequence_then")).otherwise(F.col("offset")))
+        .withColumn("headers", F.when(~replayed, present).when(F.size(back) > 0, back))
         .drop("sequence_then")
     )
 

@@ -68,6 +68,19 @@ class Source:
         options = Options(self.options(), (*COMMON, *SELECTION, "includeHeaders"), "a command")
         return Selection.of(options), Server.of(options)
 
+    def check_lists(self) -> None:
+        """Raises CommandError for a path that is no stream, but a list of streams with commas."""
+        lists = [path for path in self.streams if "," in path]
+        words = {path: [path, *map(str.strip, path.split(","))] for path in lists}
+        names = tuple(dict.fromkeys(word for path in lists for word in words[path] if word.strip("/")))
+        if not names:
+            return
+        present = {path for path, _, _ in attrs.evolve(self, streams=names).catalog().streams()}
+        for path in lists:
+            whole, *parts = (word.strip("/") for word in words[path])
+            if whole not in present and present.issuperset(parts):
+                raise CommandError(f"{path}: no such stream (expected the streams as separate arguments)")
+
     def catalog(self) -> ServerCatalog:
         selection, server = self._parse()
         with server.link() as link:
@@ -82,12 +95,14 @@ def selected_names(selection: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def read(spark: SparkSession, source: Source, **more: str) -> DataFrame:
-    """The present messages."""
+    """The present messages. Raises CommandError."""
+    source.check_lists()
     return spark.read.format("mqfs").options(**source.options(), **more).load()
 
 
 def follow(spark: SparkSession, source: Source, **more: str) -> DataFrame:
-    """The present and future messages."""
+    """The present and future messages. Raises CommandError."""
+    source.check_lists()
     return spark.readStream.format("mqfs").options(**source.options(), startingOffsets="earliest", **more).load()
 
 

@@ -168,6 +168,22 @@ def test_a_replay_goes_on_with_what_the_archive_got_since(spark: Any, scene: Sce
     assert verify.run(spark, Verify(path, back, replayed=True, into="back"))["same"] == 7
 
 
+def test_a_replay_of_a_replay_is_verified(spark: Any, scene: Scene, tmp_path: Path) -> None:
+    """Beside a message that was written to the replayed stream."""
+    scene.group("g")
+    scene.stream("g/a", b"1", b"2")
+    scene.put("g", '{"stream":"a","headers":{"x":"y"}}', b"3")
+    paths = "g/a", "one/g/a", "two/one/g/a"
+    for at, into in enumerate(("one", "two")):
+        folder = str(tmp_path / into)
+        archive.run(spark, Archive(Source(scene.address, (paths[at],)), folder))
+        replay.run(spark, Replay(folder, Source(scene.address), into=into))
+        there = Source(scene.address, (paths[at + 1],))
+        found = verify.run(spark, Verify(folder, there, replayed=True, into=into))
+        assert (found["sound"], found["same"]) == (True, 3 + at), into
+        scene.write(paths[at + 1], b"new")
+
+
 def test_of_two_that_create_a_file_one_does(spark: Any, tmp_path: Path) -> None:
     """That is how the first plan of a replay is made."""
     one, two = (Folder(spark, str(tmp_path)) for _ in range(2))

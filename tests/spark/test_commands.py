@@ -14,7 +14,7 @@ from typing import Any
 import pexpect
 import pytest
 
-from pyspark_mqfs.commands import archive, copy, dead_letters, replay, report, stats
+from pyspark_mqfs.commands import archive, copy, dead_letters, replay, report, stats, verify
 from pyspark_mqfs.commands.archive import Archive
 from pyspark_mqfs.commands.copy import Copy
 from pyspark_mqfs.commands.dead_letters import Divert, Redrive
@@ -22,6 +22,7 @@ from pyspark_mqfs.commands.replay import Replay
 from pyspark_mqfs.commands.session import CommandError, explain
 from pyspark_mqfs.commands.sources import Source, follow
 from pyspark_mqfs.commands.stats import Stats
+from pyspark_mqfs.commands.verify import Verify
 from tests.spark.scene import Scene
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import COMMAND, environment, mqfs
@@ -93,6 +94,39 @@ def test_dead_letters_aside_and_back(spark: Any, scene: Scene) -> None:
     assert bodies(scene, "g/dead") == [b"bad 2"]
     assert bodies(scene, "g/mail") == [b"good", b"bad 1", b"bad 2", b"bad 1"]
     assert remembered(scene, "g") == []
+
+
+def test_a_redriven_message_has_the_headers_that_it_had(spark: Any, scene: Scene) -> None:
+    """Also those that begin as the ones of a dead letter do."""
+    scene.group("g")
+    scene.stream("g/mail")
+    scene.stream("g/dead")
+    scene.put("g", '{"stream":"mail","headers":{"letter.lang":"de","letter":"a","own":"b"}}', b"bad")
+    source = Source(scene.address, ("g/mail",))
+    for _ in range(2):
+        dead_letters.divert(spark, Divert(source, "text = 'bad' and offset = 1", "g/dead", "no good"))
+        dead_letters.redrive(spark, Redrive(Source(scene.address, ("g/dead",))))
+    found = spark.read.format("mqfs").options(**source.options()).load().orderBy("offset").collect()
+    own = {"letter.lang": b"de", "letter": b"a", "own": b"b", "sender": str(os.geteuid()).encode()}
+    assert [{header["key"]: bytes(header["value"]) for header in row["headers"]} for row in found] == [own] * 3
+
+
+def test_streams_in_one_argument_are_refused(spark: Any, scene: Scene, tmp_path: Path) -> None:
+    """As option subscribe has them, but a stream may have such a name."""
+    scene.group("g")
+    for name in ("a", "b", "x,g"):
+        scene.stream(f"g/{name}", name.encode())
+    several, one = Source(scene.address, ("g/a, g/b",)), Source(scene.address, ("g/x,g", "g/a"))
+    for act in (
+        lambda: copy.run(spark, Copy(several, several, to="h/all")),
+        lambda: archive.run(spark, Archive(several, str(tmp_path / "archive"))),
+        lambda: verify.run(spark, Verify(source=several)),
+    ):
+        with pytest.raises(CommandError, match=r"g/a, g/b: no such stream .expected the streams as separate arguments"):
+            act()
+    assert not (tmp_path / "archive").exists()
+    copy.run(spark, Copy(one, one, to="h/all"))
+    assert sorted(bodies(scene, "h/all")) == [b"a", b"x,g"]
 
 
 def test_nothing_stays_of_what_runs_once(spark: Any, scene: Scene) -> None:
