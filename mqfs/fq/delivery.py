@@ -48,6 +48,9 @@ _ACKED_AT_ONCE = 4_096  # sequences in one command
 _QUOTA_S, _AGAIN_S = 0.1, 1.0
 
 
+Late = deque[tuple[Record, bytes]]  # claimed messages of one sender, whose name is not known
+
+
 class QueueReader:
     """A consumer that a client reads: its queue in the group of one exchange."""
 
@@ -58,6 +61,8 @@ class QueueReader:
         self.time_slice = TimeSlice(fair_queue)
         self._named, self._head = exchange.group.name, name(exchange.name)
         self._routes: dict[str, bytes] = {}
+        self.late: dict[str, Late] = {}  # by the number of the sender
+        self.caught_up = trio.Event()
         self.skipped: list[int] = []  # claimed, and not for the client
         self.unreadable: list[int] = []  # claimed, and what no client can read
 
@@ -73,17 +78,19 @@ class QueueReader:
             route = self._routes[stream] = name(text)
         if self._named != self.exchange.group.name:
             self._named, self._head = self.exchange.group.name, name(self.exchange.name)
-        head, id, tail = record.headers, b"", b""
-        if head[-_ID_TAIL : -2 * ID_BYTES] == ID_HEAD:  # as this front end writes it
-            id, tail = _unhex(head[-2 * ID_BYTES :]), _origin(head[:-_ID_TAIL])
-        elif head:
-            id, tail = _unhex(headers.decode(head).get(ID, "").encode()), _origin(head)
+        id, tail = _identity(record.headers)
         if not tail or not id:
-            writer = _writer(head).encode()[:NAME_BYTES]
+            writer = _writer(record.headers).encode()[:NAME_BYTES]
             id = _NUMBERS.pack(self.exchange.group.number, record.sequence)
             tail = name(writer) + hop_list(2 * self._node)
         self._counts.octets_out += len(body)
         return b"".join((self._head, route, id, tail, payload(body)))
+
+    @property
+    def is_late(self) -> bool:
+        """Whether no more is to be claimed before some of `late` are sent."""
+        bodies = [body for late in self.late.values() for _, body in late]
+        return len(bodies) >= limits.FQ_SEND_MESSAGES or sum(map(len, bodies)) >= limits.FQ_SEND_BYTES
 
     def settle(self, verb: str, sequences: list[int]) -> None:
         """`ack` or `release` those of the sequences that are claimed still."""
@@ -101,6 +108,13 @@ class QueueReader:
                 if (sequence := self.unreadable[-1]) in self.handle.claims:
                     self.handle.write(f"dead {sequence} 'a route of more than {NAME_BYTES} bytes'\n".encode())
                 self.unreadable.pop()
+
+
+def _identity(head: bytes) -> tuple[bytes, bytes]:
+    """Id, and sender with hops as on the wire, of the headers of a message; nothing for what they do not say."""
+    if head[-_ID_TAIL : -2 * ID_BYTES] == ID_HEAD:  # as this front end writes it
+        return _unhex(head[-2 * ID_BYTES :]), _origin(head[:-_ID_TAIL])
+    return (_unhex(headers.decode(head).get(ID, "").encode()), _origin(head)) if head else (b"", b"")
 
 
 @cache_short(_ORIGINS, _ORIGIN_BYTES)
@@ -121,10 +135,15 @@ def _unhex(text: bytes) -> bytes:
     return id if len(id) == ID_BYTES else b""
 
 
+def _sender(head: bytes) -> str:
+    """The number of the user who published a message through the tree; only messages with headers have it."""
+    return headers.decode(head).get(headers.SENDER, "") if head else ""
+
+
 def _writer(head: bytes) -> str:
-    """The user who published a message through the tree; only messages with headers say who. Raises NotAnswered."""
+    """The name of that user. Raises NotAnswered."""
     try:
-        return identity.user_name(parse_number(headers.decode(head).get(headers.SENDER, "")))
+        return identity.user_name(parse_number(_sender(head)))
     except BadCommand:
         return "mqfs"
 
@@ -232,7 +251,12 @@ class Delivery:
         try:
             while not (handle.closed or handle.has_ended):
                 try:
-                    await self._send(source, *await self._gather(source))
+                    while source.is_late:
+                        source.caught_up = trio.Event()
+                        await source.caught_up.wait()
+                    gathered = await self._gather(source)
+                    await source.time_slice.stop()
+                    await self._send(source, *gathered)
                     source.settle_unsent()
                 except MqfsError as error:
                     source.time_slice.pause()
@@ -252,21 +276,18 @@ class Delivery:
     async def _gather(self, source: QueueReader) -> tuple[bytes, list[int]]:
         """Claim the present messages; wait for the first only. Returns those to send. Raises MqfsError; then nothing
         was claimed."""
-        handle, data, sequences, claimed = source.handle, bytearray(), list[int](), 0
+        handle, data, sequences, claimed, size = source.handle, bytearray(), list[int](), 0, 0
 
-        async def take(record: Record, body: bytes) -> None:
-            nonlocal claimed
-            claimed += 1
-            try:
-                piece = self._encode(source, record, body)
-            except NotAnswered:
-                piece = await self._await_encoded(source, record, body)
-            if piece:
+        def take(record: Record, body: bytes) -> None:
+            nonlocal claimed, size
+            claimed, size = claimed + 1, size + len(body)
+            if piece := self._encode_known(source, record, body):
                 data.extend(piece)
                 sequences.append(record.sequence)
+                size += len(piece) - len(body)
 
         try:
-            while claimed < limits.FQ_SEND_MESSAGES and len(data) < limits.FQ_SEND_BYTES:
+            while claimed < limits.FQ_SEND_MESSAGES and size < limits.FQ_SEND_BYTES:
                 step = handle.read(WHOLE)
                 if isinstance(step, Wait) and not step.settled:
                     if claimed and step.cancel(Again()):
@@ -278,10 +299,10 @@ class Delivery:
                 shown = handle.shown
                 if shown is None or shown[0].sequence not in handle.claims:
                     break  # the consumer was removed, or the server stops
-                await take(shown[0], body)
-                most = limits.FQ_SEND_MESSAGES - claimed, limits.FQ_SEND_BYTES - len(data)
+                take(shown[0], body)
+                most = limits.FQ_SEND_MESSAGES - claimed, limits.FQ_SEND_BYTES - size
                 for record in handle.claim_behind(*most):
-                    await take(record, record.body)
+                    take(record, record.body)
         except MqfsError as error:
             if not claimed:
                 raise
@@ -289,18 +310,52 @@ class Delivery:
                 self._log(source, error)
         return bytes(data), sequences
 
-    async def _await_encoded(self, source: QueueReader, record: Record, body: bytes) -> bytes | None:
+    def _encode_known(self, source: QueueReader, record: Record, body: bytes) -> bytes | None:
+        """As `_encode`. A message whose sender's name is not known is sent later, and so are those of this sender
+        behind it, as none is to overtake another."""
+        late = source.late.get(_sender(record.headers)) if source.late else None
+        if late is None:
+            try:
+                return self._encode(source, record, body)
+            except NotAnswered:
+                late = source.late[_sender(record.headers)] = deque()
+                assert self._nursery is not None
+                self._nursery.start_soon(self._send_late, source, _sender(record.headers), late)
+        late.append((record, body))
+        return None
+
+    async def _send_late(self, source: QueueReader, sender: str, late: Late) -> None:
+        """Send what waits for the name of its sender, in its order."""
+        time_slice = TimeSlice(self._fair_queue)
+        try:
+            while late:
+                record, body = late[0]
+                piece = await self._await_encoded(source, time_slice, record, body)
+                await time_slice.stop()
+                if piece and record.sequence in source.handle.claims:
+                    await self._send(source, piece, [record.sequence])
+                late.popleft()
+                source.caught_up.set()
+            del source.late[sender]
+        except (Gone, OSError):
+            pass  # as in `_pump`
+        finally:
+            time_slice.pause()
+
+    async def _await_encoded(
+        self, source: QueueReader, time_slice: TimeSlice, record: Record, body: bytes
+    ) -> bytes | None:
         """As `_encode`, once the name of its sender is known: clients keep it, so a number is no substitute."""
         encode = partial(self._encode, source, record, body)
         step: Step[bytes | None] = answered(encode)
         while isinstance(step, Wait):
-            source.time_slice.pause()
+            time_slice.pause()
             try:
                 step = await await_step(step)
             except NotAnswered as error:
                 self._log(source, error)
                 step = answered(encode)
-            await source.time_slice.start()
+            await time_slice.start()
         return step
 
     def _encode(self, source: QueueReader, record: Record, body: bytes) -> bytes | None:
@@ -319,7 +374,6 @@ class Delivery:
         return piece
 
     async def _send(self, source: QueueReader, data: bytes, sequences: list[int]) -> None:
-        await source.time_slice.stop()
         if not sequences:
             await trio.lowlevel.checkpoint()
             return

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ import pytest
 
 from mqfs.errors import Denied, MqfsError
 from mqfs.ninep.client import connection
+from tests.fq.client import Client
 from tests.ring.memory.build import compiler
 from tests.support import ROOT
 from tests.support.eventually import HANG_S, eventually, patient
 from tests.support.ninep import Raw
-from tests.support.server import Server
+from tests.support.server import Server, short_folder
 from tests.support.tokens import OTHER, SECRET, line_of
 
 pytestmark = [
@@ -61,12 +62,12 @@ class Names:
 class Served(Server):
     """A server with two tokens, root's SECRET and daemon's OTHER, whose answers are cached for a second only."""
 
-    def __init__(self, folder: Path, names: Names, limits: str) -> None:
+    def __init__(self, folder: Path, names: Names, limits: str, *more: str) -> None:
         (folder / "tokens").touch(0o600)
         (folder / "tokens").write_text(line_of("root", SECRET) + line_of("daemon", OTHER))
         super().__init__(
             "--listen", f"unix!{folder}/s", "--listen", "tcp!127.0.0.1!0", "--http", "tcp!127.0.0.1!0",
-            "--token-file", "tokens", "--default", "replay all",
+            "--token-file", "tokens", "--default", "replay all", *more,
             cwd=folder, program=LOWERED, LD_PRELOAD=str(names.library), MQFS_NAMES=str(names.folder),
             MQFS_NAMED="daemon", MQFS_LIMITS=limits,
         )  # fmt: skip
@@ -304,3 +305,46 @@ def test_a_stop_does_not_wait_for_files_that_are_read_again(server: Served, name
     with names.being("slow"):
         eventually(lambda: cause() or names.asked, "its users are looked up")
         assert server.stop() == 0
+
+
+# ---------------------------------------------------------------- senders, whose names clients of fq keep
+
+LATE = 300  # more than are set aside
+
+
+@pytest.mark.parametrize("count", [2, LATE])
+def test_a_message_whose_sender_is_not_known_holds_up_no_others(tmp_path: Path, names: Names, count: int) -> None:
+    """And of a sender all are delivered in their order. No more are claimed than a bound, so that others may wait."""
+    with short_folder() as folder, ExitStack() as stack:
+        limits = "NAMES_S=0.01 NAMES_WAIT_S=0.2 NAMES_KEPT_S=0 HANDSHAKE_S=0.5"
+        server = stack.enter_context(Served(tmp_path, names, limits, "--fq", f"unix!{folder}/fq"))
+        client = stack.enter_context(closing(Client(f"{folder}/fq", "q", "disk:public,permanent")))
+        client.bind("x")
+        root = stack.enter_context(connection.connect(f"unix!{tmp_path}/s", timeout=HANG_S))
+        root.create("fq/x/r").close()
+        for path in ("fq", "fq/x", "fq/x/r"):
+            root.chmod(path, 0o777)
+        daemon = stack.enter_context(connection.connect(server.tcp, token=OTHER, timeout=HANG_S))
+
+        def publish(user: Any, *bodies: str) -> None:
+            with user.open("fq/x/.put", "w") as file:
+                for body in bodies:
+                    file.write(b'{"stream":"r","headers":{"a":"b"}} ' + body.encode())
+
+        def received(most: int) -> list[tuple[str, str]]:
+            return [(one.sender.decode(), one.payload.decode()) for one in client.receive(most)]
+
+        def expected(sender: str, letter: str, count: int) -> list[tuple[str, str]]:
+            return [(sender, f"{letter}{number}") for number in range(count)]
+
+        with names.being("slow"):
+            publish(daemon, "d0")
+            eventually(lambda: names.asked, "the look-up")
+            publish(root, "r0")
+            publish(daemon, *(text for _, text in expected("", "d", count)[1:]))
+            publish(root, "r1")
+            found = received(2 if count < LATE else 1)
+            assert found == expected("root", "r", 2)[: len(found)]
+        found += received(2 + count - len(found))
+        assert [one for one in found if one[0] == "root"] == expected("root", "r", 2)
+        assert [one for one in found if one[0] == "daemon"] == expected("daemon", "d", count)
