@@ -373,8 +373,9 @@ class Keeper:
                 words = "its state is not written any more, and after a crash it may be copied again"
                 log.error("replica %s: %s: not synced: %s: %s", self._log.name, self._path, error.strerror, words)
             raise
-        self._state.position, self._state.have = position, have
-        state.write(self._path, self._state)
+        found = attrs.evolve(self._state, position=position, have=have)
+        state.write(self._path, found)
+        self._state = found  # only now: a checkpoint removes frames, and a start needs those after what is on disk
 
     def _sync(self, folder: str, first: int) -> None:
         """Have a segment, and its name, on disk; one that was removed since needs not."""

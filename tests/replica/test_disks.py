@@ -13,7 +13,7 @@ import pytest
 
 from mqfs import limits
 from mqfs.errors import BadReplica
-from mqfs.replica import state
+from mqfs.replica import checkpoint, state
 from mqfs.replica.engines import open_log
 from mqfs.replica.following import Diverged, end_before, open_follower, set_aside, store_of
 from mqfs.replica.log import NoAnswer
@@ -72,6 +72,38 @@ def test_a_segment_is_synced_again_when_there_are_descriptors(tmp_path: Path, mo
     eventually(lambda: failed, "a sync that fails")
     eventually(lambda: (found := state.read(str(path))) and found.have.get(1), "the state to have it")
     primary.stop()
+
+
+def test_no_checkpoint_is_past_the_state_that_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its frames go: a start that needs them has its store set aside, with what was not appended yet."""
+    url, path = f"file://{tmp_path}/replica", tmp_path / "a"
+    for name, value in (("REPLICA_BEAT_S", 3_600.0), ("REPLICA_CHECKPOINT_FRAMES", 1)):
+        monkeypatch.setattr(limits, name, value)
+    rename, failed = os.rename, list[int]()
+
+    def fail(begin: str, end: str) -> None:
+        if end == f"{path}/{state.NAME}" and len(failed) < 3:
+            failed.append(1)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        rename(begin, end)
+
+    def more() -> None:
+        primary.append(1, b"more")
+        primary.wait(1, len(primary.acknowledged.get(1, ())) + 1)
+
+    primary = LocalPrimary(path, url)
+    monkeypatch.setattr(Disk, "rename", staticmethod(fail))
+    more()
+    eventually(lambda: len(failed) == 3, "another attempt to write the state")
+    with closing(open_log(url)) as log:
+        assert checkpoint.newest(log) is None
+        eventually(lambda: (found := state.read(str(path))) and found.have.get(1), "the state to have it")
+        eventually(lambda: checkpoint.newest(log), "a checkpoint", lambda _: more())
+    primary.kill()
+    again = LocalPrimary(path, url)
+    again.stop()
+    assert not list(path.glob("quarantine/*"))
+    assert bodies_of(path, 1) == primary.acknowledged[1]
 
 
 @pytest.mark.parametrize("step", ["rename", "remove"])
