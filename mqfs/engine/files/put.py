@@ -78,10 +78,10 @@ class PutHandle(CommandFile):
     def _due_ns(self, put: PutRequest) -> int:
         """When it may be read, engine time; 0: at once."""
         clock = self.group.tree.clock
-        wait = put.delay if put.delay is not None else 0
         if put.at_ns is not None:
-            wait = max(put.at_ns - clock.wall_ns(), 0)
-        return clock.engine_ns() + wait if wait else 0
+            wait = put.at_ns - clock.wall_ns()
+            return self.group.held.due_at(put.at_ns, clock.engine_ns() + wait) if wait > 0 else 0
+        return clock.engine_ns() + put.delay if put.delay else 0
 
     def _texts(self, put: PutRequest) -> dict[str, str]:
         """The headers. Of a message without options they are those of a plain write."""

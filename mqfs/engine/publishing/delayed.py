@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from mqfs.engine.stream import Stream
 
 _HEAD_BYTES = 1_024  # of headers that are remembered of a message without room; with more it is read at each look
+_APART_NS = 10**9  # by which what the two clocks say of one `at` may differ, where none was set
+_SPARE = 64
 LOOKED_AT = 1_000  # messages at once, for those of some streams: 0.1 ms
 
 
@@ -39,6 +41,7 @@ class DelayedMessages:
     def __init__(self, host: Group) -> None:
         self._host, self._log = host, host.log
         self._due: list[tuple[int, int]] = []  # (engine ns, sequence)
+        self._at: dict[int, int] = {}  # wall times that `at` named -> engine ns, also of some that are past
         self.overdue: dict[int, deque[int]] = {}  # by stream: sequences that are due and wait for room
         self._tried: dict[int, tuple[int, int, bytes]] = {}  # by stream: the first of those, bytes of its body, headers
         self._round: list[int] = []  # streams of those in which it is still to be tried
@@ -114,6 +117,20 @@ class DelayedMessages:
             self._add(sequence, due_ns)
         self.end_reads(sequence)
         return sequence
+
+    def due_at(self, at_ns: int, due_ns: int) -> int:
+        """When messages for that wall time are due, which is engine time `due_ns` as the clocks were read now. They are
+        read one after the other: what was written first is due no later than what follows."""
+        if len(self._at) > 2 * len(self._streams) + _SPARE:
+            now = self._host.clock.engine_ns()
+            self._at = {at: due for at, due in self._at.items() if due > now}
+            if len(self._at) > len(self._streams) + _SPARE:
+                self._at.clear()  # most were dropped before their time
+        known = self._at.get(at_ns, 0)
+        if due_ns < known < due_ns + _APART_NS:
+            due_ns = known
+        self._at[at_ns] = due_ns
+        return due_ns
 
     def end_reads(self, sequence: int) -> None:
         """End the reads that end at a message which was appended here: no delivery does."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from mqfs import errors, limits
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import Kind, User, Wait
 from mqfs.state.group import GroupState
-from tests.support.clock import SECOND
+from tests.support.clock import SECOND, ManualClock
 from tests.support.hand import ANNA, BERT, ROOT
 from tests.support.queues import BIG, Queues, drain, read, waits
 
@@ -235,6 +236,45 @@ def test_a_full_queue_loses_no_message_that_comes_due() -> None:
     assert read(taker) == b"now"
     q.pass_time(10)
     assert read(taker) == b"later"
+
+
+class RunningClock(ManualClock):
+    """Each look at it takes some time, now more, now less."""
+
+    luck = random.Random(7)
+
+    def wall_ns(self) -> int:
+        self.forward(self.luck.randint(20, 900) / SECOND)
+        return super().wall_ns()
+
+    def engine_ns(self) -> int:
+        self.forward(self.luck.randint(20, 900) / SECOND)
+        return super().engine_ns()
+
+
+def test_messages_for_one_time_come_as_they_were_written() -> None:
+    """Though their times to wait are measured by two clocks, which are read one after the other."""
+    q, start = Queues("replay all", clock=RunningClock()), 1_700_000_000
+    times = [start + 10, start + 11, start + 10.5]
+    for number in range(300):
+        q.put(b"%d" % number, at=times[number % 3])
+    dropped = [q.put(b"dropped", at=start + 100 + number) for number in range(300)]
+    q.ctl(*(f"drop s {sequence}" for sequence in dropped))
+    q.put(b"300", at=times[0])
+    assert len(q.group.held._at) < 1_000
+    q.clock.forward(20)
+    q.tree.run_timers()
+    bodies = [int(row["body"]) for row in q.kept()]
+    assert bodies == [*range(0, 301, 3), *range(2, 300, 3), *range(1, 300, 3)]
+
+
+def test_what_is_put_after_the_wall_clock_was_set_is_due_by_it() -> None:
+    q = Queues("replay all")
+    q.put(b"before", at=1_700_000_100)
+    q.clock.wall += 60 * SECOND
+    q.put(b"after", at=1_700_000_100)
+    q.pass_time(41)
+    assert [row["body"] for row in q.kept()] == ["after"]
 
 
 @pytest.mark.parametrize("clean", [True, False])
