@@ -170,14 +170,21 @@ class StandbyStore:
         folder = folder_of(self.path, entry.group)
         firsts = self._firsts(folder)
         for first, end in pairwise(firsts):  # never the newest
-            # The one of that name in any case: what was after it may have been trimmed before it was copied.
-            if first == entry.first or (entry.first <= first and end <= entry.end):
+            if entry.first <= first and (end <= entry.end or (first == entry.first and self._ends_before(entry))):
                 self.sync()  # the state that made it unwanted, first
                 for name in (f"{first:020d}.idx", f"{first:020d}.log"):
                     with contextlib.suppress(FileNotFoundError):
                         self._disk.unlink(f"{folder}/{name}")
                 self._sealed.discard(f"{folder}/{first:020d}.log")
                 self._folders.add(folder)
+
+    def _ends_before(self, entry: Trimmed) -> bool:
+        """Whether the segment of that name has no message from the end on: what was after it may have been trimmed
+        before it was copied, so that here the next one begins later."""
+        segment = self._segment(entry.group, entry.first)
+        sequences = segment.load().sequences
+        segment.close_idle()
+        return not sequences or sequences[-1] < entry.end
 
     def _remove(self, entry: Removed) -> None:
         folder, gone = folder_of(self.path, entry.group), f"{self.path}/staging/{entry.group}.gone"

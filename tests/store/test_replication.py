@@ -575,3 +575,16 @@ def test_what_was_compacted_into_a_trimmed_segment_goes_from_the_copy() -> None:
     assert logs_of(disk, PATH) == logs_of(made, COPY)
     assert before[0] not in logs_of(made, COPY)
     store.close()
+
+
+def test_a_segment_with_messages_behind_what_was_trimmed_stays_in_the_copy() -> None:
+    disk, made, replica = LyingDisk(), LyingDisk(), Copied()
+    store, target, _ = with_copy(disk, made, replica)
+    before = logs_of(made, COPY)
+    second = int(before[1][:-4])
+    target.apply([Trimmed(1, 1, second - 1)])
+    assert logs_of(made, COPY) == before
+    target.apply([Trimmed(1, 1, second)])
+    assert logs_of(made, COPY) == before[1:]
+    target.close()
+    store.close()
