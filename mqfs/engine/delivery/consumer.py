@@ -71,6 +71,8 @@ class Claim:
         consumer = self.receiver.consumer
         consumer.claims.pop(self.sequence, None)
         self.receiver.claims.pop(self.sequence, None)
+        if self.sequence < consumer.backlog.cut_from:
+            consumer.backlog.cut_from = self.sequence  # it may be the oldest again
         if consumer.flow is not None:
             consumer.dispatcher.on_settled(self.sequence)
 

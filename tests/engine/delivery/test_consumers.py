@@ -746,6 +746,24 @@ def test_backlog_drops(full: str, got: list[bytes]) -> None:
     assert drain(q.worker("other")) == [b"one", b"two", b"three"]
 
 
+@pytest.mark.parametrize("how", ["nack", "nack 0s", "release", "close"])
+def test_backlog_drops_the_oldest_where_it_was_given_back(how: str) -> None:
+    """Though the look for the oldest went further while it was claimed: many messages are not for the consumer."""
+    q = Queues("replay all", "backoff 1s 1s", 'bind v prefix:"" payload_contains("yes")')
+    q.consumer("w", "v", "backlog", "1", "full", "drop-old")
+    q.write("s", b"yes 1")
+    worker, backlog = q.worker(), q.group.consumers["w"].backlog
+    first = q.group.log.end.next - 1
+    assert read(worker) == b"yes 1"
+    q.write("s", *[b"no"] * 600)
+    while backlog.cut_from <= first:
+        q.write("s", b"no")
+    worker.close() if how == "close" else say(worker, how)
+    q.write("s", b"yes 2")
+    q.pass_time(2)
+    assert drain(q.worker()) == [b"yes 2"]
+
+
 def test_backlog_rejects() -> None:
     q = Queues("full reject")
     q.consumer("w", "backlog", "2")
