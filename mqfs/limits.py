@@ -222,6 +222,7 @@ INTERRUPTS = 1_024  # remembered that came before their request; and threads tha
 # The server
 LOG_LINES = 60  # from one statement in LOG_S: repeated faults of clients fill no disk
 LOG_S = 60.0
+SYSLOG_S = 0.5  # that a line waits for the daemon, which then counts as stuck: less than clients notice
 LOG_LINE_BYTES = 16 << 10  # of a line of JSON: what collectors of logs pass on whole
 AUDIT_REFUSALS = 20  # of one user in a second with a line each in the audit, of some 600 bytes; the others share one
 SHUTDOWN_S = 5.0  # for replies and the last commit at the end

@@ -6,6 +6,7 @@ its priority, as of sd-daemon(3), and has no time, which the journal has.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ import sys
 import time
 from datetime import UTC, datetime
 from logging.handlers import SysLogHandler
+from socket import socket as Socket
 from typing import TextIO
 
 from mqfs import limits
@@ -133,6 +135,27 @@ def set_up(level: str = "info", form: str = "text") -> None:
     audit.setLevel(logging.INFO)
 
 
+class Syslog(SysLogHandler):
+    """Waits for a daemon that is busy, and not for one that is stuck: after one line that it did not take in time the
+    next ones are lost at once, until it takes one again."""
+
+    socket: Socket
+    _is_stuck = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._is_stuck, was_stuck = False, self._is_stuck
+        with contextlib.suppress(OSError):  # it is closed where there was no daemon
+            self.socket.settimeout(0.0 if was_stuck else limits.SYSLOG_S)
+        super().emit(record)
+
+    def _connect_unixsocket(self, address: str) -> None:  # a second try of the base class, after an error
+        super()._connect_unixsocket(address)  # type: ignore[misc]
+        self.socket.setblocking(False)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        self._is_stuck = True
+
+
 def move_to_syslog(path: str = "/dev/log") -> None:
     """Log to syslog from now on, as of a process that leaves its terminal; nowhere where there is none.
 
@@ -142,7 +165,7 @@ def move_to_syslog(path: str = "/dev/log") -> None:
     for logger in (logging.root, logging.getLogger("mqfs.audit")):
         handler: logging.Handler
         try:
-            handler = SysLogHandler(path, SysLogHandler.LOG_DAEMON)
+            handler = Syslog(path, Syslog.LOG_DAEMON)
         except OSError:
             handler = logging.NullHandler()
         handler.setFormatter(OneLine("mqfs[%(process)d]: %(message)s"))

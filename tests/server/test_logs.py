@@ -8,7 +8,9 @@ import os
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from hypothesis import given, settings, strategies
@@ -83,6 +85,42 @@ def test_lines_of_a_kind_are_bounded_in_syslog_too(tmp_path: Path, monkeypatch: 
             logger.handlers[0].close()
     assert [line for line in lines if "failed" in line] == [f"connection {n} failed" for n in range(limits.LOG_LINES)]
     assert [line for line in lines if "change" in line] == [f"change {n}" for n in range(2 * limits.LOG_LINES)]
+
+
+def test_a_syslog_that_receives_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has no room for is lost; later lines are not, also where it was away."""
+    audit = logging.getLogger("mqfs.audit")
+    for logger in (logging.root, audit):
+        monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(audit, "propagate", False)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslog:
+        syslog.bind(str(tmp_path / "log"))
+        move_to_syslog(str(tmp_path / "log"))
+        try:
+            writer = Thread(target=lambda: [audit.error("change %d", number) for number in range(5_000)], daemon=True)
+            writer.start()
+            writer.join(HANG_S)
+            assert not writer.is_alive()
+            syslog.setblocking(False)
+            found = [b"change 0\0" in syslog.recv(1 << 16)]
+            with suppress(BlockingIOError):
+                while syslog.recv(1 << 16):
+                    found.append(False)
+            assert found[0]
+            assert len(found) < 5_000
+            audit.error("later")
+            assert b"later" in syslog.recv(1 << 16)
+            syslog.close()
+            (tmp_path / "log").unlink()
+            audit.error("lost")
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as again:
+                again.bind(str(tmp_path / "log"))
+                audit.error("again")
+                assert b"again" in again.recv(1 << 16)
+        finally:
+            syslog.close()
+            for logger in (logging.root, audit):
+                logger.handlers[0].close()
 
 
 # ---------------------------------------------------------------- JSON, and the journal
