@@ -2,6 +2,7 @@
 
 The arithmetic is that of "Time" in mqfs(4). Engine time runs with the boot clock while serving; over a restart it moves
 on by the boot clock's difference within one boot, else by the wall clock's, clamped to 0 ... limits.DOWNTIME_DAYS.
+A standby that takes over has heard when the last record was written, so no wall clock of its own counts.
 """
 
 from __future__ import annotations
@@ -26,6 +27,14 @@ class Anchor(NamedTuple):
     boot_ns: int = 0
     boot: str = ""
     shown_ns: int = 0
+
+
+class Heard(NamedTuple):
+    """When another machine wrote its newest record: at `boot_ns` of this machine's boot clock. Where that was not heard
+    when it was written, `wall_ns` is what the other one's wall clock showed at `boot_ns`; else 0."""
+
+    boot_ns: int
+    wall_ns: int = 0
 
 
 class Clock(Protocol):
@@ -72,8 +81,9 @@ def boot_id() -> str:
 class SystemClock:
     """The machine's clocks. `resume` before the first use sets the engine time to where the last run left it."""
 
-    def __init__(self) -> None:
-        self.boot = boot_id()
+    def __init__(self, heard: Heard | None = None) -> None:
+        """`heard`: of the last run, where that was another machine's and this one heard it."""
+        self.boot, self._heard = boot_id(), heard
         self._base = 0
 
     def wall_ns(self) -> int:
@@ -89,10 +99,12 @@ class SystemClock:
     def resume(self, last: Iterable[tuple[Anchor, int]]) -> None:
         """Continue after the newest of `last`: (anchor, wall time of the newest record under that anchor)."""
         boot, wall = time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time_ns()
-        self._base = resumed(last, boot, wall, self.boot) - boot
+        self._base = resumed(last, boot, wall, self.boot, self._heard) - boot
 
 
-def resumed(last: Iterable[tuple[Anchor, int]], boot_ns: int, wall_ns: int, boot: str) -> int:
+def resumed(
+    last: Iterable[tuple[Anchor, int]], boot_ns: int, wall_ns: int, boot: str, heard: Heard | None = None
+) -> int:
     """Engine time now. `last`: of each group its newest anchor and the wall time of its newest record.
 
     What was written last of all tells where the run before stopped; only from there on it is asked how long nothing
@@ -104,5 +116,8 @@ def resumed(last: Iterable[tuple[Anchor, int]], boot_ns: int, wall_ns: int, boot
     stopped, anchor, newest = max(ends, key=lambda end: end[0])
     if boot and anchor.boot == boot:
         return max(stopped, anchor.engine_ns + boot_ns - anchor.boot_ns)
-    down = wall_ns - (anchor.shown_ns or anchor.wall_ns) - max(newest - anchor.wall_ns, 0)
+    if heard is not None:
+        down = boot_ns - heard.boot_ns + (max(heard.wall_ns - newest, 0) if heard.wall_ns else 0)
+    else:
+        down = wall_ns - (anchor.shown_ns or anchor.wall_ns) - max(newest - anchor.wall_ns, 0)
     return stopped + min(max(down, 0), limits.DOWNTIME_DAYS * DAY_NS)

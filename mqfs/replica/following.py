@@ -56,6 +56,7 @@ class Follower:
         self.store = StandbyStore(path, str(found.position.store))
         self.reader = Reader(attrs.evolve(found.position), f"{path}/staging")
         self.takeovers: list[Owner] = []  # that were read
+        self.written = False  # the last step had bytes of the store
         self._noted = time.monotonic()
         self._closed = False
 
@@ -63,7 +64,7 @@ class Follower:
         """Read and apply what there is, and have it on disk; returns the number of frames. Waits for the first one at
         most that long. `ending`: what is not applied any more; it ends at -1, and only `close` has it on disk."""
         records = self._log.read(self.reader.position.number, wait_s)
-        ended, takeovers = False, len(self.takeovers)
+        ended, takeovers, self.written = False, len(self.takeovers), False
         for record in records:
             before = attrs.evolve(self.reader.complete)
             batch = self._feed(record)
@@ -107,6 +108,7 @@ class Follower:
                     entries = ending.cut(entries)
                 self.store.apply(entries)
                 state.note(self.state.have, entries)
+                self.written |= any(isinstance(entry, LogBytes) for entry in entries)
 
     def _leave_to(self, owner: Owner) -> None:
         """Another server takes over from this store, which was the primary. Raises Diverged where it has more than the

@@ -22,6 +22,7 @@ from collections.abc import Callable
 import attrs
 
 from mqfs import limits
+from mqfs.clock import Heard
 from mqfs.errors import BadReplica
 from mqfs.replica import following, state
 from mqfs.replica.checkpoint import Checkpointer
@@ -213,6 +214,51 @@ def _state_before_the_log(replicated: ReplicatedLog, path: str) -> ReplicaState 
 # ------------------------------------------------------------ standby
 
 
+class Hearing:
+    """What a standby hears of the primary's time: when the newest bytes were written, and whether its clock is far off.
+
+        log        m1 | beat | beat | m2 | beat            beats are frames without bytes
+        read       ........... at the end | m2 | beat      m2 is read when it is written: then this machine's clock
+        or         ................ at the end | beat      m2 is older: by the primary's clock until the beat
+
+    Durations go by that after a takeover.
+    """
+
+    def __init__(self, name: str) -> None:
+        """`name`: of the log."""
+        self.newest: Heard | None = None  # the last bytes; None: no frame was heard when it was appended
+        self._name = name
+        self._exact = False  # they were read when they were appended
+        self._is_live = False  # the end of the log was seen: what comes is new
+        self._at_ns = 0  # of the last step
+        self._told: object = None  # of which primary's clock a line of the log was
+
+    def begin(self) -> None:
+        """The log is read on after a pause."""
+        self._is_live = False
+
+    def step(self, at: Position, count: int, *, written: bool, is_end: Callable[[], bool]) -> None:
+        """One look at the log was made. `at`: after the last frame; `count`: of its frames; `written`: whether they
+        had bytes; `is_end`: whether there is no later frame. Raises what that raises."""
+        now, before = time.clock_gettime_ns(time.CLOCK_BOOTTIME), self._at_ns
+        self._at_ns = now
+        if self._is_live and count:
+            if written or not self._exact:
+                self.newest, self._exact = Heard(now, 0 if written else at.time_ns), True
+            self._compare(at, (now - before) / 1e9, is_end)
+        elif written:
+            self.newest, self._exact = Heard(now) if self.newest is not None else None, False
+        self._is_live = self._is_live or not count or is_end()
+
+    def _compare(self, at: Position, waited_s: float, is_end: Callable[[], bool]) -> None:
+        """A frame may be as old as the look before."""
+        ahead_s = (at.time_ns - time.time_ns()) / 1e9
+        if not -_CLOCK_S - waited_s < ahead_s < _CLOCK_S and self._told != (at.epoch, at.own) and is_end():
+            self._told = at.epoch, at.own
+            words = f"{abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} this server's"
+            log.warning("replica %s: the primary's clock is %s: one is wrong, or one was before", self._name, words)
+
+
 class Standby:
     """Follows the log until it is to take over: the primary is silent, or `promote` was called. One thread runs it."""
 
@@ -224,6 +270,7 @@ class Standby:
         self._silent_s = 0.0  # so long no frame came, while the engine answered
         self._answered = time.monotonic()  # when it did last
         self._heard: tuple[object, int] = (None, -1)  # whose frame came last, and its number
+        self.hearing = Hearing(replicated.name)
         self._copied_at = -1  # number of the frame at which the store was set aside
         self.primary = ""  # its address
 
@@ -260,6 +307,7 @@ class Standby:
             return None
         follower = following.open_follower(self._log, self._path, store)
         self._answered = time.monotonic()
+        self.hearing.begin()
         try:
             while not self._is_due() and not self._stop.is_set():
                 self._step(follower)
@@ -277,7 +325,11 @@ class Standby:
     def _step(self, follower: Follower) -> None:
         began, wait_s = time.monotonic(), min(1.0, self._failover_s / 4)
         try:
-            follower.step(wait_s)
+            count = follower.step(wait_s)
+            end = follower.reader.position.number
+            self.hearing.step(
+                follower.state.position, count, written=follower.written, is_end=lambda: self._log.newest(end) is None
+            )
         except NoAnswer:  # until now it did answer, at most for so long
             self._silent_s += min(time.monotonic() - began, wait_s)
             raise
@@ -297,6 +349,10 @@ class Standby:
         why = "promoted" if self._promoted.is_set() else f"no frame for {self._failover_s:g} s"
         log.warning("replica %s: %s: taking over", self._log.name, why)
         self._silent_s = 0.0  # without an answer it is looked at again whether the primary is there
+        had = dict(follower.state.have)
+        follower.catch_up()
+        if follower.state.have != had:
+            self.hearing.step(follower.state.position, 1, written=True, is_end=lambda: True)
         return take_over(follower, self._log, self._address, self._stop)
 
     def _discard(self, follower: Follower, why: Diverged) -> None:

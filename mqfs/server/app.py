@@ -372,7 +372,7 @@ class Server:
 
             return Tree(
                 store,
-                SystemClock(),
+                SystemClock(self.replica.heard if self.replica is not None else None),
                 owner=user,
                 umask=identity.file_mask(),
                 defaults=self.options.default,

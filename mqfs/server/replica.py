@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from mqfs.clock import SystemClock
+from mqfs.clock import Heard, SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadConfig, BadReplica, DiskFailed, MqfsError, Standby, ungrouped
 from mqfs.model import User
@@ -73,6 +73,7 @@ class Replica:
         self.path = os.path.realpath(self.options.store)
         self.log: ReplicatedLog | None = None
         self.replicator: Replicator | None = None
+        self.heard: Heard | None = None  # of the primary before, by the standby that this was
         self.fenced = trio.Event()  # nothing is copied any more
         self._standby: takeover.Standby | None = None
         self._store: DiskStore | None = None
@@ -183,7 +184,7 @@ class Replica:
             await promotion.answer(primary is not None)
             promoting.cancel()
             ended.set()
-        self._standby = None
+        self._standby, self.heard = None, standby.hearing.newest
         if refused is not None:
             raise refused
         return primary

@@ -40,11 +40,10 @@ class Node(Server):
     http = 0
 
     @classmethod
-    def of(cls, folder: Path, url: str, *more: str) -> Node:
+    def of(cls, folder: Path, url: str, *more: str, **environ: str) -> Node:
         port = free_port()
-        node = cls.at(
-            folder, "--replica", url, "--http", f"127.0.0.1:{port}", "--listen", f"tcp!127.0.0.1!{free_port()}", *more
-        )
+        options = ["--replica", url, "--http", f"127.0.0.1:{port}", "--listen", f"tcp!127.0.0.1!{free_port()}"]
+        node = cls.at(folder, *options, *more, **environ)
         assert isinstance(node, Node)
         node.http = port
         return node
