@@ -59,12 +59,17 @@ class MqfsBroker(Broker):
         Raises:
             Disconnected: No server answers.
             Denied: The user, or the token, is refused.
+            Busy: The group is in use, and without `deliver one`.
         """
         super().__init__(middleware)
         self.actor_options.add("broker_priority")  # 0 to 4, higher ones first
         self._claimed = _Claimed()
         self._client = connect(address, token=token)
-        self.group = self._client._require(group, SETTINGS)
+        try:
+            self.group = self._client._require(group, SETTINGS)
+        except BaseException:
+            self._client.close()
+            raise
 
     def close(self) -> None:
         """Close the connection; what its consumers claimed is requeued."""

@@ -6,16 +6,19 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
+from mqfs.client.backoff import Backoff
 from mqfs.client.group import Group
 from mqfs.client.info import Settings, setting_lines
 from mqfs.client.prefetch import close_all
 from mqfs.client.types import Link
-from mqfs.errors import BadRequest, Denied, Exists, MqfsError, NotDirectory, NotFound, Unsupported
+from mqfs.errors import BadRequest, Busy, Denied, Exists, MqfsError, NotDirectory, NotFound, Unsupported
 from mqfs.net.address import UnixAddress, default_address, parse_addresses
 from mqfs.syntax.names import check_file_name
 
 TRANSPORTS = ("auto", "ring", "9p")
+SETTINGS_S = 5.0  # for which others may be in the way of settings
 
 
 def connect(
@@ -165,11 +168,20 @@ class Client:
         return group
 
     def _require(self, path: str, settings: Sequence[str]) -> Group:
-        """A group of a library of jobs, for any names; it is made, with those settings, where it is missing."""
+        """A group of a library of jobs, for any names; it is made where it is missing. Where it lacks the first of the
+        settings, without which jobs are lost, all are written: whoever made it is about to, was killed before, or set
+        others. Raises Busy, Denied where that fails."""
+        group = self.group(path, escape=True, create=True)
         try:
-            return self.group(path, escape=True)
-        except NotFound:
-            return self.group(path, escape=True, create=True, ctl=settings)
+            lacks = bool(settings) and settings[0] not in group._ctl_lines()
+        except Denied:  # whoever made it lets this program publish alone
+            lacks = False
+        if lacks:
+            try:
+                Backoff(SETTINGS_S, threading.Event()).retry(partial(group.ctl, *settings), Busy)
+            except (Busy, Denied) as error:
+                raise type(error)(f"group {path!r} loses jobs without {settings[0]!r}: {error}") from error
+        return group
 
     def _unmake(self, made: Sequence[str]) -> None:
         """Remove groups that were made a moment ago: with the default settings they would lose messages silently."""
