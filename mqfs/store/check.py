@@ -242,17 +242,29 @@ class Checker:
             bad = bad or damaged
             bound = max([bound, last + 1, *(reserved_by(log.body(r)) for r in log.others if r.kind == Kind.CHANGE)])
             self._index(number, log)
-            if damaged and self.fix and not log.newest:
+            if damaged and self.fix and not log.newest and not self._is_left(number, log):
                 self._write_anew(number, log, [])
         assert newest is not None
-        if self.fix and (bad or not whole) and self.disk.exists(f"{self.path}/replica"):
-            # It would be another than the copies have: what is appended to it would overwrite theirs.
-            self.report(
-                f"note: group {number}: {newest.name} is left as it is, for a replica has it (move the store away and "
-                f"start from the replica; where there is none any more remove {self.path}/replica)"
-            )
-        elif self.fix and (bad or not whole):
+        if self.fix and (bad or not whole) and not self._is_left(number, newest):
             self._write_newest(number, newest, bound, whole, state)
+
+    def _is_left(self, number: int, log: Log) -> bool:
+        """Whether a replica may have a part of that segment, or has all of the newest. It would be another than the
+        copies have: what is copied of it later, by its positions, would overwrite theirs."""
+        if not self.disk.exists(f"{self.path}/replica"):
+            return False
+        try:
+            state = json.loads(read_file(self.disk, f"{self.path}/replica"))
+            copied = {int(group): int(first) for group, first, _ in state["have"]}
+        except (OSError, ValueError, KeyError, TypeError):
+            copied = {}
+        if not log.newest and int(log.name[:-4]) < copied.get(number, 0):
+            return False
+        self.report(
+            f"note: group {number}: {log.name} is left as it is, for a replica has it (move the store away and "
+            f"start from the replica; where there is none any more remove {self.path}/replica)"
+        )
+        return True
 
     def _without_unwritten(self, number: int, folder: str, names: list[str]) -> list[str]:
         """Without the newest ones whose heads never reached the disk, as a start sees it: nothing behind a head is on

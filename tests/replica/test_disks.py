@@ -17,8 +17,9 @@ from mqfs.replica import checkpoint, state
 from mqfs.replica.engines import open_log
 from mqfs.replica.following import Diverged, end_before, open_follower, set_aside, store_of
 from mqfs.replica.log import NoAnswer
+from mqfs.store.check import check
 from mqfs.store.disk import Disk
-from tests.replica.primary import LocalPrimary, LocalStandby, bodies_of
+from tests.replica.primary import LocalPrimary, LocalStandby, bodies_of, restored
 from tests.replica.test_copies import are_equal
 from tests.support.eventually import eventually
 
@@ -104,6 +105,37 @@ def test_no_checkpoint_is_past_the_state_that_is_on_disk(tmp_path: Path, monkeyp
     again.stop()
     assert not list(path.glob("quarantine/*"))
     assert bodies_of(path, 1) == primary.acknowledged[1]
+
+
+def test_a_repair_moves_nothing_that_is_not_copied_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of a segment is copied by its positions. What the disk has lost is in the copy."""
+    monkeypatch.setattr(limits, "SEGMENT_BYTES", 20_000)
+    url, path = f"file://{tmp_path}/replica", tmp_path / "a"
+    bodies = [b"%03d" % number + b"." * (1_000 + number) for number in range(200)]
+    primary = LocalPrimary(path, url)
+    primary.append(1, bodies[0], bodies[1])
+    primary.wait(1, 2)
+    eventually(lambda: (found := state.read(str(path))) and found.have.get(1), "the state to have it")
+    primary.stop_copying()
+    for body in bodies[2:]:
+        primary.append(1, body)
+    bucket = primary.bucket(1)
+    bucket.upkeep.sync()
+    primary.run(lambda: bucket.commit.synced == bucket.commit.written)
+    assert len(bucket.chain.segments) > 3
+    primary.kill()
+    segment = next(path.glob(f"buckets/*/*/{1:020d}.log"))
+    data = bytearray(segment.read_bytes())
+    data[data.index(bodies[1]) + 9] ^= 1
+    segment.write_bytes(data)
+    lines = list[str]()
+    assert check(str(path), fix=True, report=lines.append) > 0
+    assert any("left as it is, for a replica has it" in line for line in lines)
+    again = LocalPrimary(path, url)
+    again.stop()
+    restored(url, tmp_path / "r")
+    assert check(str(tmp_path / "r")) == 0
+    assert bodies_of(tmp_path / "r", 1) == bodies
 
 
 @pytest.mark.parametrize("step", ["rename", "remove"])
