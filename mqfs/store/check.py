@@ -261,8 +261,8 @@ class Checker:
         if not log.newest and int(log.name[:-4]) < copied.get(number, 0):
             return False
         self.report(
-            f"note: group {number}: {log.name} is left as it is, for a replica has it (move the store away and "
-            f"start from the replica; where there is none any more remove {self.path}/replica)"
+            f"note: group {number}: {log.name} is left as it is, for a replica has it (serve it until that has all, "
+            f"then move the store away and start from that; where there is none any more remove {self.path}/replica)"
         )
         return True
 

@@ -212,7 +212,7 @@ def test_a_newest_segment_that_a_replica_has_is_left_as_it_is(tmp_path: Path) ->
     problems, lines = run(path, fix=True)
     assert problems
     assert newest.read_bytes() == data
-    assert any("start from the replica" in line for line in lines)
+    assert any("left as it is, for a replica has it" in line for line in lines)
     (tmp_path / "store/replica").unlink()
     run(path, fix=True)
     assert run(path) == (0, [line for line in run(path)[1] if line.startswith("note: ")])
