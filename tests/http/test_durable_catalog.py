@@ -398,3 +398,33 @@ def test_a_repeat_is_not_acknowledged_after_the_disk_failed() -> None:
         assert subject.ask(0, "GET", "../in/s").status == 200
     finally:
         subject.abandon()
+
+
+class RecordingDisk(LyingDisk):
+    """With what a kill, and what a power cut, would have left at each change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: list[LyingDisk] = []
+
+    def _count(self, what: str, *, reads: bool = False) -> None:
+        super()._count(what, reads=reads)
+        if not reads:
+            self.left += [self.copy(), self.after_power_loss(None)]
+
+
+def test_a_put_that_was_cut_short_can_be_repeated() -> None:
+    """Wherever it was: the groups that it made have their settings, and what is there of the stream is taken for it."""
+
+    def put(disk: LyingDisk) -> tuple[int, bytes]:
+        subject = HttpSubject(DiskStore(PATH, disk=disk), table("g"))
+        try:
+            reply = subject.ask(0, "PUT", "../new/in/s", b"hello", Content_Type="text/plain")
+            return reply.status, subject.ask(0, "GET", "../new/in/s").body
+        finally:
+            subject.abandon()
+
+    disk = RecordingDisk()
+    assert put(disk) == (201, b"hello")
+    found = [put(one) for one in disk.left]
+    assert set(found) == {(201, b"hello"), (200, b"hello")}

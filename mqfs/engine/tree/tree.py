@@ -86,7 +86,7 @@ class Tree:
         if settings.sync == SYNC_REPLICA and store.replication is None:
             raise errors.BadCommand(NO_REPLICA)
         self.defaults = settings.lines(given=True)
-        self._new_state, self.locks = partial(new_state, clock, self.defaults), Locks()
+        self.locks = Locks()
         self.kept_quotas = KeptQuotas(quotas) if quotas is not None and quotas.bound_kept else None
         self.memory = UserLimits("bytes in the server's memory", "HELD_BYTES")
         self.staging = Staging(store, self.kept_quotas, self.memory)
@@ -159,7 +159,7 @@ class Tree:
         return (parent, name) in self._making
 
     def _make_root(self, owner: User, umask: int) -> None:
-        state = self._new_state(ROOT, ROOT, "/", 0o775 & ~umask, owner)
+        state = new_state(self.clock, self.defaults, ROOT, ROOT, "/", 0o775 & ~umask, owner)
         self.store.number()  # ROOT in a new store; a later one where the making of a store was cut short
         self.groups[ROOT] = Group(self, self.store.make(ROOT, state.encode()), state)
 
@@ -253,15 +253,18 @@ class Tree:
         group.commands.admit(user.uid, len(name))
         return group.commands.run(make, user.uid, len(name))
 
-    def mkdir(self, user: User, group: Group | Folder, name: str, mode: int) -> Step[Node]:
-        """A new group, on disk when this returns; in `.txn` a part. Raises Exists, BadName, Denied, OverLimit."""
+    def mkdir(
+        self, user: User, group: Group | Folder, name: str, mode: int, settings: Sequence[str] = ()
+    ) -> Step[Node]:
+        """A new group, on disk when this returns; in `.txn` a part. `settings`: ctl lines that it has from the first
+        moment, on top of the defaults. Raises Exists, BadName, Denied, OverLimit, BadCommand."""
         if isinstance(group, StagingFolder):
             permit_staging(user, group)
             return group.mkdir(user, name, mode)
         if isinstance(group, Folder):
             raise errors.NotPermitted(f"cannot make groups in {group.name}")
         if (making := self._making.get((group, name))) is not None:
-            return _after(making, lambda: self.mkdir(user, group, name, mode))
+            return _after(making, lambda: self.mkdir(user, group, name, mode, settings))
         self._require_new(user, group, name)
         self.unserved.require_known(group.number, f"make {name!r}")
         mine = used = len(self.groups) + len(self._making) + 1
@@ -275,7 +278,8 @@ class Tree:
             )
         try:
             number = self.store.number()
-            state = self._new_state(number, group.number, name, mode, user)
+            ctl = parse_settings([*self.defaults, *settings]).lines(given=True) if settings else self.defaults
+            state = new_state(self.clock, ctl, number, group.number, name, mode, user)
             step = self.store.make_soon(number, state.encode())
         except OSError as error:
             raise errors.DiskFailed(f"cannot make group {name!r}: {error.strerror or error}") from error

@@ -308,7 +308,7 @@ class Catalog:
         if len(self._states) > limits.DURABLE_STATES:
             self._states.popitem(last=False)
         newest = stream.kept.newest_kept()
-        if newest >= state.end:
+        if newest and newest >= state.end:
             is_near = state.end and newest - state.end < limits.DURABLE_LOOK_BACK
             since = str(state.end) if is_near else f"-{limits.DURABLE_LOOK_BACK}"
             async for record in _messages(call, stream.name, since):

@@ -49,8 +49,8 @@ from mqfs.model import User
 from mqfs.syntax.names import check_name
 
 _COUNT = re.compile("0|[1-9][0-9]{0,15}")
-_NEEDED = "data message\nreplay all\ndeliver all\ndepth 0\nttl 0\n"
-_MAKING: WeakKeyDictionary[Tree, Lock] = WeakKeyDictionary()  # a group is seen by others when it has its settings
+_NEEDED = "data message", "replay all", "deliver all", "depth 0", "ttl 0"
+_MAKING: WeakKeyDictionary[Tree, Lock] = WeakKeyDictionary()  # groups, or taking them back
 
 
 def resolve(root: tuple[str, ...], tree: Tree, user: User, path: Path) -> Target:
@@ -424,21 +424,18 @@ async def _in_its_group(call: Call, made: list[Any]) -> Call:
                 group, name = call.target.node, call.target.name
                 mode = groups.mode(call, group, groups.GROUP_MODE)
                 try:
-                    new: Any = await call.front.await_step(call.tree.mkdir(call.user, group, name, mode))
+                    new = await call.front.await_step(call.tree.mkdir(call.user, group, name, mode, _NEEDED))
                 except Exists:  # made in the tree meanwhile
                     if name not in group.groups:
                         raise
                 else:
                     made.append(new)
-                    await groups.write(call, call.tree.walk(call.user, new, "ctl"), _NEEDED.encode())
                 call = attrs.evolve(call, target=call.front.table.resolve(call.tree, call.user, call.path))
     if call.target.kind == "stream":
         call = attrs.evolve(call, target=Target("new stream", call.target.node.group, call.target.name))
     if not _keeps_all(call.group):
-        async with _MAKING.setdefault(call.tree, Lock()).held(call):  # one that is just made has its settings now
-            if not _keeps_all(call.group):
-                expected = "replay all, deliver all, data message, no depth, no ttl"
-                raise Busy(f"group {call.group.state.name!r}: keeps too little (expected {expected})")
+        expected = "replay all, deliver all, data message, no depth, no ttl"
+        raise Busy(f"group {call.group.state.name!r}: keeps too little (expected {expected})")
     return call
 
 
