@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import pytest
 from mqfs import errors
 from mqfs.net.address import TcpAddress, UnixAddress, parse_addresses
 from mqfs.net.sockets import is_host_silent
-from mqfs.ninep.client import connection, dial
+from mqfs.ninep.client import connection, silence
 from mqfs.ninep.client.dial import HEAD_START_S, first_of
 from tests.support.eventually import HANG_S
 from tests.support.ports import free_port
@@ -122,8 +121,8 @@ def test_a_host_that_answers_is_not_silent_though_its_program_reads_nothing() ->
 
 def test_a_client_that_waits_looks_at_its_host_unnoticed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = threading.Event()
-    monkeypatch.setattr(dial, "_LOOK", struct.pack("@ll", 0, 10_000))
-    monkeypatch.setattr(connection, "is_host_silent", lambda sock: looked.set())
+    monkeypatch.setattr(silence, "LOOK_S", 0.01)
+    monkeypatch.setattr(silence, "is_host_silent", lambda sock: looked.set())
     address = server.arguments[-1]
     with connection.connect(server.address) as owner, connection.connect(address, timeout=HANG_S) as client:
         owner.create("s", "w", 0o666).close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -20,11 +21,11 @@ import mqfs as library
 import mqfs.kombu as transport
 from mqfs import errors
 from mqfs.client import Client, aio
-from mqfs.ninep.client import connection
+from mqfs.ninep.client import connection, silence
 from pyspark_mqfs.connection import Server as SparkServer
 from tests.replica.test_servers import Node
 from tests.support.certificates import Authority
-from tests.support.eventually import HANG_S, eventually
+from tests.support.eventually import HANG_S, eventually, patient
 from tests.support.ports import free_port
 from tests.support.server import COMMAND, Server, mqfs, short_folder, unmount
 from tests.support.tokens import SECRET, line_of
@@ -47,9 +48,16 @@ class Pair:
     def tcp(self) -> str:
         return ",".join(node.arguments[node.arguments.index("--listen", 3) + 1] for node in self.nodes)
 
-    def take_over(self) -> None:
-        """The primary is killed; its standby serves."""
-        self.nodes[0].kill()
+    @property
+    def unix(self) -> str:
+        return ",".join(node.address for node in self.nodes)
+
+    def take_over(self, end: int = signal.SIGKILL) -> None:
+        """The primary is killed, or stands still; its standby serves."""
+        if end == signal.SIGSTOP:
+            self.nodes[0].process.send_signal(end)
+        else:
+            self.nodes[0].kill()
         eventually(self.nodes[1].is_primary)
 
     def connect(self, address: str = "", **options: object) -> Client:
@@ -76,12 +84,22 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
             for folder, address, more in zip(folders, tls, ([], ["--standby"]), strict=False)
         ]  # fmt: skip
         yield Pair(folders[2], authority, nodes, ",".join(tls))
+        nodes[0].process.send_signal(signal.SIGCONT)
 
 
-def test_the_library_goes_on(pair: Pair) -> None:
+@pytest.fixture(params=[signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stands still"])
+def end(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How the primary ends."""
+    monkeypatch.setattr(silence, "SILENT_S", patient(3.0))
+    monkeypatch.setattr(silence, "LOOK_S", patient(1.0))
+    return int(request.param)
+
+
+@pytest.mark.parametrize("way", ["tcp", "unix"])
+def test_the_library_goes_on(pair: Pair, end: int, way: str) -> None:
     """Publishers, workers, followers and handlers; a claim of the dead server is stale, and its message comes again."""
     handled, followed = list[bytes](), list[bytes]()
-    with pair.connect() as client, ThreadPoolExecutor(2) as threads:
+    with ThreadPoolExecutor(2) as threads, pair.connect(getattr(pair, way)) as client:
         group = client.group("g", create=True, ctl=CTL)
         group.publish("s", b"1")
         group.on("s", lambda message: handled.append(message.body), existing=True)
@@ -90,7 +108,7 @@ def test_the_library_goes_on(pair: Pair) -> None:
         claims = group.consume("work", over="s")
         claim = claims.get(HANG_S)
         eventually(lambda: handled == followed == [b"1"])
-        pair.take_over()
+        pair.take_over(end)
         with pytest.raises((errors.Stale, errors.Disconnected)):
             claim.ack()
         again = claims.get(HANG_S)
@@ -105,7 +123,7 @@ def test_the_library_goes_on(pair: Pair) -> None:
         messages.close()
 
 
-def test_async_programs_go_on(pair: Pair) -> None:
+def test_async_programs_go_on(pair: Pair, end: int) -> None:
     async def run() -> list[bytes]:
         async with aio.connect(pair.tcp, timeout=HANG_S) as client:
             group = await client.group("g", create=True, ctl=CTL)
@@ -114,7 +132,7 @@ def test_async_programs_go_on(pair: Pair) -> None:
             first = await claims.get(HANG_S)
             await first.ack()
             waiting = asyncio.ensure_future(claims.get(HANG_S))
-            await asyncio.to_thread(pair.take_over)
+            await asyncio.to_thread(pair.take_over, end)
             try:
                 await group.publish("s", b"2", id="two")
             except errors.Disconnected:

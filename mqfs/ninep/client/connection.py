@@ -30,10 +30,10 @@ from mqfs import limits
 from mqfs.errors import BadFrame, BadRequest, Disconnected, Interrupted, MqfsError
 from mqfs.model import Stat
 from mqfs.net.address import Address, TlsAddress, UnixAddress, explain_failure, parse_addresses
-from mqfs.net.sockets import is_host_silent
 from mqfs.ninep.client.channel import Channel, Procedure
 from mqfs.ninep.client.dial import TlsSocket, dial, first_of
 from mqfs.ninep.client.machine import ClientMachine, expect, stat_of_root
+from mqfs.ninep.client.silence import Silence, is_ready, send_all
 from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Fcall
 
@@ -41,6 +41,7 @@ T = TypeVar("T")
 
 RECEIVE_BYTES = SEND_BYTES = 65_536  # of one call: `progress` shows those of a long request over a slow link
 IDLE_S = 5.0  # that the receiver of async programs stays without a request
+ATTACH_S = 2.0 * limits.CLIENT_SILENT_S  # of one address of several: another one may serve by then
 FLUSH_S = 10.0  # without any byte: a server that owes an answer to a Tflush has stopped
 INTERRUPT_S = 2.0  # that Ctrl-C waits for that answer
 ANSWER_BYTES = 65_536  # of `File.ask`: of `.put`, and of a cursor with names of views
@@ -81,17 +82,19 @@ def connect(
     `timeout`: of connecting, in seconds. `token`: the secret that identifies a client over TCP or TLS. Raises
     BadAddress, BadConfig, TimeoutError, the server's errors, and Disconnected where none answers."""
     addresses = parse_addresses(address) if isinstance(address, str) else [address]
-    attach = partial(
-        _attach, user=user, aname=aname, dialect=dialect, msize=msize, timeout=timeout, token=token
-    )  # fmt: skip
-    return attach(addresses[0]) if len(addresses) == 1 else first_of(addresses, attach, timeout)
+    attach = partial(_attach, user=user, aname=aname, dialect=dialect, msize=msize, token=token)
+    if len(addresses) == 1:
+        return attach(addresses[0], timeout=timeout)
+    each_s = min(math.inf if timeout is None else timeout, ATTACH_S)
+    return first_of(addresses, partial(attach, timeout=each_s, is_alone=False), timeout)
 
 
 def _attach(
-    where: Address, *, user: str, aname: str, dialect: Dialect, msize: int, timeout: float | None, token: str
-) -> Client:
+    where: Address, *, user: str, aname: str, dialect: Dialect, msize: int, timeout: float | None, token: str,
+    is_alone: bool = True,
+) -> Client:  # fmt: skip
     try:
-        sock = dial(where, timeout)
+        sock = dial(where, timeout, is_alone=is_alone)
     except OSError as error:
         raise Disconnected(explain_failure(where, error)) from None
     client = Client(sock, ClientMachine(dialect, msize), str(where))
@@ -106,6 +109,7 @@ def _attach(
             raise TimeoutError(f"{where}: no answer in {timeout:g} s") from None
         raise
     sock.settimeout(None)
+    client.silence.asks = not is_alone
     return client
 
 
@@ -139,6 +143,8 @@ class Client:
     def __init__(self, sock: socket.socket | TlsSocket, machine: ClientMachine, where: str = "") -> None:
         """`where`: the address, for texts."""
         self.socket, self.caller, self.where = sock, machine, where
+        self._send_bytes = sock.sendall if isinstance(sock, TlsSocket) else partial(send_all, sock)
+        self.silence = Silence()
         self.lost = ""  # the reason
         self._dropped: list[int] = []  # fids of files that were collected, to be clunked with the next call
         self._forks = _forks
@@ -171,11 +177,7 @@ class Client:
     @property
     def gone(self) -> bool:
         """Whether the peer has closed, noticed or not."""
-        if self.lost:
-            return True
-        poll = select.poll()
-        poll.register(self.socket, select.POLLRDHUP)
-        return bool(poll.poll(0))
+        return bool(self.lost) or is_ready(self.socket, select.POLLRDHUP, 0)
 
     def _require_process(self) -> None:
         """Before any lock: in a child another thread of the parent may have it for ever."""
@@ -224,7 +226,7 @@ class Client:
                 data = self.caller.take()
             try:
                 for at in range(0, len(data), SEND_BYTES):
-                    self.socket.sendall(data[at : at + SEND_BYTES])
+                    self._send_bytes(data[at : at + SEND_BYTES])
                     self._sent += at + SEND_BYTES <= len(data)  # else what is asked in `give_up` would count
             except BaseException as error:
                 with self._lock:
@@ -295,17 +297,13 @@ class Client:
 
     def _receive(self, left: float | None) -> bytes | None:
         """Received bytes; b"" at the end, None after a time-out. Raises OSError."""
-        if left is not None:
-            poll = select.poll()
-            poll.register(self.socket, select.POLLIN)
-            if not poll.poll(left * 1_000 + 1):
-                return None
-        try:
-            return self.socket.recv(max(RECEIVE_BYTES, self.caller.missing))
-        except BlockingIOError:
-            if is_host_silent(self.socket):
-                raise ConnectionError("its host is silent") from None
-            return None
+        with contextlib.suppress(BlockingIOError):
+            if left is None or is_ready(self.socket, select.POLLIN, left):
+                return self.socket.recv(max(RECEIVE_BYTES, self.caller.missing))
+        if self.silence.look(self.socket, progress(self), self._sending.locked()):
+            with contextlib.suppress(MqfsError):  # it is lost, or has very many requests under way
+                self._send([stat_of_root(self.caller)])
+        return None
 
     def _distribute(self, data: bytes) -> None:
         try:

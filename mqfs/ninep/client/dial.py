@@ -11,7 +11,6 @@ import contextlib
 import queue
 import socket
 import ssl
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,15 +22,15 @@ from mqfs.net.address import Address, TlsAddress, UnixAddress
 from mqfs.net.certificates import client_context
 from mqfs.net.sockets import detect_dead_host
 from mqfs.net.tls import TlsMachine, explain
+from mqfs.ninep.client.silence import send_all, set_look
 
 C = TypeVar("C")  # what is dialled: it has `close`
 
-_LOOK = struct.pack("@ll", 5, 0)  # struct timeval: how long recv(2) waits, before the host is looked at
 HEAD_START_S = 0.5  # of an address, before the next one is tried, too
 
 
-def dial(where: Address, timeout: float | None) -> socket.socket | TlsSocket:
-    """A connected socket. Raises OSError, BadConfig."""
+def dial(where: Address, timeout: float | None, *, is_alone: bool = True) -> socket.socket | TlsSocket:
+    """A connected socket. `is_alone`: there is no other address to go to. Raises OSError, BadConfig."""
     if isinstance(where, UnixAddress):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(timeout)
@@ -40,12 +39,14 @@ def dial(where: Address, timeout: float | None) -> socket.socket | TlsSocket:
         except OSError:
             sock.close()
             raise
+        if not is_alone:
+            set_look(sock, socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)
         return sock
     sock = socket.create_connection((where.host, where.port), timeout)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         detect_dead_host(sock, limits.CLIENT_SILENT_S)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LOOK)
+        set_look(sock, socket.SO_RCVTIMEO, *(() if is_alone else (socket.SO_SNDTIMEO,)))
         return TlsSocket(sock, where.host) if isinstance(where, TlsAddress) else sock
     except BaseException:
         sock.close()
@@ -183,7 +184,7 @@ class TlsSocket:
         with self._lock, _explained():
             self._machine.send(data)
             encrypted = self._machine.take()
-        self._socket.sendall(encrypted)
+        send_all(self._socket, encrypted)
 
     def encrypt(self, data: bytes) -> bytes:
         """What `sendall` would send, for a caller with a loop of its own, which sends it."""
