@@ -253,12 +253,11 @@ class Exchanges:
         check_name(escape(name))
         maker = _maker(user, root)
         try:
-            group: Any = await await_step(tree.mkdir(maker, root, escape(name), tree.stat(root).mode & 0o777))
+            await await_step(tree.mkdir(maker, root, escape(name), tree.stat(root).mode & 0o777, SETTINGS))
         except Exists:  # made in the tree meanwhile
             if (made := self.find(name)) is None:
                 raise
             return made
-        await self.command(user, group, *SETTINGS)
         if (made := self.find(name)) is None:
             raise NotFound(f"no group {escape(name)!r} (it was removed as soon as it was made)")
         return made

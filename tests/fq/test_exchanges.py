@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import attrs
 import pytest
 import trio
 
+from mqfs.clock import SystemClock
 from mqfs.engine.group import Group
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import OverLimit
-from mqfs.fq.exchanges import Exchange, Exchanges
+from mqfs.errors import BadStore, OverLimit
+from mqfs.fq.exchanges import SETTINGS, Exchange, Exchanges
 from mqfs.fq.queues import Queue, Wish
 from mqfs.model import User
+from mqfs.store.store import DiskStore
+from tests.store.script import PATH
 from tests.support.hand import ROOT
+from tests.support.lying_disk import RecordingDisk
 from tests.support.queues import Queues
 
 
@@ -82,3 +88,23 @@ def test_a_binding_that_could_not_be_held_is_none(monkeypatch: pytest.MonkeyPatc
         assert (client.bound, [*queue.holds]) == ([exchange], [exchange])
 
     trio.run(run)
+
+
+def test_an_exchange_whose_making_was_cut_short_has_its_settings() -> None:
+    """Wherever the server was killed, or the power was cut."""
+    disk = RecordingDisk()
+
+    async def bind() -> None:
+        tree = Tree(DiskStore(PATH, disk=disk), SystemClock(), owner=ROOT)
+        exchanges, queue, _ = await joined(tree=tree)
+        await exchanges.bind(ROOT, queue, b"a", b"prefix:", permanent=False)
+
+    trio.run(bind)
+    found = 0
+    for left in disk.left:
+        with contextlib.suppress(BadStore):  # there is no store yet
+            tree = Tree(DiskStore(PATH, disk=left), SystemClock(), owner=ROOT)
+            if (group := dict(tree.root.groups).get("fq")) is not None and (made := group.groups.get("a")) is not None:
+                assert set(SETTINGS) <= set(made.settings.lines())
+                found += 1
+    assert found

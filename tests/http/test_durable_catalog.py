@@ -27,7 +27,7 @@ from tests.http.test_durable_streams import Durable
 from tests.http.web import USER
 from tests.store.script import PATH
 from tests.support.eventually import eventually
-from tests.support.lying_disk import LyingDisk
+from tests.support.lying_disk import LyingDisk, RecordingDisk
 from tests.support.ports import free_port
 from tests.support.server import mqfs, short_folder
 
@@ -398,19 +398,6 @@ def test_a_repeat_is_not_acknowledged_after_the_disk_failed() -> None:
         assert subject.ask(0, "GET", "../in/s").status == 200
     finally:
         subject.abandon()
-
-
-class RecordingDisk(LyingDisk):
-    """With what a kill, and what a power cut, would have left at each change."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left: list[LyingDisk] = []
-
-    def _count(self, what: str, *, reads: bool = False) -> None:
-        super()._count(what, reads=reads)
-        if not reads:
-            self.left += [self.copy(), self.after_power_loss(None)]
 
 
 def test_a_put_that_was_cut_short_can_be_repeated() -> None:

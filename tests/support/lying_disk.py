@@ -319,6 +319,19 @@ class LyingDisk(Disk):
         return self.open(path, flags)
 
 
+class RecordingDisk(LyingDisk):
+    """With what a kill, and what a power cut, would have left at each change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: list[LyingDisk] = []
+
+    def _count(self, what: str, *, reads: bool = False) -> None:
+        super()._count(what, reads=reads)
+        if not reads:
+            self.left += [self.copy(), self.after_power_loss(None)]
+
+
 def _save(folder: Folder, to: Path) -> None:
     to.mkdir()
     for name, node in folder.entries.items():
