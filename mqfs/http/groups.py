@@ -220,6 +220,8 @@ async def ready(call: Call) -> Answer:
     troubles, copies = call.front.troubles(), call.tree.store.replication
     silent_s = copies.silent_s() if copies is not None else 0.0
     warnings = [f"the replica has not answered for {silent_s:.0f} s"] if silent_s >= limits.REPLICA_SILENT_S else []
+    if copies is not None and copies.has_no_checkpoint:
+        warnings.append("no checkpoint of the replica was made (the server's log says why)")
     status = "not ready" if troubles else "ok"
     return as_json({"status": status, "reasons": troubles, "warnings": warnings}, 503 if troubles else 200)
 

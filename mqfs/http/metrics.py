@@ -148,6 +148,7 @@ BUILD = Family("mqfs_build_info", GAUGE, "The version.")
 REPLICA = (
     Family("mqfs_replica_lag_bytes", GAUGE, "Bytes of all logs that the replica lacks."),
     Family("mqfs_replica_lag_seconds", GAUGE, "Age of the oldest bytes that the replica lacks."),
+    Family("mqfs_replica_checkpoint_failed", GAUGE, "Whether the last checkpoint of the replica was not made: 0 or 1."),
 )
 SYNCS = Family("mqfs_sync_seconds", "histogram", "Time that syncs of logs took.")
 REQUESTS = Family("mqfs_http_requests_total", COUNTER, "HTTP requests answered.")
@@ -288,7 +289,7 @@ class Scrape:
         yield STREAMS, [("", traffic.streams)]
         yield PARKED, [("", self._tree.waits.used)]
         if (copies := self._tree.store.replication) is not None:
-            lag = copies.lag_bytes, round(copies.lag_s, 3)
+            lag = copies.lag_bytes, round(copies.lag_s, 3), int(copies.has_no_checkpoint)
             yield from ((family, [("", value)]) for family, value in zip(REPLICA, lag, strict=True))
         if self._asked:
             yield OMITTED, [("", self._omitted)]

@@ -15,6 +15,9 @@ made again. It lacks what was trimmed meanwhile, so a restore to a frame before 
     log      417 position | 418 m7 | 419 m7 is acknowledged | 420 whole
     store              segments are read: that of m7 is gone ^ begins when all are read
 
+A segment with a record that does not pass its check is in no checkpoint: one before it, and the frames since, may have
+what this disk lost, so until `mqfs check --fix` none is made and nothing goes.
+
 Parts that the checkpoint before it has are not sent again. A name is never given to other bytes. A primary removes
 parts only after a checkpoint that it made itself. Its successor begins with that one or a later one, so a primary that
 was fenced and does not know it yet takes nothing from it. A part goes when no checkpoint that is kept has it:
@@ -40,11 +43,13 @@ from typing import Any, NamedTuple
 import attrs
 from google_crc32c import value
 
-from mqfs import limits
+from mqfs import limits, ring
 from mqfs.errors import BadReplica
 from mqfs.replica.frame import LogBytes, decode
 from mqfs.replica.log import NoAnswer, Objects, Position, ReplicatedLog, Stopped
 from mqfs.replica.state import Have, decode_have, decode_position, encode_have, encode_position
+from mqfs.store.check import Log
+from mqfs.store.disk import Disk
 from mqfs.store.store import folder_of
 
 _ATTEMPTS = 8  # at a checkpoint, while segments go
@@ -77,6 +82,10 @@ class Checkpoint:
         return int(self.name.rpartition("-")[2])
 
 
+class Damaged(BadReplica):
+    """This disk has not what was written."""
+
+
 class _SegmentWent(Exception):
     """A segment was removed while it was read."""
 
@@ -103,7 +112,7 @@ class Checkpointer:
     def make(self, position: Position, have: Have, follow: Callable[[], int] | None = None) -> Checkpoint:
         """A checkpoint of what the log has after that position. `follow` waits for a batch that begins after the call
         and returns the number of its last frame; None: the store is not written to. Position 0 gets the check sum that
-        frame 1 is to have. Raises Overtaken, Stopped, NoAnswer, BadReplica, OSError."""
+        frame 1 is to have. Raises Overtaken, Stopped, NoAnswer, Damaged, BadReplica, OSError."""
         self._own_epoch = -1
         if not self._parts and (before := newest(self._log)) is not None:
             self._parts = {_tail(part): part for part in _names_of(before)}
@@ -147,11 +156,13 @@ class Checkpointer:
             raise _SegmentWent
         for first in (int(name[:-4]) for name in names):
             if first <= last:
-                size = position if first == last else None
-                yield self._segment(group, first, f"{folder}/{first:020d}.log", epoch, size)
+                yield self._segment(group, first, folder, names, epoch, position if first == last else None)
 
-    def _segment(self, group: int, first: int, path: str, epoch: int, size: int | None) -> Segment:
-        """One segment: `size` bytes of it, or all."""
+    def _segment(
+        self, group: int, first: int, folder: str, names: Sequence[str], epoch: int, size: int | None
+    ) -> Segment:
+        """One segment: `size` bytes of it, or all. `names`: of all segments in that folder."""
+        path = f"{folder}/{first:020d}.log"
         try:
             with open(path, "rb") as file:
                 stat = os.fstat(file.fileno())
@@ -159,16 +170,17 @@ class Checkpointer:
                     known = self._known.get(path)
                     if known is not None and known[:2] == (stat.st_ino, stat.st_size):
                         return known[2]
-                parts, step = list[Part](), limits.REPLICA_PART_BYTES
-                left = stat.st_size if size is None else size
-                while left:
-                    data = file.read(min(step, left))
-                    if not data:
-                        raise BadReplica(f"checkpoint: {path}: {left} bytes missing (run mqfs check)")
-                    left -= len(data)
-                    parts.append(self._part(f"{group}-{first}-{len(parts)}", epoch, data))
+                data = file.read(stat.st_size if size is None else size)
+            if size is not None and len(data) < size:
+                raise Damaged(f"{path}: {size - len(data)} bytes missing (run mqfs check)")
+            if ring.MISSING or ring.scan(data).end < len(data):
+                _check(Log(Disk(), folder, f"{first:020d}.log", names), size)
         except FileNotFoundError:
             raise _SegmentWent from None
+        step = limits.REPLICA_PART_BYTES
+        parts = [
+            self._part(f"{group}-{first}-{at // step}", epoch, data[at : at + step]) for at in range(0, len(data), step)
+        ]
         segment = Segment(group, first, parts)
         if size is None:
             self._known[path] = (stat.st_ino, stat.st_size, segment)
@@ -228,6 +240,18 @@ class Checkpointer:
             self._named.pop(part, None)
         if len(removed) == len(useless):  # else that page is looked at again
             self._cursor = page[-1] if len(page) == limits.REPLICA_PAGE else ""
+
+
+def _check(log: Log, size: int | None) -> None:
+    """Raises Damaged where the first `size` bytes of a segment, or all, have a record that does not pass its check. Not
+    where an unclean stop tore one: that was never there."""
+    end = len(log.data) if size is None else size
+    bad = [(start, min(stop, end)) for start, stop in log.found.bad if start < end]
+    if size is not None and log.newest and log.found.end < end:
+        bad.append((log.found.end, end))  # no torn tail: all of it is in the log
+    if bad:
+        words = f"bytes {bad[0][0]} to {bad[0][1]} do not pass their check"
+        raise Damaged(f"{log.path}: {words} (run mqfs check; the replica may still have them)")
 
 
 def _tail(part: str) -> str:

@@ -25,7 +25,7 @@ import attrs
 from mqfs import limits
 from mqfs.errors import BadReplica, DiskFailed, MqfsError
 from mqfs.replica import checkpoint, state
-from mqfs.replica.checkpoint import Checkpointer, Overtaken
+from mqfs.replica.checkpoint import Checkpointer, Damaged, Overtaken
 from mqfs.replica.frame import HEAD_BYTES, RUN_BYTES, Entry, LogBytes
 from mqfs.replica.log import Fenced, NoAnswer, Position, Report, Stopped
 from mqfs.replica.state import End, Have
@@ -277,6 +277,7 @@ class Keeper:
         self._begun = self._ended = 0  # batches: the last one that begins, and the last one that is in the log
         self._position, self._have = attrs.evolve(primary.writer.position), dict(primary.state.have)
         self._unsure = False  # a sync failed: what is on disk is not known
+        self._trouble = ""  # why the last checkpoint was not made
         self._has_base = primary.writer.position.epoch == 1  # a log that this server began
         self._checkpoints = Checkpointer(primary.log, path, stop)
         self._replication: Replication | None = None
@@ -332,7 +333,10 @@ class Keeper:
                 position, have, touched = self._take()
                 self._note(position, have, touched)
                 if size >= limits.REPLICA_CHECKPOINT_BYTES or frames >= limits.REPLICA_CHECKPOINT_FRAMES:
-                    self._make_checkpoint(position, have)
+                    try:
+                        self._make_checkpoint(position, have)
+                    except Damaged as error:  # all segments are read again for the next one: that has time
+                        self._tell(str(error))
                     with self._lock:
                         self._bytes -= size
                         self._frames -= frames
@@ -341,11 +345,19 @@ class Keeper:
             except Overtaken as error:  # the next position has it
                 log.info("replica %s: no checkpoint: group %s was removed meanwhile", self._log.name, error)
             except (NoAnswer, MqfsError, OSError) as error:
-                log.warning("replica %s: no checkpoint: %s", self._log.name, error)
+                self._tell(str(error))
             except Exception:
                 log.exception("the replica's keeper failed")
             finally:
                 self._release()
+
+    def _tell(self, trouble: str) -> None:
+        """Why there is no checkpoint; each reason once, until one is made. "": one was made."""
+        if trouble and trouble != self._trouble:
+            log.warning("replica %s: no checkpoint: %s", self._log.name, trouble)
+        self._trouble = trouble
+        if self._replication is not None:
+            self._replication.has_no_checkpoint = bool(trouble)
 
     def _look_for_base(self) -> None:
         """Have a checkpoint made now where there is none, and frames may not have all: a server that was killed when it
@@ -393,6 +405,7 @@ class Keeper:
         started = time.monotonic()
         made = self._checkpoints.make(position, have, self._follow)
         log.info("replica %s: %s made in %.1f s", self._log.name, made.name, time.monotonic() - started)
+        self._tell("")
         try:
             self._checkpoints.prune(self._keep_s, made.time_s)
         except (NoAnswer, BadReplica) as error:

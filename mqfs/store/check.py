@@ -484,6 +484,10 @@ class Log:
                 self.found.doubtful.add(start)
             if not any(start <= at < end for at in self.listed):
                 torn.append((start, end))
+        if torn:  # but what a record behind it says was on disk: an index that was made again lists no damage
+            data = self.data[: self.covered]
+            damaged = scan_segment(data, 0, OpenIndex(), NonMessageRecords(), covered=0).bad
+            torn = [stretch for stretch in torn if stretch not in damaged]
         if torn:
             self.torn = self.torn + torn
             self.found.bad = [stretch for stretch in self.found.bad if stretch not in torn]

@@ -266,6 +266,7 @@ class Replication:
         self._answering: deque[LogCopy] = deque()
         self.failed: OSError | None = None
         self.silent_s: Callable[[], float] = float  # how long the engine of the copy has not answered
+        self.has_no_checkpoint = False  # the last one that was to be made was not
         self.on_closed: Callable[[], None] = lambda: None  # called when the store is closed, but for its lock
 
     # ------------------------------------------------------------ the store's thread

@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ class Node(Server):
     http = 0
 
     @classmethod
-    def of(cls, folder: Path, url: str, *more: str, **environ: str) -> Node:
+    def of(cls, folder: Path, url: str, *more: str, **environ: Any) -> Node:
         port = free_port()
         options = ["--replica", url, "--http", f"127.0.0.1:{port}", "--listen", f"tcp!127.0.0.1!{free_port()}"]
         node = cls.at(folder, *options, *more, **environ)

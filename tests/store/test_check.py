@@ -17,6 +17,8 @@ from mqfs.errors import BadStore, Damaged
 from mqfs.model import Kind
 from mqfs.store.api import Bucket
 from mqfs.store.check import check
+from mqfs.store.replication import LogBytes
+from mqfs.store.standby import StandbyStore
 from mqfs.store.store import DiskStore
 from tests.support.campaign import size, tree_seed
 from tests.support.temp_store import SMALL, abandon, lowered
@@ -84,6 +86,39 @@ def test_a_good_store_has_nothing_wrong(tmp_path: Path, clean: bool) -> None:
     assert run(path, fix=True)[0] == 0
     assert run(path) == (0, [])
     assert [len(found) for found in contents(path).values()] == [60, 60]
+
+
+@pytest.mark.parametrize("by", ["a start", "a standby"])
+def test_damage_that_an_index_does_not_list_is_damage(tmp_path: Path, by: str) -> None:
+    """The index was made from the damaged log. By the records behind it, it was on disk: so it is not torn."""
+    path = f"{tmp_path}/store"
+    with lowered(SEGMENT_BYTES=4_096):
+        store = DiskStore(path)
+        bucket = store.make(store.number(), b'{"group":1}')
+        bucket.writer.state = lambda: b'{"group":1}'
+        for number in range(40):
+            bucket.writer.append(Kind.MESSAGE, 16, 0, b"%d." % number + bytes(400))
+            bucket.upkeep.sync()
+        uuid = store.uuid
+        store.close()
+        logs = sorted(Path(path).glob("buckets/*/*/*.log"))
+        data = bytearray(logs[1].read_bytes())
+        data[data.index(bytes(400), len(data) // 3)] ^= 1
+        logs[1].write_bytes(data)
+        logs[1].with_suffix(".idx").unlink()
+        if by == "a start":
+            assert len(next(iter(contents(path).values()))) == 39
+        else:
+            path = f"{tmp_path}/copy"
+            standby = StandbyStore(path, uuid)
+            standby.apply(LogBytes(1, int(log.stem), 0, log.read_bytes()) for log in logs)
+            standby.close()
+        assert Path(path, logs[1].relative_to(tmp_path / "store")).with_suffix(".idx").exists()
+        problems, lines = run(path)
+        assert problems == 1, lines
+        assert any(f"{logs[1].name}: bytes " in line and "do not pass their check" in line for line in lines)
+        assert run(path, fix=True)[0] == 1
+        assert run(path)[0] == 0
 
 
 @pytest.mark.slow
