@@ -66,8 +66,12 @@ class Origin:
     # ------------------------------------------------------------ warnings: once each, they cost round trips
 
     def warn_of_loss(self, what: str) -> None:
-        """Warn a late reader where messages were written that nothing keeps for it."""
-        if self._is_first("loss") and b"replay off" in self._settings() and self._next() > 1:
+        """Warn a late reader where messages were written that nothing keeps for it; with `deliver one` they are kept
+        until they are acknowledged."""
+        if not self._is_first("loss"):
+            return
+        settings = self._settings()
+        if b"replay off" in settings and b"deliver one" not in settings and self._next() > 1:
             log.warning(
                 "%s in group %r: 'replay off' keeps no message for later readers (expected 'replay all' in ctl, or "
                 "readers before publishers)", what, self._path or "/",

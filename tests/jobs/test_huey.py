@@ -115,6 +115,13 @@ def test_a_schedule_of_a_year_is_flushed(make: Make) -> None:
         huey.execute(huey.dequeue())
 
 
+def test_what_is_pending_is_listed_without_a_warning(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    huey = make()
+    job = huey.task()(lambda: None)
+    job()
+    assert (len(huey.pending()), caplog.text) == (1, "")
+
+
 def test_what_a_worker_has_is_requeued_when_it_ends(make: Make) -> None:
     first, second = make(), make()
     note = first.task(name="note")(lambda n: n)
