@@ -8,7 +8,7 @@
 All is in three groups below the one that the URL names, `celery` where it names none:
 
     queues/QUEUE                a stream of work, `deliver one`: a delivery is a claim, which ends with the connection
-    bindings/EXCHANGE KEY QUEUE a stream without messages for each binding
+    bindings/EXCHANGE KEY QUEUE a stream for each binding, without messages unless its name is too long for these
     temporary/QUEUE             for each queue that is to end: its message has how many seconds without a consumer, and
                                 whether it had one; if not, they count from that message on
 
@@ -37,12 +37,25 @@ from kombu.utils.json import dumps, loads
 from kombu.utils.url import parse_url
 
 from mqfs.client import Claim, Claims, Client, Group, connect
+from mqfs.client.client import require_queue
 from mqfs.client.large import LargeMessage
-from mqfs.errors import BadAddress, BadRequest, Disconnected, Interrupted, MqfsError, NotFound, Stale, TooLong
-from mqfs.syntax.escape import stream_name
+from mqfs.errors import (
+    BadAddress,
+    BadRequest,
+    Disconnected,
+    FellBehind,
+    Interrupted,
+    MqfsError,
+    NotFound,
+    Stale,
+    TooLong,
+)
+from mqfs.syntax.escape import is_shortened, stream_name
 
 GROUP = "celery"
+EVENTS = "celeryev"  # the exchange of what workers tell about themselves and their tasks
 TEMPORARY_S = 60  # a queue with `auto_delete` ends after this, unless it says when
+PURGED_AT_ONCE = 1_024  # messages
 _QUEUES = ("deliver one", "replay off", "protect off")
 _SEPARATOR = "\x1f"  # of the parts of a binding's name
 log = logging.getLogger("mqfs.kombu")
@@ -78,7 +91,8 @@ class QueueClaims:
         self._arrived.set()
 
     def get(self) -> Claim | None:
-        """A claim that is there; what `arm` began is taken back else. Raises EOFError: the queue was removed."""
+        """A claim that is there; what `arm` began is taken back else. Raises EOFError, NotFound: the queue was removed,
+        after a loss of the connection NotFound."""
         wait_s, self._again_s = self._again_s, 0.0
         self._is_armed = self.is_ready = False
         try:
@@ -90,7 +104,7 @@ class QueueClaims:
 
     def give_back(self) -> None:
         """Claim no more for now."""
-        with contextlib.suppress(EOFError):
+        with contextlib.suppress(EOFError, NotFound):
             if self._is_armed and (claim := self.get()) is not None:
                 claim.release()
 
@@ -158,6 +172,15 @@ class Channel(virtual.Channel):
 
     # ------------------------------------------------------------ publishing
 
+    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
+        """An event while the server is away is dropped: a worker would try it again, and not end before."""
+        try:
+            super().basic_publish(message, exchange, routing_key, **kwargs)
+        except Disconnected as error:
+            if exchange != EVENTS:
+                raise
+            log.info("an event was dropped: %s", error)
+
     def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
         """Text stays text, so that people can read it in the stream."""
         if isinstance(body, bytes):
@@ -194,6 +217,7 @@ class Channel(virtual.Channel):
         return dict(to_rabbitmq_queue_arguments(arguments, **kwargs))
 
     def _new_queue(self, queue: str, **kwargs: Any) -> None:
+        require_queue(self.connection.queues, queue)
         self.connection.queues.create(queue)
         expires_ms = (kwargs.get("arguments") or {}).get("x-expires")
         if expires_ms or kwargs.get("auto_delete"):
@@ -229,15 +253,23 @@ class Channel(virtual.Channel):
                 self._delete(queue)
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
-        return queue in self.connection.queues.streams()
+        return stream_name(queue) in self.connection.queues.stats().streams
 
     def _size(self, queue: str) -> int:
         stats = self.connection.queues.stats().streams.get(stream_name(queue))
         return 0 if stats is None or stats.consumer is None else stats.consumer.waiting
 
     def _purge(self, queue: str) -> int:
-        count = self._size(queue)
-        self.connection.queues.purge(queue)
+        """Not by clearing the stream: what its consumers have comes again if they are killed."""
+        count, most = 0, self._size(queue)
+        with self.connection.queues.take(queue, create=False, prefetch=PURGED_AT_ONCE) as claims:
+            while count < most:
+                try:
+                    claim = claims.get(0)
+                except TimeoutError:
+                    break
+                with claim:
+                    count += 1
         return count
 
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:
@@ -254,7 +286,12 @@ class Channel(virtual.Channel):
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
         if (exchange, routing_key, queue) not in self.connection.table():
-            self.connection.bindings.create(_SEPARATOR.join((exchange, routing_key, queue)))
+            bindings, text = self.connection.bindings, _SEPARATOR.join((exchange, routing_key, queue))
+            if is_shortened(stream_name(text)):
+                bindings.ctl("replay last")
+                bindings.publish(text, b"")  # it has the whole text
+            else:
+                bindings.create(text)
             self.connection.mark()
 
     def queue_unbind(
@@ -287,7 +324,7 @@ class Channel(virtual.Channel):
     def _source(self, queue: str) -> QueueClaims:
         source = self._sources.get(queue)
         if source is None:
-            claims = self.connection.queues.take(queue)
+            claims = self.connection.queues.take(queue, create=False)  # else it would have no binding any more
             source = self._sources[queue] = QueueClaims(claims, self.connection.arrived)
             self._note_consumer(queue)
         return source
@@ -332,10 +369,12 @@ class Channel(virtual.Channel):
         while (claim := self._claim(queue)) is not None:
             try:
                 payload: dict[str, Any] = loads(claim.body.decode())
-                tag = payload["properties"]["delivery_tag"] = f"{self.channel_id}.{queue}.{claim.sequence}"
-                if (payload.get("headers") or {}).get("eta") and not isinstance(claim.message, LargeMessage):
+                properties: dict[str, Any] = payload["properties"]
+                tag = properties["delivery_tag"] = f"{self.channel_id}.{queue}.{claim.sequence}"
+                properties.setdefault("delivery_info", {})["redelivered"] = claim.deliveries > 1
+                if _headers_of_task(payload).get("eta") and not isinstance(claim.message, LargeMessage):
                     payload["headers"]["eta"] = None  # is past; a worker would give it to its timer, which may take 1 s
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 claim._give_up(f"not a message of kombu: {error!r}")
                 continue
             self.claims[tag] = claim
@@ -346,7 +385,7 @@ class Channel(virtual.Channel):
         """Raises Stale where the queue was removed: a consumer that connects again declares it again."""
         try:
             return self._source(queue).get()
-        except EOFError:
+        except (EOFError, NotFound):
             raise Stale(f"queue {queue!r}: removed under its consumer") from None
 
     def deliver_next(self, callback: Callable[[dict[str, Any], str], None]) -> float | None:
@@ -436,7 +475,12 @@ class Transport(virtual.Transport):
             end = self.bindings._origin.end()
             self._has_ring = end > 0
         if not end or end != self._table_end:
-            rows = (tuple(name.split(_SEPARATOR)) for name in self.bindings.streams())
+            names = {*self.bindings.streams()}
+            while any(map(is_shortened, names)):
+                with contextlib.suppress(FellBehind):  # marks were replaced meanwhile
+                    names.update(message.topic for message in self.bindings.history())
+                    break
+            rows = (tuple(name.split(_SEPARATOR)) for name in names if not is_shortened(name))
             self._table, self._table_end = frozenset(row for row in rows if len(row) == 3), end
         return self._table
 
@@ -500,9 +544,15 @@ def _remove(group: Group, stream: str) -> None:
         pass
 
 
+def _headers_of_task(message: dict[str, Any]) -> dict[str, Any]:
+    """The headers of a task of Celery; other programs may call theirs as Celery does."""
+    headers = message.get("headers") or {}
+    return headers if "task" in headers else {}
+
+
 def _eta(message: dict[str, Any]) -> datetime | None:
     """When a task of Celery is due, if that is to come."""
-    text = (message.get("headers") or {}).get("eta")
+    text = _headers_of_task(message).get("eta")
     if not isinstance(text, str):
         return None
     try:

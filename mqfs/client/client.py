@@ -13,8 +13,9 @@ from mqfs.client.group import Group
 from mqfs.client.info import Settings, setting_lines
 from mqfs.client.prefetch import close_all
 from mqfs.client.types import Link
-from mqfs.errors import BadRequest, Busy, Denied, Exists, MqfsError, NotDirectory, NotFound, Unsupported
+from mqfs.errors import BadName, BadRequest, Busy, Denied, Exists, MqfsError, NotDirectory, NotFound, Unsupported
 from mqfs.net.address import UnixAddress, default_address, parse_addresses
+from mqfs.syntax.escape import stream_name
 from mqfs.syntax.names import check_file_name
 
 TRANSPORTS = ("auto", "ring", "9p")
@@ -240,6 +241,16 @@ def require_group(link: Link, path: str) -> None:
         raise NotFound(f"no group {path!r} (make it: create=True)") from None
     except Denied:
         pass  # it exists; each call checks its permission
+
+
+def require_queue(group: Group, queue: str) -> None:
+    """Raises BadName for a queue of a library of jobs whose stream has the dead letters of all the others."""
+    try:
+        dead = group.settings().dead
+    except Denied:  # this program may publish alone
+        return
+    if stream_name(queue) == dead:
+        raise BadName(f"queue {queue!r}: group {group.path!r} has its dead letters there (expected another name)")
 
 
 def make_groups(link: Link, path: str) -> list[str]:

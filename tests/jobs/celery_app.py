@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from typing import Any
 
@@ -32,6 +33,23 @@ def fail_once(self: Any, number: int, body: str) -> None:
     if not self.request.retries:
         raise self.retry(countdown=0.2)
     write(number)
+
+
+@app.task(bind=True)
+def note_redelivery(self: Any) -> None:
+    """The first delivery kills its worker."""
+    is_redelivered = self.request.delivery_info["redelivered"]
+    write(int(is_redelivered))
+    if not is_redelivered:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task
+def work(number: int, end: str) -> None:
+    """Until there is a file."""
+    write(number)
+    while not os.path.exists(end):
+        time.sleep(0.01)
 
 
 def publish(number: int) -> None:

@@ -48,6 +48,11 @@ def got(queue: Any) -> list[Any]:
     return bodies
 
 
+def eta(text: str) -> dict[str, str]:
+    """The headers of a task of Celery."""
+    return {"task": "add", "eta": text}
+
+
 def drain(connection: Connection, count: int, into: list[Any]) -> None:
     """Deliver until `into` has that many."""
     while len(into) < count:
@@ -158,9 +163,9 @@ def test_a_task_with_an_eta_lies_in_the_server(connect: Connect) -> None:
     queue.declare()
     due = datetime.now(UTC) + timedelta(seconds=1)
     producer = Producer(connection)
-    producer.publish("later", routing_key="q", headers={"eta": due.isoformat()})
-    producer.publish("past", routing_key="q", headers={"eta": "2020-01-01T00:00:00"})
-    producer.publish("in a year", routing_key="q", headers={"eta": (due + timedelta(days=365)).isoformat()})
+    producer.publish("later", routing_key="q", headers=eta(due.isoformat()))
+    producer.publish("past", routing_key="q", headers=eta("2020-01-01T00:00:00"))
+    producer.publish("in a year", routing_key="q", headers=eta((due + timedelta(days=365)).isoformat()))
 
     def take(body: Any, message: Any) -> None:
         taken.append((body, message.headers["eta"]))
@@ -181,7 +186,7 @@ def test_a_task_that_is_too_long_to_be_delayed_is_held_by_a_worker(
     queue = Queue("q")(connection.channel())
     queue.declare()
     due = (datetime.now(UTC) + timedelta(days=1)).isoformat()
-    Producer(connection).publish("x" * size, routing_key="q", headers={"eta": due})
+    Producer(connection).publish("x" * size, routing_key="q", headers=eta(due))
     message = queue.get()
     assert message is not None
     assert (message.payload, message.headers["eta"]) == ("x" * size, due)
@@ -194,8 +199,31 @@ def test_an_eta_that_is_no_time_is_refused(connect: Connect) -> None:
     queue = Queue("q")(connection.channel())
     queue.declare()
     with pytest.raises(connection.channel_errors, match=r"header eta 'soon' \(expected a time of ISO 8601\)"):
-        Producer(connection).publish("x", routing_key="q", headers={"eta": "soon"})
+        Producer(connection).publish("x", routing_key="q", headers=eta("soon"))
     assert got(queue) == []
+
+
+@pytest.mark.parametrize("text", ["soon", "2100-01-01T00:00:00", "2020-01-01T00:00:00"])
+def test_an_eta_of_another_program_is_its_own(connect: Connect, text: str) -> None:
+    connection = connect()
+    queue = Queue("q")(connection.channel())
+    queue.declare()
+    Producer(connection).publish("x", routing_key="q", headers={"eta": text})
+    message = queue.get()
+    assert message is not None
+    assert message.headers["eta"] == text
+
+
+def test_what_is_delivered_again_says_so(connect: Connect) -> None:
+    connection = connect()
+    queue = Queue("q")(connection.channel())
+    queue.declare()
+    Producer(connection).publish("x", routing_key="q")
+    message = queue.get()
+    assert message.delivery_info["redelivered"] is False
+    message.requeue()
+    again = eventually(queue.get)
+    assert (again.payload, again.delivery_info["redelivered"]) == ("x", True)
 
 
 def test_a_message_expires(connect: Connect) -> None:
@@ -323,12 +351,62 @@ def test_purge_and_delete(connect: Connect) -> None:
     for n in range(5):
         Producer(connection).publish(n, routing_key="q")
     assert (queue.purge(), got(queue)) == (5, [])
+    Producer(connection).publish("in flight", routing_key="q")
+    held = queue.get()
+    for n in range(3_000):
+        Producer(connection).publish(n, routing_key="q")
+    assert (queue.purge(), queue.purge(), got(queue)) == (3_000, 0, [])
+    held.requeue()
+    assert eventually(queue.get).payload == "in flight"
     queue.delete()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UndeliverableWarning)
         Producer(connection).publish(1, exchange="e", routing_key="q")
     with pytest.raises(connection.channel_errors, match="no queue 'q'"):
         Queue("q", passive=True)(connection.channel()).queue_declare(passive=True)
+
+
+@pytest.mark.parametrize("length", [80, 90, 255])
+def test_a_binding_of_long_names(connect: Connect, length: int) -> None:
+    """It is longer than the name of a stream, and other programs know it."""
+    here, there = connect(), connect()
+    exchange, key, name = "жe"[length % 2] * length, "k" * length, "q" * length
+    queue = Queue(name, Exchange(exchange, "topic"), routing_key=f"{key}.*")(here.channel())
+    queue.declare()
+    Queue(name, passive=True)(here.channel()).queue_declare(passive=True)
+    producer = Producer(there, exchange=Exchange(exchange, "topic"))
+    producer.publish(1, routing_key=f"{key}.x")
+    producer.publish(2, routing_key=f"{key}.x.y")
+    assert got(queue) == [1]
+    queue.unbind_from(Exchange(exchange, "topic"), f"{key}.*")
+    producer.publish(3, routing_key=f"{key}.x")
+    assert got(queue) == []
+
+
+def test_the_stream_of_dead_letters_is_no_queue(connect: Connect) -> None:
+    connection = connect()
+    with pytest.raises(connection.channel_errors, match=r"queue 'dead': group .* has its dead letters there"):
+        Queue("dead")(connection.channel()).declare()
+
+
+def test_a_queue_that_is_removed_while_its_consumer_is_away_is_not_made_again(connect: Connect) -> None:
+    """It would have no binding: a worker of Celery was deaf to its remote control."""
+    with short_folder() as folder, Server.at(folder) as server:
+        connection, other, bodies = connect(server.address), connect(server.address), list[Any]()
+        queue = Queue("q", Exchange("e", "fanout"))
+        with Consumer(connection, [queue]):
+            with pytest.raises(TimeoutError):
+                connection.drain_events(timeout=0.1)
+            server.restart()
+            queue(other.channel()).delete()
+            with pytest.raises(connection.connection_errors, match="queue 'q': removed under its consumer"):
+                connection.drain_events(timeout=20)
+        again = connect(server.address)
+        with Consumer(again, queue, callbacks=[lambda body, message: bodies.append(body)], no_ack=True):
+            Producer(other, exchange=Exchange("e", "fanout")).publish("x")
+            drain(again, 1, bodies)
+        for one in (connection, other, again):
+            one.release()
 
 
 def test_a_server_that_is_killed_is_waited_for(connect: Connect) -> None:

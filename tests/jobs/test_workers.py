@@ -57,6 +57,12 @@ answers = [result.get(timeout=60) for result in results]
 publish_later(7, 1)
 print(json.dumps([answers, *app.control.inspect(timeout=5).ping().values()]))
 """
+PING = "print(json.dumps(next(iter((app.control.inspect(timeout=2).ping() or {}).values()), None)))"
+REMOVE_CONTROL = """
+with app.connection() as connection:
+    channel = connection.default_channel
+    for _, _, queue in channel.get_table("celery.pidbox"): channel.queue_delete(queue)
+"""
 USE_DRAMATIQ = """
 for n in range(10): publish(n)
 note.send_with_options(args=(10,), delay=300)
@@ -132,6 +138,12 @@ class Jobs:
     def numbers(self) -> list[int]:
         return [run.number for run in self.runs()]
 
+    def log(self, number: int) -> str:
+        return self._done.with_name(f"worker{number}.log").read_text()
+
+    def is_running(self, number: int) -> bool:
+        return self._workers[number].poll() is None
+
     def left(self, library: Library) -> int:
         group, queue = library.queue
         with self.server.connect() as client:
@@ -178,6 +190,51 @@ def test_celery_retries_a_task_of_any_size(jobs: Jobs) -> None:
     eventually(lambda: len(jobs.numbers()) == 3)
     assert sorted(jobs.numbers()) == [0, 1, 2]
     eventually(lambda: jobs.left(CELERY) == 0)
+
+
+def test_celery_knows_what_is_redelivered(jobs: Jobs) -> None:
+    jobs.use(CELERY, "note_redelivery.delay()")
+    jobs.start(CELERY)
+    eventually(lambda: jobs.numbers() == [0])
+    jobs.start(CELERY)
+    eventually(lambda: jobs.numbers() == [0, 1])
+    eventually(lambda: jobs.left(CELERY) == 0)
+
+
+def test_a_job_that_runs_is_not_purged(jobs: Jobs, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    worker = jobs.start(CELERY, "--prefetch-multiplier", "1")
+    jobs.use(CELERY, f"work.delay(1, {str(end)!r})")
+    eventually(lambda: jobs.numbers() == [1])
+    assert json.loads(jobs.use(CELERY, "publish(2); publish(3); print(json.dumps(app.control.purge()))")) == 2
+    jobs.kill(worker)
+    end.touch()
+    jobs.start(CELERY)
+    eventually(lambda: jobs.left(CELERY) == 0)
+    assert jobs.numbers() == [1, 1]
+
+
+def test_a_worker_ends_while_its_server_is_away(jobs: Jobs) -> None:
+    """Its heartbeats, which it would try again until then, do not stop it."""
+    worker = jobs.start(CELERY, "--heartbeat-interval", "1", "--loglevel", "INFO")
+    jobs.use(CELERY, "publish(1)")
+    eventually(lambda: jobs.numbers() == [1])
+    eventually(lambda: "succeeded" in jobs.log(0))
+    jobs.server.kill()
+    eventually(lambda: "an event was dropped" in jobs.log(0))
+    os.kill(worker, signal.SIGTERM)
+    eventually(lambda: not jobs.is_running(0))
+
+
+def test_a_worker_hears_its_control_after_its_queue_expired(jobs: Jobs) -> None:
+    """While it was away: its queue and its binding were removed, as those of one that was killed."""
+    worker = jobs.start(CELERY)
+    eventually(lambda: json.loads(jobs.use(CELERY, PING)) == {"ok": "pong"})
+    os.kill(worker, signal.SIGSTOP)
+    jobs.server.restart()
+    jobs.use(CELERY, REMOVE_CONTROL)
+    os.kill(worker, signal.SIGCONT)
+    eventually(lambda: json.loads(jobs.use(CELERY, PING)) == {"ok": "pong"})
 
 
 def test_dramatiq(jobs: Jobs) -> None:
