@@ -23,6 +23,7 @@ from dramatiq import Broker, Consumer, Message, MessageProxy, Middleware
 from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, QueueNotFound
 
 from mqfs.client import Claim, Claims, connect
+from mqfs.client.client import require_queue
 from mqfs.errors import Disconnected, DiskFull, MqfsError, Stale, StreamFull
 from mqfs.syntax.escape import stream_name
 
@@ -99,9 +100,13 @@ class MqfsBroker(Broker):
         """Make a queue, unless it exists.
 
         Args:
-            queue_name: Its name: any text.
+            queue_name: Its name: any text, but not that of the group's stream of dead letters, `dead`.
+
+        Raises:
+            BadName: It is.
         """
         if queue_name not in self.queues:
+            require_queue(self.group, queue_name)
             self.emit_before("declare_queue", queue_name)
             self.group.create(queue_name)
             self.queues[queue_name] = None
@@ -176,7 +181,8 @@ class MqfsBroker(Broker):
         deadline = None if timeout is None else time.monotonic() + timeout / 1000
         while True:
             stats = self.group.stats()
-            consumer = stats.streams[stream_name(queue_name)].consumer
+            stream = stats.streams.get(stream_name(queue_name))  # None: it was removed
+            consumer = None if stream is None else stream.consumer
             if not stats.held and (consumer is None or not consumer.lag):
                 return
             if deadline is not None and time.monotonic() >= deadline:

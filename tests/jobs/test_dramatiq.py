@@ -171,3 +171,14 @@ def test_a_job_whose_retries_are_all_refused_is_a_dead_letter(broker: MqfsBroker
         assert eventually(lambda: group.stats().dead_letters)
     assert group.stats().streams["q"].consumer.lag == 0
     assert runs == [1_100_000] * 3
+
+
+def test_the_stream_of_dead_letters_is_no_queue(broker: MqfsBroker) -> None:
+    with pytest.raises(errors.BadName, match=r"queue 'dead': group .* has its dead letters there"):
+        broker.declare_queue("dead")
+    assert "dead" not in broker.queues
+
+
+def test_a_queue_that_was_removed_is_joined(broker: MqfsBroker, group: Group) -> None:
+    group.remove("q")
+    broker.join("q", timeout=20_000)
