@@ -51,6 +51,7 @@ class DelayedMessages:
         self._shares = UserLimits("delayed messages in a group", "HELD")
         self._bytes: Counter[int] = Counter()  # by stream
         self._counts: Counter[int] = Counter()
+        self.owners: dict[int, int] = {}  # of streams that were removed before the start
         self._known = False  # all of them are
         self.schedules = Schedules(host, self)
         self._alarm = Alarm(host.timers, host, DELAYED, "appending what is due", self._append_due)
@@ -76,7 +77,9 @@ class DelayedMessages:
             if own is None or not own.progress.is_acked(record.sequence):
                 texts = headers.decode(record.headers)
                 size = len(record.body) + len(record.headers)
-                self._count(record.sequence, int(texts[headers.TO]), size, _user(texts))
+                self._count(record.sequence, number := int(texts[headers.TO]), size, _user(texts))
+                if number not in self._host.numbers:
+                    self.owners[number] = int(texts.get(headers.HELD, _user(texts)))
                 if headers.NEXT in texts:
                     self.schedules.load(record.sequence, texts)
                 else:
@@ -106,7 +109,10 @@ class DelayedMessages:
             )
         if stream.name != self._log.settings.dead:
             require_fit(self._log.settings, 1, len(body))
-        head = headers.encode({**texts, headers.TO: str(stream.number), headers.DUE: str(due_ns)})
+        waits = {headers.TO: str(stream.number), headers.DUE: str(due_ns)}
+        if stream.state.uid != user:
+            waits[headers.HELD] = str(stream.state.uid)
+        head = headers.encode({**texts, **waits})
         if (quotas := self._host.publisher.kept_quotas) is not None:
             quotas.check({stream: stored(1, len(body) + len(head))})
         self._host.publisher.retention.reserve_room(len(body) + len(head) + 40)
@@ -325,6 +331,7 @@ class DelayedMessages:
         self._counts[stream] -= 1
         if not self._counts[stream]:
             del self._bytes[stream], self._counts[stream]
+            self.owners.pop(stream, None)
 
 
 def _user(texts: Mapping[str, str]) -> int:

@@ -14,13 +14,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import attrs
 
 from mqfs import limits
 from mqfs.errors import OverQuota
 from mqfs.quotas import Quotas
 
 if TYPE_CHECKING:
+    from mqfs.engine.group import Group
     from mqfs.engine.stream import Stream
 
 PORTION = 256  # streams looked at in a row: about a millisecond
@@ -69,15 +72,26 @@ class HeaderBytes:
         self._stretches = deque((pair[-1][0], sum(size for _, size in pair)) for pair in pairs)
 
 
+@attrs.frozen
+class RemovedStream:
+    """A stream that was removed before the server started. Its delayed messages are kept until they are due."""
+
+    group: Group
+    number: int
+    removed: ClassVar[bool] = True
+
+
 class KeptBytes:
     """The bytes that the streams of one owner keep."""
 
     def __init__(self) -> None:
         self.total = 0
-        self._sizes: dict[Stream, int] = {}  # as last looked at, and written since; the one looked at last stands last
+        self._sizes: dict[
+            Stream | RemovedStream, int
+        ] = {}  # as last looked at, and written since; the one looked at last stands last
         self._headers: dict[Stream, HeaderBytes] = {}
 
-    def charge(self, stream: Stream, size: int) -> None:
+    def charge(self, stream: Stream | RemovedStream, size: int) -> None:
         """The stream keeps that much more."""
         self._sizes[stream] = self._sizes.get(stream, 0) + size
         self.total += size
@@ -97,14 +111,15 @@ class KeptBytes:
 
     def look(self, owner: int, first: Iterable[Stream] = ()) -> int:
         """Look at the next streams, before them at `first`. Returns how many."""
-        streams = [stream for stream in first if stream in self._sizes]
+        streams: list[Stream | RemovedStream] = [stream for stream in first if stream in self._sizes]
         streams += [stream for stream, _ in zip(self._sizes, range(PORTION), strict=False)]
         for stream in dict.fromkeys(streams):
             self.total -= self._sizes.pop(stream)
-            if stream.state.uid == owner and not stream.removed:
-                self.measure(stream)
-                continue
-            self._headers.pop(stream, None)
+            if not isinstance(stream, RemovedStream):
+                if stream.state.uid == owner and not stream.removed:
+                    self.measure(stream)
+                    continue
+                self._headers.pop(stream, None)
             group = cast(Any, stream).group
             if stream.removed and not group.removed and (left := group.held.bytes_of(stream.number)):
                 self.charge(stream, left)  # its delayed messages are kept until they are due
@@ -124,11 +139,19 @@ class KeptQuotas:
         kept = self.owners.get(owner)
         return kept.total if kept is not None else 0
 
-    def begin(self, streams: Iterable[Stream]) -> None:
-        """Look at all streams, once."""
-        for stream in streams:
-            if (quota := self.quotas.of(stream.state.uid)) is not None and quota.kept:
+    def begin(self, group: Group) -> None:
+        """Look at all streams of a group, once."""
+        for stream in group.streams.values():
+            if self._is_bound(stream.state.uid):
                 self.owners.setdefault(stream.state.uid, KeptBytes()).measure(stream)
+        for number, owner in group.held.owners.items():
+            if self._is_bound(owner):
+                removed, size = RemovedStream(group, number), group.held.bytes_of(number)
+                self.owners.setdefault(owner, KeptBytes()).charge(removed, size)
+
+    def _is_bound(self, owner: int) -> bool:
+        quota = self.quotas.of(owner)
+        return quota is not None and bool(quota.kept)
 
     def check(self, sizes: Mapping[Stream, int], of_all: int = 0) -> None:
         """Charge a write, as `require` and `charge`. Raises OverQuota, and charges nothing then."""

@@ -126,7 +126,8 @@ class Tree:
                 self.faults.contain(group, "going on with its ring", partial(self._prepare, group))
             group.start()
         if self.kept_quotas is not None:
-            self.kept_quotas.begin(stream for group in groups for stream in group.streams.values())
+            for group in groups:
+                self.kept_quotas.begin(group)
         self.dirty_groups.update(groups)
 
     def _build(self, bucket: Bucket, state: GroupState) -> None:

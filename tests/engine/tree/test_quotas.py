@@ -411,6 +411,37 @@ def test_the_delayed_messages_of_a_removed_stream_count_as_long_as_they_are_kept
     assert q.use()["used"]["kept"] == 0
 
 
+@pytest.mark.parametrize("sender", [ANNA, BERT, ROOT], ids=["its owner", "another", "root"])
+@pytest.mark.parametrize("wait", [{"delay": "1h"}, {"every": "1h", "id": "n"}], ids=["delayed", "a schedule"])
+def test_they_count_after_a_restart_too(tmp_path: Path, sender: Any, wait: dict[str, str]) -> None:
+    q = Limited("1001 kept=20000", "1002 kept=20000", ctl=("replay all",), path=tmp_path / "store")
+    q.stream("t", ANNA)
+    q.put(b"x" * 1_500, user=sender, **wait)
+    q.put(b"x" * 1_500, delay="2h")
+    q.write("t", b"kept")
+    if "every" in wait:
+        q.clock.forward(3_601)
+        q.tree.run_timers()
+        q.ctl("clear s")
+    q.tree.unlink(ROOT, q.group, "s")
+    q.tree.tick()
+    before = q.use()["used"]["kept"]
+    assert before > 3_000
+    for _ in range(2):
+        q.again()
+        assert q.use()["used"]["kept"] == before
+        assert q.tree.kept_quotas is not None
+        assert not q.tree.kept_quotas.total_of(BERT.uid)
+        q.tree.tick()
+        assert q.use()["used"]["kept"] == before
+    q.clock.forward(7_201)
+    q.tree.run_timers()
+    q.tree.tick()
+    q.again()
+    assert 0 < q.use()["used"]["kept"] < 200
+    assert not q.group.held.owners
+
+
 def test_open_files() -> None:
     q = Limited("1001 handles=3")
     held = [q.at("s", user=ANNA) for _ in range(3)]
