@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -22,6 +22,7 @@ from mqfs.http.dialects.durable_streams import table
 from mqfs.model import User
 from mqfs.ninep.client import connection as ninep
 from mqfs.store.store import DiskStore
+from tests.engine.subject import USER as SUBJECT
 from tests.http.subject import HttpSubject
 from tests.http.test_durable_streams import Durable
 from tests.http.web import USER
@@ -415,3 +416,47 @@ def test_a_put_that_was_cut_short_can_be_repeated() -> None:
     assert put(disk) == (201, b"hello")
     found = [put(one) for one in disk.left]
     assert set(found) == {(201, b"hello"), (200, b"hello")}
+
+
+def test_a_deleted_stream_goes_with_its_last_fork() -> None:
+    """Also where a kill, or a power cut, came between the two, and where another program removed the fork."""
+    text = {"Content_Type": "text/plain"}
+    disk = RecordingDisk()
+
+    @contextmanager
+    def serving(disk: LyingDisk) -> Iterator[HttpSubject]:
+        subject = HttpSubject(DiskStore(PATH, disk=disk), table("g"))
+        try:
+            yield subject
+        finally:
+            subject.abandon()
+
+    def fork_and_delete(subject: HttpSubject) -> None:
+        assert subject.ask(0, "PUT", "../in/s", b"old", **text).status == 201
+        assert subject.ask(0, "PUT", "../in/f", b"", Stream_Forked_From="/in/s", **text).status == 201
+        assert subject.ask(0, "DELETE", "../in/s").status == 204
+        assert subject.ask(0, "PUT", "../in/s", b"new", **text).status == 409
+        disk.left.clear()
+
+    def is_free(subject: HttpSubject) -> bool:
+        assert subject.ask(0, "PUT", "../in/s", b"new", **text).status == 201
+        return bool(subject.ask(0, "GET", "../in/s").body == b"new")
+
+    with serving(disk) as subject:
+        fork_and_delete(subject)
+        assert subject.ask(0, "DELETE", "../in/f").status == 204
+        assert is_free(subject)
+    for left in disk.left:
+        with serving(left) as subject:
+            if (
+                subject.ask(0, "DELETE", "../in/f").status in (204, 404)
+                and subject.ask(0, "GET", "../in/s").body != b"new"
+            ):
+                assert is_free(subject)
+    disk = RecordingDisk()
+    with serving(disk) as subject:
+        fork_and_delete(subject)
+        group = subject.group.groups["in"]
+        subject.call(lambda: subject.tree.unlink(SUBJECT, group, "f"))
+        assert subject.ask(0, "GET", "../in/s").status == 404
+        assert is_free(subject)

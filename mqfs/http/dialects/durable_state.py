@@ -259,8 +259,12 @@ class Catalog:
         return self._configs.get(stream.number) or Config()
 
     def is_expired(self, stream: Any) -> bool:
-        """Whether its time is over. What other programs write to it is a use, too."""
-        return self.config(stream).seconds_left(stream.kept.mtime_ns / 1e9) <= 0
+        """Whether its time is over, or it is deleted and the last of its forks is gone. What other programs write to it
+        is a use, too."""
+        config = self.config(stream)
+        if config.deleted:
+            return not self.has_forks(stream)
+        return config.seconds_left(stream.kept.mtime_ns / 1e9) <= 0
 
     def is_made(self, stream: Any) -> bool:
         """Whether it was made here."""
@@ -279,7 +283,10 @@ class Catalog:
         self.forget(stream)
 
     def has_forks(self, stream: Any) -> bool:
-        return self._forks[stream.number] > 0
+        if not self._forks[stream.number]:
+            return False
+        there = self.group.numbers  # other programs may have removed some
+        return any(one.source == stream.number and number in there for number, one in self._configs.items())
 
     def source(self, stream: Any) -> Any:
         """The stream that it is a fork of, if it is there."""

@@ -148,12 +148,12 @@ async def _found(call: Call, *, uses: bool = True) -> tuple[Catalog, Any, Config
     stream = call.target.node
     catalog = await catalog_of(call, call.group)
     config = catalog.config(stream)
-    if config.deleted:
-        return _gone(stream.name)
     if catalog.is_expired(stream):
         async with catalog.lock.held(call):
             await _remove_expired(call, catalog, stream)
-        raise NotFound(f"stream {stream.name!r}: expired")
+        raise NotFound(f"stream {stream.name!r}: {'deleted' if config.deleted else 'expired'}")
+    if config.deleted:
+        return _gone(stream.name)
     if uses:
         config.used = time.time()
     return catalog, stream, config
