@@ -6,13 +6,17 @@ stream that is covered no more, a body of many parts) it is counted again when i
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
+from mqfs.engine.core import multipart
 from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.dispatcher import visible_record
 from mqfs.model import NEVER, Kind, Record
+from mqfs.state.acks import ACK, State
 from mqfs.state.group import ConsumerState
 
 if TYPE_CHECKING:
@@ -24,13 +28,15 @@ if TYPE_CHECKING:
 MESSAGE = int(Kind.MESSAGE)
 _FREE_STEPS = 200  # a count of at most these may be made for each write
 _STEP_NS, _RECOUNT_NS = 20_000, 10**9  # between two longer ones: for each step, and at most
+_LEFT_OUT = 1_024  # messages acked at once, as a program leaves them out: some 3 ms
 _LOOKED_AT = 64  # streams or messages between two looks at the clock: some 0.3 ms
 
 
 class Backlog:
     """The messages that a consumer has not acked. Acks nothing itself."""
 
-    __slots__ = ("_claims", "_coverage", "_group", "_held", "_own", "_recount_ns", "_size", "cut_from")
+    __slots__ = ("_claims", "_coverage", "_group", "_held", "_left_out", "_looked_to", "_own", "_recount_ns", "_size",
+                 "cut_from")  # fmt: skip
 
     def __init__(
         self, group: Group, own: ConsumerState, coverage: Coverage, claims: dict[int, Claim], held: set[int]
@@ -40,6 +46,8 @@ class Backlog:
         self._size: int | None = None  # None: to be counted
         self._recount_ns = 0  # not before, by the engine's clock
         self.cut_from = 0  # the last look for messages to be cut went that far
+        self._looked_to = 0  # and that for messages that a program leaves out
+        self._left_out: deque[tuple[int, int, int]] = deque()  # those: sequence, stream, bytes of the body
 
     def streams(self) -> list[Stream]:
         """Those whose messages may be for it."""
@@ -182,12 +190,19 @@ class Backlog:
 
     def recount(self) -> None:
         """Other streams are covered, or other messages kept."""
-        self._size, self.cut_from = None, 0
+        self._size, self.cut_from, self._looked_to = None, 0, 0
+        self._left_out.clear()
 
     def exceeds(self, messages: int) -> bool:
         """Whether so much more would exceed the consumer's own bound."""
         most = self._own.backlog
-        if not most or self.size() + messages <= most:
+        if not most or self.size() + messages <= most // 2:
+            return False
+        if not self._coverage.filter.by_stream:
+            self._look_for_left_out()
+            if self._left_out and self.size() + messages > most:
+                self._ack_left_out()
+        if self.size() + messages <= most:
             return False
         now_ns = self._group.clock.engine_ns()
         if now_ns < self._recount_ns:
@@ -198,6 +213,43 @@ class Backlog:
         steps = self._steps()
         self._recount_ns = now_ns + (min(steps * _STEP_NS, _RECOUNT_NS) if steps > _FREE_STEPS else 0)
         return True
+
+    def _look_for_left_out(self) -> None:
+        """Messages that a program leaves out do not wait for it: find those written since the last look, a portion."""
+        progress, left = self._own.progress, limits.PASSED_MESSAGES
+        self._looked_to = max(self._looked_to, progress.ack_floor)
+        while left > 0:
+            try:
+                record = self._coverage.filter.find(self._looked_to, limits.SCANNED_MESSAGES)
+            except errors.Damaged as error:
+                self._looked_to = error.sequence + 1
+                continue
+            if record is None:
+                return
+            self._looked_to = record.sequence + 1
+            left -= 1 + len(record.body) // limits.PASSED_BYTES
+            if self._is_left_out(record):
+                self._left_out.append((record.sequence, record.stream, len(record.body)))
+
+    def _is_left_out(self, record: Record) -> bool:
+        """Whether it is one of those; of a body in parts the last one decides, and it stays."""
+        stream = self._group.numbers.get(record.stream)
+        if stream is None or record.kind != MESSAGE or not self._counts(stream, record.sequence):
+            return False
+        if record.headers and multipart.place(record.headers) != (0, 0):
+            return False
+        return not self._coverage.matches(stream, record)
+
+    def _ack_left_out(self) -> None:
+        """A portion of them, the oldest first, by one record of the log."""
+        some = list(islice(self._left_out, _LEFT_OUT))
+        acked = [row for row in some if self._own.progress.of(row[0]) is State.READY]
+        if sequences := [sequence for sequence, _, _ in acked]:
+            self._group.log.acknowledge(self._own, self._own.progress.steps(ACK, sequences, sequences))
+        for _ in some:
+            self._left_out.popleft()
+        for row in acked:
+            self.on_acked(*row, False)
 
     def _steps(self) -> int:
         """About how many ranges of the log a count reads; ten messages for one, as a store in memory reads each."""

@@ -748,20 +748,47 @@ def test_backlog_drops(full: str, got: list[bytes]) -> None:
 
 @pytest.mark.parametrize("how", ["nack", "nack 0s", "release", "close"])
 def test_backlog_drops_the_oldest_where_it_was_given_back(how: str) -> None:
-    """Though the look for the oldest went further while it was claimed: many messages are not for the consumer."""
-    q = Queues("replay all", "backoff 1s 1s", 'bind v prefix:"" payload_contains("yes")')
-    q.consumer("w", "v", "backlog", "1", "full", "drop-old")
-    q.write("s", b"yes 1")
+    """Though the look for the oldest went further while it was claimed: end marks follow, which are no messages."""
+    q = Queues("replay all", "backoff 1s 1s")
+    q.consumer("w", "s", "backlog", "1", "full", "drop-old")
+    q.write("s", b"first")
     worker, backlog = q.worker(), q.group.consumers["w"].backlog
-    first = q.group.log.end.next - 1
-    assert read(worker) == b"yes 1"
-    q.write("s", *[b"no"] * 600)
-    while backlog.cut_from <= first:
-        q.write("s", b"no")
+    assert read(worker) == b"first"
+    q.ctl(*["eof s"] * 600)
+    q.write("s", b"second")
+    assert backlog.cut_from > 256
     worker.close() if how == "close" else say(worker, how)
-    q.write("s", b"yes 2")
-    q.pass_time(2)
-    assert drain(q.worker()) == [b"yes 2"]
+    q.write("s", b"third")
+    assert q.shows(".consumers/w") == [b"second", b"third"]
+
+
+@pytest.mark.parametrize("full", ["drop-old", "drop-new", "block", "reject"])
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_backlog_is_of_messages_that_the_program_of_a_view_selects(full: str, restart: bool, tmp_path: Path) -> None:
+    """The others do not wait for the consumer, whether it has a worker or not."""
+    q = Queues("replay all", 'bind v prefix:"" payload_contains("yes")', path=tmp_path / "store")
+    q.consumer("w", "v", "backlog", "4", "full", full)
+    worker = q.worker()
+    wait = worker.read(BIG)
+    q.write("s", *[b"no"] * 50, b"yes")
+    assert wait.result() == b"yes"
+    worker.close()
+    for number in range(3):
+        if restart and number == 1:
+            q.restart()
+        q.write("s", *[b"no"] * 700, b"yes %d" % number)
+    assert drain(q.worker()) == [b"yes", b"yes 0", b"yes 1", b"yes 2"]
+    q.write("s", *[b"yes %d" % number for number in range(4)])
+    if full == "reject":
+        with pytest.raises(errors.StreamFull):
+            q.write("s", b"yes 4")
+    elif full == "block":
+        blocked = q.open("s", os.O_WRONLY).write(b"yes 4")
+        assert isinstance(blocked, Wait)
+    else:
+        q.write("s", b"yes 4")
+    kept = {"drop-old": range(1, 5), "block": range(5)}.get(full, range(4))
+    assert drain(q.worker()) == [b"yes %d" % number for number in kept]
 
 
 def test_backlog_rejects() -> None:
