@@ -359,7 +359,9 @@ class Seen:
         """Note them, after they were appended to the group."""
         with self._locked():
             before = b"\n" if self._rest else b""  # which ends what a bridge that was killed has begun
-            self._file.write(before + b"".join(map(_line, imports)))
+            data = before + b"".join(map(_line, imports))
+            while data:  # of a disk that becomes full the first write takes a part
+                data = data[self._file.write(data) :]
             self._rest = b""
             self._lines += len(imports)
             self._imports.update((one.id, one) for one in imports)

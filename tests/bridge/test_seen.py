@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -38,6 +41,41 @@ def test_a_line_that_was_cut_by_a_kill_costs_no_other(tmp_path: Path) -> None:
     assert "c" in third
     assert len(third) <= 3
     second.close()
+    third.close()
+
+
+@contextmanager
+def a_full_disk_at(size: int) -> Iterator[None]:
+    """No file of this process grows beyond that: as with a full disk, a write takes what fits, and the next one
+    fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", range(990, 1_010))
+def test_what_was_noted_is_in_the_file_also_where_the_disk_becomes_full(tmp_path: Path, size: int) -> None:
+    path, noted = tmp_path / "seen", list[Import]()
+    one = Seen(str(path))
+
+    def fill() -> None:
+        for begin in range(0, 1_000, 10):
+            some = [Import(f"id-{number}", 10**12 + number) for number in range(begin, begin + 10)]
+            one.add(some)
+            noted.extend(some)
+
+    with a_full_disk_at(size), pytest.raises(OSError, match="large"):
+        fill()
+    one.close()
+    again = Seen(str(path))
+    again.add([Import("later", 7)])
+    again.close()
+    third = Seen(str(path))
+    assert noted
+    assert all(each.id in third for each in [*noted, Import("later", 7)])
     third.close()
 
 
