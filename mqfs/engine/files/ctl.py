@@ -41,6 +41,7 @@ class CtlHandle(CommandFile):
     """`ctl`, open for writing: settings and actions of a group. For reading only it is a TextHandle."""
 
     text = b""  # that is read
+    may_publish = True
 
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         """From its beginning, how things stand then."""
@@ -55,6 +56,9 @@ class CtlHandle(CommandFile):
     def _print(self, count: int) -> Work[bytes]:
         self.text = (yield from status.ctl(self.group, self.user)).encode()
         return self.text[:count]
+
+    def count_messages(self, data: bytes) -> int:
+        return (self.partial + data).count(b"eof")  # each such line has the word
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         self.require(reading=False)

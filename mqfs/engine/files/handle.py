@@ -30,6 +30,7 @@ class OpenFile:
     takes = False  # what it reads is claimed for it
     auto_ack = False  # a message is acked by being read
     publishes = False  # what is written to it are messages
+    may_publish = False  # some of it are
     reader_pid = 0
     held = 0  # bytes of memory that count as its user's
     last: PartialRead | None = None  # what a message file gave last
@@ -65,7 +66,7 @@ class OpenFile:
         raise error
 
     def count_messages(self, data: bytes) -> int:
-        """About how many messages a write is, where it publishes."""
+        """About how many messages a write is, where it publishes or may."""
         return 1
 
     def prepare(self, data: bytes) -> Iterator[None]:

@@ -103,7 +103,7 @@ class Meter:
     def attach(self, handle: OpenFile) -> None:
         """Meter a handle that was just opened."""
         quota = self.quota
-        if handle.publishes and handle.writes and (quota.messages or quota.bytes):
+        if (handle.publishes or handle.may_publish) and handle.writes and (quota.messages or quota.bytes):
             write = handle.write
             handle.write = lambda data, offset=0: self._write(handle, data, lambda: write(data, offset))  # type: ignore[method-assign]
             if isinstance(handle, Writer):
@@ -138,7 +138,10 @@ class Meter:
     # ------------------------------------------------------------ rates
 
     def _write(self, handle: OpenFile, data: bytes, perform: Callable[[], Step[int]]) -> Step[int]:
-        queued = QueuedWrite(handle, perform, handle.count_messages(data), len(data))
+        messages = handle.count_messages(data)
+        if not messages and not handle.publishes:
+            return perform()
+        queued = QueuedWrite(handle, perform, messages, len(data) if handle.publishes else 0)
         if not self._queue and not self._delay_ns(queued.messages, queued.size):
             return self._perform(queued)
         wait: Wait[int] = Wait(lambda wait: self._cancel(wait, queued))

@@ -411,6 +411,22 @@ def test_the_delayed_messages_of_a_removed_stream_count_as_long_as_they_are_kept
     assert q.use()["used"]["kept"] == 0
 
 
+def test_eof_markers_wait_for_their_turn_and_other_lines_do_not() -> None:
+    q = Limited("1001 messages=10", ctl=("replay all",))
+    q.tree.setattr(ROOT, q.group, uid=ANNA.uid)
+    writer, ctl = q.at("s", WO, ANNA), q.at("ctl", WO, ANNA)
+    assert [done(writer.write(b"x")) for _ in range(9)] == [True] * 9
+    assert done(ctl.write(b"eof s\n"))
+    waits = [ctl.write(b"eof s\n" * 2), writer.write(b"x"), ctl.write(b"eof s\n")]
+    assert not any(map(done, waits))
+    assert done(q.at("ctl", WO, ANNA).write(b"ttl 1h\ndepth 90\n"))
+    for seconds, number in ((0.2, 1), (0.1, 2), (0.1, 3)):
+        q.clock.forward(seconds)
+        q.tree.run_timers()
+        assert sum(map(done, waits)) == number
+    assert q.use()["delayed"] == 3
+
+
 @pytest.mark.parametrize("sender", [ANNA, BERT, ROOT], ids=["its owner", "another", "root"])
 @pytest.mark.parametrize("wait", [{"delay": "1h"}, {"every": "1h", "id": "n"}], ids=["delayed", "a schedule"])
 def test_they_count_after_a_restart_too(tmp_path: Path, sender: Any, wait: dict[str, str]) -> None:
