@@ -18,6 +18,7 @@ from mqfs.bench.histogram import Histogram
 
 _clock = time.monotonic_ns
 _SECOND_NS = 10**9
+_APART_NS = 10**18  # at most: 31 years, which the clock and an Event can wait for
 
 
 @attrs.frozen
@@ -76,7 +77,7 @@ class Producer(Actor):
         load = self.load
         most = limit(load.messages, load.producers, self.number)
         end_ns = self.begun_ns + int(load.seconds * _SECOND_NS) if load.seconds is not None else None
-        turns = self._turns(load.rate) if load.rate is not None else endless()
+        turns = self._turns(load.rate, end_ns) if load.rate is not None else endless()
         for due_ns in turns:
             count = min(load.batch, most - self.count)
             if not count or self.stop.is_set() or (end_ns is not None and max(due_ns, self.ended_ns) >= end_ns):
@@ -88,13 +89,14 @@ class Producer(Actor):
     def mark(self) -> None:
         self._one(payload.make(self.number, self.count, 0, self._tail, payload.END))
 
-    def _turns(self, rate: float) -> Iterator[int]:
-        """When each batch is due. A late batch counts as sent then: the wait for the one before it is measured, too."""
+    def _turns(self, rate: float, end_ns: int | None) -> Iterator[int]:
+        """When each batch is due; one that is due after the end comes at the end. A late batch counts as sent then: the
+        wait for the one before it is measured, too."""
         load = self.load
-        apart_ns = _SECOND_NS * load.producers * load.batch / rate
+        apart_ns = min(_SECOND_NS * load.producers * load.batch / rate, _APART_NS)
         due_ns = self.begun_ns + apart_ns * self.number / load.producers
         while not self.stop.is_set():
-            left_s = (due_ns - _clock()) / _SECOND_NS
+            left_s = ((due_ns if end_ns is None else min(due_ns, end_ns)) - _clock()) / _SECOND_NS
             if left_s > 0 and self.stop.wait(left_s):
                 return
             yield int(due_ns)

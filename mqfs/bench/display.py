@@ -35,8 +35,7 @@ def run(plan: Plan) -> int:
         plot.draw(results, plan.plot)
     if not results.sound:
         print(f"mqfs: {failed_checks(results)}", file=sys.stderr)
-        return FAILED
-    return 0
+    return 0 if results.sound and not results.left else FAILED
 
 
 def failed_checks(results: Results) -> str:
@@ -48,7 +47,8 @@ def failed_checks(results: Results) -> str:
         (results.damaged, "damaged"),
         (results.unacknowledged, "not acknowledged"),
     )
-    return "check failed: " + ", ".join(f"{count:,} {what}" for count, what in checks if count)
+    failed = [f"{count:,} {what}" for count, what in checks if count]
+    return f"check failed: {', '.join([*failed, results.stalled] if results.stalled else failed)}"
 
 
 def _write_json(path: str, results: Results) -> None:

@@ -39,7 +39,9 @@ class Driver(Protocol):
 
     def prepare(self, group: str, lines: Sequence[str], streams: Sequence[str]) -> None: ...
 
-    def remove(self, group: str, streams: Sequence[str]) -> None: ...
+    def remove(self, group: str, streams: Sequence[str]) -> None:
+        """Remove a group, protected or not. Raises MqfsError, OSError."""
+        ...
 
     def publisher(self, group: str, stream: str) -> tuple[Callable[[bytes], object], Callable[[list[bytes]], object]]:
         """Functions that publish one message and many; they return once these are kept, as `wait` demands."""
@@ -80,6 +82,7 @@ class Library:
 
     def remove(self, group: str, streams: Sequence[str]) -> None:
         made = self._client.group(group)
+        made.ctl("protect off")
         for consumer in made.consumers():
             made.remove_consumer(consumer)
         for stream in streams:
@@ -129,6 +132,9 @@ class Files:
         os.mkdir(self._path(group))
         for stream in streams:
             os.close(os.open(self._path(group, stream), os.O_WRONLY | os.O_CREAT))
+        self._ctl(group, *lines)
+
+    def _ctl(self, group: str, *lines: str) -> None:
         file = os.open(self._path(group, "ctl"), os.O_WRONLY)
         try:
             os.write(file, command_lines(*lines))
@@ -136,6 +142,7 @@ class Files:
             os.close(file)
 
     def remove(self, group: str, streams: Sequence[str]) -> None:
+        self._ctl(group, "protect off")
         for consumer in os.listdir(self._path(group, ".consumers")):
             os.unlink(self._path(group, ".consumers", consumer))
         for stream in streams:

@@ -19,7 +19,7 @@ import attrs
 from mqfs.bench.drivers import Place, open_driver
 from mqfs.bench.plan import Plan
 from mqfs.client.outgoing import Durability
-from mqfs.errors import BadAddress, Disconnected, MqfsError
+from mqfs.errors import BadAddress, Disconnected, MqfsError, NotFound
 
 START_S = STOP_S = 30.0
 _LOOK_S = 0.01
@@ -117,8 +117,9 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def group(place: Place, lines: Sequence[str], streams: Sequence[str]) -> Iterator[str]:
-    """A temporary group. Removed at the end, unless its server is the bench's own."""
+def group(place: Place, lines: Sequence[str], streams: Sequence[str], left: list[str]) -> Iterator[str]:
+    """A temporary group. Removed at the end, unless its server is the bench's own; `left` gets the name of one that
+    could not be."""
     name = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
     driver = open_driver(place)
     try:
@@ -128,8 +129,13 @@ def group(place: Place, lines: Sequence[str], streams: Sequence[str]) -> Iterato
         yield name
     finally:
         if place.transport != "embedded":
-            with contextlib.suppress(Disconnected, OSError):  # the server is gone
+            try:
                 _remove(place, name, streams)
+            except (NotFound, Disconnected, FileNotFoundError):
+                pass  # it was not made, or the server is gone
+            except (MqfsError, OSError) as error:
+                left.append(name)
+                print(f"mqfs: cannot remove group {name!r}: {error}", file=sys.stderr)
             driver.close()
 
 
@@ -138,7 +144,5 @@ def _remove(place: Place, name: str, streams: Sequence[str]) -> None:
     driver = open_driver(place)
     try:
         driver.remove(name, streams)
-    except MqfsError as error:
-        print(f"mqfs: cannot remove group {name!r}: {error}", file=sys.stderr)
     finally:
         driver.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,11 +39,13 @@ class Results:
     bench_cpu_s: float = 0.0  # of the bench's own processes
     server_cpu_s: float | None = None  # None: the server is not the bench's own
     interrupted: bool = False
+    stalled: str = ""  # why it was ended after BENCH_STALL_S
+    left: list[str] = attrs.Factory(list)  # groups that could not be removed
     histograms: dict[str, Histogram] = attrs.Factory(dict)  # publish, delivery, round trip
 
     @property
     def sound(self) -> bool:
-        return not (self.lost or self.twice or self.disordered or self.damaged or self.unacknowledged)
+        return not (self.lost or self.twice or self.disordered or self.damaged or self.unacknowledged or self.stalled)
 
     def as_dict(self) -> dict[str, Any]:
         """For the JSON output."""
@@ -82,23 +84,39 @@ Progress = Callable[[str], None]  # how far it is
 def measure(plan: Plan, progress: Progress) -> Results:
     """Run the plan. Ctrl-C ends it with the figures so far. Raises MqfsError."""
     with local_server.folder(plan) as folder, local_server.place(plan, folder) as place:
-        results = _load(plan, place, folder, progress)
-        if plan.round_trips and not results.interrupted:
+        left: list[str] = []
+        results = _load(plan, place, folder, progress, left)
+        if plan.round_trips and not (results.interrupted or results.stalled):
             progress(f"measuring {plan.round_trips:,} round trips")
-            _round_trips(plan, place, folder, results)
+            _round_trips(plan, place, folder, results, left)
+        results.left = left
         return results
 
 
-def _load(plan: Plan, place: Place, folder: str, progress: Progress) -> Results:
+def _load(plan: Plan, place: Place, folder: str, progress: Progress, left: list[str]) -> Results:
     kept = "replay off" if plan.workers else "replay all"
     consumer = [f"consumer {CONSUMER} {STREAM}"] if plan.workers else []
-    with local_server.group(place, [kept, f"sync {plan.sync}", *consumer, *plan.ctl], [STREAM]) as group:
+    with local_server.group(place, [kept, f"sync {plan.sync}", *consumer, *plan.ctl], [STREAM], left) as group:
         load = Load(group, plan.producers, plan.size, plan.batch, plan.messages, plan.seconds, plan.rate)
         load = attrs.evolve(load, marks=not plan.workers)
         receiver = "worker" if plan.workers else "consumer"
         roles = [(receiver, i) for i in range(plan.receivers)] + [("producer", i) for i in range(plan.producers)]
         with Crew(place, load, folder, roles) as crew:
             return Measurement(plan, place, load, crew, progress).execute()
+
+
+class Stall:
+    """How long nothing moves."""
+
+    def __init__(self) -> None:
+        self._at = time.monotonic()
+        self._last: tuple[int, ...] = ()
+
+    def lasts(self, moved: tuple[int, ...], pause_s: float = 0.0) -> bool:
+        """Whether the counts are the same for BENCH_STALL_S, and for the pause between two messages."""
+        if moved != self._last:
+            self._at, self._last = time.monotonic(), moved
+        return time.monotonic() - self._at > limits.BENCH_STALL_S + pause_s
 
 
 class Measurement:
@@ -108,15 +126,18 @@ class Measurement:
         self.plan, self.place, self.load, self.crew, self.progress = plan, place, load, crew, progress
         self.receiver = "worker" if plan.workers else "consumer"
         self.is_partial = self.interrupted = False
+        self.stalled = ""
 
     def execute(self) -> Results:
         crew = self.crew
         self.server_began_s = local_server.processor_s(self.place.server) if self.place.server else 0.0
         crew.begin()
         try:
-            self._wait_for("producer")
-            self._mark_ends()
-            self._drain()
+            is_moving = self._wait_for("producer")
+            if is_moving:
+                self._mark_ends()
+                is_moving = self._wait_for(self.receiver)
+            self.stalled = "" if is_moving else f"no message moved for {limits.BENCH_STALL_S:g} s"
         except KeyboardInterrupt:
             self.interrupted = True
             self._end_early()
@@ -125,14 +146,19 @@ class Measurement:
             crew.collect()
         return self._results()
 
-    def _wait_for(self, role: str) -> None:
-        while self.crew.is_running(role) and not self._ends_with_all(role):
+    def _wait_for(self, role: str, seconds: float = math.inf) -> bool:
+        """Until no actor of the role runs, for at most `seconds`; in one process all end together. False: no message
+        moved for BENCH_STALL_S."""
+        load, until = self.load, time.monotonic() + seconds
+        pause_s = load.batch / load.rate if load.rate is not None else 0.0
+        stall = Stall()
+        while self.crew.is_running(role) and time.monotonic() < until:
             self.crew.poll()
             self._show()
-
-    def _ends_with_all(self, role: str) -> bool:
-        """Whether not to wait for producers: in one process all actors end together."""
-        return role == "producer" and self.place.transport == "embedded"
+            moved = self.crew.count("producer"), self.crew.count(self.receiver)
+            if stall.lasts(moved, pause_s if self.crew.is_running("producer") else 0.0):
+                return False
+        return True
 
     def _show(self) -> None:
         published, received = self.crew.count("producer"), self.crew.count(self.receiver)
@@ -150,19 +176,6 @@ class Measurement:
         finally:
             driver.close()
 
-    def _drain(self, seconds: float = float("inf")) -> None:
-        """Until all messages are received, or none is for BENCH_STALL_S."""
-        deadline = time.monotonic() + seconds
-        moved_at, last = time.monotonic(), (-1, -1)
-        while self.crew.is_running(self.receiver) and time.monotonic() < deadline:
-            self.crew.poll()
-            self._show()
-            now = self.crew.count("producer"), self.crew.count(self.receiver)
-            if now != last:
-                moved_at, last = time.monotonic(), now
-            elif time.monotonic() - moved_at > limits.BENCH_STALL_S and not self.crew.is_running("producer"):
-                return  # the missing ones are lost
-
     def _end_early(self) -> None:
         """Publish no more; wait for the rest, at most BENCH_DRAIN_S."""
         self.crew.send("stop")
@@ -171,14 +184,14 @@ class Measurement:
             self.crew.poll()
         if not self.crew.is_running("producer"):
             self._mark_ends()
-            self._drain(limits.BENCH_DRAIN_S)
+            self._wait_for(self.receiver, limits.BENCH_DRAIN_S)
 
     # ------------------------------------------------------------ figures
 
     def _results(self) -> Results:
         producers, receivers = self.crew.reports("producer"), self.crew.reports(self.receiver)
         begun_ns = min(report["begun_ns"] for report in producers)
-        results = Results(self.plan, interrupted=self.interrupted)
+        results = Results(self.plan, interrupted=self.interrupted, stalled=self.stalled)
         results.published = sum(report["count"] for report in producers)
         results.received = sum(report["count"] for report in receivers)
         results.publishing_s = (max(report["ended_ns"] for report in producers) - begun_ns) / _SECOND_NS
@@ -227,17 +240,19 @@ def _merge_histograms(reports: list[dict[str, Any]]) -> Histogram:
     return all_
 
 
-def _round_trips(plan: Plan, place: Place, folder: str, results: Results) -> None:
+def _round_trips(plan: Plan, place: Place, folder: str, results: Results, left: list[str]) -> None:
     """Round trips, with no other load."""
-    with local_server.group(place, ["replay all", f"sync {plan.sync}", *plan.ctl], [PING, PONG]) as group:
+    with local_server.group(place, ["replay all", f"sync {plan.sync}", *plan.ctl], [PING, PONG], left) as group:
         load = Load(group, 1, plan.size, round_trips=plan.round_trips, seconds=ROUND_TRIPS_S)
         with Crew(place, load, folder, [("echo", 0), ("pinger", 0)]) as crew:
             crew.begin()
-            with contextlib.suppress(KeyboardInterrupt):
-                while crew.is_running("pinger"):
+            stall = Stall()
+            try:
+                while crew.is_running("pinger") and not stall.lasts((crew.count("pinger"),)):
                     crew.poll()
-                results.histograms["round trip"] = _merge_histograms(crew.reports("pinger"))
-                return
-            results.interrupted = True
-            crew.collect()
+            except KeyboardInterrupt:
+                results.interrupted = True
+            if crew.is_running("pinger"):
+                results.stalled = "" if results.interrupted else f"no round trip for {limits.BENCH_STALL_S:g} s"
+                crew.collect()
             results.histograms["round trip"] = _merge_histograms(crew.reports("pinger"))

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 
 from tests.support.eventually import HANG_S, eventually
 from tests.support.forked import ROOMS
-from tests.support.server import COMMAND, Server, environment, mqfs, short_folder, start
+from tests.support.server import COMMAND, Server, environment, mqfs, run, short_folder, start
 from tests.support.spark_pythons import forked_python
 
 FORKED: dict[str, str] = {}  # the environment of a bench whose processes are forked
@@ -109,6 +110,34 @@ def test_a_rate_is_kept(tmp_path: Path) -> None:
     assert "round trip" not in found["latency_us"]
 
 
+def test_a_rate_is_not_waited_for_beyond_the_end(tmp_path: Path) -> None:
+    for rate in ("0.001", "1e-12", "1e-310"):
+        options = ("--rate", rate, "--seconds", "1", "--producers", "2", "--round-trips", "0")
+        assert bench(*options, cwd=tmp_path)["published"]["messages"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--messages", "1000", "--ctl", "depth 100", "--ctl", "full block"), "no message moved for 3 s"),
+        (("--messages", "100", "--ctl", "depth 1", "--ctl", "full drop-new"), "99 lost, no message moved for 3 s"),
+        (
+            ("--consumers", "0", "--messages", "100", "--ctl", "depth 1", "--ctl", "full drop-new"),
+            "no round trip for 3 s",
+        ),
+    ],
+    ids=["publishing", "receiving", "round trips"],
+)
+@pytest.mark.parametrize("transport", ["9p", "file", "embedded"])
+def test_what_stands_still_is_ended(tmp_path: Path, transport: str, arguments: tuple[str, ...], said: str) -> None:
+    """By one line, and with the figures so far: whatever waits, for room or for what was discarded."""
+    begin = "from mqfs import limits; limits.BENCH_STALL_S = 3.0; from mqfs.cli.main import main; main()"
+    command = [sys.executable, "-c", begin, "bench", "--sync", "off", "--transport", transport, *arguments]
+    done = run(command, cwd=tmp_path, env=environment(), text=True)
+    assert (done.returncode, done.stderr) == (1, f"mqfs: check failed: {said}\n")
+    assert re.search(r"published +100 ", done.stdout), done.stdout
+
+
 def test_a_table_and_a_file(tmp_path: Path) -> None:
     arguments = ("--messages", "100", "--round-trips", "10", "--json", "found.json")
     done = mqfs("bench", *arguments, cwd=tmp_path, **FORKED)
@@ -135,7 +164,32 @@ def test_a_server_that_runs_is_left_as_it_was(tmp_path: Path) -> None:
                 for takers in ("--consumers", "--workers"):
                     found = bench(*place, "--messages", "100", "--round-trips", "5", takers, "2", cwd=tmp_path)
                     assert found["published"]["messages"] == 100
+                bench(*place, "--messages", "9", "--ctl", "protect on", "--round-trips", "5", cwd=tmp_path)
+            done = mqfs("bench", "--at", address, "--sync", "replica", cwd=tmp_path)
+            assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+            assert "sync replica: the server has no replica" in done.stderr
             assert os.listdir(mount) == before
+
+
+@pytest.mark.parametrize("way", ["at", "mount"])
+def test_a_group_that_cannot_be_removed_is_named(tmp_path: Path, way: str) -> None:
+    """And the figures are there all the same."""
+    with short_folder() as folder:
+        mount = folder / "mq"
+        mount.mkdir()
+        address = f"unix!{folder / 'socket'}"
+        with Server("--listen", address, cwd=folder, mount=mount), ThreadPoolExecutor(1) as threads:
+            before, place = os.listdir(mount), ("--at", address) if way == "at" else ("--mount", str(mount))
+            options = ("--seconds", "2", "--rate", "50", "--round-trips", "0")
+            running = threads.submit(mqfs, "bench", *place, *options, cwd=tmp_path)
+            [group] = eventually(lambda: [name for name in os.listdir(mount) if name.startswith("bench-")])
+            eventually(lambda: (mount / group / "bench").exists(), "its stream")
+            (mount / group / "mine").touch()  # another stream, which the bench does not remove
+            done = running.result(HANG_S)
+            assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+            assert f"cannot remove group '{group}'" in done.stderr
+            assert re.search("received +[1-9]", done.stdout)
+            assert sorted(os.listdir(mount)) == sorted([*before, group])
 
 
 def test_its_own_store_is_below_the_directory_and_gone_afterwards(tmp_path: Path) -> None:
