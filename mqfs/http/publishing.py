@@ -288,16 +288,15 @@ def lines(body: bytes) -> Iterator[bytes]:
         yield body[at:]
 
 
-async def gathered(call: Call, frames: Iterable[bytes], held: int = 0) -> bytes:
+async def gathered(call: Call, frames: Iterable[bytes]) -> bytes:
     """The frames of one write, put together in portions. They may be many times as long as the body that they are made
-    of, and take memory of the user beside it; `held`: bytes that do already. Raises OverLimit, and what `frames` does.
-    """
+    of, and take memory of the user beside it. Raises OverLimit, and what `frames` does."""
     data, charged = BytesIO(), 0
     for piece in frames:
         data.write(piece)
         if (size := data.tell()) > charged + PORTION_BYTES:
             charged = size
-            call.front.hold(held + size)
+            call.front.hold(size)
         await call.front.pause()
     return data.getvalue()
 

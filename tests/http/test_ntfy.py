@@ -530,3 +530,21 @@ def _until_known(ntfy: Ntfy, given: str) -> None:
 def test_options_that_are_none(tmp_path: Path, text: str, why: str) -> None:
     done = mqfs("serve", "--http-ntfy", text, cwd=tmp_path)
     assert (done.returncode, why in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("full", ["reject", "drop-new"])
+def test_a_topic_whose_first_message_is_refused_is_not_made(full: str) -> None:
+    with short_folder() as folder:
+        haste = json.dumps({"GROUP_BYTES": 256 << 10})
+        ntfy = Ntfy(folder, program=(sys.executable, "-m", "tests.http.hasty_server"), HASTE=haste)
+        with ntfy.tree.server:
+            assert ntfy.tree.put("/alerts/").status == 201
+            assert ntfy.post("/old", "x").status == 200
+            assert ntfy.tree.post("/alerts/ctl", "full reject").status == 204
+            while (status := ntfy.tree.post("/alerts/old", bytes(4_000)).status) == 201:
+                pass
+            assert status == 507
+            assert ntfy.tree.post("/alerts/ctl", f"full {full}").status == 204
+            assert ntfy.post("/new", "x" * 4_000).status == 507
+            assert [entry["name"] for entry in ntfy.tree.get("/alerts/").json["entries"]] == ["old"]

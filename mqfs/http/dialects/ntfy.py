@@ -422,9 +422,13 @@ async def _publish(call: Call, topic: str, note: Note) -> Answer:
     if not note.cached:
         put["ttl"] = f"{UNCACHED_TTL_S}s"
     data = json.dumps(put, ensure_ascii=False).encode() + b"\n" + note.text.encode()
-    ask = partial(publishing.ask, call, call.group, ".put", data)
-    if not (answer := await with_stream(call, topic, ask)):
-        raise StreamFull(f"stream is full: {topic!r}")
+
+    async def ask() -> list[bytes]:
+        if not (words := await publishing.ask(call, call.group, ".put", data)):
+            raise StreamFull(f"stream is full: {topic!r}")
+        return words
+
+    answer = await with_stream(call, topic, ask)
     sequence, time_ns = int(answer[0]), int(answer[1])
     event = {"id": to_id(sequence), "time": int(note.due or time_ns / 1e9), "event": "message", "topic": topic}
     priority = {headers.PRIORITY: str(put["priority"])} if "priority" in put else {}
