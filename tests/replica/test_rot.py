@@ -76,5 +76,12 @@ def test_a_damaged_message_stays_whole_in_the_replica(folder: Path, tmp_path: Pa
         assert BODIES[number] in whole(store)
         assert checkpoints(url) == had
         assert primary.text().count("no checkpoint: ") == 1
+        primary.stop()
+        primary.store.rename(folder / "damaged")
+        primary.start()  # a new copy of what the replica has
+        with primary.connect() as client:
+            assert [message.body for message in client.group("g").history()] == [*BODIES, b"later"]
+        eventually(lambda: checkpoints(url) - had)
+        assert "mqfs_replica_checkpoint_failed 0" in primary.get("/.metrics")[1]
         assert f"{path}: bytes " in primary.text()
         assert "do not pass their check (run mqfs check" in primary.text()
