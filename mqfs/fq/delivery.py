@@ -23,7 +23,7 @@ import trio
 
 from mqfs import limits
 from mqfs.engine.files.consumer import ConsumerHandle
-from mqfs.errors import Again, BadCommand, MqfsError, OverQuota, Stale, StreamFull
+from mqfs.errors import BadCommand, MqfsError, OverQuota, Stale, StreamFull
 from mqfs.fq.codec import HOP_BYTES, ID_BYTES, NAME_BYTES, hop_list, name, payload
 from mqfs.fq.exchanges import BrokerCounts, Exchange, Exchanges
 from mqfs.fq.publishing import HOPS, ID, ID_HEAD, SENDER, address
@@ -290,8 +290,8 @@ class Delivery:
             while claimed < limits.FQ_SEND_MESSAGES and size < limits.FQ_SEND_BYTES:
                 step = handle.read(WHOLE)
                 if isinstance(step, Wait) and not step.settled:
-                    if claimed and step.cancel(Again()):
-                        break
+                    if claimed and step.cancel():
+                        break  # also where it looks further: what was claimed is sent first
                     source.time_slice.pause()
                 body = await await_step(step)
                 if not claimed:
@@ -306,7 +306,7 @@ class Delivery:
         except MqfsError as error:
             if not claimed:
                 raise
-            if not isinstance(error, OverQuota | Again):
+            if not isinstance(error, OverQuota):
                 self._log(source, error)
         return bytes(data), sequences
 

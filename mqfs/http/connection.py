@@ -325,8 +325,9 @@ class Connection:
 
     # ------------------------------------------------------------ waiting
 
-    async def await_step(self, step: Step[T], seconds: float | None = None) -> T:
-        """The value of a step. Raises TimedOut after that time, unless it is done by then."""
+    async def await_step(self, step: Step[T], seconds: float | None = None, *, looks: bool = True) -> T:
+        """The value of a step. Raises TimedOut after that time, unless it is done by then, or `looks` to the end of
+        what is there."""
         if not isinstance(step, Wait):
             return step
         if step.settled:
@@ -341,7 +342,7 @@ class Connection:
             self._slice.pause()
             until = math.inf if seconds is None else trio.current_time() + seconds
             with trio.CancelScope(deadline=until):
-                return await await_step(step, until)
+                return await await_step(step, until if looks else math.inf)
         finally:
             self._slice.resume()
             self._waits = False

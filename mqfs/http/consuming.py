@@ -25,6 +25,7 @@ from mqfs.syntax.quoting import command_lines, quote_word
 CONSUMER_MODE = 0o664
 _WORDS = ("transient", "private", "memory")  # flags of `consumer` in ctl
 _VALUES = ("backlog", "full", "order")
+_NEXT_S = 0.1  # a claim looks no longer for one more message
 
 
 async def make(call: Call) -> Answer:
@@ -113,11 +114,12 @@ class Collector:
         count = 0
         while count < self._most and self.size < limits.HTTP_CLAIM_BYTES and (not count or self._room()):
             try:
-                step, most = self._handle.read(WHOLE), 0.0 if count else seconds
-                if isinstance(step, Wait) and not (step.settled or most) and step.cancel(TimedOut()):
+                step, most = self._handle.read(WHOLE), _NEXT_S if count else seconds
+                if isinstance(step, Wait) and not (step.settled or (most and not count)) and step.cancel(TimedOut()):
                     return
-                # One that does not wait and was not cancelled looks for what is there, and ends by itself.
-                data = await self._call.front.await_step(step, most or None)
+                # One that does not wait and was not cancelled is looking for what is there, and ends by itself. That
+                # may take longer than those that were claimed are held.
+                data = await self._call.front.await_step(step, most or None, looks=not count)
             except TimedOut:
                 return
             except MqfsError:

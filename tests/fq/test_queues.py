@@ -12,6 +12,7 @@ from mqfs.fq import codec
 from mqfs.ninep.client.connection import Client as Files
 from mqfs.ninep.client.connection import connect
 from tests.fq.client import Client, Refused, port, serve, stats
+from tests.support.batches import frame
 from tests.support.eventually import eventually
 from tests.support.server import Server, short_folder
 
@@ -41,6 +42,24 @@ def test_a_queue_gets_a_message_once_however_many_programs_select_it(address: st
         other.publish("twice", "a.c", b"2")
         assert bodies(client, 2) == [b"1", b"2"]
         assert other.counts()["no_route"] == 1
+
+
+def test_what_was_claimed_is_sent_before_a_long_look_for_the_next_one(server: Server, address: str) -> None:
+    name, kind = "looks", "mem:public,permanent"
+    with Client(address, name, kind, with_data=False) as asks:
+        asks.bind(name, 'prefix: payload_contains("yes")', codec.FLAG_PERMANENT)
+    with publisher(address) as other, server.connect() as tree, connect(server.address) as files:
+        other.publish(name, "r", b"yes 1")
+        eventually(lambda: other.counts()["routed"] == 1, "the message")
+        with files.open(f"fq/{name}/.batch", "w") as batch:
+            for _ in range(10):
+                batch.write(frame("r", b"no") * 10_000)
+        other.publish(name, "r", b"yes 2")
+        eventually(lambda: other.counts()["routed"] == 2, "the message")
+        with Client(address, name, kind) as reads:
+            assert bodies(reads, 1) == [b"yes 1"]
+            assert tree.group(f"fq/{name}").stats().consumers[name].claimed == 1
+            assert bodies(reads, 1) == [b"yes 2"]
 
 
 def test_two_clients_share_a_public_queue(address: str) -> None:

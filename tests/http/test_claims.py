@@ -17,6 +17,7 @@ import pytest
 from mqfs.ninep.client import connection as blocking
 from tests.http.hasty_server import HASTE
 from tests.http.web import Web
+from tests.support.batches import frame
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import COMMAND, short_folder
 from tests.support.tokens import OTHER, SECRET, line_of
@@ -266,6 +267,19 @@ def test_tokens_do_not_outlive_the_server() -> None:
             assert again["deliveries"] == 2
             assert web.post(f"{mail}/ack", token).status == 410
             assert web.post(f"{mail}/ack", again["token"]).status == 204
+
+
+def test_what_was_claimed_does_not_wait_for_a_long_look_for_the_next_one(web: Web) -> None:
+    group = web.group("replay all", 'bind v prefix:"" payload_contains("yes")', "consumer c v")
+    web.put(f"{group}/s")
+    no = frame("s", b"no") * 10_000
+    web.post(f"{group}/s", "yes 1")
+    with blocking.connect(web.server.address) as client, client.open(f"{group[1:]}/.batch", "w") as batch:
+        for _ in range(10):
+            batch.write(no)
+    web.post(f"{group}/s", "yes 2")
+    assert [row["body"] for row in claim(web, f"{group}/.consumers/c", "max=5")] == ["yes 1"]
+    assert [row["body"] for row in claim(web, f"{group}/.consumers/c", "max=5&wait=60s")] == ["yes 2"]
 
 
 @pytest.fixture(scope="module")
