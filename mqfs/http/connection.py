@@ -482,8 +482,8 @@ def repeatable(call: Call, route: Route, data: bytes) -> RepeatedPublish | None:
     if route.call not in (publish, put_there) or call.target.kind == "new stream" or not request.keep_alive:
         return None
     quota = call.tree.quotas.of(call.user.uid) if call.tree.quotas is not None else None
-    if quota is not None and quota.handles:
-        return None  # the stream would count as open
+    if quota is not None and (quota.handles or quota.messages or quota.bytes):
+        return None  # the stream would count as open, or each needs another file, see `publish_to`
     found, end = _LENGTH.search(data), data.find(_HEAD_END) + len(_HEAD_END)
     if found is None or found.end() > end or keys(call) or not is_plain(call.group) or request.expects_continue:
         return None

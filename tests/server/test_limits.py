@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import http.client
 import json
 import os
 import struct
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +18,8 @@ from mqfs.errors import Again, MqfsError, OverQuota
 from mqfs.ninep.client import connection
 from mqfs.ninep.codec.dialect import Dialect
 from mqfs.records import headers
+from tests.support.eventually import HANG_S
+from tests.support.ports import free_port
 from tests.support.server import Server, can_mount
 from tests.support.server import mqfs as run
 
@@ -43,6 +48,35 @@ def test_a_rate_and_a_bound_over_9p(tmp_path: Path) -> None:
         row = json.loads(client.open(".stats").receive())["quotas"][ME]
         assert row["bounds"] == {"messages": 5, "parked": 1}
         assert row["delayed"] >= refused
+
+
+@pytest.mark.parametrize("options", [{}, {"Mqfs-Ttl": "1h"}], ids=["plain", "with options"])
+@pytest.mark.parametrize("keeps", [True, False], ids=["one connection", "a connection each"])
+def test_a_publish_over_http_that_is_delayed_counts_once(tmp_path: Path, options: dict[str, str], keeps: bool) -> None:
+    port, posts = free_port(), 4
+    with (
+        Server.at(tmp_path, "--http", f"127.0.0.1:{port}", "--limit", "* messages=1") as server,
+        connection.connect(server.address) as client,
+        closing(http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_S)) as web,
+    ):
+        client.mkdir("g")
+        client.create("g/s").close()
+        client.chmod("g", 0o777)
+        client.chmod("g/s", 0o666)
+        for _ in range(posts):
+            web.request("POST", "/g/s", b"x", options)
+            answer = web.getresponse()
+            answer.read()
+            assert answer.status == 201
+            if not keeps:
+                web.close()
+        [delayed] = [row["delayed"] for row in quotas(client).values() if row["delayed"]]
+        assert 1 <= delayed < posts  # the first was not
+
+
+def quotas(client: connection.Client) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(client.open(".stats").receive())["quotas"]
+    return found
 
 
 @pytest.mark.fuse
