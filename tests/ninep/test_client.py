@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dis
+import itertools
 import os
 import re
 import signal
 import socket
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +21,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits
+from mqfs.client.transport import ninep
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import Qid, Stat
@@ -246,6 +250,93 @@ def test_a_server_that_never_answers_the_connect(tmp_path: Path) -> None:
         silent.listen()
         with pytest.raises(TimeoutError):
             blocking.connect(f"unix!{tmp_path}/s", timeout=0.05)
+
+
+_AFTER = ("CALL", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD")  # instructions: there handlers of signals run
+
+
+def interrupt_at(number: int, call: Callable[[], object], module: Any) -> tuple[BaseException | None, str]:
+    """Call, with KeyboardInterrupt at that point of a module, counted from 1, where Ctrl-C may raise it: the error, and
+    where that was; "": there are fewer points."""
+    points: dict[object, set[int]] = {}
+    count, where = 0, ""
+
+    def on_opcode(frame: Any, event: str, _: object) -> Any:
+        nonlocal count, where
+        if (code := frame.f_code) not in points:
+            pairs = itertools.pairwise(dis.get_instructions(code))
+            points[code] = {following.offset for one, following in pairs if one.opname in _AFTER}
+        if event == "opcode" and frame.f_lasti in points[code]:
+            count += 1
+            if count == number:
+                sys.settrace(None)
+                where = f"{code.co_name}, line {frame.f_lineno}"
+                raise KeyboardInterrupt
+        return on_opcode
+
+    def on_call(frame: Any, *_: object) -> Any:
+        if frame.f_code.co_filename != module.__file__ or frame.f_code.co_name == "__del__":
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return on_opcode
+
+    before = sys.gettrace()
+    sys.settrace(on_call)
+    try:
+        call()
+    except BaseException as error:
+        return error, where
+    finally:
+        sys.settrace(before)
+    return None, where
+
+
+@pytest.mark.parametrize("call", ["stat", "write", "ask"])
+def test_ctrl_c_at_any_point_leaves_a_client_that_works_or_is_lost(server: Running, call: str) -> None:
+    with server.connect() as one:
+        one.create("s").close()
+    for number in range(1, 1_000):
+        with server.connect() as one:
+            file, put = one.open("s", "w"), one.open(".put", "r+")
+            calls: dict[str, Callable[[], object]] = {
+                "stat": lambda: one.stat("s"),
+                "write": lambda: file.write(b"x"),  # noqa: B023
+                "ask": lambda: put.ask(b'{"stream":"s"} x'),  # noqa: B023
+            }
+            error, where = interrupt_at(number, calls[call], blocking)
+            if not where:
+                break
+            assert type(error) is KeyboardInterrupt, where
+
+            def use_again(where: str = where) -> bool:
+                with contextlib.suppress(errors.Disconnected):
+                    for again in calls.values():  # noqa: B023
+                        again()
+                return True
+
+            with ThreadPoolExecutor(1) as threads:
+                done = threads.submit(use_again)
+                try:
+                    assert done.result(HANG_S), where
+                except TimeoutError:
+                    one.close()
+                    pytest.fail(f"hangs after Ctrl-C in {where}")
+    assert number > 20
+
+
+def test_ctrl_c_at_any_point_leaves_a_transport_that_connects_again(server: Running) -> None:
+    for number in range(1, 100):
+        transport = ninep.NinepTransport(server.address)
+        error, where = interrupt_at(number, lambda: transport.names(""), ninep)  # noqa: B023
+        if not where:
+            break
+        assert type(error) is KeyboardInterrupt, where
+        with ThreadPoolExecutor(1) as threads:
+            found = threads.submit(transport.connection, HANG_S / 2)
+            assert found.result(HANG_S).list(), where
+        transport.close()
+    transport.close()
+    assert number > 2
 
 
 @pytest.mark.process

@@ -23,7 +23,7 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadStore, Disconnected, Interrupted, MqfsError, NotFound, NotPermitted
 from mqfs.model import Step, User, Wait
 from mqfs.net.identity import file_mask
-from mqfs.ninep.client.connection import flags_of
+from mqfs.ninep.client.channel import flags_of
 from mqfs.store.api import Store
 from mqfs.store.commit_thread import run_posted
 from mqfs.store.memory import MemoryStore

@@ -63,22 +63,29 @@ class NinepTransport:
 
     def connection(self, timeout: float | None = None) -> Client:
         """The present connection, or a new one, which takes so long at most, in seconds. Raises Disconnected."""
-        if not self._dialling.acquire(timeout=-1 if timeout is None else timeout):
+        if timeout is None:
+            with self._dialling:  # Ctrl-C never comes between taking it and this block, as behind an `acquire`
+                client = self._present(self._timeout)
+            return client
+        if not self._dialling.acquire(timeout=timeout):
             raise Disconnected(f"{self.label}: another thread connects")
         try:
-            if self._closed:
-                raise Disconnected("the client was closed", final=True)
-            if self._now.lost and self._reconnect:
-                self._now.close()
-                try:
-                    self._now = self._connect(self._timeout if timeout is None else timeout)
-                except Disconnected as error:
-                    raise Disconnected(error.detail) from None
-                except (OSError, MqfsError) as error:
-                    raise Disconnected(f"{self.label}: {error}") from None
-            return self._now
+            return self._present(timeout)
         finally:
             self._dialling.release()
+
+    def _present(self, timeout: float | None) -> Client:
+        if self._closed:
+            raise Disconnected("the client was closed", final=True)
+        if self._now.lost and self._reconnect:
+            self._now.close()
+            try:
+                self._now = self._connect(timeout)
+            except Disconnected as error:
+                raise Disconnected(error.detail) from None
+            except (OSError, MqfsError) as error:
+                raise Disconnected(f"{self.label}: {error}") from None
+        return self._now
 
     def open(self, path: str, mode: str) -> File:
         return self.connection().open(path, mode)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from typing import Any, TypeVar
 
 import attrs
 
-from mqfs.errors import TooLong
+from mqfs.errors import BadRequest, TooLong
 from mqfs.model import Qid
 from mqfs.ninep.codec import messages as m
 from mqfs.ninep.codec.messages import Fcall
@@ -15,6 +16,15 @@ from mqfs.ninep.codec.wire import IO_OVERHEAD, READ_OVERHEAD
 
 T = TypeVar("T")
 Procedure = Generator[Fcall, Any, T]
+MODES = {"r": os.O_RDONLY, "w": os.O_WRONLY, "r+": os.O_RDWR}
+
+
+def flags_of(mode: str) -> int:
+    """The flags of open(2) for "r", "w" or "r+" ("b" may follow)."""
+    plain = mode.replace("b", "")
+    if plain not in MODES:
+        raise BadRequest(f"invalid open mode {mode!r} (expected {', '.join(MODES)})")
+    return MODES[plain]
 
 
 @attrs.define(eq=False)

@@ -27,11 +27,11 @@ from itertools import islice
 from typing import Any, TypeVar, cast
 
 from mqfs import limits
-from mqfs.errors import BadFrame, BadRequest, Disconnected, Interrupted, MqfsError
+from mqfs.errors import BadFrame, Disconnected, Interrupted, MqfsError
 from mqfs.model import Stat
 from mqfs.net.address import Address, TlsAddress, UnixAddress, explain_failure, parse_addresses
-from mqfs.ninep.client.channel import Channel, Procedure
-from mqfs.ninep.client.dial import TlsSocket, dial, first_of
+from mqfs.ninep.client.channel import Channel, Procedure, flags_of
+from mqfs.ninep.client.dial import TlsSocket, dial, first_of, reason_of
 from mqfs.ninep.client.machine import ClientMachine, expect, stat_of_root
 from mqfs.ninep.client.silence import Silence, is_ready, send_all
 from mqfs.ninep.codec.dialect import Dialect
@@ -46,7 +46,6 @@ FLUSH_S = 10.0  # without any byte: a server that owes an answer to a Tflush has
 INTERRUPT_S = 2.0  # that Ctrl-C waits for that answer
 ANSWER_BYTES = 65_536  # of `File.ask`: of `.put`, and of a cursor with names of views
 WINDOW = 64  # procedures under way at once: enough to keep a server busy
-MODES = {"r": os.O_RDONLY, "w": os.O_WRONLY, "r+": os.O_RDWR}
 
 
 _forks = 0  # before this process: to look at it costs a tenth of os.getpid()
@@ -58,14 +57,6 @@ def _count_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_count_fork)
-
-
-def flags_of(mode: str) -> int:
-    """The flags of open(2) for "r", "w" or "r+" ("b" may follow)."""
-    plain = mode.replace("b", "")
-    if plain not in MODES:
-        raise BadRequest(f"invalid open mode {mode!r} (expected {', '.join(MODES)})")
-    return MODES[plain]
 
 
 def connect(
@@ -155,6 +146,7 @@ class Client:
         self._sent = 0  # whole pieces, so far
         self._followers: dict[Slot, None] = {}  # of threads that wait while another one receives
         self._receiving = False
+        self._received: deque[bytes | None] = deque()  # and not looked at
         self._watched: dict[Slot, None] = {}  # by async programs
         self._watching = threading.Condition(self._lock)
         self._has_receiver = False  # the thread that receives for them
@@ -214,23 +206,25 @@ class Client:
 
     def _send(self, requests: Sequence[Fcall], aborted: Slot | None = None) -> list[Slot]:
         with self._sending:
-            with self._lock:
-                if self.lost:
-                    raise self._disconnected()
-                slots = list(map(Slot, self.caller.call_all(requests), requests))
-                if aborted is not None and not (aborted.done or aborted.flushing):
-                    aborted.flushing = True
-                    slots.append(Slot(self.caller.flush(aborted.tag), None, aborted))
-                for slot in slots:
-                    self._slots[slot.tag] = slot
-                data = self.caller.take()
             try:
+                with self._lock:
+                    if self.lost:
+                        raise self._disconnected()
+                    slots = list(map(Slot, self.caller.call_all(requests), requests))
+                    if aborted is not None and not (aborted.done or aborted.flushing):
+                        aborted.flushing = True
+                        slots.append(Slot(self.caller.flush(aborted.tag), None, aborted))
+                    for slot in slots:
+                        self._slots[slot.tag] = slot
+                    data = self.caller.take()
                 for at in range(0, len(data), SEND_BYTES):
                     self._send_bytes(data[at : at + SEND_BYTES])
                     self._sent += at + SEND_BYTES <= len(data)  # else what is asked in `give_up` would count
+            except MqfsError:
+                raise
             except BaseException as error:
                 with self._lock:
-                    self._lose(_reason(error) if isinstance(error, OSError) else "sending was interrupted")
+                    self._lose(reason_of(error) if isinstance(error, OSError) else "sending was interrupted")
                 if isinstance(error, OSError):
                     raise self._disconnected() from None
                 raise
@@ -265,8 +259,8 @@ class Client:
     def _follow(self, slot: Slot, left: float | None) -> None:
         self._followers[slot] = None
         wake = slot.wake = slot.wake or queue.SimpleQueue()
-        self._lock.release()
         try:
+            self._lock.release()
             with contextlib.suppress(queue.Empty):
                 wake.get(timeout=left)
         finally:
@@ -276,17 +270,22 @@ class Client:
     def _lead(self, left: float | None) -> None:
         if self.lost:
             raise self._disconnected()
-        data, why = None, ""
-        self._receiving = True
-        self._lock.release()
+        why, self._receiving = "", True
         try:
-            data = self._receive(left)
+            self._lock.release()
+            if not self._received:
+                self._receive(left)
         except (OSError, ValueError) as error:  # ValueError: it was closed meanwhile
-            why = _reason(error)
+            why = reason_of(error)
         finally:
+            self._receiving = False  # first, for Ctrl-C: whoever receives next begins with what is there
             self._lock.acquire()
-            self._receiving = False
+            self._take_received(why)
+
+    def _take_received(self, why: str) -> None:
+        """`why` the connection is lost, if it is. The lock is held."""
         try:
+            data = self._received.popleft() if self._received else None
             if data == b"" or why:
                 self._lose(why or "the server closed the connection")
             elif data is not None and not self.lost:  # where sending failed meanwhile, no request is left
@@ -295,15 +294,16 @@ class Client:
             self._lose("receiving was interrupted")
             raise
 
-    def _receive(self, left: float | None) -> bytes | None:
-        """Received bytes; b"" at the end, None after a time-out. Raises OSError."""
+    def _receive(self, left: float | None) -> None:
+        """Receive bytes; b"" at the end, nothing after a time-out. Raises OSError."""
         with contextlib.suppress(BlockingIOError):
             if left is None or is_ready(self.socket, select.POLLIN, left):
-                return self.socket.recv(max(RECEIVE_BYTES, self.caller.missing))
+                # In one call in C: were Ctrl-C raised after `recv`, the replies to other threads would be lost.
+                self._received.extend(map(self.socket.recv, (max(RECEIVE_BYTES, self.caller.missing),)))
+                return
         if self.silence.look(self.socket, progress(self), self._sending.locked()):
             with contextlib.suppress(MqfsError):  # it is lost, or has very many requests under way
                 self._send([stat_of_root(self.caller)])
-        return None
 
     def _distribute(self, data: bytes) -> None:
         try:
@@ -381,6 +381,15 @@ class Client:
                         raise self._disconnected() from None
                 self._send([stat_of_root(self.caller)])
 
+    def _cancel(self, slot: Slot | None) -> Fcall | None:
+        """After Ctrl-C: as `give_up`, in INTERRUPT_S at most. None: the connection is lost, as fids are not known."""
+        with contextlib.suppress(Disconnected):
+            if slot is not None:
+                return self.give_up(slot, INTERRUPT_S)
+            with self._lock:
+                self._lose("a call was interrupted")
+        return None
+
     def do(self, procedure: Procedure[T], deadline: float | None = None) -> T:
         """The result of a procedure. After TimeoutError the connection is of no use."""
         self._clunk_dropped()
@@ -411,14 +420,15 @@ class Client:
                     raise
                 except MqfsError as error:
                     step, answer = procedure.throw, error
-                except BaseException:  # Ctrl-C
-                    with contextlib.suppress(Disconnected):
-                        self.give_up(slot, INTERRUPT_S)
-                    raise
                 slot = None
         except StopIteration as done:
             value: T = done.value
             return value
+        except (MqfsError, TimeoutError):
+            raise
+        except BaseException:  # Ctrl-C
+            self._cancel(slot)
+            raise
 
     def begin(self, procedures: Sequence[Procedure[T]]) -> tuple[list[Slot], Callable[[], list[T]]]:
         """Send the first request of each procedure, all at once. Returns them, and a function, to be called, that
@@ -506,11 +516,6 @@ class Client:
 
     def list(self, path: str = "") -> list[str]:
         return self.do(self.caller.names(path))
-
-
-def _reason(error: Exception) -> str:
-    """Why a connection was lost. Never an error of the system: EPIPE of a command line means its standard output."""
-    return (error.strerror if isinstance(error, OSError) else "") or str(error)
 
 
 class File(io.RawIOBase):
@@ -605,9 +610,8 @@ class File(io.RawIOBase):
                 raise
             return late
         except BaseException:  # Ctrl-C
-            with contextlib.suppress(Disconnected):
-                if (late := self.client.give_up(slot, INTERRUPT_S)) is not None:
-                    self.channel.keep(late)
+            if (late := self.client._cancel(slot)) is not None:
+                self.channel.keep(late)
             raise
         if reply is None:
             self._interrupted = False
@@ -641,8 +645,7 @@ class File(io.RawIOBase):
         except MqfsError as error:
             raise error.with_traceback(None) from None
         except BaseException:  # Ctrl-C
-            with contextlib.suppress(Disconnected):
-                self.client.give_up(slot, INTERRUPT_S)
+            self.client._cancel(slot)
             raise
         return int(reply.count)
 
@@ -671,9 +674,8 @@ class File(io.RawIOBase):
             client.give_up(read)
             raise
         except BaseException:  # Ctrl-C
-            with contextlib.suppress(Disconnected):
-                client.give_up(written, INTERRUPT_S)
-                client.give_up(read, INTERRUPT_S)
+            client._cancel(written)
+            client._cancel(read)
             raise
         raise AssertionError("read failed: more than one request (expected plain 9P2000)")
 

@@ -140,6 +140,11 @@ def _explained() -> Iterator[None]:
         raise ConnectionError(explain(error)) from None
 
 
+def reason_of(error: Exception) -> str:
+    """Why a connection was lost. Never an error of the system: EPIPE of a command line means its standard output."""
+    return (error.strerror if isinstance(error, OSError) else "") or str(error)
+
+
 class TlsSocket:
     """The calls of a connected socket that a client makes, through TLS. A failure of TLS is a ConnectionError.
 
