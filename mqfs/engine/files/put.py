@@ -47,7 +47,7 @@ class PutHandle(CommandFile):
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         self.require(reading=False)
-        self.text = None
+        self.text = self.refusal = None  # the next read tells of this write
         try:
             put, body = parse(data)
             stream = self._stream_of(put)
@@ -212,6 +212,7 @@ class FramesFile(CommandFile):
 
     def write(self, data: bytes, offset: int = 0) -> Step[int]:
         self.require(reading=False)
+        self.refusal = None  # the next read tells of this write
         packing, self._prepared = self._prepared, None
         try:
             if packing is None or packing.data is not data or packing.outdated:

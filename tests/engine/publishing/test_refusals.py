@@ -64,6 +64,29 @@ def test_a_refusal_is_short(path: str) -> None:
     assert all(len(json.loads(line)["text"].encode()) <= limits.ERROR_BYTES for line in lines)
 
 
+@pytest.mark.parametrize("path", [".put", ".batch"])
+@pytest.mark.parametrize("waited", [False, True], ids=["at once", "after a wait"])
+def test_what_is_read_after_a_write_is_of_that_write(path: str, waited: bool) -> None:
+    """Also where the reason of one that was refused before was not read."""
+    u = Units("depth 1", "full block") if waited else Units()
+
+    def message(stream: str) -> bytes:
+        return b'{"stream": "%b"} x' % stream.encode() if path == ".put" else frame(stream, b"x")
+
+    handle = u.at(path, os.O_RDWR)
+    if waited:
+        handle.write(message("t"))
+        blocked = handle.write(message("t"))
+    u.tree.unlink(ROOT, u.group, "t")
+    with pytest.raises(MqfsError):
+        if waited:
+            blocked.result()
+        else:
+            handle.write(message("t"))
+    handle.write(message("s"))
+    assert handle.read(100) == b"%d\n" % (u.group.log.end.next - 1)
+
+
 def texts(u: Units, user: User) -> list[str]:
     return [json.loads(line)["text"] for line in u.text(".errors", user).splitlines()]
 
