@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 
 import pytest
 
@@ -74,15 +75,13 @@ def test_what_is_read_after_a_write_is_of_that_write(path: str, waited: bool) ->
         return b'{"stream": "%b"} x' % stream.encode() if path == ".put" else frame(stream, b"x")
 
     handle = u.at(path, os.O_RDWR)
+    refused = partial(handle.write, message("t"))
     if waited:
-        handle.write(message("t"))
-        blocked = handle.write(message("t"))
+        refused()
+        refused = refused().result
     u.tree.unlink(ROOT, u.group, "t")
     with pytest.raises(MqfsError):
-        if waited:
-            blocked.result()
-        else:
-            handle.write(message("t"))
+        refused()
     handle.write(message("s"))
     assert handle.read(100) == b"%d\n" % (u.group.log.end.next - 1)
 
