@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import os
 import queue
 import threading
 from collections import OrderedDict, deque
@@ -92,9 +93,15 @@ class Shared:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
+        self._process = os.getpid()
         self.threads = Threads()
         self.filters: list[HandlerFilter] = []
         self.on_closed: Callable[[Listener], None]
+
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether a forked child has this: no handlers run here, and a lock may be a thread's that is not here."""
+        return self._process != os.getpid()
 
     def choose(self, message: Message, listeners: Sequence[Listener]) -> Sequence[Listener] | Later:
         """The listeners whose handlers pass the group's filters. Raises what a filter raises."""
@@ -194,6 +201,8 @@ class Listener:
         return self._deduplication
 
     def unsubscribe(self, wait: bool) -> None:
+        if self._shared.is_of_parent:
+            return
         changed = self._shared.changed
         with changed:
             self._waiting = None

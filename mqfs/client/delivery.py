@@ -503,6 +503,8 @@ class Claims(Waiting[Claim]):
     def finish(self) -> None:
         """Claim no more: threads that wait get the end. Open claims can still be settled."""
         self._closed.set()
+        if self._is_of_parent:
+            return
         self._file.interrupt()
         self._wake()
 
@@ -516,6 +518,8 @@ class Claims(Waiting[Claim]):
             Stale: A claim was lost before its block ended; the message is redelivered.
         """
         self.finish()
+        if self._is_of_parent:
+            return
         with self._turn:
             if self._shut:
                 return

@@ -345,6 +345,8 @@ class Registry:
 
     def end(self, patterns: tuple[str, ...] | None = None, handler: Handler | None = None) -> int:
         """End the listeners of patterns and handler (None: any); how many."""
+        if self.shared.is_of_parent:
+            return 0
         with self.shared.changed:
             mine = self._by_handler.values() if handler is None else [self._by_handler.get(_key(handler), ())]
             ending = [r for some in mine for r in some if patterns in (None, r.patterns)]
@@ -353,6 +355,8 @@ class Registry:
         return len(ending)
 
     def close(self) -> None:
+        if self.shared.is_of_parent:
+            return
         self.end()
         if self._dispatcher is not None:
             self._dispatcher.stop()

@@ -425,6 +425,8 @@ class CursorSubscription(Ready, Waiting[Message], Subscription):
 
     def close(self) -> None:
         self._closed.set()
+        if self._is_of_parent:
+            return
         self._file.interrupt()
         self._wake()
         with self._turn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -45,6 +46,7 @@ class Waiting(Generic[T_co]):
     _turn: threading.Lock
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._closed = threading.Event()
         self._interrupt_requested = False  # `interrupt` was called, and no `get` has raised it yet
         self._at_end = False
@@ -76,6 +78,12 @@ class Waiting(Generic[T_co]):
         """Be the thread that reads. Raises TimeoutError where another one is until the deadline."""
         if not self._turn.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
             raise TimeoutError
+
+    @property
+    def _is_of_parent(self) -> bool:
+        """Whether a forked child has this: nothing is to be closed there, and the turn may be a thread's that is not
+        there."""
+        return self._process != os.getpid()
 
     def _next_item(self, deadline: float | None) -> T_co:
         raise NotImplementedError

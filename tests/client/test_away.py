@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +21,7 @@ import mqfs
 from mqfs import Outgoing, errors, limits, ring
 from mqfs.client import Group
 from mqfs.client.types import parse_answer
-from tests.support.eventually import HANG_S
+from tests.support.eventually import HANG_S, eventually, patient
 from tests.support.server import Server, environment
 
 
@@ -446,6 +447,42 @@ def test_a_forked_child_is_told_to_connect_again(server: Server, tmp_path: Path)
                 finally:
                     os._exit(2)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("what", ["client", "group", "registration", "unsubscribe", "messages", "claims", "worker"])
+@pytest.mark.parametrize("where", ["server", "store"])
+def test_a_forked_child_closes_what_its_parent_uses(server: Server, tmp_path: Path, where: str, what: str) -> None:
+    """Threads of the parent wait in a read, and a handler runs."""
+    has_begun, may_end = threading.Event(), threading.Event()
+    with mqfs.open(tmp_path / "store") if where == "store" else server.connect() as client:
+        group = client.group("g", create=True, ctl=["replay all"])
+        messages, claims = group.subscribe("other"), group.consume("c", over="other")
+        registration = group.on("s", lambda message: (has_begun.set(), may_end.wait(HANG_S)))
+        calls: dict[str, Callable[[], object]] = {
+            "client": client.close, "group": group.close, "registration": registration.unsubscribe,
+            "unsubscribe": group.unsubscribe, "messages": messages.close, "claims": claims.close,
+            "worker": group.work("w", print, over="other").stop,
+        }  # fmt: skip
+        ends = [deque[bytes](), deque[bytes]()]
+        for one, end in zip((messages, claims), ends, strict=True):
+            threading.Thread(target=lambda one=one, end=end: end.extend(m.body for m in one), daemon=True).start()
+        eventually(lambda: messages._turn.locked() and claims._turn.locked())
+        group.publish("s", b"x")
+        assert has_begun.wait(HANG_S)
+        child = os.fork()
+        if not child:
+            signal.alarm(int(patient(20)))
+            try:
+                calls[what]()
+                os._exit(0)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        may_end.set()
+        group.publish("other", b"to the parent")
+        eventually(lambda: [list(end) for end in ends] == [[b"to the parent"]] * 2)
+        messages.close()
+        claims.close()
 
 
 def test_ctrl_c_in_a_waiting_read_loses_nothing(server: Server, tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -405,6 +405,8 @@ class RingSubscription(CursorSubscription):
 
     def close(self) -> None:
         self._closed.set()
+        if self._is_of_parent:
+            return
         self.interrupt()
         with self._turn:
             self._leave_slot()
