@@ -14,12 +14,11 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 
-from mqfs import limits
 from mqfs.errors import BadReplica
 from mqfs.replica import checkpoint, state
 from mqfs.replica.checkpoint import Checkpoint
@@ -57,6 +56,7 @@ class Follower:
         self.reader = Reader(attrs.evolve(found.position), f"{path}/staging")
         self.takeovers: list[Owner] = []  # that were read
         self.written = False  # the last step had bytes of the store
+        self._end = 0  # number of the last frame, when it was asked for last
         self._noted = time.monotonic()
         self._closed = False
 
@@ -81,6 +81,21 @@ class Follower:
         if is_due and ending is None:
             self.note()  # a takeover at once: a start has to tell one that came since from one that was followed
         return -1 if ended else len(records)
+
+    def follow_next(self) -> bool:
+        """Apply the next frame, where it is there. It is on disk after `sync`. For who is to append the one after it:
+        between that look and the append there is as little as can be."""
+        number = self.reader.position.number + 1
+        data = self._log.get(number)
+        if data is not None and (batch := self._feed(LogRecord(number, data))) is not None:
+            self._apply(batch, None)
+        return data is not None
+
+    def sync(self) -> None:
+        """Have all that was applied on disk, and note it."""
+        self.store.sync()
+        self.state.position = attrs.evolve(self.reader.complete)
+        self.note()
 
     def _feed(self, record: LogRecord) -> Iterable[Frame] | None:
         try:
@@ -111,19 +126,36 @@ class Follower:
                 self.written |= any(isinstance(entry, LogBytes) for entry in entries)
 
     def _leave_to(self, owner: Owner) -> None:
-        """Another server takes over from this store, which was the primary. Raises Diverged where it has more than the
-        log: from here on that is another history."""
-        for group, here in self.store.positions().items():
-            if here > (there := self.state.have.get(group, (0, 0))):
+        """Another server takes over from this store, which was the primary. Raises Diverged where it has not what the
+        log has: from here on that is another history."""
+        for group, here, there in self.ends():
+            if here[0] < there[0] or here > there:
                 text = f"group {group} ends at {here}, in the log at {there}"
                 raise Diverged(f"{owner.address or 'another server'} took over, and {text}")
         self.state.primary = False
 
-    def catch_up(self) -> None:
-        """Step until the end of the log, as far as it is seen."""
-        while self.step(0.0) or self._log.newest(self.reader.position.number) is not None:
-            pass
+    def ends(self) -> Iterator[tuple[int, tuple[int, int], tuple[int, int]]]:
+        """Where each group ends on this disk, and in the log: the name of its newest segment, and bytes of it."""
+        found = self.store.positions()
+        for group in found.keys() | self.state.have.keys():
+            yield group, found.get(group, (0, 0)), self.state.have.get(group, (0, 0))
+
+    def catch_up(self, near: int = 0) -> None:
+        """Step to the end of the log, as far as it is seen. `near`: where at most that many frames were missing, no
+        further than it was then."""
+        is_near = False
+        while not is_near or self.reader.position.number < self._end:
+            is_near = self.is_near(near)
+            while self.reader.position.number < self._end and self.step(0.0):
+                pass
         self.note()
+
+    def is_near(self, near: int) -> bool:
+        """Whether at most that many frames are to come."""
+        at = self.reader.position.number
+        last = self._log.newest(at)
+        self._end = last.number if last is not None else at
+        return self._end - at <= near
 
     def close(self) -> None:
         """Give up the lock; all that was applied is on disk. May be called again."""
@@ -198,8 +230,6 @@ def open_follower(replicated: ReplicatedLog, path: str, store: uuid.UUID) -> Fol
             raise BadReplica(f"{replicated.name}: of store {store} (expected {found.position.store}, as {path})")
         try:
             if found.position.number or found.primary:
-                if found.primary:
-                    check_not_fenced(replicated, found)
                 check_history(replicated, found.position)
                 return Follower(replicated, path, found)
             if has_groups(path):
@@ -209,23 +239,6 @@ def open_follower(replicated: ReplicatedLog, path: str, store: uuid.UUID) -> Fol
     elif has_groups(path):
         raise BadReplica(f"{path}: a store without a position in {replicated.name} (expected an empty directory)")
     return copy_again(replicated, path, store)
-
-
-def check_not_fenced(replicated: ReplicatedLog, found: ReplicaState) -> None:
-    """Raises Diverged where another server took over since: this disk may have what the log has not."""
-    newest = replicated.newest(found.position.number)
-    at = attrs.evolve(found.position)
-    while newest is not None and at.number < newest.number:
-        records = replicated.read(at.number, limits.REPLICA_CALL_S)
-        if not records:
-            return  # trimmed: `check_history` says so
-        for record in records:
-            try:
-                frame = at.advance(record)
-            except BadReplica as error:
-                raise Diverged(str(error)) from None
-            if frame.owner is not None and frame.owner.run not in found.runs:
-                raise Diverged(f"{frame.owner.address or 'another server'} took over at frame {frame.number}")
 
 
 def has_groups(path: str) -> bool:
@@ -256,7 +269,7 @@ def set_aside(path: str, why: str) -> None:
     to = f"{path}/quarantine/fenced-{number}"
     log.warning("%s is set aside in %s, and copied again: %s", path, to, why)
     found = state.read(path, disk)
-    if found is not None:  # after a crash here a start sets it aside again: no takeover is its own
+    if found is not None:  # after a crash here a start sets it aside again: it has more than nothing
         state.write(path, ReplicaState(Position(store=found.position.store), {}, [], True), disk)
     if disk.exists(f"{path}/buckets"):
         disk.rename(f"{path}/buckets", to)

@@ -588,3 +588,34 @@ def test_a_segment_with_messages_behind_what_was_trimmed_stays_in_the_copy() -> 
     assert logs_of(made, COPY) == before[1:]
     target.close()
     store.close()
+
+
+def test_what_a_store_compacted_as_the_primary_stays_in_it_as_a_copy() -> None:
+    """Its segment has messages of several, of which the new primary trims the first."""
+    disk, made, replica = LyingDisk(), LyingDisk(), Copied()
+    store, target, series = with_copy(disk, made, replica)
+    bucket, before = store.open(1), logs_of(disk, PATH)
+    firsts = list(bucket.chain.firsts)
+    bucket.upkeep.trim({16: 1}, set(range(1, 200)) - set(firsts))
+    for _ in range(20):
+        store.tick()
+    assert logs_of(disk, PATH) == [before[0], before[-1]]
+    target.apply(rest := replica.all_of(store))
+    target.close()
+    store.close()
+    primary = DiskStore(COPY, disk=made, replica=replica.notify)
+    primary.replication.begin(positions([series, rest]))  # type: ignore[union-attr]
+    list(primary.replication.open_all())  # type: ignore[union-attr]
+    former = StandbyStore(PATH, primary.uuid, disk)
+    primary.open(1).upkeep.trim({16: 1}, set(range(1, 200)) - set(firsts[1:]))
+    primary.open(1).upkeep.sync()
+    former.apply(entries := replica.all_of(primary))
+    former.close()
+    assert any(isinstance(entry, Trimmed) for entry in entries)
+    primary.close()
+    again, kept, at = DiskStore(PATH, disk=disk), list[int](), 0
+    while (record := again.open(1).reader.scan(at)) is not None:
+        kept += [record.sequence] if record.kind == Kind.MESSAGE else []
+        at = record.sequence + 1
+    assert set(firsts[1:]) <= set(kept)
+    again.close()
