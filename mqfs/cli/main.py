@@ -27,6 +27,7 @@ from mqfs.server.options import command_line, join, read_file
 ELSEWHERE = ("bridge", "doctor", "mcp", "mount", "spark", "token")  # commands, each in a module beside of its name
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 PROMOTE = "promote"  # the socket in the store of a standby
+FORCED = "the primary did not hand over: what it had not copied yet may be set aside in its store, in quarantine/"
 
 
 class Commands(click.Group):
@@ -158,7 +159,8 @@ def bench(**options: Any) -> int:
 def promote(store: str, wait_s: float) -> int:
     """Make the standby that serves STORE the primary, and wait until it is.
 
-    The primary of before is fenced: it acknowledges nothing more.
+    The primary of before stops, copies the rest, and hands over. Where it is away, or does not do so in 20 seconds, the
+    takeover is by force: what it had not copied yet may be set aside then.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(wait_s)
@@ -166,8 +168,11 @@ def promote(store: str, wait_s: float) -> int:
         try:
             answer = sock.recv(64).decode(errors="replace").strip()
         except TimeoutError:
-            raise BadStore(f"{store}: not promoted in {wait_s:g} s (see the log of the standby)") from None
-    if answer != "primary":
+            text = f"{store}: not promoted in {wait_s:g} s, and given up (see the log of the standby)"
+            raise BadStore(text) from None
+    if answer == "forced":
+        click.echo(f"mqfs: {store}: {FORCED}", err=True)
+    elif answer != "primary":
         raise BadStore(f"{store}: not promoted: the standby stopped (see its log)")
     click.echo(f"{store}: primary")
     return 0

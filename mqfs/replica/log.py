@@ -282,9 +282,14 @@ class Writer:
             return Look(frame.number)
         return Append(self._data, frame.previous, self.position.own, frame.owner is not None)
 
-    def take_over(self, address: str, time_ns: int) -> None:
-        """Begin a takeover. It succeeds only if the position is at the end of the log."""
-        self._begin(self.position.epoch + 1, [Owner(self.run, address)], time_ns, more=False)
+    def take_over(self, address: str, time_ns: int, run: uuid.UUID | None = None) -> None:
+        """Begin a takeover. It succeeds only if the position is at the end of the log. `run`: of another server, to
+        which the owner hands over; it appends nothing after that."""
+        self._begin(self.position.epoch + 1, [Owner(run or self.run, address)], time_ns, more=False)
+
+    def accept(self) -> None:
+        """The takeover at the position is of this run: the owner before handed over, or it came late."""
+        self.is_owner = True
 
     def append(self, entries: Sequence[Entry], time_ns: int, *, more: bool) -> None:
         """Begin to append a frame: only as the owner, and only when idle."""

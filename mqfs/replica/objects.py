@@ -3,6 +3,7 @@
     log/00000000000000000017      frame 17, created if absent: whoever creates it has the number
     checkpoint/..., segment/...   its checkpoints
     standby/NAME                  number and CRC field of the last frame that this standby has on its disk
+    handover                      the standby that asks to be the primary (handover.py)
     probe/...                     of a start: an object that exists is not created again
 
 One number is one name, without a check sum, so that of two primaries one is refused. Takeovers are never removed: a
@@ -391,7 +392,7 @@ class ObjectLog:
             return ["every frame is synced to that directory", "as safe as its disk"]
         return [
             "every frame is an object that is created if absent",
-            "a request a second, and one for each sync replica",
+            "two requests a second, and one for each sync replica",
         ]
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ import attrs
 
 from mqfs import limits
 from mqfs.errors import BadReplica, DiskFailed, MqfsError
-from mqfs.replica import checkpoint, state
+from mqfs.replica import checkpoint, handover, state
 from mqfs.replica.checkpoint import Checkpointer, Damaged, Overtaken
 from mqfs.replica.frame import HEAD_BYTES, RUN_BYTES, Entry, LogBytes
 from mqfs.replica.log import Fenced, NoAnswer, Position, Report, Stopped
@@ -50,11 +50,17 @@ class Replicator:
         *,
         standbys: int,
         keep_s: float,
+        on_asked: Callable[[str], None] | None = None,
     ) -> None:
         """`post` runs a function on the store's thread, `on_end` there, with the reason, when nothing is copied any
         more. `standbys`: how many must have a frame on their disks before it counts. `keep_s`: seconds that a restore
-        can go back."""
+        can go back. `on_asked` is called there once, with the address of a standby that is to be the primary: when the
+        store is closed then, and all is copied, that has it. None: it is not looked for."""
         self._log, self._post, self._on_end, self._standbys = primary.log, post, on_end, standbys
+        self._on_asked = on_asked
+        self._request: handover.Request | None = None  # to hand over, which this server does
+        self._seen: list[handover.Request | None] = []  # by the last look: what was there before is no request
+        self._looked_s = 0.0
         self._stop = threading.Event()
         self._closing = False  # the store is closed: what it has is copied without a pause, then the thread ends
         self._driver = Driver(primary.log, primary.writer, self._stop)
@@ -97,7 +103,8 @@ class Replicator:
         self._wake.set()
         if self._thread.ident is not None:
             is_given_up = self._driver.silent_s or self._idle or not self._is_open
-            self._thread.join(0.0 if is_given_up else limits.REPLICA_CALL_S)
+            within_s = limits.REPLICA_CALL_S if self._request is None else limits.REPLICA_HANDOVER_S
+            self._thread.join(0.0 if is_given_up else within_s)
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -113,6 +120,9 @@ class Replicator:
                 self._wake.clear()
                 closing = self._closing
                 self._copy()
+                self._look_for_request()
+            if self._request is not None and not self._stop.is_set():
+                self._hand_over(self._request)
         except Stopped:
             pass
         except Fenced:
@@ -123,6 +133,31 @@ class Replicator:
         except Exception:
             log.exception("the replicator failed")
             self._end(DiskFailed("not replicated: the replicator failed (see the log)"))
+
+    def _look_for_request(self) -> None:
+        """Whether a standby is to be the primary, now and then. A request that was there before the first look, or is
+        of another epoch, was left by a command that has ended."""
+        now = time.monotonic()
+        if self._on_asked is None or self._request is not None or self._closing or self._idle or not self._is_open:
+            return
+        if now - self._looked_s < limits.REPLICA_LOOK_S:
+            return
+        self._looked_s = now
+        try:
+            found = handover.read(self._log.objects)
+        except (NoAnswer, BadReplica):
+            self._seen = []
+            return
+        is_new, self._seen = self._seen != [] and self._seen != [found], [found]
+        if is_new and found is not None and found.own == self._driver.writer.position.own:
+            self._request = found
+            self._post(partial(self._on_asked, found.address))
+
+    def _hand_over(self, request: handover.Request) -> None:
+        """All is copied, and nothing is written any more: append the takeover of the standby that asked."""
+        self._driver.writer.take_over(request.address, time.time_ns(), request.run)
+        self._driver.finish()
+        log.warning("replica %s: handed over to %s", self._log.name, request.address or "another server")
 
     def _end(self, why: Fenced | DiskFailed) -> None:
         self._call(partial(self._on_end, why))
@@ -143,6 +178,7 @@ class Replicator:
             copied, begun = True, portion.more
             if not begun:
                 self._confirm()
+                self._look_for_request()
         if not copied and not self._closing and time.monotonic() - self._appended_s >= 0.9 * limits.REPLICA_BEAT_S:
             self._append([], more=False)
         while is_open and self._idle:

@@ -4,13 +4,16 @@
                              frames
     log ahead of the disk    after a power cut: frames are fetched and applied, then it takes over
     disk ahead of the log    and no other server took over since: the rest is appended
-    fenced since             the disk may have what the log has not: set aside in quarantine/, copied again
+    fenced since             where the disk has what the log has not: set aside in quarantine/, copied again
 
-All of them end with one conditional append, the takeover. Whoever it is refused to reads on and decides again.
+All of them end with one conditional append, the takeover. Whoever it is refused to reads on and tries again, or
+decides again where another server took over. `mqfs promote` has the primary append it (handover.py), and only where
+that does not do so is it taken by force.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -24,9 +27,11 @@ import attrs
 from mqfs import limits
 from mqfs.clock import Heard
 from mqfs.errors import BadReplica
-from mqfs.replica import following, state
+from mqfs.replica import following, handover, state
 from mqfs.replica.checkpoint import Checkpointer
 from mqfs.replica.following import Diverged, Follower
+from mqfs.replica.frame import decode
+from mqfs.replica.handover import Request
 from mqfs.replica.log import Append, Fenced, Look, NoAnswer, Position, Refused, ReplicatedLog, Report, Stopped, Writer
 from mqfs.replica.state import ReplicaState
 from mqfs.store.disk import Disk
@@ -35,6 +40,9 @@ from mqfs.store.store import read_label
 
 log = logging.getLogger("mqfs.replica")
 _ATTEMPTS = 16  # to take over while others do
+_NEAR = 32  # frames before the end of the log from which on a standby asks, or appends
+_ASK_S = 5.0  # between two requests to hand over: more than a primary takes to read one
+_BEATS = 3  # without a frame, before the primary counts as away
 _REASONS = 10  # why an engine does not answer, that have a line of the log at once
 _CLOCK_S = 10.0  # that the clocks of two servers may differ before a line of the log says so
 
@@ -111,29 +119,47 @@ class Primary:
     state: ReplicaState
 
 
-def become_primary(replicated: ReplicatedLog, path: str, address: str, stop: threading.Event | None = None) -> Primary:
-    """Take over with the store at that path, which is made where there is none. Raises BadReplica, BadStore, NoAnswer,
-    Stopped."""
+def become_primary(
+    replicated: ReplicatedLog,
+    path: str,
+    address: str,
+    stop: threading.Event | None = None,
+    run: uuid.UUID | None = None,
+) -> Primary:
+    """Take over with the store at that path, which is made where there is none. `run`: of the takeover; None: a new
+    one. Raises BadReplica, BadStore, NoAnswer, Stopped."""
+    run = run or uuid.uuid4()
     for _ in range(_ATTEMPTS):
         store = following.store_of(replicated)
         if store is None:
-            primary = _begin_log(replicated, path, address, stop)
+            primary = _begin_log(replicated, path, address, run, stop)
         else:
-            primary = take_over(following.open_follower(replicated, path, store), replicated, address, stop)
+            primary = take_over(following.open_follower(replicated, path, store), replicated, address, run, stop)
         if primary is not None:
             return primary
     raise BadReplica(f"{replicated.name}: not taken over: other servers did (expected one without --standby)")
 
 
 def take_over(
-    follower: Follower, replicated: ReplicatedLog, address: str, stop: threading.Event | None = None
+    follower: Follower, replicated: ReplicatedLog, address: str, run: uuid.UUID, stop: threading.Event | None = None
 ) -> Primary | None:
-    """Read to the end of the log and take over; None where another server did. The follower is closed."""
+    """Read to the end of the log and take over; None where another server did. The follower is closed. A primary that
+    still appends may refuse it many times: what it appended is read, and no more is done between two attempts."""
     try:
-        follower.catch_up()
-        _check_ends(follower)
-        writer = Writer(attrs.evolve(follower.reader.position), _store_of(follower), uuid.uuid4())
-        return _append_takeover(replicated, follower.path, writer, follower.state, address, stop)
+        follower.catch_up(_NEAR)
+        check_ends(follower)
+        expect_run(follower, run)
+        before = len(follower.takeovers)
+        while len(follower.takeovers) == before:
+            if stop is not None and stop.is_set():
+                raise Stopped
+            if follower.follow_next():
+                continue
+            writer = Writer(attrs.evolve(follower.reader.position), _store_of(follower), run)
+            if _append_takeover(replicated, writer, address, stop):
+                follower.sync()
+                return _owner(replicated, follower.path, writer, follower.state)
+        return None
     except Diverged as why:
         follower.close()
         following.discard(follower.path, why, primary=follower.state.primary)
@@ -142,46 +168,51 @@ def take_over(
         follower.close()
 
 
+def expect_run(follower: Follower, run: uuid.UUID) -> None:
+    """Note a run before a takeover of it may be in the log: a start has to know that it is this store's own."""
+    if run not in follower.state.runs:
+        follower.state.add_run(run)
+        follower.note()
+
+
 def _store_of(follower: Follower) -> uuid.UUID:
     assert follower.state.position.store is not None
     return follower.state.position.store
 
 
-def _check_ends(follower: Follower) -> None:
+def check_ends(follower: Follower) -> None:
     """Raises Diverged where a disk has not what the log has; or where a standby has more, and another server took over
     since: that is another history. Without that the engine lost what it has, which is appended again."""
-    found = follower.store.positions()
-    for group in found.keys() | follower.state.have.keys():
-        here, there = found.get(group, (0, 0)), follower.state.have.get(group, (0, 0))
+    for group, here, there in follower.ends():
         if here[0] < there[0] or (here > there and not follower.state.primary and follower.takeovers):
             raise Diverged(f"group {group} ends at {here}, in the log at {there}")
 
 
-def _append_takeover(
-    replicated: ReplicatedLog,
-    path: str,
-    writer: Writer,
-    found: ReplicaState,
-    address: str,
-    stop: threading.Event | None,
-) -> Primary | None:
-    found.add_run(writer.run)
-    state.write(path, found)  # first: a start has to know that this takeover is its own
+def _append_takeover(replicated: ReplicatedLog, writer: Writer, address: str, stop: threading.Event | None) -> bool:
+    """Whether it was appended: False where another frame was. Raises Stopped: it may come late."""
+    before_ns = writer.position.time_ns
     writer.take_over(address, time.time_ns())
     try:
         Driver(replicated, writer, stop).finish()
     except Fenced:
-        return None
-    ahead_s = (found.position.time_ns - time.time_ns()) / 1e9
+        return False
+    ahead_s = (before_ns - time.time_ns()) / 1e9
     if ahead_s > _CLOCK_S:
         words = "this clock or that of the primary before is wrong, and --until @TIME goes by them"
         log.warning("replica %s: its last frame is of %.0f s from now: %s", replicated.name, ahead_s, words)
+    return True
+
+
+def _owner(replicated: ReplicatedLog, path: str, writer: Writer, found: ReplicaState) -> Primary:
+    """The server whose takeover is at the position of `writer`. What the log has before it is on disk."""
     found.position, found.primary = attrs.evolve(writer.position), True
     state.write(path, found)
     return Primary(replicated, writer, found)
 
 
-def _begin_log(replicated: ReplicatedLog, path: str, address: str, stop: threading.Event | None) -> Primary | None:
+def _begin_log(
+    replicated: ReplicatedLog, path: str, address: str, run: uuid.UUID, stop: threading.Event | None
+) -> Primary | None:
     """Begin a log with what the store has: its older segments as a checkpoint. The newest of each group come as
     frames. The checkpoint is first: a log that has begun and lacks it would be followed, and taken over, without what
     the store has."""
@@ -196,8 +227,12 @@ def _begin_log(replicated: ReplicatedLog, path: str, address: str, stop: threadi
             log.info("replica %s: the store is copied", replicated.name)
             position = Checkpointer(replicated, path, stop).make(position, have).position
         found = ReplicaState(position, have, before.runs if before is not None else [], True)
-        writer = Writer(attrs.evolve(position), number, uuid.uuid4())
-        return _append_takeover(replicated, path, writer, found, address, stop)
+        found.add_run(run)
+        state.write(path, found)  # first: as in `take_over`
+        writer = Writer(attrs.evolve(position), number, run)
+        if not _append_takeover(replicated, writer, address, stop):
+            return None
+        return _owner(replicated, path, writer, found)
     finally:
         holder.close()
 
@@ -260,26 +295,42 @@ class Hearing:
 
 
 class Standby:
-    """Follows the log until it is to take over: the primary is silent, or `promote` was called. One thread runs it."""
+    """Follows the log until it is to take over: the primary is silent, or `promote` was called. One thread runs it;
+    `promote`, `withdraw` and `stop` are called by others."""
 
     def __init__(self, replicated: ReplicatedLog, path: str, address: str, failover_s: float) -> None:
         self._log, self._path, self._address, self._failover_s = replicated, path, address, failover_s
         where = f"{socket.gethostname()}:{os.path.realpath(path)}"
         self._name = uuid.uuid5(uuid.NAMESPACE_URL, where).hex[:16]  # the same at its next start
-        self._promoted, self._stop = threading.Event(), threading.Event()
+        self._run = uuid.uuid4()  # of its takeover, however that comes into the log
+        self._stop = threading.Event()
+        self._unwanted = threading.Event()  # no command waits for a takeover
+        self._unwanted.set()
+        self._handover_s = 0.0  # so long the primary may take to hand over
+        self._asked: tuple[int, float] | None = None  # which owner, and since when
+        self._requests, self._requested = 0, 0.0  # how many, and when the newest was
+        self._owner = 0, False  # number of the newest takeover, and whether it is that of `_run`
         self._silent_s = 0.0  # so long no frame came, while the engine answered
         self._answered = time.monotonic()  # when it did last
         self._heard: tuple[object, int] = (None, -1)  # whose frame came last, and its number
         self.hearing = Hearing(replicated.name)
         self._copied_at = -1  # number of the frame at which the store was set aside
+        self.forced = ""  # why the primary did not hand over; "": it did, or was not asked
         self.primary = ""  # its address
 
-    def promote(self) -> None:
-        """Take over as soon as all is read, whether the primary is silent or not."""
-        self._promoted.set()
+    def promote(self, handover_s: float = limits.REPLICA_HANDOVER_S) -> None:
+        """Take over, whether the primary is silent or not: ask it to hand over as soon as all is read. Where it is
+        away, or takes longer than `handover_s` seconds, take over by force."""
+        self._handover_s = handover_s
+        self._unwanted.clear()
+
+    def withdraw(self) -> None:
+        """As if `promote` had not been called, unless the takeover is in the log."""
+        self._unwanted.set()
 
     def stop(self) -> None:
         self._stop.set()
+        self._unwanted.set()
 
     def run(self) -> Primary | None:
         """Follow, and take over; None: stopped. Raises BadReplica, BadStore and errors of the store."""
@@ -288,20 +339,21 @@ class Standby:
                 if (primary := self._follow()) is not None:
                     return primary
             except NoAnswer as error:
+                self._asked = None  # nor does it answer the primary
                 log.warning("replica %s: no answer: %s; tried again until it answers", self._log.name, error)
                 self._stop.wait(limits.REPLICA_RETRY_S / 2)
                 if time.monotonic() - self._answered < self._failover_s / 2:
                     continue  # a short one: else an engine that fails now and then delays a takeover for ever
             except Stopped:
-                break
+                pass  # or the takeover is not wanted any more
             self._silent_s = 0.0
         return None
 
     def _follow(self) -> Primary | None:
         store = following.store_of(self._log)
         if store is None:
-            if self._promoted.is_set():
-                return become_primary(self._log, self._path, self._address, self._stop)
+            if not self._unwanted.is_set():
+                return become_primary(self._log, self._path, self._address, self._unwanted, self._run)
             _state_before_the_log(self._log, self._path)
             self._stop.wait(1.0)  # the primary has not begun
             return None
@@ -309,21 +361,72 @@ class Standby:
         self._answered = time.monotonic()
         self.hearing.begin()
         try:
-            while not self._is_due() and not self._stop.is_set():
+            while not self._stop.is_set():
+                if self._is_owner(follower):
+                    return self._accept(follower)
+                if reason := self._reason():
+                    return self._take_over(follower, reason)
+                self._ask(follower)
                 self._step(follower)
             follower.note()
-            return None if self._stop.is_set() else self._take_over(follower)
+            self._unwanted.set()
+            self._ask(follower)
+            return None
         except Diverged as why:
             self._discard(follower, why)
             return None
         finally:
             follower.close()
 
-    def _is_due(self) -> bool:
-        return self._promoted.is_set() or self._silent_s > self._failover_s
+    def _is_owner(self, follower: Follower) -> bool:
+        """Whether the newest takeover is of this run, and nothing is above it."""
+        at = follower.state.position
+        if at.own != self._owner[0] and (data := self._log.get(at.own)) is not None:
+            owner = decode(data).owner
+            self._owner = at.own, owner is not None and owner.run == self._run
+        return self._owner == (at.own, True) and self._log.newest(at.number) is None
+
+    def _accept(self, follower: Follower) -> Primary:
+        with contextlib.suppress(NoAnswer, BadReplica):
+            handover.remove(self._log.objects)  # one that stays changes nothing
+        writer = Writer(attrs.evolve(follower.state.position), _store_of(follower), self._run)
+        writer.accept()
+        log.warning("replica %s: %s: primary", self._log.name, self.forced or "the primary handed over")
+        return _owner(self._log, self._path, writer, follower.state)
+
+    def _reason(self) -> str:
+        """Why to take over by force now; "": not."""
+        if self._silent_s > self._failover_s:
+            return f"no frame for {self._failover_s:g} s"
+        if self._unwanted.is_set():
+            return ""
+        if self._silent_s > _BEATS * limits.REPLICA_BEAT_S:
+            return f"promoted, and no frame of the primary for {self._silent_s:.0f} s"
+        if not self._handover_s or (self._asked and time.monotonic() - self._asked[1] > self._handover_s):
+            return f"promoted, and the primary did not hand over in {self._handover_s:g} s"
+        return ""
+
+    def _ask(self, follower: Follower) -> None:
+        """Ask the primary to hand over, where that is wanted and all is read; or no more, where it is not any more."""
+        now, own = time.monotonic(), follower.state.position.own
+        if self._unwanted.is_set():
+            if self._requested:
+                handover.remove(self._log.objects)
+                log.warning("replica %s: mqfs promote ended early: the primary is not asked any more", self._log.name)
+                self._asked, self._requested = None, 0.0
+            return
+        if self._asked is None or self._asked[0] != own:
+            if not follower.is_near(_NEAR):
+                return
+            check_ends(follower)
+            expect_run(follower, self._run)
+            self._asked, self.forced = (own, now), ""
+        if now - self._requested > _ASK_S:
+            self._requests, self._requested = self._requests + 1, now
+            handover.write(self._log.objects, Request(own, self._run, self._address, self._requests))
 
     def _step(self, follower: Follower) -> None:
-        began, wait_s = time.monotonic(), min(1.0, self._failover_s / 4)
+        began, wait_s = time.monotonic(), min(1.0 if self._unwanted.is_set() else 0.1, self._failover_s / 4)
         try:
             count = follower.step(wait_s)
             end = follower.reader.position.number
@@ -345,15 +448,15 @@ class Standby:
             self.primary = follower.state.position.address
             log.info("standby of %s, whose primary is %s", self._log.name, self.primary or "unnamed")
 
-    def _take_over(self, follower: Follower) -> Primary | None:
-        why = "promoted" if self._promoted.is_set() else f"no frame for {self._failover_s:g} s"
-        log.warning("replica %s: %s: taking over", self._log.name, why)
+    def _take_over(self, follower: Follower, reason: str) -> Primary | None:
+        log.warning("replica %s: %s: taking over", self._log.name, reason)
+        stop = self._stop if self._silent_s > self._failover_s else self._unwanted
         self._silent_s = 0.0  # without an answer it is looked at again whether the primary is there
-        had = dict(follower.state.have)
-        follower.catch_up()
-        if follower.state.have != had:
-            self.hearing.step(follower.state.position, 1, written=True, is_end=lambda: True)
-        return take_over(follower, self._log, self._address, self._stop)
+        self.forced, had = reason, dict(follower.state.have)
+        primary = take_over(follower, self._log, self._address, self._run, stop)
+        if primary is not None and primary.state.have != had:
+            self.hearing.step(primary.state.position, 1, written=True, is_end=lambda: True)
+        return primary
 
     def _discard(self, follower: Follower, why: Diverged) -> None:
         """Copy again; where that ends at the same frame, a person has to look."""

@@ -75,6 +75,7 @@ class Replica:
         self.replicator: Replicator | None = None
         self.heard: Heard | None = None  # of the primary before, by the standby that this was
         self.fenced = trio.Event()  # nothing is copied any more
+        self._is_handing_over = False
         self._standby: takeover.Standby | None = None
         self._store: DiskStore | None = None
         self._stop = threading.Event()  # of the thread that takes over
@@ -136,7 +137,9 @@ class Replica:
 
     def _open_store(self, primary: Primary) -> DiskStore:
         confirm, keep_s = int(self.options.confirm), _seconds(self.options, "replica_keep")
-        self.replicator = Replicator(primary, self.path, self._post, self._on_end, standbys=confirm, keep_s=keep_s)
+        self.replicator = Replicator(
+            primary, self.path, self._post, self._on_end, standbys=confirm, keep_s=keep_s, on_asked=self._on_asked
+        )
         line = tracing.printer("store", self._server.traced)
         disk = tracing.trace_disk(line) if line else None
         self._store = DiskStore(self.path, self._post, disk, self.replicator.notify)
@@ -216,6 +219,12 @@ class Replica:
         if self._store is not None and self._store.replication is not None:
             self._store.replication.fail(OSError(errno.EIO, str(why)))
 
+    def _on_asked(self, address: str) -> None:
+        """A standby is to be the primary: the rest is copied when the store is closed, and then it has it."""
+        log.warning("mqfs promote: %s is to be the primary: stopping", address or "another server")
+        self._is_handing_over = True
+        self._server.stopping.set()
+
     async def stop_when_fenced(self) -> None:
         """Stop the server when nothing is copied any more."""
         await self.fenced.wait()
@@ -224,6 +233,8 @@ class Replica:
     def stop(self) -> None:
         """After the store was closed."""
         self._stop.set()
+        if self._is_handing_over:
+            self.fenced.set()
         if self.replicator is not None:
             self.replicator.stop()
         elif self.log is not None:
@@ -256,7 +267,7 @@ class StandbyTree(Tree):
 
 
 class Promotion:
-    """The socket of `mqfs promote`: a connection asks for it by a line, and is answered by one."""
+    """The socket of `mqfs promote`: a connection asks for it while it lasts, and is answered by a line."""
 
     def __init__(self, path: str, standby: takeover.Standby) -> None:
         self._path, self._standby = path, standby
@@ -281,15 +292,22 @@ class Promotion:
                     os.unlink(where)
 
     async def _serve(self, stream: trio.SocketStream) -> None:
-        log.warning("mqfs promote: the standby is to take over")
-        self._standby.promote()
+        """The command waits for as long as it is connected: without one nothing is wanted any more."""
+        log.warning("mqfs promote: the standby is to be the primary")
         self._waiting.append(stream)
-        await trio.sleep_forever()
+        self._standby.promote()
+        with contextlib.suppress(trio.BrokenResourceError):
+            while await stream.receive_some(64):
+                pass
+        self._waiting.remove(stream)
+        if not self._waiting:
+            self._standby.withdraw()
 
     async def answer(self, promoted: bool) -> None:
+        answer = b"stopped\n" if not promoted else b"forced\n" if self._standby.forced else b"primary\n"
         for stream in self._waiting:
             with contextlib.suppress(trio.BrokenResourceError), trio.move_on_after(1):
-                await stream.send_all(b"primary\n" if promoted else b"stopped\n")
+                await stream.send_all(answer)
 
 
 @contextlib.contextmanager

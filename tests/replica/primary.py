@@ -89,6 +89,8 @@ class LocalPrimary:
         try:
             bucket = self.store.open(number)
         except NotFound:
+            while self.store.number() < number:
+                pass
             bucket = self.store.make(number, state)
         bucket.writer.state = lambda: state
         return bucket
@@ -164,7 +166,7 @@ class LocalStandby:
             self.log.close()
 
     def promote(self, url: str) -> LocalPrimary:
-        self.standby.promote()
+        self.standby.promote(0.0)  # by force: the primary here does not hand over
         self.thread.join()
         assert self.primary is not None, self.failed
         return LocalPrimary(self.path, url, self.primary)

@@ -131,10 +131,11 @@ def test_a_log_that_began_without_its_older_segments_gets_a_checkpoint(tmp_path:
     """As by a server that was killed before it had made one: it appended its takeover first."""
     path = older_store(tmp_path)
     number, have = ends_of(path)
-    begun = ReplicaState(Position(store=number), have, [], True)
     log = open_log(url)
     writer = Writer(Position(), number, uuid.uuid4())
-    assert _append_takeover(log, str(path), writer, begun, "", None) is not None
+    begun = ReplicaState(Position(store=number), have, [writer.run], True)
+    state.write(str(path), begun)
+    assert _append_takeover(log, writer, "", None)
     primary = LocalPrimary(path, url)
     assert eventually(lambda: checkpoint.newest(log) is not None)
     primary.stop()
