@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial, wraps
 from math import inf
@@ -54,6 +56,34 @@ async def in_thread(call: Callable[[], T], limiter: anyio.CapacityLimiter | None
     with anyio.CancelScope(shield=True):
         value = await anyio.to_thread.run_sync(call, limiter=limiter or anyio.CapacityLimiter(1))
     return value
+
+
+async def open_in_thread(open: Callable[[], T], limiter: anyio.CapacityLimiter | None = None) -> T:
+    """Run a call that opens something. Where asyncio itself cancels the task, which no shield stops, that is closed
+    once it is open: no one has it."""
+    opened = Future[Any]()
+
+    def run() -> T:
+        try:
+            found = open()
+        except BaseException as error:
+            opened.set_exception(error)
+            raise
+        opened.set_result(found)
+        return found
+
+    try:
+        return await in_thread(run, limiter)
+    except BaseException:
+        opened.add_done_callback(lambda _: threading.Thread(target=close_unwanted, args=(opened,), daemon=True).start())
+        raise
+
+
+def close_unwanted(opened: Future[Any]) -> None:
+    if opened.exception() is None:
+        found = opened.result()
+        with suppress(MqfsError):
+            (found.abort if isinstance(found, BodyWriter) else found.close)()
 
 
 def lifted(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, P], Awaitable[T]]:
@@ -497,7 +527,7 @@ def opens(method: Callable[Concatenate[Group, P], S], wrap: Callable[[S, Loop], 
     @wraps(method)
     def call(self: AsyncGroup, /, *args: P.args, **kwargs: P.kwargs) -> Opening[O]:
         async def open() -> O:
-            sync = await in_thread(partial(method, self.sync, *args, **kwargs), self._loop.readers)
+            sync = await open_in_thread(partial(method, self.sync, *args, **kwargs), self._loop.readers)
             return wrap(sync, self._loop)
 
         return Opening(open)
@@ -653,7 +683,7 @@ def opening(make: Callable[P, sync.Client]) -> Callable[P, Opening[AsyncClient]]
     @wraps(make)
     def client(*args: P.args, **kwargs: P.kwargs) -> Opening[AsyncClient]:
         async def open() -> AsyncClient:
-            return AsyncClient(await in_thread(partial(make, *args, **kwargs)))
+            return AsyncClient(await open_in_thread(partial(make, *args, **kwargs)))
 
         return Opening(open)
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from contextlib import suppress
 
 import anyio
 import anyio.abc
 import pytest
 
-from mqfs import Message, errors
+from mqfs import Message, aio, errors
+from mqfs.client import Client
 from mqfs.client.aio import AsyncGroup
 from tests.client.opening import Opening
+from tests.support.eventually import eventually
+from tests.support.server import Server
 
 
 def test_publish_subscribe_and_history(opening: Opening, name: str, backend: str) -> None:
@@ -41,6 +46,37 @@ def test_publish_subscribe_and_history(opening: Opening, name: str, backend: str
                 await group.ctl("nonsense")
 
     anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("kind", ["consume", "take"])
+def test_what_asyncio_cancels_while_it_is_opened_is_closed(
+    server: Server, name: str, kind: str, request: pytest.FixtureRequest
+) -> None:
+    """Not by the collection of garbage: until then a private consumer was busy."""
+    gc.disable()
+    request.addfinalizer(gc.enable)
+
+    async def use(group: AsyncGroup, number: int) -> None:
+        async with (
+            group.consume(f"c{number}", private=True) if kind == "consume" else group.take(f"s{number}") as claims
+        ):
+            await claims.get()
+
+    def handles(client: Client) -> int:
+        stats = client.group(name).stats()
+        found = [*stats.consumers.values(), *(stream.consumer for stream in stats.streams.values())]
+        return sum(consumer.handles for consumer in found if consumer is not None)
+
+    async def main() -> None:
+        async with aio.connect(server.address, transport="9p") as client:
+            group = await client.group(name, create=True, ctl=["replay all"])
+            for number in range(60):
+                with suppress(TimeoutError, asyncio.TimeoutError):
+                    await asyncio.wait_for(use(group, number), 0.0002 * (number % 25))
+            with server.connect() as other:
+                await asyncio.to_thread(eventually, lambda: handles(other) == 0)
+
+    asyncio.run(main())
 
 
 def test_cancelling_loses_nothing(opening: Opening, name: str, backend: str) -> None:
