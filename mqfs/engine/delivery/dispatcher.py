@@ -24,13 +24,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
 from mqfs.engine.core import multipart
 from mqfs.engine.core.portions import Work
 from mqfs.engine.delivery.flow import Flow, Keys
-from mqfs.engine.delivery.priorities import DeliveryAttributes, Key, OwnHeap, PriorityIndex, put_back
+from mqfs.engine.delivery.priorities import DeliveryAttributes, Key, OwnHeap, PriorityIndex
 from mqfs.engine.delivery.waiting import Waiting
 from mqfs.model import NEVER, Kind, Record, RecordRun, Wait
 from mqfs.records.headers import NORMAL, key_of
@@ -351,8 +351,12 @@ class Dispatcher:
                 continue
             mine = heap
             if not self._may_have(receiver, heap[0]):
-                if (own := self._looked_at(receiver, heap, in_portions, is_first)) is None:
-                    return None
+                own = self._own_of(receiver, heap)
+                if not self._look_at_offered(own, receiver):
+                    if in_portions or not self._go_on(receiver, is_first):
+                        return None
+                    in_portions = True  # there is nothing to go on with
+                    continue
                 mine = own.heap
                 while mine and not (self._is_free(mine[0][2]) and self._may_have(receiver, mine[0])):
                     heapq.heappop(mine)
@@ -361,7 +365,8 @@ class Dispatcher:
                 if not mine:
                     own.begin_again()
                     continue
-            sequence = (key := mine[0])[2]
+            key = mine[0]
+            sequence = key[2]
             record = visible_record(self._group, sequence, unacked=True)
             first, failed = self._slot(sequence, record)
             if record is not None and self._coverage.matches(self._group.numbers[record.stream], record):
@@ -388,15 +393,14 @@ class Dispatcher:
         if self.flow is None or not self.flow.rules.per_key:
             return
         if self._keys is None:
-            self._keys = Keys(self._group, self.flow, self._offer, self._is_free, self._kept)
+            self._keys = Keys(self._group, self.flow, self._offer, self._is_free, self._is_kept)
             self._by_expiry = self._group.log.settings.order == "expiry"
             yield from self._keys.load()
         yield from self._keys.offer_all()
 
-    def _kept(self, sequence: int) -> Record | None:
+    def _is_kept(self, sequence: int) -> bool:
         record = visible_record(self._group, sequence)
-        matches = record is not None and self._coverage.matches(self._group.numbers[record.stream], record)
-        return record if matches else None
+        return record is not None and self._coverage.matches(self._group.numbers[record.stream], record)
 
     def on_delivered(self, record: Record) -> None:
         """It was claimed, and the log says so."""
@@ -414,7 +418,7 @@ class Dispatcher:
         """As `next_message`. A message that is not for this receiver holds back the next of its key, as any other. So
         where the scan met one, what is known is looked at again."""
         while True:
-            best = self._best_of_keys(receiver) if self._ready else None
+            best = self._best_of_keys(receiver, keys) if self._ready else None
             if best is not None and best[0] < (-NORMAL, 0, self._scan_position):
                 return best[1]
             ended = self._coverage.exclusives_only or self._scan_position >= self._group.log.end.next
@@ -426,49 +430,36 @@ class Dispatcher:
             if keys.may_go(best[1][0], best[0]):
                 return best[1]
 
-    def _best_of_keys(self, receiver: ClaimingHandle, in_portions: bool = False) -> tuple[Key, Next] | None:
-        """As `_best_ready`, the best one that may go."""
-        waiting, is_first = self._waiting, self._waiting.left > 0
-        heap, keys = cast(list[Key], self._ready), cast(Keys, self._keys)
-        own: OwnHeap | None = None  # from the first one on that is not for this receiver
-        again, found = dict[Key, None](), None  # those that stay
-        while found is None:
-            mine = heap if own is None else own.heap
-            if not mine and (own is None or own.end is None):
-                break
-            if not mine or (own is None and self._is_free(mine[0][2]) and not self._may_have(receiver, mine[0])):
-                if own is not None:
-                    own.begin_again()
-                put_back(again, heap, own)
-                if (own := self._looked_at(receiver, heap, in_portions, is_first)) is None:
-                    return None
-                continue
-            key = heapq.heappop(mine)
+    def _best_of_keys(self, receiver: ClaimingHandle, keys: Keys) -> tuple[Key, Next] | None:
+        """The best one of those known that may go, and that this receiver may have."""
+        heap, again, found = self._ready, dict[Key, None](), None
+        assert heap is not None
+        while heap and found is None:
+            key = heapq.heappop(heap)
             sequence = key[2]
-            if key in again or (own is not None and not self._may_have(receiver, key)):
+            if key in again:
                 continue
             if not self._is_free(sequence):
-                keys.on_taken(sequence)
+                if self._progress.is_acked(sequence):  # with the slot of another: it went while it waited
+                    keys.on_gone(sequence)
                 continue
             record = visible_record(self._group, sequence)
             first, failed = self._slot(sequence, record)
             if record is None or not self._coverage.matches(self._group.numbers[record.stream], record):
                 self.gaps[first] = max(sequence, self.gaps.get(first, 0))
                 keys.on_gone(sequence)
-            elif keys.may_go(record, key):
-                again[key] = None
-                found = key, (record, first, failed)
-            else:
+            elif not keys.may_go(record, key):
                 keys.wait(record, key)
                 if keys.is_next_after(record):
                     again[key] = None
-            waiting.left -= key not in again
-            if waiting.left <= 0 and key not in again:
-                put_back(again, heap, own)
-                if in_portions or not self._go_on(receiver, is_first):
-                    return None
-                own = None
-        put_back(again, heap, own)
+            else:
+                again[key] = None
+                if self._may_have(receiver, key):
+                    found = key, (record, first, failed)
+                else:
+                    keys.wait(record, key)
+        for key in again:
+            heapq.heappush(heap, key)
         return found
 
     # ------------------------------------------------------------ what is known, for a receiver
@@ -491,16 +482,6 @@ class Dispatcher:
             own = receiver.own_heap = OwnHeap(self._offered, version)
         return own
 
-    def _looked_at(
-        self, receiver: ClaimingHandle, heap: list[Key], in_portions: bool, is_first: bool
-    ) -> OwnHeap | None:
-        """The same, once all that was offered was looked at. None: that continues in portions."""
-        while not self._look_at_offered(own := self._own_of(receiver, heap), receiver):
-            if in_portions or not self._go_on(receiver, is_first):
-                return None
-            in_portions = True  # there is nothing to go on with
-        return own
-
     def _look_at_offered(self, own: OwnHeap, receiver: ClaimingHandle) -> bool:
         """Look at what was offered since. False: it is to go on in portions."""
         waiting, offered = self._waiting, own.offered
@@ -508,12 +489,8 @@ class Dispatcher:
             if waiting.left <= 0:
                 return False
             waiting.left -= 1
-            if (key := own.next_offered()) is None:
-                continue
-            if self._may_have(receiver, key):
+            if (key := own.next_offered()) is not None and self._may_have(receiver, key):
                 own.add(key)
-            elif self._keys is not None:
-                self._keys.hold(key)
         return True
 
     def _may_have(self, receiver: ClaimingHandle, key: Key) -> bool:
@@ -594,12 +571,11 @@ class Dispatcher:
         """Until there is a message for it, which the next scan then finds at once, or to the end as it was. Other names
         or permissions do not begin it again: where they change all the time it would not end."""
         waiting, ready, end = self._waiting, self._ready, self._group.log.end.next
-        search = self._best_ready if self._keys is None else self._best_of_keys
         while receiver in self._receivers and self._ready is ready:
             waiting.left, receiver.scanned_version = _FEW, self._group.reach_version
             if receiver.own_heap is not None:
                 receiver.own_heap.version = receiver.scanned_version
-            best = search(receiver, in_portions=True) if ready else None
+            best = self._best_ready(receiver, in_portions=True) if ready and self._keys is None else None
             if waiting.left > 0:
                 if self._coverage.exclusives_only or (best and best[0] < (-NORMAL, 0, self._scan_position)):
                     return

@@ -140,10 +140,10 @@ class KeyQueue:
 
 class Keys:
     """Which messages of a consumer may go, as others of their key are out. `offer` puts one among those that the next
-    claim chooses from; `is_free` is whether a message is neither claimed, delayed nor acked; `find` returns one that is
-    kept."""
+    claim chooses from; `is_free` is whether a message is neither claimed, delayed nor acked; `is_kept` whether it is
+    there."""
 
-    __slots__ = ("_find", "_group", "_is_free", "_keys", "_offer", "_ordered", "_per_key", "_progress", "_queues",
+    __slots__ = ("_group", "_is_free", "_is_kept", "_keys", "_offer", "_ordered", "_per_key", "_progress", "_queues",
                  "_waits")  # fmt: skip
 
     def __init__(
@@ -152,11 +152,11 @@ class Keys:
         flow: Flow,
         offer: Callable[[Rank], None],
         is_free: Callable[[int], bool],
-        find: Callable[[int], Record | None],
+        is_kept: Callable[[int], bool],
     ) -> None:
         self._group, self._progress = group, flow.progress
         self._ordered, self._per_key = flow.rules.ordered, flow.rules.per_key
-        self._offer, self._is_free, self._find = offer, is_free, find
+        self._offer, self._is_free, self._is_kept = offer, is_free, is_kept
         self._queues: dict[bytes, KeyQueue] = {}
         self._keys: dict[int, bytes] = {}  # of each message that is in a queue
         self._waits: dict[int, Rank] = {}  # those that wait
@@ -223,7 +223,7 @@ class Keys:
         """The first message of a key that is to be delivered again; 0: there is none. One that expired is none."""
         while queue.failed:
             first = queue.failed.value
-            if not self._progress.is_acked(first) and (not self._is_free(first) or self._find(first) is not None):
+            if not self._is_free(first) or self._is_kept(first):
                 return first
             self._remove(first, queue)
         return 0
@@ -233,7 +233,7 @@ class Keys:
         sequence = rank[2]
         if self._waits.get(sequence) != rank:
             return True
-        if self._is_free(sequence) and self._find(sequence) is not None:
+        if self._is_free(sequence) and self._is_kept(sequence):
             return False
         self._forget(sequence)
         return True
@@ -251,12 +251,6 @@ class Keys:
             self._keys[rank[2]] = key
             heapq.heappush(self._queue(key).waiting, rank)
         return bool(key)
-
-    def hold(self, rank: Rank) -> None:
-        """A message that is known is not for a receiver: the next of its key waits for it."""
-        sequence = rank[2]
-        if sequence not in self._waits and self._is_free(sequence) and (record := self._find(sequence)) is not None:
-            self.wait(record, rank)
 
     # ------------------------------------------------------------ what became of a message
 
@@ -283,11 +277,6 @@ class Keys:
         else:
             self._remove(sequence, queue)
         self._offer_next(key, queue)
-
-    def on_taken(self, sequence: int) -> None:
-        """It is not free: claimed, delayed or, with the slot of another, acked: it went while it waited."""
-        if self._progress.is_acked(sequence):
-            self.on_gone(sequence)
 
     def on_gone(self, sequence: int) -> None:
         """It is not kept any more: the search has found that."""

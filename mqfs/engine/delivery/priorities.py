@@ -90,16 +90,6 @@ class OwnHeap:
         self.seen, self.end = 0, None
 
 
-def put_back(keys: dict[Key, None], heap: list[Key], own: OwnHeap | None) -> None:
-    """Those that were taken from a receiver's own heap, or from that of all where it has none, and stay."""
-    for key in keys:
-        if own is None:
-            heapq.heappush(heap, key)
-        else:
-            own.add(key)
-    keys.clear()
-
-
 class PriorityIndex:
     """Read from the log when first needed, then kept up to date. Claims and maintenance have it read in portions; a
     message that is read meanwhile tells itself (`of`); what else is asked of it has it read to the end at once."""

@@ -488,32 +488,6 @@ def test_those_known_are_passed_over_once_and_in_portions(kind: str, known: str)
     assert step.result() == b"yes"
 
 
-@pytest.mark.parametrize("kind", ["select", "rights"])
-@pytest.mark.parametrize("known", ["written", "urgent", "given back"])
-def test_those_whose_key_may_go_are_passed_over_once_and_in_portions(kind: str, known: str) -> None:
-    """By a worker that may not have them, of a consumer that delivers by keys."""
-    long = Long(kind)
-    q, count = long.q, 3_000
-    q.consumer("w", "order key")
-    more = {"priority": 9} if known == "urgent" else {}
-    for number in range(count):
-        q.put(b"no", stream=long.hidden_in, key=f"k{number}", **more)
-    if known == "given back":
-        other = q.worker("w")
-        for _ in range(count):
-            read(other)
-        other.close()
-    worker = long.open()
-    step = worker.read(BIG)
-    assert long.finish_all(step) > 20
-    assert not step.settled
-    assert calls_once(long.hide_one) < 300
-    q.put(b"yes", key="k7", **more)
-    assert not step.settled
-    q.put(b"yes", priority=9, key="other")
-    assert step.result() == b"yes"
-
-
 def test_known_ones_that_are_gone_are_passed_over_in_portions() -> None:
     long = Long("rights")
     long.q.ctl("ttl 60s")
@@ -529,60 +503,41 @@ def test_known_ones_that_are_gone_are_passed_over_in_portions() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-@pytest.mark.parametrize("rule", ["", "consumer w order key", "limit w 1 key", "limit w 2 key"])
-def test_each_gets_the_best_that_it_may_have(seed: int, rule: str) -> None:
+def test_each_gets_the_best_that_it_may_have(seed: int) -> None:
     """Among those known: urgent ones, of low priority, given back, and of streams of others."""
     choose = random.Random(seed)
-    q = Queues("replay all", "retries 0", "backoff 0s 0s", "consumer w", *([rule] if rule else []))
+    q = Queues("replay all", "retries 0", "backoff 0s 0s")
     q.stream("t", mode=0o600)
+    q.consumer("w")
     set_attributes(ROOT, q.tree.find(ROOT, "g/.consumers/w"), 0o666, None, None)
-    free, claimed, failed = dict[int, Known](), dict[int, tuple[Any, Known]](), set[int]()
+    free, claimed = dict[int, tuple[int, str]](), dict[int, tuple[Any, int, str]]()
     workers = {q.worker("w", user=ANNA): "s", q.worker("w", "select t"): "t", q.worker("w"): "st"}
     for _ in range(150):
         what = choose.choice(["put", "put", "claim", "claim", "claim", "nack", "ack", "rights"])
         worker, mine = choose.choice(list(workers.items()))
         if what == "put":
-            one = choose.choice([1, 4, 4, 9, 9]), choose.choice("st"), choose.choice(["", "a", "b"]) if rule else ""
-            keys = {"key": one[2]} if one[2] else {}
-            free[q.put(b"x", priority=one[0], stream=one[1], **keys)] = one
+            priority, stream = choose.choice([1, 4, 4, 9, 9]), choose.choice("st")
+            free[q.put(b"x", priority=priority, stream=stream)] = -priority, stream
         elif what == "claim":
-            out = [known[2] for _, known in claimed.values()]
-            may = may_go(rule, free, failed if "order" in rule else set(), out)
-            best = min(((-free[s][0], s) for s in may if free[s][1] in mine), default=None)
+            best = min(((p, s) for s, (p, stream) in free.items() if stream in mine), default=None)
             step = worker.read(BIG)
             if best is None:
                 assert isinstance(step, Wait)
                 assert step.cancel()
             else:
-                assert best[1] in worker.claims
-                claimed[best[1]] = worker, free.pop(best[1])
+                assert max(worker.claims) == best[1] or best[1] in worker.claims
+                claimed[best[1]] = worker, *free.pop(best[1])
         elif what == "rights":
             mode = choose.choice([0o600, 0o666])
             set_attributes(ROOT, q.tree.find(ROOT, "g/t"), mode, None, None)
             workers[next(iter(workers))] = "s" if mode == 0o600 else "st"
         elif claimed:
             sequence = choose.choice(list(claimed))
-            worker, known = claimed.pop(sequence)
+            worker, priority, stream = claimed.pop(sequence)
             say(worker, f"{what} {sequence}")
-            failed.discard(sequence)
             if what == "nack":
-                free[sequence] = known
-                failed.add(sequence)
+                free[sequence] = priority, stream
     assert set(claimed) == {sequence for worker in workers for sequence in worker.claims}
-
-
-Known = tuple[int, str, str]  # priority, stream, key
-
-
-def may_go(rule: str, free: dict[int, Known], failed: set[int], out: list[str]) -> list[int]:
-    """Those of which the key lets them go; `out`: the keys of those claimed."""
-    most, found = 2 if "2" in rule else 1, [s for s, known in free.items() if not known[2]]
-    for key in "ab":
-        mine = [s for s, known in free.items() if known[2] == key]
-        first = min(mine, key=lambda s: (s not in failed, 0 if s in failed else -free[s][0], s), default=None)
-        if first is not None and out.count(key) < most:
-            found.append(first)
-    return found
 
 
 @pytest.mark.parametrize("every", [1, 7])
