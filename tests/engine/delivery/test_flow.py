@@ -296,6 +296,25 @@ def test_one_that_goes_while_it_waits_holds_nothing_back(how: str) -> None:
     assert step.result() == b"a3"
 
 
+@pytest.mark.parametrize("rule", ["order key", "limit"])
+@pytest.mark.parametrize("how", ["drop", "expire", "clear"])
+def test_one_for_another_reader_that_goes_holds_nothing_back(rule: str, how: str) -> None:
+    """Beside one that stays, and that the reader may not have either."""
+    q = keyed(order="order key") if rule == "order key" else keyed("limit w 1 key", order="")
+    q.stream("t")
+    q.put(b"other", stream="t", key="x")
+    first = q.put(b"a1", stream="t", key="a", **({"ttl": "3s"} if how == "expire" else {}))
+    put(q, "a2")
+    worker = q.worker("w", "select s")
+    assert waits(worker), "a1 is before it"
+    if how == "expire":
+        q.pass_time(5)
+    else:
+        q.ctl(f"drop t {first}" if how == "drop" else "clear t")
+    q.pass_time(100)
+    assert read(worker) == b"a2"
+
+
 def test_a_message_that_expired_holds_nothing_back() -> None:
     q = keyed("retries 0")
     worker = q.worker()
