@@ -129,6 +129,7 @@ WALK_NAMES = 16  # the protocol's own limit
 SILENT_S = 30  # of a TCP connection, before keepalive probes: a dead peer may hold what others wait for
 ASKED = 3  # keepalive probes, within SILENT_S; the system's defaults take two hours
 CLIENT_SILENT_S = 9  # the same at a client, which has another server to go to: then it asks the server itself, too
+CLIENT_LINK_BYTES = 16 << 10  # a second, at least: what a client sent before that question gets so much longer
 UNACKNOWLEDGED = (
     7  # times that a client's kernel sends the same again, in some 25 s; its own limit is a quarter of an hour
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import signal
 import socket
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -40,6 +42,7 @@ def server() -> Iterator[Server]:
 def be_silent_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(silence, "SILENT_S", seconds)
     monkeypatch.setattr(silence, "LOOK_S", seconds / limits.ASKED)
+    monkeypatch.setattr(limits, "CLIENT_LINK_BYTES", 100_000 / seconds)
 
 
 def connect(address: str) -> connection.Client:
@@ -115,11 +118,28 @@ def test_a_server_that_has_no_answer_yet_is_not_lost(
         assert waiting.result(HANG_S) == (1 if call == "write" else b"x")
 
 
+def test_a_connection_with_all_tags_in_use_is_not_lost(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing more can be asked there."""
+    silent_s = patient(0.3)
+    be_silent_after(monkeypatch, silent_s)
+    monkeypatch.setattr(limits, "TAGS", 8)
+    with connect(server.address) as one, connection.connect(server.address) as owner, owner.open("s", "w") as writer:
+        file = one.open("s")
+        slots = one.send([next(file.channel.read(100)) for _ in range(8)])
+        with pytest.raises(TimeoutError):
+            one.wait(slots[0], time.monotonic() + 5 * silent_s)
+        assert not one.lost
+        writer.write(b"x")
+        reply: Any = one.answer(slots[0], time.monotonic() + HANG_S)
+        assert reply.data == b"x"
+
+
 class SlowLink:
     """Takes the bytes for a server slowly, and gives back what it answers at once."""
 
-    def __init__(self, server: str, pause_s: float) -> None:
-        self._server, self._pause_s = server, pause_s
+    def __init__(self, server: str, pause_s: float, hoards: bool) -> None:
+        """`hoards`: it takes all at once, and keeps it."""
+        self._server, self._pause_s, self._hoards = server, pause_s, hoards
         self.listener = socket.socket()
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
         self.listener.bind(("127.0.0.1", 0))
@@ -135,21 +155,33 @@ class SlowLink:
             back.join(HANG_S)
 
     def _carry(self, one: socket.socket, other: socket.socket, pause_s: float) -> None:
-        while data := one.recv(16_384):
+        kept = queue.Queue[bytes](0 if self._hoards else 1)
+
+        def take() -> None:
+            kept.put(data := one.recv(16_384))
+            while data:
+                kept.put(data := one.recv(16_384))
+
+        threading.Thread(target=take, daemon=True).start()
+        while data := kept.get():
             other.sendall(data)
             if len(data) > 1_000:
                 time.sleep(pause_s)
         other.shutdown(socket.SHUT_WR)
 
 
-@pytest.mark.parametrize("kept", [4 << 20, 32 << 10], ids=["in the kernel", "in the client"])
+@pytest.mark.parametrize(
+    ("kept", "hoards"),
+    [(4 << 20, False), (32 << 10, False), (4 << 20, True)],
+    ids=["in the kernel", "in the client", "on the way"],
+)
 def test_a_long_request_on_a_slow_link_is_no_silence(
-    server: Server, monkeypatch: pytest.MonkeyPatch, kept: int
+    server: Server, monkeypatch: pytest.MonkeyPatch, kept: int, hoards: bool
 ) -> None:
     """Wherever its bytes wait: the question is behind them."""
     silent_s = patient(1.0)
     be_silent_after(monkeypatch, silent_s)
-    link = SlowLink(server.address.removeprefix("unix!"), silent_s / 10)
+    link = SlowLink(server.address.removeprefix("unix!"), silent_s / 10, hoards)
     with ThreadPoolExecutor(2) as threads, ExitStack() as stack:
         carried = threads.submit(link.run)
         one = stack.enter_context(connect(link.address))

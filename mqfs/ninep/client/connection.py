@@ -38,7 +38,6 @@ from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Fcall
 
 T = TypeVar("T")
-
 RECEIVE_BYTES = SEND_BYTES = 65_536  # of one call: `progress` shows those of a long request over a slow link
 IDLE_S = 5.0  # that the receiver of async programs stays without a request
 ATTACH_S = 2.0 * limits.CLIENT_SILENT_S  # of one address of several: another one may serve by then
@@ -46,7 +45,6 @@ FLUSH_S = 10.0  # without any byte: a server that owes an answer to a Tflush has
 INTERRUPT_S = 2.0  # that Ctrl-C waits for that answer
 ANSWER_BYTES = 65_536  # of `File.ask`: of `.put`, and of a cursor with names of views
 WINDOW = 64  # procedures under way at once: enough to keep a server busy
-
 
 _forks = 0  # before this process: to look at it costs a tenth of os.getpid()
 
@@ -110,6 +108,7 @@ class Slot:
     reply: Fcall | None = None
     done = False  # answered; or flushed or lost, without a reply
     number = 0  # of the reply: those of a connection are counted as they come
+    end = 0  # among all bytes sent, of the last request of those sent together
     flushing = False
     wake: queue.SimpleQueue[None] | None = None  # of a thread that follows
     on_done: Callable[[], None] | None = None  # of an async program, see `Client.watch`
@@ -142,8 +141,7 @@ class Client:
         self._lock = threading.Lock()  # guards the machine and the fields below
         self._sending = threading.Lock()  # requests leave in order; acquired before the other
         self._slots: dict[int, Slot] = {}  # by tag
-        self._replies = 0  # so far
-        self._sent = 0  # whole pieces, so far
+        self._replies = self._sent = 0  # so far; of what was sent whole pieces
         self._followers: dict[Slot, None] = {}  # of threads that wait while another one receives
         self._receiving = False
         self._received: deque[bytes | None] = deque()  # and not looked at
@@ -214,9 +212,9 @@ class Client:
                     if aborted is not None and not (aborted.done or aborted.flushing):
                         aborted.flushing = True
                         slots.append(Slot(self.caller.flush(aborted.tag), None, aborted))
-                    for slot in slots:
-                        self._slots[slot.tag] = slot
+                    self._slots.update((slot.tag, slot) for slot in slots)
                     data = self.caller.take()
+                    self.silence.count_sent(slots, len(data))
                 for at in range(0, len(data), SEND_BYTES):
                     self._send_bytes(data[at : at + SEND_BYTES])
                     self._sent += at + SEND_BYTES <= len(data)  # else what is asked in `give_up` would count
@@ -302,8 +300,9 @@ class Client:
                 self._received.extend(map(self.socket.recv, (max(RECEIVE_BYTES, self.caller.missing),)))
                 return
         if self.silence.look(self.socket, progress(self), self._sending.locked()):
-            with contextlib.suppress(MqfsError):  # it is lost, or has very many requests under way
+            with contextlib.suppress(MqfsError):  # it is lost, or has too many requests under way to ask
                 self._send([stat_of_root(self.caller)])
+                self.silence.asked = True
 
     def _distribute(self, data: bytes) -> None:
         try:
@@ -320,6 +319,7 @@ class Client:
                 old.finish(None)
             self._watched.pop(slot, None)
             self._replies = slot.number = self._replies + 1
+            self.silence.taken = max(self.silence.taken, slot.end)
             slot.finish(reply)
 
     # ------------------------------------------------------------ requests that no thread waits for

@@ -4,6 +4,9 @@ The kernel answers for a process that is stopped or hangs. The thread that waits
 which sends where the socket takes nothing:
 
     last reply ---- quiet for SILENT_S ---- asked ---- as long again, and nothing moved ---- lost
+
+The question is behind what the client sent before it. What the kernel keeps of that is seen to become less; what a hop
+on the way keeps, as an ssh tunnel does, is given a second for each limits.CLIENT_LINK_BYTES.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import socket
 import struct
 import termios
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from mqfs import limits
@@ -42,19 +46,31 @@ def unsent(sock: Any) -> int:
     return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), "little")
 
 
+class Quiet:
+    """For how long the other side has taken none of the bytes that the kernel keeps for it."""
+
+    def __init__(self, sock: Any) -> None:
+        self._sock, self._least, self._since = sock, unsent(sock), time.monotonic()
+
+    def seconds(self) -> float:
+        """A slow link takes them bit by bit."""
+        now, left = time.monotonic(), unsent(self._sock)
+        if left < self._least:
+            self._since, self._least = now, left
+        return now - self._since
+
+
 def send_all(sock: socket.socket, data: bytes) -> None:
     """As `sendall`. Raises ConnectionError where a socket of `set_look` takes nothing for 2 * SILENT_S."""
-    sent, quiet_since, least = 0, 0.0, 0
+    sent, quiet = 0, None
     while sent < len(data):
         try:
             sent += sock.send(memoryview(data)[sent:] if sent else data)
-            quiet_since = 0.0
-        except BlockingIOError:
-            now, left = time.monotonic(), unsent(sock)
-            if not quiet_since or left < least:  # the kernel waits for much room, which a slow link makes bit by bit
-                quiet_since, least = now, left
-            elif now - quiet_since >= 2 * SILENT_S:
-                raise ConnectionError(f"takes no request for {now - quiet_since:.0f} s") from None
+            quiet = None
+        except BlockingIOError:  # the kernel waits for much room
+            quiet = quiet or Quiet(sock)
+            if (quiet_s := quiet.seconds()) >= 2 * SILENT_S:
+                raise ConnectionError(f"takes no request for {quiet_s:.0f} s") from None
 
 
 class Silence:
@@ -62,27 +78,36 @@ class Silence:
 
     def __init__(self) -> None:
         self.asks = False  # there is another address to go to
+        self.asked = False
+        self.taken = 0  # bytes up to the last request that was answered, of those sent
+        self._sent = 0
         self._moved: tuple[int, ...] = ()
-        self._since = self._asked_at = 0.0
-        self._least = 0  # unsent bytes, of those before the question
+        self._since = self._most_s = 0.0
+        self._quiet: Quiet | None = None  # since the question
+
+    def count_sent(self, slots: Sequence[Any], size: int) -> None:
+        """`size` bytes are sent, of the requests of `slots`: the server has had all where the last is answered."""
+        self._sent += size
+        for slot in slots[-1:]:
+            slot.end = self._sent
 
     def look(self, sock: Any, moved: tuple[int, ...], is_sending: bool) -> bool:
-        """Nothing has come for LOOK_S, or less: whether to ask now. `moved`: changes with all that comes, and with long
-        requests that leave. `is_sending`: a thread does, which looks, too. Raises ConnectionError where the server
-        counts as gone."""
+        """Nothing has come for LOOK_S, or less: whether to ask now, and to set `asked`. `moved`: changes with all
+        that comes, and with long requests that leave. `is_sending`: a thread does, which looks, too. Raises
+        ConnectionError where the server counts as gone."""
         if is_host_silent(sock):
             raise ConnectionError("its host is silent")
         if not self.asks:
             return False
         now = time.monotonic()
         if moved != self._moved or is_sending:
-            self._moved, self._since, self._asked_at = moved, now, 0.0
-        elif not self._asked_at:
+            self._moved, self._since, self._quiet, self.asked = moved, now, None, False
+        elif self._quiet is None or not self.asked:
             if now - self._since >= SILENT_S:
-                self._asked_at, self._least = now, unsent(sock)
-                return is_ready(sock, select.POLLOUT, 0)  # else that is the question
-        elif (left := unsent(sock)) < self._least:  # a slow link: the question is behind a long request
-            self._asked_at, self._least = now, left
-        elif now - self._asked_at >= SILENT_S:
+                self._quiet = Quiet(sock)
+                self._most_s = SILENT_S + (self._sent - self.taken) / limits.CLIENT_LINK_BYTES
+                self.asked = not is_ready(sock, select.POLLOUT, 0)  # then what waits there is the question
+                return not self.asked
+        elif self._quiet.seconds() >= self._most_s:
             raise ConnectionError(f"no answer in {now - self._since:.0f} s")
         return False
