@@ -313,7 +313,7 @@ class Keeper:
         self._begun = self._ended = 0  # batches: the last one that begins, and the last one that is in the log
         self._position, self._have = attrs.evolve(primary.writer.position), dict(primary.state.have)
         self._unsure = False  # a sync failed: what is on disk is not known
-        self._trouble = ""  # why the last checkpoint was not made
+        self._trouble = ""  # the last that the log says
         self._has_base = primary.writer.position.epoch == 1  # a log that this server began
         self._checkpoints = Checkpointer(primary.log, path, stop)
         self._replication: Replication | None = None
@@ -363,16 +363,18 @@ class Keeper:
 
     def _run(self) -> None:
         while not self._stop.wait(limits.REPLICA_STATE_S):
+            is_due = False
             try:
                 self._look_for_base()
                 size, frames = self._bytes, self._frames  # of what the checkpoint has, or less
+                is_due = size >= limits.REPLICA_CHECKPOINT_BYTES or frames >= limits.REPLICA_CHECKPOINT_FRAMES
                 position, have, touched = self._take()
                 self._note(position, have, touched)
-                if size >= limits.REPLICA_CHECKPOINT_BYTES or frames >= limits.REPLICA_CHECKPOINT_FRAMES:
+                if is_due:
                     try:
                         self._make_checkpoint(position, have)
                     except Damaged as error:  # all segments are read again for the next one: that has time
-                        self._tell(str(error))
+                        self._tell(f"no checkpoint: {error}")
                     with self._lock:
                         self._bytes -= size
                         self._frames -= frames
@@ -381,18 +383,19 @@ class Keeper:
             except Overtaken as error:  # the next position has it
                 log.info("replica %s: no checkpoint: group %s was removed meanwhile", self._log.name, error)
             except (NoAnswer, MqfsError, OSError) as error:
-                self._tell(str(error))
+                self._tell(f"no checkpoint: {error}" if is_due else str(error), is_due=is_due)
             except Exception:
                 log.exception("the replica's keeper failed")
             finally:
                 self._release()
 
-    def _tell(self, trouble: str) -> None:
-        """Why there is no checkpoint; each reason once, until one is made. "": one was made."""
+    def _tell(self, trouble: str, *, is_due: bool = True) -> None:
+        """Have the log say what failed, each trouble once until a checkpoint is made. "": one was made. `is_due`: one
+        was to be."""
         if trouble and trouble != self._trouble:
-            log.warning("replica %s: no checkpoint: %s", self._log.name, trouble)
+            log.warning("replica %s: %s", self._log.name, trouble)
         self._trouble = trouble
-        if self._replication is not None:
+        if is_due and self._replication is not None:
             self._replication.has_no_checkpoint = bool(trouble)
 
     def _look_for_base(self) -> None:

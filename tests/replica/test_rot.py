@@ -1,4 +1,4 @@
-"""A bit rots on the primary's disk: the replica keeps what it has, until a person has looked."""
+"""The primary's disk rots or fails: the replica keeps what it has, and says which checkpoint was not made."""
 
 from __future__ import annotations
 
@@ -85,3 +85,33 @@ def test_a_damaged_message_stays_whole_in_the_replica(folder: Path, tmp_path: Pa
         assert "mqfs_replica_checkpoint_failed 0" in primary.get("/.metrics")[1]
         assert f"{path}: bytes " in primary.text()
         assert "do not pass their check (run mqfs check" in primary.text()
+
+
+def is_blocked(path: Path) -> bool:
+    """Put a folder in place of a file that is written again and again: it cannot be from now on."""
+    path.unlink(missing_ok=True)
+    try:
+        path.mkdir()
+    except FileExistsError:  # it was just written
+        return False
+    return True
+
+
+@pytest.mark.parametrize("frames", [2, 100_000], ids=["due", "not due"])
+def test_only_a_checkpoint_that_was_due_is_shown_as_failed(folder: Path, tmp_path: Path, frames: int) -> None:
+    limits = LIMITS.replace("FRAMES=2", f"FRAMES={frames}")
+    with Node.of(folder, f"file://{tmp_path}/replica", program=LOWERED, MQFS_LIMITS=limits) as primary:
+        state = primary.store / "replica"
+        eventually(state.exists)
+        eventually(lambda: is_blocked(state))
+        eventually(lambda: "Is a directory" in primary.text())
+        if frames == 2:
+            eventually(lambda: "mqfs_replica_checkpoint_failed 1" in primary.get("/.metrics")[1])
+            assert "no checkpoint of the replica was made" in primary.get("/.ready")[1]
+        state.rmdir()
+        eventually(state.exists)
+        if frames == 2:
+            eventually(lambda: "mqfs_replica_checkpoint_failed 0" in primary.get("/.metrics")[1])
+        assert "mqfs_replica_checkpoint_failed 0" in primary.get("/.metrics")[1]
+        assert "no checkpoint" not in primary.get("/.ready")[1]
+        assert ("no checkpoint: " in primary.text()) == (frames == 2)
