@@ -38,7 +38,7 @@ class Pace:
 
     def delay_ns(self, amount: int, now_ns: int) -> int:
         """How long to wait before this may be taken; what is more than a second's is allowed when nothing else is."""
-        if not self._rate:
+        if not self._rate or not amount:
             return 0
         cost = min(amount * SECOND_NS // self._rate, SECOND_NS)
         return max(max(self._free_ns - now_ns, 0) + cost - SECOND_NS, 0)
@@ -139,8 +139,8 @@ class Meter:
 
     def _write(self, handle: OpenFile, data: bytes, perform: Callable[[], Step[int]]) -> Step[int]:
         messages = handle.count_messages(data)
-        if not messages and not handle.publishes:
-            return perform()
+        if not messages and not handle.publishes and all(other.handle is not handle for other in self._queue.values()):
+            return perform()  # of this file none waits that came before
         queued = QueuedWrite(handle, perform, messages, len(data) if handle.publishes else 0)
         if not self._queue and not self._delay_ns(queued.messages, queued.size):
             return self._perform(queued)

@@ -427,6 +427,29 @@ def test_eof_markers_wait_for_their_turn_and_other_lines_do_not() -> None:
     assert q.use()["delayed"] == 3
 
 
+@pytest.mark.parametrize("line", [b"clear s\n", b"ttl 1h\n", b"depth 9\n"], ids=["an action", "a setting", "a bound"])
+def test_no_line_overtakes_an_earlier_one_of_its_file(line: bytes) -> None:
+    q = Limited("1001 messages=1", ctl=("replay all",))
+    q.tree.setattr(ROOT, q.group, uid=ANNA.uid)
+    ctl, order = q.at("ctl", WO, ANNA), list[int]()
+    assert done(ctl.write(b"eof s\n" * 3))
+    lines = [b"eof s\n", line, b"eof s\n" * 2, line, line]
+    for number, wait in enumerate(map(ctl.write, lines)):
+        assert isinstance(wait, Wait)
+        wait.subscribe(lambda _, number=number: order.append(number))  # type: ignore[misc]
+    other = q.at("ctl", WO, ANNA)
+    assert done(other.write(line))
+    for seconds, came in ((1.9, 0), (0.2, 0), (1.0, 2), (0.8, 2), (0.2, 5)):
+        q.clock.forward(seconds)
+        q.tree.run_timers()
+        assert order == list(range(came))
+    assert done(ctl.write(line))
+    assert not done(ctl.write(b"eof s\n"))
+    assert not done(step := ctl.write(line))
+    assert isinstance(step, Wait)
+    assert step.cancel()
+
+
 @pytest.mark.parametrize("sender", [ANNA, BERT, ROOT], ids=["its owner", "another", "root"])
 @pytest.mark.parametrize("wait", [{"delay": "1h"}, {"every": "1h", "id": "n"}], ids=["delayed", "a schedule"])
 def test_they_count_after_a_restart_too(tmp_path: Path, sender: Any, wait: dict[str, str]) -> None:
