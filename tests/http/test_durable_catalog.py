@@ -271,10 +271,11 @@ def test_a_stream_that_is_refused_is_not_made(full: str) -> None:
 
 
 @pytest.mark.process
-def test_a_refused_put_leaves_no_groups() -> None:
-    """Whatever it is refused for."""
+@pytest.mark.parametrize("protect", ["on", "off"])
+def test_a_refused_put_leaves_no_groups(protect: str) -> None:
+    """Whatever it is refused for, also where new groups are protected."""
     with short_folder() as folder:
-        ds = Durable(folder, "--limit", f"{os.geteuid()} kept=100K")
+        ds = Durable(folder, "--limit", f"{os.geteuid()} kept=100K", "--default", f"protect {protect}")
         with ds.server:
             assert ds.create("/there/a", "x").status == 201
             for headers, name, body, status in (

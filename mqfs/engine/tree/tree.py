@@ -363,9 +363,10 @@ class Tree:
         require_unsticky(user, stream.group.state, stream.state, stream.name)
         require_unprotected(stream.group)
 
-    def rmdir(self, user: User, group: Group | Folder, name: str) -> Step[None]:
+    def rmdir(self, user: User, group: Group | Folder, name: str, *, is_unmade: bool = False) -> Step[None]:
         """Remove a group that holds no stream and no group; on disk when this returns. Of `.consumers` and `.kept` it
-        does nothing; of a part in `.txn` it is an abort."""
+        does nothing; of a part in `.txn` it is an abort. `is_unmade`: it was made for a request that was refused, and
+        may be protected."""
         if isinstance(group, StagingFolder):
             permit_staging(user, group)
             group.rmdir(user, name)
@@ -381,8 +382,9 @@ class Tree:
                 raise errors.NotDirectory(f"{name!r}: a file, not a group")
             raise not_found(group, name)
         require_unsticky(user, group.state, victim.state, name)
-        require_unprotected(group)
-        require_unprotected(victim)
+        if not is_unmade:
+            require_unprotected(group)
+            require_unprotected(victim)
         if victim.groups or victim.streams or any(group is victim for group, _ in self._making):
             raise errors.NotEmpty(f"group {name!r}: has streams or groups (remove them first)")
         self.unserved.require_empty(victim.number, name)

@@ -451,7 +451,7 @@ async def _unmake_groups(call: Call, made: list[Any]) -> None:
                     return
                 if (catalog := group.streams.get(CATALOG)) is not None:
                     call.tree.unmake(catalog)
-                await call.front.await_step(call.tree.rmdir(call.user, group.parent, group.name))
+                await call.front.await_step(call.tree.rmdir(call.user, group.parent, group.name, is_unmade=True))
 
 
 def _keeps_all(group: Any) -> bool:
