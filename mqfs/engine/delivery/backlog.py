@@ -6,9 +6,7 @@ stream that is covered no more, a body of many parts) it is counted again when i
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from mqfs import errors, limits
@@ -28,14 +26,15 @@ if TYPE_CHECKING:
 MESSAGE = int(Kind.MESSAGE)
 _FREE_STEPS = 200  # a count of at most these may be made for each write
 _STEP_NS, _RECOUNT_NS = 20_000, 10**9  # between two longer ones: for each step, and at most
-_LEFT_OUT = 1_024  # messages acked at once, as a program leaves them out: some 3 ms
+_LOOK_EVERY = 64  # sequences, between two looks for messages that a program leaves out
+_LOOK_WHEN_FULL = 4 * limits.PASSED_MESSAGES  # passed over by one of them: some 8 ms
 _LOOKED_AT = 64  # streams or messages between two looks at the clock: some 0.3 ms
 
 
 class Backlog:
-    """The messages that a consumer has not acked. Acks nothing itself."""
+    """The messages that a consumer has not acked. It acks those that a program leaves out, where these fill it."""
 
-    __slots__ = ("_claims", "_coverage", "_group", "_held", "_left_out", "_looked_to", "_own", "_recount_ns", "_size",
+    __slots__ = ("_claims", "_coverage", "_group", "_held", "_look_at", "_looked_to", "_own", "_recount_ns", "_size",
                  "cut_from")  # fmt: skip
 
     def __init__(
@@ -47,7 +46,7 @@ class Backlog:
         self._recount_ns = 0  # not before, by the engine's clock
         self.cut_from = 0  # the last look for messages to be cut went that far
         self._looked_to = 0  # and that for messages that a program leaves out
-        self._left_out: deque[tuple[int, int, int]] = deque()  # those: sequence, stream, bytes of the body
+        self._look_at = 0  # it continues when the log is that long, or sooner
 
     def streams(self) -> list[Stream]:
         """Those whose messages may be for it."""
@@ -93,14 +92,14 @@ class Backlog:
             and self._coverage.matches(stream, record)
         )
 
-    def count(self) -> int:
-        """Messages that are not acked, those too which a program of a view leaves out."""
-        return sum(self.counts())
+    def count(self, end: int | None = None) -> int:
+        """Messages before the sequence `end` that are not acked, those too which a program of a view leaves out."""
+        return sum(self.counts(end))
 
-    def counts(self) -> Iterator[int]:
+    def counts(self, end: int | None = None) -> Iterator[int]:
         """The same, stream by stream, so that a caller may pause: 0 too for those that it does not cover."""
         progress = self._own.progress
-        low, last = progress.ack_floor, self._group.log.end.next
+        low, last = progress.ack_floor, self._group.log.end.next if end is None else end
         for stream in self._candidates() if low < last else ():
             if not self._coverage.covers(stream):
                 yield 0
@@ -108,8 +107,11 @@ class Backlog:
             kept = stream.kept
             kept.update_low_watermark()
             begin = max(stream.state.floor, low)
-            acked = sum(kept.messages(first, end + 1) for first, end in progress.acked_in(begin, last))
-            yield kept.messages(begin) - acked
+            if begin >= last:
+                yield 0
+                continue
+            acked = sum(kept.messages(first, stop + 1) for first, stop in progress.acked_in(begin, last - 1))
+            yield kept.messages(begin, end) - acked
 
     def count_unclaimed(self, counts: dict[object, int]) -> Work[tuple[int, int]]:
         """(messages neither acked nor in flight, those of them that are delayed). In steps: of few they are of one
@@ -160,10 +162,15 @@ class Backlog:
     # ------------------------------------------------------------ the bound
 
     def size(self) -> int:
-        """As `count`, kept up to date."""
+        """As `count`, kept up to date. While a message of a batch is delivered, those after it do not count yet."""
         if self._size is None:
-            self._size = self.count()
+            self._size = self.count(self._end())
         return self._size
+
+    def _end(self) -> int:
+        """Where the messages end that count."""
+        new = self._group.waiting.record_being_delivered
+        return self._group.log.end.next if new is None else new.sequence + 1
 
     def on_appended(self) -> None:
         """A message that it covers was appended, or is not acked any more."""
@@ -190,8 +197,7 @@ class Backlog:
 
     def recount(self) -> None:
         """Other streams are covered, or other messages kept."""
-        self._size, self.cut_from, self._looked_to = None, 0, 0
-        self._left_out.clear()
+        self._size, self.cut_from, self._looked_to, self._look_at = None, 0, 0, 0
 
     def exceeds(self, messages: int) -> bool:
         """Whether so much more would exceed the consumer's own bound."""
@@ -199,9 +205,13 @@ class Backlog:
         if not most or self.size() + messages <= most // 2:
             return False
         if not self._coverage.filter.by_stream:
-            self._look_for_left_out()
-            if self._left_out and self.size() + messages > most:
-                self._ack_left_out()
+            end = self._end()
+            self._look_for_left_out(end, self.size() + messages)
+            new = self._group.waiting.record_being_delivered
+            if new is not None and self._own.progress.is_acked(new.sequence):
+                return False
+            if self._looked_to < end:
+                most += most // 2  # it is not known yet how many of them wait: rather some too many than one lost
         if self.size() + messages <= most:
             return False
         now_ns = self._group.clock.engine_ns()
@@ -214,42 +224,52 @@ class Backlog:
         self._recount_ns = now_ns + (min(steps * _STEP_NS, _RECOUNT_NS) if steps > _FREE_STEPS else 0)
         return True
 
-    def _look_for_left_out(self) -> None:
-        """Messages that a program leaves out do not wait for it: find those written since the last look, a portion."""
-        progress, left = self._own.progress, limits.PASSED_MESSAGES
-        self._looked_to = max(self._looked_to, progress.ack_floor)
-        while left > 0:
-            try:
-                record = self._coverage.filter.find(self._looked_to, limits.SCANNED_MESSAGES)
-            except errors.Damaged as error:
-                self._looked_to = error.sequence + 1
+    def _look_for_left_out(self, end: int, waiting: int) -> None:
+        """Continue the look up to `end`: where `waiting` exceed the bound at once, else after some sequences. So does
+        one that is far behind, as after a start, up to half more than the bound: a batch would do all of it at once."""
+        most = self._own.backlog
+        has_come = self._looked_to >= self._look_at - _LOOK_EVERY  # to the end of the last time
+        if end >= self._look_at or (waiting > most and (has_come or waiting > most + most // 2)):
+            self._pass_left_out(end, _LOOK_WHEN_FULL if waiting > most else limits.PASSED_MESSAGES)
+            self._look_at = end + _LOOK_EVERY
+
+    def _pass_left_out(self, end: int, most: int) -> None:
+        """Messages that a program leaves out do not wait for it: ack those before `end` that were not looked at yet. It
+        passes over `most` messages at most."""
+        progress, position = self._own.progress, max(self._looked_to, self._own.progress.ack_floor)
+        found: list[tuple[int, int, int]] = []  # sequence, stream, bytes of the body
+        while most > 0 and position < end:
+            if acked := progress.acked_ranges.end_of(position):
+                position = acked + 1
                 continue
-            if record is None:
-                return
-            self._looked_to = record.sequence + 1
-            left -= 1 + len(record.body) // limits.PASSED_BYTES
+            try:
+                record = self._coverage.filter.find(position, limits.SCANNED_MESSAGES)
+            except errors.Damaged as error:
+                position = error.sequence + 1
+                continue
+            if record is None or record.sequence >= end:
+                position = end
+                break
+            position = record.sequence + 1
+            most -= 1 + len(record.body) // limits.PASSED_BYTES
             if self._is_left_out(record):
-                self._left_out.append((record.sequence, record.stream, len(record.body)))
+                found.append((record.sequence, record.stream, len(record.body)))
+        if sequences := [sequence for sequence, _, _ in found]:
+            self._group.log.acknowledge(self._own, progress.steps(ACK, sequences, sequences))
+        self._looked_to = position
+        for row in found:
+            self.on_acked(*row, False)
 
     def _is_left_out(self, record: Record) -> bool:
-        """Whether it is one of those; of a body in parts the last one decides, and it stays."""
+        """Whether it is one of those, and free; of a body in parts the last one decides, and it stays."""
         stream = self._group.numbers.get(record.stream)
         if stream is None or record.kind != MESSAGE or not self._counts(stream, record.sequence):
             return False
         if record.headers and multipart.place(record.headers) != (0, 0):
             return False
+        if self._own.progress.of(record.sequence) is not State.READY:
+            return False
         return not self._coverage.matches(stream, record)
-
-    def _ack_left_out(self) -> None:
-        """A portion of them, the oldest first, by one record of the log."""
-        some = list(islice(self._left_out, _LEFT_OUT))
-        acked = [row for row in some if self._own.progress.of(row[0]) is State.READY]
-        if sequences := [sequence for sequence, _, _ in acked]:
-            self._group.log.acknowledge(self._own, self._own.progress.steps(ACK, sequences, sequences))
-        for _ in some:
-            self._left_out.popleft()
-        for row in acked:
-            self.on_acked(*row, False)
 
     def _steps(self) -> int:
         """About how many ranges of the log a count reads; ten messages for one, as a store in memory reads each."""

@@ -791,6 +791,51 @@ def test_a_backlog_is_of_messages_that_the_program_of_a_view_selects(full: str, 
     assert drain(q.worker()) == [b"yes %d" % number for number in kept]
 
 
+@pytest.mark.parametrize("full", ["drop-old", "reject"])
+def test_a_backlog_has_room_after_a_worker_passed_what_a_program_leaves_out(full: str) -> None:
+    """What the claims passed is not looked at again: those left out later are found in time."""
+    q = Queues("replay off", 'bind v prefix:"" payload_contains("yes")')
+    q.consumer("w", "v", "backlog", "5000", "full", full)
+    worker = q.worker()
+    for _ in range(200):
+        q.write("s", *[*[b"no"] * 9, b"yes"] * 10)
+        assert len(drain(worker)) == 10
+    selected = [b"yes %d" % number for number in range(200)]
+    for body in selected:
+        q.write("s", *[b"no"] * 50, body)
+    assert drain(worker) == selected
+
+
+@pytest.mark.parametrize("full", ["drop-old", "drop-new", "reject"])
+@pytest.mark.parametrize(("bound", "waiting", "left_out"), [(20, 5, 600), (20, 5, 3_000), (3_000, 2_990, 20)])
+def test_a_backlog_of_selected_messages_is_known_after_a_restart(
+    full: str, bound: int, waiting: int, left_out: int, tmp_path: Path
+) -> None:
+    """Those left out are not counted again. Where many wait none is lost while it is not known which are left out."""
+    q = Queues("replay all", 'bind v prefix:"" payload_contains("yes")', path=tmp_path / "store")
+    q.consumer("w", "v", "backlog", str(bound), "full", full)
+    selected = [b"yes %d" % number for number in range(waiting + 5)]
+    q.write("s", *selected[:waiting], *[b"no"] * left_out)
+    q.restart()
+    for body in selected[waiting:]:
+        q.write("s", b"no", b"no", b"no", body)
+    assert drain(q.worker()) == selected
+    assert q.group.counts.cut == 0
+
+
+@pytest.mark.parametrize(("full", "first"), [("drop-old", 2), ("drop-new", 0)])
+def test_a_backlog_of_selected_messages_is_filled_by_a_batch(full: str, first: int) -> None:
+    """When the first message of a batch is counted the others are in the log already, and do not count yet."""
+    q = Queues("replay all", 'bind v prefix:"" payload_contains("yes")')
+    q.consumer("w", "v", "backlog", "4", "full", full)
+    for left_out in (1, 40):
+        bodies = [b"yes %d" % number for number in range(6)]
+        batch = q.at(".batch", os.O_WRONLY)
+        batch.write(b"".join(frame("s", body) for body in [*bodies, *[b"no"] * left_out]))
+        batch.close()
+        assert drain(q.worker()) == bodies[first : first + 4]
+
+
 def test_backlog_rejects() -> None:
     q = Queues("full reject")
     q.consumer("w", "backlog", "2")
