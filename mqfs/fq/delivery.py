@@ -28,7 +28,7 @@ from mqfs.fq.codec import HOP_BYTES, ID_BYTES, NAME_BYTES, hop_list, name, paylo
 from mqfs.fq.exchanges import BrokerCounts, Exchange, Exchanges
 from mqfs.fq.publishing import HOPS, ID, ID_HEAD, SENDER, address
 from mqfs.fq.queues import Queue
-from mqfs.model import Record, Step, User, Wait
+from mqfs.model import Record, User, Wait
 from mqfs.net import identity
 from mqfs.net.identity import NotAnswered
 from mqfs.records import headers
@@ -85,6 +85,11 @@ class QueueReader:
             tail = name(writer) + hop_list(2 * self._node)
         self._counts.octets_out += len(body)
         return b"".join((self._head, route, id, tail, payload(body)))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the consumer was removed, or the connection has ended."""
+        return self.handle.closed or self.handle.has_ended
 
     @property
     def is_late(self) -> bool:
@@ -247,9 +252,8 @@ class Delivery:
 
     async def _pump(self, source: QueueReader) -> None:
         """Send what the consumer has, until it is removed."""
-        handle = source.handle
         try:
-            while not (handle.closed or handle.has_ended):
+            while not source.is_over:
                 try:
                     while source.is_late:
                         source.caught_up = trio.Event()
@@ -325,38 +329,34 @@ class Delivery:
         return None
 
     async def _send_late(self, source: QueueReader, sender: str, late: Late) -> None:
-        """Send what waits for the name of its sender, in its order."""
+        """Send what waits for the name of its sender, in its order: clients keep it, so a number is no substitute."""
         time_slice = TimeSlice(self._fair_queue)
         try:
-            while late:
+            while late and not source.is_over:
                 record, body = late[0]
-                piece = await self._await_encoded(source, time_slice, record, body)
+                try:
+                    step = answered(partial(self._encode, source, record, body))
+                    if isinstance(step, Wait):
+                        time_slice.pause()
+                    piece = await await_step(step)
+                    if isinstance(step, Wait):
+                        await time_slice.start()
+                except MqfsError as error:
+                    time_slice.pause()
+                    self._log(source, error)
+                    await trio.sleep(_AGAIN_S)
+                    continue
                 await time_slice.stop()
                 if piece and record.sequence in source.handle.claims:
                     await self._send(source, piece, [record.sequence])
                 late.popleft()
                 source.caught_up.set()
             del source.late[sender]
+            source.caught_up.set()
         except (Gone, OSError):
             pass  # as in `_pump`
         finally:
             time_slice.pause()
-
-    async def _await_encoded(
-        self, source: QueueReader, time_slice: TimeSlice, record: Record, body: bytes
-    ) -> bytes | None:
-        """As `_encode`, once the name of its sender is known: clients keep it, so a number is no substitute."""
-        encode = partial(self._encode, source, record, body)
-        step: Step[bytes | None] = answered(encode)
-        while isinstance(step, Wait):
-            time_slice.pause()
-            try:
-                step = await await_step(step)
-            except NotAnswered as error:
-                self._log(source, error)
-                step = answered(encode)
-            await time_slice.start()
-        return step
 
     def _encode(self, source: QueueReader, record: Record, body: bytes) -> bytes | None:
         """A claimed message as it is sent; None: it is not. Raises NotAnswered."""
