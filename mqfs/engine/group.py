@@ -204,7 +204,8 @@ class Group:
         return stream
 
     def remove_stream(self, stream: Stream) -> None:
-        self.log.change({"do": "remove", "stream": stream.number})
+        is_held = {"held": True} if self.held.bytes_of(stream.number) else {}
+        self.log.change({"do": "remove", "stream": stream.number, **is_held})
         del self.streams[stream.name], self.numbers[stream.number]
         stream.end()
         for cursor in [cursor for cursor in self.fanout.cursors if cursor.over]:

@@ -143,6 +143,7 @@ STATE_GIVEN: dict[str, Shape] = {
     "producers": listed(row(is_text, is_number, is_number, is_time_ns)),
     "rules": listed(row(is_number, _RULES)),
     "newest": row(is_number, listed(row(is_number, listed(is_number)))),
+    "removed": listed(row(is_number, is_number)),
 }
 
 
@@ -168,6 +169,7 @@ CHANGES: dict[str, dict[str, Shape]] = {
     "forget producers": {"producers": listed(is_text)},
 }
 CHANGES_GIVEN: dict[str, dict[str, Shape]] = {
+    "remove": {"held": is_flag},
     "consumer": {
         **_OWNED,
         "name": is_text,
@@ -299,6 +301,7 @@ class GroupState(Attributes):
     views: dict[str, ViewState] = attrs.Factory(dict)
     ids: dict[int, OrderedDict[str, Known]] = attrs.Factory(dict)  # by user and id, in the order in which they came
     producers: dict[int, dict[str, Commit]] = attrs.Factory(dict)  # by user and name, the last to commit last
+    removed: dict[int, int] = attrs.Factory(dict)  # the owners of removed streams that have delayed messages
     newest: Newest | None = None  # under `replay key`, of what is below a sequence
 
     def encode(self) -> bytes:
@@ -322,6 +325,7 @@ class GroupState(Attributes):
                 "consumers": [_consumer_row(c) for c in self.consumers.values()],
                 **({"rules": rules} if rules else {}),  # without any the record is that of earlier versions
                 **({"newest": self.newest} if self.newest else {}),
+                **({"removed": [*self.removed.items()]} if self.removed else {}),
                 "views": [[v.number, v.name, v.made_ns, [*v.patterns]] for v in self.views.values()],
                 "ids": [[id_, *known] for mine in self.ids.values() for id_, known in mine.items()],
                 "id_users": [uid for uid, mine in self.ids.items() for _ in mine],
@@ -363,6 +367,7 @@ class GroupState(Attributes):
                 views={v.name: v for v in views},
                 ids=_ids(d.get("ids", []), d.get("id_users", [])),
                 producers=_producers(d.get("producers", [])),
+                removed=dict(d.get("removed", ())),
                 newest=tuple(d["newest"]) if "newest" in d else None,
             )
         except (LookupError, TypeError, ValueError, RecursionError) as error:
@@ -464,7 +469,9 @@ def _make(state: GroupState, c: Change) -> None:
 
 
 def _remove(state: GroupState, c: Change) -> None:
-    state.streams.pop(c["stream"], None)
+    stream = state.streams.pop(c["stream"], None)
+    if stream is not None and c.get("held"):
+        state.removed[stream.number] = stream.uid
     state.consumers.pop(c["stream"], None)
 
 

@@ -51,7 +51,6 @@ class DelayedMessages:
         self._shares = UserLimits("delayed messages in a group", "HELD")
         self._bytes: Counter[int] = Counter()  # by stream
         self._counts: Counter[int] = Counter()
-        self.owners: dict[int, int] = {}  # of streams that were removed before the start
         self._known = False  # all of them are
         self.schedules = Schedules(host, self)
         self._alarm = Alarm(host.timers, host, DELAYED, "appending what is due", self._append_due)
@@ -63,7 +62,7 @@ class DelayedMessages:
         """Find them in the log that was read."""
         own = self._log.state.consumers.get(PUT)
         position = own.progress.ack_floor if own is not None else 0
-        bucket = self._log.stored
+        bucket, removed = self._log.stored, self._log.state.removed
         while True:
             try:
                 record = bucket.reader.find(PUT, position)
@@ -72,6 +71,8 @@ class DelayedMessages:
                 continue
             if record is None:
                 self._known = True
+                for number in removed.keys() - self._counts.keys():
+                    del removed[number]
                 return
             position = record.sequence + 1
             if own is None or not own.progress.is_acked(record.sequence):
@@ -79,7 +80,7 @@ class DelayedMessages:
                 size = len(record.body) + len(record.headers)
                 self._count(record.sequence, number := int(texts[headers.TO]), size, _user(texts))
                 if number not in self._host.numbers:
-                    self.owners[number] = int(texts.get(headers.HELD, _user(texts)))
+                    removed.setdefault(number, _user(texts))  # as older logs do not say whose it was
                 if headers.NEXT in texts:
                     self.schedules.load(record.sequence, texts)
                 else:
@@ -109,10 +110,7 @@ class DelayedMessages:
             )
         if stream.name != self._log.settings.dead:
             require_fit(self._log.settings, 1, len(body))
-        waits = {headers.TO: str(stream.number), headers.DUE: str(due_ns)}
-        if stream.state.uid != user:
-            waits[headers.HELD] = str(stream.state.uid)
-        head = headers.encode({**texts, **waits})
+        head = headers.encode({**texts, headers.TO: str(stream.number), headers.DUE: str(due_ns)})
         if (quotas := self._host.publisher.kept_quotas) is not None:
             quotas.check({stream: stored(1, len(body) + len(head))})
         self._host.publisher.retention.reserve_room(len(body) + len(head) + 40)
@@ -331,7 +329,7 @@ class DelayedMessages:
         self._counts[stream] -= 1
         if not self._counts[stream]:
             del self._bytes[stream], self._counts[stream]
-            self.owners.pop(stream, None)
+            self._log.state.removed.pop(stream, None)
 
 
 def _user(texts: Mapping[str, str]) -> int:

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, cast
-
-import attrs
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
 
 from mqfs import limits
 from mqfs.errors import OverQuota
@@ -72,29 +71,26 @@ class HeaderBytes:
         self._stretches = deque((pair[-1][0], sum(size for _, size in pair)) for pair in pairs)
 
 
-@attrs.frozen
-class RemovedStream:
-    """A stream that was removed before the server started. Its delayed messages are kept until they are due."""
-
-    group: Group
-    number: int
-    removed: ClassVar[bool] = True
-
-
 class KeptBytes:
     """The bytes that the streams of one owner keep."""
 
     def __init__(self) -> None:
         self.total = 0
-        self._sizes: dict[
-            Stream | RemovedStream, int
-        ] = {}  # as last looked at, and written since; the one looked at last stands last
+        self._sizes: dict[Stream, int] = {}  # as last looked at, and written since; the one looked at last stands last
+        self._removed: dict[tuple[Group, int], int] = {}  # of streams that were removed, in that order, too
         self._headers: dict[Stream, HeaderBytes] = {}
 
-    def charge(self, stream: Stream | RemovedStream, size: int) -> None:
+    def charge(self, stream: Stream, size: int) -> None:
         """The stream keeps that much more."""
         self._sizes[stream] = self._sizes.get(stream, 0) + size
         self.total += size
+
+    def charge_removed(self, group: Group, number: int) -> None:
+        """A stream was removed: its delayed messages are kept until they are due."""
+        self.total -= self._removed.pop((group, number), 0)
+        if not group.removed and (size := group.held.bytes_of(number)):
+            self._removed[group, number] = size
+            self.total += size
 
     def measure(self, stream: Stream) -> None:
         """Charge what a stream keeps now."""
@@ -111,19 +107,20 @@ class KeptBytes:
 
     def look(self, owner: int, first: Iterable[Stream] = ()) -> int:
         """Look at the next streams, before them at `first`. Returns how many."""
-        streams: list[Stream | RemovedStream] = [stream for stream in first if stream in self._sizes]
-        streams += [stream for stream, _ in zip(self._sizes, range(PORTION), strict=False)]
+        streams = [stream for stream in first if stream in self._sizes]
+        streams += islice(self._sizes, PORTION)
         for stream in dict.fromkeys(streams):
             self.total -= self._sizes.pop(stream)
-            if not isinstance(stream, RemovedStream):
-                if stream.state.uid == owner and not stream.removed:
-                    self.measure(stream)
-                    continue
-                self._headers.pop(stream, None)
-            group = cast(Any, stream).group
-            if stream.removed and not group.removed and (left := group.held.bytes_of(stream.number)):
-                self.charge(stream, left)  # its delayed messages are kept until they are due
-        return len(streams)
+            if stream.state.uid == owner and not stream.removed:
+                self.measure(stream)
+                continue
+            self._headers.pop(stream, None)
+            if stream.removed:
+                self.charge_removed(cast(Any, stream).group, stream.number)
+        removed = list(islice(self._removed, PORTION))
+        for group, number in removed:
+            self.charge_removed(group, number)
+        return len(streams) + len(removed)
 
 
 class KeptQuotas:
@@ -144,10 +141,9 @@ class KeptQuotas:
         for stream in group.streams.values():
             if self._is_bound(stream.state.uid):
                 self.owners.setdefault(stream.state.uid, KeptBytes()).measure(stream)
-        for number, owner in group.held.owners.items():
+        for number, owner in group.state.removed.items():
             if self._is_bound(owner):
-                removed, size = RemovedStream(group, number), group.held.bytes_of(number)
-                self.owners.setdefault(owner, KeptBytes()).charge(removed, size)
+                self.owners.setdefault(owner, KeptBytes()).charge_removed(group, number)
 
     def _is_bound(self, owner: int) -> bool:
         quota = self.quotas.of(owner)

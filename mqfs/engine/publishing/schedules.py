@@ -113,7 +113,7 @@ class Schedules:
         if record is None or record.body != body or old.stream != stream.number:
             return False
         before = headers.decode(record.headers)
-        return {key: before[key] for key in before.keys() - _OF_WAITING} == texts
+        return {key: before[key] for key in before.keys() - {headers.TO, headers.DUE, headers.NEXT}} == texts
 
     def load(self, sequence: int, texts: dict[str, str]) -> None:
         """A message that waits was found in the log."""
@@ -280,5 +280,4 @@ def _not_run_yet(run: NextRun, wall_ns: int) -> int:
 
 
 _NEVER_TWICE_NS = 3 * 3600 * 10**9  # what the wall clock may be set back by without a time that comes twice
-_OF_WAITING = {headers.TO, headers.DUE, headers.NEXT, headers.HELD}
 _OF_SCHEDULES = {headers.TO, headers.DUE, headers.EVERY, headers.CRON, headers.NEXT}

@@ -32,6 +32,7 @@ from tests.support.calls import calls
 from tests.support.clock import HastyClock
 from tests.support.hand import ANNA, BERT, ROOT
 from tests.support.queues import Queues, read, say, waits
+from tests.support.temp_store import lowered
 
 WO, RW = os.O_WRONLY, os.O_RDWR
 
@@ -56,6 +57,11 @@ class Limited(Units):
         self.store = DiskStore(str(self.path))
         self.tree = Tree(self.store, self.clock, owner=ROOT, quotas=parse_quotas(self.limits))
         self.group = self.tree.root.groups["g"]
+
+    def kept_by(self, owner: Any) -> int:
+        """About the bytes that its streams keep."""
+        assert self.tree.kept_quotas is not None
+        return self.tree.kept_quotas.total_of(owner.uid)
 
     def use(self, user: Any = ANNA) -> dict[str, Any]:
         return dict(json.loads(self.text(".stats", user))["quotas"][str(ANNA.uid)])
@@ -469,8 +475,7 @@ def test_they_count_after_a_restart_too(tmp_path: Path, sender: Any, wait: dict[
     for _ in range(2):
         q.again()
         assert q.use()["used"]["kept"] == before
-        assert q.tree.kept_quotas is not None
-        assert not q.tree.kept_quotas.total_of(BERT.uid)
+        assert not q.kept_by(BERT)
         q.tree.tick()
         assert q.use()["used"]["kept"] == before
     q.clock.forward(7_201)
@@ -478,7 +483,32 @@ def test_they_count_after_a_restart_too(tmp_path: Path, sender: Any, wait: dict[
     q.tree.tick()
     q.again()
     assert 0 < q.use()["used"]["kept"] < 200
-    assert not q.group.held.owners
+    assert not q.group.state.removed
+
+
+@pytest.mark.parametrize("sender", [ANNA, BERT, ROOT], ids=["its first owner", "its last", "root"])
+@pytest.mark.parametrize("wait", [{"delay": "3h"}, {"every": "1h", "id": "n"}], ids=["delayed", "a schedule"])
+def test_they_count_for_the_last_owner_of_the_stream(tmp_path: Path, sender: Any, wait: dict[str, str]) -> None:
+    q = Limited("1001 kept=2000000", "1002 kept=2000000", ctl=("replay all",), path=tmp_path / "store")
+    q.put(b"x" * 1_500, user=sender, **wait)
+    q.tree.setattr(ROOT, q.group.streams["s"], uid=BERT.uid)
+    q.write("s", b"x")
+    q.tree.tick()
+    q.tree.unlink(ROOT, q.group, "s")
+    q.stream("t", ROOT)
+    with lowered(SEGMENT_BYTES=100_000):
+        for _ in range(3):
+            q.tree.tick()
+            assert not q.kept_by(ANNA)
+            assert 1_500 < q.kept_by(BERT) < 1_800
+            for _ in range(3):  # another segment begins: at its head is a state
+                q.write("t", b"x" * 50_000)
+            q.again()
+    q.clock.forward(10_801)
+    q.tree.run_timers()
+    q.tree.tick()
+    assert not q.kept_by(BERT)
+    assert not q.group.state.removed
 
 
 def test_open_files() -> None:
