@@ -447,6 +447,7 @@ class Transport(virtual.Transport):
         self._turn = 0
         self._has_ring = True  # as far as is known
         self._table: frozenset[tuple[str, ...]] = frozenset()
+        self._texts: dict[str, str] = {}  # of bindings whose names are digests
         self._table_end = 0  # the next sequence of the group of bindings when it was read
 
     def establish_connection(self) -> Any:
@@ -476,11 +477,12 @@ class Transport(virtual.Transport):
             self._has_ring = end > 0
         if not end or end != self._table_end:
             names = {*self.bindings.streams()}
-            while any(map(is_shortened, names)):
+            while any(is_shortened(name) and name not in self._texts for name in names):
                 with contextlib.suppress(FellBehind):  # marks were replaced meanwhile
-                    names.update(message.topic for message in self.bindings.history())
+                    self._texts.update((stream_name(one.topic), one.topic) for one in self.bindings.history())
                     break
-            rows = (tuple(name.split(_SEPARATOR)) for name in names if not is_shortened(name))
+            texts = (self._texts.get(name, name) for name in names)
+            rows = (tuple(text.split(_SEPARATOR)) for text in texts if not is_shortened(text))
             self._table, self._table_end = frozenset(row for row in rows if len(row) == 3), end
         return self._table
 
