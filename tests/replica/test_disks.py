@@ -171,7 +171,7 @@ def test_a_crash_while_a_store_is_set_aside_loses_nothing_of_it(
     assert store is not None
     open_follower(log, str(path), store).close()
     # With its state still there it has no more than the log, and is followed on as it is.
-    kept = "buckets/*/*.log" if step == "rename" else "quarantine/fenced-*/*/*/*.log"
+    kept = "buckets/*/*/*.log" if step == "rename" else "quarantine/fenced-*/*/*/*.log"
     assert list(path.glob(kept))
     standby = LocalStandby(tmp_path / "b", url)
     again = LocalStandby(path, url)
