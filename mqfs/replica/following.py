@@ -56,7 +56,6 @@ class Follower:
         self.reader = Reader(attrs.evolve(found.position), f"{path}/staging")
         self.takeovers: list[Owner] = []  # that were read
         self.written = False  # the last step had bytes of the store
-        self._end = 0  # number of the last frame, when it was asked for last
         self._noted = time.monotonic()
         self._closed = False
 
@@ -143,19 +142,15 @@ class Follower:
     def catch_up(self, near: int = 0) -> None:
         """Step to the end of the log, as far as it is seen. `near`: where at most that many frames were missing, no
         further than it was then."""
-        is_near = False
-        while not is_near or self.reader.position.number < self._end:
-            is_near = self.is_near(near)
-            while self.reader.position.number < self._end and self.step(0.0):
+        end, is_near = 0, False
+        while not is_near or self.reader.position.number < end:
+            at = self.reader.position.number
+            last = self._log.newest(at)
+            end = last.number if last is not None else at
+            is_near = end - at <= near
+            while self.reader.position.number < end and self.step(0.0):
                 pass
         self.note()
-
-    def is_near(self, near: int) -> bool:
-        """Whether at most that many frames are to come."""
-        at = self.reader.position.number
-        last = self._log.newest(at)
-        self._end = last.number if last is not None else at
-        return self._end - at <= near
 
     def close(self) -> None:
         """Give up the lock; all that was applied is on disk. May be called again."""

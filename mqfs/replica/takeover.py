@@ -416,7 +416,7 @@ class Standby:
                 self._asked, self._requested = None, 0.0
             return
         if self._asked is None or self._asked[0] != own:
-            if not follower.is_near(_NEAR):
+            if self._log.get(follower.reader.position.number + _NEAR) is not None:
                 return
             check_ends(follower)
             expect_run(follower, self._run)
@@ -431,8 +431,8 @@ class Standby:
             count = follower.step(wait_s)
             end = follower.reader.position.number
             self.hearing.step(
-                follower.state.position, count, written=follower.written, is_end=lambda: self._log.newest(end) is None
-            )
+                follower.state.position, count, written=follower.written, is_end=lambda: self._log.get(end + 1) is None
+            )  # not `newest`, which lists all that is kept: while it is behind it would be so at each frame
         except NoAnswer:  # until now it did answer, at most for so long
             self._silent_s += min(time.monotonic() - began, wait_s)
             raise
