@@ -44,6 +44,7 @@ def interrupt_at(place: int, call: Callable[[], Any]) -> bool:
                 raise KeyboardInterrupt
 
     before = sys.getprofile()
+    gc.disable()  # the end of what an earlier test left is no place in this call
     sys.setprofile(profile)
     try:
         call()
@@ -51,6 +52,7 @@ def interrupt_at(place: int, call: Callable[[], Any]) -> bool:
         pass
     finally:
         sys.setprofile(before)
+        gc.enable()
     return left <= 0
 
 
