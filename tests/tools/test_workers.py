@@ -97,11 +97,12 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 @pytest.mark.timeout(600)
 def test_workers_killed_in_the_middle_of_jobs(scene: Scene) -> None:
-    luck, kills = random.Random(seed()), size(200, least=10)
-    for _ in range(kills):
+    luck, kills = random.Random(seed()), 0
+    while kills < size(200, least=10) or not scene.stats()["failed"]:  # none was in the middle of a job yet
         scene.put(4)
         scene.work()
         time.sleep(luck.uniform(0, 0.06))  # the moment, not something waited for
+        kills += 1
         victim = scene.workers.pop(luck.randrange(WORKERS))
         victim.kill()
         victim.wait()
@@ -109,7 +110,7 @@ def test_workers_killed_in_the_middle_of_jobs(scene: Scene) -> None:
     eventually(scene.all_acknowledged, "all jobs acknowledged")
     told = scene.stats()
     assert scene.twice() <= kills
-    assert 0 < told["failed"] <= kills, "some were killed in the middle of a job, and each held one claim at most"
+    assert told["failed"] <= kills, "each held one claim at most"
     assert told["dead"] == 0
 
 
