@@ -31,6 +31,13 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer
         yield servers[0]
 
 
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[NatsServer]:
+    """One for a test that stops or breaks it."""
+    with nats_servers(tmp_path / "nats", 1) as servers:
+        yield servers[0]
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NatsServer]]:
     with nats_servers(tmp_path_factory.mktemp("cluster"), 3) as servers:

@@ -131,15 +131,6 @@ def test_a_start_takes_over_from_a_primary_that_goes_on(url: str) -> None:
             nodes.reverse()
 
 
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[NatsServer]:
-    server = NatsServer(tmp_path / "nats")
-    server.start()
-    server.wait()
-    yield server
-    server.kill()
-
-
 def test_a_promote_that_failed_takes_nothing_over_later(engine: NatsServer) -> None:
     """The log does not answer for as long as the command waits."""
     with served(url_of([engine], "shop")) as (primary, standby):

@@ -34,15 +34,6 @@ SECRET = "n0t-f0r-l0gs"
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[NatsServer]:
-    server = NatsServer(tmp_path / "nats")
-    server.start()
-    server.wait()
-    yield server
-    server.kill()
-
-
-@pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[NatsServer]:
     server = NatsServer(tmp_path / "nats", more="authorization { user: shop, password: right }")
     server.start()
