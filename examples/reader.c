@@ -55,7 +55,7 @@ drain(int fd, const char *path)
 	}
 	if (errno == EAGAIN)
 		return 1;
-	if (errno == EPIPE) {	/* told once; the next read goes on at the oldest message kept */
+	if (errno == EPIPE) {	/* reported once; the next read continues at the oldest message kept */
 		fprintf(stderr, "reader: %s: messages were lost\n", path);
 		return 1;
 	}
