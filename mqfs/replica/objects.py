@@ -46,6 +46,7 @@ _DIGITS = 20
 _PARTS = "segment/"  # names of objects of up to REPLICA_PART_BYTES
 _PROBES = 3  # of the condition, where there is no answer
 _BULK = 1_000  # names in one request to delete
+_ROW = 64  # frames that are read in a row: a standby syncs its disk once for them, and keeps up with its primary
 _AHEAD = 8  # frames that are asked for at once, where there are that many: an object store answers each slowly
 
 
@@ -309,14 +310,27 @@ class ObjectLog:
         return None
 
     def read(self, after: int, wait_s: float) -> Sequence[LogRecord]:
-        until, pause_s = time.monotonic() + wait_s, 0.05
-        while True:
-            if (data := self._get_ahead(after + 1)) is not None:
-                return [LogRecord(after + 1, data)]
-            if (left_s := until - time.monotonic()) <= 0:
+        found, size = list[LogRecord](), 0
+        while len(found) < _ROW and size < limits.REPLICA_PART_BYTES:
+            try:
+                data = self._get_ahead(after + len(found) + 1)
+            except NoAnswer:
+                if found:
+                    break  # what was read counts, where an engine fails now and then
+                raise
+            if data is None:
                 break
+            found.append(LogRecord(after + len(found) + 1, data))
+            size += len(data)
+        return found or self._wait(after, wait_s)
+
+    def _wait(self, after: int, wait_s: float) -> Sequence[LogRecord]:
+        until, pause_s = time.monotonic() + wait_s, 0.05
+        while (left_s := until - time.monotonic()) > 0:
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, 1.0)
+            if (data := self._get_ahead(after + 1)) is not None:
+                return [LogRecord(after + 1, data)]
         later = self.objects.list("log/", _name(after))  # none, but where frames were trimmed
         return [LogRecord(_number(name), data) for name in later[:1] if (data := self.objects.get(name)) is not None]
 

@@ -338,6 +338,19 @@ def test_what_is_appended_survives_a_killed_engine(tmp_path: Path) -> None:
     server.kill()
 
 
+@pytest.mark.parametrize("url", ["file", "s3"], indirect=True)
+def test_a_reader_that_is_behind_gets_many_frames_at_once(log: ReplicatedLog, url: str) -> None:
+    """For a standby that syncs its disk after each frame falls behind a primary that does so before each."""
+    for number in range(200):
+        log.append(b"%d" % number, number, 0, takeover=False)
+    reader, parts = open_log(url), list[list[int]]()
+    while sum(map(len, parts)) < 200:
+        parts.append([record.number for record in reader.read(parts[-1][-1] if parts else 0, HANG_S)])
+    assert [number for part in parts for number in part] == [*range(1, 201)]
+    assert len(parts) < 50
+    reader.close()
+
+
 @pytest.mark.parametrize("url", ["nats"], indirect=True)
 def test_a_reader_that_pauses_while_much_is_appended_misses_nothing(log: ReplicatedLog, url: str) -> None:
     """The engine keeps what the reader has no room for."""
