@@ -158,8 +158,9 @@ class Group:
 
     def is_retaining(self, stream: Stream) -> bool:
         """Whether a message that is written to the stream now is there for anyone: a later reader, or a present one."""
-        present = self.fanout.has_live_readers([stream]) or self._ring_low_watermark(stream) != NEVER
-        return self.log.must_retain or present
+        if self.log.must_retain or self.fanout.has_live_readers([stream]):
+            return True
+        return self._ring_low_watermark(stream) != NEVER
 
     # ------------------------------------------------------------ changes
 

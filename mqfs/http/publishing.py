@@ -213,13 +213,13 @@ def is_plain(group: Any) -> bool:
 
 async def publish_to(handle: Any, call: Call, stream: Any, place: str) -> Answer | None:
     """Write to a stream that is open. None: there is no room yet, or may not be, and nothing was done."""
-    if not call.body:
+    if not (body := call.body):
         return None  # it would be an EOF marker
     if handle.gate is not None:
         return None  # the rate of its user may delay it, and would count it here and where it is written then
     end = handle.group.log.stored.end
     sequence = end.next
-    step = handle.write(call.body)
+    step = handle.write(body)
     appended = end.next > sequence
     if not appended and isinstance(step, Wait) and step.cancel():
         return None

@@ -17,6 +17,7 @@ class CommandFile(OpenFile):
 
     refusal: bytes | None = None  # why the last write was refused
     pending: bytes | None = None  # the text that a command asked for, `info` say
+    unexpected: Exception | None = None  # what the next read raises: a bug
 
     def lines_of(self, data: bytes) -> str:
         """The whole lines there are now; an unfinished one waits. Raises TooLong, BadCommand."""
@@ -54,6 +55,9 @@ class CommandFile(OpenFile):
     def take_response(self, count: int) -> bytes | None:
         """What the next read returns first, once: why a write was refused, then what a command asked for."""
         text = None
+        if self.unexpected is not None:
+            error, self.unexpected = self.unexpected, None
+            raise error
         if self.refusal is not None:
             text, self.refusal = self.refusal[:count], self.refusal[count:] or None
         elif self.pending is not None:
@@ -66,7 +70,6 @@ class LongResponses(CommandFile):
 
     making: Wait[bytes] | None = None
     _reading: tuple[Wait[bytes], int] | None = None  # the read that waits, and its size
-    _failed: Exception | None = None  # what the next read raises: a bug
 
     def respond(self, work: Work[bytes]) -> None:
         """The next read returns what that work gives."""
@@ -86,7 +89,7 @@ class LongResponses(CommandFile):
             self.refused(error)
             self.refusal = f"{error.wire_text()}\n".encode()  # in place of the answer: a program has no errno
         except Exception as error:  # else its read would wait for ever
-            self._failed = error
+            self.unexpected = error
         if read is not None:
             try:
                 answer = self.take_response(read[1]) or b""
@@ -95,12 +98,6 @@ class LongResponses(CommandFile):
             else:
                 read[0].resolve(answer)
         self.group.fanout.pollers.wake()
-
-    def take_response(self, count: int) -> bytes | None:
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
-        return super().take_response(count)
 
     def await_response(self, count: int) -> Wait[bytes]:
         """What a read gets while one is made. Raises Busy for a second read."""

@@ -251,7 +251,7 @@ class Cursor(LongResponses, Searcher):
             return data
         if self.group.tree.memory.over:
             self.require_memory()
-        if not self.arrive():
+        if self.walk is not None and not self.arrive():
             self.passed = limits.PASSED_MESSAGES
             return None
         if self.format == "record":
@@ -300,13 +300,15 @@ class Cursor(LongResponses, Searcher):
         if not self._admits(record, selection):
             return False
         stream = self.group.numbers[record.stream]
-        return stream.kept.visible(record) and not self.leaves_out(record, stream)
+        if record.sequence < self.since and self.leaves_out(record, stream):
+            return False
+        return stream.kept.visible(record)
 
     def _admits(self, record: Record, selection: MessageFilter) -> bool:
         """Whether it is one for this cursor under that selection, kept or not."""
         if record.kind != Kind.MESSAGE and self.format != "record":
             return False
-        if self.group.ranks.is_hidden(record):
+        if record.headers and self.group.ranks.is_hidden(record):
             return False
         stream = self.group.numbers.get(record.stream)
         return stream is not None and selection.selects(stream, record) and allowed(self.user, stream.state, R)
