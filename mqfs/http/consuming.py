@@ -25,6 +25,7 @@ from mqfs.syntax.quoting import command_lines, quote_word
 CONSUMER_MODE = 0o664
 _WORDS = ("transient", "private", "memory")  # flags of `consumer` in ctl
 _VALUES = ("backlog", "full", "order")
+_STEP_BYTES = 65_536  # that are charged at once: a call for each small message is a tenth of what that costs
 _NEXT_S = 0.1  # a claim looks no longer for one more message
 
 
@@ -107,7 +108,7 @@ class Collector:
     def __init__(self, call: Call, handle: ConsumerHandle, most: int, room: Callable[[], bool] = lambda: True) -> None:
         """`room`: whether the user may have more."""
         self._call, self._handle, self._most, self._room = call, handle, most, room
-        self.size = 0
+        self.size = self._charged = 0  # bytes
 
     async def collect(self, seconds: float, add: Callable[[bytes, int, int], None]) -> None:
         """`add` the present messages: bytes, sequence, delivery. Wait for the first only."""
@@ -132,10 +133,12 @@ class Collector:
             add(data, shown[0].sequence, shown[1])
             self.size += len(data)
             count += 1
-            try:  # before one more is read: it may be the longest there is
-                self._call.front.hold(self.size + limits.MESSAGE_BYTES)
-            except OverLimit:
-                return  # with what it has so far
+            if self.size > self._charged:
+                self._charged = self.size + _STEP_BYTES
+                try:  # before one more is read: it may be the longest there is
+                    self._call.front.hold(self._charged + limits.MESSAGE_BYTES)
+                except OverLimit:
+                    return  # with what it has so far
             await self._call.front.pause()
 
 
