@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mqfs.model import Wait
+from mqfs.model import Qid, Wait
+from mqfs.ninep.client.channel import Channel
+from mqfs.ninep.client.connection import Client, File
+from mqfs.ninep.client.machine import ClientMachine
+from mqfs.ninep.codec.messages import Rread, Rwrite
+from mqfs.ninep.codec.wire import encode
 from tests.house.today import check
 from tests.house.trace import operations
 from tests.support.calls import calls, calls_once
@@ -49,11 +55,30 @@ def beside_a_consumer(queues: Queues) -> int:
     return written(queues)
 
 
+def requested() -> tuple[int, int]:
+    """A write and a read of the client, each answered by the time it is sent."""
+    ours, theirs = socket.socketpair()
+    with theirs, Client(ours, ClientMachine()) as client:
+        file = File(client, Channel(1, Qid(0, 0, 1), 8_192, unix=False), "r+")
+        written, found = encode(Rwrite(0, 1), False), encode(Rread(0, b"x"), False)
+
+        def write() -> None:
+            theirs.send(written)
+            assert file.write(b"x") == 1
+
+        def read() -> None:
+            theirs.send(found)
+            assert file.receive(100) == b"x"
+
+        return calls(write), calls(read)
+
+
 def breaches() -> dict[str, int]:
     with TemporaryDirectory() as folder:
         disk = Path(folder)
         claim, acknowledged = worked(Queues("replay all"))
         traces = dict(operations(disk))
+        client_write, client_read = requested()
         return {
             "write": written(Queues("replay all")),
             "write, on disk": written(Queues("replay all", path=disk / "write")),
@@ -61,6 +86,8 @@ def breaches() -> dict[str, int]:
             "write beside an idle consumer": beside_a_consumer(Queues("replay all")),
             "claim": claim,
             "ack": acknowledged,
+            "9P client, write": client_write,
+            "9P client, read": client_read,
             "claim, files": traces["claim"].files,
             "worker gone": len(traces["worker gone"].calls),
             "ctl line": len(traces["ctl line"].calls),

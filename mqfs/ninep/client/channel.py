@@ -38,13 +38,14 @@ class Channel:
     offset: int = 0
     kept: bytes | None = None  # of a read that was flushed too late
     short: bool = False  # the last read returned less than its count
+    most: int = attrs.field(init=False)  # the largest message that can be written, in bytes
 
-    @property
-    def most(self) -> int:
-        """The largest message that can be written, in bytes."""
+    @most.default
+    def _most(self) -> int:
         return self.msize - IO_OVERHEAD
 
-    def _ask(self, count: int) -> m.Tread:
+    def read_request(self, count: int) -> m.Tread:
+        """The request that reads."""
         count = min(count, self.msize - READ_OVERHEAD)
         if count == self.most:
             count -= 1  # a server takes it for a read that v9fs has cut, and expects another
@@ -54,12 +55,10 @@ class Channel:
         """The next message or a part of it; b"" at the end."""
         if self.kept is not None:
             return self.take_kept(count)
-        request = self._ask(count)
+        request = self.read_request(count)
         data: bytes = (yield request).data
-        if not data and self.short and self.unix:
-            # The end of file that clients get which read until their buffer is full: read again.
+        while self.took(len(data), request.count):
             data = (yield request).data
-        self.took(len(data), request.count)
         return data
 
     def take_kept(self, count: int) -> bytes:
@@ -67,9 +66,12 @@ class Channel:
         self.kept = kept[count:] or None
         return kept[:count]
 
-    def took(self, length: int, count: Any) -> None:
+    def took(self, length: int, count: Any) -> bool:
+        """Whether to read again: behind the end of file that clients get which read until their buffer is full."""
+        is_false_end = self.unix and self.short and not length
         self.offset += length
         self.short = 0 < length < count
+        return is_false_end
 
     def keep(self, reply: Fcall) -> None:
         """Keep the reply of a read that was flushed too late, for the next read."""

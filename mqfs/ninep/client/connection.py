@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from mqfs import limits
 from mqfs.errors import BadFrame, Disconnected, Interrupted, MqfsError
@@ -113,12 +113,13 @@ class Slot:
     wake: queue.SimpleQueue[None] | None = None  # of a thread that follows
     on_done: Callable[[], None] | None = None  # of an async program, see `Client.watch`
 
-    def __init__(self, tag: int, request: Fcall | None, about: Slot | None = None) -> None:
+    def __init__(self, tag: int, request: Any, about: Slot | None = None) -> None:
         self.tag, self.request, self.about = tag, request, about  # None: the flush of the request `about`
 
     def finish(self, reply: Fcall | None) -> None:
         self.reply, self.done = reply, True
-        self.wake_up()
+        if self.wake is not None:
+            self.wake.put(None)
         if self.on_done is not None:
             self.on_done()
 
@@ -169,12 +170,9 @@ class Client:
         """Whether the peer has closed, noticed or not."""
         return bool(self.lost) or is_ready(self.socket, select.POLLRDHUP, 0)
 
-    def _require_process(self) -> None:
-        """Before any lock: in a child another thread of the parent may have it for ever."""
-        if self._forks != _forks:
-            raise Disconnected("connection of the parent process (expected a new one in the child)", final=True)
-
     def _disconnected(self) -> Disconnected:
+        if self._forks != _forks:  # seen before any lock: in a child another thread of the parent may have it for ever
+            return Disconnected("connection of the parent process (expected a new one in the child)", final=True)
         return Disconnected(f"{self.where}: {self.lost}")
 
     def _lose(self, why: str) -> None:
@@ -194,15 +192,17 @@ class Client:
 
     def send(self, requests: Sequence[Fcall]) -> list[Slot]:
         """Send requests without waiting for their replies: all, or none. Raises Disconnected, OverLimit."""
-        self._clunk_dropped()
+        if self._dropped:
+            self._clunk_dropped()
         return self._send(requests)
 
     def flush(self, slot: Slot) -> None:
         """Cancel a request, unless it is answered or cancelled already; `wait` returns the outcome."""
-        self._require_process()
         self._send((), slot)
 
     def _send(self, requests: Sequence[Fcall], aborted: Slot | None = None) -> list[Slot]:
+        if self._forks != _forks:
+            raise self._disconnected()
         with self._sending:
             try:
                 with self._lock:
@@ -212,9 +212,12 @@ class Client:
                     if aborted is not None and not (aborted.done or aborted.flushing):
                         aborted.flushing = True
                         slots.append(Slot(self.caller.flush(aborted.tag), None, aborted))
-                    self._slots.update((slot.tag, slot) for slot in slots)
+                    for slot in slots:
+                        self._slots[slot.tag] = slot
                     data = self.caller.take()
-                    self.silence.count_sent(slots, len(data))
+                    self.silence.sent += len(data)
+                    if slots:
+                        slot.end = self.silence.sent
                 for at in range(0, len(data), SEND_BYTES):
                     self._send_bytes(data[at : at + SEND_BYTES])
                     self._sent += at + SEND_BYTES <= len(data)  # else what is asked in `give_up` would count
@@ -231,7 +234,8 @@ class Client:
     def wait(self, slot: Slot, deadline: float | None = None) -> Fcall | None:
         """The reply to a request, or an error that it carries; None: the request was flushed. `deadline`: of
         time.monotonic(). Raises TimeoutError, Disconnected."""
-        self._require_process()  # in a child the reply of what was sent before is the parent's
+        if self._forks != _forks:  # in a child the reply of what was sent before is the parent's
+            raise self._disconnected()
         with self._lock:
             try:
                 while not slot.done:
@@ -294,11 +298,13 @@ class Client:
 
     def _receive(self, left: float | None) -> None:
         """Receive bytes; b"" at the end, nothing after a time-out. Raises OSError."""
-        with contextlib.suppress(BlockingIOError):
+        try:
             if left is None or is_ready(self.socket, select.POLLIN, left):
                 # In one call in C: were Ctrl-C raised after `recv`, the replies to other threads would be lost.
                 self._received.extend(map(self.socket.recv, (max(RECEIVE_BYTES, self.caller.missing),)))
                 return
+        except BlockingIOError:
+            pass
         if self.silence.look(self.socket, progress(self), self._sending.locked()):
             with contextlib.suppress(MqfsError):  # it is lost, or has too many requests under way to ask
                 self._send([stat_of_root(self.caller)])
@@ -319,14 +325,16 @@ class Client:
                 old.finish(None)
             self._watched.pop(slot, None)
             self._replies = slot.number = self._replies + 1
-            self.silence.taken = max(self.silence.taken, slot.end)
+            if slot.end > self.silence.taken:
+                self.silence.taken = slot.end
             slot.finish(reply)
 
     # ------------------------------------------------------------ requests that no thread waits for
 
     def watch(self, slot: Slot, call: Callable[[], None]) -> None:
         """Call once a request is answered, flushed or lost. One thread receives for all such requests."""
-        self._require_process()
+        if self._forks != _forks:
+            raise self._disconnected()
         with self._lock:
             if not (slot.done or self.lost):
                 slot.on_done = call
@@ -358,9 +366,8 @@ class Client:
 
     def answer(self, slot: Slot, deadline: float | None = None) -> Fcall:
         """The reply to a request that was not flushed. Raises the error that it carries, TimeoutError, Disconnected."""
-        request: Any = slot.request
         reply: Any = self.wait(slot, deadline)
-        return expect(request, reply)
+        return expect(slot.request, reply)
 
     def give_up(self, slot: Slot, most_s: float = math.inf) -> Fcall | None:
         """Cancel a request: its reply, if that came all the same. A write that waits for the disk or the replica has
@@ -399,7 +406,8 @@ class Client:
             raise error.with_traceback(None) from None  # the frames of the protocol would hide the caller's line
 
     def _clunk_dropped(self) -> None:
-        self._require_process()
+        if self._forks != _forks:
+            raise self._disconnected()
         while self._dropped:
             with contextlib.suppress(MqfsError, IndexError):  # another thread may have taken the last
                 self._drive(self.caller.clunk(self._dropped.pop()))
@@ -525,7 +533,7 @@ class File(io.RawIOBase):
         super().__init__()
         self.client, self.channel, self._flags = client, channel, flags_of(mode)
         self._slot: Slot | None = None  # the read that waits
-        self._begun: tuple[Procedure[bytes], Fcall, Slot] | None = None  # by `when_ready`
+        self._begun: Slot | None = None  # by `when_ready`
         self._interrupted = self._is_closing = False
         self._beginning = threading.Lock()  # `close` and the begin of a read that no thread waits for
 
@@ -544,25 +552,18 @@ class File(io.RawIOBase):
         if channel.kept is not None:
             return channel.take_kept(count)
         deadline = None if timeout is None else time.monotonic() + timeout
-        procedure, request, slot = self._begun or self._begin(count)
-        self._begun = None
+        slot, self._begun = self._begun or self._send(channel.read_request(count)), None
         try:
-            while True:
-                request = procedure.send(expect(request, self._reply(slot, deadline)))
-                slot = self._send(request)
-        except StopIteration as done:
-            data: bytes = done.value
+            reply: Any = expect(slot.request, self._reply(slot, deadline))
+            while channel.took(len(reply.data), slot.request.count):
+                reply = expect(slot.request, self._reply(self._send(slot.request), deadline))
         finally:
             self._slot = None
+        data: bytes = reply.data
         if len(data) > count:  # `when_ready` asked for more
             channel.kept = data
             return channel.take_kept(count)
         return data
-
-    def _begin(self, count: int) -> tuple[Procedure[bytes], Fcall, Slot]:
-        procedure = self.channel.read(count)
-        request = next(procedure)
-        return procedure, request, self._send(request)
 
     def _send(self, request: Fcall) -> Slot:
         [slot] = self.client.send([request])
@@ -575,23 +576,23 @@ class File(io.RawIOBase):
         """Begin to read, unless that was begun, and call once `receive` does not wait; from another thread, perhaps.
         Of a closed file at once: its fid may be another file's. Raises Disconnected."""
         self.begin_read()
-        begun = self._begun
-        if begun is None or self._is_closing:
+        slot = self._begun
+        if slot is None or self._is_closing:
             call()
         else:
-            self.client.watch(begun[2], call)
+            self.client.watch(slot, call)
 
     def begin_read(self) -> None:
         """Begin the read of the next `receive`, unless that was begun, or needs none. Raises Disconnected."""
         with self._beginning:
             if not self._is_closing and self.channel.kept is None:
-                self._begun = self._begun or self._begin(limits.MESSAGE_BYTES)
+                self._begun = self._begun or self._send(self.channel.read_request(limits.MESSAGE_BYTES))
 
     def look_up(self, path: str) -> Callable[[], bool | None]:
         """Begin the read, and behind it ask whether there is this file. Returns a function, to be called after
         `receive`: the answer; None: the read was answered after it. Raises Disconnected."""
         self.begin_read()
-        read = None if self._begun is None else self._begun[2]
+        read = self._begun
         [asked], finish = self.client.begin([self.client.caller.exists(path)])
 
         def answer() -> bool | None:
@@ -658,18 +659,16 @@ class File(io.RawIOBase):
         """One write, which waits for at most `timeout` seconds, and the read after it, of a short answer, in one round
         trip. After TimeoutError nothing is written."""
         self._require_open()
-        client, procedure = self.client, self.channel.read(ANSWER_BYTES)
-        written, read = client.send([self.channel.request(data), next(procedure)])
+        client, asked = self.client, self.channel.read_request(ANSWER_BYTES)
+        written, read = client.send([self.channel.request(data), asked])
         try:
             try:
                 client.answer(written, None if timeout is None else time.monotonic() + timeout)
             except TimeoutError:
                 if (late := client.give_up(written)) is None:
                     raise
-                expect(cast(Fcall, written.request), late)
-            procedure.send(client.answer(read))
-        except StopIteration as done:
-            return done.value or self.receive(ANSWER_BYTES)  # the write waited, the read did not
+                expect(written.request, late)
+            reply: Any = client.answer(read)
         except (MqfsError, TimeoutError):
             client.give_up(read)
             raise
@@ -677,7 +676,8 @@ class File(io.RawIOBase):
             client._cancel(written)
             client._cancel(read)
             raise
-        raise AssertionError("read failed: more than one request (expected plain 9P2000)")
+        self.channel.took(len(reply.data), asked.count)
+        return reply.data or self.receive(ANSWER_BYTES)  # the write waited, the read did not
 
     def close(self) -> None:
         if not self.closed:

@@ -78,7 +78,7 @@ class ClientMachine:
         """Queue all requests, or none; their tags. Raises OverLimit."""
         if len(requests) > len(self._free_tags) + limits.TAGS - self._next_tag:
             raise OverLimit(f"{limits.TAGS} unanswered requests (expected fewer)")
-        return [self.call(request) for request in requests]
+        return list(map(self.call, requests))
 
     def flush(self, tag: int) -> int:
         """Queue a Tflush of a request: its tag. The request may still be answered, but not after the Rflush."""
@@ -379,8 +379,8 @@ def check(reply: Fcall) -> Fcall:
 
 def expect(request: Fcall, reply: Fcall) -> Fcall:
     """The reply to a request. Raises the error it carries, BadFrame where it answers another request."""
-    check(reply)
     if type(reply) is not TYPES[NUMBERS[type(request)] + 1]:
+        check(reply)
         raise BadFrame(f"unexpected {type(reply).__name__} (expected an answer to {type(request).__name__})")
     return reply
 

@@ -17,7 +17,6 @@ import socket
 import struct
 import termios
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from mqfs import limits
@@ -79,17 +78,11 @@ class Silence:
     def __init__(self) -> None:
         self.asks = False  # there is another address to go to
         self.asked = False
-        self.taken = 0  # bytes up to the last request that was answered, of those sent
-        self._sent = 0
+        self.sent = 0  # bytes
+        self.taken = 0  # of them, up to the last request that was answered
         self._moved: tuple[int, ...] = ()
         self._since = self._most_s = 0.0
         self._quiet: Quiet | None = None  # since the question
-
-    def count_sent(self, slots: Sequence[Any], size: int) -> None:
-        """`size` bytes are sent, of the requests of `slots`: the server has had all where the last is answered."""
-        self._sent += size
-        for slot in slots[-1:]:
-            slot.end = self._sent
 
     def look(self, sock: Any, moved: tuple[int, ...], is_sending: bool) -> bool:
         """Nothing has come for LOOK_S, or less: whether to ask now, and to set `asked`. `moved`: changes with all
@@ -105,7 +98,7 @@ class Silence:
         elif self._quiet is None or not self.asked:
             if now - self._since >= SILENT_S:
                 self._quiet = Quiet(sock)
-                self._most_s = SILENT_S + (self._sent - self.taken) / limits.CLIENT_LINK_BYTES
+                self._most_s = SILENT_S + (self.sent - self.taken) / limits.CLIENT_LINK_BYTES
                 self.asked = not is_ready(sock, select.POLLOUT, 0)  # then what waits there is the question
                 return not self.asked
         elif self._quiet.seconds() >= self._most_s:
