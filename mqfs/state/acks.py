@@ -22,6 +22,7 @@ import attrs
 _STEP = struct.Struct("<BxxxIQQq")
 _pack, _unpack = _STEP.pack, _STEP.iter_unpack
 _MOST = 1 << 63  # sequences
+_RECORDED = 4_096  # steps of one record of a whole state: 128 KiB
 
 
 class Op(enum.IntEnum):
@@ -236,6 +237,16 @@ class AckState:
                     slots[at][1] = sequence + 1
             offers.append(rest + self.step(REQUEUE, first, sequence))
         return offers
+
+    def whole(self) -> Iterator[bytes]:
+        """The bodies of ACK records after which a consumer is as far as this one, wherever it was before."""
+        steps = [step(SEEK, self.ack_floor, self.ack_floor)]
+        steps += [step(ACK, first, last) for first, last in self.acked_ranges]
+        steps += [
+            step(CLAIM if entry.claimed else REQUEUE, entry.first, sequence, entry.failed, entry.due_ns)
+            for sequence, entry in self.unacked.items()
+        ]
+        return (b"".join(steps[at : at + _RECORDED]) for at in range(0, len(steps), _RECORDED))
 
     def apply(self, body: bytes) -> None:
         """Apply the steps of an ACK record. The entry of a message is one object while it is unacked."""

@@ -74,6 +74,7 @@ class ConsumerLines:
         self._low: dict[tuple[str, str, int], Change] = {}  # where consumers over the same begin
         self.refreshed: list[Consumer] = []  # that are made, or have other options
         self.removed: list[Consumer] = []
+        self.recorded: dict[Consumer, None] = {}  # whose acks are in the log from now on
 
     def check(self, settings: Settings, action: Action) -> None:
         """Raises what would stop the line."""
@@ -130,10 +131,8 @@ class ConsumerLines:
         elif now[1] != over:
             raise errors.Exists(f"consumer: {name!r} exists, over {now[1] or 'the whole group'} (remove it first)")
         known = group.consumers.get(name)
-        if known is not None and now is not None and known.state.memory != options.get("memory", False):
-            raise errors.Exists(
-                f"consumer: {name!r} exists, {'with' if known.state.memory else 'without'} 'memory' (remove it first)"
-            )
+        if known is not None and now is not None and options.get("memory", False) and not known.state.memory:
+            raise errors.Exists(f"consumer: {name!r} exists, without 'memory' (remove it first)")
 
     def _consumer(self, action: Action) -> None:
         """Make one, or change its options."""
@@ -162,6 +161,8 @@ class ConsumerLines:
         consumer = self._group.consumers.get(name)
         if consumer is not None and consumer.number == number:
             self.refreshed.append(consumer)
+            if consumer.state.memory and not options.get("memory", False):
+                self.recorded[consumer] = None
         if name in self._ruled or rules != NO_RULES or (consumer is not None and consumer.state.rules != NO_RULES):
             self._ruled.add(name)
             options = {**options, "rules": rules.encode()}

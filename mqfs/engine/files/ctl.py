@@ -5,7 +5,7 @@ From the open file down: CtlHandle (the write), Plan (what its lines change), Lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
@@ -14,6 +14,7 @@ from mqfs import errors, limits
 from mqfs.engine.core.log import AckSteps
 from mqfs.engine.core.portions import Work, exhaust
 from mqfs.engine.delivery import redelivery
+from mqfs.engine.delivery.consumer import Consumer
 from mqfs.engine.files import status
 from mqfs.engine.files.commands import CommandFile
 from mqfs.engine.files.consumer_lines import CONSUMER_ACTIONS, Changes, ConsumerLines
@@ -431,7 +432,8 @@ class Plan:
             consumer.exclusives.release_all()
         covered = group.consumers.before_removal(removed) if removed else []
         if changes.rows or self._steps or losses.floors:
-            group.log.change(*changes.rows, acks=self._steps, floors=losses.floors, drafts=changes.drafts)
+            drafts = [*changes.drafts, *progress_of(lines.recorded if lines is not None else ())]
+            group.log.change(*changes.rows, acks=self._steps, floors=losses.floors, drafts=drafts)
         group.commands.count += 1
         carrying_out = group.portions.owe(losses.carry_out())
         respelled = settings.words != group.settings.words
@@ -448,6 +450,14 @@ class Plan:
             group.held.dropped(list(self._late[stream]))
         yield from carrying_out
         yield from losses.bound()
+
+
+def progress_of(consumers: Iterable[Consumer]) -> Iterator[Draft]:
+    """The records by which the log has how far these consumers are. It is not applied: they are there already, and
+    their claims refer to what they have."""
+    for consumer in consumers:
+        for steps in consumer.progress.whole():
+            yield Draft(Kind.ACK, consumer.number, steps)
 
 
 class Line(NamedTuple):

@@ -945,12 +945,28 @@ def test_a_consumer_in_memory_has_nothing_of_before(tmp_path: Path, clean: bool)
     assert drain(q.worker("log")) == [b"one", b"two"]
 
 
-def test_a_consumer_is_in_memory_for_good() -> None:
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("count", [9, 20_000])
+def test_a_consumer_that_is_in_memory_no_more_is_where_it_was(tmp_path: Path, clean: bool, count: int) -> None:
+    q = Queues("replay all", "retries 9", path=tmp_path / "store")
+    q.consumer("w", "memory", "transient")
+    q.write("s", *(b"%d" % n for n in range(count)))
+    worker = q.worker()
+    claimed = [read(worker) for _ in range(count - 3)]
+    acked = [sequence for at, sequence in enumerate(worker.claims) if at % 2 == 0]
+    worker.write(b"ack %s\n" % " ".join(map(str, acked)).encode())
+    q.consumer("w")
+    late = next(iter(worker.claims))
+    worker.write(b"ack %d\n" % late)  # this is in the log, and the claims of before hold still
+    q.restart(clean=clean)
+    assert "consumer w" in q.text("ctl").splitlines()
+    assert sorted(drain(q.worker()), key=int) == [*claimed[3::2], *(b"%d" % n for n in range(count - 3, count))]
+
+
+def test_a_consumer_is_not_in_memory_from_now_on() -> None:
     q = Queues()
     q.consumer("w", "memory")
     q.consumer("w", "memory", "private")
-    with pytest.raises(errors.Exists, match=r"'w' exists, with 'memory' \(remove it first"):
-        q.consumer("w")
     q.consumer("log")
     with pytest.raises(errors.Exists, match=r"'log' exists, without 'memory' \(remove it first"):
         q.consumer("log", "memory")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mqfs import errors
-from mqfs.state.acks import LIFE, AckState, Op, State, Transition
+from mqfs.state.acks import LIFE, AckState, Op, State, Transition, step
 from tests.support.ack_steps import ack_steps
 from tests.support.queues import Queues, read, say, waits
 
@@ -182,6 +182,16 @@ def test_row(row: Transition, event: Event, tmp_path: Path) -> None:
         assert life.deliveries() == (2 if row.is_counted else 1)
 
 
+def test_a_whole_state_as_steps_is_that_state() -> None:
+    made, other = AckState(7), AckState(100)
+    for body in (step(Op.ACK, 9, 12), step(Op.ACK, 20, 20), step(Op.CLAIM, 7, 8, 2), step(Op.REQUEUE, 30, 31, 1, 99)):
+        made.apply(body)
+    other.apply(step(Op.CLAIM, 8, 9))
+    for body in made.whole():
+        other.apply(body)
+    assert other.encode() == made.encode()
+
+
 @pytest.mark.parametrize(
     ("come_to", "op"),
     [
@@ -195,8 +205,8 @@ def test_row(row: Transition, event: Event, tmp_path: Path) -> None:
 def test_a_step_that_no_row_has_is_refused(come_to: tuple[Op, ...], op: Op) -> None:
     progress = AckState(8)
     at = 9 if come_to else 7
-    for step in come_to:
-        progress.apply(progress.step(step, at, at))
+    for done in come_to:
+        progress.apply(progress.step(done, at, at))
     with pytest.raises(ValueError, match=f"message {at}: {op.name} of one that is"):
         progress.step(op, at, at)
 
