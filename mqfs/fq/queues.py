@@ -116,9 +116,9 @@ class Queue:
 
     def line(self, consumer: Any | None) -> str:
         """The line of `ctl` that makes its consumer, or changes the one that is there. A transient queue needs nothing
-        on disk. One that was made as such stays so when it is made permanent."""
+        on disk; one that was permanent stays there."""
         wish = self.wish
-        memory = consumer.state.memory if consumer is not None else not self.permanent
+        memory = not self.permanent and (consumer is None or consumer.state.memory)
         words = ["consumer", quote(self.consumer), quote(self.view)]
         words += ["transient"] * (not self.permanent) + ["private"] * wish.private + ["memory"] * memory
         words += ["backlog", str(wish.backlog)] if wish.backlog else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -452,6 +453,32 @@ def test_a_permanent_queue_outlives_kill_9() -> None:
             assert bodies(reads, 101) == [*numbered(100), END]
             with pytest.raises(Refused, match=r"^requested type mem, queue is disk$"):
                 Client(address, "kept", "mem:public")
+
+
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("type", ["mem", "disk"])
+def test_a_transient_queue_that_is_made_permanent_keeps_what_waits(type: str, clean: bool) -> None:
+    with short_folder() as folder, serve(folder) as server:
+        address = f"{folder}/fq"
+        with Client(address, "made", f"{type}:public", with_data=False) as client, publisher(address) as other:
+            client.bind("made")
+            with Client(address, "made", f"{type}:public") as reads:
+                other.publish("made", "r", b"read before")
+                assert bodies(reads, 1) == [b"read before"]
+            eventually(lambda: stats(port(server))["queues"]["made"]["backlog"] == 0, "the ack")
+            other.publish("made", "r", *numbered(2))
+            eventually(lambda: other.counts()["routed"] == 3, "the messages")
+            Client(address, "made", f"{type}:public,permanent", with_data=False).close()
+            other.publish("made", "r", *numbered(2, 2))
+            eventually(lambda: other.counts()["routed"] == 5, "the messages")
+        for _ in range(2):
+            server.restart(signal.SIGTERM if clean else signal.SIGKILL)
+            with publisher(address) as other:
+                other.publish("made", "r", END)
+                eventually(lambda: other.counts()["routed"] == 1, "the message")
+        assert stats(port(server))["queues"]["made"]["backlog"] == 6
+        with Client(address, "made", f"{type}:public") as reads:
+            assert bodies(reads, 6) == [*numbered(4), END, END]
 
 
 def test_a_permanent_queue_can_be_made_transient(server: Server, address: str) -> None:
