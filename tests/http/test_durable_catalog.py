@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -107,6 +108,45 @@ def test_who_may_not_write_the_catalog_leaves_no_stream(users: Users) -> None:
     for _ in range(2):
         assert ds.create("/closed/a", "x", **users.one).status == 403
         assert users.names("/closed") == {"b"}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("path", ["/shared", "/sticky"])
+def test_who_may_not_write_a_stream_makes_nothing_of_it(users: Users, path: str) -> None:
+    """Also of one that is empty still, whatever it is asked to be: its owner writes to it later."""
+    ds, name = users.ds, f"{path}/of-one"
+    assert ds.create(f"{path}/source", "x", **users.other).status == 201
+    assert ds.tree.ask("PUT", f"/ds{name}", **users.one).status == 201
+    with ninep.connect(ds.server.address) as owner:
+        owner.chmod(f"ds{name}", 0o600)
+    before = ds.tree.get(f"/ds{path}/__ds?format=json", **users.owner).lines
+    for more in (
+        {},
+        {"Stream_TTL": "1"},
+        {"Stream_Expires_At": "2100-01-01T00:00:00Z"},
+        {"Stream_Closed": "true"},
+        {"Stream_Forked_From": f"{path}/source"},
+    ):
+        for body in ("", "spoof"):
+            assert ds.create(name, body, **more, **users.other).status == 403, (more, body)
+    assert ds.tree.get(f"/ds{path}/__ds?format=json", **users.owner).lines == before
+    assert ds.append(name, "mine", **{**users.one, "Content_Type": "application/octet-stream"}).status == 204
+    assert ds.get(name, **users.one).body == b"mine"
+
+
+@pytest.mark.process
+def test_a_stream_whose_name_a_new_group_takes_is_not_made(ds_alone: Durable) -> None:
+    """Groups have numbers of their own: what it was to be made with would be that of another stream."""
+    ds, answers = ds_alone, Counter[tuple[bool, bool]]()
+    assert ds.create("/g/a").status == 201
+    with ThreadPoolExecutor(1) as threads:
+        for n in range(50):
+            group = threads.submit(ds.tree.put, f"/ds/g/n{n}/")
+            stream = ds.create(f"/g/n{n}", Stream_TTL="1000").status
+            answers[group.result().status < 300, stream == 201] += 1
+    assert set(answers) <= {(True, False), (False, True)}, answers
+    made = {json.loads(line["body"])["stream"] for line in ds.tree.get("/ds/g/__ds?format=json").lines}
+    assert len(made) == 1 + answers[False, True]
 
 
 @pytest.mark.process

@@ -338,6 +338,8 @@ async def _create(call: Call, made: list[Any]) -> Answer:
             stream = catalog.group.streams.get(call.target.name)
             if stream is not None and not catalog.config(stream).deleted:
                 raise Busy(f"stream {stream.name!r}: expired, and not removed (its group is protected, or sticky)")
+        if stream is not None:  # also an empty one of another program: an expiry would remove what is written later
+            call.tree.access(call.user, stream, os.W_OK)
         source, prefix = None, list[bytes]()
         if "stream-forked-from" in call.request.headers:
             if isinstance(found := await _source(call, catalog), Answer):
@@ -350,7 +352,6 @@ async def _create(call: Call, made: list[Any]) -> Answer:
             raise BadRequest("stream-fork-offset: not without Stream-Forked-From")
         asked.kind = asked.kind or BYTES
         if stream is not None and not await _is_blank(call, catalog, stream):
-            call.tree.access(call.user, stream, os.W_OK)
             return await _compared(call, catalog, stream, asked, closes)
         if source is not None:
             asked.fork, prefix = await _place(call, catalog, source)
@@ -364,6 +365,8 @@ async def _made(call: Call, catalog: Catalog, config: Config, messages: Messages
         call.tree.access(call.user, call.own(CATALOG), os.W_OK)
     was_there = call.target.name in catalog.group.streams
     stream = await groups.make_stream(call)
+    if stream is not catalog.group.streams.get(call.target.name):
+        raise Exists(f"{call.target.name!r}: a group (made meanwhile)")  # its number is perhaps another stream's, too
     state = StreamState(tail=config.fork, end=config.fork).after(None, "", close=closes)
     try:
         await _make_catalog(call, catalog.group)
