@@ -40,7 +40,7 @@ from mqfs.ring import MISSING
 from mqfs.ring.server import attach_socket
 from mqfs.ring.server.registry import RingRegistry
 from mqfs.server import logs, service, tracing, web
-from mqfs.server.options import LIVE, Options, name_space
+from mqfs.server.options import LIVE, Options, has_nul, name_space
 from mqfs.server.progress import Progress
 from mqfs.server.web import Served
 from mqfs.serving import memory
@@ -129,10 +129,11 @@ def run(
 
 def check_words(options: Options) -> None:
     """Check options that are invalid on any machine, before anything is opened. Raises BadConfig."""
-    for name in ("store", "mount", "service"):
-        value = getattr(options, name)
-        if value is not None and (not value or "\0" in value):
-            raise BadConfig(f"--{name} {value!r}: invalid name (expected a path without NUL)")
+    for field in attrs.fields(Options):
+        value, is_path = getattr(options, field.name), field.name in ("store", "mount", "service")
+        if has_nul(value) or (is_path and value == ""):
+            expected = f"{'a path' if is_path else 'text'} without NUL"
+            raise BadConfig(f"--{field.name.replace('_', '-')} {value!r}: invalid (expected {expected})")
     try:
         for text in options.listen:
             parse_address(text)
@@ -500,6 +501,8 @@ class Server:
                 self._change(options)
         except MqfsError as error:
             log.warning("%s; the options stay as they were", error)
+        except Exception as error:  # no thread, too
+            log.error("options not read again: %r", error)
         if self.tokens is not None:
             await reread(self.tokens)
         if self.tls is None:

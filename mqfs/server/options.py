@@ -110,6 +110,8 @@ def read_file(path: str, *, again: bool = False) -> dict[str, Any]:
         raise BadConfig(f"--config {path}: {error.strerror} (expected a readable TOML file)") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"--config {path}: {error} (expected TOML, KEY = VALUE a line)") from None
+    except (ValueError, RecursionError):  # of int(), and of a reader that calls itself
+        raise BadConfig(f"--config {path}: number too long, or values too deep (expected KEY = VALUE a line)") from None
     return {key.replace("-", "_"): _value(path, key, value) for key, value in values.items()}
 
 
@@ -117,6 +119,8 @@ def _value(path: str, key: str, value: object) -> object:
     kind = KINDS.get(key)
     if kind is None:
         raise BadConfig(f"--config {path}: unknown key {key!r} (expected one of {' '.join(KINDS)})")
+    if has_nul(value):
+        raise BadConfig(f"--config {path}: invalid {key} = {_print(value)} (expected text without NUL)")
     if kind == "list":
         words = [value] if isinstance(value, str) else value
         if isinstance(words, list) and all(isinstance(word, str) for word in words):
@@ -129,9 +133,18 @@ def _value(path: str, key: str, value: object) -> object:
     raise BadConfig(f"--config {path}: invalid {key} = {_print(value)} (expected {expected})")
 
 
+def has_nul(value: object) -> bool:
+    """Whether a value of an option is a text with a NUL, or has one: it is no name, path or address of any system."""
+    texts = value if isinstance(value, (list, tuple)) else [value]
+    return any(isinstance(text, str) and "\0" in text for text in texts)
+
+
 def _print(value: object) -> str:
     """A value of a TOML file on one line."""
-    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+    try:
+        text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, or as many tables in each other
+        text = "..."
     return text if len(text) <= 60 else text[:60] + "..."
 
 

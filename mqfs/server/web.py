@@ -156,7 +156,7 @@ def is_ipv4(text: str) -> bool:
     """Whether it is an address as it is printed."""
     try:
         return socket.inet_ntop(socket.AF_INET, socket.inet_pton(socket.AF_INET, text)) == text
-    except OSError:
+    except (OSError, ValueError):  # a text that has no form in C
         return False
 
 

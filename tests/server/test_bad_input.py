@@ -7,11 +7,15 @@ import shlex
 import socket
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from mqfs.errors import MqfsError
 from mqfs.ninep.client.connection import connect
+from mqfs.server.app import check_words
+from mqfs.server.options import KINDS, Options
 from tests.support.server import COMMAND, Server, environment, mounted, mqfs, unmount
 
 USAGE, FAILED = 2, 1
@@ -80,7 +84,7 @@ def test_usage(tmp_path: Path, arguments: list[str], says: str) -> None:
         ("store", "TOML"),
         ("[serve]\nstore = 'x'", "unknown key 'serve'"),
         ("\x80", "KEY = VALUE"),
-        ('store = "a\\u0000b"', "--store"),
+        ('store = "a\\u0000b"', "invalid store = 'a\\x00b' (expected text without NUL)"),
         ("default = 'replay nothing'", "off, last, key or all"),
         ("listen = 'udp!x'", "unix!PATH, tcp!HOST!PORT, tls!HOST!PORT or HOST:PORT"),
     ],
@@ -88,6 +92,24 @@ def test_usage(tmp_path: Path, arguments: list[str], says: str) -> None:
 def test_config(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "mqfs.toml").write_bytes(text.encode("latin-1"))
     assert says in refused(tmp_path, USAGE, "serve", "--config", "mqfs.toml")
+
+
+MANY = "9" * 5_000
+ODD = [
+    "", "\0", "a\0b", "\udcff", "\n", "²", MANY, "[", "]", "!", "=", "/", ":", "::/999", "a" * 10_000, "(" * 3_000,
+    "http://[x", "nats://[::1/x", "file://", "unix!", "unix!\0", "tcp![!1", "tls!²!1", "user:", "user:\0", "g=", "g=[",
+    f"ttl {MANY}d", f"limit a {MANY}", "bind a prefix:'' " + "(" * 3_000, f"* messages={MANY}", "\0=\0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", [key.replace("-", "_") for key, kind in KINDS.items() if kind != "flag"])
+def test_odd_values_of_an_option_are_accepted_or_refused(key: str) -> None:
+    """Also of a program that serves inside itself, which may give what neither a command line nor a file can have."""
+    enough = {"store": "s", "replica": "file:///r", "token_file": "t"}  # so that all options are looked at
+    for odd in ODD:
+        options = Options(**{**enough, key: (odd,) if KINDS[key.replace("_", "-")] == "list" else odd})
+        with pytest.raises(MqfsError) if "\0" in odd else suppress(MqfsError):
+            check_words(options)
 
 
 def test_standard_input_closed(tmp_path: Path) -> None:

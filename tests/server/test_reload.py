@@ -14,11 +14,14 @@ from pathlib import Path
 import pytest
 
 from mqfs.ninep.client.connection import connect
+from mqfs.server.options import KINDS
 from tests.support.certificates import Authority
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server
+from tests.support.server import mqfs as run
 
 PAGE = "https://dash.example"
+PLAIN = 'listen = "unix!s"\nhttp = "127.0.0.1:0"\n'
 
 
 @pytest.fixture
@@ -30,10 +33,15 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def reload(server: Server, text: str, said: str) -> None:
     """Change the file, send SIGHUP, wait for that line of the log."""
-    (server.folder / "mqfs.toml").write_text(text)
+    (server.folder / "mqfs.toml").write_bytes(text.encode(errors="surrogateescape"))
     count = server.text().count(said)
+
+    def is_said() -> bool:
+        assert server.process.poll() is None, server.text()
+        return server.text().count(said) > count
+
     server.process.send_signal(signal.SIGHUP)
-    eventually(lambda: server.text().count(said) > count, said)
+    eventually(is_said, f"{said}: {text:.99}")
 
 
 def refusal(server: Server) -> str:
@@ -85,6 +93,42 @@ def test_a_bad_file_changes_nothing(server: Server, text: str, said: str) -> Non
     reload(server, text, "the options stay as they were")
     assert said in server.text()
     assert "options changed" not in server.text()
+
+
+# Files that Python's reader of TOML, or a check of a value, refuses in ways of its own.
+DEEP = 3_000
+UNREADABLE = {
+    "a long number": f"limit = {'1' * 5_000}\n",
+    "a long number in hexadecimal": f"limit = 0x{'f' * 5_000}\n",
+    "a long number in a list": f"limit = [0x{'f' * 5_000}]\n",
+    "a long number in a date": f"limit = {'1' * 5_000}-01-01\n",
+    "deep lists": f"limit = {'[' * DEEP}{']' * DEEP}\n",
+    "deep tables": f"limit = {'{a=' * DEEP}1{'}' * DEEP}\n",
+    "deep keys": f"limit{'.a' * DEEP} = 1\n",
+    "a deep name of a table": f"[limit{'.a' * DEEP}]\n",
+    "not UTF-8": "limit = '\udcff'\n",
+    "NUL in a list": 'http-host = ["a", "\\u0000"]\n',
+    **{f"NUL in {key}": f'{key} = "a\\u0000b"\n' for key, kind in KINDS.items() if kind != "flag"},
+}
+
+
+def test_a_file_that_is_bad_in_any_way_changes_nothing(server: Server) -> None:
+    for text in UNREADABLE.values():
+        reload(server, text, "the options stay as they were")
+    assert "options changed" not in server.text()
+    reload(server, f'{PLAIN}http-host = "mq.example"\n', "options changed: http-host")
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_start_and_other_commands_refuse_such_a_file_in_a_line(tmp_path: Path, case: str) -> None:
+    (tmp_path / "mqfs.toml").write_bytes(UNREADABLE[case].encode(errors="surrogateescape"))
+    for words in (("serve",), ("token", "ls")):
+        done = run(*words, "--config", "mqfs.toml", cwd=tmp_path)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert done.stderr.startswith("mqfs: --config mqfs.toml: ")
+    done = run("doctor", "--config", "mqfs.toml", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "bad  configuration: --config mqfs.toml: " in done.stdout
 
 
 def test_without_a_file_there_is_nothing_to_read(tmp_path: Path) -> None:
