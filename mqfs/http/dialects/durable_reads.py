@@ -144,7 +144,7 @@ async def read(call: Call, catalog: Catalog, stream: Any) -> Answer:
     def close() -> None:
         stitched.close()
         config.readers -= 1
-        config.used = time.time()
+        config.used_ns = call.tree.clock.engine_ns()
 
     try:
         if live == "sse":

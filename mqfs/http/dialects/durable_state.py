@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -34,7 +33,7 @@ from mqfs.http import groups, publishing, reading
 from mqfs.http.answers import RAW
 from mqfs.http.call import Call
 from mqfs.http.dialects.durable_messages import BYTES
-from mqfs.model import Record, Step, User, Wait
+from mqfs.model import Kind, Record, Step, User, Wait
 from mqfs.records import headers
 
 CATALOG = "__ds"  # also the protocol's name for what is not a stream
@@ -57,8 +56,8 @@ class Producer(NamedTuple):
 class Config:
     """What a stream was made with. `ttl`: seconds without a read or write after which it ends; `expires`: a time, RFC
     3339; `source`: number of the stream that it is a fork of, below the sequence `fork`; `asked`: the place that the
-    client named. `deleted`: it is there for its forks alone. `used`: when it was read or written here, UNIX time;
-    `readers`: requests that read it now."""
+    client named. `deleted`: it is there for its forks alone. `used_ns`: when it was read or written here, engine time,
+    which a step of the wall clock does not move; `readers`: requests that read it now."""
 
     kind: str = BYTES
     ttl: int | None = None
@@ -67,19 +66,17 @@ class Config:
     fork: int = 0
     asked: str = ""
     deleted: bool = False
-    used: float = attrs.field(factory=time.time, eq=False)
+    used_ns: int = attrs.field(default=0, eq=False)
     readers: int = attrs.field(default=0, eq=False)
 
-    def seconds_left(self, written: float = 0.0) -> float:
-        """Until it expires; infinite for most. `written`: the time of its newest message, UNIX time."""
-        now, left = time.time(), math.inf
-        if self.ttl is not None:
-            left = self.ttl if self.readers else max(self.used, written) + self.ttl - now
-        return min(left, datetime.fromisoformat(self.expires).timestamp() - now) if self.expires else left
+    @property
+    def expires_ns(self) -> float:
+        """UNIX time; infinite for most. Raises ValueError, OverflowError where that is no time."""
+        return datetime.fromisoformat(self.expires).timestamp() * 10**9 if self.expires else math.inf
 
     def encode(self, number: int) -> bytes:
         """A message of the catalog."""
-        kept = attrs.asdict(self, filter=attrs.filters.exclude("used", "readers"))
+        kept = attrs.asdict(self, filter=attrs.filters.exclude("used_ns", "readers"))
         return json.dumps({"stream": number, **kept}).encode()
 
 
@@ -93,7 +90,7 @@ def decode_config(body: bytes) -> tuple[int, Config] | None:
             return None
         if not all(map(is_header, (config.kind, config.expires, config.asked))):
             return None
-        attrs.evolve(config, used=0.0).seconds_left()  # raises where its times are none
+        _ = config.expires_ns  # raises where it is no time
         return numbers[0], config
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
@@ -249,6 +246,7 @@ class Catalog:
         if before is not None:
             self._forks[before.source] -= 1
         if config is not None:
+            config.used_ns = self.group.clock.engine_ns()
             self._configs[number] = config
             self._forks[config.source] += 1
 
@@ -264,7 +262,17 @@ class Catalog:
         config = self.config(stream)
         if config.deleted:
             return not self.has_forks(stream)
-        return config.seconds_left(stream.kept.mtime_ns / 1e9) <= 0
+        if config.expires_ns <= self.group.clock.wall_ns():
+            return True
+        if config.ttl is None or config.readers:
+            return False
+        used_ns = max(config.used_ns, self._written_ns(stream))
+        return used_ns + config.ttl * 10**9 <= int(self.group.clock.engine_ns())
+
+    def _written_ns(self, stream: Any) -> int:
+        """When its newest message was written, engine time."""
+        newest = Record(stream.kept.newest_kept(), stream.kept.mtime_ns, stream.number, Kind.MESSAGE, 0, b"", b"")
+        return int(self.group.log.times.written_ns(newest))
 
     def is_made(self, stream: Any) -> bool:
         """Whether it was made here."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import partial
@@ -155,7 +154,7 @@ async def _found(call: Call, *, uses: bool = True) -> tuple[Catalog, Any, Config
     if config.deleted:
         return _gone(stream.name)
     if uses:
-        config.used = time.time()
+        config.used_ns = call.tree.clock.engine_ns()
     return catalog, stream, config
 
 
