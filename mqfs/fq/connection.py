@@ -189,7 +189,12 @@ class Client:
                 time_slice.pause()
             return await await_step(step)
 
-        publisher = Publisher(self.exchanges, self.user, self.counts, self.node, await_room)
+        async def pause() -> None:
+            await time_slice.stop()
+            await trio.lowlevel.checkpoint()
+            await time_slice.start()
+
+        publisher = Publisher(self.exchanges, self.user, self.counts, self.node, await_room, pause)
         origin_of = self._origins(relayed=self.is_peer)
         held = 0
         try:

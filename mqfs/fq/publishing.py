@@ -12,9 +12,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
+import trio
+
 from mqfs import limits
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import MqfsError, NotFound, TooLong
+from mqfs.errors import Denied, MqfsError, NotFound, OverLimit, OverQuota, StreamFull, TooLong
 from mqfs.fq.codec import HOP_BYTES, Message
 from mqfs.fq.exchanges import BrokerCounts, Exchange, Exchanges
 from mqfs.fq.queues import Queue
@@ -25,6 +27,7 @@ from mqfs.syntax.escape import escape
 
 SENDER, HOPS, ID = "fq-sender", "fq-hops", "fq-id"
 _FRAME = struct.Struct("<IHH")  # of `.batch`
+_OF_SOME = Denied, NotFound, OverLimit, OverQuota, StreamFull, TooLong  # refusals that may be of some messages only
 ID_HEAD = b"\x05fq-id\x20\x00"
 
 
@@ -51,7 +54,8 @@ class _Frame(NamedTuple):
 
 
 class Publisher:
-    """Publish the messages of one connection. `await_step`: how it waits for room, without its user's turn."""
+    """Publish the messages of one connection. `await_step`: how it waits for room, without its user's turn; `pause`:
+    awaited between the parts of a batch that was refused, as there may be many."""
 
     def __init__(
         self,
@@ -60,11 +64,12 @@ class Publisher:
         counts: BrokerCounts,
         node: bytes,
         await_step: Callable[[Step[int]], Awaitable[int]],
+        pause: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     ) -> None:
         self._exchanges, self._tree, self._user = exchanges, exchanges.tree, user
         self._counts, self._node = counts, node
         self._handles: dict[Exchange, Handle] = {}
-        self._await_step = await_step
+        self._await_step, self._pause = await_step, pause
 
     async def publish(self, messages: Iterable[Message], origin_of: Callable[[Message], bytes | None]) -> None:
         """Append the messages that a queue wants. Waits where a queue whose policy is `block` has no room.
@@ -103,7 +108,7 @@ class Publisher:
             if not (wanted.queues or wanted.others):
                 unwanted += 1
                 continue
-            if len(frames) >= _most(wanted.queues):
+            if len(frames) >= _most(exchange, wanted.queues):
                 await self._append(exchange, frames)
                 frames = []
             frames.append(_Frame(name, wanted.queues, _encode(name, head, message)))
@@ -122,17 +127,29 @@ class Publisher:
         return name in exchange.group.streams  # not yet where a group of that name is being made
 
     async def _append(self, exchange: Exchange, frames: list[_Frame]) -> None:
-        """Append one batch. A stream that is removed while it waits for room is made again, as by a later message: the
-        other messages are not refused with it."""
-        while frames:
-            found = [frame for frame in frames if self._has_stream(exchange, frame.stream)]
-            if lost := len(frames) - len(found):
-                self._count("no_route", lost, exchange)
-            frames = found if found and not await self._write(exchange, found) else []
+        """Append them in their order, as one batch. Where that is refused, half of them and then the others: a message
+        that is refused takes no other with it. It is in `.errors`, and counts as without a route."""
+        parts = [frames]
+        while parts:
+            part = parts.pop()
+            found = [frame for frame in part if self._has_stream(exchange, frame.stream)]
+            refused = len(part) - len(found)
+            try:
+                if found and not await self._write(exchange, found):
+                    parts.append(found)
+            except MqfsError as error:
+                if len(found) > 1 and isinstance(error, _OF_SOME):
+                    middle = len(found) // 2
+                    parts += [found[middle:], found[:middle]]
+                    await self._pause()
+                else:
+                    refused += len(found)
+            if refused:
+                self._count("no_route", refused, exchange)
 
     async def _write(self, exchange: Exchange, frames: list[_Frame]) -> bool:
-        """False where a stream was removed meanwhile, and nothing is done. Any other refusal is in `.errors`, and its
-        messages count as without a route."""
+        """False where a stream was removed while it waited for room, and nothing is done: it is made again, as by a
+        later message. Raises any other refusal."""
         queued = Counter(queue for frame in frames for queue in frame.queues)
         dropped = {queue: lost for queue, count in queued.items() if (lost := _dropped(exchange, queue, count))}
         waits = False
@@ -143,10 +160,9 @@ class Publisher:
         except MqfsError as error:
             if waits and isinstance(error, NotFound):
                 return False
-            self._count("no_route", len(frames), exchange)
             if not isinstance(error, TooLong):
                 self.close()
-            return True
+            raise
         self._count("routed", len(frames), exchange)
         for queue, lost in dropped.items():
             queue.dropped_to += lost
@@ -167,8 +183,12 @@ class Publisher:
         self._handles.clear()
 
 
-def _most(queues: Iterable[Queue]) -> int:
-    """Messages of one batch: one that is larger than the backlog of a queue never had room."""
+def _most(exchange: Exchange, queues: Iterable[Queue]) -> int:
+    """Messages of one batch: one that is larger than the backlog of a queue never had room, and one that is too large
+    under `full drop-new` is dropped whole."""
+    settings = exchange.group.settings
+    if settings.full == "drop-new" and (settings.depth.messages or settings.depth.size):
+        return 1
     blocking = (queue.wish.backlog for queue in queues if queue.wish.policy == "block" and queue.wish.backlog)
     return min((max(backlog // 2, 1) for backlog in blocking), default=limits.FQ_BATCH)
 

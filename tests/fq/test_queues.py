@@ -422,6 +422,29 @@ def test_block_stops_its_publisher_alone(address: str) -> None:
             eventually(lambda: stopped.counts()["routed"] == 1_000, "the rest")
 
 
+@pytest.mark.parametrize(
+    ("full", "first", "refused"), [("block", 50, 0), ("drop-new", 20, 0), ("reject", 20, 30)], ids=str
+)
+def test_messages_beyond_the_depth_of_their_stream_take_no_others_with_them(
+    server: Server, address: str, full: str, first: int, refused: int
+) -> None:
+    """50 of one route and 20 of another, received together; a stream has room for 20, as nothing reads yet."""
+    name = f"deep-{full}"
+    with server.connect() as tree, Client(address, name, "mem:public", with_data=False) as asks:
+        tree.group(f"fq/{name}", create=True).ctl("depth 20", f"full {full}")
+        asks.bind(name)
+        with publisher(address) as other:
+            sent = [codec.Message(name.encode(), b"a" if n < 50 else b"b", bytes(16), b"%d" % n) for n in range(70)]
+            other.data.sendall(b"".join(map(codec.published, sent)))
+            if full != "block":
+                assert eventually(lambda: other.counts()["routed"] + other.counts()["no_route"] == len(sent))
+            assert other.counts()["no_route"] == refused
+            with Client(address, name) as reads:
+                assert bodies(reads, first + 20) == [*numbered(first), *numbered(20, 50)]
+            assert eventually(lambda: other.counts()["routed"] + other.counts()["no_route"] == len(sent))
+            assert other.counts()["no_route"] == refused
+
+
 def test_what_a_publisher_sent_before_it_left_comes(address: str) -> None:
     kind = "mem:public,block,backlog=10"
     with Client(address, "left", kind, with_data=False) as asks:

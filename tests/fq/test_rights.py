@@ -213,3 +213,26 @@ def test_a_name_of_the_file_of_users_needs_its_password() -> None:
                 Client(where, f"q-{user}", user=user, password=password).close()
                 assert "routed" in submit(where[1], user, password)
             assert "user 'worker': no password" in str(submit(where[1], "worker", "")["error"])
+
+
+def test_a_message_to_a_closed_stream_takes_no_other_with_it(
+    server: Server, address: str, nobody: tuple[str, int], files: NinepClient
+) -> None:
+    files.chmod("fq", 0o777)
+    with Client(address, "together") as client, Client(nobody) as other:
+        client.bind("together")
+        for name in ("open", "closed"):
+            files.create(f"fq/together/{name}")
+        files.chmod("fq/together", 0o777)
+        for name, mode in (("open", 0o666), ("closed", 0o600)):
+            files.chmod(f"fq/together/{name}", mode)
+        routes = ["open", "open", "closed", "open", "closed", "closed", "open"]
+        other.data.sendall(
+            b"".join(
+                codec.published(codec.Message(b"together", route.encode(), bytes(16), b"%d" % n))
+                for n, route in enumerate(routes)
+            )
+        )
+        assert eventually(lambda: sum(other.counts()[name] for name in ("routed", "no_route")) == len(routes))
+        assert (other.counts()["routed"], other.counts()["no_route"]) == (4, 3)
+        assert [message.payload for message in client.receive(4)] == [b"0", b"1", b"3", b"6"]
