@@ -15,6 +15,7 @@ from mqfs.clock import ProcessWatcher
 from mqfs.engine.tree.attributes import Listing, disk_space, is_snapshot
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import Stat, Step, User
+from mqfs.net.yielding import let_client_run
 from mqfs.quotas import UserLimits
 from mqfs.serving.await_step import await_step
 from mqfs.state.file_locks import END, Held, Key, Locks
@@ -111,8 +112,7 @@ class LocalTree:
         return False
 
     def rest(self, device: int) -> bool:
-        os.sched_yield()  # the caller may share this CPU
-        return True
+        return let_client_run()
 
     def lookup(self, user: User, directory: Any, name: str) -> tuple[Any, Stat]:
         node = self.tree.walk(user, directory, name)

@@ -13,6 +13,7 @@ import trio
 
 from mqfs import limits
 from mqfs.net.tls import DescriptorCalls, TlsCalls
+from mqfs.net.yielding import let_client_run
 
 RECEIVE_BYTES = 65_536
 
@@ -72,7 +73,7 @@ class SocketStream:
             try:
                 return self._read(self._descriptor, RECEIVE_BYTES)
             except BlockingIOError:
-                os.sched_yield()
+                let_client_run()
             except OSError:
                 self.failed = True
                 return b""

@@ -19,6 +19,7 @@ from mqfs import limits
 from mqfs.errors import BadFrame, OverLimit
 from mqfs.net.peer import Peer
 from mqfs.net.tls import DescriptorCalls
+from mqfs.net.yielding import let_client_run
 from mqfs.ninep.server.session import Session
 from mqfs.serving.await_step import answered
 
@@ -104,7 +105,7 @@ class Connection:
         if self._held or self.session.unfinished:
             self._count_memory()
             size = max(size, self.session.missing)
-        yielded = False
+        is_awaited = False  # nothing came in the moment after the answer
         while not self.ended:
             try:
                 data = self._read(self.incoming, size)
@@ -113,11 +114,9 @@ class Connection:
                 if self.session.waits_to_resume:
                     if await self._pause_until_readable():
                         return b""
-                elif yielded:
+                elif is_awaited or not let_client_run():
                     await self._readable(self.incoming)
-                else:  # a client that was just answered and can run asks again at once: no wait is the cheapest
-                    os.sched_yield()
-                yielded = not yielded
+                is_awaited = not is_awaited
             except OSError as error:
                 if error.errno not in _GONE:
                     raise

@@ -21,6 +21,7 @@ from mqfs.engine.group import Group
 from mqfs.engine.language.permissions import R, W, X, require, require_scope
 from mqfs.engine.language.settings import NO_DEPTH, SYNC_REPLICA, Settings, parse_settings
 from mqfs.model import Step, User, Wait
+from mqfs.net.yielding import let_client_run
 from mqfs.quotas import require_share
 from mqfs.ring.server.intake import hold_room
 from mqfs.ring.server.keeper_link import KeeperLink
@@ -519,7 +520,7 @@ class Follower:
             if self._ring_log.ended:
                 break
             self._position = intake.position
-            os.sched_yield()
+            let_client_run()
             if intake.blocked or intake.leaves or self._ring.tail == self._position or time.monotonic() >= until:
                 break
 
