@@ -204,6 +204,7 @@ class MessageParser:
 
     def __init__(self, *, relayed: bool) -> None:
         self.too_large = 0
+        self.malformed: Malformed | None = None  # what came after the messages that were found
         self._relayed = relayed
         self._rest = bytearray()
         self._needed = 0  # bytes of the next message, as far as is known
@@ -215,7 +216,10 @@ class MessageParser:
         return len(self._rest)
 
     def receive(self, data: bytes) -> list[Message]:
-        """The messages that are complete by now. Raises Malformed."""
+        """The messages that are complete by now, those too that came before malformed bytes. Raises Malformed where
+        these come first, and at each call after that."""
+        if self.malformed is not None:
+            raise self.malformed
         if self._skip:
             passed = min(self._skip, len(data))
             self._skip -= passed
@@ -227,11 +231,16 @@ class MessageParser:
                 return found
             data = bytes(self._rest)
         at, end = 0, len(data)
-        while at < end and (stop := self._next(data, at, found)):
-            if stop > end:
-                self._skip = stop - end
-                stop = end
-            at = stop
+        try:
+            while at < end and (stop := self._next(data, at, found)):
+                if stop > end:
+                    self._skip = stop - end
+                    stop = end
+                at = stop
+        except Malformed as error:
+            self.malformed = error
+            if not found:
+                raise
         self._rest = bytearray(data[at:])
         return found
 

@@ -207,6 +207,8 @@ class Client:
                     held = self._hold(held, _large(parser.held))
                 self._count_too_large(parser)
                 await publisher.publish(messages, origin_of)
+                if parser.malformed is not None:
+                    raise parser.malformed
                 await time_slice.stop()
                 await trio.lowlevel.checkpoint()
         finally:

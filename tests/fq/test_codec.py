@@ -122,13 +122,29 @@ def test_small_pieces_of_a_large_message_cost_no_more_each() -> None:
     assert in_pieces_s(1_000_000) < 20 * in_pieces_s(100_000)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"\x00", b"\x80", b"\x01e\x80", b"\x01e\x01r" + bytes(16) + b"\x80", b"\x01e\x01r" + bytes(16) + b"\x01s\x21"],
-)
+MALFORMED = [
+    b"\x00", b"\x80", b"\x01e\x80", b"\x01e\x01r" + bytes(16) + b"\x80", b"\x01e\x01r" + bytes(16) + b"\x01s\x21",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", MALFORMED)
 def test_malformed_messages(data: bytes) -> None:
-    with pytest.raises(Malformed):
-        MessageParser(relayed=True).receive(data + bytes(200))
+    parser = MessageParser(relayed=True)
+    for _ in range(2):
+        with pytest.raises(Malformed):
+            parser.receive(data + bytes(200))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("data", MALFORMED)
+def test_messages_before_a_malformed_one_are_found(data: bytes, count: int) -> None:
+    parser, message = MessageParser(relayed=True), Message(b"e", b"r", bytes(16), b"1", b"s", bytes(4))
+    whole = codec.relayed(message)
+    assert parser.receive(whole[:-1]) == []
+    assert parser.receive(whole[-1:] + (count - 1) * whole + data + bytes(200)) == count * [message]
+    for _ in range(2):
+        with pytest.raises(Malformed):
+            parser.receive(b"")
 
 
 @pytest.mark.parametrize(

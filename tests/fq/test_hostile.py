@@ -76,6 +76,16 @@ def test_a_length_bomb_is_read_past(server: Server, address: str) -> None:
         assert resident(server) - before < 32 << 20
 
 
+def test_messages_before_a_malformed_one_are_delivered(address: str) -> None:
+    with Client(address, "reads") as reads, Client(address) as other:
+        reads.bind("malformed")
+        sent = [Message(b"malformed", b"r", bytes(16), b"%d" % n) for n in range(50)]
+        other.data.sendall(b"".join(map(codec.published, sent)) + b"\xff" * 20)
+        assert ended(other.data)  # though it sends no more
+        reads.publish("malformed", "r", b"after")
+        assert [message.payload for message in reads.receive(51)] == [*(one.payload for one in sent), b"after"]
+
+
 def resident(server: Server) -> int:
     return int(Path(f"/proc/{server.pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
