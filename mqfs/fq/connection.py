@@ -247,14 +247,15 @@ class Client:
             parser.too_large = 0
 
     def _origins(self, *, relayed: bool) -> Callable[[Message], bytes | None]:
-        """The headers of where a message is from; None for one that was here before, or had too many hops."""
+        """The headers of where a message is from; None for one that was here before, or had too many hops. The last hop
+        is its client, which may be on the host of this broker."""
         if not relayed:
             mine = origin(self.name, self.node + self.address)
             return lambda message: mine
 
         def of(message: Message) -> bytes | None:
             steps = [message.hops[at : at + HOP_BYTES] for at in range(0, len(message.hops), HOP_BYTES)]
-            if self.node in steps or len(steps) >= limits.FQ_HOPS:
+            if self.node in (steps[:-1] or steps) or len(steps) >= limits.FQ_HOPS:
                 return None
             return origin(message.sender or self.name, self.node + message.hops)
 

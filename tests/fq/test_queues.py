@@ -117,6 +117,22 @@ def test_a_peer_confirms_all_that_it_says(server: Server, address: str) -> None:
         eventually(lambda: group.stats().consumers["peer"].claimed == 0, "the last to be acked, too")
 
 
+def test_a_peers_message_of_a_client_on_this_host_was_not_here_before(address: str) -> None:
+    """Hops are brokers, the newest first, and last the client. A single one is a broker."""
+    other = bytes([192, 0, 2, 1])
+    with Client(address, "hops") as client, Client(address, node=other) as peer, publisher(address) as local:
+        client.bind("hops")
+        local.publish("hops", "r", b"local")
+        (message,) = client.receive()
+        here = message.hops[:4]
+        taken = [b"", other, other + here, other + other + here]
+        not_taken = [here, here + other, here + here, other + here + other, here + other + here]
+        for hops in (*not_taken, *taken):
+            peer.data.sendall(codec.relayed(codec.Message(b"hops", b"r", bytes(16), b"", b"s", hops)))
+        assert [message.hops for message in client.receive(len(taken))] == [here + hops for hops in taken]
+        assert peer.counts()["dropped_in"] == len(not_taken)
+
+
 def test_an_exchange_that_others_make_at_once_is_bound(server: Server, address: str) -> None:
     with ThreadPoolExecutor(1) as threads, server.connect() as tree, Client(address) as client:
         for n in range(50):
