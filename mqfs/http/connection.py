@@ -21,7 +21,7 @@ import trio
 
 from mqfs import limits
 from mqfs.engine.files.handle import OpenFile
-from mqfs.errors import MqfsError, OverLimit, TooLong
+from mqfs.errors import Interrupted, MqfsError, OverLimit, TooLong
 from mqfs.http import target, wire
 from mqfs.http.answers import Answer, Cut, TooSlow, Unauthorized
 from mqfs.http.call import Call, TimedOut, Traffic
@@ -327,11 +327,13 @@ class Connection:
 
     async def await_step(self, step: Step[T], seconds: float | None = None, *, looks: bool = True) -> T:
         """The value of a step. Raises TimedOut after that time, unless it is done by then, or `looks` to the end of
-        what is there."""
+        what is there; Interrupted where the server stops; OverLimit. Nothing was done then."""
         if not isinstance(step, Wait):
             return step
         if step.settled:
             return step.result()
+        if self.tree.closing and step.cancel():  # the others were ended before, and no one would end this one
+            raise Interrupted("the server stops")
         counted = self._count_wait(step)
         self._waits = True
         try:

@@ -26,6 +26,7 @@ from mqfs.errors import (
     BadRequest,
     Conflict,
     Exists,
+    Interrupted,
     MqfsError,
     NotFound,
     OverLimit,
@@ -149,26 +150,34 @@ async def _request(call: Call, stream: str, given: dict[str, Any], body: bytes, 
         group.remove_temporary(node)
         raise
     with closing(handle):  # it keeps the reply until the cursor has it
+        reader = tree.walk(user, group, ".cursor")
+        tree.access(user, reader, os.R_OK | os.W_OK)
         given = {**given, "headers": {**given.get("headers", {}), headers.REPLY_TO: name}}
         send = partial(_ask_for_reply, call, stream, given, body, seconds)
         await (with_stream(call, stream, send) if is_new else send())
-        with closing(tree.open(user, tree.walk(user, group, ".cursor"), os.O_RDWR)) as cursor:
-            cursor.write(f"select {name}\nseek first\nformat json\n".encode())
-            return await _reply(call, stream, cursor, seconds)
+        try:
+            with closing(tree.open(user, reader, os.O_RDWR)) as cursor:  # not before: it would count as a reader
+                cursor.write(f"select {name}\nseek first\nformat json\n".encode())
+                return await _reply(call, stream, cursor, seconds)
+        except (Interrupted, OverLimit) as error:  # of others these say that nothing was written
+            raise type(error)(f"{error} (the message was published)") from None
 
 
 async def _reply(call: Call, stream: str, cursor: Any, seconds: float) -> Answer:
     """The first message that the cursor has within a time, or the body whose parts begin with it. Raises NoReply,
-    LongReply."""
+    LongReply; Interrupted where no reply can come any more; OverLimit."""
     ends = monotonic() + seconds
     answers, size = list[Answer](), 0
     while True:
         try:
             line = await call.front.await_step(cursor.read(WHOLE), max(ends - monotonic(), 0))
         except TimedOut:
-            line = b""
+            if not answers:
+                raise NoReply(f"no reply from stream {stream!r} in {seconds:g} s") from None
+            return answers[0]  # it is a message, whatever it says: the other parts are not there
         if not line:
-            break
+            why = "the server stops" if call.tree.closing else "the stream of the reply was removed"
+            raise Interrupted(f"reply from stream {stream!r}: {why}")
         answers.append(message_of(line))
         number, total = headers.parse_part(dict(answers[-1].headers).get(_PART, ""))
         if number != len(answers) or number == total or not (total or answers[1:]):
@@ -178,11 +187,8 @@ async def _reply(call: Call, stream: str, cursor: Any, seconds: float) -> Answer
             raise LongReply(f"reply from stream {stream!r}: too long (expected at most {limits.HTTP_READ_BYTES} bytes)")
         call.front.hold(size)
         await call.front.pause()
-    if not answers:
-        reason = f"in {seconds:g} s" if monotonic() >= ends else "any more: the stream of replies was removed"
-        raise NoReply(f"no reply from stream {stream!r} {reason}")
-    if not line or number != len(answers) or number != total:
-        return answers[0]  # it is a message, whatever it says: the other parts are not there
+    if number != len(answers) or number != total:
+        return answers[0]  # as above
     body = b"".join(cast(bytes, answer.body) for answer in answers)
     return Answer(200, body, answers[-1].kind, [pair for pair in answers[-1].headers if pair[0] != _PART])
 

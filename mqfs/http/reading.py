@@ -18,7 +18,7 @@ from mqfs import limits
 from mqfs.engine.files.cursor import Cursor
 from mqfs.engine.files.status import cut
 from mqfs.engine.stream import Stream
-from mqfs.errors import BadCommand, BadRequest, Damaged, FellBehind, MqfsError, NotFound, OverLimit
+from mqfs.errors import BadCommand, BadRequest, Damaged, FellBehind, Interrupted, MqfsError, NotFound, OverLimit
 from mqfs.http import answers, cloud_events, target
 from mqfs.http.answers import NO_STORE, SANDBOX, Answer, Cut, Format, Headers
 from mqfs.http.call import WHOLE, Call, TimedOut
@@ -186,7 +186,7 @@ class AnswerMessages:
         if self._parked is not None:
             try:
                 await self._call.front.await_step(self.cursor.search)
-            except OverLimit:  # of waits: the search was given up
+            except (Interrupted, OverLimit):  # the search was given up
                 self.stop()
                 raise
             except MqfsError:
@@ -199,7 +199,7 @@ class AnswerMessages:
         if self._parked is not None:
             try:
                 await self._call.front.await_step(cast(Step[bytes], self._parked), seconds)
-            except (TimedOut, OverLimit):
+            except (Interrupted, TimedOut, OverLimit):
                 self._parked = None
                 raise
             except MqfsError:
