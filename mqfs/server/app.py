@@ -24,7 +24,8 @@ import trio
 
 from mqfs import limits
 from mqfs.clock import SystemClock
-from mqfs.engine.language.settings import parse_settings
+from mqfs.engine.group import NO_REPLICA
+from mqfs.engine.language.settings import SYNC_REPLICA, parse_settings
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadAddress, BadCommand, BadConfig, BadName, MqfsError
 from mqfs.http.gate import BrowserRules
@@ -44,7 +45,7 @@ from mqfs.server.options import LIVE, Options, has_nul, name_space
 from mqfs.server.progress import Progress
 from mqfs.server.web import Served
 from mqfs.serving import memory
-from mqfs.serving.accept import Listener, adopt, listen
+from mqfs.serving.accept import Listener, adopt, listen, require_safe
 from mqfs.serving.await_step import await_step, post_to_loop
 from mqfs.serving.fairness import Fairness
 from mqfs.store.api import Store
@@ -138,13 +139,16 @@ def check_words(options: Options) -> None:
         for text in options.listen:
             parse_address(text)
         parse_quotas(options.limit)
-        for line in options.default:
-            check_name(parse_settings([line]).dead)
+        settings = parse_settings(options.default)
+        check_name(settings.dead)
     except BadAddress as error:
         raise BadConfig(f"--listen: {error.detail}") from None
     except (BadCommand, BadName) as error:
         raise BadConfig(f"--default: {error.detail}") from None
+    if settings.sync == SYNC_REPLICA and options.replica is None:
+        raise BadConfig(f"--default: {NO_REPLICA}")
     web.check(options)
+    tracing.parse(options.trace)
     logs.check(options.log_level, options.log_format)
     if options.replica is not None:
         from mqfs.server import replica  # here, as with all of it
@@ -152,15 +156,22 @@ def check_words(options: Options) -> None:
         replica.check(options)
     elif options.standby:
         raise BadConfig("--standby: nothing to follow (expected --replica URL)")
-    encrypted = [text for text, _ in web.addresses(options) if isinstance(parse_address(text), TlsAddress)]
-    if encrypted and options.tls_cert is None:
-        raise BadConfig(f"{encrypted[0]}: no certificate (expected --tls-cert FILE)")
+    for text, _ in web.addresses(options):
+        address = parse_address(text)
+        if isinstance(address, TlsAddress) and options.tls_cert is None:
+            raise BadConfig(f"{text}: no certificate (expected --tls-cert FILE)")
+        require_safe(address, insecure=options.insecure, identified=is_identified(options))
     if options.require_token and options.token_file is None:
         raise BadConfig("--require-token: no tokens (expected --token-file FILE)")
     if options.audit not in LEVELS:
         raise BadConfig(f"--audit {options.audit!r}: unknown level (expected {', '.join(LEVELS)})")
     if identity.user_number(options.tcp_user) is None:
         raise BadConfig(f"--tcp-user {options.tcp_user!r}: unknown user (expected one of getent passwd)")
+
+
+def is_identified(options: Options) -> bool:
+    """Whether clients over TLS are identified, by a token or a certificate."""
+    return options.token_file is not None or options.tls_client_ca is not None
 
 
 def check_standard_files(options: Options) -> None:
@@ -276,7 +287,7 @@ class Server:
     def listen(self) -> None:
         """Listen on all addresses, or none. Early clients wait until they are served. Raises BadAddress."""
         options = self.options
-        identified = self.tokens is not None or options.tls_client_ca is not None
+        identified = is_identified(options)
         if options.service is not None:
             make_name_space(options.service)
         try:

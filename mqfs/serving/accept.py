@@ -277,15 +277,13 @@ def listen(
     insecure: bool = False,
     identified: bool = False,
 ) -> Listener:
-    """Listen now, or BadAddress. `kind` and `mode` are those of a unix socket. Off loopback, TLS needs clients that are
-    `identified` (by token or certificate), and TCP needs `insecure`, which permits both."""
+    """Listen now, or BadAddress. `kind` and `mode` are those of a unix socket, the others as of `require_safe`."""
     where = parse_address(address) if isinstance(address, str) else address
+    require_safe(where, insecure=insecure, identified=identified)
     try:
         if isinstance(where, UnixAddress):
             file = SocketFile(where.path, kind, mode)
             return Listener(where, file.socket, file.close)
-        if not insecure and not is_loopback(where.host):
-            _require_safe(where, identified)
         return _listen_tcp(where)
     except OSError as error:
         raise BadAddress(explain_failure(where, error)) from None
@@ -300,13 +298,16 @@ def adopt(sock: socket.socket, *, insecure: bool = False) -> Listener:
         where = UnixAddress(os.fsdecode(name).replace("\0", "@"))
     else:
         where = TcpAddress(name[0], name[1])
-        if not insecure and not is_loopback(where.host):
-            _require_safe(where, False)
+        require_safe(where, insecure=insecure)
     sock.setblocking(False)
     return Listener(where, sock, sock.close)
 
 
-def _require_safe(address: TcpAddress | TlsAddress, identified: bool) -> None:
+def require_safe(address: Address, *, insecure: bool = False, identified: bool = False) -> None:
+    """Check an address to listen at. Off loopback, TLS needs clients that are `identified` (by token or certificate),
+    and TCP needs `insecure`, which permits both. Raises BadAddress."""
+    if insecure or isinstance(address, UnixAddress) or is_loopback(address.host):
+        return
     if isinstance(address, TcpAddress):
         lack, expected = "nothing is encrypted", "tls!HOST!PORT, or --insecure"
     elif not identified:

@@ -131,6 +131,52 @@ def test_a_start_and_other_commands_refuse_such_a_file_in_a_line(tmp_path: Path,
     assert "bad  configuration: --config mqfs.toml: " in done.stdout
 
 
+# Options that a start refuses, whatever the machine is, some only where they are put in force.
+REFUSED = [
+    'trace = "x,y"',
+    'audit = "some"',
+    'limit = "* messages=many"',
+    'tcp-user = "no such user"',
+    'default = "sync replica"',
+    'default = ["deliver one", "data coalesce"]',
+    'default = ["keep ring", "sync replica"]\nreplica = "file:///r"\nstore = "s"',
+    'http-ntfy = "a=tcp!0.0.0.0!0"',
+    'fq = "tls!0.0.0.0!0"\ntls-cert = "a.pem"',
+    'fq = "tls!127.0.0.1!0"',
+    'fq-node = "localhost"',
+    'fq-users = "u"',
+    'service = "udp!x"',
+    "http-qpubs = true\nhttp = []",
+    "standby = true",
+    "require-token = true",
+    'replica = "file:///r"',
+    'replica = "ftp://r"\nstore = "s"',
+    'replica = "file:///r"\nstore = "s"\nconfirm = "2"',
+    'replica = "file:///r"\nstore = "s"\nfailover = "1s"',
+    'replica = "file:///r"\nstore = "s"\nreplica-keep = "long"',
+]
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_a_start_refuses_is_refused_by_a_reload(server: Server, text: str) -> None:
+    """In the same words; nothing of the file is put in force."""
+    text = f'{PLAIN if "http =" not in text else ""}http-host = "mq.example"\n{text}\n'
+    (server.folder / "mqfs.toml").write_text(text)
+    done = run("serve", "--config", "mqfs.toml", cwd=server.folder)
+    assert (done.returncode in (1, 2), done.stderr.count("\n")) == (True, 1), done.stderr
+    reload(server, text, "the options stay as they were")
+    assert f"{done.stderr.strip()}; the options stay as they were\n" in server.text()
+    assert "options changed" not in server.text()
+
+
+def test_lines_of_defaults_that_fit_together_are_accepted(tmp_path: Path) -> None:
+    with Server("--listen", "unix!s", "--default", "deliver one", "--default", "ack next", cwd=tmp_path) as server:
+        with connect(f"unix!{tmp_path}/s") as client:
+            client.mkdir("g")
+            assert b"ack next" in client.open("g/ctl").receive(10_000)
+        assert server.stop() == 0
+
+
 def test_without_a_file_there_is_nothing_to_read(tmp_path: Path) -> None:
     with Server("--listen", "unix!s", cwd=tmp_path) as server:
         server.process.send_signal(signal.SIGHUP)
