@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -60,7 +60,6 @@ CLAIM_VERBS = frozenset(("ack", "nack", "release", "dead", "touch"))
 SETUP_VERBS = frozenset(("format", "select", "cover", "until", "prefetch", "seek"))  # said again after a restart
 ONCE_VERBS = frozenset(("eof", "clear", "drop", "redrive"))  # of ctl: not to be done twice
 MARGIN_S = 1.0  # before an id is forgotten
-LINES_AT_ONCE = 1_024  # of a write under way: a connection has limits.TAGS unanswered requests
 
 
 class OpenFile:
@@ -379,9 +378,9 @@ class OpenFile:
         """Refuse a write of at least `size` bytes: a mount may get only the first piece of it. Raises TooLong."""
         raise TooLong(f"write of {size} bytes or more (expected at most {limits.MESSAGE_BYTES} with a mount)")
 
-    def _write_request(self, data: bytes, size: int, *, is_repeatable: bool) -> Step[int]:
+    def _write_request(self, data: bytes, size: int, rest: bytes = b"", *, is_repeatable: bool) -> Step[int]:
         """One write to its own fid. One that is not repeatable fails where its outcome is unknown, as does one whose id
-        may be forgotten."""
+        may be forgotten. `size`: the result; `rest`: the unfinished line that then waits here."""
         began_s = time.monotonic()
 
         def make(call: OneRequest[int]) -> Fcall:
@@ -392,13 +391,19 @@ class OpenFile:
                 raise TooLong(f"{len(data)} bytes (expected at most {most} with this msize)")
             return m.Twrite(0, self.require_fid(), 0, data)
 
-        call: OneRequest[int] = OneRequest(self.session, make, lambda reply: size, held=len(data))
+        written = partial(self._written, size, rest)
+        call: OneRequest[int] = OneRequest(self.session, make, written, held=len(data))
         self.session.begin(call)
         return call
 
-    def _publish(self, body: bytes, size: int) -> Step[int]:
+    def _written(self, size: int, rest: bytes, reply: Fcall) -> int:
+        """Not before that: a write that is refused or cancelled leaves the unfinished line as it was."""
+        self.partial = rest
+        return size
+
+    def _publish(self, body: bytes, size: int, rest: bytes = b"") -> Step[int]:
         """One message, under an id. Where `.put` refuses for the id's sake, by the file's own fid without one. `size`:
-        the result; 0: of a part of a write, which holds its memory as a whole."""
+        the result, 0 of the last line of a closed file; `rest`: as of `_write_request`."""
         channel, began_s = self.channel, time.monotonic()
         assert channel is not None
         # By its inode: another client may have renamed the stream, and made another of that name.
@@ -415,11 +420,12 @@ class OpenFile:
         def recover(error: MqfsError) -> Step[int]:
             # BadRequest: an older server does not know the key `file`.
             if isinstance(error, OverLimit | NotFound | Denied | BadRequest) and not call.repeated:
-                return self._write_request(body, size, is_repeatable=False)
+                return self._write_request(body, size, rest, is_repeatable=False)
             raise error
 
-        held = len(data) if size else 0
-        call: OneRequest[int] = OneRequest(self.session, make, lambda reply: size, recover=recover, held=held)
+        written = partial(self._written, size, rest)
+        held = len(data) if size else 0  # of a last line: its close(2) cannot be refused
+        call: OneRequest[int] = OneRequest(self.session, make, written, recover=recover, held=held)
         self.session.begin(call)
         return call
 
@@ -434,22 +440,21 @@ class OpenFile:
     _quoted = "", b""
 
     def _write_lines(self, data: bytes) -> Step[int]:
-        """Whole lines are messages; what follows the last newline waits here."""
+        """Whole lines are messages; what follows the last newline waits here. Several are one write to the file itself,
+        as the server keeps all of such a write or none; only one has an id under which it can be repeated."""
         *lines, rest = (self.partial + data).split(b"\n")
         if len(rest) > limits.LINE_BYTES or any(len(line) >= limits.MESSAGE_BYTES for line in lines):
             raise TooLong(f"line too long (expected at most {limits.MESSAGE_BYTES} bytes)")
         if not lines:
             self.partial = rest
             return len(data)
-        held = len(self.partial) + len(data)
-        self.session.hold(held)
-
-        def finish(error: MqfsError | None) -> None:
-            self.session.hold(-held)
-            if error is None:
-                self.partial = rest
-
-        return in_turn((self._publish(line + b"\n", 0) for line in lines), len(data), finish)
+        whole, size = b"".join(line + b"\n" for line in lines), len(data)
+        if len(whole) > limits.MESSAGE_BYTES:  # more than the server takes at once: the count says how much is written
+            whole, rest = whole[: whole.rindex(b"\n", 0, limits.MESSAGE_BYTES) + 1], b""
+            size = len(whole) - len(self.partial)
+        if whole.find(b"\n") == len(whole) - 1:
+            return self._publish(whole, size, rest)
+        return self._write_request(whole, size, rest, is_repeatable=False)
 
     # ------------------------------------------------------------ commands
 
@@ -541,36 +546,3 @@ class OpenFile:
             self.tree.channels.release(self.channel)
         if self.link is not None and self.failed is None:
             drop(self.link, self.fid)
-
-
-def in_turn(steps: Iterator[Step[int]], size: int, finish: Callable[[MqfsError | None], None]) -> Step[int]:
-    """A step of that size which is done when all are: they are begun in order, LINES_AT_ONCE under way, and after an
-    error no more. `finish` is called with the first error before that."""
-    whole: Wait[int] = Wait()
-    under_way, failure = 0, None  # type: int, MqfsError | None
-
-    def advance() -> None:
-        nonlocal under_way
-        while failure is None and under_way < LINES_AT_ONCE and (step := next(steps, None)) is not None:
-            if isinstance(step, Wait):
-                under_way += 1
-                step.subscribe(answered)
-        if under_way or whole.settled:
-            return
-        finish(failure)
-        if failure is None:
-            whole.resolve(size)
-        else:
-            whole.fail(failure)
-
-    def answered(step: Wait[int]) -> None:
-        nonlocal under_way, failure
-        under_way -= 1
-        try:
-            step.result()
-        except MqfsError as error:
-            failure = failure or error
-        advance()
-
-    advance()
-    return whole

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import json
 import os
 import random
 import select
@@ -276,6 +277,21 @@ def test_a_write_has_more_lines_than_a_connection_has_tags(elsewhere: Elsewhere)
     with open(group / "s", "wb", buffering=0) as file:
         assert file.write(lines) == len(lines)
     assert (group / ".kept" / "s").read_bytes() == lines
+
+
+def test_lines_that_wait_for_room_when_the_server_ends_are_an_error_and_not_there(elsewhere: Elsewhere) -> None:
+    """Several are one write, which has no id: one is repeated."""
+    group = elsewhere.group("g", "replay all", "data line", "depth 2", "full block")
+    (group / "s").write_bytes(b"1\n2\n")
+    with ThreadPoolExecutor(2) as threads, open(group / "s", "wb") as one, open(group / "s", "wb", buffering=0) as two:
+        alone, both = threads.submit(os.write, one.fileno(), b"3\n"), threads.submit(two.write, b"4\n5\n")
+        eventually(lambda: json.loads((group / ".stats").read_text())["streams"]["s"]["blocked"] == 2, "both to wait")
+        elsewhere.server.restart()
+        with pytest.raises(OSError, match="Input/output error"):
+            both.result(HANG_S)
+        (group / "ctl").write_text("clear s\n")
+        assert alone.result(HANG_S) == 2
+        assert (group / ".kept" / "s").read_bytes() == b"3\n"
 
 
 def test_a_large_kept_stream_is_read_in_one_call(elsewhere: Elsewhere) -> None:

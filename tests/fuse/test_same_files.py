@@ -1,0 +1,187 @@
+"""The files of `mqfs mount` are those of `mqfs serve --mount`: the same calls on both have the same answers."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.fuse.served_by import WRITE, Child, calls
+from tests.fuse.test_interrupts import WRITER
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import COMMAND, Server, short_folder, unmount
+
+pytestmark = pytest.mark.process
+numbers = itertools.count(1)
+
+
+class Place(NamedTuple):
+    """A new group, seen through one of the mounts. `near`: the same through the server's own."""
+
+    group: Path
+    near: Path
+
+    def kept(self, stream: str = "s") -> bytes:
+        return (self.near / ".kept" / stream).read_bytes()
+
+    def say(self, *lines: str) -> None:
+        """Write commands to ctl, where the server is."""
+        (self.near / "ctl").write_text("".join(f"{line}\n" for line in lines))
+
+
+def end(*servers: Server) -> None:
+    """Whoever hangs on a mount of theirs is free then."""
+    for server in servers:
+        server.process.kill()
+
+
+@pytest.fixture(scope="module")
+def mounts() -> Iterator[list[Path]]:
+    """The mount of a server, and one of `mqfs mount` of that server."""
+    with short_folder() as folder, Server.at(folder, mount=True) as server:
+        elsewhere = folder / "elsewhere"
+        (folder / "mount").mkdir()
+        elsewhere.mkdir()
+        words = [*COMMAND, "mount", server.address, str(elsewhere)]
+        guard = None
+        try:
+            with Server(cwd=folder / "mount", program=words) as mount:
+                guard = threading.Timer(HANG_S, partial(end, mount, server))
+                guard.start()
+                yield [server.path, elsewhere]
+        finally:
+            if guard is not None:
+                guard.cancel()
+            unmount(elsewhere)
+
+
+@pytest.fixture
+def on_both(mounts: list[Path]) -> Callable[..., list[Any]]:
+    """Run a scene in a group of its own on each mount; what came of it on both."""
+
+    def run(scene: Callable[[Place], Any], *ctl: str) -> list[Any]:
+        found = []
+        for path in mounts:
+            name = f"g{next(numbers)}"
+            place = Place(path / name, mounts[0] / name)
+            place.near.mkdir()
+            place.say("replay all", *ctl)
+            (place.near / "s").touch()
+            found.append(scene(place))
+        return found
+
+    return run
+
+
+def answer(call: Callable[..., Any], *arguments: Any) -> Any:
+    """What a call returns; the name of its error."""
+    try:
+        return call(*arguments)
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
+
+
+# ------------------------------------------------------------ whole lines
+
+BLOCK = ("data line", "depth 2", "full block")
+
+
+def fill(place: Place) -> None:
+    """Until it has no room."""
+    assert (place.near / "s").write_bytes(b"a\nb\n") == 4
+
+
+@pytest.mark.parametrize("data", [b"c\n", b"c\nd\n"], ids=["one", "two"])
+def test_a_signal_ends_a_write_of_lines_that_waits_for_room(on_both: Callable[..., list[Any]], data: bytes) -> None:
+    def scene(place: Place) -> tuple[str, bytes]:
+        fill(place)
+        program = WRITER + f"signal.setitimer(signal.ITIMER_REAL, 0.1)\nprint(errno.errorcode[-write({data!r})])\n"
+        with Child(place.group, program + f"write({data!r})") as child:
+            said = child.line()
+            eventually(lambda: calls(child.process.pid, WRITE))
+            child.process.send_signal(signal.SIGKILL)
+            child.process.wait(HANG_S)
+        place.say("clear s")
+        (place.group / "s").write_bytes(b"later\n")
+        return said, place.kept()
+
+    assert on_both(scene, *BLOCK) == 2 * [("EINTR", b"later\n")]
+
+
+@pytest.mark.parametrize("data", [b"c\n", b"c\nd\n", b"c\nd\nrest"], ids=["one", "two", "rest"])
+def test_a_write_of_lines_that_does_not_wait_is_refused_at_once(on_both: Callable[..., list[Any]], data: bytes) -> None:
+    def scene(place: Place) -> tuple[str, bytes]:
+        fill(place)
+        fd = os.open(place.group / "s", os.O_WRONLY | os.O_NONBLOCK)
+        said = answer(os.write, fd, data)
+        place.say("clear s")
+        assert os.write(fd, b"later\n") == 6
+        os.close(fd)
+        return said, place.kept()
+
+    assert on_both(scene, *BLOCK) == 2 * [("EAGAIN", b"later\n")]
+
+
+@pytest.mark.parametrize("before", [b"", b"half "], ids=["whole", "unfinished"])
+@pytest.mark.parametrize("data", [b"1\n2\n3\n", b"1\n2\n3\n4"], ids=["lines", "rest"])
+def test_a_refused_write_of_lines_keeps_none_of_them(
+    on_both: Callable[..., list[Any]], before: bytes, data: bytes
+) -> None:
+    """So a program that writes the same again doubles nothing; the unfinished line before it is as it was."""
+
+    def scene(place: Place) -> tuple[Any, ...]:
+        fill(place)
+        with open(place.group / "s", "wb", buffering=0) as file:
+            if before:
+                file.write(before)
+            refused = [answer(file.write, data), answer(file.write, data)]
+            place.say("clear s")
+            taken = answer(file.write, data)
+        refusals = [json.loads(line)["text"] for line in (place.near / ".errors").read_text().splitlines()]
+        eventually(lambda: place.kept().endswith(data[-1:]), "the last line, which is written after the close")
+        return refused, taken, place.kept(), refusals
+
+    full = "stream 's': depth reached with 2 messages, 4 bytes"
+    assert on_both(scene, "data line", "depth 4", "full reject") == 2 * [
+        (["ENOSPC", "ENOSPC"], len(data), before + data, [full, full])
+    ]
+
+
+def test_a_write_of_lines_is_seen_whole_or_not_at_all(on_both: Callable[..., list[Any]]) -> None:
+    """The messages of one write lie next to each other."""
+
+    def scene(place: Place) -> list[tuple[int, str]]:
+        (place.group / "s").write_bytes(b"".join(b"%d\n" % number for number in range(100)))
+        with open(place.near / ".cursor", "r+b", buffering=0) as cursor:
+            cursor.write(b"seek first\nformat json\n")
+            found = [json.loads(cursor.read(4096)) for _ in range(100)]
+        first = found[0]["sequence"]
+        return [(one["sequence"] - first, one["body"]) for one in found]
+
+    here, elsewhere = on_both(scene, "data line")
+    assert elsewhere == here
+
+
+def test_lines_of_more_than_a_message_are_written_in_pieces(on_both: Callable[..., list[Any]]) -> None:
+    """A program that continues after a short count, as all of coreutils do, writes each line once."""
+    lines = b"".join(b"%d\n" % number for number in range(100_000))
+
+    def scene(place: Place) -> bool:
+        with open(place.group / "s", "wb", buffering=0) as file:
+            file.write(bytes(900_000))
+            rest = b"\n" + lines + b"end"
+            while rest:
+                rest = rest[file.write(rest) :]
+        eventually(lambda: place.kept().endswith(b"end"), "the last line, which is written after the close")
+        return place.kept() == bytes(900_000) + b"\n" + lines + b"end"
+
+    assert on_both(scene, "data line") == [True, True]
