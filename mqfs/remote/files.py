@@ -24,6 +24,7 @@ from mqfs.errors import (
     Denied,
     DiskFailed,
     Exists,
+    Interrupted,
     MqfsError,
     NotFound,
     OverLimit,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from mqfs.remote.tree import RemoteNode, RemoteTree
 
 CLAIM_VERBS = frozenset(("ack", "nack", "release", "dead", "touch"))
+ANSWERED_VERBS = frozenset(("info", "measure", "selected", "streams"))  # the next read returns what they ask for
 SETUP_VERBS = frozenset(("format", "select", "cover", "until", "prefetch", "seek"))  # said again after a restart
 ONCE_VERBS = frozenset(("eof", "clear", "drop", "redrive"))  # of ctl: not to be done twice
 MARGIN_S = 1.0  # before an id is forgotten
@@ -80,6 +82,9 @@ class OpenFile:
         self.resume = 0  # where the next Tread is to continue
         self.last = PartialRead()
         self.returned: list[bytes] = []  # next to be read: what could not be delivered, and the text of a refusal
+        self.due: set[str] = (
+            set()
+        )  # "refusal", "answer": texts at the server, which the next reads return in that order
         self.setup: dict[str, str] = {}  # commands to be said again
         self.partial = b""  # an unfinished line
         self.claimed_on: Link | None = None  # the connection of the last claim
@@ -136,6 +141,7 @@ class OpenFile:
                     self.failed = error
             else:
                 self.fid, self.link, self.failed = fid, link, None
+                self.due.clear()
                 if self not in self.session.files:  # closed meanwhile
                     drop(link, fid)
                 self.resume = self.position if self.positioned else 0
@@ -180,6 +186,8 @@ class OpenFile:
         if self.ahead is not None:
             return self.ahead.read(count, offset)
         call: OneRequest[bytes]
+        if self.due and self.positioned:
+            return self._read_text(count, offset)
         if self.positioned:
             if (rest := self.rest(count, offset)) is not None:
                 return rest
@@ -269,6 +277,27 @@ class OpenFile:
             return self.verify_end(partial(self.read, count, offset))
         (self.position,) = POSITION.unpack_from(reply.data)
         return self.last.first(reply.data[POSITION.size :], count, offset)
+
+    def _read_text(self, count: int, offset: int) -> Step[bytes]:
+        """A text that is due. It comes before the rest of the last message, which stays here."""
+        is_due = True
+
+        def make(call: OneRequest[bytes]) -> Fcall | bytes:
+            nonlocal is_due
+            if self.failed is not None:
+                return self.after_failure()
+            is_due = bool(self.due)  # else it went with its server
+            return self.next_request() if is_due else open_state(self.fid)
+
+        def finish(reply: Any) -> Step[bytes]:
+            if is_due:
+                self.due.discard("refusal" if "refusal" in self.due else "answer")
+                self.returned.append(reply.data[POSITION.size :])
+            return self.read(count, offset)
+
+        call: OneRequest[bytes] = OneRequest(self.session, make, finish)
+        self.session.begin(call)
+        return call
 
     def push_back(self, data: bytes) -> None:
         if self.positioned and not self.returned:
@@ -460,16 +489,16 @@ class OpenFile:
 
     def _write_commands(self, data: bytes) -> Step[int]:
         """The whole lines of a file of commands; an unfinished one waits for the next write, or the close."""
-        whole, newline, rest = (self.partial + data).rpartition(b"\n")
+        before, text = self.partial, self.partial + data
+        whole, newline, rest = text.rpartition(b"\n")
         if rest == b"ack" and not newline:  # as in the engine: no other command begins so
             whole, newline, rest = rest, b"\n", b""
-        if len(whole) + len(rest) > limits.CTL_BYTES:
-            raise TooLong(
-                f"commands of {len(whole) + len(rest)} bytes (expected at most {limits.CTL_BYTES} in a write)"
-            )
-        self.partial = rest
-        if not newline:
+        if len(text) > limits.CTL_BYTES:  # the server refuses it, and says so in `.errors`
+            whole, newline, rest = text[: limits.MESSAGE_BYTES], b"", b""
+        elif not newline:
+            self.partial = rest
             return len(data)
+        self.partial = rest
         lines = whole.decode("utf-8", "surrogateescape").split("\n")
         verbs = {(line.split() or [""])[0] for line in lines}
 
@@ -489,9 +518,15 @@ class OpenFile:
         def recover(error: MqfsError) -> int:
             if call.repeated and isinstance(error, Exists | NotFound):
                 return len(data)  # the first attempt did it
+            if self.reads and not isinstance(error, Interrupted):
+                self.due.add("refusal")
             raise error
 
-        call: OneRequest[int] = CommandRequest(self.session, make, finish, recover=recover)
+        def undo(error: BaseException) -> None:
+            if self.partial is rest:  # else a later write changed it
+                self.partial = before if isinstance(error, Interrupted) else b""
+
+        call: OneRequest[int] = CommandRequest(self.session, make, finish, recover=recover, undo=undo)
         self.session.begin(call)
         return call
 
@@ -499,6 +534,8 @@ class OpenFile:
         """Commands were accepted: remember those that hold until the next of their kind."""
         for line in lines:
             verb = (line.split() or [""])[0]
+            if verb in ANSWERED_VERBS and self.reads:
+                self.due.add("answer")
             if verb not in SETUP_VERBS or self.node.name == "ctl":
                 continue
             if verb == "seek":

@@ -262,8 +262,31 @@ class OneRequest(Wait[T]):
 class CommandRequest(OneRequest[T]):
     """One of commands: a server that was left without an answer is waited for as a disk is."""
 
-    __slots__ = ()
+    __slots__ = ("_undo",)
     is_prompt = True
+
+    def __init__(
+        self,
+        session: Session,
+        make: Callable[[OneRequest[T]], Fcall | T],
+        finish: Callable[[Fcall], Step[T]],
+        *,
+        recover: Callable[[MqfsError], Step[T]],
+        undo: Callable[[BaseException], None],
+    ) -> None:
+        """As OneRequest. `undo`: called with the error where it fails, and with Interrupted where it is cancelled."""
+        super().__init__(session, make, finish, recover=recover)
+        self._undo = undo
+
+    def fail(self, error: BaseException) -> None:
+        self._undo(error)
+        super().fail(error)
+
+    def cancel(self, otherwise: BaseException | None = None) -> bool:
+        if not super().cancel(otherwise):
+            return False
+        self._undo(Interrupted())
+        return True
 
 
 class Session:

@@ -446,6 +446,54 @@ def test_a_command_of_a_descriptor_that_never_waits_is_carried_out_by_the_next_s
         os.close(fd)
 
 
+def test_commands_that_a_signal_kept_from_the_server_leave_no_line(elsewhere: Elsewhere) -> None:
+    """A program writes the same again then."""
+    group = elsewhere.group("g", "replay all")
+    (group / "s").write_bytes(b"one")
+    program = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.siginterrupt(signal.SIGALRM, True)
+fd = os.open(mq + "/.cursor", os.O_RDWR)
+os.write(fd, b"format ")
+print("open")
+input()
+signal.setitimer(signal.ITIMER_REAL, 0.1)
+print(libc.write(fd, b"line\\nseek ", 10) < 0 and errno.errorcode[ctypes.get_errno()])
+input()
+os.write(fd, b"line\\nseek ")
+os.write(fd, b"first\\n")
+print(os.read(fd, 64))
+"""
+    with Child(group, program) as child:
+        assert child.line() == "open"
+        elsewhere.server.kill()
+        child.tell()
+        assert child.line() == "EINTR"
+        elsewhere.server.start()
+        child.tell()
+        assert child.line() == repr(b"one\n")
+
+
+def test_an_answer_that_was_due_goes_with_its_server(elsewhere: Elsewhere) -> None:
+    group = elsewhere.group("g", "replay all")
+    (group / "s").write_bytes(b"first")
+    (group / "s").write_bytes(b"second")
+    with open(group / ".cursor", "r+b", buffering=0) as cursor, ThreadPoolExecutor(1) as threads:
+        assert cursor.read(3) == b"fir"
+        cursor.write(b"info\n")
+        elsewhere.server.restart()
+        assert [cursor.read(64), cursor.read(64)] == [b"st", b"second"]
+        cursor.write(b"seek first\n")
+        assert cursor.read(3) == b"fir"
+        cursor.write(b"info\n")
+        elsewhere.server.kill()
+        rest = threads.submit(cursor.read, 64)
+        elsewhere.server.start()
+        assert [rest.result(HANG_S), cursor.read(64)] == [b"st", b"second"]
+
+
 def test_virtual_files_open_across_a_restart_are_read_anew(elsewhere: Elsewhere) -> None:
     group = elsewhere.group("g", "replay all")
     (group / "s").write_bytes(b"one\n")

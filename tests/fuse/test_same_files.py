@@ -6,6 +6,8 @@ import errno
 import itertools
 import json
 import os
+import re
+import select
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -185,3 +187,81 @@ def test_lines_of_more_than_a_message_are_written_in_pieces(on_both: Callable[..
         return place.kept() == bytes(900_000) + b"\n" + lines + b"end"
 
     assert on_both(scene, "data line") == [True, True]
+
+
+# ------------------------------------------------------------ commands and their answers
+
+
+class Session:
+    """An open `.cursor` that does not wait, or a consumer, and what was said to it."""
+
+    def __init__(self, place: Place, file: str) -> None:
+        self.fd = os.open(place.group / file, os.O_RDWR | os.O_NONBLOCK)
+
+    def write(self, data: bytes) -> Any:
+        return answer(os.write, self.fd, data)
+
+    def read(self, count: int = 4096) -> Any:
+        """A read that waits, but not long, for a message or an answer which is not there yet."""
+        with select.epoll() as poll:
+            poll.register(self.fd, select.EPOLLIN)
+            found = answer(os.read, self.fd, count)
+            while found == "EAGAIN" and poll.poll(0.5):
+                found = answer(os.read, self.fd, count)
+        return found
+
+
+STEPS: dict[str, list[bytes | int]] = {  # what is written, and how many bytes are read
+    "refused, then the rest of its line": [b"bogus\nformat js", 4096, b"on\n", 4096, 4096],
+    "refused, then another line": [
+        b"bogus\nformat js",
+        4096,
+        b"format line\n",
+        4096,
+        b"bogus",
+        b"\n",
+        4096,
+        b"x",
+        b"y\n",
+    ],
+    "too much at once": [b"info\n" * 20_000, 4096, b"format json\n", 4096],
+    "too much with the line before it": [b"x" * 40_000, b"x" * 40_000, 4096, b"format json\n", 4096],
+    "info within a message": [b"seek first\n", 4, b"info\n", 4096, 4096, 4096],
+    "info in pieces": [b"seek first\n", 4, b"info\n", 5, 7, 4096, 3, 4096],
+    "a refusal within a message": [b"seek first\n", 4, b"seek nonsense\n", 4096, 4096, 4096],
+    "a refusal in pieces": [b"seek first\n", 4, b"seek nonsense\n", 5, 5, 4096, 2, 4096],
+    "both, the reason first": [b"seek first\n", 4, b"info\n", b"bogus\n", 4096, 4096, 4096, 4096],
+    "two refusals, of which the last one counts": [
+        b"seek first\n",
+        4,
+        b"bogus\n",
+        b"seek nonsense\n",
+        4096,
+        4096,
+        4096,
+    ],
+    "info and a seek": [b"seek first\n", 4, b"info\nseek first\n", 4096, 4096],
+    "info, and a seek in the next write": [b"seek first\n", 4, b"info\n", b"seek last\n", 4096, 4096],
+    "answers that are made": [b"seek first\n", 4, b"streams\n", 9, 4096, 4096, b"selected\n", 4096, 4096],
+    "a measure": [b"seek first\n", 4, b"measure 1\n", 4096, 4096, 4096],
+    "info without a message": [b"info\n", 4096, 4096],
+    "each": [b"format each\n", 4, b"info\n", 4096, 4096, 4096, 4096],
+}
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("file", [".cursor", ".consumers/c"])
+def test_commands_are_answered_at_the_next_read(
+    on_both: Callable[..., list[Any]], file: str, steps: list[bytes | int]
+) -> None:
+    def scene(place: Place) -> list[Any]:
+        for body in (b"abcdefghij\n", b"second\n"):
+            (place.near / "s").write_bytes(body)
+        (place.near / ".consumers" / "c").touch()
+        session = Session(place, file)
+        done = [session.write(step) if isinstance(step, bytes) else session.read(step) for step in steps]
+        os.close(session.fd)
+        return [re.sub(rb'"group": \d+|time"?[ :][\d.]+', b"", one) if isinstance(one, bytes) else one for one in done]
+
+    here, elsewhere = on_both(scene)
+    assert elsewhere == here
