@@ -39,6 +39,7 @@ class OpenClaim:
     user: User
     account: Hashable
     alarm: Alarm
+    has_place: bool = False  # of its account's, for a message that it waits for
     deliveries: dict[int, int] = attrs.Factory(dict)
     due_ns: dict[int, int] = attrs.Factory(dict)
 
@@ -63,22 +64,33 @@ class Claims:
             raise OverLimit(f"open claims: {limits.HTTP_USER_CLAIMS} of this user (expected an ack or release first)")
         return min(left, wanted)
 
-    def has_room(self, account: Hashable) -> bool:
-        """Whether a user may claim one more by now: others of its requests may have waited, too."""
-        return self._of_user[account] < limits.HTTP_USER_CLAIMS
+    def take_place(self, claim: OpenClaim) -> bool:
+        """Count the next message of a claim request, before it waits for it: others of its user may wait, too. False:
+        that user has no room for it."""
+        if not claim.has_place and self._of_user[claim.account] < limits.HTTP_USER_CLAIMS:
+            self._of_user[claim.account] += 1
+            claim.has_place = True
+        return claim.has_place
+
+    def give_place(self, claim: OpenClaim) -> None:
+        """The claim request waits for no further message."""
+        self._of_user[claim.account] -= claim.has_place
+        claim.has_place = False
 
     def begin(self, handle: Any, node: Any, user: User, account: Hashable) -> OpenClaim:
-        """A claim request; without messages yet. `account`: charged with them."""
+        """A claim request; without messages yet, and with a place for the first. `account`: charged with them; `room`
+        was asked for it."""
         number = next(self._numbers)
         alarm = Alarm(self._tree.timers, node.group, CONSUMERS, "ending leases", partial(self._expire, number))
         secret = hmac.digest(self._key, f"{number}.{user.uid}".encode(), "sha256")[:MAC_BYTES].hex()
         claim = self._open[number] = OpenClaim(number, secret, handle, node, user, account, alarm)
+        self.take_place(claim)
         return claim
 
     def add(self, claim: OpenClaim, sequence: int, delivery: int) -> str:
-        """A message that its handle claimed. Returns the token."""
+        """A message that its handle claimed, in the place that was taken for it. Returns the token."""
         claim.deliveries[sequence] = delivery
-        self._of_user[claim.account] += 1
+        claim.has_place = False
         return self._token(claim, sequence)
 
     def lease(self, claim: OpenClaim, sequences: Iterable[int], seconds: float) -> None:
@@ -117,6 +129,7 @@ class Claims:
                 self._of_user[claim.account] -= 1
             claim.due_ns.pop(sequence, None)
         if not claim.deliveries:
+            self.give_place(claim)
             self._open.pop(claim.number, None)
             claim.handle.close()
             if not self._of_user[claim.account]:

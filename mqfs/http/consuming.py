@@ -106,14 +106,14 @@ class Collector:
     """Reads messages from a handle, each claimed by its read."""
 
     def __init__(self, call: Call, handle: ConsumerHandle, most: int, room: Callable[[], bool] = lambda: True) -> None:
-        """`room`: whether the user may have more."""
+        """`room`: takes a place for one more message, and says whether there is one."""
         self._call, self._handle, self._most, self._room = call, handle, most, room
         self.size = self._charged = 0  # bytes
 
     async def collect(self, seconds: float, add: Callable[[bytes, int, int], None]) -> None:
         """`add` the present messages: bytes, sequence, delivery. Wait for the first only."""
         count = 0
-        while count < self._most and self.size < limits.HTTP_CLAIM_BYTES and (not count or self._room()):
+        while count < self._most and self.size < limits.HTTP_CLAIM_BYTES and self._room():
             try:
                 step, most = self._handle.read(WHOLE), _NEXT_S if count else seconds
                 if isinstance(step, Wait) and not (step.settled or (most and not count)) and step.cancel(TimedOut()):
@@ -164,13 +164,14 @@ async def claim(call: Call) -> Answer:
         lines.append(b'{"token":"%b",' % token.encode() + line[1:])
 
     try:
-        await Collector(call, handle, most, lambda: claims.has_room(call.owner)).collect(wait, add)
+        await Collector(call, handle, most, partial(claims.take_place, mine)).collect(wait, add)
     except BaseException:
         claims.release(mine)
         raise
     if not lines:
         claims.release(mine)
         return Answer(204, headers=list(NO_STORE))
+    claims.give_place(mine)
     claims.lease(mine, mine.deliveries, lease)
     return Answer(200, b"".join(lines), LINES, [*NO_STORE, SANDBOX], partial(_unless_sent, call, mine))
 

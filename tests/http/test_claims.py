@@ -16,7 +16,7 @@ import pytest
 
 from mqfs.ninep.client import connection as blocking
 from tests.http.hasty_server import HASTE
-from tests.http.web import Web
+from tests.http.web import Web, rest
 from tests.support.batches import frame
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import COMMAND, short_folder
@@ -323,6 +323,41 @@ def test_open_claims_of_a_user_are_bounded(hasty: Web) -> None:
     left = [m["token"] for m in claim(hasty, mail, "max=7")]
     assert len(left) == 2
     assert hasty.post(f"{mail}/ack", "\n".join(left)).status == 204  # other tests have that user, too
+
+
+@pytest.mark.parametrize("most", [1, 5])
+@pytest.mark.parametrize("held", [0, 1, 4])
+def test_claims_that_wait_count_among_those_of_a_user(hasty: Web, held: int, most: int) -> None:
+    """Each as one message, until it has one or ends without."""
+    group = hasty.group("consumer mail")
+    mail = f"{group}/.consumers/mail"
+    hasty.put(f"{group}/s")
+    batch = frame("s", b"m")
+    hasty.post(f"{group}/.batch", batch * held, Content_Type="application/vnd.mqfs.frames")
+    tokens = [m["token"] for m in claim(hasty, mail, "max=5")]
+    assert len(tokens) == held
+    for _ in range(6):
+        assert hasty.post(f"{mail}/claim?wait=10ms").status == 204
+    waits = [hasty.raw() for _ in range(5 - held)]
+    try:
+        for number, sock in enumerate(waits, 1):
+            line = f"POST {mail}/claim?wait=1h&max={most} HTTP/1.1"
+            sock.sendall(f"{line}\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            hasty.eventually_open(group, "mail", number + bool(held))
+        assert hasty.post(f"{mail}/claim?wait=10ms").status == 429
+        waits.pop().close()
+        eventually(lambda: hasty.post(f"{mail}/claim?wait=10ms").status == 204)
+        hasty.post(f"{group}/.batch", batch * 12, Content_Type="application/vnd.mqfs.frames")
+        answers = [rest(sock) for sock in waits]
+    finally:
+        for sock in waits:
+            sock.close()
+    last = hasty.post(f"{mail}/claim?max=5")  # one place was free, unless they have that, too
+    tokens += [m["token"] for m in (last.lines if last.status == 200 else [])]
+    tokens += [json.loads(line)["token"] for data in answers for line in data.split(b"\r\n\r\n")[1].splitlines()]
+    assert hasty.get(f"{group}/.stats").json["consumers"]["mail"]["claimed"] == len(tokens) == 5
+    assert hasty.post(f"{mail}/claim").status == 429
+    assert hasty.post(f"{mail}/ack", "\n".join(tokens)).status == 204
 
 
 WAYS_VOID = ("the group's lease", "seek", "seek of a file", "removed consumer", "removed group")
