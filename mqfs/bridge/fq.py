@@ -23,7 +23,7 @@ import attrs
 from mqfs.bridge.link import LATER, GroupLink
 from mqfs.client import Outgoing
 from mqfs.client.backoff import Backoff
-from mqfs.errors import BadCommand, BadName, Disconnected, Interrupted, MqfsError, TooLong
+from mqfs.errors import BadCommand, BadName, Denied, Disconnected, Interrupted, MqfsError, TooLong
 from mqfs.fq import codec
 from mqfs.fq.codec import HOP_BYTES, ILLEGAL, AnswerParser, Malformed, Message, MessageParser
 from mqfs.limits import FQ_HOPS
@@ -36,7 +36,7 @@ RECEIVE_BYTES = 1 << 18
 CONNECT_S, ANSWER_S = 10.0, 30.0
 AGAIN_S = 0.1  # until it connects again to a broker that ended the connection, and between two looks for room
 AT_ONCE = 256  # messages on their way to the group
-REFUSED = BadCommand, BadName, TooLong  # the group can never accept such a message
+REFUSED = BadCommand, BadName, Denied, TooLong  # of one message: no stream can take it
 
 
 @attrs.frozen(kw_only=True)
@@ -143,7 +143,7 @@ class Bridge:
                 log.warning("messages left out: %d, too large for this server", skipped)
             may_wait = partial(_is_there, data) if confirmed else lambda: True
             for first in self._publish([*map(self._outgoing, messages)], may_wait):
-                if confirmed:
+                if confirmed and first:
                     data.sendall(_confirmation(done + first))
             done += len(messages) + skipped
             if messages or skipped:
@@ -168,15 +168,15 @@ class Bridge:
         """Until each is committed, or left out. Before it waits for one it yields how many are before that."""
         rest = {at: message for at, message in enumerate(messages) if message is not None}
         while rest:
+            yield next(iter(rest))  # an error of the group may end the bridge
             if not self._here.repeat(partial(self._put_some, rest, may_wait)):
                 break
         self._is_full = self._is_full and bool(rest)
         for at, message in rest.items():
             yield at
-            try:
-                pauses = Backoff(True, threading.Event(), longest_s=AGAIN_S)
-                pauses.retry(partial(self._here.repeat, partial(self._put, message, may_wait)), *LATER)
-            except REFUSED as error:
+            pauses = Backoff(True, threading.Event(), longest_s=AGAIN_S)
+            put = partial(self._here.repeat, partial(self._put, message, may_wait))
+            if (error := pauses.retry(put, *LATER)) is not None:
                 log.warning("message %s left out: %s", (message.headers or {})["fq-id"], error)
 
     def _put_some(self, rest: dict[int, Outgoing], may_wait: Callable[[], bool]) -> bool:
@@ -187,7 +187,7 @@ class Bridge:
         some = [*islice(rest.items(), AT_ONCE)]
         try:
             errors = self._here.put_all([message for _, message in some], lambda: False)
-        except REFUSED:
+        except TooLong:
             return False
         for (at, _), error in zip(some, errors, strict=True):
             if error is None:
@@ -200,13 +200,18 @@ class Bridge:
             self._note(refusals[0])
         return not refusals
 
-    def _put(self, message: Outgoing, may_wait: Callable[[], bool]) -> None:
-        """Raises its refusal, and what `may_wait` raises."""
+    def _put(self, message: Outgoing, may_wait: Callable[[], bool]) -> MqfsError | None:
+        """Why no stream can take the message; None: it is published. Raises any other refusal, and what `may_wait`
+        raises."""
         may_wait()
-        (error,) = self._here.put_all([message], may_wait)
-        if error is not None:
-            self._note(error)
-            raise error
+        try:
+            (error,) = self._here.put_all([message], may_wait)
+        except TooLong as too_long:
+            return too_long
+        if error is None or isinstance(error, REFUSED):
+            return error
+        self._note(error)
+        raise error
 
     def _note(self, refusal: MqfsError) -> None:
         """Log once that there is no room, until all messages of one read have room at once again."""

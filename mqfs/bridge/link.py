@@ -14,12 +14,15 @@ from typing import Any, TypeVar, cast
 
 from mqfs.client.backoff import Backoff
 from mqfs.client.client import Client
+from mqfs.client.message import Receipt
 from mqfs.client.outgoing import Outgoing
 from mqfs.client.subscription import CursorSubscription
 from mqfs.client.transport.ninep import NinepTransport
 from mqfs.client.types import File, read_whole
 from mqfs.errors import (
     Again,
+    BadName,
+    Denied,
     Disconnected,
     DiskFull,
     Exists,
@@ -30,6 +33,7 @@ from mqfs.errors import (
     OverQuota,
     StreamFull,
 )
+from mqfs.model import QTDIR
 from mqfs.ninep.client import connection as ninep
 from mqfs.ninep.client.machine import check
 from mqfs.syntax.patterns import Words
@@ -52,6 +56,7 @@ class GroupLink:
         self._link = NinepTransport(address, user=user, token=token, timeout=CONNECT_S, reconnect=True)
         self._client = Client(self._link, True)
         self.group = self.repeat(lambda: self._client.group(self.path, create=create))
+        self._discards = False
 
     def repeat(self, call: Callable[[], T]) -> T:
         """The result of a call, which is repeated while the server is away, or stops."""
@@ -85,44 +90,77 @@ class GroupLink:
         with closing(self.open(file, "w")) as opened:
             opened.write(line.encode() + b"\n")
 
+    def may_discard(self) -> bool:
+        """Whether the group may have discarded messages since the last look: it has `full drop-new`, or had it then.
+        One thread may ask."""
+        before = self._discards
+        with suppress(Denied):  # a user who may only write: it is not known
+            self._discards = self.settings()["full"] == "drop-new"
+        return before or self._discards
+
     def put_all(self, messages: Sequence[Outgoing], may_wait: Callable[[], bool]) -> list[MqfsError | None]:
         """Publish messages that have options, all under way at once: the error of each, or None. Makes their streams.
         `may_wait` is asked after each PARKED_S that some wait for room; where not, they are taken back: Again. Raises
-        TooLong, and then sends none; Disconnected; and what `may_wait` raises."""
-        errors = self._write_all(messages, may_wait)
+        TooLong, and then sends none; Disconnected; what `may_wait` raises; and why nothing can be put."""
+        answered = self._discards
+        errors = self._put_each(messages, may_wait, answered)
         missing = [at for at, error in enumerate(errors) if isinstance(error, NotFound)]
         made = {stream: self._make(stream) for stream in {messages[at].stream for at in missing}}
         for at in missing:
             errors[at] = made[messages[at].stream]
-        if again := [at for at in missing if errors[at] is None]:
-            for at, error in zip(again, self.put_all([messages[at] for at in again], may_wait), strict=True):
-                errors[at] = error
+        again = [at for at in missing if errors[at] is None]
+        for at, error in self._put_these(messages, again, may_wait, answered):
+            errors[at] = Again(f"{error} (it was removed meanwhile)") if isinstance(error, NotFound) else error
+        written = [at for at, error in enumerate(errors) if error is None]
+        for at, error in self._put_discarded(messages, written, may_wait, answered):
+            errors[at] = error
         return errors
+
+    def _put_discarded(
+        self, messages: Sequence[Outgoing], written: list[int], may_wait: Callable[[], bool], answered: bool
+    ) -> list[tuple[int, MqfsError | None]]:
+        """Put messages again that the group may have discarded; it knows the others by their ids."""
+        try:
+            if not written or not self.may_discard() or answered:
+                return []
+        except LATER as error:
+            return [(at, error) for at in written]
+        return self._put_these(messages, written, may_wait, True)
+
+    def _put_these(
+        self, messages: Sequence[Outgoing], these: list[int], may_wait: Callable[[], bool], answered: bool
+    ) -> list[tuple[int, MqfsError | None]]:
+        """Put some of the messages: the number and the error of each."""
+        if not these:
+            return []
+        errors = self._put_each([messages[at] for at in these], may_wait, answered)
+        return [*zip(these, errors, strict=True)]
 
     def _make(self, stream: str) -> MqfsError | None:
         """Why the stream is not there."""
+        path = f"{self.path}/{stream}"
         try:
-            self._link.create(f"{self.path}/{stream}")
+            self._link.create(path)
         except Exists:
-            pass
+            try:
+                is_group = bool(self._link.connection().stat(path).qid.type & QTDIR)
+            except NotFound:  # it was removed meanwhile
+                is_group = False
+            return BadName(f"stream {stream!r}: a group has that name") if is_group else None
         except MqfsError as error:
             return error
         return None
 
-    def _write_all(self, messages: Sequence[Outgoing], may_wait: Callable[[], bool]) -> list[MqfsError | None]:
+    def _put_each(
+        self, messages: Sequence[Outgoing], may_wait: Callable[[], bool], answered: bool
+    ) -> list[MqfsError | None]:
+        """`answered`: one after the other, as an answer alone says that a message was discarded."""
         try:
-            opened = self.open(".put", "w")
-        except MqfsError as error:
+            opened = self.open(".put", "r+" if answered else "w")
+        except LATER as error:
             return [error] * len(messages)
         with closing(cast(ninep.File, opened)) as file:
-            client = file.client
-            slots = client.send([file.channel.request(message.put()) for message in messages])
-            with suppress(Disconnected):
-                while not _are_answered(client, slots) and may_wait():
-                    pass
-                for slot in reversed(slots):  # so that none passes one before it
-                    client.flush(slot)
-            return [_error_of(client, slot) for slot in slots]
+            return _ask_all(file, messages, may_wait) if answered else _write_all(file, messages, may_wait)
 
     def mkdir(self, path: str) -> None:
         self._link.mkdir(f"{self.path}/{path}")
@@ -137,6 +175,43 @@ class GroupLink:
 
     def close(self) -> None:
         self._client.close()
+
+
+def _write_all(file: ninep.File, messages: Sequence[Outgoing], may_wait: Callable[[], bool]) -> list[MqfsError | None]:
+    client = file.client
+    slots = client.send([file.channel.request(message.put()) for message in messages])
+    with suppress(Disconnected):
+        while not _are_answered(client, slots) and may_wait():
+            pass
+        for slot in reversed(slots):  # so that none passes one before it
+            client.flush(slot)
+    return [_error_of(client, slot) for slot in slots]
+
+
+def _ask_all(file: ninep.File, messages: Sequence[Outgoing], may_wait: Callable[[], bool]) -> list[MqfsError | None]:
+    """After one that has no room none is tried."""
+    errors: list[MqfsError | None] = []
+    for message in messages:
+        errors.append(_ask(file, message, may_wait))
+        if isinstance(errors[-1], LATER):
+            break
+    return errors + errors[-1:] * (len(messages) - len(errors))
+
+
+def _ask(file: ninep.File, message: Outgoing, may_wait: Callable[[], bool]) -> MqfsError | None:
+    while True:
+        try:
+            return discarded(message, Receipt.parse(file.ask(message.put(kept=True), PARKED_S)))
+        except TimeoutError:
+            if not may_wait():
+                return Again("no room at once")
+        except MqfsError as error:
+            return error
+
+
+def discarded(message: Outgoing, receipt: Receipt) -> StreamFull | None:
+    """Why a message is not in the group though it was taken: its stream is full, with `full drop-new`."""
+    return None if receipt.sequence else StreamFull(f"stream {message.stream!r}: full, the message was discarded")
 
 
 def _are_answered(client: ninep.Client, slots: Sequence[ninep.Slot]) -> bool:

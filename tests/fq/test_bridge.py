@@ -99,11 +99,11 @@ def bridged() -> Iterator[tuple[Node, Node, Bridge]]:
 
 
 @contextmanager
-def bridged_from_peer(*options: str) -> Iterator[tuple[Node, socket.socket, Bridge]]:
+def bridged_from_peer(*options: str, more: tuple[str, ...] = ()) -> Iterator[tuple[Node, socket.socket, Bridge]]:
     """A broker, and a bridge to it from one that a test plays with `serve_peer`."""
     with nodes(1, *options) as ((here,), stack), socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(HANG_S)
-        bridge = Bridge(listener.getsockname()[1], here)
+        bridge = Bridge(listener.getsockname()[1], here, *more)
         stack.callback(bridge.close)
         yield here, listener, bridge
 
@@ -189,12 +189,51 @@ def serve_peer(listener: socket.socket, sent: list[Message], confirmed: int) -> 
             assert count == confirmed
 
 
-def test_a_route_that_no_stream_can_have_is_left_out() -> None:
-    with bridged_from_peer() as (here, listener, bridge):
-        too_long = message(1, b"\xff" * 127)  # 381 bytes, escaped
-        serve_peer(listener, [message(0), too_long, message(2)], 3)
-        assert here.bodies() == Counter([b"0", b"2"])
+@pytest.mark.parametrize(
+    "route", [b"\xff" * 127, b"sub", b"closed", b"new"], ids=["too-long", "a-group", "denied", "no-new-streams"]
+)
+def test_a_message_that_no_stream_can_take_is_left_out(route: bytes) -> None:
+    """Too long are 381 bytes, escaped. The bridge acts as the user nobody."""
+    with bridged_from_peer(more=("--user", "nobody")) as (here, listener, bridge):
+        with here.server.connect() as tree, connection.connect(here.server.address) as files:
+            tree.group("fq/ex/sub", create=True)
+            for stream in ("a", "closed"):
+                tree.group("fq/ex").publish(stream, b"before")
+            for path, mode in (("fq", 0o777), ("fq/ex", 0o777), ("fq/ex/a", 0o666), ("fq/ex/closed", 0o600)):
+                files.chmod(path, mode)
+            if route == b"new":
+                files.chmod("fq/ex", 0o755)
+        serve_peer(listener, [message(0), message(1, route), message(2)], 3)
+        assert here.bodies() == Counter({b"before": 2, b"0": 1, b"2": 1})
         assert bridge.log.read_text().count("left out") == 1
+        assert bridge.stop() == 0
+
+
+def test_a_group_that_takes_no_message_ends_it_and_none_is_confirmed() -> None:
+    with bridged_from_peer(more=("--user", "nobody")) as (here, listener, bridge):
+        eventually(lambda: select.select([listener], [], [], 0)[0], "the bridge to connect")
+        with connection.connect(here.server.address) as files:
+            files.chmod("fq/ex", 0o700)
+        with pytest.raises((AssertionError, ConnectionError), match=r"it ended after 0|reset"):
+            serve_peer(listener, [message(0)], 1)
+        assert bridge.process.wait(HANG_S) == 1
+
+
+def test_what_a_full_group_discards_waits_for_room() -> None:
+    with bridged_from_peer() as (here, listener, bridge), here.server.connect() as tree:
+        group = tree.group("fq/ex")
+        serve_peer(listener, [message(9)], 1)
+        group.purge("a")
+        group.ctl("depth 2", "full drop-new")
+        sent = [message(number) for number in range(6)]
+        serving = threading.Thread(target=serve_peer, args=(listener, sent, 6))
+        serving.start()
+        for number in range(0, 6, 2):
+            eventually(lambda: here.bodies() == Counter([b"%d" % number, b"%d" % (number + 1)]), "two")  # noqa: B023
+            eventually(lambda: "waiting for room" in bridge.log.read_text(), "it waits")
+            group.purge("a")
+        serving.join(HANG_S)
+        assert bridge.log.read_text().count("waiting for room") == 1
         assert bridge.stop() == 0
 
 
