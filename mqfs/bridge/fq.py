@@ -151,9 +151,9 @@ class Bridge:
         raise EOFError
 
     def _outgoing(self, message: Message) -> Outgoing | None:
-        """None: it was here before, or has too many hops."""
+        """None: it was here before, or has too many hops. The last hop is its client's, whose host may be ours."""
         hops = [message.hops[at : at + HOP_BYTES] for at in range(0, len(message.hops), HOP_BYTES)]
-        if self._options.node in hops or len(hops) >= FQ_HOPS:
+        if self._options.node in (hops[:-1] or hops) or len(hops) >= FQ_HOPS:
             return None
         headers = {
             "fq-sender": escape(message.sender),

@@ -120,6 +120,17 @@ def test_what_crosses_a_bridge() -> None:
         assert bridge.stop() == 0
 
 
+def test_a_client_on_the_host_of_the_broker_here() -> None:
+    """Hops are the brokers, the first one last, and behind it the client. A broker names itself as its own client."""
+    other, mine = bytes([127, 0, 0, 9]), bytes([127, 0, 0, 2])
+    ways = [other + mine, other + other + mine, mine + mine, other + mine + other, mine, other]
+    with bridged_from_peer() as (here, listener, bridge):
+        sent = [message(number)._replace(hops=hops) for number, hops in enumerate(ways)]
+        serve_peer(listener, sent, len(sent))
+        assert here.bodies() == Counter([b"0", b"1", b"5"])
+        assert bridge.stop() == 0
+
+
 def queue_is_bound(node: Node, queue: str) -> bool:
     with node.server.connect() as tree:
         return queue in tree.group("fq/ex").consumers()
