@@ -22,7 +22,7 @@ from mqfs.client import Claim, Claims, Message
 from mqfs.client.large import PIECE_BYTES, LargeMessage
 from mqfs.client.subscription import CursorSubscription
 from mqfs.client.types import File
-from mqfs.errors import BadRequest, Busy, Disconnected, DiskFailed, FellBehind, NotFound, Stale
+from mqfs.errors import BadConfig, BadRequest, Busy, Disconnected, DiskFailed, FellBehind, NotFound, Stale
 from mqfs.records.headers import TTL
 from mqfs.syntax.duration import parse_duration
 from mqfs.syntax.quoting import quote_word
@@ -135,7 +135,10 @@ class MultiExporter:
         return self._link.repeat(lambda: self._link.open(path, "r+"))
 
     def _follow(self) -> CursorSubscription:
-        self._next = self._link.stats()["consumers"][self._consumer]["low"]
+        row = self._link.stats()["consumers"][self._consumer]
+        if row["over"]:  # someone else's work: it would be acked, and the rest of the group passed over
+            raise BadConfig(f"consumer {self._consumer!r}: over {row['over']!r} (expected all of the group, or another)")
+        self._next = row["low"]
         return self._link.repeat(lambda: self._link.follow(self._next))
 
     def _export(self, messages: CursorSubscription, position: File) -> None:

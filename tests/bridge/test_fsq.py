@@ -642,6 +642,28 @@ def test_a_folder_that_fsq_has_not_made_is_refused(make: Make) -> None:
     assert "2 buckets (expected those of a folder of qlobber-fsq, as 00 to ff)" in bridge.text()
 
 
+def test_a_consumer_of_something_else_is_refused_and_keeps_its_messages(make: Make) -> None:
+    r = make()
+    bare(r)
+    r.group.publish("jobs", b"before")
+    r.group.ctl("consumer worker jobs")
+    r.group.publish("jobs", b"work")
+    bridge = r.bridge("--out", "--consumer", "worker")
+    assert bridge.process.wait(60) == 2
+    assert "consumer 'worker': over 'jobs' (expected all of the group" in bridge.text()
+    assert r.group.stats().consumers["worker"].waiting == 2
+
+
+@pytest.mark.parametrize("option", ["--poll", "--multi-ttl", "--single-ttl"])
+@pytest.mark.parametrize("zero", ["0", "0s"])
+def test_a_duration_of_0_is_refused(make: Make, option: str, zero: str) -> None:
+    r = make()
+    bare(r)
+    bridge = r.bridge(option, zero)
+    assert bridge.process.wait(60) == 2
+    assert f"'{zero}' (expected more than 0)" in bridge.text()
+
+
 def test_one_bridge_exports_and_another_takes_over(make: Make) -> None:
     r = make()
     node = r.node()
