@@ -137,7 +137,9 @@ class MultiExporter:
     def _follow(self) -> CursorSubscription:
         row = self._link.stats()["consumers"][self._consumer]
         if row["over"]:  # someone else's work: it would be acked, and the rest of the group passed over
-            raise BadConfig(f"consumer {self._consumer!r}: over {row['over']!r} (expected all of the group, or another)")
+            raise BadConfig(
+                f"consumer {self._consumer!r}: over {row['over']!r} (expected all of the group, or another)"
+            )
         self._next = row["low"]
         return self._link.repeat(lambda: self._link.follow(self._next))
 

@@ -21,11 +21,11 @@ import attrs
 
 from mqfs import limits
 from mqfs.bridge.folder import Changes, Folder, NotPlain
-from mqfs.bridge.link import LATER, GroupLink
+from mqfs.bridge.link import LATER, GroupLink, discarded
 from mqfs.bridge.names import DIRECT, SINGLE, TOPIC_HEADER, Name, Origin, Topics, id_of, parse
 from mqfs.client.large import PIECE_BYTES
 from mqfs.client.outgoing import Outgoing
-from mqfs.errors import Again, BadRequest, Disconnected, Interrupted, MqfsError, NotFound, StreamFull
+from mqfs.errors import Again, BadRequest, Disconnected, Interrupted, MqfsError, NotFound, StreamFull, TooLong
 
 log = logging.getLogger("mqfs.bridge")
 
@@ -221,19 +221,22 @@ class Importer:
         return outgoing(arrival, body, single=False)
 
     def _append(self, batch: list[Outgoing], imports: list[Arrival]) -> bool:
-        """Append these messages, several under way at once; where one is refused, one after the other. Whether the
-        group may have room for others."""
+        """Append these messages, several under way at once; where one is refused, or may have been discarded, one after
+        the other. Whether the group may have room for others."""
         if not batch:
             return True
         try:
-            self._link.repeat(lambda: self._link.group.publish_many(batch))
-            self._note(imports)
+            if not self._link.discards:
+                self._link.repeat(lambda: self._link.group.publish_many(batch))
+            if not self._link.may_discard():
+                self._note(imports)
+                return True
         except Interrupted:
             raise
         except MqfsError:
-            singly = zip(batch, imports, strict=True)
-            return all(self._append_one(a, partial(self._link.group.publish_many, [m])) for m, a in singly)
-        return True
+            pass
+        singly = zip(batch, imports, strict=True)
+        return all(self._append_one(a, partial(append_whole, self._link, m)) for m, a in singly)
 
     def _append_one(self, arrival: Arrival, append: Callable[[], object]) -> bool:
         """Append a message, or put it off, or pass it over. Whether the group may have room for others."""
@@ -273,8 +276,22 @@ def outgoing(arrival: Arrival, body: bytes, *, single: bool) -> Outgoing:
     return Outgoing(arrival.stream, body, ttl=ttl, headers=arrival.headers, id=id_of(arrival.file), single=single)
 
 
+def append_whole(link: GroupLink, message: Outgoing) -> None:
+    """Append a message, unless it is known by its id. Raises StreamFull, also where the group discards it: its file is
+    perhaps the only copy."""
+    receipt = link.group.publish(
+        message.stream, message.body, ttl=message.ttl, headers=message.headers, id=message.id, single=message.single
+    )
+    if (error := discarded(message, receipt)) is not None:
+        raise error
+
+
 def append_large(link: GroupLink, arrival: Arrival, file: IO[bytes]) -> None:
-    """Append a body that is larger than a message, in parts."""
+    """Append a body that is larger than a message, in parts. Raises TooLong where these may be discarded, which no
+    answer says."""
+    if link.settings()["full"] == "drop-new":
+        size = os.fstat(file.fileno()).st_size - 1
+        raise TooLong(f"message of {size} bytes: with 'full drop-new' (expected at most {limits.MESSAGE_BYTES})")
     message = outgoing(arrival, b"", single=False)
     file.seek(1)
     connection = link.connection()

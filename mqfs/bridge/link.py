@@ -56,7 +56,7 @@ class GroupLink:
         self._link = NinepTransport(address, user=user, token=token, timeout=CONNECT_S, reconnect=True)
         self._client = Client(self._link, True)
         self.group = self.repeat(lambda: self._client.group(self.path, create=create))
-        self._discards = False
+        self.discards = False  # with `full drop-new`, as of the last look
 
     def repeat(self, call: Callable[[], T]) -> T:
         """The result of a call, which is repeated while the server is away, or stops."""
@@ -93,16 +93,16 @@ class GroupLink:
     def may_discard(self) -> bool:
         """Whether the group may have discarded messages since the last look: it has `full drop-new`, or had it then.
         One thread may ask."""
-        before = self._discards
+        before = self.discards
         with suppress(Denied):  # a user who may only write: it is not known
-            self._discards = self.settings()["full"] == "drop-new"
-        return before or self._discards
+            self.discards = self.settings()["full"] == "drop-new"
+        return before or self.discards
 
     def put_all(self, messages: Sequence[Outgoing], may_wait: Callable[[], bool]) -> list[MqfsError | None]:
         """Publish messages that have options, all under way at once: the error of each, or None. Makes their streams.
         `may_wait` is asked after each PARKED_S that some wait for room; where not, they are taken back: Again. Raises
         TooLong, and then sends none; Disconnected; what `may_wait` raises; and why nothing can be put."""
-        answered = self._discards
+        answered = self.discards
         errors = self._put_each(messages, may_wait, answered)
         missing = [at for at, error in enumerate(errors) if isinstance(error, NotFound)]
         made = {stream: self._make(stream) for stream in {messages[at].stream for at in missing}}

@@ -13,9 +13,9 @@ from typing import IO, Any
 
 from mqfs import limits
 from mqfs.bridge.folder import Folder, NotPlain
-from mqfs.bridge.importer import Arrival, Singles, append_large, outgoing
+from mqfs.bridge.importer import Arrival, Singles, append_large, append_whole, outgoing
 from mqfs.bridge.link import LATER, GroupLink
-from mqfs.errors import BadCommand, Interrupted, MqfsError, StreamFull, TooLong
+from mqfs.errors import BadCommand, Interrupted, MqfsError, TooLong
 from mqfs.syntax.patterns import Words, compile_pattern, has_wildcard
 from mqfs.syntax.quoting import split
 
@@ -33,6 +33,7 @@ class SinglesImporter:
         self._folder, self._link, self._waiting, self._own = folder, link, waiting, own
         self._deliver_one = link.settings()["deliver"] == "one"
         self._passed: set[str] = set()
+        self._warned: set[type[MqfsError]] = set()  # for which no single has room, reported once
         self._each = 1  # for a parked reader
 
     def run(self) -> bool:
@@ -122,10 +123,14 @@ class SinglesImporter:
                 self._link.repeat(lambda: self._append(arrival, opened))
             except Interrupted:
                 raise
+            except LATER as error:
+                if type(error) not in self._warned:
+                    log.warning("%s: %s (it stays in the folder until there is room)", file, error)
+                self._warned.add(type(error))
+                return False
             except MqfsError as error:
                 log.warning("%s: %s", file, error)
-                if not isinstance(error, LATER):
-                    self._passed.add(file)
+                self._passed.add(file)
                 return False
             self._folder.finish(bucket, file, opened)
             self._waiting[bucket].pop(file, None)
@@ -136,17 +141,10 @@ class SinglesImporter:
         if size > limits.MESSAGE_BYTES:
             if not self._deliver_one:
                 raise TooLong(f"single of {size} bytes (expected at most {limits.MESSAGE_BYTES}, or 'deliver one')")
-            if self._link.settings()["full"] == "drop-new":  # no answer says whether its parts were discarded
-                raise TooLong(f"single of {size} bytes: with 'full drop-new' (expected at most {limits.MESSAGE_BYTES})")
             append_large(self._link, arrival, file)
             return
         file.seek(1)
-        one = outgoing(arrival, file.read(), single=not self._deliver_one)
-        receipt = self._link.group.publish(
-            one.stream, one.body, ttl=one.ttl, headers=one.headers, id=one.id, single=one.single
-        )
-        if not receipt.sequence:  # its file is the only copy
-            raise StreamFull(f"stream {one.stream!r}: full, the single was discarded (its file stays)")
+        append_whole(self._link, outgoing(arrival, file.read(), single=not self._deliver_one))
 
 
 class Readers:

@@ -271,8 +271,11 @@ def test_a_single_that_is_discarded_stays_in_the_folder(make: Make) -> None:
         node.publish("jobs", "job", single=True)
         with ThreadPoolExecutor(1) as pool:
             job = pool.submit(claims.get, 60)
-            eventually(lambda: "full, the single was discarded" in bridge.text(), "the warning")
+            eventually(lambda: "full, the message was discarded" in bridge.text(), "the warning")
             assert len([file for file in r.files() if "+s+" in file]) == 1
+            discarded = r.group.stats().discarded
+            eventually(lambda: r.group.stats().discarded > discarded, "another attempt")
+            assert bridge.text().count("discarded") == 1
             r.group.ctl("depth 0")
             job.result().ack()
             assert job.result().body == b"job"
@@ -425,7 +428,7 @@ def test_a_large_single_that_would_be_discarded_stays_in_the_folder(make: Make) 
         jobs = [claims.get(60) for _ in range(2)]  # with the two parts of the single four, until they are done
         next_job = pool.submit(claims.get, HANG_S)
         node.publish("jobs", size=2_000_000, single=True)
-        eventually(lambda: "single of 2000000 bytes" in bridge.text() or not singles(r), "the warning")
+        eventually(lambda: "message of 2000000 bytes" in bridge.text() or not singles(r), "the warning")
         assert len(singles(r)) == 1
         assert "with 'full drop-new'" in bridge.text()
         for job in jobs:
@@ -589,6 +592,24 @@ def test_a_message_for_which_there_is_no_room_comes_later(make: Make) -> None:
     eventually(lambda: "again at the next scan" in bridge.text(), "the warning")
     r.group.purge("s")
     assert arrive(r, 1) == [("s", b"2")]
+
+
+def test_a_message_that_the_group_discards_comes_later(make: Make) -> None:
+    r = make("depth 2", "full drop-new")
+    bare(r)
+    names = [name_of("s", ttl_ms=HOUR_MS + number) for number in range(5)]
+    for number, name in enumerate(names):
+        r.put(name, b"\0%d" % number)
+    bridge = r.bridge("--in")
+    for bodies in ([b"0", b"1"], [b"2", b"3"], [b"4"]):
+        eventually(lambda: r.kept() == [("s", body) for body in bodies], bridge.text())  # noqa: B023
+        r.group.purge("s")
+    assert bridge.text().count("again at the next scan") == 1
+    r.put(name_of("large"), bytes(2_000_001))
+    eventually(lambda: "message of 2000000 bytes: with 'full drop-new'" in bridge.text(), "the warning")
+    r.group.ctl("full reject")
+    is_quiet(r, bridge)
+    assert [body for _, body in r.kept()] == [b"end"]
 
 
 # ---------------------------------------------------------------- repeats
