@@ -1,5 +1,5 @@
 #!/bin/sh
-# A work queue over HTTP, with nothing but curl: jobs are published, claimed with a lease, and settled by their tokens.
+# A work queue over HTTP, with curl and jq: jobs are published, claimed with a lease, and settled by their tokens.
 #
 #   mqfs serve --store store --http 127.0.0.1:8080 --tcp-user "$USER"
 #   ./curl-worker.sh http://127.0.0.1:8080/jobs
@@ -17,13 +17,16 @@ for job in alice bob nobody@; do
   curl -fsS -H "Idempotency-Key: $job" -d "$job" "$jobs/mail" >/dev/null # a repeat is harmless
 done
 
-send() { case $1 in *@) return 1 ;; *) echo "sent to $1" ;; esac; }
+# A job is its standard input.
+send() {
+  to=$(cat)
+  case $to in *@) return 1 ;; *) printf 'sent to %s\n' "$to" ;; esac
+}
 
-# One claim is one line of JSON: its first member is the token, its last the body. It ends when nothing came for 2 s.
+# One claim is one line of JSON. A body that is not UTF-8 is `body_base64`. It ends when nothing came for 2 s.
 while job=$(curl -fsS -X POST "$jobs/.consumers/mailer/claim?wait=2s&lease=1m") && [ -n "$job" ]; do
-  token=$(printf %s "$job" | sed 's/^{"token":"\([^"]*\)".*/\1/')
-  body=$(printf %s "$job" | sed 's/.*"body":"\(.*\)"}$/\1/')
-  if send "$body"; then verb=ack; else verb=nack; fi
+  token=$(printf %s "$job" | jq -r .token)
+  if printf %s "$job" | jq -r '.body_base64 // (.body | @base64)' | base64 -d | send; then verb=ack; else verb=nack; fi
   curl -fsS -d "$token" "$jobs/.consumers/mailer/$verb"
 done
 

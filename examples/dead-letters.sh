@@ -17,7 +17,7 @@ count='read -r number what; [ "$number" -gt 0 ] 2>/dev/null || exit 1; echo "   
 mq-work -n 5 "$group/.consumers/counter" -- sh -c "$count" 2>/dev/null
 
 echo 'given up:'
-mq-cat -e --json --from first "$group" dead | jq -r '"    \(.body | rtrimstr("\n")), after \(.headers.deliveries) deliveries"'
+mq-cat -e --json --from first "$group" dead | jq -r '"    \(.body // .body_base64 | rtrimstr("\n")), after \(.headers.deliveries) deliveries"'
 
 echo 'again, by a worker that knows words:'
 mq redrive "$group" bought
