@@ -15,9 +15,17 @@ from tests.http.web import Web
 from tests.support import ROOT
 from tests.support.eventually import HANG_S, eventually
 
-
 needs_jq = pytest.mark.skipif(not shutil.which("jq"), reason="jq is missing")
-ODD = [b"\xff\xfe", b"\0a\x80\n", b'say "hi"\\t\t\x1f', "\u20ac".encode(), b"\r\n", b"", b"null", bytes(range(256)) * 400]
+ODD = [
+    b"\xff\xfe",
+    b"\0a\x80\n",
+    b'say "hi"\\t\t\x1f',
+    "\u20ac".encode(),
+    b"\r\n",
+    b"",
+    b"null",
+    bytes(range(256)) * 400,
+]
 
 
 def worker() -> str:
