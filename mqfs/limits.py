@@ -217,6 +217,7 @@ BRIDGE_STAMP_BYTES = 4_096  # of a bucket in UPDATE: its size is what whoever wr
 # FUSE
 UNLINK_AGAIN_S = 1.0  # in which a process does not remove a group's own file twice: see nodes.py
 FUSE_REQUEST_BYTES = (1 << 20) + 4_096  # the largest request the kernel sends, with its header
+FUSE_TASKS = 16_384  # opens and changes of files that wait, of about 7 KiB each; shared
 LOCKS = 65_536  # flock and POSIX locks, held and waited for, of the whole tree; shared
 INTERRUPTS = 1_024  # remembered that came before their request; and threads that repeat a lookup
 

@@ -7,7 +7,7 @@ are the handles', and handles are the same for both.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, Protocol
 
 from mqfs import errors
@@ -17,7 +17,6 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.model import Stat, Step, User
 from mqfs.net.yielding import let_client_run
 from mqfs.quotas import UserLimits
-from mqfs.serving.await_step import await_step
 from mqfs.state.file_locks import END, Held, Key, Locks
 
 READABLE, WRITABLE = 1, 2
@@ -63,8 +62,11 @@ class Backend(Protocol):
         """A handle, once its file is open."""
         ...
 
-    async def create_open(self, user: User, group: Any, name: str, mode: int, flags: int) -> tuple[Any, Any]:
-        """A stream that is made, or unless `flags` has O_EXCL found, and its handle."""
+    async def create_open(
+        self, user: User, group: Any, name: str, mode: int, flags: int, wait: Callable[[Step[Any]], Awaitable[Any]]
+    ) -> tuple[Any, Any]:
+        """A stream that is made, or unless `flags` has O_EXCL found, and its handle. `wait`: how it waits for a
+        step."""
         ...
 
     def create(self, user: User, group: Any, name: str, mode: int) -> Step[Any]: ...
@@ -134,10 +136,12 @@ class LocalTree:
     def open(self, user: User, node: Any, flags: int) -> Any:
         return self.tree.open(user, node, flags)
 
-    async def create_open(self, user: User, group: Any, name: str, mode: int, flags: int) -> tuple[Any, Any]:
+    async def create_open(
+        self, user: User, group: Any, name: str, mode: int, flags: int, wait: Callable[[Step[Any]], Awaitable[Any]]
+    ) -> tuple[Any, Any]:
         made = True
         try:
-            node: Any = await await_step(self.tree.create(user, group, name, mode))
+            node: Any = await wait(self.tree.create(user, group, name, mode))
         except errors.Exists:  # made by another since the kernel's lookup
             node, made = self.tree.walk(user, group, name), False
             if flags & os.O_EXCL or node.directory:

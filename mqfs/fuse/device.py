@@ -7,12 +7,17 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+
+import trio
 
 from mqfs import errors, limits
 from mqfs.fuse import protocol
-from mqfs.model import Wait
+from mqfs.model import Step, Wait
 from mqfs.quotas import UserLimits
+from mqfs.serving.await_step import await_step
+
+T = TypeVar("T")
 
 log = logging.getLogger("mqfs.fuse")
 
@@ -121,46 +126,86 @@ class ParkedRequest:
         except Exception:
             device.bug(self.unique, "parked request")
 
+    def cancel(self) -> None:
+        if self.step.cancel():
+            self.requests.remove(self)
+            self.requests.device.refuse(self.unique, errno.EINTR)
+
+
+class Request:
+    """A request with a task: copied from the device's buffer, which the next one overwrites."""
+
+    __slots__ = ("body", "gid", "nodeid", "thread", "uid", "unique")
+
+    def __init__(self, data: bytes) -> None:
+        _, _, self.unique, self.nodeid, self.uid, self.gid, self.thread = protocol.HEADER.unpack_from(data)
+        self.body = data[protocol.IN_HEADER :]
+
+    def names(self, at: int = 0) -> list[bytes]:
+        """The names from that byte of the body on."""
+        return self.body[at:].split(b"\0")[:-1]
+
+
+class WaitingTask:
+    """The task of a request, while it waits."""
+
+    __slots__ = ("scope", "uid", "unique")
+
+    def __init__(self, unique: int, uid: int | None) -> None:
+        self.unique, self.uid, self.scope = unique, uid, trio.CancelScope()
+
+    def cancel(self) -> None:
+        self.scope.cancel()
+
 
 class ParkedRequests:
-    """The parked requests of one mount, each against its user's share of `waits`."""
+    """The parked requests of one mount, each against its user's share of `waits`, and with a task of `tasks`."""
 
     def __init__(self, device: Device, waits: UserLimits) -> None:
         self.device, self._waits = device, waits
-        self.by_unique: dict[int, ParkedRequest] = {}
+        self.tasks = UserLimits("opens and changes of files that wait", "FUSE_TASKS")
+        self.by_unique: dict[int, ParkedRequest | WaitingTask] = {}
         self.early: dict[int, None] = {}  # requests that were interrupted before they came, the oldest first
         self.closing = False
 
     def park(self, unique: int, step: Wait[Any], then: Callable[[Any], object]) -> None:
         """Have `then` reply with the result of a step. Raises OverLimit where one over the limit can be cancelled."""
-        uid: int | None = protocol.U32.unpack_from(self.device.buffer, protocol.USER)[0]
-        try:
-            self._waits.acquire(uid)
-        except errors.OverLimit:
-            if step.cancel():
-                raise
-            uid = None
+        uid = _acquire(self._waits, protocol.U32.unpack_from(self.device.buffer, protocol.USER)[0], step)
         request = self.by_unique[unique] = ParkedRequest(self, unique, step, then, uid)
         step.subscribe(request)
 
-    def remove(self, request: ParkedRequest) -> None:
+    async def wait(self, request: Request, step: Step[T]) -> T:
+        """In the task of a request: the result of a step. Raises Interrupted where the request was interrupted and the
+        step cancelled, OverLimit where one over the limit can be cancelled."""
+        if not isinstance(step, Wait):
+            return step
+        if step.settled:
+            return step.result()
+        unique = request.unique
+        task = self.by_unique[unique] = WaitingTask(unique, _acquire(self.tasks, request.uid, step))
+        if unique in self.early:
+            del self.early[unique]
+            task.cancel()
+        try:
+            with task.scope:
+                return await await_step(step)
+        finally:
+            self.remove(task)
+        raise errors.Interrupted
+
+    def remove(self, request: ParkedRequest | WaitingTask) -> None:
         if self.by_unique.pop(request.unique, None) is not None and request.uid is not None:
-            self._waits.release(request.uid)
+            (self._waits if isinstance(request, ParkedRequest) else self.tasks).release(request.uid)
 
     def interrupt(self, unique: int) -> None:
         """Cancel a request, or remember to. One that can no longer be cancelled is answered as if it was not asked."""
         request = self.by_unique.get(unique)
         if request is not None:
-            self._cancel(request)
+            request.cancel()
         elif not self.closing:
             self.early[unique] = None
             if len(self.early) > limits.INTERRUPTS:
                 del self.early[next(iter(self.early))]
-
-    def _cancel(self, request: ParkedRequest) -> None:
-        if request.step.cancel():
-            self.remove(request)
-            self.device.refuse(request.unique, errno.EINTR)
 
     def is_interrupted(self, unique: int) -> bool:
         """Whether a request was interrupted before it came; then it is answered."""
@@ -175,4 +220,15 @@ class ParkedRequests:
         self.closing = True
         self.early[0] = None  # no request has that number: from now on every read and write looks here
         for request in reversed(list(self.by_unique.values())):  # so that none becomes the first of its queue
-            self._cancel(request)
+            request.cancel()
+
+
+def _acquire(shares: UserLimits, uid: int, step: Wait[Any]) -> int | None:
+    """Whose share a wait counts against. Raises OverLimit where one over the limit can be cancelled."""
+    try:
+        shares.acquire(uid)
+    except errors.OverLimit:
+        if step.cancel():
+            raise
+        return None
+    return uid

@@ -1,12 +1,13 @@
 """The FUSE device loop: requests are read from the device itself, and the hot and the parked ones are answered there.
 
-One task drains the device while the mount lives, without a coroutine a request. Reads, writes and interrupts are
-answered here, polls, locks, syncs, lookups and listings in handlers.py. Requests that make, change, open or remove
-files are passed to libfuse (and so to pyfuse3) through a socket pair; their replies are amended where pyfuse3 cannot
-express them. The meaning of a file is its handle's.
+One task drains the device while the mount lives. Reads, writes and interrupts are answered here, polls, locks, syncs,
+lookups and listings in handlers.py, all without a coroutine a request. Requests that make, change, open or remove files
+have a task each, in operations.py. What never waits is passed to libfuse (and so to pyfuse3) through a socket pair: the
+agreement on the protocol, amended, and links, which are refused. The meaning of a file is its handle's.
 
 Why not pyfuse3 alone: it ignores interrupts, so a parked reader could not even be killed, and the next message would go
-to the dead one. A limited number of parked reads would stop the mount. It takes three times as long.
+to the dead one. It performs a limited number of requests at once: as many that wait, of one user, would stop the mount.
+It takes three times as long.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
 from functools import partial
 
 import trio
@@ -24,9 +24,10 @@ import trio
 from mqfs import errors, limits
 from mqfs.fuse import operations, protocol
 from mqfs.fuse.backend import Backend
-from mqfs.fuse.device import Device, ParkedRequests
+from mqfs.fuse.device import Device, ParkedRequests, Request
 from mqfs.fuse.handlers import Handlers
 from mqfs.fuse.nodes import File, Files, Nodes
+from mqfs.fuse.operations import Operations
 from mqfs.store.api import Handle
 
 log = logging.getLogger("mqfs.fuse")
@@ -34,14 +35,7 @@ log = logging.getLogger("mqfs.fuse")
 BATCH = 64  # requests answered before other tasks run
 POLL_NS = 40_000  # the device is asked for the next request before the task waits: a caller on another CPU
 POLL_PAYS_NS = 100_000  # it is asked so after a wait shorter than this, of which most is the waking: so never when idle
-PASSED = frozenset(
-    (
-        protocol.SETATTR, protocol.READLINK, protocol.SYMLINK, protocol.MKNOD, protocol.MKDIR, protocol.UNLINK,
-        protocol.RMDIR, protocol.RENAME, protocol.LINK, protocol.OPEN, protocol.STATFS, protocol.INIT,
-        protocol.ACCESS, protocol.CREATE, protocol.RENAME2,
-    )
-)  # fmt: skip
-AMENDED = frozenset((protocol.INIT, protocol.MKNOD, protocol.MKDIR, protocol.CREATE, protocol.OPEN))
+PASSED = frozenset((protocol.READLINK, protocol.SYMLINK, protocol.LINK, protocol.INIT))
 WANTED = (
     protocol.POSIX_LOCKS
     | protocol.FLOCK_LOCKS
@@ -64,7 +58,8 @@ class DeviceLoop:
         self.receive, self.rest = tree.receive, tree.rest
         self.device = Device(device)
         self.parked = ParkedRequests(self.device, tree.waits)
-        self.passed: dict[int, int] = {}  # unique -> opcode, of those that pyfuse3 answers and we amend
+        self._operations = Operations(tree, nodes, files, self.device, self.parked)
+        self._init = 0  # the request whose reply is amended
         self._handlers = {
             **Handlers(tree, nodes, files, self.device, self.parked).by_opcode,
             protocol.INTERRUPT: self._interrupt,
@@ -74,9 +69,15 @@ class DeviceLoop:
 
     async def requests(self) -> None:
         """Answer or forward requests until the mount ends."""
+        async with trio.open_nursery() as nursery:
+            await self._drain(nursery)
+            nursery.cancel_scope.cancel()
+
+    async def _drain(self, nursery: trio.Nursery) -> None:
         device, buffer, hot = self.device.fd, self.device.buffer, protocol.HOT.unpack_from
         readv, vector, wait_readable = self.device.readv, [buffer], trio.lowlevel.wait_readable
         clock, asks_until, polls, receive, rest = time.monotonic_ns, 0, False, self.receive, self.rest
+        handlers, operations = self._handlers, self._operations.by_opcode
         while True:
             for _ in range(BATCH):
                 try:
@@ -106,11 +107,14 @@ class DeviceLoop:
                         self._write(unique, fh, offset, count, flags)
                     elif opcode == protocol.READ:
                         self._read(unique, fh, offset, count, caller, flags)
+                    elif opcode in handlers:
+                        handlers[opcode](unique)
+                    elif opcode in operations:
+                        nursery.start_soon(self._operations.perform, opcode, Request(bytes(self.device.view[:size])))
+                        asks_until = 1  # its task is next
                     elif opcode in PASSED:
                         await self._forward(opcode, unique, size)
                         asks_until = 1  # pyfuse3's task is next
-                    elif opcode in self._handlers:
-                        self._handlers[opcode](unique)
                     else:
                         self.device.refuse(unique, errno.ENOSYS)  # the kernel does not ask for it again
                 except errors.MqfsError as error:
@@ -131,18 +135,14 @@ class DeviceLoop:
                 continue
             if not size:
                 return
-            try:
-                undo = self._amend(buffer, size)
-                if not self.device.send(view[:size]):
-                    undo()
-            except Exception:
-                self.device.bug(protocol.U64.unpack_from(buffer, 8)[0], "a reply")
+            if protocol.REPLY.unpack_from(buffer)[1:] == (0, self._init):
+                self._amend_init(buffer)
+            self.device.send(view[:size])
 
     async def _forward(self, opcode: int, unique: int, size: int) -> None:
         buffer, at = self.device.buffer, protocol.IN_HEADER + 12
-        if opcode in AMENDED:
-            self.passed[unique] = opcode
         if opcode == protocol.INIT:  # libfuse would splice from what it takes for the device
+            self._init = unique
             protocol.U32.pack_into(buffer, at, protocol.U32.unpack_from(buffer, at)[0] & ~protocol.SPLICES)
         while True:
             try:
@@ -229,47 +229,14 @@ class DeviceLoop:
     def _interrupt(self, _: int) -> None:
         """No reply."""
         unique = protocol.U64.unpack_from(self.device.buffer, protocol.IN_HEADER)[0]
-        if unique not in self.passed:
-            self.parked.interrupt(unique)
+        self.parked.interrupt(unique)
 
     def close(self) -> None:
         """Answer all parked requests, and from now on every read with end of file."""
         self.parked.close()
-
-    # ------------------------------------------------------------ replies of pyfuse3, amended
-
-    def _amend(self, reply: bytearray, size: int) -> Callable[[], None]:
-        """Change a reply of pyfuse3 in passing. Returns a function that undoes it, should the request be gone."""
-        unique = protocol.U64.unpack_from(reply, 8)[0]
-        opcode = self.passed.pop(unique, 0)
-        if not opcode or size == protocol.OUT_HEADER:
-            return nothing
-        if opcode == protocol.INIT:
-            self._amend_init(reply)
-            return nothing
-        nodeid = fh = 0
-        if opcode != protocol.OPEN:
-            nodeid = protocol.U64.unpack_from(reply, protocol.ENTRY_NODEID)[0]
-            protocol.U64.pack_into(reply, protocol.ENTRY_INO, self.nodes.ino(nodeid))
-        if opcode in (protocol.OPEN, protocol.CREATE):
-            at = protocol.OUT_HEADER + (protocol.ENTRY_BYTES if opcode == protocol.CREATE else 0)
-            fh = protocol.U64.unpack_from(reply, at)[0]
-            if self.files.open[fh].handle.sequential:
-                flags = protocol.U32.unpack_from(reply, at + 8)[0]
-                protocol.U32.pack_into(reply, at + 8, flags | protocol.FOPEN_STREAM)
-
-        def undo() -> None:
-            self.nodes.forget(nodeid, 1)
-            self.files.close(fh)
-
-        return undo
 
     def _amend_init(self, reply: bytearray) -> None:
         """Replace the wishes of libfuse by ours; the kernel ignores those it does not support."""
         major, minor, ahead, *_ = protocol.INIT_OUT.unpack_from(reply, protocol.OUT_HEADER)
         fields = (major, minor, ahead, WANTED, BACKGROUND, BACKGROUND, MAX_WRITE, 1, PAGES, 0, 0)
         protocol.INIT_OUT.pack_into(reply, protocol.OUT_HEADER, *fields)
-
-
-def nothing() -> None:
-    pass

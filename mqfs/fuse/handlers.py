@@ -16,7 +16,7 @@ from mqfs.fuse import backend, operations, protocol
 from mqfs.fuse.backend import Backend
 from mqfs.fuse.device import Device, ParkedRequests
 from mqfs.fuse.nodes import Files, Nodes
-from mqfs.fuse.operations import BLOCK_BYTES, known_name
+from mqfs.fuse.operations import known_name, pack_attributes_reply, pack_entry
 from mqfs.model import Stat, Wait
 from mqfs.state.file_locks import Held, Key
 
@@ -177,11 +177,9 @@ class Handlers:
         self._when(unique, step, lambda found: self._answer_lookup(unique, thread, *found))
 
     def _answer_lookup(self, unique: int, thread: int, node: Any, found: Stat) -> None:
-        attributes = pack_attributes(found, None if node.directory else found.size or SIZE_UNKNOWN)
         nodeid = self._nodes.enter(node, thread)
-        entry = protocol.ENTRY.pack(nodeid, 0, 0, 0, 0, 0)
-        size = protocol.OUT_HEADER + protocol.ENTRY_BYTES
-        if not self._device.send(protocol.REPLY.pack(size, 0, unique) + entry + attributes):
+        entry = pack_entry(nodeid, found, None if node.directory else found.size or SIZE_UNKNOWN)
+        if not self._device.answer(unique, entry):
             self._nodes.forget(nodeid, 1)
 
     def _getattr(self, unique: int) -> None:
@@ -194,9 +192,7 @@ class Handlers:
 
     def _answer_getattr(self, unique: int, nodeid: int, handle: Any, found: Stat) -> None:
         fixed = self._nodes.size(nodeid) if handle is None else getattr(handle, "size", None)
-        attributes = pack_attributes(found, fixed)
-        size = protocol.OUT_HEADER + protocol.ATTR_TIMES.size + protocol.ATTR.size
-        self._device.send(protocol.REPLY.pack(size, 0, unique) + protocol.ATTR_TIMES.pack(0, 0, 0) + attributes)
+        self._device.send(pack_attributes_reply(unique, found, fixed))
 
     def _forget(self, _: int) -> None:
         """No reply."""
@@ -237,16 +233,6 @@ class Handlers:
     def _releasedir(self, unique: int) -> None:
         self._files.close_listing(protocol.U64.unpack_from(self._device.buffer, protocol.IN_HEADER)[0])
         self._device.refuse(unique, 0)
-
-
-def pack_attributes(found: Stat, size: int | None = None) -> bytes:
-    """Attributes of a file for the kernel. `size`: of its snapshot."""
-    mtime, mtime_ns = divmod(found.mtime_ns, 10**9)
-    ctime, ctime_ns = divmod(found.ctime_ns, 10**9)
-    return protocol.ATTR.pack(
-        *(found.qid.path, found.size if size is None else size, (found.kept_bytes + 511) // 512, mtime, mtime, ctime),
-        *(mtime_ns, mtime_ns, ctime_ns, found.mode, found.nlink, found.uid, found.gid, 0, BLOCK_BYTES, 0),
-    )
 
 
 def pack_names(listing: Any, offset: int, room: int) -> bytes:

@@ -30,7 +30,6 @@ from mqfs.errors import MountError
 from mqfs.fuse.backend import Backend, LocalTree
 from mqfs.fuse.device_loop import DeviceLoop
 from mqfs.fuse.nodes import Files, Nodes
-from mqfs.fuse.operations import Operations
 
 log = logging.getLogger("mqfs.fuse")
 ABORTED = "{} s: a mount in which a read waits longer is aborted"
@@ -40,7 +39,6 @@ CONFIG = "/etc/fuse.conf"
 MS_NOSUID, MS_NODEV = 2, 4
 MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
 SOCKET_BYTES = 4 << 20  # asked for; the system may give less
-TASKS = 100  # requests pyfuse3 performs at once; each reply of them must find room in the socket
 PATIENCE_S = 1.0  # that an unmount waits for open files
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -231,6 +229,19 @@ def make_pair() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
+class Links(pyfuse3.Operations):
+    """The requests that are passed to pyfuse3: there are no links."""
+
+    async def link(self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext) -> Any:
+        raise pyfuse3.FUSEError(errno.EPERM)
+
+    async def symlink(self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext) -> Any:
+        raise pyfuse3.FUSEError(errno.EPERM)
+
+    async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> Any:
+        raise pyfuse3.FUSEError(errno.EINVAL)
+
+
 class FuseMount:
     """The tree, mounted: `attach`, `run`, and `stop` once the tree was closed."""
 
@@ -270,13 +281,13 @@ class FuseMount:
         self.loop = loop = DeviceLoop(self.backend, self.nodes, self.files, self.device, ours)
         if self.trace is not None:
             loop.device.trace(self.trace)
-        pyfuse3.init(Operations(self.backend, self.nodes, self.files), f"/dev/fd/{theirs.fileno()}", set())
+        pyfuse3.init(Links(), f"/dev/fd/{theirs.fileno()}", set())
         theirs.detach()  # libfuse closes it
         self.backend.processes = self.processes
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(pyfuse3.main, 1, TASKS)
+                    nursery.start_soon(pyfuse3.main)
                     nursery.start_soon(loop.replies)
                     nursery.start_soon(self.processes.run)
                     nursery.start_soon(self._announce, task_status)

@@ -1,8 +1,8 @@
-"""The requests of a mount that pyfuse3 performs: making, changing, opening and removing files.
+"""The requests of a mount that make, change, open and remove files: each has a task, as it may wait.
 
-Requests are translated into calls on the tree, and the tree's errors into errno. Reads, writes, lookups and listings
-never come here: device_loop.py answers them. Nothing but FUSEError leaves a handler, because pyfuse3 would end the
-mount.
+A request that waits holds up no other. It counts against its user's share of the requests that wait, and an interrupt
+ends it, where that can still be (see `Wait.cancel`). After a change, the look at the new attributes is not
+interrupted: the caller would take the change for not made.
 
 Permission is checked by the tree alone. The mount does not ask for `default_permissions`: with it the kernel would
 repeat the check, for each name of a path with bits that it has to fetch first, and could only agree. The umask, on the
@@ -11,51 +11,178 @@ other hand, is the kernel's: a mode comes here with it applied.
 
 from __future__ import annotations
 
-import errno
-import functools
-import logging
 import os
 import stat
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, ParamSpec, TypeVar
-
-import pyfuse3
-from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext, SetattrFields, StatvfsData
+from functools import partial
+from typing import Any
 
 from mqfs import errors, limits
+from mqfs.fuse import protocol
 from mqfs.fuse.backend import Backend
+from mqfs.fuse.device import Device, ParkedRequests, Request
 from mqfs.fuse.nodes import Files, Nodes
-from mqfs.model import Step, User
+from mqfs.model import Stat, User, Wait
 from mqfs.serving.await_step import await_step
-
-log = logging.getLogger("mqfs.fuse")
-P = ParamSpec("P")
-T = TypeVar("T")
 
 BLOCK_BYTES = 128 << 10  # st_blksize: what programs take as their buffer, so as few messages as can be are cut
 
 
-def answering(
-    handler: Callable[Concatenate[Operations, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Operations, P], Coroutine[Any, Any, T]]:
-    """A handler that raises only FUSEError: conditions as their errno, a bug as EIO, and logged."""
+class Operations:
+    """The handlers of one mount; `by_opcode` maps a request's number to a coroutine function, which replies."""
 
-    @functools.wraps(handler)
-    async def answer(self: Operations, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def __init__(self, tree: Backend, nodes: Nodes, files: Files, device: Device, parked: ParkedRequests) -> None:
+        self._tree, self._nodes, self._files, self._device, self._parked = tree, nodes, files, device, parked
+        self.by_opcode: dict[int, Callable[[Request], Coroutine[Any, Any, None]]] = {
+            protocol.SETATTR: self._setattr,
+            protocol.ACCESS: self._access,
+            protocol.STATFS: self._statfs,
+            protocol.MKDIR: self._mkdir,
+            protocol.MKNOD: self._mknod,
+            protocol.UNLINK: self._unlink,
+            protocol.RMDIR: self._rmdir,
+            protocol.RENAME: partial(self._rename, fields=protocol.RENAME_IN),
+            protocol.RENAME2: partial(self._rename, fields=protocol.RENAME2_IN),
+            protocol.OPEN: self._open,
+            protocol.CREATE: self._create,
+        }
+
+    async def perform(self, opcode: int, request: Request) -> None:
+        """Answer one request, with an errno where it fails. Raises trio.Cancelled alone."""
         try:
-            return await handler(self, *args, **kwargs)
+            await self.by_opcode[opcode](request)
         except errors.MqfsError as error:
-            raise FUSEError(error.errno) from None
-        except FUSEError:
-            raise
-        except OSError as error:
-            log.error("%s failed: %s", handler.__name__, error)
-            raise FUSEError(errno.EIO) from None
+            self._device.refuse(request.unique, error.errno)
         except Exception:
-            log.exception("%s failed", handler.__name__)
-            raise FUSEError(errno.EIO) from None
+            self._device.bug(request.unique, f"request {opcode}")
 
-    return answer
+    async def _finish(self, request: Request, step: Any) -> None:
+        """Reply that it is done, when a step is."""
+        await self._parked.wait(request, step)
+        self._device.refuse(request.unique, 0)
+
+    # ------------------------------------------------------------ attributes
+
+    async def _setattr(self, request: Request) -> None:
+        valid, mode, uid, gid = protocol.SETATTR_IN.unpack_from(request.body)
+        node, user = self._nodes.node(request.nodeid), user_of(request)
+        if valid & (protocol.SET_MODE | protocol.SET_UID | protocol.SET_GID):
+            step = self._tree.setattr(
+                user,
+                node,
+                mode=stat.S_IMODE(mode) if valid & protocol.SET_MODE else None,
+                uid=uid if valid & protocol.SET_UID else None,
+                gid=gid if valid & protocol.SET_GID else None,
+            )
+            await self._parked.wait(request, step)
+        elif not valid & protocol.SET_BY_FH:  # size and times: accepted from those who may write, and dropped
+            found: Stat = await self._parked.wait(request, self._tree.stat(node))
+            if found.uid != user.uid:
+                await self._parked.wait(request, self._tree.access(user, node, os.W_OK))
+        found = await await_step(self._tree.stat(node))
+        self._device.send(pack_attributes_reply(request.unique, found, self._nodes.size(request.nodeid)))
+
+    async def _access(self, request: Request) -> None:
+        (mask,) = protocol.ACCESS_IN.unpack_from(request.body)
+        await self._finish(request, self._tree.access(user_of(request), self._nodes.node(request.nodeid), mask))
+
+    async def _statfs(self, request: Request) -> None:
+        """The figures of the store's disk."""
+        disk: os.statvfs_result = await self._parked.wait(request, self._tree.statfs())
+        counts = disk.f_blocks, disk.f_bfree, disk.f_bavail, disk.f_files, disk.f_ffree
+        figures = protocol.STATFS_OUT.pack(*counts, disk.f_bsize, limits.NAME_BYTES, disk.f_frsize)
+        self._device.answer(request.unique, figures)
+
+    # ------------------------------------------------------------ names
+
+    async def _mkdir(self, request: Request) -> None:
+        (mode,) = protocol.MKDIR_IN.unpack_from(request.body)
+        (name,), group = request.names(protocol.MKDIR_IN.size), self._nodes.directory(request.nodeid)
+        step = self._tree.mkdir(user_of(request), group, new_name(name), stat.S_IMODE(mode))
+        await self._enter(request, await self._parked.wait(request, step))
+
+    async def _mknod(self, request: Request) -> None:
+        (mode,) = protocol.MKNOD_IN.unpack_from(request.body)
+        (name,) = request.names(protocol.MKNOD_IN.size)
+        if not stat.S_ISREG(mode):
+            raise errors.NotPermitted("cannot make a special file (expected a stream or a group)")
+        group = self._nodes.directory(request.nodeid)
+        step = self._tree.create(user_of(request), group, new_name(name), stat.S_IMODE(mode))
+        await self._enter(request, await self._parked.wait(request, step))
+
+    async def _enter(self, request: Request, node: Any) -> None:
+        """Reply with the entry of a file that was made."""
+        found = await await_step(self._tree.stat(node))
+        nodeid = self._nodes.enter(node, request.thread)
+        if not self._device.answer(request.unique, pack_entry(nodeid, found)):
+            self._nodes.forget(nodeid, 1)
+
+    async def _unlink(self, request: Request) -> None:
+        (name,), group = request.names(), self._nodes.directory(request.nodeid)
+        await self._finish(request, self._tree.unlink(user_of(request), group, known_name(name)))
+
+    async def _rmdir(self, request: Request) -> None:
+        (name,), group = request.names(), self._nodes.directory(request.nodeid)
+        await self._finish(request, self._tree.rmdir(user_of(request), group, known_name(name)))
+
+    async def _rename(self, request: Request, *, fields: Any) -> None:
+        directory, *flags = fields.unpack_from(request.body)
+        name, new = request.names(fields.size)
+        if any(flag & ~protocol.RENAME_NOREPLACE for flag in flags):
+            raise errors.BadRequest(f"rename flags {flags[0]:#x} (expected RENAME_NOREPLACE or none)")
+        group, to = self._nodes.directory(request.nodeid), self._nodes.directory(directory)
+        await self._finish(request, self._tree.rename(user_of(request), group, known_name(name), to, new_name(new)))
+
+    # ------------------------------------------------------------ opening
+
+    def _add(self, node: Any, handle: Any, flags: int) -> tuple[int, int]:
+        """The number of an open file, and how the kernel should treat it."""
+        mode = flags & os.O_ACCMODE
+        fh = self._files.add(node, handle, mode != os.O_WRONLY, mode != os.O_RDONLY)
+        return fh, protocol.FOPEN_DIRECT_IO | (protocol.FOPEN_STREAM if handle.sequential else 0)
+
+    async def _open(self, request: Request) -> None:
+        (flags,) = protocol.OPEN_IN.unpack_from(request.body)
+        node = self._nodes.node(request.nodeid)
+        if flags & os.O_ACCMODE or self._tree.is_snapshot(node):
+            self._nodes.take(request.nodeid, request.thread)
+        step = self._tree.open(user_of(request, process=True), node, flags & os.O_ACCMODE)
+        handle: Any = await self._parked.wait(request, step)
+        fh, treatment = self._add(node, handle, flags)
+        try:
+            opened: Wait[Any] = Wait(lambda _: True)  # it can be left at any time: the file is closed then
+            opened.follow(handle.opening)
+            await self._parked.wait(request, opened)
+        except BaseException:
+            self._files.close(fh)
+            raise
+        size: int | None = getattr(handle, "size", None)
+        if size is not None:
+            self._nodes.fix_size(request.nodeid, size)
+        if not self._device.answer(request.unique, protocol.OPEN_OUT.pack(fh, treatment, 0)):
+            self._files.close(fh)  # no release will come
+
+    async def _create(self, request: Request) -> None:
+        flags, mode = protocol.CREATE_IN.unpack_from(request.body)
+        (name,) = request.names(protocol.CREATE_IN.size)
+        user, group = user_of(request, process=True), self._nodes.directory(request.nodeid)
+        wait = partial(self._parked.wait, request)
+        node, handle = await self._tree.create_open(user, group, new_name(name), stat.S_IMODE(mode), flags, wait)
+        fh, treatment = self._add(node, handle, flags)
+        try:
+            found = await await_step(self._tree.stat(node))
+        except BaseException:
+            self._files.close(fh)
+            raise
+        nodeid = self._nodes.enter(node, alone=True)
+        if not self._device.answer(
+            request.unique, pack_entry(nodeid, found) + protocol.OPEN_OUT.pack(fh, treatment, 0)
+        ):
+            self._nodes.forget(nodeid, 1)
+            self._files.close(fh)
+
+
+# ---------------------------------------------------------------- names and attributes
 
 
 def new_name(raw: bytes) -> str:
@@ -74,164 +201,35 @@ def known_name(raw: bytes) -> str:
         raise errors.NotFound(repr(raw)) from None
 
 
-class Operations(pyfuse3.Operations):
-    """The handlers that pyfuse3 calls."""
+def pack_attributes(found: Stat, size: int | None = None) -> bytes:
+    """Attributes of a file for the kernel. `size`: of its snapshot."""
+    mtime, mtime_ns = divmod(found.mtime_ns, 10**9)
+    ctime, ctime_ns = divmod(found.ctime_ns, 10**9)
+    return protocol.ATTR.pack(
+        *(found.qid.path, found.size if size is None else size, (found.kept_bytes + 511) // 512, mtime, mtime, ctime),
+        *(mtime_ns, mtime_ns, ctime_ns, found.mode, found.nlink, found.uid, found.gid, 0, BLOCK_BYTES, 0),
+    )
 
-    enable_writeback_cache = False
 
-    def __init__(self, tree: Backend, nodes: Nodes, files: Files) -> None:
-        super().__init__()
-        self.tree, self.nodes, self.files = tree, nodes, files
+def pack_attributes_reply(unique: int, found: Stat, size: int | None) -> bytes:
+    """The reply to a GETATTR or SETATTR."""
+    count = protocol.OUT_HEADER + protocol.ATTR_TIMES.size + protocol.ATTR.size
+    return protocol.REPLY.pack(count, 0, unique) + protocol.ATTR_TIMES.pack(0, 0, 0) + pack_attributes(found, size)
 
-    # ------------------------------------------------------------ attributes
 
-    async def attributes(self, node: Any, nodeid: int = 0) -> EntryAttributes:
-        """For a reply. With a nodeid: for one with an entry, in which the device loop sets the stable number."""
-        found = await await_step(self.tree.stat(node))
-        entry = EntryAttributes()
-        entry.st_ino = nodeid or found.qid.path
-        entry.attr_timeout = entry.entry_timeout = 0
-        entry.st_mode, entry.st_nlink, entry.st_uid, entry.st_gid = found.mode, found.nlink, found.uid, found.gid
-        entry.st_size, entry.st_blocks, entry.st_blksize = found.size, (found.kept_bytes + 511) // 512, BLOCK_BYTES
-        entry.st_atime_ns = entry.st_mtime_ns = found.mtime_ns
-        entry.st_ctime_ns = found.ctime_ns
-        return entry
-
-    async def enter(self, node: Any, ctx: RequestContext) -> EntryAttributes:
-        return await self.attributes(node, self.nodes.enter(node, ctx.pid))
-
-    def user(self, ctx: RequestContext, *, process: bool = False) -> User:
-        return user(ctx.uid, ctx.gid, ctx.pid, process=process)
-
-    @answering
-    async def setattr(
-        self, inode: int, attr: EntryAttributes, fields: SetattrFields, fh: int | None, ctx: RequestContext
-    ) -> EntryAttributes:
-        node, user = self.nodes.node(inode), self.user(ctx)
-        mode = stat.S_IMODE(attr.st_mode) if fields.update_mode else None
-        uid = attr.st_uid if fields.update_uid else None
-        gid = attr.st_gid if fields.update_gid else None
-        if (mode, uid, gid) != (None, None, None):
-            await await_step(self.tree.setattr(user, node, mode=mode, uid=uid, gid=gid))
-        elif fh is None and (await await_step(self.tree.stat(node))).uid != user.uid:
-            # size and times: accepted from those who may write, and dropped
-            await await_step(self.tree.access(user, node, os.W_OK))
-        reply, size = await self.attributes(node), self.nodes.size(inode)
-        reply.st_size = reply.st_size if size is None else size
-        return reply
-
-    @answering
-    async def access(self, inode: int, mode: int, ctx: RequestContext) -> bool:
-        try:
-            await await_step(self.tree.access(self.user(ctx), self.nodes.node(inode), mode))
-        except errors.Denied:
-            return False
-        return True
-
-    @answering
-    async def statfs(self, ctx: RequestContext) -> StatvfsData:
-        """The figures of the store's disk."""
-        reply, disk = StatvfsData(), await await_step(self.tree.statfs())
-        reply.f_bsize, reply.f_frsize = disk.f_bsize, disk.f_frsize
-        reply.f_blocks, reply.f_bfree, reply.f_bavail = disk.f_blocks, disk.f_bfree, disk.f_bavail
-        reply.f_files, reply.f_ffree, reply.f_favail = disk.f_files, disk.f_ffree, disk.f_favail
-        reply.f_namemax = limits.NAME_BYTES
-        return reply
-
-    # ------------------------------------------------------------ names
-
-    @answering
-    async def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
-        group = self.nodes.directory(parent_inode)
-        made: Any = await await_step(self.tree.mkdir(self.user(ctx), group, new_name(name), stat.S_IMODE(mode)))
-        return await self.enter(made, ctx)
-
-    @answering
-    async def mknod(self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext) -> EntryAttributes:
-        if not stat.S_ISREG(mode):
-            raise errors.NotPermitted("cannot make a special file (expected a stream or a group)")
-        group = self.nodes.directory(parent_inode)
-        made: Step[Any] = self.tree.create(self.user(ctx), group, new_name(name), stat.S_IMODE(mode))
-        return await self.enter(await await_step(made), ctx)
-
-    @answering
-    async def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
-        await await_step(self.tree.unlink(self.user(ctx), self.nodes.directory(parent_inode), known_name(name)))
-
-    @answering
-    async def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
-        await await_step(self.tree.rmdir(self.user(ctx), self.nodes.directory(parent_inode), known_name(name)))
-
-    @answering
-    async def rename(
-        self,
-        parent_inode_old: int,
-        name_old: bytes,
-        parent_inode_new: int,
-        name_new: bytes,
-        flags: int,
-        ctx: RequestContext,
-    ) -> None:
-        if flags & ~pyfuse3.RENAME_NOREPLACE:
-            raise errors.BadRequest(f"rename flags {flags:#x} (expected RENAME_NOREPLACE or none)")
-        group, to = self.nodes.directory(parent_inode_old), self.nodes.directory(parent_inode_new)
-        await await_step(self.tree.rename(self.user(ctx), group, known_name(name_old), to, new_name(name_new)))
-
-    @answering
-    async def link(self, inode: int, new_parent_inode: int, new_name: bytes, ctx: RequestContext) -> EntryAttributes:
-        raise errors.NotPermitted("cannot make a second name of a file")
-
-    @answering
-    async def symlink(self, parent_inode: int, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
-        raise errors.NotPermitted("cannot make a symbolic link")
-
-    @answering
-    async def readlink(self, inode: int, ctx: RequestContext) -> bytes:
-        raise errors.BadRequest("not a symbolic link")
-
-    # ------------------------------------------------------------ opening
-
-    def add(self, node: Any, handle: Any, flags: int) -> FileInfo:
-        mode = flags & os.O_ACCMODE
-        fh = self.files.add(node, handle, mode != os.O_WRONLY, mode != os.O_RDONLY)
-        return FileInfo(fh=fh, direct_io=True, keep_cache=False)
-
-    @answering
-    async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
-        node = self.nodes.node(inode)
-        if flags & os.O_ACCMODE or self.tree.is_snapshot(node):
-            self.nodes.take(inode, ctx.pid)
-        step: Any = self.tree.open(self.user(ctx, process=True), node, flags & os.O_ACCMODE)
-        handle: Any = await await_step(step)
-        info = self.add(node, handle, flags)
-        try:
-            await await_step(handle.opening)
-        except BaseException:
-            self.files.close(info.fh)
-            raise
-        size: int | None = getattr(handle, "size", None)
-        if size is not None:
-            self.nodes.fix_size(inode, size)
-        return info
-
-    @answering
-    async def create(
-        self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
-    ) -> tuple[FileInfo, EntryAttributes]:
-        user, group = self.user(ctx, process=True), self.nodes.directory(parent_inode)
-        node, handle = await self.tree.create_open(user, group, new_name(name), stat.S_IMODE(mode), flags)
-        info = self.add(node, handle, flags)
-        try:
-            return info, await self.attributes(node, self.nodes.enter(node, alone=True))
-        except BaseException:
-            self.files.close(info.fh)
-            raise
+def pack_entry(nodeid: int, found: Stat, size: int | None = None) -> bytes:
+    """A file for the kernel under a nodeid. `size`: of its snapshot."""
+    return protocol.ENTRY.pack(nodeid, 0, 0, 0, 0, 0) + pack_attributes(found, size)
 
 
 # ---------------------------------------------------------------- the user of a request, from its header and /proc
 
 # The kernel names uid, gid and thread. Supplementary groups and the process are looked up when a file is named or
 # opened, never for a read or a write.
+
+
+def user_of(request: Request, *, process: bool = False) -> User:
+    return user(request.uid, request.gid, request.thread, process=process)
 
 
 def user(uid: int, gid: int, thread: int, *, process: bool = False) -> User:

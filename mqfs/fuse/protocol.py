@@ -30,11 +30,13 @@ POSIX_LOCKS, ATOMIC_O_TRUNC, BIG_WRITES = 1 << 1, 1 << 3, 1 << 5
 SPLICES = 1 << 7 | 1 << 8 | 1 << 9
 FLOCK_LOCKS, ASYNC_DIO, PARALLEL_DIROPS, HANDLE_KILLPRIV, MAX_PAGES = 1 << 10, 1 << 15, 1 << 18, 1 << 19, 1 << 22
 
-FOPEN_STREAM = 1 << 4
+FOPEN_DIRECT_IO, FOPEN_STREAM = 1 << 0, 1 << 4
 READ_LOCKOWNER = 1 << 1  # of a READ: a process reads; without it the kernel itself does, to fill its pages
 POLL_SCHEDULE_NOTIFY = 1 << 0
 FALLOC_FL_KEEP_SIZE = 1 << 0
 GETATTR_FH = 1 << 0
+SET_MODE, SET_UID, SET_GID, SET_BY_FH = 1 << 0, 1 << 1, 1 << 2, 1 << 6  # what a SETATTR changes, and by which name
+RENAME_NOREPLACE = 1 << 0
 LK_FLOCK = 1 << 0
 RELEASE_FLOCK_UNLOCK = 1 << 1
 NOTIFY_POLL = 1
@@ -52,6 +54,14 @@ LOCK_IN = struct.Struct("<QQQQIII")  # fh, owner, start, end (inclusive), type, 
 POLL_IN = struct.Struct("<QQII")  # fh, kh, flags, events
 RELEASE_IN = struct.Struct("<QIIQ")  # fh, flags, release flags, lock owner
 FLUSH_IN = struct.Struct("<Q8xQ")  # fh, lock owner
+OPEN_IN = struct.Struct("<I4x")  # flags
+CREATE_IN = struct.Struct("<II8x")  # flags, mode; the name follows
+MKNOD_IN = struct.Struct("<I12x")  # mode; the name follows
+MKDIR_IN = struct.Struct("<I4x")  # mode; the name follows
+RENAME_IN = struct.Struct("<Q")  # nodeid of the new directory; both names follow
+RENAME2_IN = struct.Struct("<QI4x")  # the same, flags; both names follow
+ACCESS_IN = struct.Struct("<I4x")  # mask
+SETATTR_IN = struct.Struct("<I64xI4xII4x")  # which of them, mode, uid, gid
 INIT_IN = struct.Struct("<IIII")  # major, minor, read ahead, flags
 
 # A reply: its header, then its body.
@@ -59,14 +69,15 @@ OUT_HEADER = 16
 REPLY = struct.Struct("<IiQ")  # length, -errno, unique
 WRITTEN = struct.Struct("<IiQII")  # REPLY, size, padding
 OPENED = struct.Struct("<IiQQII")  # REPLY, fh, open flags, padding
+OPEN_OUT = struct.Struct("<QII")  # fh, open flags, padding: in the reply to a CREATE
+# blocks, free, available, files, free, block bytes, name bytes, fragment bytes
+STATFS_OUT = struct.Struct("<QQQQQIII28x")
 POLLED = struct.Struct("<IiQII")  # REPLY, events, padding
 LOCKED = struct.Struct("<IiQQQII")  # REPLY, start, end, type, pid
 NOTIFIED = struct.Struct("<IiQQ")  # REPLY with the code as errno and unique 0, kh
 DIRENT = struct.Struct("<QQII")  # ino, offset of the next, name bytes, type
 # major, minor, read ahead, flags, background, congestion, write, time grain, pages, alignment, flags2
 INIT_OUT = struct.Struct("<IIIIHHIIHHI")
-ENTRY_NODEID, ENTRY_INO = OUT_HEADER, OUT_HEADER + 40  # in a reply that carries an entry
-ENTRY_BYTES = 128
 ENTRY = struct.Struct("<QQQQII")  # nodeid, generation, seconds and nanoseconds that the name and the attributes hold
 ATTR_TIMES = struct.Struct("<QII")  # seconds and nanoseconds that the attributes hold, padding
 # ino, size, blocks, atime, mtime, ctime, their nanoseconds, mode, links, uid, gid, rdev, block bytes, flags

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -304,10 +304,19 @@ class RemoteTree:
         return handle.poll(events, notify)
 
     async def create_open(
-        self, user: User, group: RemoteNode, name: str, mode: int, flags: int
+        self,
+        user: User,
+        group: RemoteNode,
+        name: str,
+        mode: int,
+        flags: int,
+        wait: Callable[[Step[Any]], Awaitable[Any]],
     ) -> tuple[RemoteNode, OpenFile]:
         """Make a stream and open it; one that is there is opened, unless `flags` has O_EXCL."""
-        return await await_step(self.session.call(partial(self._create_open, user, group, name, mode, flags)))
+        made: tuple[RemoteNode, OpenFile] = await wait(
+            self.session.call(partial(self._create_open, user, group, name, mode, flags))
+        )
+        return made
 
     def _create_open(
         self, user: User, group: RemoteNode, name: str, mode: int, flags: int, link: Link, repeated: bool

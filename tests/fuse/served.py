@@ -1,5 +1,6 @@
-"""A server of nothing but a mount, for tests: `python -m tests.fuse.served MOUNTPOINT [STORE]`.
+"""A server of nothing but a mount, for tests: `python -m tests.fuse.served MOUNTPOINT [STORE [away]]`.
 
+With `away` the store has a replica that confirms nothing.
 On SIGUSR1 it writes the sizes of its tables to MOUNTPOINT.sizes. SIGTERM ends it, cleanly.
 """
 
@@ -40,7 +41,6 @@ def sizes(mount: FuseMount, handles: int) -> str:
             "files": len(mount.files.open),
             "listings": len(mount.files.listings),
             "waiting": len(mount.loop.parked.by_unique),
-            "passed": len(mount.loop.passed),
             "early": len(mount.loop.parked.early),
             "locks": len(mount.tree.locks),
             "watched": len(mount.processes),
@@ -56,8 +56,10 @@ async def house(tree: Tree) -> None:
         tree.tick()
 
 
-async def run(mountpoint: str, path: str) -> None:
-    store = DiskStore(path, trio.lowlevel.current_trio_token().run_sync_soon) if path else MemoryStore()
+async def run(mountpoint: str, path: str = "", replica: str = "") -> None:
+    away = (lambda: None) if replica else None
+    post = trio.lowlevel.current_trio_token().run_sync_soon
+    store = DiskStore(path, post, replica=away) if path else MemoryStore()
     tree = Tree(store, SystemClock(), owner=User(os.geteuid(), os.getegid()))
     mount = FuseMount(tree, mountpoint)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGUSR1) as signals:
@@ -86,6 +88,6 @@ async def until_unmounted(mount: FuseMount, scope: trio.CancelScope) -> None:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        trio.run(run, sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "")
+        trio.run(run, *sys.argv[1:])
     except MountError as error:
         sys.exit(str(error))

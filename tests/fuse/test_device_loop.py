@@ -39,13 +39,14 @@ class Bench:
         for end in (self.kernel, device, ours):
             end.setblocking(False)
         self.ends = (self.kernel, device, self.libfuse, ours)
-        self.loop = DeviceLoop(LocalTree(self.tree), Nodes(self.tree), self.files, device.fileno(), ours)
+        self.nodes = Nodes(self.tree)
+        self.loop = DeviceLoop(LocalTree(self.tree), self.nodes, self.files, device.fileno(), ours)
         stream: Any = self.tree.create(USER, self.tree.root, "s", 0o644)
         self.fh = self.files.add(stream, self.tree.open(USER, stream, os.O_RDWR), True, True)
 
-    def ask(self, opcode: int, unique: int, body: bytes, uid: int = 0) -> None:
+    def ask(self, opcode: int, unique: int, body: bytes, uid: int = 0, node: int = 1) -> None:
         size = protocol.IN_HEADER + len(body)
-        self.kernel.send(protocol.HEADER.pack(size, opcode, unique, 1, uid, 0, os.getpid()) + bytes(4) + body)
+        self.kernel.send(protocol.HEADER.pack(size, opcode, unique, node, uid, 0, os.getpid()) + bytes(4) + body)
 
     def read(self, unique: int, fh: int, flags: int = 0, uid: int = 0) -> None:
         where = protocol.U64.pack(fh) + bytes(8) + protocol.U32.pack(100)
@@ -59,6 +60,11 @@ class Bench:
         reply = self.kernel.recv(1 << 20)
         _, number, unique = protocol.REPLY.unpack_from(reply)
         return unique, -number, reply[protocol.OUT_HEADER :]
+
+
+def gone(*_: object) -> int:
+    """A reply to a request whose caller was killed."""
+    raise OSError(errno.ENOENT, "gone")
 
 
 def with_bench(check: Callable[[Bench], Awaitable[None]]) -> None:
@@ -159,24 +165,63 @@ def test_requests_that_mean_nothing_are_refused_and_the_loop_continues(caplog: p
     assert [record.exc_info is not None for record in caplog.records] == [True]
 
 
-def test_an_open_whose_caller_is_gone_is_closed_again() -> None:
+def test_an_open_whose_caller_is_gone_is_closed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reply to it is not taken: no one would ever release the handle."""
 
     async def check(bench: Bench) -> None:
-        loop = bench.loop
-        loop.device.send = lambda reply: False  # type: ignore[method-assign, assignment]
-        bench.ask(protocol.OPEN, 20, bytes(8))
-        with trio.fail_after(5):
-            while not loop.passed:
-                await trio.sleep(0)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(loop.replies)
-            bench.libfuse.send(protocol.OPENED.pack(32, 0, 20, bench.fh, 0, 0))
-            with trio.fail_after(5):
-                while bench.files.open:
-                    await trio.sleep(0)
-            nursery.cancel_scope.cancel()
-        assert bench.tree.open_files.count == 0
+        nodes, files = len(bench.nodes), len(bench.files.open)
+        monkeypatch.setattr(bench.loop.device, "writev", gone)
+        bench.ask(protocol.CREATE, 20, protocol.CREATE_IN.pack(os.O_RDWR, 0o100644) + b"made\0")
+        await trio.testing.wait_all_tasks_blocked()
+        made: Any = bench.tree.walk(USER, bench.tree.root, "made")
+        assert (len(bench.nodes), len(bench.files.open), bench.tree.open_files.count) == (nodes, files, files)
+        bench.ask(protocol.OPEN, 22, protocol.OPEN_IN.pack(os.O_RDONLY), node=bench.nodes.enter(made))
+        await trio.testing.wait_all_tasks_blocked()
+        assert (len(bench.files.open), bench.tree.open_files.count) == (files, files)
+
+    with_bench(check)
+
+
+def open_snapshot(bench: Bench, unique: int, uid: int = 0) -> None:
+    """Open `.stats`, which is made a row at a time, and here not to its end: no timers run."""
+    bench.tree.timers.piece_s = lambda continued: 0.0  # type: ignore[method-assign]
+    node = bench.nodes.enter(Meta(bench.tree.root, ".stats"), alone=True)
+    bench.ask(protocol.OPEN, unique, protocol.OPEN_IN.pack(os.O_RDONLY), uid, node)
+
+
+def test_an_open_that_waits_is_interrupted_and_closed() -> None:
+    async def check(bench: Bench) -> None:
+        files = bench.tree.open_files.count
+        open_snapshot(bench, 20)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (bench.tree.open_files.count, bench.loop.parked.tasks.used) == (files + 1, 1)
+        bench.ask(protocol.INTERRUPT, 21, protocol.U64.pack(20))
+        assert await bench.reply() == (20, errno.EINTR, b"")
+        bench.ask(protocol.INTERRUPT, 23, protocol.U64.pack(22))  # before its request
+        open_snapshot(bench, 22)
+        assert await bench.reply() == (22, errno.EINTR, b"")
+        open_snapshot(bench, 24)
+        await trio.testing.wait_all_tasks_blocked()
+        bench.loop.close()
+        assert await bench.reply() == (24, errno.EINTR, b"")
+        assert (bench.tree.open_files.count, len(bench.files.open)) == (files, files)
+        assert (bench.loop.parked.tasks.used, len(bench.loop.parked.by_unique)) == (0, 0)
+
+    with_bench(check)
+
+
+def test_one_user_does_not_take_all_opens_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "FUSE_TASKS", 32)
+
+    async def check(bench: Bench) -> None:
+        for unique in range(20, 60, 2):
+            open_snapshot(bench, unique, uid=1001)
+        for _ in range(4):
+            assert (await bench.reply())[1:] == (errno.ENFILE, b"")
+        open_snapshot(bench, 70, uid=1002)
+        bench.ask(protocol.CREATE, 72, protocol.CREATE_IN.pack(os.O_RDWR, 0o100644) + b"made\0")
+        assert (await bench.reply())[:2] == (72, 0)
+        assert (len(bench.loop.parked.by_unique), bench.loop.parked.tasks.used) == (17, 17)
 
     with_bench(check)
 
@@ -209,9 +254,6 @@ def test_what_was_taken_for_a_caller_that_is_gone_is_the_next_readers(
     ack: str, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reply is not taken: the handle has it still, and gives it back when it is closed."""
-
-    def gone(*_: object) -> int:
-        raise OSError(errno.ENOENT, "gone")
 
     async def check(bench: Bench) -> None:
         tree = bench.tree
