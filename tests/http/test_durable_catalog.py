@@ -34,6 +34,7 @@ from tests.support.ports import free_port
 from tests.support.server import mqfs, short_folder
 
 LONG_AGO = "2000-01-01T00:00:00Z"
+NONSENSE = json.dumps({"stream": "__ds", "body": "nonsense"}) + "\n"
 
 
 class Users:
@@ -254,6 +255,26 @@ def test_a_group_that_trims_its_streams_is_refused(users: Users, line: str) -> N
     reply = ds.create(f"{path}/a", "x", **users.owner)
     assert (reply.status, b"no depth, no ttl" in reply.body) == (409, True)
     assert users.names(path) == set()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("full", ["drop-new", "reject", "block"])
+def test_a_catalog_that_has_no_room_to_be_written_anew_is_kept(full: str) -> None:
+    with short_folder() as folder:
+        haste = json.dumps({"GROUP_BYTES": 256 << 10, "DURABLE_RECORDS": 2, "DURABLE_WAIT_S": 1})
+        program = (sys.executable, "-m", "tests.http.hasty_server")
+        ds = Durable(folder, at=free_port(), program=program, HASTE=haste)
+        with ds.server:
+            assert ds.create("/g/a", "x", Stream_TTL="1000").status == 201
+            assert ds.tree.post("/ds/g/.batch", NONSENSE * 20, Content_Type="application/x-ndjson").status == 201
+            assert ds.tree.post("/ds/g/ctl", "full reject").status == 204
+            for size in (10_000, 100):
+                while ds.tree.post("/ds/g/a", bytes(size)).status == 201:
+                    pass
+            assert ds.tree.post("/ds/g/ctl", f"full {full}").status == 204
+            for _ in range(2):
+                ds.server.restart()
+                assert ds.ask("HEAD", "/g/a").headers["Stream-TTL"] == "1000"
 
 
 # ---------------------------------------------------------------- requests that wait

@@ -389,9 +389,9 @@ def a_queue_of_fq_bound_again(client: Client) -> Act:
     return lambda: OPEN.append(fq.Client(address, "again", kind))
 
 
-def get(client: Client, path: str) -> Act:
-    """Over HTTP, all of the answer."""
-    web = client.socket.getpeername().removesuffix("s") + "web"
+def get(client: Client, path: str, name: str = "web") -> Act:
+    """Over HTTP, all of the answer. `name`: of the socket."""
+    web = client.socket.getpeername().removesuffix("s") + name
 
     def act() -> None:
         with socket.socket(socket.AF_UNIX) as sock:
@@ -569,6 +569,18 @@ def many_consumers_removed(client: Client) -> Act:
     return lambda: write(client, "theirs/own/ctl", "".join(f"remove c{number}\n" for number in range(200)))
 
 
+def a_catalog_of_many_durable_streams(client: Client) -> Act:
+    """The first request for one after a start: what is still true is written once more."""
+    names(client, LARGE, b"x")
+    create(client, "theirs/own/__ds")
+    config = {"kind": "text/plain", "ttl": None, "expires": "", "source": 0, "fork": 0, "asked": "", "deleted": False}
+    with client.open(BATCH[1:], "w") as batch:
+        for first in 4 * [*range(0, LARGE + 500, 500)]:
+            records = [json.dumps({"stream": first + n, **config}).encode() for n in range(500)]
+            batch.write(b"".join(frame("__ds", record) for record in records))
+    return get(client, "/1", "durable")
+
+
 def many_words(client: Client) -> Act:
     """The words of one command of `.txn/ctl`."""
     other = connect(f"unix!{client.socket.getpeername()}", msize=limits.MSIZE_MOST)
@@ -597,7 +609,7 @@ WORK = (
     a_claim_of_what_is_not_selected, a_claim_over_a_view_that_finds_nothing, many_claims_of_what_is_not_selected,
     a_claim_of_what_is_secret, a_peek_at_what_is_secret, a_bound_of_a_consumer_of_nothing,
     stats_of_a_consumer_of_nothing, metrics_of_a_consumer_of_nothing, a_consumer_that_seeks_back,
-    a_cursor_that_seeks_back, many_messages_of_kept, a_body_of_many_parts,
+    a_cursor_that_seeks_back, many_messages_of_kept, a_body_of_many_parts, a_catalog_of_many_durable_streams,
 )  # fmt: skip
 # On one server, one after the other: to make the streams takes most of the time.
 OVER_STREAMS = (many_names, a_cursor_over_many_streams, many_names_of_kept, many_names_over_http)
@@ -606,7 +618,10 @@ OVER_STREAMS = (many_names, a_cursor_over_many_streams, many_names_of_kept, many
 SHORT = (
     many_names_of_kept, many_names_over_http, metrics_of_many_groups, totals_of_many_consumers, stats_of_many_users,
 )  # fmt: skip
-OPTIONS = {stats_of_many_users: ("--limit", "* messages=1000000")}  # of the server
+OPTIONS = {  # of the server
+    stats_of_many_users: ("--limit", "* messages=1000000"),
+    a_catalog_of_many_durable_streams: ("--http-durable", "theirs/own=unix!durable"),
+}
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import json
 import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -229,17 +229,20 @@ class Catalog:
                 await self._compact(attrs.evolve(call, user=SERVER), records)
 
     async def _compact(self, call: Call, old: list[int]) -> None:
-        """Write what is still true once more, and drop the messages before it."""
-        frames = (publishing.frame(CATALOG, one.encode(number)) for number, one in self._configs.items())
-        await publishing.ask(call, self.group, ".batch", b"".join(frames), limits.DURABLE_WAIT_S)
-        for at in range(0, len(old), limits.DURABLE_RECORDS):
-            words = " ".join(map(str, old[at : at + limits.DURABLE_RECORDS]))
-            try:
-                await groups.write(
-                    call, call.tree.walk(SERVER, self.group, "ctl"), f"drop {CATALOG} {words}\n".encode()
-                )
-            except MqfsError:
-                return  # a protected group: it keeps them
+        """Write what is still true once more, and then drop the messages before it, both in portions. A group that is
+        protected, or has no room, keeps them."""
+        true, step = [*self._configs.items()], limits.DURABLE_RECORDS
+        with suppress(MqfsError):
+            for at in range(0, len(true), step):
+                frames = (publishing.frame(CATALOG, one.encode(number)) for number, one in true[at : at + step])
+                data = await publishing.gathered(call, frames)
+                if not await publishing.ask(call, self.group, ".batch", data, limits.DURABLE_WAIT_S):
+                    return  # it was discarded
+            ctl = call.tree.walk(SERVER, self.group, "ctl")
+            for at in range(0, len(old), step):
+                words = " ".join(map(str, old[at : at + step]))
+                await groups.write(call, ctl, f"drop {CATALOG} {words}\n".encode())
+                await call.front.pause()
 
     def _set(self, number: int, config: Config | None) -> None:
         before = self._configs.pop(number, None)
