@@ -3,8 +3,8 @@
 Every act that a client causes asks the rights of the client's user, and what it makes is that user's: groups,
 streams, consumers. A queue is shared by those who have r and w on all its consumers and their groups; permanent or
 transient is for its owner to say. As the server's user only three things are done, none of them at a client's wish:
-the group of all exchanges is made, views that an earlier run left are unbound, and a transient queue is removed with
-its last client.
+the group of all exchanges is made, what an earlier run left of queues is removed, and what a queue has made is removed
+with its last client: all of it where the queue is transient, else where it is bound no more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mqfs.engine.language import programs
 from mqfs.engine.language.programs import Program, parse
 from mqfs.engine.tree.tree import Tree
 from mqfs.errors import BadCommand, Exists, MqfsError, NotFound
-from mqfs.fq.queues import VIEW, Queue, Refused, Wish, owns
+from mqfs.fq.queues import VIEW, Queue, Refused, Wish, owns, points
 from mqfs.model import User
 from mqfs.serving.await_step import await_step
 from mqfs.syntax.escape import escape, escape_prefix, text_of
@@ -238,6 +238,7 @@ class Exchanges:
         self._by_group.pop(exchange.group, None)
         for queue in list(self.queues.values()):
             queue.exchanges.discard(exchange)
+            queue.unbound.discard(exchange)
             queue.release(exchange)
             self._drop_unused(queue)
 
@@ -298,13 +299,22 @@ class Exchanges:
         return exchange
 
     async def _remove_stale(self, group: Group) -> None:
-        """Remove the views of queues of an earlier run that are not permanent."""
+        """Remove the views of queues of an earlier run that are not permanent, and then consumers and checkpoints of
+        queues that have no view."""
         names = [view.name for view in group.views.values() if view.name.startswith(VIEW)]
         for gone in [name for name in names if _permanent(group, name) is None]:
+            await self._remove_each(group, f"unbind {quote(gone)}")
+        overs = [(consumer.name, consumer.state.over) for consumer in group.consumers.values()]
+        for gone in [name for name, over in overs if over.startswith(VIEW) and over not in group.views]:
+            await self._remove_each(group, f"remove {quote(gone)}")
+
+    async def _remove_each(self, group: Group, *lines: str) -> None:
+        """Remove the rest of a queue, line by line: a consumer that others hold open may have claims."""
+        for line in lines:
             try:
-                await self.command(self.server_user, group, f"unbind {quote(gone)}")
+                await self.command(self.server_user, group, line)
             except MqfsError as error:
-                log.warning("%s: view %s of a removed queue not removed: %s", group.name, gone, error)
+                log.warning("%s: left of a removed queue, %s: %s", group.name, line, error)
 
     # ------------------------------------------------------------ queues
 
@@ -331,6 +341,8 @@ class Exchanges:
     async def _change_permanence(self, user: User, queue: Queue, permanent: bool) -> None:
         """Raises Refused for another's queue, MqfsError."""
         bound = self.bound(queue)
+        left = [exchange for exchange in queue.unbound if not exchange.group.removed]
+        bound += [exchange for exchange in left if exchange.consumer(queue) is not None]
         consumers = [consumer for exchange in bound if (consumer := exchange.consumer(queue)) is not None]
         if not all(owns(user, owner) for owner in {queue.owner, *(consumer.state.uid for consumer in consumers)}):
             words = ("transient", "permanent")
@@ -342,17 +354,21 @@ class Exchanges:
         queue.permanent = permanent  # not before: asked again after an error, all of it is done
 
     async def leave(self, queue: Queue) -> None:
-        """A client has disconnected. A transient queue is removed with its last one."""
+        """A client has disconnected. With the last one a transient queue is removed, and what a permanent one has where
+        it is bound no more."""
         async with self.changing(queue.name):
             if queue.members:
                 return
             for exchange in list(queue.holds):
                 queue.release(exchange)
+            gone = [exchange for exchange in queue.unbound if not exchange.group.removed]
+            queue.unbound.clear()
             if queue.permanent:
                 self._drop_unused(queue)
-                return
-            self.queues.pop(queue.name, None)
-            for exchange in self.bound(queue):
+            else:
+                self.queues.pop(queue.name, None)
+                gone += self.bound(queue)
+            for exchange in gone:
                 await self._remove(exchange, queue)
 
     def _hold(self, user: User, exchange: Exchange, queue: Queue) -> None:
@@ -370,16 +386,13 @@ class Exchanges:
     async def _remove(self, exchange: Exchange, queue: Queue) -> None:
         for binding in list(exchange.of(queue)):
             exchange.leave(binding.route)
-        consumer = exchange.consumer(queue)
-        if consumer is not None and not consumer.state.transient:
-            return  # it was made to stay, by other means
-        lines = [f"unbind {quote(queue.view)}"] if queue.view in exchange.group.views else []
-        if consumer is not None:
-            lines.append(f"remove {quote(queue.consumer)}")
-        try:
-            await self.command(self.server_user, exchange.group, *lines)
-        except MqfsError as error:
-            log.warning("%s: queue %s not removed: %s", exchange.group.name, queue.consumer, error)
+        group, consumer = exchange.group, exchange.consumer(queue)
+        if consumer is not None and (consumer.state.transient == queue.permanent or consumer.state.over != queue.view):
+            return  # it was made to stay, or to go, by other means
+        lines = [f"unbind {quote(queue.view)}"] if queue.view in group.views else []
+        names = [queue.consumer] if consumer is not None else []
+        lines += [f"remove {quote(name)}" for name in [*names, *points(queue, group.consumers)]]
+        await self._remove_each(group, *lines)
 
     # ------------------------------------------------------------ bindings
 
@@ -412,6 +425,7 @@ class Exchanges:
                 except BaseException:
                     await self._remove(exchange, queue)
                     raise
+                queue.unbound.discard(exchange)
                 queue.tell(exchange)
             return route
 
@@ -433,6 +447,8 @@ class Exchanges:
             self.require(user, exchange, queue)
             await self.command(user, exchange.group, f"unbind {quote(queue.view)} {quote(binding.program.text)}")
             exchange.leave(route)
+            if exchange not in queue.exchanges:
+                queue.unbound.add(exchange)
 
     # ------------------------------------------------------------ streams
 

@@ -73,8 +73,9 @@ def _number(word: str) -> int:
 
 @attrs.define(eq=False)
 class Queue:
-    """`owner`: the user who made it. `exchanges`: those that it is bound to. `holds`: by exchange, how to
-    close an open consumer; a transient one goes with its last handle, and is to stay while the queue has clients.
+    """`owner`: the user who made it. `exchanges`: those that it is bound to; `unbound`: those that it was bound to,
+    since it has clients. `holds`: by exchange, how to close an open consumer; a transient one goes with its last
+    handle, and is to stay while the queue has clients.
     `dropped_to`: messages that had no room, in this run."""
 
     name: bytes
@@ -83,6 +84,7 @@ class Queue:
     permanent: bool = False
     members: list[Client] = attrs.Factory(list)
     exchanges: set[Exchange] = attrs.Factory(set)
+    unbound: set[Exchange] = attrs.Factory(set)
     holds: dict[Exchange, Callable[[], None]] = attrs.Factory(dict)
     dropped_to: int = 0
 

@@ -296,7 +296,7 @@ class Checkpoints:
     async def remove(self, user: User, queue_name: bytes, name: bytes) -> None:
         """Raises Refused, MqfsError."""
         async with self._exchanges.changing(queue_name):
-            queue, found = self._find(user, queue_name, name)
+            queue, found = self._find(user, queue_name, name, removes=True)
             for exchange in self._having(queue, name, found):
                 await self._exchanges.command(user, exchange.group, f"remove {quote(point(queue, name))}")
 
@@ -309,16 +309,19 @@ class Checkpoints:
                     raise Refused(f"'{exchange.group.name}' has no such checkpoint any more")
                 await self._seek(user, exchange, queue.consumer, consumer.state.progress.ack_floor)
 
-    def _find(self, user: User, queue_name: bytes, name: bytes) -> tuple[Queue, list[Exchange]]:
-        """The queue, and its exchanges. Raises Refused, Denied."""
+    def _find(
+        self, user: User, queue_name: bytes, name: bytes, *, removes: bool = False
+    ) -> tuple[Queue, list[Exchange]]:
+        """The queue, and its exchanges. `removes`: a checkpoint that was made before the queue became one that may have
+        none is to go. Raises Refused, Denied."""
         if name == RESERVED:
             raise Refused("'fq' is a reserved name, cannot be used for a checkpoint name")
         queue = self._exchanges.queues.get(queue_name)
         if queue is None:
             raise Refused(f"Cannot find registered queue '{queue_name.decode(errors='replace')}'")
-        if not queue.permanent:
+        if not queue.permanent and not removes:
             raise Refused("Checkpoints on ephemeral queues not supported")
-        if queue.wish.type == "mem":
+        if queue.wish.type == "mem" and not removes:
             raise Refused("Checkpoints on memory queues not supported")
         found = [exchange for exchange in self._exchanges if exchange.consumer(queue) is not None]
         for exchange in found:

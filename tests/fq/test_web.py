@@ -8,11 +8,13 @@ import json
 import re
 import subprocess
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from mqfs.fq.codec import ILLEGAL
 from mqfs.ninep.client.connection import connect
 from tests.fq.client import Client, port, serve, stats
 from tests.support.eventually import HANG_S, eventually
@@ -261,3 +263,49 @@ def test_checkpoints_refused(server: Server, address: str, verb: str, options: l
     finally:
         for client in clients:
             client.close()
+
+
+@contextlib.contextmanager
+def with_checkpoint(server: Server, address: str, name: str) -> Iterator[tuple[Client, int]]:
+    """A client of a permanent queue that has a checkpoint, and the route by which it is bound."""
+    with Client(address, name, "disk:public,permanent") as client:
+        route = client.bind(name)
+        found = stats(port(server))["exchanges"][name]
+        place = f"chkptid={found['group']}:{found['next'] - 1}"
+        assert checkpoint(server, "add", f"qname={name}", "cpname=here", place) == ("success", "Checkpoint added")
+        yield client, route
+
+
+def test_a_checkpoint_of_a_queue_that_is_made_transient_can_be_removed(server: Server, address: str) -> None:
+    names = ("qname=changed", "cpname=here")
+    with with_checkpoint(server, address, "changed"), Client(address, "changed", "disk:public,transient"):
+        refused = ("error", "Checkpoints on ephemeral queues not supported")
+        assert checkpoint(server, "reset_to", *names) == refused
+        assert checkpoint(server, "remove", *names) == ("success", "Checkpoint removed")
+
+
+@pytest.mark.parametrize("how", ["made transient", "unbound", "unbound, made transient", "unbound, after a kill"])
+def test_a_queue_that_goes_leaves_nothing(how: str) -> None:
+    with short_folder() as folder, serve(folder) as server:
+        address = f"{folder}/fq"
+        with with_checkpoint(server, address, "goes") as (client, route):
+            if "unbound" in how:
+                assert client.unbind("goes", route) == route
+            if "transient" in how:
+                Client(address, "goes", "disk:public,transient").close()
+            if "kill" in how:
+                server.restart()
+        with server.connect() as tree:
+            eventually(lambda: not tree.group("fq/goes").consumers(), "consumer and checkpoint to go")
+            assert "goes" not in stats(port(server))["queues"]
+
+
+def test_what_others_made_by_the_name_of_a_queue_stays(server: Server, address: str) -> None:
+    with server.connect() as tree:
+        group = tree.group("fq/by-name", create=True)
+        group.ctl("consumer audit")
+        with Client(address, "audit", "mem:public,permanent") as client, Client(address, "next") as other:
+            assert client.bind("by-name") == ILLEGAL
+            assert other.bind("by-name") != ILLEGAL
+        eventually(lambda: stats(port(server))["queues"].keys().isdisjoint(("audit", "next")), "the queues to go")
+        assert group.consumers() == ["audit"]
