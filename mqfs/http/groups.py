@@ -216,12 +216,14 @@ async def health(call: Call) -> Answer:
 
 async def ready(call: Call) -> Answer:
     """Whether the server can be sent work, else why not. A silent replica is no reason: no other server could take over
-    without it."""
+    without it. Nor is a full disk: acknowledgements make room."""
     troubles, copies = call.front.troubles(), call.tree.store.replication
     silent_s = copies.silent_s() if copies is not None else 0.0
     warnings = [f"the replica has not answered for {silent_s:.0f} s"] if silent_s >= limits.REPLICA_SILENT_S else []
     if copies is not None and copies.has_no_checkpoint:
         warnings.append("no checkpoint of the replica was made (the server's log says why)")
+    if call.tree.store.full:
+        warnings.append("no space left on device: writes are refused until there is room")
     status = "not ready" if troubles else "ok"
     return as_json({"status": status, "reasons": troubles, "warnings": warnings}, 503 if troubles else 200)
 

@@ -20,10 +20,11 @@ from mqfs.errors import DiskFull
 from mqfs.ninep.client.connection import connect
 from mqfs.ninep.codec import linux_messages as linux
 from mqfs.ninep.codec.dialect import Dialect
+from tests.http.web import Web
 from tests.server.test_block_device import read_all
 from tests.support.eventually import HANG_S, eventually
 from tests.support.power import mount_point, mounted, run
-from tests.support.server import Server
+from tests.support.server import Server, short_folder
 
 DISK_BYTES = 48 << 20
 AT_ONCE_S = 1.0  # that a publisher waits for its refusal
@@ -125,6 +126,26 @@ def test_df_shows_the_disk_of_the_store_by_mount_and_over_9p(small_disk: Path, t
 def figures(path: Path) -> tuple[int, ...]:
     disk = os.statvfs(path)
     return disk.f_frsize, disk.f_blocks, disk.f_bfree, disk.f_bavail, disk.f_files, disk.f_ffree
+
+
+def test_http_is_ready_on_a_full_disk_and_says_so(small_disk: Path) -> None:
+    with short_folder() as folder:
+        (small_disk / "store").mkdir()
+        (folder / "store").symlink_to(small_disk / "store")
+        web = Web(folder)
+        with web.server:
+            group = web.group("consumer c")
+            web.put(f"{group}/s")
+            assert web.post(f"{group}/s", "job").status == 201
+            assert web.get("/.ready").json == {"status": "ok", "reasons": [], "warnings": []}
+            fill(small_disk / "ballast")
+            eventually(lambda: web.post(f"{group}/s", b"x" * 100_000).status == 507)
+            full = web.get("/.ready")
+            assert (full.status, full.json["status"], full.json["reasons"]) == (200, "ok", [])
+            assert full.json["warnings"] == ["no space left on device: writes are refused until there is room"]
+            (small_disk / "ballast").unlink()
+            eventually(lambda: web.post(f"{group}/s", "job").status == 201)
+            eventually(lambda: not web.get("/.ready").json["warnings"])
 
 
 @pytest.mark.timeout(300)
