@@ -52,15 +52,20 @@ def unescape(field: str) -> str:
     return field.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 
 
-def mounted(path: str) -> str:
-    """The type of the file system mounted there, or ""."""
-    found = ""
+def top_mount(path: str) -> tuple[str, str]:
+    """The type and the device number of the file system mounted there last, or "" twice."""
+    found = "", ""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
         for line in table:
             fields = line.split()
             if unescape(fields[4]) == path:
-                found = fields[fields.index("-") + 1]
+                found = fields[fields.index("-") + 1], fields[2]
     return found
+
+
+def mounted(path: str) -> str:
+    """The type of the file system mounted there, or ""."""
+    return top_mount(path)[0]
 
 
 def unmount(path: str, *, lazily: bool = False) -> None:
@@ -260,6 +265,7 @@ class FuseMount:
         self.backend: Backend = LocalTree(tree) if isinstance(tree, Tree) else tree
         self.nodes, self.files = Nodes(tree), Files()
         self.device = -1
+        self._number = ""  # by which the table of mounts knows this one: another server's may be at its place later
         self.loop: DeviceLoop | None = None
         self.processes = Watcher()
         self._scope = trio.CancelScope()
@@ -274,6 +280,11 @@ class FuseMount:
         allow_other = others_allowed(self.allow_other)
         self.path = check_mountpoint(self.path)
         self.device = mount(self.path, allow_other=allow_other, source=self.source)
+        self._number = top_mount(self.path)[1]
+
+    def is_mounted(self) -> bool:
+        """Whether it is mounted still, on top at its path."""
+        return self._number != "" and top_mount(self.path)[1] == self._number
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until it is unmounted, by `stop` or from outside. Started once the mount answers."""
@@ -303,7 +314,7 @@ class FuseMount:
     def _end(self, ours: socket.socket) -> None:
         """Unmount, in every case, and close all files."""
         with contextlib.suppress(OSError):
-            if mounted(self.path) == "fuse.mqfs":
+            if self.is_mounted():
                 unmount(self.path, lazily=True)
         if self.loop is not None:
             self.loop.close()
@@ -320,7 +331,8 @@ class FuseMount:
         if self.ended.is_set() or self.device < 0:
             return
         if self.loop is None:  # it never ran
-            unmount(self.path, lazily=True)
+            if self.is_mounted():
+                unmount(self.path, lazily=True)
             os.close(self.device)
             return
         self.loop.close()
@@ -334,7 +346,7 @@ class FuseMount:
     async def _unmount(self) -> None:
         """Retry while clients close their files, then unmount lazily."""
         deadline = trio.current_time() + PATIENCE_S
-        while mounted(self.path):
+        while self.is_mounted():
             lazily = trio.current_time() > deadline
             try:
                 await trio.to_thread.run_sync(partial(unmount, self.path, lazily=lazily))

@@ -448,14 +448,14 @@ class Server:
 
     async def start_mount(self, tree: Tree, nursery: trio.Nursery, ends: list[End], path: str, only: bool) -> None:
         """Mount. `only`: an unmount from outside ends the server, which serves nothing else."""
-        from mqfs.fuse.mount import FuseMount, mounted
+        from mqfs.fuse.mount import FuseMount
 
         trace = tracing.printer("fuse", self.traced)
         source = "mqfs" if self.options.store is None else os.path.realpath(self.options.store)
         fuse = FuseMount(tree, path, allow_other=self.options.allow_other, trace=trace, source=source)
         await fuse.attach()
         log.info("mounted at %s", path)
-        self.mounted = lambda: bool(mounted(fuse.path))
+        self.mounted = fuse.is_mounted
         ends.append(fuse.stop)
 
         async def run(*, task_status: trio.TaskStatus[None]) -> None:

@@ -195,12 +195,36 @@ def test_unmounting_from_outside_ends_the_server_even_while_somebody_reads(serve
     with reader(served.path) as child:
         if os.geteuid() == 0:
             assert libc.umount2(os.fsencode(served.path), 0) == -1  # busy, says umount
-            assert libc.umount2(os.fsencode(served.path), 2) == 0
-        else:
-            assert subprocess.run(["fusermount3", "-uz", served.path], check=False).returncode == 0
+        unmount_lazily(served.path)
         child.process.kill()
         child.process.wait(HANG_S)
         assert served.process.wait(HANG_S) == 0
+
+
+def unmount_lazily(path: Path) -> None:
+    if os.geteuid() == 0:
+        assert libc.umount2(os.fsencode(path), 2) == 0
+    else:
+        assert subprocess.run(["fusermount3", "-uz", path], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("how", ["told", "left"])
+def test_a_server_that_ends_leaves_the_mount_of_another(serve: Callable[..., Served], how: str) -> None:
+    """Its own was taken away while a reader had it open, and another server mounted there since."""
+    first = serve(None)
+    (first.path / "s").touch()
+    with reader(first.path) as child:
+        unmount_lazily(first.path)
+        second = serve(None)
+        (second.path / "second").mkdir()
+        if how == "told":
+            first.process.terminate()
+        else:
+            child.process.kill()
+        assert first.process.wait(HANG_S) == 0
+        assert (second.path / "second").is_dir()
+    assert second.stop() == 0
+    assert list(second.path.iterdir()) == []
 
 
 def test_a_killed_server_frees_its_readers_and_the_next_one_cleans_up(serve: Callable[..., Served]) -> None:
