@@ -22,6 +22,7 @@ from mqfs.engine.tree.tree import Tree
 from mqfs.http.routes import TREE, Table
 from mqfs.http.server import HttpServer
 from mqfs.net.peer import Peer
+from mqfs.quotas import Quotas
 from mqfs.serving.accept import listen
 from mqfs.store.api import Store
 from mqfs.store.memory import MemoryStore
@@ -46,8 +47,8 @@ class Reply(NamedTuple):
 class HttpSubject:
     """Group `g` of a tree in memory, or of that store. `answers`: what came to requests that waited."""
 
-    def __init__(self, store: Store | None = None, table: Table = TREE) -> None:
-        self.store, self._table = store or MemoryStore(), table
+    def __init__(self, store: Store | None = None, table: Table = TREE, quotas: Quotas | None = None) -> None:
+        self.store, self._table, self._quotas = store or MemoryStore(), table, quotas
         self.clock = ManualClock()
         self.answers: list[tuple[int, Reply]] = []
         self._waiting: dict[int, tuple[socket.socket, bytes]] = {}
@@ -59,7 +60,7 @@ class HttpSubject:
         assert self._started.wait(HANG_S)
 
     async def _serve(self) -> None:
-        self.tree = Tree(self.store, self.clock, owner=USER)
+        self.tree = Tree(self.store, self.clock, owner=USER, quotas=self._quotas)
         there = self.tree.root.groups.get("g")
         self.group = there or cast(Group, self.tree.mkdir(USER, self.tree.root, "g", 0o755))
         self._server, self._end = HttpServer(self.tree), trio.Event()

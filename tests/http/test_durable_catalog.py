@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -261,7 +261,7 @@ def test_a_group_that_trims_its_streams_is_refused(users: Users, line: str) -> N
 @pytest.mark.parametrize("full", ["drop-new", "reject", "block"])
 def test_a_catalog_that_has_no_room_to_be_written_anew_is_kept(full: str) -> None:
     with short_folder() as folder:
-        haste = json.dumps({"GROUP_BYTES": 256 << 10, "DURABLE_RECORDS": 2, "DURABLE_WAIT_S": 1})
+        haste = json.dumps({"GROUP_BYTES": 256 << 10, "DURABLE_RECORDS": 2})
         program = (sys.executable, "-m", "tests.http.hasty_server")
         ds = Durable(folder, at=free_port(), program=program, HASTE=haste)
         with ds.server:
@@ -277,56 +277,24 @@ def test_a_catalog_that_has_no_room_to_be_written_anew_is_kept(full: str) -> Non
                 assert ds.ask("HEAD", "/g/a").headers["Stream-TTL"] == "1000"
 
 
-# ---------------------------------------------------------------- requests that wait
+# ---------------------------------------------------------------- requests that are refused
 
 
 @pytest.mark.process
-def test_who_makes_a_stream_without_room_holds_up_no_one() -> None:
-    with short_folder() as folder:
-        haste = json.dumps({"GROUP_BYTES": 256 << 10, "DURABLE_WAIT_S": 3})
-        ds = Durable(folder, program=(sys.executable, "-m", "tests.http.hasty_server"), HASTE=haste)
-        with ds.server, ThreadPoolExecutor(1) as threads:
-            assert ds.create("/g/a", "x").status == 201
-            assert ds.tree.post("/ds/g/ctl", "full block").status == 204
-            while (status := ds.append("/g/a", bytes(50_000)).status) == 204:
-                pass
-            assert status == 503
-            making = threads.submit(ds.create, "/g/b", bytes(50_000))
-            eventually(lambda: ds.tree.open_files("/ds/g", ".batch"), "the stream waits for room")
-            assert ds.ask("HEAD", "/g/a").status == 200
-            assert not making.done()
-            assert making.result().status == 503
-            assert [entry["name"] for entry in ds.tree.get("/ds/g/").json["entries"]] == ["__ds", "a"]
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("full", ["reject", "drop-new", "block", "gone"])
+@pytest.mark.parametrize("full", ["reject", "drop-new", "block"])
 def test_a_stream_that_is_refused_is_not_made(full: str) -> None:
-    """Nor where its client is gone before there is room."""
     with short_folder() as folder:
-        haste = json.dumps({"GROUP_BYTES": 256 << 10, "DURABLE_WAIT_S": 3600 if full == "gone" else 1})
+        haste = json.dumps({"GROUP_BYTES": 256 << 10})
         ds = Durable(folder, program=(sys.executable, "-m", "tests.http.hasty_server"), HASTE=haste)
-
-        def names() -> set[str]:
-            return {entry["name"] for entry in ds.tree.get("/ds/g/").json["entries"]}
-
         with ds.server:
             assert ds.create("/g/a").status == 201
             assert ds.tree.post("/ds/g/ctl", "full reject").status == 204
             while (status := ds.tree.post("/ds/g/a", bytes(50_000)).status) == 201:
                 pass
             assert status == 507
-            assert ds.tree.post("/ds/g/ctl", f"full {'block' if full == 'gone' else full}").status == 204
-            if full == "gone":
-                with ds.raw() as sock:
-                    sock.sendall(b"PUT /g/new HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50000\r\n\r\n")
-                    sock.sendall(bytes(50_000))
-                    eventually(lambda: ds.tree.open_files("/ds/g", ".batch"), "it waits for room")
-                    assert "new" in names()
-                eventually(lambda: names() == {"__ds", "a"}, "it is taken back")
-            else:
-                assert ds.create("/g/new", bytes(50_000)).status in (503, 507)
-            assert names() == {"__ds", "a"}
+            assert ds.tree.post("/ds/g/ctl", f"full {full}").status == 204
+            assert ds.create("/g/new", bytes(50_000)).status in (503, 507)
+            assert names(ds, "/g") == {"__ds", "a"}
             assert ds.tree.post("/ds/g/ctl", "clear").status == 204
             assert ds.create("/g/new", b"x").status == 201
 
@@ -359,23 +327,6 @@ def names(ds: Durable, path: str) -> set[str]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("is_used", [False, True])
-def test_a_put_whose_client_is_gone_leaves_no_groups(is_used: bool) -> None:
-    """But one that another program uses by then."""
-    with short_folder() as folder:
-        ds = Durable(folder, "--limit", f"{os.geteuid()} bytes=1")
-        with ds.server:
-            assert ds.create("/a", bytes(3600)).status == 201  # the next one waits for an hour
-            with ds.raw() as sock:
-                sock.sendall(b"PUT /new/in/s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello")
-                eventually(lambda: ds.tree.open_files("/ds/new/in", ".batch") > 0, "it waits for its rate")
-                if is_used:
-                    assert ds.tree.put("/ds/new/other").status == 201
-            path, left = ("/new", {"other"}) if is_used else ("", {"__ds", "a"})
-            eventually(lambda: names(ds, path) == left, "what it made is taken back")
-
-
-@pytest.mark.process
 def test_a_put_beside_refused_ones_is_made() -> None:
     """Though these take back the groups that they make, again and again."""
     with short_folder() as folder, ThreadPoolExecutor(3) as threads:
@@ -397,28 +348,6 @@ def test_a_put_beside_refused_ones_is_made() -> None:
             finally:
                 ends.set()
             assert [one.result() for one in others] == [{400}] * 3
-
-
-@pytest.mark.process
-def test_a_refused_stream_that_is_followed_stays() -> None:
-    """It is not taken back from a reader that came while its maker waited for room."""
-    with short_folder() as folder:
-        haste = json.dumps({"GROUP_BYTES": 256 << 10, "DURABLE_WAIT_S": 3600})
-        ds = Durable(folder, program=(sys.executable, "-m", "tests.http.hasty_server"), HASTE=haste)
-        with ds.server, ExitStack() as stack:
-            assert ds.create("/g/a").status == 201
-            assert ds.tree.post("/ds/g/ctl", "full reject").status == 204
-            while ds.tree.post("/ds/g/a", bytes(50_000)).status == 201:
-                pass
-            assert ds.tree.post("/ds/g/ctl", "full block").status == 204
-            with ds.raw() as sock:
-                sock.sendall(b"PUT /g/new HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50000\r\n\r\n" + bytes(50_000))
-                ds.tree.eventually_open("/ds/g", ".batch", 1)
-                follower = stack.enter_context(ds.tree.stream("/ds/g/new?follow"))
-            ds.tree.eventually_open("/ds/g", ".batch", 0)
-            assert ds.tree.post("/ds/g/ctl", "clear").status == 204
-            assert ds.tree.post("/ds/g/new", "later\n").status == 201
-            assert follower.line() == b"later\n"
 
 
 @pytest.mark.process

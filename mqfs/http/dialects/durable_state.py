@@ -165,7 +165,8 @@ class StreamState:
 
 
 class Lock:
-    """One holder at a time, in the order in which they came."""
+    """One holder at a time, in the order in which they came. A holder waits for the disk alone: what waited for room,
+    or for the rate of its user, would have all others wait."""
 
     def __init__(self) -> None:
         self.is_held = False
@@ -236,7 +237,7 @@ class Catalog:
             for at in range(0, len(true), step):
                 frames = (publishing.frame(CATALOG, one.encode(number)) for number, one in true[at : at + step])
                 data = await publishing.gathered(call, frames)
-                if not await publishing.ask(call, self.group, ".batch", data, limits.DURABLE_WAIT_S):
+                if not await publishing.ask(call, self.group, ".batch", data, 0):
                     return  # it was discarded
             ctl = call.tree.walk(SERVER, self.group, "ctl")
             for at in range(0, len(old), step):

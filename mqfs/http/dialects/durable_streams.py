@@ -21,7 +21,7 @@ import attrs
 
 from mqfs import limits
 from mqfs.engine.tree.tree import Tree
-from mqfs.errors import BadRequest, Busy, Exists, MqfsError, NotFound, StreamFull
+from mqfs.errors import Again, BadRequest, Busy, Exists, MqfsError, NotFound, StreamFull
 from mqfs.http import groups, publishing, target
 from mqfs.http.answers import Answer, Headers, Unsupported, media_type
 from mqfs.http.call import Call
@@ -279,8 +279,9 @@ async def _messages(call: Call, name: str, kind: str, prefix: Sequence[bytes] = 
 async def _write(
     call: Call, catalog: Catalog, stream: Any, after: StreamState, messages: Messages, begin: bytes = b""
 ) -> None:
-    """Append messages, with the state after them; `begin`: a frame before them. Raises NotFound where the stream was
-    removed meanwhile: another may have its name."""
+    """Append messages, with the state after them; `begin`: a frame before them. Others wait for the lock that is held
+    here, so nothing else than the disk is waited for. Raises NotFound where the stream was removed meanwhile: another
+    may have its name; Again where there is no room, or its user is beyond the rate of its quota."""
     pieces, last, count = [begin, messages.frames], messages.last, messages.number + after.closed
     if after.closed and messages.number:
         pieces.append(publishing.frame(messages.name, last))
@@ -295,7 +296,9 @@ async def _write(
 
     call.front.hold(len(messages.frames) + len(data))
     try:
-        words = await publishing.ask(call, catalog.group, ".batch", data, limits.DURABLE_WAIT_S, check)
+        words = await publishing.ask(call, catalog.group, ".batch", data, 0, check)
+    except Again:
+        raise Again(f"stream {messages.name!r}: no room, or beyond the rate of its user (try again)") from None
     except BaseException:  # perhaps it was appended, and only its client is gone
         catalog.forget(stream)
         raise
@@ -539,7 +542,7 @@ async def _remove(call: Call, catalog: Catalog, stream: Any) -> None:
             config = attrs.evolve(catalog.config(stream), deleted=True, readers=0)
             await _make_catalog(call, catalog.group)
             frame = publishing.frame(CATALOG, config.encode(stream.number))
-            await publishing.ask(call, catalog.group, ".batch", frame, limits.DURABLE_WAIT_S)
+            await publishing.ask(call, catalog.group, ".batch", frame, 0)
             return catalog.put(stream, config)
         source = catalog.source(stream)
         await call.front.await_step(call.tree.unlink(call.user, catalog.group, stream.name))
