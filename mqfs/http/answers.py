@@ -182,6 +182,12 @@ class TooSlow(MqfsError):
     text, http = "request timed out", 408
 
 
+class NoLength(MqfsError):
+    """A body whose end the client does not announce, in HTTP/1.0."""
+
+    text, http = "length required", 411
+
+
 class NotTrue(MqfsError):
     """An `If-` header that does not hold."""
 

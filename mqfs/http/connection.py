@@ -23,7 +23,7 @@ from mqfs import limits
 from mqfs.engine.files.handle import OpenFile
 from mqfs.errors import Interrupted, MqfsError, OverLimit, TooLong
 from mqfs.http import target, wire
-from mqfs.http.answers import Answer, Cut, TooSlow, Unauthorized
+from mqfs.http.answers import Answer, Cut, NoLength, TooSlow, Unauthorized
 from mqfs.http.call import Call, TimedOut, Traffic
 from mqfs.http.cloud_events import is_structured
 from mqfs.http.gate import OPEN, is_encrypted
@@ -236,8 +236,11 @@ class Connection:
         return self._user[1]
 
     async def _receive_body(self, request: Request, route: Route) -> None:
-        """Raises TooLong, TooSlow, OverLimit, and what the parser found."""
+        """Raises NoLength, TooLong, TooSlow, OverLimit, and what the parser found."""
         most = route.most_bytes
+        if route.body and request.has_unknown_length:
+            self._unread = True
+            raise NoLength("header Content-Length: missing (expected for a POST in HTTP/1.0)")
         if request.announced > most:
             raise TooLong(f"body of {request.announced} bytes: too long (expected at most {most})")
         if not request.complete and request.expects_continue:

@@ -66,6 +66,11 @@ class Request:
         return int(self.headers.get("content-length", "").lstrip("0") or "0")  # int() refuses thousands of zeros
 
     @property
+    def has_unknown_length(self) -> bool:
+        """Whether a POST may have a body of which the parser gives no byte: one of HTTP/1.0 says how long it is."""
+        return self.version == "1.0" and self.method == "POST" and "content-length" not in self.headers
+
+    @property
     def expects_continue(self) -> bool:
         return self.version == "1.1" and self.headers.get("expect", "").lower() == "100-continue"
 

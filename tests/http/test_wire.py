@@ -94,6 +94,40 @@ def test_what_is_no_request_ends_the_connection(hasty: Web, what: str, by_one: b
     assert hasty.get("/g/.stats").json["written"] == 0
 
 
+POSTS = ("s", "new", "s?key=k", ".batch", "ctl", ".txn/p/s", ".txn/ctl", ".consumers/c/ack", ".consumers/c/seek")
+
+
+@pytest.mark.parametrize("body", [b"", b"ab", b"ab" * 50_000])
+@pytest.mark.parametrize("file", POSTS)
+def test_a_post_of_an_old_client_says_how_long_it_is(web: Web, file: str, body: bytes) -> None:
+    """Else its body has no end, and was dropped."""
+    group = web.group("consumer c")
+    web.put(f"{group}/s")
+    web.put(f"{group}/.txn/p/")
+    before = web.get(f"{group}/.stats").json
+    with web.raw() as sock:
+        sock.sendall(f"POST {group}/{file} HTTP/1.0\r\n\r\n".encode() + body)
+        answer = rest(sock)
+    assert (statuses(answer), b"\r\nConnection: close\r\n" in answer) == ([411], True)
+    assert web.get(f"{group}/.stats").json == before
+
+
+@pytest.mark.parametrize(("version", "length"), [("1.0", "Content-Length: 0\r\n"), ("1.1", "Host: localhost\r\n")])
+def test_a_post_without_a_body_publishes_an_empty_message(web: Web, group: str, version: str, length: str) -> None:
+    with web.raw() as sock:
+        sock.sendall(f"POST {group}/s HTTP/{version}\r\n{length}Connection: close\r\n\r\n".encode())
+        assert statuses(rest(sock)) == [201]
+    assert web.get(f"{group}/s?format=json").lines[0]["body"] == ""
+
+
+@pytest.mark.parametrize("verb", ["claim", "take"])
+def test_a_post_of_an_old_client_to_what_has_no_body(web: Web, verb: str) -> None:
+    group = web.group("deliver one", "ack read")
+    web.post(f"{group}/s", "x")
+    at = f"{group}/s/take" if verb == "take" else f"{group}/.consumers/.s/claim"
+    assert statuses(web.say(f"POST {at} HTTP/1.0\r\n\r\n".encode())) == [200]
+
+
 def test_a_body_comes_in_chunks_byte_by_byte(hasty: Web) -> None:
     hasty.put("/chunks/")
     request = CHUNKED.replace(b"/g/", b"/chunks/") + b"\r\n3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nTrailer: z\r\n\r\n"
