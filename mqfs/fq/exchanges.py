@@ -13,7 +13,7 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -105,7 +105,8 @@ class Exchange:
 
     def __init__(self, group: Group) -> None:
         self.group, self.counts = group, BrokerCounts()
-        self.bindings: dict[int, Binding] = {}
+        self.bindings: dict[int, Binding] = {}  # by route
+        self._programs: dict[Queue, dict[str, Binding]] = {}  # by their text: a queue may have thousands
         self.since: dict[Queue, int] = {}  # where the newest binding of each begins
         self._queues: dict[str, Queue] = {}  # by view
         self._wanted: dict[str, Wanted] = {}
@@ -117,23 +118,27 @@ class Exchange:
 
     def enter(self, binding: Binding) -> None:
         self.bindings[binding.route] = binding
+        self._programs.setdefault(binding.queue, {})[binding.program.text] = binding
         self._queues[binding.queue.view] = binding.queue
         self.since[binding.queue] = max(binding.since, self.since.get(binding.queue, 0))
         self._wanted.clear()
 
     def leave(self, route: int) -> None:
-        queue = self.bindings.pop(route).queue
-        if not any(self.of(queue)):
-            del self._queues[queue.view], self.since[queue]
+        binding = self.bindings.pop(route)
+        queue = binding.queue
+        del self._programs[queue][binding.program.text]
+        if not self._programs[queue]:
+            del self._programs[queue], self._queues[queue.view], self.since[queue]
             queue.exchanges.discard(self)
         self._wanted.clear()
 
-    def of(self, queue: Queue) -> Iterator[Binding]:
-        return (binding for binding in self.bindings.values() if binding.queue is queue)
+    def of(self, queue: Queue) -> Mapping[str, Binding]:
+        """The bindings of a queue, by the text of their programs for a view."""
+        return self._programs.get(queue, {})
 
     def selects(self, queue: Queue, name: str, body: bytes, sequence: int) -> bool:
         """Whether a program selects a message that was bound before it. A view has those from before, too."""
-        mine = (binding.program for binding in self.of(queue) if binding.since <= sequence)
+        mine = (binding.program for binding in self.of(queue).values() if binding.since <= sequence)
         most = self.group.views.search_bytes
         return any(program.selects(name, body, sequence, most) for program in mine)
 
@@ -384,7 +389,7 @@ class Exchanges:
             queue.holds[exchange] = again.close
 
     async def _remove(self, exchange: Exchange, queue: Queue) -> None:
-        for binding in list(exchange.of(queue)):
+        for binding in list(exchange.of(queue).values()):
             exchange.leave(binding.route)
         group, consumer = exchange.group, exchange.consumer(queue)
         if consumer is not None and (consumer.state.transient == queue.permanent or consumer.state.over != queue.view):
@@ -403,11 +408,10 @@ class Exchanges:
             async with _lock(self._making, exchange_name):
                 exchange = self.find(exchange_name) or await self._make(user, exchange_name)
             self.require(user, exchange, queue)
-            for binding in exchange.of(queue):
-                if binding.program.text == text:
-                    return binding.route
+            if (binding := exchange.of(queue).get(text)) is not None:
+                return binding.route
             lines = [f"bind {quote(queue.view)} {quote(text)}"]
-            if first := not any(exchange.of(queue)):
+            if first := not exchange.of(queue):
                 queue.require_same_permanence(user, exchange.consumer(queue))
                 lines.append(queue.line(exchange.consumer(queue)))
                 if queue.wish.type == "disk" and exchange.group.settings.sync == -1:
