@@ -18,12 +18,12 @@ from mqfs import limits
 from mqfs.errors import BadCommand, BadConfig, NotFound
 from mqfs.model import SCOPES
 from mqfs.net import identity
-from mqfs.net.tokens import is_token, read_bytes
+from mqfs.net.tokens import is_token, parse_lines, parse_token, read_bytes
 from mqfs.server.options import read_file
 from mqfs.store.disk import Disk, removed_on_error
 from mqfs.syntax import token_line
 from mqfs.syntax.duration import parse_duration
-from mqfs.syntax.token_line import TokenLine, parse_line, print_line, print_moment, print_path
+from mqfs.syntax.token_line import TokenLine, print_line, print_moment, print_path
 
 
 def _of_file(do: Callable[..., None]) -> Callable[..., None]:
@@ -66,13 +66,14 @@ def new(file: str, user: str, scope: str, path: str, expires: str | None, note: 
     except BadCommand as error:
         raise BadConfig("--" + error.detail) from None
     with locked(file, make=True) as lines:
-        known = {_parse(file, number, line).id for number, line in enumerate(lines, 1) if is_token(line)}
+        known = {parse_token(file, number, line).id for number, line in enumerate(lines, 1) if is_token(line)}
         made, secret = token_line.new_secret()
         while made in known:
             made, secret = token_line.new_secret()
         line = TokenLine(user, made, token_line.digest(secret.encode()), rights, parsed, until, note)
         lines.append(print_line(line).encode())
     click.echo(secret)
+    _warn(file, lines)
 
 
 @token.command()
@@ -82,7 +83,7 @@ def ls(file: str) -> None:
     for number, line in enumerate(_lines(file), 1):
         if not is_token(line):
             continue
-        parsed = _parse(file, number, line)
+        parsed = parse_token(file, number, line)
         until = "" if parsed.expires == math.inf else print_moment(parsed.expires)
         until += " (expired)" if parsed.expires <= time.time() else ""
         row = (parsed.id, parsed.user, parsed.scope, print_path(parsed.path), until or "never", parsed.note)
@@ -98,11 +99,20 @@ def revoke(file: str, token_id: str) -> None:
         left = [
             line
             for number, line in enumerate(lines, 1)
-            if not is_token(line) or _parse(file, number, line).id != token_id
+            if not is_token(line) or parse_token(file, number, line).id != token_id
         ]
         if len(left) == len(lines):
             raise NotFound(f"no token {token_id!r} in {file} (expected an ID of mqfs token ls)")
         lines[:] = left
+    _warn(file, lines)
+
+
+def _warn(file: str, lines: list[bytes]) -> None:
+    """Name the lines whose users the system does not know: a running server leaves them out."""
+    for where, line in parse_lines(file, b"\n".join(lines)):
+        if identity.user_number(line.user) is None:
+            why = f"unknown user {line.user!r}: its token is not valid, and a server does not start"
+            click.echo(f"mqfs: {where}: {why} (expected one of getent passwd)", err=True)
 
 
 def _lines(file: str) -> list[bytes]:
@@ -128,13 +138,6 @@ def _moment(word: str) -> float:
         raise BadCommand(f"expires: {error.detail}") from None
 
 
-def _parse(file: str, number: int, line: bytes) -> TokenLine:
-    try:
-        return parse_line(line.decode(errors="replace"))
-    except BadCommand as error:
-        raise BadConfig(f"--token-file {file}, line {number}: {error.detail}") from None
-
-
 @contextlib.contextmanager
 def locked(file: str, *, make: bool = False) -> Iterator[list[bytes]]:
     """The lines of a file, to be edited by one at a time: it is replaced by a rename, with its owner and mode 600.
@@ -146,6 +149,7 @@ def locked(file: str, *, make: bool = False) -> Iterator[list[bytes]]:
         data = b"".join(line + b"\n" for line in lines)
         if len(data) > limits.TOKEN_FILE_BYTES:
             raise BadConfig(f"--token-file {file}: too long (expected at most {limits.TOKEN_FILE_BYTES} bytes)")
+        parse_lines(file, data)
         try:
             _replace(file, data, os.fstat(descriptor))
         except OSError as error:

@@ -7,6 +7,7 @@ connections that may use tokens. The format of the file is in syntax/token_line.
 from __future__ import annotations
 
 import hmac
+import itertools
 import logging
 import math
 import os
@@ -24,7 +25,7 @@ from mqfs.net import audit, challenge, identity
 from mqfs.net.audit import Audit
 from mqfs.net.challenge import Answer
 from mqfs.net.identity import NONUNAME, NotAnswered
-from mqfs.syntax.token_line import digest, id_of, parse_line
+from mqfs.syntax.token_line import TokenLine, digest, id_of, parse_line
 
 log = logging.getLogger("mqfs.tokens")
 _NO_DIGEST = bytes(32)
@@ -39,11 +40,28 @@ class Entry:
     expires: float = math.inf
 
 
+@attrs.frozen
+class Reading:
+    """The file as it was read. `number`: of the readings, in the order in which they began. `signature`: of the file,
+    from before. `left_out`: a reason for each line without an entry. `is_news`: the one before did not say the same."""
+
+    number: int
+    signature: tuple[int, ...]
+    entries: list[Entry]
+    left_out: list[str]
+    is_news: bool
+
+
 class Tokens:
     """The tokens of one file. A user may have several.
 
     `on_ended` are called with the grants of tokens that are revoked, changed or expired: a front end ends what it has
     of them.
+
+        read, on any thread   ->  Reading 7  ->  replace: in force, unless one that began later is
+        it fails              ->  None: all stays; the signature does, too, so that the next tick asks for a reading
+
+    All entries that were read are kept, also expired ones: the wall clock may have been wrong, and is put right.
     """
 
     def __init__(self, path: str, audit: Audit = audit.OFF, *, required: bool = False) -> None:
@@ -52,8 +70,11 @@ class Tokens:
         self.on_ended: list[Callable[[Set[Grant]], None]] = []
         self._entries: list[Entry] = []  # that are not expired
         self._seen: set[str] = set()  # IDs
-        self._signature = self._sign()
-        self._put_in_force(read_entries(path))
+        self._numbers = itertools.count()
+        self._said: tuple[tuple[int, ...], list[str]] = self._sign(), []  # by a reading: the file, its faults
+        self._reading = Reading(next(self._numbers), self._said[0], read_entries(path), [], is_news=False)
+        self._look_up_at = math.inf  # monotonic: when users that were unknown may be known
+        self._put_in_force()
 
     def user(self, secret: bytes, where: str = "") -> Grant | None:
         """The grant of a secret; None: of none. Takes equally long for all secrets of a form, also unknown ones.
@@ -89,27 +110,34 @@ class Tokens:
         return entry.grant
 
     def tick(self) -> bool:
-        """Once a second: end what has expired. Whether the file changed, and is to be read again."""
-        if self._sign() != self._signature:
-            return True
-        if self._expires <= time.time():
-            self._put_in_force(self._entries)
-        return False
+        """Once a second: end what has expired. Whether the file is to be read again: it changed, or could not be read,
+        or had unknown users a while ago."""
+        if not self._expired <= time.time() < self._expires:
+            self._put_in_force()
+        return self._sign() != self._reading.signature or time.monotonic() >= self._look_up_at
 
-    def read(self) -> list[Entry] | None:
-        """The tokens of the file, for `replace`; of an invalid one, which is logged, None. On any thread: its users are
-        looked up."""
-        self._signature = self._sign()
+    def read(self, *, asked: bool = True) -> Reading | None:
+        """The tokens of the file, for `replace`; of an invalid one None. On any thread: its users are looked up.
+        `asked`: what is wrong is logged; else only where the reading before did not say the same."""
+        number, signature, entries = next(self._numbers), self._sign(), None
+        wrong: list[str] = []
         try:
-            return read_entries(self.path)
+            entries = read_entries(self.path, wrong)
         except BadConfig as error:
-            log.warning("%s; the tokens stay as they were", error)
-            return None
+            wrong = [f"{error}; the tokens stay as they were"]
+        is_news, self._said = asked or self._said != (signature, wrong), (signature, wrong)
+        for text in wrong if is_news else ():
+            log.warning("%s", text)
+        return None if entries is None else Reading(number, signature, entries, wrong, is_news)
 
-    def replace(self, entries: list[Entry] | None) -> None:
+    def replace(self, reading: Reading | None) -> None:
         """Put the tokens in force that `read` returned."""
-        if entries is not None:
-            self._put_in_force(entries)
+        if reading is None or reading.number < self._reading.number:
+            return
+        self._reading = reading
+        self._look_up_at = time.monotonic() + limits.NAMES_S if reading.left_out else math.inf
+        self._put_in_force()
+        if reading.is_news:
             log.info("%s: %d tokens read", self.path, len(self._entries))
 
     def _sign(self) -> tuple[int, ...]:
@@ -120,10 +148,13 @@ class Tokens:
             return ()
         return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
-    def _put_in_force(self, entries: list[Entry]) -> None:
+    def _put_in_force(self) -> None:
+        """The entries of the reading that are not expired now, until one is, or the clock is before where one was."""
         before, now = {(entry.grant, entry.digest) for entry in self._entries}, time.time()
-        self._entries = [entry for entry in entries if entry.expires > now]
-        self._expires = min((entry.expires for entry in self._entries), default=math.inf)
+        self._entries = [entry for entry in self._reading.entries if entry.expires > now]
+        ends = [entry.expires for entry in self._reading.entries]
+        self._expires = min((end for end in ends if end > now), default=math.inf)
+        self._expired = max((end for end in ends if end <= now), default=-math.inf)
         self._by_id = {entry.grant.id: entry for entry in self._entries}
         if ended := {grant for grant, _ in before - {(entry.grant, entry.digest) for entry in self._entries}}:
             self._seen -= {grant.id for grant in ended}
@@ -131,17 +162,32 @@ class Tokens:
                 end(ended)
 
 
-def read_entries(path: str) -> list[Entry]:
-    """Raises BadConfig."""
-    entries = [
-        entry
-        for number, line in enumerate(read_bytes(path).splitlines(), 1)
-        if (entry := _entry(path, number, line)) is not None
+def read_entries(path: str, left_out: list[str] | None = None) -> list[Entry]:
+    """The tokens of a file. `left_out`: gets why, of each line that is left out, as the system does not know its user;
+    None: such a line is refused. Raises BadConfig."""
+    entries = []
+    for where, line in parse_lines(path, read_bytes(path)):
+        uid = identity.user_number(line.user)
+        if uid is not None:
+            entries.append(Entry(Grant(uid, line.id, line.scope, line.path), line.digest, line.expires))
+            continue
+        if left_out is None:
+            raise BadConfig(f"{where}: unknown user {line.user!r} (expected one of getent passwd)")
+        left_out.append(f"{where}: unknown user {line.user!r}: token {line.id} is not valid")
+    return entries
+
+
+def parse_lines(path: str, data: bytes) -> list[tuple[str, TokenLine]]:
+    """The tokens of the data of a file, each after its place for an error. Raises BadConfig."""
+    found = [
+        (f"--token-file {path}, line {number}", parse_token(path, number, line))
+        for number, line in enumerate(data.splitlines(), 1)
+        if is_token(line)
     ]
-    ids = Counter(entry.grant.id for entry in entries)
+    ids = Counter(line.id for _, line in found)
     if twice := [one for one, count in ids.items() if count > 1]:
         raise BadConfig(f"--token-file {path}: ID {twice[0]} twice (expected one line an ID)")
-    return entries
+    return found
 
 
 def read_bytes(path: str, owner: int | None = None) -> bytes:
@@ -171,26 +217,15 @@ def is_token(line: bytes) -> bool:
     return bool(line.strip()) and not line.lstrip().startswith(b"#")
 
 
-def _entry(path: str, number: int, line: bytes) -> Entry | None:
-    """The token of a line; None for an empty line or a comment. The secret is in no error."""
-    if not is_token(line):
-        return None
+def parse_token(path: str, number: int, line: bytes) -> TokenLine:
+    """The token of a line. Raises BadConfig, without the secret."""
     where = f"--token-file {path}, line {number}"
     try:
-        parsed = parse_line(line.decode())
+        return parse_line(line.decode())
     except UnicodeDecodeError:
         raise BadConfig(f"{where}: malformed (expected UTF-8)") from None
     except BadCommand as error:
         raise BadConfig(f"{where}: {error.detail}") from None
-    grant = Grant(_user(where, parsed.user), parsed.id, parsed.scope, parsed.path)
-    return Entry(grant, parsed.digest, parsed.expires)
-
-
-def _user(where: str, name: str) -> int:
-    uid = identity.user_number(name)
-    if uid is None:
-        raise BadConfig(f"{where}: unknown user {name!r} (expected one of getent passwd)")
-    return uid
 
 
 class Proof:

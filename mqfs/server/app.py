@@ -515,7 +515,7 @@ class Server:
         except Exception as error:  # no thread, too
             log.error("options not read again: %r", error)
         if self.tokens is not None:
-            await reread(self.tokens)
+            await reread(self.tokens, asked=True)
         if self.tls is None:
             return
         try:
@@ -590,15 +590,16 @@ async def follow(tokens: Tokens) -> None:
         await trio.sleep(TICK_S)
         try:
             if tokens.tick():
-                await reread(tokens)
+                await reread(tokens, asked=False)
         except Exception:
             log.exception("tokens: not looked at")
 
 
-async def reread(tokens: Tokens) -> None:
-    """Read tokens again, on a thread: their users are looked up."""
+async def reread(tokens: Tokens, *, asked: bool) -> None:
+    """Read tokens again, on a thread: their users are looked up. `asked`: as of Tokens.read."""
+    read = functools.partial(tokens.read, asked=asked)
     try:
-        tokens.replace(await trio.to_thread.run_sync(tokens.read, abandon_on_cancel=True))
+        tokens.replace(await trio.to_thread.run_sync(read, abandon_on_cancel=True))
     except Exception as error:  # no thread, too
         log.error("tokens not read again: %r", error)
 

@@ -1,0 +1,275 @@
+"""A file of tokens that is read again: what an edit revoked stays revoked, whatever the rest of the file is, the user
+database says, the clock says, and whichever reading ends last."""
+
+from __future__ import annotations
+
+import logging
+import pwd
+import resource
+import signal
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mqfs.errors import Denied, Disconnected, MqfsError
+from mqfs.net import tokens
+from mqfs.ninep.client import connection
+from tests.ring.memory.build import compiler
+from tests.server.test_slow_names import Names, Served
+from tests.server.test_tokens import ME, command, listed, new, served
+from tests.support import ROOT
+from tests.support.eventually import HANG_S, eventually
+from tests.support.server import Server
+from tests.support.tokens import OTHER, SECRET, line_of, secret_of
+
+pytestmark = pytest.mark.process
+NEWER = secret_of("0e0f")
+DAY_NS = 86_400 * 10**9
+
+
+def is_known(address: str, secret: str) -> bool:
+    """Whether a client with it is served."""
+
+    def ask() -> str:
+        try:
+            connection.connect(address, token=secret, timeout=HANG_S).close()
+        except Denied:
+            return "no"
+        except Disconnected:  # the token ended just then
+            return ""
+        return "yes"
+
+    return eventually(ask, "an answer") == "yes"
+
+
+def token_file(folder: Path, text: str) -> Path:
+    file = folder / "tokens"
+    file.touch(0o600)
+    file.write_text(text)
+    return file
+
+
+def append(file: Path, line: bytes) -> None:
+    with open(file, "ab") as out:
+        out.write(line)
+
+
+# ------------------------------------------------------------ an edit that succeeds is in force
+
+# The rest of a file, and whether its tokens may be edited: it is as the server reads it.
+REST = {
+    "nothing": (b"", True),
+    "a comment": (b"# \xff\n", True),
+    "an expired token": (line_of(ME, OTHER).encode()[:-1] + b" expires=2001-01-01\n", True),
+    "an unknown user": (line_of("no-such-user", OTHER).encode(), True),
+    "two unknown users": ((line_of("no-such-user", OTHER) + line_of("no-such-1", NEWER)).encode(), True),
+    "malformed": (b"words of no meaning\n", False),
+    "not UTF-8": (line_of(ME, OTHER).encode()[:-1] + b" note=\xff\n", False),
+    "an ID twice": (line_of(ME, OTHER).encode() * 2, False),
+    "an ID twice, of an unknown user": ((line_of("no-such-user", OTHER) + line_of(ME, OTHER)).encode(), False),
+}
+
+
+@pytest.mark.parametrize("rest", REST)
+def test_a_token_is_revoked_or_the_command_fails(tmp_path: Path, rest: str) -> None:
+    made, secret = new(tmp_path)
+    _, kept = new(tmp_path)
+    file, (lines, editable) = tmp_path / "tokens", REST[rest]
+    with served(tmp_path) as (_, address):
+        append(file, lines)
+        before = file.read_bytes()
+        done = command(tmp_path, "revoke", made)
+        if editable:
+            assert (done.returncode, done.stderr.count("unknown user")) == (0, lines.count(b"no-such"))
+            eventually(lambda: not is_known(address, secret), "it is revoked")
+        else:
+            assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+            assert file.read_bytes() == before
+        assert is_known(address, kept)
+
+
+def test_an_edit_of_a_file_with_an_unknown_user_warns(tmp_path: Path) -> None:
+    file = token_file(tmp_path.resolve(), line_of(ME, SECRET) + "# ours\n" + line_of("no-such-user", OTHER))
+    for words, number in ((("new", ME), 3), (("revoke", "0a0b"), 2)):
+        done = command(tmp_path, *words)
+        assert done.returncode == 0
+        assert done.stderr == (
+            f"mqfs: --token-file {file}, line {number}: unknown user 'no-such-user': its token is not valid, "
+            "and a server does not start (expected one of getent passwd)\n"
+        )
+    assert command(tmp_path, "revoke", "0c0d").stderr == ""
+    assert len(listed(tmp_path)) == 1
+
+
+# ------------------------------------------------------------ a reading that fails is tried again
+
+
+def test_a_reading_that_failed_is_tried_again(tmp_path: Path) -> None:
+    """The file is as it was before: only the server could not open it."""
+    made, secret = new(tmp_path)
+    with served(tmp_path) as (server, address), connection.connect(address, token=secret):
+        _, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (3, hard))
+        assert command(tmp_path, "revoke", made).returncode == 0
+        eventually(
+            lambda: "Too many open files (expected a readable file); the tokens stay" in server.text(), "it fails"
+        )
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (hard, hard))
+        eventually(lambda: f"token {made} revoked" in server.text(), "it is read")
+        assert not is_known(address, secret)
+
+
+def test_what_is_wrong_is_logged_once_and_when_it_is_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = token_file(tmp_path, line_of(ME, SECRET))
+    known = tokens.Tokens(str(file))
+
+    def said(*, asked: bool = False) -> list[str]:
+        """What two readings log, the first of which may be asked for."""
+        caplog.clear()
+        for asks in (asked, False):
+            assert known.tick() or asks
+            known.replace(known.read(asked=asks))
+        return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+    file.unlink()
+    assert len(said()) == 1
+    assert said() == []
+    assert len(said(asked=True)) == 1
+    for bad in ("x", "y"):
+        token_file(tmp_path, f"{ME} {bad}\n")
+        assert len(said()) == 1
+    token_file(tmp_path, line_of(ME, SECRET))
+    known.replace(known.read(asked=False))
+    assert not known.tick()
+    assert known.user(SECRET.encode()) is not None
+
+
+# ------------------------------------------------------------ users that the system does not know
+
+needs_daemon = pytest.mark.skipif("daemon" not in (row.pw_name for row in pwd.getpwall()), reason="no user daemon")
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> Names:
+    return Names(tmp_path)
+
+
+@pytest.fixture
+def server(tmp_path: Path, names: Names) -> Iterator[Served]:
+    with Served(tmp_path, names, "NAMES_S=0.5 NAMES_WAIT_S=0.2 NAMES_KEPT_S=0.5") as made:
+        yield made
+
+
+@needs_daemon
+def test_the_tokens_of_a_user_are_left_out_while_the_system_does_not_know_it(server: Served, names: Names) -> None:
+    file = server.folder / "tokens"
+
+    def is_root_revoked() -> bool:
+        return not is_known(server.tcp, SECRET)
+
+    assert is_known(server.tcp, OTHER)
+    with names.being("away"):
+        file.write_text(file.read_text() + line_of("root", NEWER))
+        eventually(lambda: "line 2: unknown user 'daemon'" in server.text(), "its line is left out")
+        assert not is_known(server.tcp, OTHER)
+        assert is_known(server.tcp, NEWER)
+        assert command(server.folder, "revoke", "0a0b").returncode == 0
+        eventually(is_root_revoked, "the other's token is revoked")
+    eventually(lambda: is_known(server.tcp, OTHER), "it is known again, and the file is as it was")
+    assert is_root_revoked()
+
+
+@needs_daemon
+def test_an_unknown_user_is_logged_once(tmp_path: Path, names: Names) -> None:
+    """Though it is looked up again and again: seen by the token that is valid when it is known."""
+    with Served(tmp_path, names, "NAMES_S=0.01 NAMES_WAIT_S=0.2 NAMES_KEPT_S=0.01") as server:
+        with names.being("away"):
+            append(tmp_path / "tokens", b"\n")
+            eventually(lambda: "unknown user 'daemon'" in server.text(), "its line is left out")
+            for _ in range(3):
+                lines = server.text().count("tokens read")
+                append(tmp_path / "tokens", b"# another\n")
+                eventually(lambda lines=lines: server.text().count("tokens read") > lines, "it is read again")
+        eventually(lambda: is_known(server.tcp, OTHER), "it is known")
+        assert server.text().count("tokens read") == server.text().count("unknown user 'daemon'") + 1
+
+
+# ------------------------------------------------------------ two readings at once
+
+
+@needs_daemon
+def test_a_reading_that_ends_late_brings_back_no_revoked_token(server: Served, names: Names) -> None:
+    """It waits for the user database, while SIGHUP has the file read that was edited since."""
+    file = server.folder / "tokens"
+    with names.being("slow"):
+        file.write_text(file.read_text() + "\n")
+        eventually(lambda: names.asked, "the first reading waits")
+        file.write_text(line_of("root", NEWER))
+        server.process.send_signal(signal.SIGHUP)
+        eventually(lambda: is_known(server.tcp, NEWER), "the second ends")
+        assert not is_known(server.tcp, SECRET)
+    file.unlink()
+    eventually(lambda: "No such file" in server.text(), "the first has ended: it is looked at the file again")
+    assert [is_known(server.tcp, one) for one in (SECRET, OTHER, NEWER)] == [False, False, True]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+def test_readings_are_in_force_in_the_order_in_which_they_began(tmp_path: Path, order: tuple[int, ...]) -> None:
+    file = token_file(tmp_path, "")
+    known = tokens.Tokens(str(file))
+    secrets, readings = (SECRET, OTHER, NEWER), []
+    for secret in secrets:
+        file.write_text(line_of(ME, secret))
+        readings.append(known.read())
+    for number in order:
+        known.replace(readings[number])
+    assert [known.user(secret.encode()) is not None for secret in secrets] == [False, False, True]
+    assert not known.tick()
+
+
+# ------------------------------------------------------------ a clock that is wrong for a moment
+
+
+@contextmanager
+def served_by_a_clock(folder: Path) -> Iterator[tuple[Server, str, Path]]:
+    """A server, its address, and the file that has the nanoseconds by which its wall clock is wrong."""
+    preload, clock = folder / "wrong_clock.so", folder / "clock"
+    compiler("-O2", "-shared", "-fPIC", ROOT / "tests/replica/wrong_clock.c", "-o", preload)
+    clock.write_bytes(bytes(8))
+    options = ("--listen", "tcp!127.0.0.1!0", "--token-file", "tokens")
+    with Server(*options, cwd=folder, LD_PRELOAD=str(preload), MQFS_WRONG_CLOCK=str(clock)) as server:
+        address = server.text().split("9P at ")[1].split()[0]
+        yield server, address, clock
+
+
+def test_a_token_that_expired_by_a_wrong_clock_is_valid_when_it_is_right(tmp_path: Path) -> None:
+    _, forever = new(tmp_path)
+    made, secret = new(tmp_path, "--expires", "300d")
+    later, longer = new(tmp_path, "--expires", "600d")
+    with served_by_a_clock(tmp_path) as (server, address, clock):
+
+        def be_wrong(days: int) -> None:
+            with open(clock, "r+b") as file:
+                file.write(struct.pack("<q", days * DAY_NS))
+
+        for days, valid in ((400, (True, False, True)), (700, (True, False, False)), (400, (True, False, True))):
+            be_wrong(days)
+            eventually(
+                lambda valid=valid: tuple(is_known(address, one) for one in (forever, secret, longer)) == valid,
+                f"the clock is {days} days ahead",
+            )
+        be_wrong(0)
+        eventually(lambda: is_known(address, secret), "the clock is right")
+        with connection.connect(address, token=secret, timeout=HANG_S) as client:
+            client.mkdir("g")
+            count = server.text().count(f"token {made} revoked, changed or expired")
+            be_wrong(400)
+            eventually(lambda: server.text().count(f"token {made} revoked, changed or expired") > count, "it expires")
+            with pytest.raises((MqfsError, ConnectionError)):
+                client.mkdir("h")
+        assert later in {row[0] for row in listed(tmp_path)}
