@@ -213,9 +213,11 @@ class Connection:
         answer = await route.call(call)
         if self._alone and self._proxy is None:
             self._repeated = repeatable(call, route, self._alone)
+        # A call that was done, and cannot be undone, is answered: a refusal would hide it.
+        refuse = answer.done is not None or request.method in ("GET", "HEAD")
         try:
             if isinstance(answer.body, bytes):
-                self.hold(len(answer.body))
+                self.hold(len(answer.body), refuse=refuse)
         except OverLimit:
             if answer.done is not None:
                 answer.done(False)
@@ -265,13 +267,14 @@ class Connection:
         if request.size > most:
             raise TooLong(f"body: too long (expected at most {most} bytes)")
 
-    def hold(self, size: int) -> None:
-        """Charge the user of the request with its answer as far as it is made, `size` bytes. Raises OverLimit."""
-        self._hold(self._request_bytes + (size if size > SMALL_BYTES else 0))
+    def hold(self, size: int, *, refuse: bool = True) -> None:
+        """Charge the user of the request with its answer as far as it is made, `size` bytes. Raises OverLimit, if it
+        may `refuse`."""
+        self._hold(self._request_bytes + (size if size > SMALL_BYTES else 0), refuse)
 
-    def _hold(self, size: int) -> None:
+    def _hold(self, size: int, refuse: bool = True) -> None:
         if size or self._held:
-            self._held = self.tree.memory.change(self.peer.account, self._held, size)
+            self._held = self.tree.memory.change(self.peer.account, self._held, size, refuse=refuse)
 
     # ------------------------------------------------------------ answers
 
