@@ -28,6 +28,7 @@ CHECK_S = 2.0  # from check to check for the host of an idle session
 RECHECK_S = 0.2  # the same while it is missing
 LOST = (errno.ENOTCONN, errno.ECONNABORTED)  # of files of a server that ended
 STDIN, STDOUT = 0, 1
+BEHIND = Message(0, 0, "out", b"\r\n[pin: output was lost, this reader fell behind]\r\n")
 
 
 class Detached(Exception):
@@ -49,6 +50,7 @@ class Attachment:
         self._cursor.command("seek first")
         self._in = self._open("in")
         self._size = self._open("size")
+        self._output = open_output()
         self._reads_input = True
         self._missing_since: float | None = None
         self._pause_s = RECHECK_S  # the first check is early
@@ -121,8 +123,8 @@ class Attachment:
                 if message.stream == "status":
                     if (status := parse_status(message.body)) is not None:
                         return status
-                else:
-                    write_all(STDOUT, message.body)
+                elif not self._show(message.body):
+                    return None
             if messages is None and self._wait() and not self._type():
                 return None
 
@@ -133,12 +135,31 @@ class Attachment:
             raise ToolError(self._end_reason()) from None
         except OSError as error:
             if error.errno == errno.EPIPE:
-                write_all(STDOUT, b"\r\n[pin: output was lost, this reader fell behind]\r\n")
-                return []
+                return [BEHIND]
             raise ToolError(self._end_reason(error)) from error
         if messages:
             self._missing_since = None
         return messages
+
+    def _show(self, data: bytes) -> bool:
+        """Write output, at the speed of the terminal, and forward what is typed meanwhile; False after the detach key.
+        Raises Detached, ToolError."""
+        rest = memoryview(data)
+        while rest:
+            ready = self._ready(self._output, select.POLLOUT)
+            if STDIN in ready and not self._type():
+                return False
+            if self._output in ready:
+                rest = rest[write_some(self._output, rest) :]
+        return True
+
+    def _ready(self, fd: int, event: int, most_s: float | None = None) -> set[int]:
+        """Wait for an event of a file or for input, `most_s` seconds at most; the descriptors that are ready."""
+        poll = select.poll()
+        poll.register(fd, event)
+        if self._reads_input:
+            poll.register(STDIN, select.POLLIN)
+        return {fd for fd, _ in poll.poll(None if most_s is None else int(most_s * 1000))}
 
     def _end_reason(self, error: OSError | None = None, file: str = ".cursor") -> str:
         """Why the attachment ends: the error of `file`, or its end (None)."""
@@ -161,15 +182,11 @@ class Attachment:
 
     def _wait(self) -> bool:
         """Wait for input, output or the next check of the host; whether there is input."""
-        poll = select.poll()
-        poll.register(self._cursor.fd, select.POLLIN)
-        if self._reads_input:
-            poll.register(STDIN, select.POLLIN)
-        ready = poll.poll(int(self._pause_s * 1000))
+        ready = self._ready(self._cursor.fd, select.POLLIN, self._pause_s)
         if not ready:
             self._check_host()
             self._pause_s = CHECK_S if self._missing_since is None else RECHECK_S
-        return any(fd == STDIN for fd, _ in ready)
+        return STDIN in ready
 
     def _type(self) -> bool:
         """Forward typed input; False after the detach key."""
@@ -208,18 +225,24 @@ def signals_raised() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def write_all(fd: int, data: bytes) -> None:
-    """Write all of it, also to a non-blocking descriptor. Raises Detached, ToolError."""
-    rest = memoryview(data)
-    while rest:
-        try:
-            rest = rest[os.write(fd, rest) :]
-        except BlockingIOError:
-            select.select([], [fd], [])
-        except OSError as error:
-            if error.errno == errno.EIO:
-                raise Detached(signal.SIGHUP) from None  # the terminal is gone
-            raise ToolError(f"standard output: {reason(error)}") from error
+def open_output() -> int:
+    """Standard output. A terminal is opened again, so that a write to it does not wait: others share the first one."""
+    if os.isatty(STDOUT):
+        with suppress(OSError):
+            return os.open(os.ttyname(STDOUT), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    return STDOUT
+
+
+def write_some(fd: int, data: memoryview) -> int:
+    """Write a piece, which a pipe that may be written takes at once; its bytes. Raises Detached, ToolError."""
+    try:
+        return os.write(fd, data[: select.PIPE_BUF])
+    except BlockingIOError:
+        return 0
+    except OSError as error:
+        if error.errno == errno.EIO:
+            raise Detached(signal.SIGHUP) from None  # the terminal is gone
+        raise ToolError(f"standard output: {reason(error)}") from error
 
 
 def input_failed(error: OSError) -> ToolError:

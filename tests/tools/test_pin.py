@@ -232,6 +232,20 @@ def test_the_detach_key_leaves_the_session_running(mount: Path) -> None:
     assert b"gone" not in history(session)
 
 
+def test_keys_are_read_while_the_terminal_shows_nothing(mount: Path, tmp_path: Path) -> None:
+    """Output comes faster than it shows it: the key that would end that is read all the same."""
+    command = f"yes flood | head -c 3000000; read line; echo $line >{tmp_path}/typed; exec cat"
+    session = create(mount, "flood", "sh", "-c", command)
+    eventually(lambda: (session / ".kept" / "out").stat().st_size > 3_000_000, "all the output")
+    with attached(mount, "-a", "flood") as terminal:
+        terminal.sendline("stop")
+        eventually(lambda: (tmp_path / "typed").exists() and (tmp_path / "typed").read_text() == "stop\n")
+        terminal.send(KEY)
+        assert code_of(terminal) == 0
+        assert b"pin: detached from flood" in terminal.before
+        assert len(terminal.before) < 1_000_000, "it went on to show all"
+
+
 def test_another_detach_key_or_none(mount: Path) -> None:
     create(mount, "keys", "cat", "-v")
     with attached(mount, "-a", "keys", env=environment(PIN_DETACH="^]")) as terminal:
