@@ -513,6 +513,22 @@ def test_credentials(ntfy: Ntfy, topic: str) -> None:
     assert ntfy.curl(*over_tls[:2], f"{over_tls[2]}/json?poll=1&auth=%21").status == 401
 
 
+@pytest.mark.parametrize("scope", ["read", "write", "admin"])
+@pytest.mark.parametrize("path", ["/", "/alerts", "/alerts/{}", "/alerts/other", "/elsewhere"])
+def test_what_a_token_of_a_part_of_the_tree_learns(ntfy: Ntfy, topic: str, scope: str, path: str) -> None:
+    """`auth` says what a subscription does, and `stats` what `.stats` does."""
+    folder = ntfy.server.folder
+    where = ("--path", path.format(topic)) if path != "/" else ()
+    options = ("--token-file", str(folder / "tokens"), "--scope", scope, *where)
+    secret = mqfs("token", "new", USER, *options, cwd=folder).stdout.strip()
+    given = {"Authorization": f"Bearer {secret}"}
+    ntfy.post(f"/{topic}", "x")
+    eventually(lambda: ntfy.get("/v1/health", **given).status != 401)
+    read = ntfy.get(f"/{topic}/json?poll=1", **given).status
+    assert ntfy.get(f"/{topic}/auth", **given).status == read == (200 if path in ("/", "/alerts") else 403)
+    assert ntfy.get("/v1/stats", **given).status == ntfy.tree.get("/alerts/.stats", **given).status == read
+
+
 def _until_known(ntfy: Ntfy, given: str) -> None:
     eventually(lambda: ntfy.get("/known/auth", Authorization=given).status == 200)
 

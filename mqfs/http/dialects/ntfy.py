@@ -528,7 +528,8 @@ def _since(call: Call, poll: bool) -> str:
 
 
 async def check_access(call: Call) -> Answer:
-    """Whether the user may read the topic."""
+    """Whether the user may read the topic, for which `subscribe` opens a cursor."""
+    call.tree.access(call.user, call.own(".cursor"), os.R_OK | os.W_OK)
     try:
         call.tree.access(call.user, call.own(call.target.name), os.R_OK)
     except NotFound:
@@ -541,7 +542,8 @@ async def health(call: Call) -> Answer:
 
 
 async def stats(call: Call) -> Answer:
-    """Messages of the group since the server started."""
+    """Messages of the group since the server started. Raises Denied, as `.stats` does."""
+    call.tree.access(call.user, call.own(".stats"), os.R_OK)
     return as_json({"messages": call.group.counts.written})
 
 
