@@ -7,26 +7,31 @@ group remembers the ids for its `dedup`. fqd has no confirmations, and loses the
 
 from __future__ import annotations
 
+import http.client
+import json
 import logging
+import math
 import select
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from hashlib import blake2b
 from itertools import islice
+from typing import Any, NoReturn
 
 import attrs
 
 from mqfs.bridge.link import LATER, GroupLink
 from mqfs.client import Outgoing
 from mqfs.client.backoff import Backoff
-from mqfs.errors import BadCommand, BadName, Denied, Disconnected, Interrupted, MqfsError, TooLong
+from mqfs.errors import BadCommand, BadConfig, BadName, Denied, Disconnected, Interrupted, MqfsError, TooLong
 from mqfs.fq import codec
 from mqfs.fq.codec import HOP_BYTES, ILLEGAL, AnswerParser, Malformed, Message, MessageParser
-from mqfs.limits import FQ_HOPS
+from mqfs.limits import FQ_HOPS, PROGRAM_BYTES
 from mqfs.net.certificates import client_context
 from mqfs.net.sockets import detect_dead_host
 from mqfs.syntax.escape import escape
@@ -34,7 +39,9 @@ from mqfs.syntax.escape import escape
 log = logging.getLogger("mqfs.bridge")
 RECEIVE_BYTES = 1 << 18
 CONNECT_S, ANSWER_S = 10.0, 30.0
-AGAIN_S = 0.1  # until it connects again to a broker that ended the connection, and between two looks for room
+AGAIN_S = 0.1  # between two looks for room
+STEADY_S = 30.0  # a connection that lasts as long, or that brings a message, is of use
+STATS_S, STATS_BYTES = 5.0, 64 << 20  # of the broker's counters; a key waits for its connection for 10 seconds
 AT_ONCE = 256  # messages on their way to the group
 REFUSED = BadCommand, BadName, Denied, TooLong  # of one message: no stream can take it
 
@@ -63,9 +70,32 @@ class Options:
         """That of the broker; of each bridge another, as it is private."""
         return self.queue or f"bridge-{socket.inet_ntoa(self.node)}-{self.exchange}"
 
+    @property
+    def kind(self) -> str:
+        """The type and the parameters of the queue."""
+        return f"disk:private,{'permanent' if self.permanent else 'transient'},backlog=0"
+
+    def check(self) -> None:
+        """Raises BadConfig for what no broker can be asked: each would end the connection without a word."""
+        texts = {
+            "EXCHANGE": (self.exchange, 1, codec.NAME_BYTES),
+            "PROGRAM": (self.program, 1, PROGRAM_BYTES),
+            "--queue": (self.queue_name, 1, codec.QUEUE_BYTES - len(self.kind) - 1),
+            "--name": (self.name, 0, codec.NAME_BYTES),
+            "--password-file": (self.password, 0, codec.PASSWORD_BYTES),
+        }
+        for what, (text, least, most) in texts.items():
+            try:
+                size = len(text.encode())
+            except UnicodeEncodeError:
+                raise BadConfig(f"{what}: not UTF-8 (expected that)") from None
+            if not least <= size <= most:
+                raise BadConfig(f"{what}: {size} bytes (expected {least} to {most})")
+
 
 def run(options: Options) -> int:
-    """Carry messages until SIGTERM or SIGINT. Raises MqfsError, OSError."""
+    """Carry messages until SIGTERM or SIGINT. Raises BadConfig, MqfsError, OSError."""
+    options.check()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
     stopped = threading.Event()  # never set: a signal ends the thread
@@ -73,10 +103,7 @@ def run(options: Options) -> int:
     here = GroupLink(options.address, path, user=options.user, token=options.token, stopping=stopped, create=True)
     with closing(here):
         try:
-            bridge = Bridge(options, here)
-            while True:
-                Backoff(True, stopped).retry(bridge.carry, Disconnected)
-                stopped.wait(AGAIN_S)
+            Bridge(options, here).run()
         except SystemExit:
             return 0
 
@@ -91,38 +118,92 @@ class Bridge:
     def __init__(self, options: Options, here: GroupLink) -> None:
         self._options, self._here = options, here
         self._is_full = False
+        self._is_logged = False  # that it connected
+        self._useful_at = (
+            math.inf
+        )  # the connection, of time.monotonic(): a loss after that is logged, one before is not
 
-    def carry(self) -> None:
-        """Connect, and carry messages until the connection ends. Raises Disconnected where none is made, MqfsError."""
-        began = False
-        try:
-            for _ in self._stages():
-                began = True
-        except (OSError, EOFError, Malformed) as error:
-            where = f"{self._options.host}!{self._options.port}"
-            if not began:
-                raise Disconnected(f"{where}: {error}") from None
-            log.warning("%s: %s", where, str(error) or "the connection ended")
+    def run(self) -> NoReturn:
+        """Carry messages, over one connection after the other. Raises MqfsError."""
+        where = f"{self._options.host}!{self._options.port}"
+        pauses = Backoff(True, threading.Event())
+        while True:
+            try:
+                self._useful_at = math.inf
+                self._carry_until_lost()
+            except (OSError, EOFError, Malformed) as error:
+                if time.monotonic() >= self._useful_at:
+                    pauses, self._is_logged = Backoff(True, threading.Event()), False
+                pauses.wait(Disconnected(f"{where}: {str(error) or 'the connection ended'}"))
 
-    def _stages(self) -> Iterator[None]:
-        """Yields once, when it is connected. Raises OSError, EOFError, Malformed, MqfsError."""
+    def _carry_until_lost(self) -> None:
+        """Raises OSError, EOFError, Malformed, MqfsError."""
         options = self._options
-        with self._connect() as commands, self._connect() as data:
-            kind = f"disk:private,{'permanent' if options.permanent else 'transient'},backlog=0"
-            names = options.name.encode(), options.queue_name.encode(), kind.encode(), options.password.encode()
+        names = options.name.encode(), options.queue_name.encode(), options.kind.encode(), options.password.encode()
+        with self._connect() as commands:
             commands.sendall(codec.auth(*names))
             answers = _Answers(commands)
             key = answers.wait_for("key").text
-            data.sendall(codec.data(key, options.node) + _confirmation(0))
-            flags = codec.FLAG_PEER | (codec.FLAG_PERMANENT if options.permanent else codec.FLAG_TRANSIENT)
-            commands.sendall(codec.bind(flags, options.exchange.encode(), options.program.encode()))
-            if answers.wait_for("bound").route == ILLEGAL:
-                raise BadCommand(
-                    f"program {options.program!r}: refused by the broker (expected a valid one, of a user who may bind)"
-                )
-            log.info("%s!%d: exchange %s", options.host, options.port, options.exchange)
-            yield
-            self._carry(data, key.isascii())  # fqd's are random bytes
+            route = self._bind(commands, answers)
+            old, waiting = self._earlier_routes(route)
+            with self._connect() as data:
+                data.sendall(codec.data(key, options.node) + _confirmation(0))
+                if not self._is_logged:
+                    log.info("%s!%d: exchange %s", options.host, options.port, options.exchange)
+                self._is_logged, self._useful_at = True, time.monotonic() + STEADY_S
+                for done in self._carry(data, key.isascii()):  # fqd's are random bytes
+                    while old and done >= waiting:
+                        self._unbind(commands, answers, old.pop())
+
+    def _bind(self, commands: socket.socket, answers: _Answers) -> int:
+        """The route of the program. Raises BadCommand where it is none; OSError where the broker refuses."""
+        options = self._options
+        flags = codec.FLAG_PEER | (codec.FLAG_PERMANENT if options.permanent else codec.FLAG_TRANSIENT)
+        commands.sendall(codec.bind(flags, options.exchange.encode(), options.program.encode()))
+        if (route := answers.wait_for("bound").route) != ILLEGAL:
+            return route
+        from mqfs.fq.exchanges import translate  # here, as it loads much of the server
+
+        try:
+            translate(options.program.encode())
+        except BadCommand as error:
+            raise BadCommand(f"program {options.program!r}: refused by the broker: {error}") from None
+        raise ConnectionRefusedError("bind refused (expected a user who may bind; the broker's log has the reason)")
+
+    def _unbind(self, commands: socket.socket, answers: _Answers, route: int) -> None:
+        """Raises OSError where the broker refuses."""
+        commands.sendall(codec.unbind(route, self._options.exchange.encode()))
+        if answers.wait_for("unbound").route == ILLEGAL:
+            raise ConnectionRefusedError("unbind of an earlier program refused (the broker's log has the reason)")
+
+    def _earlier_routes(self, route: int) -> tuple[list[int], int]:
+        """The routes of other programs, to which an earlier run has bound the queue, and how many messages wait: these
+        are to come before. The broker's counters alone tell; where they cannot be read that is logged."""
+        options = self._options
+        if not options.permanent:
+            return [], 0
+        try:
+            counters = self._counters()
+            rows = counters["exchanges"][options.exchange]["routes"].values()
+            mine = [int(row["route_id"]) for row in rows if row["queue"] == options.queue_name]
+            return [each for each in mine if each != route], int(counters["queues"][options.queue_name]["backlog"])
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
+            if not self._is_logged:
+                log.warning("queue %s: counters not read, earlier programs stay bound: %r", options.queue_name, error)
+            return [], 0
+
+    def _counters(self) -> Any:
+        """`/stats.json` of the broker. Raises OSError, HTTPException, ValueError."""
+        options = self._options
+        with closing(http.client.HTTPConnection(options.host, options.port)) as connection:
+            connection.sock = self._connect()
+            connection.sock.settimeout(STATS_S)
+            token = {"Authorization": f"Bearer {options.password}"} if options.password else {}
+            connection.request("GET", "/stats.json", headers=token)
+            answer = connection.getresponse()
+            if answer.status != http.client.OK:
+                raise ValueError(f"status: {answer.status} (expected 200)")
+            return json.loads(answer.read(STATS_BYTES))
 
     def _connect(self) -> socket.socket:
         options = self._options
@@ -131,11 +212,13 @@ class Bridge:
         sock.settimeout(ANSWER_S)
         return client_context("fq").wrap_socket(sock, server_hostname=options.host) if options.tls else sock
 
-    def _carry(self, data: socket.socket, confirmed: bool) -> None:
-        """Confirmed is what was published; a message that came before is known, and confirmed, too. Not `confirmed`:
-        fqd delivers nothing again, so what has come is published, also when it has gone."""
+    def _carry(self, data: socket.socket, confirmed: bool) -> Iterator[int]:
+        """Yields how many messages have come, at first 0. Confirmed is what was published; a message that came before
+        is known, and confirmed, too. Not `confirmed`: fqd delivers nothing again, so what has come is published, also
+        when it has gone."""
         data.settimeout(None)
         parser, done = MessageParser(relayed=True), 0
+        yield done
         while received := data.recv(RECEIVE_BYTES):
             messages = parser.receive(received)
             skipped, parser.too_large = parser.too_large, 0
@@ -148,6 +231,8 @@ class Bridge:
             done += len(messages) + skipped
             if messages or skipped:
                 data.sendall(_confirmation(done))
+                self._useful_at = 0.0
+                yield done
         raise EOFError
 
     def _outgoing(self, message: Message) -> Outgoing | None:

@@ -226,11 +226,16 @@ def _queue(queue: Queue, bound: list[Exchange]) -> dict[str, Any]:
         "type": queue.wish.type or "disk",
         "policy": queue.wish.policy,
         "backlog_limit": queue.wish.backlog,
-        "backlog": sum(consumer.backlog.size() for consumer in consumers if consumer is not None),
+        "backlog": sum(_backlog(consumer) for consumer in consumers if consumer is not None),
         "dropped_to": queue.dropped_to,
         "refcnt": len(queue.members) + 1,
         "clients": [_client(member) for member in queue.members if isinstance(member, Client)],
     }
+
+
+def _backlog(consumer: Any) -> int:
+    """Its messages that are not acked: kept up to date where they have a bound, else counted."""
+    return int(consumer.backlog.size() if consumer.state.backlog else consumer.backlog.count())
 
 
 def _client(client: Client) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from mqfs.errors import Disconnected
 from mqfs.fq import codec
 from mqfs.fq.codec import Message, MessageParser
 from mqfs.ninep.client import connection
-from tests.fq.client import Client, serve
+from tests.fq.client import Client, serve, stats
 from tests.support import ROOT, campaign
 from tests.support.certificates import Authority
 from tests.support.eventually import HANG_S, eventually
@@ -57,16 +57,16 @@ class Bridge:
 
     def __init__(self, source: int, target: Node, *more: str) -> None:
         """`source`: the port of a broker."""
-        self._words = [
-            *(sys.executable, "-m", "mqfs", "bridge", "fq", f"127.0.0.1:{source}", "ex", "prefix:"),
-            *(target.server.address, "--node", target.address, *more),
-        ]
+        self._command = [sys.executable, "-m", "mqfs", "bridge", "fq", f"127.0.0.1:{source}", "ex"]
+        self._target = [target.server.address, "--node", target.address, *more]
+        self.program = "prefix:"
         self.log = target.server.folder / "bridge.log"
         self.start()
 
     def start(self) -> None:
         with open(self.log, "ab") as log:
-            self.process = start(self._words, cwd=ROOT, env=environment(), stdout=log, stderr=log)
+            words = [*self._command, self.program, *self._target]
+            self.process = start(words, cwd=ROOT, env=environment(), stdout=log, stderr=log)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
@@ -167,7 +167,8 @@ def test_over_tls(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         secrets = ("--name", "root", "--password-file", str(folder / "secret"))
         command = [sys.executable, "-m", "mqfs", *words, *secrets]
-        process = start(command, cwd=ROOT, env=environment())
+        with open(folder / "bridge.log", "wb") as log:
+            process = start(command, cwd=ROOT, env=environment(), stderr=log)
         stack.callback(process.wait, HANG_S)
         stack.callback(process.terminate)
         with there.connect() as tree:
@@ -175,6 +176,7 @@ def test_over_tls(monkeypatch: pytest.MonkeyPatch) -> None:
             eventually(lambda: f"bridge-{here.address}-ex" in group.consumers(), "the bridge to bind")
             group.publish("r", b"secret")
         eventually(lambda: here.bodies() == Counter([b"secret"]))
+        assert "counters not read" not in (folder / "bridge.log").read_text()
 
 
 def message(number: int, route: bytes = b"a", payload: bytes = b"") -> Message:
@@ -185,10 +187,13 @@ def serve_peer(listener: socket.socket, sent: list[Message], confirmed: int) -> 
     """Be a broker for one connection of a bridge: send it messages, until it confirms that number of them."""
     with listener.accept()[0] as commands:
         commands.sendall(codec.authenticated(b"key"))
+        commands.sendall(codec.bound(1))
+        with listener.accept()[0] as counters:
+            counters.recv(1 << 16)
+            counters.sendall(b"HTTP/1.0 404 Not Found\r\n\r\n")
         with listener.accept()[0] as data:
             data.settimeout(HANG_S)
             data.recv(len(codec.data(b"key", bytes(4))), socket.MSG_WAITALL)
-            commands.sendall(codec.bound(1))
             data.sendall(b"".join(map(codec.relayed, sent)))
             parser, count = MessageParser(relayed=True), 0
             while count < confirmed:
@@ -198,6 +203,63 @@ def serve_peer(listener: socket.socket, sent: list[Message], confirmed: int) -> 
                 assert [count, *counts] == sorted([count, *counts])
                 count = counts[-1]
             assert count == confirmed
+
+
+def test_a_broker_that_ends_each_connection_is_reported_once() -> None:
+    """Until a message has come: then it is reported once again."""
+    with bridged_from_peer() as (_, listener, bridge):
+        for count in (0, 0, 0, 1, 0, 0, 0):
+            serve_peer(listener, [message(1)] * count, count)
+        assert bridge.log.read_text().count("; reconnecting") == 2
+        assert bridge.log.read_text().count(": exchange ex") == 2
+        assert bridge.stop() == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("", "prefix:"), ("e" * 128, "prefix:"), ("ex", ""), ("ex", "prefix:" + "p" * 4_096), ("ex", "prefix:\udcff")]
+    + [("ex", "prefix:", "--queue", "q" * 1_024), ("ex", "prefix:", "--name", "n" * 128)],
+)
+def test_what_no_broker_can_be_asked_ends_it(wrong: tuple[str, ...]) -> None:
+    exchange, program, *more = wrong
+    words = ("bridge", "fq", "127.0.0.1:1", exchange, program, "unix!/nowhere", "--node", "127.0.0.9", *more)
+    done = mqfs(*words, cwd=ROOT)
+    assert done.returncode == 2
+    assert re.search("(EXCHANGE|PROGRAM|--queue|--name): .*(expected|UTF-8)", done.stderr)
+
+
+def test_another_program_takes_the_place_of_the_one_before() -> None:
+    """The messages that wait were selected by the earlier one, and are carried."""
+    with bridged() as (one, two, bridge), Client(one.at, kind="mem") as client:
+        client.publish("ex", "secret.1", b"before")
+        eventually(lambda: two.bodies() == Counter([b"before"]))
+        assert bridge.stop() == 0
+        client.publish("ex", "secret.2", b"waits")
+        client.publish("ex", "public.2", b"selected")
+        bridge.program = 'prefix:"public."'
+        bridge.start()
+        eventually(lambda: routes(one.port) == [bridge.program], "one program")
+        client.publish("ex", "secret.3", b"secret")
+        client.publish("ex", "public.3", b"public")
+        eventually(lambda: b"public" in two.bodies())
+        assert two.bodies() == Counter([b"before", b"waits", b"selected", b"public"])
+        assert bridge.stop() == 0
+
+
+def routes(port: int) -> list[str]:
+    """The programs of an exchange."""
+    return [row["program"] for row in stats(port)["exchanges"]["ex"]["routes"].values()]
+
+
+def test_a_bind_that_is_refused_for_now_is_tried_again() -> None:
+    with bridged_from_peer() as (_, listener, bridge):
+        for _ in range(2):
+            with listener.accept()[0] as commands:
+                commands.sendall(codec.authenticated(b"key") + codec.bound(codec.ILLEGAL))
+                commands.recv(1 << 16)
+        serve_peer(listener, [message(1)], 1)
+        assert bridge.log.read_text().count("bind refused") == 1
+        assert bridge.stop() == 0
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,20 @@ def checkpoint(server: Server, verb: str, *options: str) -> tuple[str, str]:
     return found["status"], found["message"]
 
 
+@pytest.mark.parametrize("bound", [0, 100])
+def test_stats_of_what_waits(server: Server, address: str, bound: int) -> None:
+    name = f"waits{bound}"
+    with Client(address, name, f"disk:public,permanent,backlog={bound}") as client:
+        client.bind(name)
+        client.publish(name, "r", b"0")
+        client.receive()
+        eventually(lambda: stats(port(server))["queues"][name]["backlog"] == 0, "it to be acked")
+        client.data.close()
+        with Client(address) as other:
+            other.publish(name, "r", b"1", b"2")
+            eventually(lambda: stats(port(server))["queues"][name]["backlog"] == 2, "two to wait")
+
+
 def test_checkpoints(server: Server, address: str) -> None:
     with Client(address, "points", "disk:public,permanent") as client:
         client.bind("points")
