@@ -156,7 +156,14 @@ class Client:
         if channel.socket.family != socket.AF_UNIX:
             channel.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.FQ_UNACKED_S * 1_000)
         delivery = self.delivery = Delivery(
-            self.exchanges, self.user, self.queue, channel, self.counts, self.node, self.fair_queue
+            self.exchanges,
+            self.user,
+            self.queue,
+            channel,
+            self.counts,
+            self.node,
+            self.fair_queue,
+            self.scope.cancel,  # what it sent before is still read
         )
         try:
             async with trio.open_nursery() as nursery:

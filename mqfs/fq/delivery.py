@@ -15,6 +15,7 @@ import os
 import struct
 import termios
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import cast
 
@@ -166,7 +167,8 @@ class Sent:
 
 
 class Delivery:
-    """Deliver messages to one client, from when it has a connection for data."""
+    """Deliver messages to one client, from when it has a connection for data. `on_unbound`: called where the last
+    exchange of its queue was removed: nothing tells the client, so its connection is to end."""
 
     def __init__(
         self,
@@ -177,7 +179,9 @@ class Delivery:
         counts: BrokerCounts,
         node: bytes,
         fair_queue: FairQueue,
+        on_unbound: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_unbound = on_unbound
         self._exchanges, self._user, self._queue, self._channel = exchanges, user, queue, channel
         self._counts, self._node, self._fair_queue = counts, node, fair_queue
         self._sources: dict[Exchange, QueueReader] = {}
@@ -269,6 +273,9 @@ class Delivery:
                     else:
                         self._log(source, error)
                         await trio.sleep(_AGAIN_S)
+            if source.exchange.group.removed and not self._exchanges.bound(self._queue):
+                log.info("queue %s: its last exchange was removed, client ended", self._queue.consumer)
+                self._on_unbound()
         except (Gone, OSError):
             pass  # the end of the connection is seen where it is read
         finally:

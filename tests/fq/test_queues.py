@@ -282,6 +282,34 @@ def test_an_exchange_that_is_made_again_has_no_bindings(server: Server, address:
         assert [name for name, row in shown.items() if name.startswith("remade") and row["routes"]] == ["remade0"]
 
 
+@pytest.mark.parametrize("kind", ["mem:public", "disk:public,permanent"])
+def test_a_queue_whose_last_exchange_is_removed_ends_its_clients(server: Server, address: str, kind: str) -> None:
+    name = f"last-{kind}"
+    with contextlib.ExitStack() as stack, connect(server.address) as files:
+        clients = [stack.enter_context(Client(address, name, kind)) for _ in range(2)]
+        other = stack.enter_context(Client(address, name + "2"))
+        for exchange in ("last-1", "last-2"):
+            clients[0].bind(exchange)
+            other.bind(exchange)
+        other.bind("last-3")
+        files.remove("fq/last-1")
+        files.mkdir("fq/last-1")
+        other.publish("last-2", "r", b"1")
+        other.receive(1)
+        assert eventually(lambda: sum(client.counts()["msgs_out"] for client in clients) == 1)  # they stay
+        clients[0].publish("last-3", "r", *numbered(100))
+        files.remove("fq/last-2/r")
+        files.remove("fq/last-2")
+        files.mkdir("fq/last-2")
+        for client in clients:
+            client.wait_for_end()
+        assert bodies(other, 100) == numbered(100)  # what was sent before is taken
+        with Client(address, name, kind) as again:
+            assert again.bind("last-2") != codec.ILLEGAL
+            other.publish("last-2", "r", b"2")
+            assert bodies(again, 1) == [b"2"]
+
+
 def test_the_group_of_all_exchanges_is_made_again() -> None:
     with short_folder() as folder, serve(folder) as it, connect(it.address) as files, Client(f"{folder}/fq") as client:
         files.remove("fq")
