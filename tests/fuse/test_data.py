@@ -90,6 +90,37 @@ def test_a_message_is_whole_whatever_its_size(mq: Path, size: int) -> None:
 
 @pytest.mark.parametrize("size", [limits.MESSAGE_BYTES + 1, 1 << 20, (1 << 20) + 1, 3 << 20])
 @pytest.mark.parametrize("shift", [0, 1, 4095])
+def pieces(count: int, total: int) -> list[memoryview]:
+    """Bytes in pieces that touch as many pages as they can: each begins with the last byte of a page."""
+    page, most = mmap.PAGESIZE, 2 + (total - 2 * count) // count // mmap.PAGESIZE * mmap.PAGESIZE
+    sizes = [most] * (count - 1) + [total - most * (count - 1)]
+    return [memoryview(mmap.mmap(-1, size + 2 * page))[page - 1 : page - 1 + size] for size in sizes]
+
+
+@pytest.mark.parametrize("count", [2, 3, 16, 100, 128])
+def test_pieces_that_lie_worst_are_one_message_up_to_what_the_manual_says(mq: Path, count: int) -> None:
+    """The kernel divides by pages, before the server sees anything."""
+    whole = (257 - 2 * count) * mmap.PAGESIZE + 2 * count - 1
+    for name, total, messages in (("whole", whole, 1), ("divided", whole + 1, 2)):
+        fd = os.open(mq / name, os.O_WRONLY | os.O_CREAT)
+        assert os.writev(fd, pieces(count, total)) == total
+        os.close(fd)
+        assert len(drain(mq / name)) == messages
+
+
+def test_pieces_of_a_read_that_a_message_fills_get_the_next_one_too(mq: Path) -> None:
+    """A page of each is touched: the kernel asks for the rest of the read when the first 256 are full."""
+    for name, size, expected in (("full", 256, b"ab"), ("shorter", 255, b"a"), ("longer", 257, b"a")):
+        with open(mq / name, "wb", buffering=0) as file:
+            file.write(b"a" * size)
+            file.write(b"b" * 10)
+        fd = os.open(mq / name, os.O_RDONLY | os.O_NONBLOCK)
+        buffers = [memoryview(mmap.mmap(-1, mmap.PAGESIZE))[:1] for _ in range(300)]
+        got = os.readv(fd, buffers)
+        assert set(b"".join(buffers)[:got]) == set(expected)
+        os.close(fd)
+
+
 def test_above_the_limit_nothing_is_stored(mq: Path, size: int, shift: int) -> None:
     fd = os.open(mq / "s", os.O_WRONLY | os.O_CREAT)
     with pytest.raises(OSError) as caught:
