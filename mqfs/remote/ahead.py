@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from mqfs.errors import Interrupted, MqfsError, NotFound, OverLimit, Stale
 from mqfs.model import Step, Wait
 from mqfs.ninep.client.machine import check
 from mqfs.ninep.codec import messages as m
 from mqfs.ninep.server.resumable import POSITION, READABLE
+from mqfs.remote.channels import read_settings
 from mqfs.remote.link import Link
-from mqfs.remote.session import OneRequest
+from mqfs.remote.session import OneRequest, Procedure
 
 if TYPE_CHECKING:
     from mqfs.remote.files import OpenFile
 
+T = TypeVar("T")
 AHEAD, AHEAD_BYTES = 32, 256 << 10  # messages that a reader asks for ahead, and about their bytes
+AGE_S = 0.1  # of what was asked for ahead: then it is asked for again
 
 
 def open_state(fid: int, *, change: bool = False) -> m.Tread:
@@ -27,19 +31,34 @@ def open_state(fid: int, *, change: bool = False) -> m.Tread:
     return m.Tread(0, fid, int(change), 0)
 
 
+class Arrival(NamedTuple):
+    """What came before it was wanted. `before`: the position from which it was read; None: not known."""
+
+    data: bytes | MqfsError
+    before: int | None
+    came_s: float
+
+
 class ReadAhead:
     """The reads of a file that takes nothing: some messages are asked for before they are wanted.
 
     Their order is that of the requests, so a file has one inbox. A reader that gives up leaves its request: what comes
     is the next reader's.
+
+    What lies in the inbox may be removed at the server meanwhile: by `ttl`, `depth`, `clear` or `drop`. Under
+    `replay all` it is asked for again when it is older than AGE_S. Under another `replay` the server keeps for a reader
+    only what the reader was not given. There nothing is asked for ahead in a group with a `ttl` or a `depth`.
     """
 
     def __init__(self, file: OpenFile) -> None:
         self.file = file
-        self.inbox: deque[bytes | MqfsError] = deque()
+        self.inbox: deque[Arrival] = deque()
         self.inbox_bytes = 0
-        self.asked = 0  # unanswered requests
+        self.asked: dict[object, int] = {}  # unanswered requests, and their tags
         self.window = 1
+        self.is_ahead: bool | None = None  # whether it asks ahead; None: the settings were not looked up
+        self.keeps_all = False  # `replay all`, when they were
+        self._after_error = False  # whether the last answer was one: its position is not known
         self._is_ending = False  # whether an end of file is being verified
         self.waiting: OrderedDict[Wait[bytes], tuple[int, int]] = OrderedDict()  # reads: count, offset
         self.notify: Callable[[], None] | None = None
@@ -49,10 +68,12 @@ class ReadAhead:
         if not self.waiting:
             if (rest := file.rest(count, offset)) is not None:
                 return rest
+            if self._is_outdated():
+                return self._renewed(partial(self.read, count, offset))
             if self.inbox:
                 data = self._take(count, offset)
-                if len(self.inbox) + self.asked <= self.window // 2:
-                    self.window = min(self.window * 2, AHEAD)
+                if len(self.inbox) + len(self.asked) <= self.window // 2:
+                    self._widen()
                     with contextlib.suppress(OverLimit):  # then the next read asks
                         self._ask()
                 return data
@@ -68,11 +89,76 @@ class ReadAhead:
         return wait
 
     def _take(self, count: int, offset: int) -> bytes:
-        data = self.inbox.popleft()
+        data = self.inbox.popleft().data
         if isinstance(data, MqfsError):
             raise data
         self.inbox_bytes -= len(data)
         return self.file.last.first(data, count, offset)
+
+    # ------------------------------------------------------------ how much is asked for ahead
+
+    def _widen(self) -> None:
+        """Ask for more ahead, where that may be."""
+        if self.is_ahead:
+            self.window = min(self.window * 2, AHEAD)
+        elif self.is_ahead is None:
+            self.is_ahead = False
+            self.file.session.call(self._learn)
+
+    def _learn(self, link: Link, repeated: bool) -> Procedure[None]:
+        settings: dict[str, str] = {}
+        with contextlib.suppress(MqfsError):  # a consumer has none, and not everybody may read `ctl`
+            settings = yield from read_settings(self.file.tree, self.file.node, link)
+        self.keeps_all = settings.get("replay") == "all"
+        self.is_ahead = self.keeps_all or settings.get("ttl") == settings.get("depth") == "0"
+
+    def _is_outdated(self) -> bool:
+        """Whether the next of the inbox lies there for too long."""
+        if not self.keeps_all or not self.inbox:
+            return False
+        first = self.inbox[0]
+        return first.before is not None and time.monotonic() - first.came_s > AGE_S
+
+    def _renewed(self, then: Callable[[], Step[T]]) -> Wait[T]:
+        """What `then` returns after the inbox was emptied, if `replay` is still the same."""
+        learning = self.file.session.call(self._learn)
+        is_cancelled = False
+
+        def cancel(wait: Wait[T]) -> bool:
+            nonlocal is_cancelled
+            is_cancelled = True
+            learning.cancel()
+            return False
+
+        def learned(done: Wait[None]) -> None:
+            try:
+                done.result()
+                if self._is_outdated():
+                    self._drop()
+                step = then()
+            except MqfsError as error:
+                whole.fail(error)
+                return
+            if is_cancelled and isinstance(step, Wait) and step.cancel():
+                whole.fail(Interrupted())
+            else:
+                whole.follow(step)
+
+        whole: Wait[T] = Wait(cancel)
+        learning.subscribe(learned)
+        return whole
+
+    def _drop(self) -> None:
+        """Empty the inbox: the next request begins where its first was read from."""
+        file, link = self.file, self.file.link
+        asked, self.asked = self.asked, {}
+        if link is not None and not link.lost:
+            for tag in asked.values():
+                link.flush(tag)
+        assert self.inbox[0].before is not None
+        file.position = file.resume = max(self.inbox[0].before, 1)
+        self.inbox.clear()
+        self.inbox_bytes, self.window, self._after_error = 0, 1, False
 
     def _ask(self) -> None:
         """Ask for so much that the window is full, one message at least for each reader that waits. Raises OverLimit:
@@ -82,22 +168,22 @@ class ReadAhead:
         if link is None or link.lost:
             return
         wanted = self.window if self.inbox_bytes < AHEAD_BYTES else 1
-        missing = max(wanted, len(self.waiting)) - len(self.inbox) - self.asked
+        missing = max(wanted, len(self.waiting)) - len(self.inbox) - len(self.asked)
         if missing <= 0:
             return
-        answer, resume = partial(self._answered, link), file.resume
+        names, resume = [object() for _ in range(missing)], file.resume
         try:
-            link.send([(file.next_request(), answer) for _ in range(missing)])
+            tags = link.send([(file.next_request(), partial(self._answered, name)) for name in names])
         except OverLimit:
             file.resume = resume
             raise
-        self.asked += missing
+        self.asked.update(zip(names, tags, strict=True))
 
-    def _answered(self, link: Link, reply: Any) -> None:
+    def _answered(self, name: object, reply: Any) -> None:
         file = self.file
-        if reply is None or link is not file.link:
-            return  # `on_ready` asks again
-        self.asked -= 1
+        if reply is None or name not in self.asked:
+            return  # `on_ready` asks again, or `_drop` did
+        del self.asked[name]
         try:
             check(reply)
         except MqfsError as error:
@@ -115,9 +201,10 @@ class ReadAhead:
                 self._is_ending = False
                 self._put(step)
             return
+        before = file.position
         (file.position,) = POSITION.unpack_from(data)
         size = len(data) - POSITION.size
-        self._put(data[POSITION.size :])
+        self._put(data[POSITION.size :], before)
         if size * self.window > AHEAD_BYTES:
             self.window = max(AHEAD_BYTES // size, 1)
 
@@ -132,17 +219,22 @@ class ReadAhead:
             if not data:
                 self._put(b"")
 
-    def _put(self, data: bytes | MqfsError) -> None:
-        """Give the oldest reader that waits what came, or keep it."""
+    def _put(self, data: bytes | MqfsError, before: int | None = None) -> None:
+        """Give the oldest reader that waits what came, or keep it. `before`: the position before a message."""
+        if before is None:
+            before = self.file.position
+        if self._after_error:
+            before = None
+        self._after_error = isinstance(data, MqfsError)
         if self.waiting:
             wait, (count, offset) = self.waiting.popitem(last=False)
             if isinstance(data, MqfsError):
                 wait.fail(data)
             else:
                 wait.resolve(self.file.last.first(data, count, offset))
-                self.window = min(self.window * 2, AHEAD)
+                self._widen()
             return
-        self.inbox.append(data)
+        self.inbox.append(Arrival(data, before, time.monotonic()))
         self.inbox_bytes += 0 if isinstance(data, MqfsError) else len(data)
         if (notify := self.notify) is not None:
             self.notify = None
@@ -154,16 +246,23 @@ class ReadAhead:
         if link is None or link.lost:
             self.waiting.pop(wait, None)
             return True
-        link.send_one(open_state(self.file.fid), lambda reply: self._give_up(wait))
+        self._await_answer(link, wait)
         return False
 
-    def _give_up(self, wait: Wait[bytes]) -> None:
-        if self.waiting.pop(wait, None) is not None:
+    def _await_answer(self, link: Link, wait: Wait[bytes]) -> None:
+        link.send_one(open_state(self.file.fid), lambda reply: self._give_up(link, wait))
+
+    def _give_up(self, link: Link, wait: Wait[bytes]) -> None:
+        if self._is_ending and wait in self.waiting and not link.lost:  # an end of file came: its verification is next
+            self._await_answer(link, wait)
+        elif self.waiting.pop(wait, None) is not None:
             wait.fail(Interrupted())
 
     def poll(self, notify: Callable[[], None] | None) -> Step[int]:
         if notify is not None:
             self.notify = notify
+        if self._is_outdated():
+            self._drop()
         self._ask()
         if self.inbox or self.file.failed is not None:
             return READABLE
@@ -179,7 +278,7 @@ class ReadAhead:
 
     def on_ready(self) -> None:
         """The file is open again, or could not be."""
-        self.asked = 0
+        self.asked = {}
         if self.file.failed is not None:
             self.end(self.file.failed)
         elif self.waiting or self.notify is not None:

@@ -7,7 +7,7 @@ import os
 import secrets
 from collections import OrderedDict
 from itertools import count as counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mqfs import limits
 from mqfs.errors import BadCommand, MqfsError
@@ -46,20 +46,24 @@ def with_id(data: bytes, id: bytes) -> bytes:
     return b'{"id":"%s",%s' % (id, data[1:])
 
 
-def read_dedup(tree: RemoteTree, put: RemoteNode, link: Link) -> Procedure[float]:
-    """For how many seconds the group of a `.put` remembers an id."""
-    assert put.parent is not None
-    ctl, _ = yield from tree.lookup_as(None, put.parent, "ctl", link)
+def read_settings(tree: RemoteTree, node: RemoteNode, link: Link) -> Procedure[dict[str, str]]:
+    """The settings of one word of the group that a file is in."""
+    assert node.parent is not None
+    ctl, _ = yield from tree.lookup_as(None, node.parent, "ctl", link)
     fid, replies = yield from tree.opened_with(
         link, None, ctl, os.O_RDONLY, lambda fid: [m.Tread(0, fid, 0, limits.CTL_BYTES)]
     )
     drop(link, fid)
-    text: Any = check(replies[0])
-    for line in text.data.decode("utf-8", "replace").splitlines():
-        words = line.split()
-        if words[:1] == ["dedup"] and len(words) == 2:
-            return parse_duration(words[1]) / 1e9
-    raise BadCommand("ctl: no dedup")
+    text: str = check(replies[0]).data.decode("utf-8", "replace")  # type: ignore[attr-defined]
+    return {words[0]: words[1] for line in text.splitlines() if len(words := line.split()) == 2}
+
+
+def read_dedup(tree: RemoteTree, put: RemoteNode, link: Link) -> Procedure[float]:
+    """For how many seconds the group of a `.put` remembers an id."""
+    settings = yield from read_settings(tree, put, link)
+    if "dedup" not in settings:
+        raise BadCommand("ctl: no dedup")
+    return parse_duration(settings["dedup"]) / 1e9
 
 
 class PutChannel:

@@ -10,6 +10,7 @@ import re
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -265,3 +266,93 @@ def test_commands_are_answered_at_the_next_read(
 
     here, elsewhere = on_both(scene)
     assert elsewhere == here
+
+
+# ------------------------------------------------------------ messages that were removed
+
+
+def expire(place: Place) -> None:
+    place.say("ttl 10ms")
+    eventually(lambda: place.kept() == b"", "the end of the ttl")
+
+
+REMOVALS: dict[str, Callable[[Place], object]] = {
+    "ttl": expire,
+    "clear": lambda place: place.say("clear"),
+    "drop": lambda place: place.say("drop s 9 10 11 12 13 20"),
+    "depth": lambda place: place.say("full drop-old", "depth 12"),
+    "remove": lambda place: (place.near / "s").unlink(),
+    "replay": lambda place: place.say("replay off"),
+    "more": lambda place: (place.near / "s").write_bytes(b"more"),
+    "nothing": lambda place: None,
+}
+
+
+AGE_S = 0.15  # as long as a mount may have a message, and not something waited for
+
+
+def drain(fd: int, most: int = 100) -> list[Any]:
+    """All that is there."""
+    found: list[Any] = []
+    while len(found) < most and (one := answer(os.read, fd, 64)) not in ("EAGAIN", b""):
+        found.append(one)
+    return found
+
+
+@pytest.mark.parametrize("how", REMOVALS)
+@pytest.mark.parametrize("settings", ["replay all", "replay off, ttl 1h", "replay off, depth 1000"])
+@pytest.mark.parametrize("file", ["s", "order", "v"])
+def test_a_reader_that_paused_gets_what_is_there_then(
+    on_both: Callable[..., list[Any]], file: str, settings: str, how: str
+) -> None:
+    """Whatever a mount asked for before the reader wanted it."""
+
+    def scene(place: Place) -> tuple[Any, ...]:
+        place.say(*settings.split(", "))
+        fd = os.open(place.group / file, os.O_RDONLY)
+        with open(place.near / "s", "wb", buffering=0) as stream:
+            for number in range(40):
+                stream.write(b"%d" % number)
+        first = [os.read(fd, 64) for _ in range(8)]
+        os.set_blocking(fd, False)
+        REMOVALS[how](place)
+        time.sleep(AGE_S)
+        with select.epoll() as poll:
+            poll.register(fd, select.EPOLLIN)
+            is_there = file == "s" or bool(poll.poll(0))
+        rest = drain(fd, 1)
+        if how == "depth":  # a loss is reported once
+            time.sleep(AGE_S)
+        rest += drain(fd) if rest else []
+        assert is_there or not rest
+        later: list[Any] = []
+        if how == "remove" and file == "s":
+            later = [os.read(fd, 64)]
+        elif how != "ttl":
+            (place.near / "s").write_bytes(b"last")
+            later = eventually(partial(drain, fd), "what is written then")
+        os.close(fd)
+        return first, rest, later
+
+    here, elsewhere = on_both(scene, "bind v #")
+    assert elsewhere == here
+
+
+def test_a_writer_waits_for_what_the_reader_has_not_read(on_both: Callable[..., list[Any]]) -> None:
+    """`full block` counts what was read, not what a mount asked for."""
+
+    def scene(place: Place) -> int:
+        reader = os.open(place.group / "s", os.O_RDONLY)
+        writer = os.open(place.near / "s", os.O_WRONLY | os.O_NONBLOCK)
+        while answer(os.write, writer, b"x") == 1:
+            pass
+        for _ in range(8):
+            os.read(reader, 64)
+        written = 0
+        while answer(os.write, writer, b"x") == 1:
+            written += 1
+        os.close(reader)
+        os.close(writer)
+        return written
+
+    assert on_both(scene, "replay off", "depth 40", "full block") == [8, 8]
