@@ -47,6 +47,7 @@ _ID_TAIL = len(ID_HEAD) + 2 * ID_BYTES
 _ORIGINS, _ORIGIN_BYTES = 1_024, 1_024  # of messages, remembered: the longest has 32 hops
 _ACKED_AT_ONCE = 4_096  # sequences in one command
 _QUOTA_S, _AGAIN_S = 0.1, 1.0
+_NO_SENDER = b"mqfs"  # of a message that says no other
 
 
 Late = deque[tuple[Record, bytes]]  # claimed messages of one sender, whose name is not known
@@ -80,10 +81,10 @@ class QueueReader:
         if self._named != self.exchange.group.name:
             self._named, self._head = self.exchange.group.name, name(self.exchange.name)
         id, tail = _identity(record.headers)
-        if not tail or not id:
-            writer = _writer(record.headers).encode()[:NAME_BYTES]
+        if not tail:
+            tail = name(_writer(record.headers).encode()[:NAME_BYTES]) + hop_list(2 * self._node)
+        if not id:
             id = _NUMBERS.pack(self.exchange.group.number, record.sequence)
-            tail = name(writer) + hop_list(2 * self._node)
         self._counts.octets_out += len(body)
         return b"".join((self._head, route, id, tail, payload(body)))
 
@@ -125,11 +126,13 @@ def _identity(head: bytes) -> tuple[bytes, bytes]:
 
 @cache_short(_ORIGINS, _ORIGIN_BYTES)
 def _origin(head: bytes) -> bytes:
-    """Sender and hops of headers, as on the wire. Nothing: they say none."""
+    """Sender and hops of headers, as on the wire. Nothing: they say none. Clients cannot read an empty sender."""
     given = headers.decode(head)
-    sender = text_of(given.get(SENDER, ""))[:NAME_BYTES]
+    if SENDER not in given:
+        return b""
+    sender = text_of(given[SENDER])[:NAME_BYTES] or _NO_SENDER
     hops = b"".join(map(address, given.get(HOPS, "").split(",")))[: limits.FQ_HOPS * HOP_BYTES]
-    return name(sender) + hop_list(hops) if sender else b""
+    return name(sender) + hop_list(hops)
 
 
 def _unhex(text: bytes) -> bytes:
@@ -151,7 +154,7 @@ def _writer(head: bytes) -> str:
     try:
         return identity.user_name(parse_number(_sender(head)))
     except BadCommand:
-        return "mqfs"
+        return _NO_SENDER.decode()
 
 
 @attrs.frozen

@@ -415,9 +415,24 @@ def test_a_queue_that_is_made_permanent_is_not_held_open(server: Server, address
 
 
 def test_backlogs(server: Server, address: str) -> None:
-    limits = {"mem": 16_384, "mem:backlog=7": 7, "mem:backlog=0": 0, "mem:backlog=-1": 0, "mem:backlog=x": 0}
+    limits = {
+        "": 16_384,
+        "backlog=7": 7,
+        "backlog=100abc": 100,
+        "backlog=00000000000000005": 5,
+        "backlog=+6.5": 6,
+        "backlog=1_0": 1,
+        "backlog=2147483647": 2_147_483_647,
+        "backlog=2147483648": 0,
+        "backlog=9" + 40 * "9": 0,
+        "backlog=0": 0,
+        "backlog=-1": 0,
+        "backlog=x": 0,
+        "backlog=": 0,
+        "backlog=\u0664": 0,
+    }
     for number, (kind, limit) in enumerate(limits.items()):
-        with Client(address, f"backlog-{number}", kind, with_data=False):
+        with Client(address, f"backlog-{number}", f"mem:{kind}", with_data=False):
             assert stats(port(server))["queues"][f"backlog-{number}"]["backlog_limit"] == limit
 
 
@@ -581,6 +596,21 @@ def test_headers_that_anyone_may_write(server: Server, address: str) -> None:
         found = client.receive(len(odd))
         assert [message.payload for message in found] == [b"0", b"1", b"2", b"3"]
         assert all(len(message.id) == 16 and message.sender and len(message.hops) >= 8 for message in found)
+
+
+@pytest.mark.parametrize("user", ["tester", ""])
+def test_a_message_keeps_its_id_and_hops_whatever_its_user_is_called(address: str, user: str) -> None:
+    sent = [codec.Message(b"called", b"r", bytes([n]) * 16, b"%d" % n, b"", bytes([10, 0, 0, n])) for n in range(3)]
+    with Client(address, "called") as client, Client(address, user=user) as other:
+        client.bind("called")
+        other.data.sendall(b"".join(map(codec.published, sent)))
+        for message, found in zip(sent, client.receive(3), strict=True):
+            assert (found.id, found.payload, found.sender) == (message.id, message.payload, (user or "mqfs").encode())
+            assert found.hops[4:] == bytes(4)  # of a unix socket
+        with Client(address, user=user, node=bytes([10, 0, 0, 9])) as peer:
+            peer.data.sendall(b"".join(map(codec.relayed, sent)))
+            for message, found in zip(sent, client.receive(3), strict=True):
+                assert (found.id, found.hops[4:]) == (message.id, message.hops)
 
 
 def test_through_the_tree(server: Server, address: str) -> None:
