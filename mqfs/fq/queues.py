@@ -6,6 +6,7 @@ each exchange that it is bound to.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 VIEW = "%q."  # and the queue: no route has such a name
 POINT, POINT_SEPARATOR = "%c.", "%."  # of checkpoints
 DEFAULT_BACKLOG = 16_384
+_DIGITS = re.compile(r"\s*\+?0*([0-9]{1,11})", re.ASCII)
 
 
 class Refused(Exception):
@@ -63,12 +65,10 @@ def parse_wish(kind: bytes) -> Wish:
 
 
 def _number(word: str) -> int:
-    """As atoi(3) into 32 bits reads it: -1 is no bound."""
-    try:
-        value = int(word[:11])
-    except ValueError:
-        value = 0
-    return value if 0 < value < 1 << 31 else 0
+    """As atoi(3) into 32 bits reads it, up to what is no digit: -1 is no bound."""
+    digits = _DIGITS.match(word)
+    value = int(digits[1]) if digits is not None else 0
+    return value if value < 1 << 31 else 0
 
 
 @attrs.define(eq=False)
