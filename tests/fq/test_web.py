@@ -21,7 +21,7 @@ from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server, short_folder
 
 
-def curl(server: Server, path: str, *options: str, data: bytes = b"") -> tuple[int, Any]:
+def curl(server: Server, path: str, *options: str | bytes, data: bytes = b"") -> tuple[int, Any]:
     """Status, and the JSON of the answer."""
     done = subprocess.run(
         ["curl", "-s", "-w", "\n%{http_code}", *options, f"http://127.0.0.1:{port(server)}{path}"],
@@ -93,6 +93,14 @@ def test_submit_waits_for_room_without_the_turn_of_its_user(server: Server, addr
             other.result(HANG_S)
 
 
+@pytest.mark.parametrize("route", ["aé", "a\\x41", "a日"])
+def test_submit_to_a_route_in_utf8(server: Server, address: str, route: str) -> None:
+    with Client(address, "web") as client:
+        client.bind("web", "prefix:a")
+        assert submit(server, b"x", route=route) == (200, counted(routed=1))
+        assert client.receive()[0].route == route.encode()
+
+
 def test_submit_to_nobody(server: Server, address: str) -> None:
     with Client(address, "web") as client:
         client.bind("web", "prefix:a")
@@ -108,9 +116,12 @@ def test_submit_to_nobody(server: Server, address: str) -> None:
         (["-H", "X-Fq-Exchange: e", "-H", f"X-Fq-Route: {'r' * 128}"], "route too long"),
         (["-H", "X-Fq-Exchange: e", "-H", "X-Fq-Route: r", "-H", f"X-Fq-Sender: {'s' * 128}"], "sender too long"),
         (["-H", "X-Fq-Exchange: e", "-H", "X-Fq-Route: r", "-H", "Transfer-Encoding: chunked"], "no message"),
+        (["-H", "X-Fq-Exchange: e", "-H", b"X-Fq-Route: a\xffb"], "route not UTF-8"),
+        (["-H", b"X-Fq-Exchange: \x80", "-H", "X-Fq-Route: r"], "exchange not UTF-8"),
+        (["-H", "X-Fq-Exchange: e", "-H", "X-Fq-Route: r", "-H", b"X-Fq-Sender: \xe9"], "sender not UTF-8"),
     ],
 )
-def test_submit_refused(server: Server, options: list[str], error: str) -> None:
+def test_submit_refused(server: Server, options: list[str | bytes], error: str) -> None:
     assert curl(server, "/submit", "--data-binary", "x", *options) == (500, {"error": error})
 
 
