@@ -399,6 +399,8 @@ class Seen:
             fresh = f"{self._path}.new"
             with open(fresh, "wb") as file:
                 file.writelines(map(_line, self._imports.values()))
+                file.flush()
+                os.fsync(file.fileno())  # else a power cut may leave an empty file of that name
             os.replace(fresh, self._path)
         self.refresh()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -107,3 +108,21 @@ def test_what_is_forgotten_leaves_the_file(tmp_path: Path, monkeypatch: pytest.M
         assert "17" in each
         assert "3" not in each
         each.close()
+
+
+def test_a_power_cut_leaves_no_empty_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new file is on disk before it gets the name."""
+    monkeypatch.setattr(importer, "REWRITE_LINES", 10)
+    synced = list[tuple[int, int]]()  # inodes, and their sizes then
+
+    def fsync(file: int) -> None:
+        status = os.fstat(file)
+        synced.append((status.st_ino, status.st_size))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    one = Seen(str(tmp_path / "seen"))
+    one.add([Import(str(number), number) for number in range(20)])
+    one.forget(lambda each: each.expires_ms < 15)
+    one.close()
+    status = os.stat(tmp_path / "seen")
+    assert (status.st_ino, status.st_size) in synced
