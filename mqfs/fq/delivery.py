@@ -391,11 +391,12 @@ class Delivery:
             while self._in_window >= limits.FQ_WINDOW:
                 self._moved = trio.Event()
                 await self._moved.wait()
-            await self._channel.send(data)
-            self._written += len(data)
+            end = self._written + len(data)
             self._count += len(sequences)
-            self._window.append(Sent(self._written, self._count, source, sequences))
+            self._window.append(Sent(end, self._count, source, sequences))  # before: a peer may ack the first at once
             self._in_window += len(sequences)
+            await self._channel.send(data)
+            self._written = end
             self._sent.set()
         self._counts.msgs_out += len(sequences)
         if self._in_window >= self._hold:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fq.client import Client, port, serve, stats
+from mqfs.fq import codec
+from tests.fq.client import Client, connect, port, serve, stats
 from tests.support import ROOT, campaign
 from tests.support.eventually import HANG_S, eventually
 from tests.support.server import Server, environment, short_folder, start
@@ -76,6 +77,33 @@ def test_killed_clients_lose_nothing() -> None:
             finally:
                 process.kill()
                 process.wait()
+
+
+def test_a_peer_may_ack_the_first_of_what_is_still_being_sent() -> None:
+    """A large message after it waits for room in the socket."""
+    with short_folder() as folder, serve(folder) as server, server.connect() as tree:
+        where, kind = f"{folder}/fq", "disk:private,permanent"
+        with Client(where, "peer", kind, with_data=False) as peer, Client(where) as writer:
+            peer.bind("ex")
+            writer.publish("ex", "r", b"small", bytes(1_000_000))
+            eventually(lambda: writer.counts()["routed"] == 2, "both to wait")
+            peer.data = connect(where)
+            peer.data.sendall(codec.data(peer.key, bytes([127, 0, 0, 9])))
+            received = peer.data.recv(1_000)
+            assert b"small" in received
+            peer.data.sendall(ack(1))
+            group = tree.group("fq/ex")
+            eventually(lambda: group.stats().consumers["peer"].acknowledged == 1, "the first to be acked")
+            left = 1_000_000 - len(received)
+            while left > 0:
+                left -= len(peer.data.recv(1 << 18))
+            peer.data.sendall(ack(2))
+            eventually(lambda: group.stats().consumers["peer"].acknowledged == 2, "the other, too")
+
+
+def ack(count: int) -> bytes:
+    """Confirm the first messages of a connection."""
+    return codec.relayed(codec.Message(codec.CONFIRM, b"", bytes(codec.ID_BYTES), count.to_bytes(8), b"me"))
 
 
 class Wire:
