@@ -20,10 +20,9 @@ MAKES = {"make_stream", "remove_stream", "rename_stream"}
 # By function: how many such places, and why none of them is a client's wish without its rights.
 TAKES = "records that clients of a ring published, who have r and w on all of its group"
 ALLOWED = {
-    "mqfs/fq/exchanges.py Exchanges.__init__": (1, "makes the server's user, for the three below"),
+    "mqfs/fq/exchanges.py Exchanges.__init__": (1, "makes the server's user, for the two below"),
     "mqfs/fq/exchanges.py Exchanges.start": (1, "the group of all exchanges, before the first client"),
-    "mqfs/fq/exchanges.py Exchanges._remove_stale": (1, "views that an earlier run left, before the first client"),
-    "mqfs/fq/exchanges.py Exchanges._remove": (1, "a transient queue, when its last client has gone"),
+    "mqfs/fq/exchanges.py Exchanges._remove_each": (1, "of queues of an earlier run, or whose last client has gone"),
     "mqfs/fq/exchanges.py _maker": (1, "a client whose rights were asked, as the group of the directory"),
     "mqfs/fq/exchanges.py Exchanges._make": (1, "asks w and x of the group of all exchanges before"),
     "mqfs/fq/exchanges.py Exchanges._hold": (1, "its callers ask r and w of the consumer, by `require`"),
