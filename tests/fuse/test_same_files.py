@@ -194,7 +194,7 @@ def test_lines_of_more_than_a_message_are_written_in_pieces(on_both: Callable[..
 
 
 class Session:
-    """An open `.cursor` that does not wait, or a consumer, and what was said to it."""
+    """An open `.cursor` or consumer, which does not wait."""
 
     def __init__(self, place: Place, file: str) -> None:
         self.fd = os.open(place.group / file, os.O_RDWR | os.O_NONBLOCK)
@@ -203,13 +203,7 @@ class Session:
         return answer(os.write, self.fd, data)
 
     def read(self, count: int = 4096) -> Any:
-        """A read that waits, but not long, for a message or an answer which is not there yet."""
-        with select.epoll() as poll:
-            poll.register(self.fd, select.EPOLLIN)
-            found = answer(os.read, self.fd, count)
-            while found == "EAGAIN" and poll.poll(0.5):
-                found = answer(os.read, self.fd, count)
-        return found
+        return answer(os.read, self.fd, count)
 
 
 STEPS: dict[str, list[bytes | int]] = {  # what is written, and how many bytes are read
@@ -300,8 +294,16 @@ def drain(fd: int, most: int = 100) -> list[Any]:
 
 
 @pytest.mark.parametrize("how", REMOVALS)
-@pytest.mark.parametrize("settings", ["replay all", "replay off, ttl 1h", "replay off, depth 1000"])
-@pytest.mark.parametrize("file", ["s", "order", "v"])
+@pytest.mark.parametrize(
+    ("file", "settings"),
+    [
+        ("s", "replay all"),
+        ("order", "replay all"),
+        ("v", "replay all"),
+        ("s", "replay off, ttl 1h"),
+        ("v", "replay off, depth 1000"),
+    ],
+)
 def test_a_reader_that_paused_gets_what_is_there_then(
     on_both: Callable[..., list[Any]], file: str, settings: str, how: str
 ) -> None:
