@@ -310,19 +310,27 @@ class ObjectLog:
         return None
 
     def read(self, after: int, wait_s: float) -> Sequence[LogRecord]:
-        found, size = list[LogRecord](), 0
+        if (data := self._get_ahead(after + 1)) is None:
+            return self._wait(after, wait_s)
+        found, size = [LogRecord(after + 1, data)], len(data)
         while len(found) < _ROW and size < limits.REPLICA_PART_BYTES:
-            try:
-                data = self._get_ahead(after + len(found) + 1)
-            except NoAnswer:
-                if found:
-                    break  # what was read counts, where an engine fails now and then
-                raise
-            if data is None:
+            number = after + len(found) + 1
+            if (data := self._at_hand(number)) is None:
                 break
-            found.append(LogRecord(after + len(found) + 1, data))
+            found.append(LogRecord(number, data))
             size += len(data)
-        return found or self._wait(after, wait_s)
+        return found
+
+    def _at_hand(self, number: int) -> bytes | None:
+        """That frame, where it costs no wait: of a directory, or where an object store has answered already. Others
+        wait for what was read so far. What fails is raised when it is the next one."""
+        asked = self._asked.get(number)
+        if not self._is_file and (asked is None or not asked.done() or asked.exception() or asked.result() is None):
+            return None
+        try:
+            return self._get_ahead(number)
+        except NoAnswer:
+            return None
 
     def _wait(self, after: int, wait_s: float) -> Sequence[LogRecord]:
         until, pause_s = time.monotonic() + wait_s, 0.05

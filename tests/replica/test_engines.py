@@ -338,7 +338,7 @@ def test_what_is_appended_survives_a_killed_engine(tmp_path: Path) -> None:
     server.kill()
 
 
-@pytest.mark.parametrize("url", ["file", "s3"], indirect=True)
+@pytest.mark.parametrize("url", ["file"], indirect=True)
 def test_a_reader_that_is_behind_gets_many_frames_at_once(log: ReplicatedLog, url: str) -> None:
     """For a standby that syncs its disk after each frame falls behind a primary that does so before each."""
     for number in range(200):
