@@ -601,9 +601,12 @@ def test_a_message_that_the_group_discards_comes_later(make: Make) -> None:
     for number, name in enumerate(names):
         r.put(name, b"\0%d" % number)
     bridge = r.bridge("--in")
-    for bodies in ([b"0", b"1"], [b"2", b"3"], [b"4"]):
-        eventually(lambda: r.kept() == [("s", body) for body in bodies], bridge.text())  # noqa: B023
+    bodies: list[bytes] = []
+    for count in (2, 2, 1):  # which two depends on where a scan is
+        eventually(lambda: len(r.kept()) == count, bridge.text())  # noqa: B023
+        bodies += [body for _, body in r.kept()]
         r.group.purge("s")
+    assert sorted(bodies) == [b"0", b"1", b"2", b"3", b"4"]
     assert bridge.text().count("again at the next scan") == 1
     r.put(name_of("large"), bytes(2_000_001))
     eventually(lambda: "message of 2000000 bytes: with 'full drop-new'" in bridge.text(), "the warning")
