@@ -322,8 +322,8 @@ class ObjectLog:
         return found
 
     def _at_hand(self, number: int) -> bytes | None:
-        """That frame, where it costs no wait: of a directory, or where an object store has answered already. Others
-        wait for what was read so far. What fails is raised when it is the next one."""
+        """That frame, where it costs no wait: of a directory, or where an object store has answered already:
+        others wait for what was read so far. A failure is raised when it is the next one."""
         asked = self._asked.get(number)
         if not self._is_file and (asked is None or not asked.done() or asked.exception() or asked.result() is None):
             return None
