@@ -211,11 +211,15 @@ class Model:
         result = self.append(wait, h["of"], [body], len(body))
         return WAIT if result == UNSHOWN else result
 
-    def put(self, wait: int, name: str, key: str, body: bytes, size: int) -> Answer:
-        """A message with a key, "" for none; `size`: bytes of the write."""
+    def put(self, wait: int, name: str, key: str | None, body: bytes, size: int) -> Answer:
+        """A message with a key, "" for none, or with None, messages that are its lines. `size`: bytes of the write."""
+        *lines, rest = body.split(b"\n")
+        if key is None and (rest or not lines):
+            return "BadCommand"
         if name not in self.names:
             return "NotFound"
-        result = self.append(wait, self.names[name], [body], size, key=key)
+        bodies = [line + b"\n" for line in lines] if key is None else [body]
+        result = self.append(wait, self.names[name], bodies, size, key=key)
         return WAIT if result == UNSHOWN else result
 
     def replaces(self, stream: int, key: str | None) -> Kept | None:

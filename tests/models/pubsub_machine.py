@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.models.pubsub import WAIT, Model
 
 NAMES = st.sampled_from(["a", "b", "c"])
-BODIES = st.sampled_from([b"x", b"yy\n", b"one\ntwo\nthr", b"0123456789", b"\n", b"tail", b""])
+BODIES = st.sampled_from([b"x", b"yy\n", b"one\ntwo\nthr", b"0123456789", b"\n", b"3\n4\n", b"tail", b""])
 KEYS = st.sampled_from(["", "k", "k", "l"])
 COUNTS = st.sampled_from([1, 3, 64, 64, 64, 4096])
 MODES = st.sampled_from([os.O_RDONLY, os.O_RDWR, os.O_WRONLY])
@@ -193,12 +193,13 @@ class Machine(RuleBasedStateMachine):
         if mine == WAIT:
             self.waits.add(wait)
 
-    def put(self, name: str, key: str, body: bytes) -> None:
+    def put(self, name: str, key: str | None, body: bytes) -> None:
+        """`key` None: its lines are messages."""
         if len(self.waits) > 8:
             return
         wait = self.number()
         self.by[wait] = ""
-        told = {"stream": name, **({"key": key} if key else {})}
+        told = {"stream": name, **({"key": key} if key else {"lines": key is None})}
         text = json.dumps(told).encode() + b" " + body
         mine = self.model.put(wait, name, key, body, len(text))
         self.same(mine, self.subject.put(wait, text))
@@ -207,7 +208,7 @@ class Machine(RuleBasedStateMachine):
 
     # Each a few times over: that is its weight.
     put_1 = rule(name=NAMES, key=KEYS, body=BODIES)(put)
-    put_2 = rule(name=NAMES, key=KEYS, body=BODIES)(put)
+    put_2 = rule(name=NAMES, key=st.none() | KEYS, body=BODIES)(put)
     read_1 = rule(data=st.data(), count=COUNTS)(read)
     read_2 = rule(data=st.data(), count=COUNTS)(read)
     read_3 = rule(data=st.data(), count=COUNTS)(read)

@@ -34,6 +34,13 @@ class PutHandle(CommandFile):
     publishes = True
     text: bytes | None = None  # of the last message
 
+    def count_messages(self, data: bytes) -> int:
+        try:
+            put, body = parse(data)
+        except errors.MqfsError:  # the write says so
+            return 1
+        return body.count(b"\n") if put.lines else 1
+
     def read(self, count: int, offset: int = 0) -> Step[bytes]:
         self.require(reading=True)
         told = self.take_response(count)
@@ -88,6 +95,8 @@ class PutHandle(CommandFile):
         if put.is_plain and not self.group.settings.sender:
             return {}
         texts = {headers.SENDER: str(self.user.uid)}
+        if put.is_plain:
+            return texts
         if put.priority != headers.NORMAL:
             texts[headers.PRIORITY] = str(put.priority)
         if put.ttl:
@@ -136,9 +145,10 @@ class PutHandle(CommandFile):
         texts = self._texts(put)
         head = headers.encode(texts) if texts else b""
         answer = partial(self._answer, stream, put, 0)
+        bodies = [line + b"\n" for line in body.split(b"\n")[:-1]] if put.lines else [body]
         return self.group.publisher.write(
             stream,
-            WriteRequest(Kind.MESSAGE, (body,), total, None, head, self._id(put), answer, None, put.expect, self),
+            WriteRequest(Kind.MESSAGE, bodies, total, None, head, self._id(put), answer, None, put.expect, self),
         )
 
     def _id(self, put: PutRequest) -> PutId | None:

@@ -172,6 +172,8 @@ class PartPutHandle(PutHandle):
                 raise errors.BadCommand("file: not in a part (expected the name of the stream alone)")
             if put.delay is not None or put.at_ns is not None or put.schedule is not None:
                 raise errors.BadCommand("delay, at, every, cron: not in a part (its commit appends the messages)")
+            if put.lines:
+                raise errors.BadCommand("lines: not in a part (expected one message)")
             self.node.part.stream(self.user, put.stream)
             head = headers.encode(self._texts(put))
             part = self.node.part

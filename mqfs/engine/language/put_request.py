@@ -15,7 +15,7 @@ from mqfs.records import headers
 from mqfs.syntax.duration import parse_duration
 
 _decoder = json.JSONDecoder()
-
+_OF_LINES = {"stream", "file", "id", "kept", "expect", "lines"}  # what holds for all of them together
 
 _BLANKS = (" ", "\t", "\n")
 _TIME_BYTES = len("@2026-01-31T08:00:00Z")  # behind the name of a schedule, in the ids of its messages
@@ -38,7 +38,8 @@ class PutRequest:
     schedule: Schedule | None = None
     expect: int | None = None  # the newest message of the stream; 0: it has none
     headers: dict[str, str] = attrs.Factory(dict)
-    is_plain: bool = False  # it asks for a receipt, and for nothing that a plain write has not
+    lines: bool = False  # each line of the body is a message
+    is_plain: bool = False  # its messages have no headers that those of a plain write have not
 
 
 def parse(data: bytes) -> tuple[PutRequest, bytes]:
@@ -57,7 +58,10 @@ def parse(data: bytes) -> tuple[PutRequest, bytes]:
     body = data[len(head[: end + 1].encode("utf-8", "surrogateescape")) :]
     if len(body) > limits.MESSAGE_BYTES:
         raise errors.TooLong(f"message of {len(body)} bytes (expected at most {limits.MESSAGE_BYTES})")
-    return _read(value), body
+    put = _read(value)
+    if put.lines and not body.endswith(b"\n"):
+        raise errors.BadCommand("lines: no newline at the end of the body (expected whole lines)")
+    return put, body
 
 
 def _is_cut(error: Exception, head: str) -> bool:
@@ -88,6 +92,10 @@ def _read(value: dict[str, Any]) -> PutRequest:
     put = PutRequest(is_plain=value.keys() - {"expect"} == {"stream", "kept"})
     for key, what in value.items():
         _KEYS[key](put, what)
+    if put.lines:
+        if wrong := sorted(value.keys() - _OF_LINES):
+            raise errors.BadCommand(f"{wrong[0]}: not with lines (expected it with one message)")
+        put.is_plain = True
     if put.key and headers.KEY in put.headers:
         raise errors.BadCommand("key: given as a header, too (expected one)")
     if put.schedule is not None and (size := len(put.id.encode())) > limits.ID_BYTES - _TIME_BYTES:
@@ -157,6 +165,12 @@ def _kept(put: PutRequest, what: Any) -> None:
     put.kept = what
 
 
+def _lines(put: PutRequest, what: Any) -> None:
+    if not isinstance(what, bool):
+        raise errors.BadCommand(f"lines {str(what)[:40]!r}: unknown value (expected true or false)")
+    put.lines = what
+
+
 def _every(put: PutRequest, what: Any) -> None:
     put.schedule = parse_every(_text("every", what, 64))
 
@@ -202,4 +216,5 @@ _KEYS = {
     "cron": _cron,
     "expect": _expect,
     "headers": _headers,
+    "lines": _lines,
 }

@@ -47,7 +47,7 @@ class WriteRequest:
     total: int  # what the write returns
     undo: Callable[[], None] | None = None  # called where it is cancelled before it was appended
     headers: bytes = b""
-    id: PutId | None = None  # of a `.put`
+    id: PutId | None = None  # of a `.put`: all of them are known by it
     on_sequence: OnSequence | None = None
     unit: AtomicBatch | None = None  # for this and perhaps other streams
     expect: int | None = None  # the newest message that the stream is to have; 0: none

@@ -155,7 +155,7 @@ class Publisher:
             if request.on_sequence is not None:
                 request.on_sequence(known, 0, True)
             return self.log.after_data_sync(request.total)
-        if len(request.bodies) > 1 or request.headers:
+        if len(request.bodies) > 1 or request.headers or request.id is not None:
             self._append_batch(stream, request)
         else:
             self._append_one(stream, request.kind, request.bodies[0], request.on_sequence)
@@ -184,7 +184,7 @@ class Publisher:
             self.hold(sequence, {stream: (1, len(body))}, partial(self._show_one, stream, record))
 
     def _append_batch(self, stream: Stream, request: WriteRequest) -> None:
-        """Messages, and with one of `.put` that its id is known."""
+        """Messages, and with those of a `.put` that its id is known."""
         drafts = [Draft(request.kind, stream.number, body, request.headers) for body in request.bodies]
         changes = []
         if request.id is not None:
