@@ -430,13 +430,14 @@ class OpenFile:
         self.partial = rest
         return size
 
-    def _publish(self, body: bytes, size: int, rest: bytes = b"") -> Step[int]:
+    def _publish(self, body: bytes, size: int, rest: bytes = b"", more: bytes = b"") -> Step[int]:
         """One message, under an id. Where `.put` refuses for the id's sake, by the file's own fid without one. `size`:
-        the result, 0 of the last line of a closed file; `rest`: as of `_write_request`."""
+        the result, 0 of the last line of a closed file; `rest`: as of `_write_request`; `more`: keys of `.put`."""
         channel, began_s = self.channel, time.monotonic()
         assert channel is not None
         # By its inode: another client may have renamed the stream, and made another of that name.
-        data = b'{"stream":%s,"file":%d,"id":"%s"} %s' % (self._quoted_name, self.node.qid.path, next_id(), body)
+        head = b'{"stream":%s,"file":%d,"id":"%s"%s} ' % (self._quoted_name, self.node.qid.path, next_id(), more)
+        data = head + body
 
         def make(call: OneRequest[int]) -> Fcall:
             self.require_fid()
@@ -447,7 +448,7 @@ class OpenFile:
             return m.Twrite(0, channel.fid, 0, data)
 
         def recover(error: MqfsError) -> Step[int]:
-            # BadRequest: an older server does not know the key `file`.
+            # BadRequest: an older server does not know the key `file` or `lines`.
             if isinstance(error, OverLimit | NotFound | Denied | BadRequest) and not call.repeated:
                 return self._write_request(body, size, rest, is_repeatable=False)
             raise error
@@ -469,8 +470,8 @@ class OpenFile:
     _quoted = "", b""
 
     def _write_lines(self, data: bytes) -> Step[int]:
-        """Whole lines are messages; what follows the last newline waits here. Several are one write to the file itself,
-        as the server keeps all of such a write or none; only one has an id under which it can be repeated."""
+        """Whole lines are messages; what follows the last newline waits here. Several are written together, so that
+        the server keeps all of a write or none."""
         *lines, rest = (self.partial + data).split(b"\n")
         if len(rest) > limits.LINE_BYTES or any(len(line) >= limits.MESSAGE_BYTES for line in lines):
             raise TooLong(f"line too long (expected at most {limits.MESSAGE_BYTES} bytes)")
@@ -481,9 +482,8 @@ class OpenFile:
         if len(whole) > limits.MESSAGE_BYTES:  # more than the server takes at once: the count says how much is written
             whole, rest = whole[: whole.rindex(b"\n", 0, limits.MESSAGE_BYTES) + 1], b""
             size = len(whole) - len(self.partial)
-        if whole.find(b"\n") == len(whole) - 1:
-            return self._publish(whole, size, rest)
-        return self._write_request(whole, size, rest, is_repeatable=False)
+        is_one = whole.find(b"\n") == len(whole) - 1
+        return self._publish(whole, size, rest, b"" if is_one else b',"lines":true')
 
     # ------------------------------------------------------------ commands
 

@@ -10,12 +10,11 @@ import os
 import random
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from mqfs.ninep.client import connection
 from tests.fuse.served_by import READ, Child, calls
 from tests.support.campaign import seed, whole
 from tests.support.eventually import HANG_S, eventually
+from tests.support.frozen import Frozen, mounted_behind
 from tests.support.server import COMMAND, Server, mounted, short_folder, unmount
 from tests.support.tools import MODULES, environment
 
@@ -279,19 +279,42 @@ def test_a_write_has_more_lines_than_a_connection_has_tags(elsewhere: Elsewhere)
     assert (group / ".kept" / "s").read_bytes() == lines
 
 
-def test_lines_that_wait_for_room_when_the_server_ends_are_an_error_and_not_there(elsewhere: Elsewhere) -> None:
-    """Several are one write, which has no id: one is repeated."""
-    group = elsewhere.group("g", "replay all", "data line", "depth 2", "full block")
-    (group / "s").write_bytes(b"1\n2\n")
+def test_lines_that_wait_for_room_when_the_server_ends_are_written_to_the_next(elsewhere: Elsewhere) -> None:
+    group = elsewhere.group("g", "replay all", "data line", "depth 3", "full block")
+    (group / "s").write_bytes(b"0\n1\n2\n")
     with ThreadPoolExecutor(2) as threads, open(group / "s", "wb") as one, open(group / "s", "wb", buffering=0) as two:
         alone, both = threads.submit(os.write, one.fileno(), b"3\n"), threads.submit(two.write, b"4\n5\n")
         eventually(lambda: json.loads((group / ".stats").read_text())["streams"]["s"]["blocked"] == 2, "both to wait")
         elsewhere.server.restart()
-        with pytest.raises(OSError, match="Input/output error"):
-            both.result(HANG_S)
         (group / "ctl").write_text("clear s\n")
-        assert alone.result(HANG_S) == 2
-        assert (group / ".kept" / "s").read_bytes() == b"3\n"
+        assert (alone.result(HANG_S), both.result(HANG_S)) == (2, 4)
+        assert (group / ".kept" / "s").read_bytes() in (b"3\n4\n5\n", b"4\n5\n3\n")
+
+
+def test_lines_are_there_once_and_in_order_under_kills(elsewhere: Elsewhere) -> None:
+    group, over = elsewhere.group("g", "replay all", "data line"), threading.Event()
+    (group / "s").touch()
+
+    def write() -> bytes:
+        written = b""
+        with open(group / "s", "wb", buffering=0) as file:
+            for number in itertools.takewhile(lambda _: not over.is_set(), itertools.count()):
+                lines = b"".join(b"%d.%d\n" % (number, line) for line in range(number % 4 + 1))
+                assert file.write(lines) == len(lines)
+                written += lines
+        return written
+
+    with ThreadPoolExecutor(1) as threads, contextlib.ExitStack() as failing:
+        failing.callback(elsewhere.mount.process.kill)  # nothing waits for it then
+        failing.callback(over.set)
+        writer, luck = threads.submit(write), random.Random(seed())
+        for _ in range(KILLS):
+            elsewhere.server.restart()
+            time.sleep(luck.uniform(0, MOST_UP_S))  # the moment, not something waited for
+        over.set()
+        written = writer.result(HANG_S)
+        assert (group / ".kept" / "s").read_bytes() == written
+        failing.pop_all()
 
 
 def test_a_large_kept_stream_is_read_in_one_call(elsewhere: Elsewhere) -> None:
@@ -344,66 +367,46 @@ if os.fork() == 0:
         assert opener.line() == "b'next'"
 
 
-class Frozen:
-    """A socket before a server's. Once frozen, one more connection is answered its attach, and the next nothing."""
-
-    def __init__(self, path: Path, server: str) -> None:
-        self.path, self.server = path, server.removeprefix("unix!")
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(str(path))
-        self.listener.listen()
-        self.answers: Iterator[Iterable[int]] = itertools.repeat(itertools.count())  # of each connection
-        self.open: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                ours, _ = self.listener.accept()
-                theirs = socket.socket(socket.AF_UNIX)
-                theirs.connect(self.server)
-                self.open += (ours, theirs)
-                threading.Thread(target=self._pass, args=(ours, theirs, itertools.count()), daemon=True).start()
-                threading.Thread(target=self._pass, args=(theirs, ours, next(self.answers)), daemon=True).start()
-
-    def _pass(self, source: socket.socket, target: socket.socket, times: Iterable[int]) -> None:
-        with contextlib.suppress(OSError):
-            for _ in times:
-                if not (data := source.recv(1 << 16)):
-                    break
-                target.sendall(data)
-
-    def freeze(self) -> None:
-        self.answers = itertools.chain([range(2)], itertools.repeat(()))  # Rversion, Rattach
-        self.end()
-
-    def end(self) -> None:
-        for one in self.open:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-
 def test_a_server_that_attaches_and_then_freezes_is_given_up() -> None:
-    with short_folder() as folder, Server.at(folder) as server:
-        (folder / "mq").mkdir()
-        frozen = Frozen(folder / "frozen", server.address)
-        program = [*COMMAND, "mount", f"unix!{frozen.path},{server.address}", str(folder / "mq")]
-        (folder / "mount").mkdir()
-        with Server(cwd=folder / "mount", program=program) as mount:
-            try:
-                stream = folder / "mq" / "s"
-                stream.touch()
-                with open(stream, "rb", buffering=0) as file:
-                    assert "frozen mounted" in mount.text()
-                    frozen.freeze()
-                    stream.write_bytes(b"1")
-                    assert file.read(64) == b"1"
-                assert "frozen: connection lost" in mount.text()
-            finally:
-                frozen.listener.close()
-                frozen.end()
-                unmount(folder / "mq")
+    with (
+        short_folder() as folder,
+        Server.at(folder) as server,
+        mounted_behind(folder, server, f",{server.address}") as (frozen, mount),
+    ):
+        stream = folder / "mq" / "s"
+        stream.touch()
+        with open(stream, "rb", buffering=0) as file:
+            assert "frozen mounted" in mount.text()
+            frozen.freeze()
+            stream.write_bytes(b"1")
+            assert file.read(64) == b"1"
+        assert "frozen: connection lost" in mount.text()
+
+
+@pytest.mark.parametrize("data", [b"1\n", b"1\n2\n", b"1\n2\n3"], ids=["one", "two", "rest"])
+def test_lines_that_a_server_kept_and_did_not_answer_are_not_written_again(data: bytes) -> None:
+    with (
+        short_folder() as folder,
+        Server.at(folder) as server,
+        mounted_behind(folder, server) as (frozen, _),
+        ThreadPoolExecutor(1) as threads,
+    ):
+        (group := folder / "mq" / "g").mkdir()
+        (group / "ctl").write_text("replay all\ndata line\n")
+
+        def kept() -> bytes:
+            with server.connect() as client:
+                return b"".join(message.body for message in client.group("g").history())
+
+        with open(group / "s", "wb", buffering=0) as file:
+            frozen.mute()
+            written = threads.submit(file.write, data)
+            eventually(lambda: kept().count(b"\n") == data.count(b"\n"), "the server to keep them")
+            server.restart()
+            frozen.end()
+            assert written.result(HANG_S) == len(data)
+            file.write(b"end\n")
+        assert kept() == data + b"end\n"
 
 
 def test_a_claim_of_a_server_that_ended_is_stale(elsewhere: Elsewhere) -> None:
