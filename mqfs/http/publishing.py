@@ -61,6 +61,14 @@ _BLANKS = re.compile(r"[ \t\r]*")
 _JSON_LINES = ("application/x-ndjson", "application/json", "application/jsonl")
 
 
+class ReplyEnded(Interrupted):
+    """The message was published, and its reply cannot come any more."""
+
+
+class ReplyRefused(OverLimit):
+    """The message was published, and its reply is not waited for."""
+
+
 async def publish(call: Call) -> Answer:
     """The body is one message."""
     given, node, place, body = keys(call), call.target.node, place_of(call), call.body
@@ -159,8 +167,10 @@ async def _request(call: Call, stream: str, given: dict[str, Any], body: bytes, 
             with closing(tree.open(user, reader, os.O_RDWR)) as cursor:  # not before: it would count as a reader
                 cursor.write(f"select {name}\nseek first\nformat json\n".encode())
                 return await _reply(call, stream, cursor, seconds)
-        except (Interrupted, OverLimit) as error:  # of others these say that nothing was written
-            raise type(error)(f"{error} (the message was published)") from None
+        except Interrupted as error:
+            raise ReplyEnded(f"{error} (the message was published)") from None
+        except OverLimit as error:
+            raise ReplyRefused(f"{error} (the message was published)") from None
 
 
 async def _reply(call: Call, stream: str, cursor: Any, seconds: float) -> Answer:

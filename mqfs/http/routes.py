@@ -184,6 +184,8 @@ class Table:
             headers.append(("Content-Range", f"bytes */{error.size}"))
         elif error.http == 401:
             headers += CHALLENGES
+        elif isinstance(error, (publishing.ReplyEnded, publishing.ReplyRefused)):
+            pass  # a client that repeats it as Retry-After says publishes twice
         elif error.http in (429, 503):
             headers.append(("Retry-After", "1"))
         return Answer(error.http, body, kind, headers)

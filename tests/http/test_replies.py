@@ -57,6 +57,7 @@ def test_no_504_for_a_message_that_is_delivered_yet(end: Callable[[Web, str, str
                 end(web, group, name)
                 answer = rest(sock)
             assert (statuses(answer), b"(the message was published)" in answer) == ([503], True)
+            assert b"retry-after" not in answer.lower()  # a client that obeys it publishes twice
             if end is stop:
                 web.server.start()
             (line,) = web.post(f"{group}/.consumers/c/claim").lines
@@ -75,6 +76,7 @@ def test_a_refusal_of_the_wait_says_that_the_message_was_published() -> None:
                 web.eventually_open(group, ".cursor", 1)
                 refused = web.post(f"{group}/s?reply=1h", "charge")
             assert (refused.status, b"(the message was published)" in refused.body) == (429, True)
+            assert refused.headers["Retry-After"] is None
             assert web.post(f"{group}/.consumers/c/claim").lines[0]["body"] == "charge"
 
 
