@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dis
-import itertools
 import os
 import re
-import signal
 import socket
 import stat
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +17,6 @@ from typing import Any
 import pytest
 
 from mqfs import errors, limits
-from mqfs.client.transport import ninep
 from mqfs.clock import SystemClock
 from mqfs.engine.tree.tree import Tree
 from mqfs.model import Qid, Stat
@@ -36,7 +31,7 @@ from mqfs.store.store import DiskStore
 from tests.support.copied import follow
 from tests.support.eventually import HANG_S, eventually, patient
 from tests.support.ninep import ME, META, Running, make_tree, open_handles, running
-from tests.support.server import Server, mqfs
+from tests.support.server import mqfs
 
 
 @pytest.fixture
@@ -191,40 +186,6 @@ def test_a_child_that_closes_its_copy_does_not_end_the_connection(server: Runnin
         assert "ctl" in one.list()
 
 
-@pytest.mark.parametrize("call", ["read", "write"])
-def test_ctrl_c_among_replies_leaves_no_thread_waiting(
-    server: Running, tree: Tree, request: pytest.FixtureRequest, call: str
-) -> None:
-    """The main thread receives the replies of the others, and is interrupted before it handed out all."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    with ThreadPoolExecutor(2) as threads, server.connect() as one, server.connect() as two:
-        one.mkdir("full")
-        with one.open("full/ctl", "w") as ctl:
-            ctl.write(b"replay all\ndepth 1\nfull block\n")
-        full, first, second = one.create("full/s", "r+"), one.create("s", "r+"), one.open("s")
-        full.write(b"1")
-        full.receive()
-
-        def follow() -> bytes:
-            eventually(lambda: one._receiving, "the main thread to receive")
-            [slot] = one.send([Tread(0, first.channel.fid, 0, 100)])
-            one.watch(slot, lambda: signal.raise_signal(signal.SIGINT))
-            return second.receive()
-
-        def write() -> None:
-            eventually(lambda: tree.waits.used == 3, "three reads to wait")
-            with two.open("s", "w") as writer:
-                writer.write(b"x")
-
-        followed, written = threads.submit(follow), threads.submit(write)
-        with pytest.raises(KeyboardInterrupt):
-            full.receive() if call == "read" else full.write(b"2")
-        written.result(HANG_S)
-        with pytest.raises(errors.Disconnected, match="receiving was interrupted"):
-            followed.result(HANG_S)
-
-
 @pytest.mark.process
 def test_a_child_leaves_the_parent_the_answers_to_what_it_sent(server: Running) -> None:
     with server.connect() as one, one.create("s") as stream:
@@ -250,138 +211,6 @@ def test_a_server_that_never_answers_the_connect(tmp_path: Path) -> None:
         silent.listen()
         with pytest.raises(TimeoutError):
             blocking.connect(f"unix!{tmp_path}/s", timeout=0.05)
-
-
-_AFTER = ("CALL", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD")  # instructions: there handlers of signals run
-
-
-def interrupt_at(number: int, call: Callable[[], object], module: Any) -> tuple[BaseException | None, str]:
-    """Call, with KeyboardInterrupt at that point of a module, counted from 1, where Ctrl-C may raise it: the error, and
-    where that was; "": there are fewer points."""
-    points: dict[object, set[int]] = {}
-    count, where = 0, ""
-
-    def on_opcode(frame: Any, event: str, _: object) -> Any:
-        nonlocal count, where
-        if (code := frame.f_code) not in points:
-            pairs = itertools.pairwise(dis.get_instructions(code))
-            points[code] = {following.offset for one, following in pairs if one.opname in _AFTER}
-        if event == "opcode" and frame.f_lasti in points[code]:
-            count += 1
-            if count == number:
-                sys.settrace(None)
-                where = f"{code.co_name}, line {frame.f_lineno}"
-                raise KeyboardInterrupt
-        return on_opcode
-
-    def on_call(frame: Any, *_: object) -> Any:
-        if frame.f_code.co_filename != module.__file__ or frame.f_code.co_name == "__del__":
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return on_opcode
-
-    before = sys.gettrace()
-    sys.settrace(on_call)
-    try:
-        call()
-    except BaseException as error:
-        return error, where
-    finally:
-        sys.settrace(before)
-    return None, where
-
-
-@pytest.mark.parametrize("call", ["stat", "write", "ask"])
-def test_ctrl_c_at_any_point_leaves_a_client_that_works_or_is_lost(server: Running, call: str) -> None:
-    with server.connect() as one:
-        one.create("s").close()
-    for number in range(1, 1_000):
-        with server.connect() as one:
-            file, put = one.open("s", "w"), one.open(".put", "r+")
-            calls: dict[str, Callable[[], object]] = {
-                "stat": lambda: one.stat("s"),
-                "write": lambda: file.write(b"x"),  # noqa: B023
-                "ask": lambda: put.ask(b'{"stream":"s"} x'),  # noqa: B023
-            }
-            error, where = interrupt_at(number, calls[call], blocking)
-            if not where:
-                break
-            assert type(error) is KeyboardInterrupt, where
-
-            def use_again(where: str = where) -> bool:
-                with contextlib.suppress(errors.Disconnected):
-                    for again in calls.values():  # noqa: B023
-                        again()
-                return True
-
-            with ThreadPoolExecutor(1) as threads:
-                done = threads.submit(use_again)
-                try:
-                    assert done.result(HANG_S), where
-                except TimeoutError:
-                    one.close()
-                    pytest.fail(f"hangs after Ctrl-C in {where}")
-    assert number > 20
-
-
-def test_ctrl_c_at_any_point_leaves_a_transport_that_connects_again(server: Running) -> None:
-    for number in range(1, 100):
-        transport = ninep.NinepTransport(server.address)
-        error, where = interrupt_at(number, lambda: transport.names(""), ninep)  # noqa: B023
-        if not where:
-            break
-        assert type(error) is KeyboardInterrupt, where
-        with ThreadPoolExecutor(1) as threads:
-            found = threads.submit(transport.connection, HANG_S / 2)
-            assert found.result(HANG_S).list(), where
-        transport.close()
-    transport.close()
-    assert number > 2
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("call", ["read", "read in time", "write", "ask", "stat", "open"])
-def test_ctrl_c_waits_for_no_server_that_stands_still(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, call: str
-) -> None:
-    """Whatever the call waits for; with another thread that waits, too, and gets an end."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    monkeypatch.setattr(blocking, "FLUSH_S", HANG_S)
-    served = Server.at(tmp_path)
-    try:
-        one = blocking.connect(served.address)
-        file, other, put = one.create("s", "r+"), one.open("s"), one.open(".put", "r+")
-        calls: dict[str, Callable[[], object]] = {
-            "read": file.receive,
-            "read in time": lambda: file.receive(timeout=HANG_S),
-            "write": lambda: file.write(b"x"),
-            "ask": lambda: put.ask(b'{"stream":"s"} x'),
-            "stat": lambda: one.stat("s"),
-            "open": lambda: one.open("s"),
-        }
-        served.process.send_signal(signal.SIGSTOP)
-        main = threading.main_thread().ident
-        assert main is not None
-        with ThreadPoolExecutor(2) as threads:
-            waits = threads.submit(other.receive)
-            eventually(lambda: one._receiving, "the other thread to wait")
-
-            def interrupt() -> None:
-                eventually(lambda: one._followers, "the main thread to wait")
-                signal.pthread_kill(main, signal.SIGINT)
-
-            threads.submit(interrupt)
-            began = time.monotonic()
-            with pytest.raises(KeyboardInterrupt):
-                calls[call]()
-            assert time.monotonic() - began < HANG_S / 2
-            with pytest.raises(errors.Disconnected, match="no answer to a cancelled request"):
-                waits.result(HANG_S)
-        one.close()
-    finally:
-        served.process.send_signal(signal.SIGCONT)
-        served.close()
 
 
 LONG = 1_000_000
@@ -493,7 +322,7 @@ def test_message_that_overtakes_its_flush_is_kept(server: Running) -> None:
             slot = two.send([Tread(0, reader.channel.fid, reader.channel.offset, 100)])[0]
             writer.write(f"{number}".encode())
             late = reader._reply(slot, 0.0)
-            reader.channel.keep(late)
+            reader.channel.keep(late, reader.channel.offset)
             kept += reader.channel.kept is not None
             assert reader.receive(timeout=HANG_S) == f"{number}".encode()
         assert kept == 20

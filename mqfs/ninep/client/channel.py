@@ -38,6 +38,7 @@ class Channel:
     offset: int = 0
     kept: bytes | None = None  # of a read that was flushed too late
     short: bool = False  # the last read returned less than its count
+    is_clunked: bool = False  # or about to be: the fid may be another file's
     most: int = attrs.field(init=False)  # the largest message that can be written, in bytes
 
     @most.default
@@ -73,10 +74,10 @@ class Channel:
         self.short = 0 < length < count
         return is_false_end
 
-    def keep(self, reply: Fcall) -> None:
-        """Keep the reply of a read that was flushed too late, for the next read."""
+    def keep(self, reply: Fcall | None, offset: int) -> None:
+        """Keep the reply of a read at an offset that was flushed too late, for the next read."""
         if isinstance(reply, m.Rread):
-            self.kept = reply.data
+            self.kept, self.offset = reply.data, offset
             self.took(len(reply.data), self.msize)
 
     def request(self, data: bytes) -> m.Twrite:

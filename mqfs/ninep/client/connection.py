@@ -32,7 +32,7 @@ from mqfs.model import Stat
 from mqfs.net.address import Address, TlsAddress, UnixAddress, explain_failure, parse_addresses
 from mqfs.ninep.client.channel import Channel, Procedure, flags_of
 from mqfs.ninep.client.dial import TlsSocket, dial, first_of, reason_of
-from mqfs.ninep.client.machine import ClientMachine, expect, stat_of_root
+from mqfs.ninep.client.machine import ClientMachine, clunk_once, expect, stat_of_root
 from mqfs.ninep.client.silence import Silence, is_ready, send_all
 from mqfs.ninep.codec.dialect import Dialect
 from mqfs.ninep.codec.messages import Fcall
@@ -123,10 +123,6 @@ class Slot:
         if self.on_done is not None:
             self.on_done()
 
-    def wake_up(self) -> None:
-        if self.wake is not None:
-            self.wake.put(None)
-
 
 class Client:
     """An attached connection, from `connect`. Thread-safe; of an open file one thread reads at a time."""
@@ -137,13 +133,13 @@ class Client:
         self._send_bytes = sock.sendall if isinstance(sock, TlsSocket) else partial(send_all, sock)
         self.silence = Silence()
         self.lost = ""  # the reason
-        self._dropped: list[int] = []  # fids of files that were collected, to be clunked with the next call
+        self._dropped: list[Channel] = []  # of files that were collected, to be clunked with the next call
         self._forks = _forks
         self._lock = threading.Lock()  # guards the machine and the fields below
         self._sending = threading.Lock()  # requests leave in order; acquired before the other
         self._slots: dict[int, Slot] = {}  # by tag
         self._replies = self._sent = 0  # so far; of what was sent whole pieces
-        self._followers: dict[Slot, None] = {}  # of threads that wait while another one receives
+        self._followers: dict[Slot, queue.SimpleQueue[None]] = {}  # wake threads that wait while another one receives
         self._receiving = False
         self._received: deque[bytes | None] = deque()  # and not looked at
         self._watched: dict[Slot, None] = {}  # by async programs
@@ -181,8 +177,8 @@ class Client:
         slots, self._slots = self._slots, {}
         for slot in slots.values():
             slot.finish(None)
-        for slot in self._followers:
-            slot.wake_up()
+        for wake in self._followers.values():
+            wake.put(None)
         self._watched.clear()
         self._watching.notify()
         with contextlib.suppress(OSError):
@@ -256,17 +252,14 @@ class Client:
     def _hand_over(self) -> None:
         """Have another thread receive, where one waits. The lock is held."""
         if not self._receiving and self._followers:
-            next(iter(self._followers)).wake_up()
+            next(iter(self._followers.values())).put(None)
 
     def _follow(self, slot: Slot, left: float | None) -> None:
-        self._followers[slot] = None
-        wake = slot.wake = slot.wake or queue.SimpleQueue()
+        wake = slot.wake = self._followers[slot] = slot.wake or queue.SimpleQueue()
         try:
-            self._lock.release()
             with contextlib.suppress(queue.Empty):
-                wake.get(timeout=left)
+                self._unlocked(wake.get, True, left)
         finally:
-            self._lock.acquire()
             del self._followers[slot]
 
     def _lead(self, left: float | None) -> None:
@@ -274,24 +267,51 @@ class Client:
             raise self._disconnected()
         why, self._receiving = "", True
         try:
-            self._lock.release()
             if not self._received:
-                self._receive(left)
+                self._unlocked(self._receive, left)
         except (OSError, ValueError) as error:  # ValueError: it was closed meanwhile
             why = reason_of(error)
         finally:
             self._receiving = False  # first, for Ctrl-C: whoever receives next begins with what is there
-            self._lock.acquire()
             self._take_received(why)
+
+    def _unlocked(self, wait: Callable[..., None], *arguments: Any) -> None:
+        """Call without the lock. It is held afterwards, also where Ctrl-C comes while another thread has it."""
+        held = list[bool]()
+        interrupted: BaseException | None = None
+        try:
+            self._lock.release()
+            wait(*arguments)
+        finally:
+            while not held:
+                try:  # in one call in C: wherever Ctrl-C is raised, it is known whether the lock is held
+                    held.extend(map(self._lock.acquire, (True,)))
+                except BaseException as error:
+                    interrupted = error
+            if interrupted is not None:
+                raise interrupted
 
     def _take_received(self, why: str) -> None:
         """`why` the connection is lost, if it is. The lock is held."""
         try:
-            data = self._received.popleft() if self._received else None
+            data: Any = self._received.popleft() if self._received else None
             if data == b"" or why:
                 self._lose(why or "the server closed the connection")
             elif data is not None and not self.lost:  # where sending failed meanwhile, no request is left
-                self._distribute(data)
+                for tag, reply in self.caller.receive(data):
+                    slot = self._slots.pop(tag)
+                    old = slot.about
+                    if old is not None and not old.done:
+                        self._slots.pop(old.tag, None)
+                        self._watched.pop(old, None)
+                        old.finish(None)
+                    self._watched.pop(slot, None)
+                    self._replies = slot.number = self._replies + 1
+                    if slot.end > self.silence.taken:
+                        self.silence.taken = slot.end
+                    slot.finish(reply)
+        except BadFrame as error:
+            self._lose("it answers in HTTP (expected a 9P server)" if data[:5] == b"HTTP/" else str(error))
         except BaseException:  # Ctrl-C: the replies of other threads are in that data
             self._lose("receiving was interrupted")
             raise
@@ -309,25 +329,6 @@ class Client:
             with contextlib.suppress(MqfsError):  # it is lost, or has too many requests under way to ask
                 self._send([stat_of_root(self.caller)])
                 self.silence.asked = True
-
-    def _distribute(self, data: bytes) -> None:
-        try:
-            replies = self.caller.receive(data)
-        except BadFrame as error:
-            self._lose("it answers in HTTP (expected a 9P server)" if data[:5] == b"HTTP/" else str(error))
-            return
-        for tag, reply in replies:
-            slot = self._slots.pop(tag)
-            old = slot.about
-            if old is not None and not old.done:
-                self._slots.pop(old.tag, None)
-                self._watched.pop(old, None)
-                old.finish(None)
-            self._watched.pop(slot, None)
-            self._replies = slot.number = self._replies + 1
-            if slot.end > self.silence.taken:
-                self.silence.taken = slot.end
-            slot.finish(reply)
 
     # ------------------------------------------------------------ requests that no thread waits for
 
@@ -410,7 +411,7 @@ class Client:
             raise self._disconnected()
         while self._dropped:
             with contextlib.suppress(MqfsError, IndexError):  # another thread may have taken the last
-                self._drive(self.caller.clunk(self._dropped.pop()))
+                self._drive(clunk_once(self.caller, self._dropped.pop()))
 
     def _drive(self, procedure: Procedure[T], deadline: float | None = None, slot: Slot | None = None) -> T:
         """`slot`: its first request, where that was sent."""
@@ -494,9 +495,9 @@ class Client:
             else:
                 advance(number, procedure, procedure.send, reply)
 
-    def drop(self, fid: int) -> None:
-        """Clunk the fid of a collected file with the next call: this may be in the middle of one."""
-        self._dropped.append(fid)
+    def drop(self, channel: Channel) -> None:
+        """Clunk a collected file with the next call: this may be in the middle of one."""
+        self._dropped.append(channel)
 
     # ------------------------------------------------------------ files
 
@@ -552,18 +553,26 @@ class File(io.RawIOBase):
         if channel.kept is not None:
             return channel.take_kept(count)
         deadline = None if timeout is None else time.monotonic() + timeout
-        slot, self._begun = self._begun or self._send(channel.read_request(count)), None
+        slot: Slot | None = None
+        offset = channel.offset
         try:
+            slot, self._begun = self._begun or self._send(channel.read_request(count)), None
             reply: Any = expect(slot.request, self._reply(slot, deadline))
             while channel.took(len(reply.data), slot.request.count):
-                reply = expect(slot.request, self._reply(self._send(slot.request), deadline))
+                request, slot = slot.request, None
+                slot = self._send(request)
+                reply = expect(request, self._reply(slot, deadline))
+            data: bytes = reply.data
+            if len(data) > count:  # `when_ready` asked for more
+                channel.kept, data = data[count:], data[:count]
+            return data
+        except (MqfsError, TimeoutError):
+            raise
+        except BaseException:  # Ctrl-C
+            channel.keep(self.client._cancel(slot), offset)
+            raise
         finally:
             self._slot = None
-        data: bytes = reply.data
-        if len(data) > count:  # `when_ready` asked for more
-            channel.kept = data
-            return channel.take_kept(count)
-        return data
 
     def _send(self, request: Fcall) -> Slot:
         [slot] = self.client.send([request])
@@ -604,16 +613,10 @@ class File(io.RawIOBase):
     def _reply(self, slot: Slot, deadline: float | None) -> Fcall:
         try:
             reply = self.client.wait(slot, deadline)
-        except Disconnected:
-            raise
         except TimeoutError:
             if (late := self.client.give_up(slot)) is None:
                 raise
             return late
-        except BaseException:  # Ctrl-C
-            if (late := self.client._cancel(slot)) is not None:
-                self.channel.keep(late)
-            raise
         if reply is None:
             self._interrupted = False
             raise Interrupted
@@ -660,14 +663,11 @@ class File(io.RawIOBase):
         trip. After TimeoutError nothing is written."""
         self._require_open()
         client, asked = self.client, self.channel.read_request(ANSWER_BYTES)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self.channel.kept = None  # the answer to one that Ctrl-C ended
         written, read = client.send([self.channel.request(data), asked])
         try:
-            try:
-                client.answer(written, None if timeout is None else time.monotonic() + timeout)
-            except TimeoutError:
-                if (late := client.give_up(written)) is None:
-                    raise
-                expect(written.request, late)
+            expect(written.request, self._reply(written, deadline))
             reply: Any = client.answer(read)
         except (MqfsError, TimeoutError):
             client.give_up(read)
@@ -680,19 +680,18 @@ class File(io.RawIOBase):
         return reply.data or self.receive(ANSWER_BYTES)  # the write waited, the read did not
 
     def close(self) -> None:
-        if not self.closed:
-            with self._beginning:
-                self._is_closing = True
-            try:
-                with contextlib.suppress(Disconnected):
-                    self.client.do(self.client.caller.clunk(self.channel.fid))
-            finally:
-                super().close()
+        with self._beginning:
+            self._is_closing = True
+        try:
+            with contextlib.suppress(Disconnected):
+                self.client.do(clunk_once(self.client.caller, self.channel))
+        finally:
+            self.__del__()
 
     def __del__(self) -> None:
-        if not self.closed:
-            self.client.drop(self.channel.fid)
-            super().close()
+        if not self.channel.is_clunked:
+            self.client.drop(self.channel)
+        super().close()
 
 
 def progress(client: Client) -> tuple[int, int, int]:

@@ -370,6 +370,14 @@ def stat_of_root(caller: ClientMachine) -> Fcall:
     return linux.Tgetattr(0, root, linux.GETATTR_BASIC) if caller.dialect.linux else m.Tstat(0, root)
 
 
+def clunk_once(caller: ClientMachine, channel: Channel) -> Procedure[None]:
+    """Clunk an open file, unless that was done. `is_clunked` is set before the request is sent: after Ctrl-C behind
+    that, either the answer is there or the connection is lost."""
+    if not channel.is_clunked:
+        channel.is_clunked = True
+        yield from caller.clunk(channel.fid)
+
+
 def check(reply: Fcall) -> Fcall:
     """The reply. Raises the error it carries."""
     if isinstance(reply, (m.Rerror, linux.Rlerror)):
