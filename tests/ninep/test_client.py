@@ -464,6 +464,27 @@ def test_tags_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         caller.call(Tclunk(0, 1))
 
 
+def test_where_all_tags_are_in_use_each_request_can_be_cancelled(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "TAGS", 4)
+    with server.connect() as one, server.connect() as two:
+        writer = two.create("s", "w")
+        files = [one.open("s") for _ in range(limits.TAGS)]
+        for file in files:
+            file.begin_read()
+        for file in files:
+            with pytest.raises(TimeoutError):
+                file.receive(timeout=0.0)
+            file.begin_read()
+        for message in (b"1", b"2"):
+            writer.write(message)
+        for file in files:
+            assert [file.receive(timeout=HANG_S) for _ in range(2)] == [b"1", b"2"]
+        for file in (writer, *files):
+            file.close()
+
+
 def test_of_requests_without_tags_for_all_none_is_sent(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "TAGS", 3)
     with server.connect() as one:

@@ -27,7 +27,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from mqfs import limits
-from mqfs.errors import BadFrame, Disconnected, Interrupted, MqfsError
+from mqfs.errors import BadFrame, Disconnected, Interrupted, MqfsError, OverLimit
 from mqfs.model import Stat
 from mqfs.net.address import Address, TlsAddress, UnixAddress, explain_failure, parse_addresses
 from mqfs.ninep.client.channel import Channel, Procedure, flags_of
@@ -206,8 +206,8 @@ class Client:
                         raise self._disconnected()
                     slots = list(map(Slot, self.caller.call_all(requests), requests))
                     if aborted is not None and not (aborted.done or aborted.flushing):
-                        aborted.flushing = True
                         slots.append(Slot(self.caller.flush(aborted.tag), None, aborted))
+                        aborted.flushing = True
                     for slot in slots:
                         self._slots[slot.tag] = slot
                     data = self.caller.take()
@@ -387,7 +387,8 @@ class Client:
                     if now >= min(until, moved_at + FLUSH_S):
                         self._lose(f"no answer to a cancelled request in {min(most_s, FLUSH_S):g} s")
                         raise self._disconnected() from None
-                self._send([stat_of_root(self.caller)])
+                with contextlib.suppress(OverLimit):
+                    self._send([stat_of_root(self.caller)])
 
     def _cancel(self, slot: Slot | None) -> Fcall | None:
         """After Ctrl-C: as `give_up`, in INTERRUPT_S at most. None: the connection is lost, as fids are not known."""

@@ -61,7 +61,11 @@ class ClientMachine:
     # ------------------------------------------------------------ requests
 
     def call(self, request: Fcall) -> int:
-        """Queue a request; the tag that replaces its own."""
+        """Queue a request; the tag that replaces its own. Raises OverLimit."""
+        [tag] = self.call_all([request])
+        return tag
+
+    def _queue(self, request: Fcall) -> int:
         tag = NOTAG if type(request) is m.Tversion else self._tag()
         self._unanswered.add(tag)
         if type(request) is m.Tread:
@@ -78,10 +82,11 @@ class ClientMachine:
         """Queue all requests, or none; their tags. Raises OverLimit."""
         if len(requests) > len(self._free_tags) + limits.TAGS - self._next_tag:
             raise OverLimit(f"{limits.TAGS} unanswered requests (expected fewer)")
-        return list(map(self.call, requests))
+        return list(map(self._queue, requests))
 
     def flush(self, tag: int) -> int:
-        """Queue a Tflush of a request: its tag. The request may still be answered, but not after the Rflush."""
+        """Queue a Tflush of a request: its tag. The request may still be answered, but not after the Rflush. Where all
+        requests are under way, each of them can be flushed, once, all the same."""
         flush = self._tag()
         self._unanswered.add(flush)
         self._about[flush] = tag
@@ -97,8 +102,6 @@ class ClientMachine:
     def _tag(self) -> int:
         if self._free_tags:
             return self._free_tags.pop()
-        if self._next_tag >= limits.TAGS:
-            raise OverLimit(f"{limits.TAGS} unanswered requests (expected fewer)")
         self._next_tag += 1
         return self._next_tag - 1
 
