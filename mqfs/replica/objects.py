@@ -144,7 +144,7 @@ class FileObjects:
                     os.mkdir(folder, 0o700)
         except OSError as error:
             raise BadReplica(f"{path}: {error.strerror} (expected a directory that can be made)") from None
-        self._folders: set[str] = set()
+        self._folders = {path}  # which is not made again: where it went, others have what is in it
         self._failed = ""  # why a name may not be on disk; it is seen nevertheless, and a later sync says nothing of it
 
     def create(self, name: str, data: bytes) -> None:

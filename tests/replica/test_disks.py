@@ -212,6 +212,20 @@ def test_a_folder_of_a_log_that_cannot_be_read_is_not_an_empty_one(
         assert log.objects.list("checkpoint/") == ["checkpoint/one"]
 
 
+def test_a_directory_that_is_away_is_not_made_again(tmp_path: Path) -> None:
+    """A file system that was unmounted, say: what is made in its place would be in the way when it comes back."""
+    with closing(open_log(f"file://{tmp_path}/replica")) as log:
+        (tmp_path / "replica").rename(tmp_path / "away")
+        with pytest.raises(NoAnswer):
+            log.objects.put("standby/one", b"")
+        with pytest.raises(NoAnswer):
+            log.append(b"", 0, 0, takeover=False)
+        assert not (tmp_path / "replica").exists()
+        (tmp_path / "away").rename(tmp_path / "replica")
+        log.objects.put("standby/one", b"1")
+        assert log.objects.get("standby/one") == b"1"
+
+
 def test_an_engine_that_fails_now_and_then_does_not_delay_a_takeover(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
