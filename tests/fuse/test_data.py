@@ -88,8 +88,6 @@ def test_a_message_is_whole_whatever_its_size(mq: Path, size: int) -> None:
     assert drain(mq / "s") == [body, b"in pieces"]
 
 
-@pytest.mark.parametrize("size", [limits.MESSAGE_BYTES + 1, 1 << 20, (1 << 20) + 1, 3 << 20])
-@pytest.mark.parametrize("shift", [0, 1, 4095])
 def pieces(count: int, total: int) -> list[memoryview]:
     """Bytes in pieces that touch as many pages as they can: each begins with the last byte of a page."""
     page, most = mmap.PAGESIZE, 2 + (total - 2 * count) // count // mmap.PAGESIZE * mmap.PAGESIZE
@@ -121,6 +119,8 @@ def test_pieces_of_a_read_that_a_message_fills_get_the_next_one_too(mq: Path) ->
         os.close(fd)
 
 
+@pytest.mark.parametrize("size", [limits.MESSAGE_BYTES + 1, 1 << 20, (1 << 20) + 1, 3 << 20])
+@pytest.mark.parametrize("shift", [0, 1, 4095])
 def test_above_the_limit_nothing_is_stored(mq: Path, size: int, shift: int) -> None:
     fd = os.open(mq / "s", os.O_WRONLY | os.O_CREAT)
     with pytest.raises(OSError) as caught:

@@ -141,7 +141,7 @@ def test_without_tags_all_fails_and_nothing_stays(server: Server) -> None:
         reader.ahead.window = 3
         with pytest.raises(OverLimit):
             reader.read(64)
-        assert (reader.ahead.asked, len(reader.ahead.waiting)) == (0, 0)
+        assert (len(reader.ahead.asked), len(reader.ahead.waiting)) == (0, 0)
         reader.ahead.window = 1
         waiting = reader.read(64)
         await await_step(writer.write(b"1"))

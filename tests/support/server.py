@@ -225,7 +225,7 @@ def can_mount() -> bool:
 
 def mounted(path: Path) -> bool:
     """Is something mounted there, be it dead or alive?"""
-    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         return any(line.split()[4].replace("\\040", " ") == str(path.absolute()) for line in file)
 
 
