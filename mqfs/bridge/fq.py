@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from hashlib import blake2b
 from itertools import islice
@@ -41,7 +41,7 @@ RECEIVE_BYTES = 1 << 18
 CONNECT_S, ANSWER_S = 10.0, 30.0
 AGAIN_S = 0.1  # between two looks for room
 STEADY_S = 30.0  # a connection that lasts as long, or that brings a message, is of use
-STATS_S, STATS_BYTES = 5.0, 64 << 20  # of the broker's counters; a key waits for its connection for 10 seconds
+STATS_S, STATS_BYTES = 4.0, 16 << 20  # of a whole look at the counters; a key waits for its connection for 10 seconds
 AT_ONCE = 256  # messages on their way to the group
 REFUSED = BadCommand, BadName, Denied, TooLong  # of one message: no stream can take it
 
@@ -193,23 +193,28 @@ class Bridge:
             return [], 0
 
     def _counters(self) -> Any:
-        """`/stats.json` of the broker. Raises OSError, HTTPException, ValueError."""
-        options = self._options
-        with closing(http.client.HTTPConnection(options.host, options.port)) as connection:
-            connection.sock = self._connect()
-            connection.sock.settimeout(STATS_S)
+        """`/stats.json` of the broker. Raises OSError, also after STATS_S; HTTPException, ValueError."""
+        options, deadline = self._options, time.monotonic() + STATS_S
+        with closing(http.client.HTTPConnection(options.host, options.port)) as connection, ExitStack() as stack:
+            sock = connection.sock = self._connect(STATS_S, STATS_S)
+            timer = threading.Timer(deadline - time.monotonic(), _shut_down, (sock,))  # a timeout is of each piece only
+            stack.callback(timer.cancel)
+            timer.start()
             token = {"Authorization": f"Bearer {options.password}"} if options.password else {}
             connection.request("GET", "/stats.json", headers=token)
             answer = connection.getresponse()
             if answer.status != http.client.OK:
                 raise ValueError(f"status: {answer.status} (expected 200)")
-            return json.loads(answer.read(STATS_BYTES))
+            text = answer.read(STATS_BYTES)
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"not whole after {STATS_S:g} s")
+        return json.loads(text)
 
-    def _connect(self) -> socket.socket:
+    def _connect(self, connect_s: float = CONNECT_S, answer_s: float = ANSWER_S) -> socket.socket:
         options = self._options
-        sock = socket.create_connection((options.host, options.port), CONNECT_S)
+        sock = socket.create_connection((options.host, options.port), connect_s)
         detect_dead_host(sock)
-        sock.settimeout(ANSWER_S)
+        sock.settimeout(answer_s)
         return client_context("fq").wrap_socket(sock, server_hostname=options.host) if options.tls else sock
 
     def _carry(self, data: socket.socket, confirmed: bool) -> Iterator[int]:
@@ -313,6 +318,11 @@ def _is_there(data: socket.socket) -> bool:
     if poll.poll(0):
         raise EOFError
     return True
+
+
+def _shut_down(sock: socket.socket) -> None:
+    with suppress(OSError):  # it has ended
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _confirmation(count: int) -> bytes:

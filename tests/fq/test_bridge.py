@@ -11,13 +11,15 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from mqfs import limits
 from mqfs.client import Group, Outgoing, StreamStats
 from mqfs.errors import Disconnected
 from mqfs.fq import codec
@@ -183,14 +185,35 @@ def message(number: int, route: bytes = b"a", payload: bytes = b"") -> Message:
     return Message(b"ex", route, bytes([number] * 16), payload or b"%d" % number, b"me")
 
 
-def serve_peer(listener: socket.socket, sent: list[Message], confirmed: int) -> None:
-    """Be a broker for one connection of a bridge: send it messages, until it confirms that number of them."""
+def refuse_counters(counters: socket.socket) -> None:
+    counters.sendall(b"HTTP/1.0 404 Not Found\r\n\r\n")
+
+
+def drip_counters(counters: socket.socket) -> None:
+    """An answer of ever more bytes while the bridge reads it, at most for as long as a key waits for its connection."""
+    counters.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+    ended = select.poll()
+    ended.register(counters, select.POLLRDHUP)
+    deadline = time.monotonic() + limits.FQ_AUTH_S
+    while not ended.poll(100):
+        assert time.monotonic() < deadline
+        counters.sendall(b" ")
+
+
+def serve_peer(
+    listener: socket.socket,
+    sent: list[Message],
+    confirmed: int,
+    answer_counters: Callable[[socket.socket], None] = refuse_counters,
+) -> None:
+    """Be a broker for one connection of a bridge: send it messages, until it confirms that number of them.
+    `answer_counters`: is called with the connection that asks for the counters."""
     with listener.accept()[0] as commands:
         commands.sendall(codec.authenticated(b"key"))
         commands.sendall(codec.bound(1))
         with listener.accept()[0] as counters:
             counters.recv(1 << 16)
-            counters.sendall(b"HTTP/1.0 404 Not Found\r\n\r\n")
+            answer_counters(counters)
         with listener.accept()[0] as data:
             data.settimeout(HANG_S)
             data.recv(len(codec.data(b"key", bytes(4))), socket.MSG_WAITALL)
@@ -243,6 +266,14 @@ def test_another_program_takes_the_place_of_the_one_before() -> None:
         client.publish("ex", "public.3", b"public")
         eventually(lambda: b"public" in two.bodies())
         assert two.bodies() == Counter([b"before", b"waits", b"selected", b"public"])
+        assert bridge.stop() == 0
+
+
+def test_a_message_comes_though_the_counters_never_end() -> None:
+    with bridged_from_peer() as (here, listener, bridge):
+        serve_peer(listener, [message(1)], 1, drip_counters)
+        assert here.bodies() == Counter([b"1"])
+        assert "earlier programs stay bound: TimeoutError" in bridge.log.read_text()
         assert bridge.stop() == 0
 
 
